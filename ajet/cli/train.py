@@ -37,7 +37,7 @@ def train(
         ),
     ] = False,
     with_logview: Annotated[
-        bool, typer.Option("--with-logview", help="Serve the page over the run's episodes.")
+        bool, typer.Option("--with-logview", help="Serve the page over the run while it goes on.")
     ] = False,
     with_ray: Annotated[
         bool, typer.Option("--with-ray", help="Start Ray here (backbones verl and trinity).")
@@ -151,6 +151,6 @@ def _logview(wanted: bool, run_folder: Path) -> AbstractContextManager[object]:
         return nullcontext()
     from ajet.logview.server import LogviewServer
 
-    server = LogviewServer(run_folder)
+    server = LogviewServer([run_folder])
     typer.echo(f"episodes: {server.url}")
     return server

@@ -1,4 +1,4 @@
-"""Implements `ajet view RUN`: serves the page over one run folder, also while the run goes on."""
+"""Implements `ajet view [RUN …]`: serves the page over run folders, also while the runs go on."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +7,14 @@ import typer
 
 
 def view(
-    run: Annotated[Path, typer.Argument(help="The run folder, launcher_record/<experiment>.")],
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[RUN]...",
+            help="Run folders, or a folder of run folders. [default: launcher_record]",
+            show_default=False,
+        ),
+    ] = None,
     port: Annotated[
         int | None,
         typer.Option(
@@ -18,30 +25,35 @@ def view(
         bool, typer.Option("--browser/--no-browser", help="Open the page in the browser.")
     ] = True,
 ) -> None:
-    """Show a run's episodes, token by token, in the browser."""
+    """Show in the browser what changed in a run and why, down to each episode's tokens."""
     import signal
     import threading
     import webbrowser
 
-    from ajet.core.errors import CheckpointError
-    from ajet.core.record.episode_reader import EpisodeReader
-    from ajet.core.record.run_folder import RunFolder
     from ajet.logview.server import LogviewServer
 
-    stages = sorted(str(file.parent) for file in run.glob("*/episodes.sqlite"))
-    if stages and not (run / "episodes.sqlite").exists():
-        shown = ", ".join(stages)
-        raise CheckpointError(f"{run} holds the stages of a run: view one of them: {shown}")
-    EpisodeReader(
-        RunFolder(run).episodes_db
-    ).close()  # raises here, before the server starts, when this is no run folder
+    folders = [folder for run in runs or [Path("launcher_record")] for folder in _runs_of(run)]
     # A signal only sets the event: an exception at any moment may be lost in a destructor.
     is_over = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: is_over.set())
-    with LogviewServer(run, port) as server:
+    with LogviewServer(folders, port) as server:
         typer.echo(f"{server.url}  (Ctrl-C ends)")
         if browser:
             webbrowser.open(server.url)
         is_over.wait()
     typer.echo("")
+
+
+def _runs_of(path: Path) -> list[Path]:
+    """Returns the run folder itself, or the run folders in it: stages, or experiments. Raises
+    `CheckpointError`, before the server starts, where there is none."""
+    from ajet.core.record.episode_reader import EpisodeReader
+    from ajet.core.record.run_folder import RunFolder
+
+    inner = sorted(file.parent for file in path.glob("*/episodes.sqlite"))
+    inner += sorted(file.parent for file in path.glob("*/*/episodes.sqlite"))
+    runs = [path] if not inner or (path / "episodes.sqlite").exists() else inner
+    for run in runs:
+        EpisodeReader(RunFolder(run).episodes_db).close()
+    return runs

@@ -1,18 +1,20 @@
-"""Serves the page of one run folder to this machine.
+"""Serves the page over one or more run folders to this machine.
 
-    with LogviewServer(run, port=8181) as server:     # port 0: any free one
+    with LogviewServer([run], port=8181) as server:   # port 0: any free one
         print(server.url)                             # http://127.0.0.1:8181
 
-    GET /                        the page        GET /api/run             name, filters' choices
-    GET /static/{file}           its parts       GET /api/episodes?…      a page of the list
-                                                 GET /api/episode/{id}    one episode
+    GET /, /static/{file}        the page and its parts
+    GET /api/runs                all runs in a table, and where their configs differ
+    GET /api/events              server-sent events: which run has written a step
+    GET /api/run, origin, metrics, changes, steps, step, task, group, episodes, episode/{id}
+                                 of the run that ?run=NAME says, or of the first (run_page.py)
 
 It listens on the loopback interface alone, reads only, and answers only requests whose Host header
-names this machine: a web site that points its own name at 127.0.0.1 gets nothing. All data of an
-episode reaches the page as JSON and is inserted as text, and the page may load nothing from other
-servers (Content-Security-Policy).
+names this machine, and whose Origin does where they have one: a web site that points its own name
+at 127.0.0.1 gets nothing. All data of an episode reaches the page as JSON and is inserted as text,
+and the page may load nothing from other servers (Content-Security-Policy).
 
-Not covered: other machines (use ssh -L), other users of this machine, live pushes (the page polls).
+Not covered: other machines (use ssh -L), other users of this machine.
 """
 
 from __future__ import annotations
@@ -22,28 +24,25 @@ import sqlite3
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ajet.core.errors import AjetError, ConfigError
 from ajet.core.record.run_folder import RunFolder
-from ajet.logview.page_data import episode_data, list_data, run_data, to_json
-from ajet.logview.token_text import TokenText, tokenizer_of
+from ajet.logview.run_page import RunPage, compared_configs, to_json
 
 DEFAULT_PORT = 8181
-HEADER_S, MAX_CONNECTIONS = 10.0, 64
+HEADER_S, MAX_CONNECTIONS, MAX_STREAMS = 10.0, 64, 16
+LOOK_S = 1.0
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
-STATIC = {
-    "/": ("index.html", "text/html; charset=utf-8"),
-    "/static/style.css": ("style.css", "text/css; charset=utf-8"),
-    "/static/app.js": ("app.js", "text/javascript; charset=utf-8"),
-    "/static/tokens.js": ("tokens.js", "text/javascript; charset=utf-8"),
-}
+KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
@@ -56,13 +55,14 @@ HEADERS = {
 
 
 class LogviewServer:
-    """Serves the page of one run. `start` returns at once."""
+    """Serves the page of some runs. `start` returns at once."""
 
-    def __init__(self, run: Path, port: int | None = None, header_s: float = HEADER_S) -> None:
-        self.folder = RunFolder(run)
+    def __init__(
+        self, runs: Sequence[Path], port: int | None = None, header_s: float = HEADER_S
+    ) -> None:
         self._http = _bind(port)
         self._http.header_s = header_s
-        self._http.page = Page(self.folder)
+        self._http.pages = Pages(runs)
         self._thread: threading.Thread | None = None
 
     @property
@@ -75,12 +75,14 @@ class LogviewServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stops answering, and frees the port."""
+        """Stops answering, ends the streams of events and frees the port."""
+        self._http.is_over.set()
         if self._thread is not None:
             self._http.shutdown()
             self._thread.join()
             self._thread = None
         self._http.server_close()
+        self._http.pages.close()
 
     def __enter__(self) -> LogviewServer:
         self.start()
@@ -90,31 +92,67 @@ class LogviewServer:
         self.stop()
 
 
-class Page:
-    """Makes the answers, without HTTP. The tokenizer is loaded when the first episode is
-    requested."""
+class Pages:
+    """Makes the answers about some runs, without HTTP. A run's name is that of its folder, with as
+    much of the path before it as tells it from the others."""
 
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
-        self._lock = threading.Lock()
-        self._text: TokenText | None = None
+    def __init__(self, runs: Sequence[Path]) -> None:
+        folders = list(dict.fromkeys(Path(run).absolute() for run in runs))
+        self.by_name = {
+            name: RunPage(RunFolder(path))
+            for name, path in zip(_names(folders), folders, strict=True)
+        }
+
+    def close(self) -> None:
+        for page in self.by_name.values():
+            page.close()
 
     def answer(self, path: str, query: dict[str, str]) -> dict[str, Any]:
-        """Returns the data behind an /api path; raises `KeyError` if there is no such path."""
-        if path == "/api/run":
-            return run_data(self._folder)
-        if path == "/api/episodes":
-            return list_data(self._folder, query)
-        if path.startswith("/api/episode/"):
-            name = unquote(path.removeprefix("/api/episode/"))
-            return episode_data(self._folder, name, self._token_text())
-        raise KeyError(path)
+        """Returns the data behind an /api path; raises `KeyError` if there is no such path or
+        run."""
+        name = path.removeprefix("/api/")
+        if name == "runs":
+            return {
+                "runs": [{**p.comparison(), "name": name} for name, p in self.by_name.items()],
+                "differences": compared_configs(self.by_name) if len(self.by_name) > 1 else [],
+            }
+        page = self.by_name[query.get("run") or next(iter(self.by_name))]
+        if name.startswith("episode/"):
+            return page.episode(unquote(name.removeprefix("episode/")))
+        of_run = {
+            "run": page.run,
+            "origin": page.origin,
+            "changes": page.changes,
+            "steps": page.steps,
+        }
+        of_query = {
+            "metrics": page.metrics,
+            "episodes": page.episodes,
+            "step": page.step,
+            "task": page.task,
+            "group": page.group,
+        }
+        return of_run[name]() if name in of_run else of_query[name](query)
 
-    def _token_text(self) -> TokenText:
-        with self._lock:
-            if self._text is None:
-                self._text = TokenText(tokenizer_of(self._folder))
-            return self._text
+    def states(self) -> dict[str, object]:
+        """Returns something of each run that differs when the run has written more."""
+        return {name: page.state() for name, page in self.by_name.items()}
+
+    def news(self, name: str) -> dict[str, Any]:
+        """Returns what an event says of a run."""
+        return {"run": name, "step": max(self.by_name[name].metrics_of_run.rows(), default=0)}
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """Returns for each path its shortest end that no other path has."""
+    return [
+        next(
+            "/".join(folder.parts[-length:])
+            for length in range(1, len(folder.parts) + 1)
+            if sum(other.parts[-length:] == folder.parts[-length:] for other in folders) == 1
+        )
+        for folder in folders
+    ]
 
 
 class _Server(ThreadingHTTPServer):
@@ -124,7 +162,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
     allow_reuse_address = True
-    page: Page
+    pages: Pages
     header_s = HEADER_S
 
     def __init__(self, *arguments: Any) -> None:
@@ -132,6 +170,8 @@ class _Server(ThreadingHTTPServer):
         self._waiting: dict[socket.socket, float] = {}  # since when, the longest waiting first
         self._num_open = 0
         self._lock = threading.Lock()
+        self.is_over = threading.Event()
+        self.streams = threading.BoundedSemaphore(MAX_STREAMS)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
@@ -180,18 +220,21 @@ class _Handler(BaseHTTPRequestHandler):
         assert isinstance(self.server, _Server)
         self.server.has_request(self.connection)
         url = urlsplit(self.path)
-        if not is_loopback_host(self.headers.get("Host", "")):
+        origin = self.headers.get("Origin")
+        if not is_loopback_host(self.headers.get("Host", "")) or (
+            origin is not None and not is_loopback_host(urlsplit(origin).netloc)
+        ):
             return self._fail(HTTPStatus.FORBIDDEN, "this page answers to 127.0.0.1 and localhost")
         if url.path in STATIC:  # only these files, so that no path can leave the folder
-            name, kind = STATIC[url.path]
-            content = files("ajet.logview").joinpath("static", name).read_bytes()
-            return self._send(HTTPStatus.OK, content, kind)
-        self._answer(url.path, dict(parse_qsl(url.query, errors="replace")))
+            content, kind = STATIC[url.path]
+            return self._send(HTTPStatus.OK, content.read_bytes(), f"{kind}; charset=utf-8")
+        if url.path == "/api/events":
+            return self._stream(self.server)
+        self._answer(self.server, url.path, dict(parse_qsl(url.query, errors="replace")))
 
-    def _answer(self, path: str, query: dict[str, str]) -> None:
+    def _answer(self, server: _Server, path: str, query: dict[str, str]) -> None:
         try:
-            assert isinstance(self.server, _Server)
-            data = self.server.page.answer(path, query)
+            data = server.pages.answer(path, query)
         except KeyError:
             return self._fail(HTTPStatus.NOT_FOUND, "there is nothing here")
         except ConfigError as error:
@@ -200,19 +243,63 @@ class _Handler(BaseHTTPRequestHandler):
             return self._fail(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
         self._send(HTTPStatus.OK, to_json(data), "application/json")
 
+    def _stream(self, server: _Server) -> None:
+        """Sends an event for each run that has written more, until the browser or the server
+        ends."""
+        if not server.streams.acquire(blocking=False):
+            return self._fail(HTTPStatus.SERVICE_UNAVAILABLE, "too many pages are open")
+        try:
+            self._begin(HTTPStatus.OK, "text/event-stream")
+            self._send_events(server)
+        except (ConnectionError, AjetError):  # the browser has left, or asks again and is told why
+            self.close_connection = True
+        finally:
+            server.streams.release()
+
+    def _send_events(self, server: _Server) -> None:
+        seen = server.pages.states()
+        self.wfile.write(b": looking\n\n")
+        while not server.is_over.wait(LOOK_S) and not self._has_left():
+            states = server.pages.states()
+            for name in (each for each in states if states[each] != seen[each]):
+                self.wfile.write(b"data: " + to_json(server.pages.news(name)) + b"\n\n")
+            seen = states
+
+    def _has_left(self) -> bool:
+        """Tells whether the browser has closed the connection; it sends nothing else."""
+        try:
+            return self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+
     def _fail(self, status: HTTPStatus, message: str) -> None:
         self._send(status, to_json({"error": message}), "application/json")
 
     def _send(self, status: HTTPStatus, content: bytes, kind: str) -> None:
-        self.send_response(status)
-        for name, value in {**HEADERS, "Content-Type": kind}.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
+        self._begin(status, kind, ("Content-Length", str(len(content))))
         self.wfile.write(content)
+
+    def _begin(self, status: HTTPStatus, kind: str, *more: tuple[str, str]) -> None:
+        self.send_response(status)
+        for name, value in (*HEADERS.items(), ("Content-Type", kind), *more):
+            self.send_header(name, value)
+        self.end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
         """Logs nothing, because the terminal belongs to the run."""
+
+
+def _static_files() -> dict[str, tuple[Traversable, str]]:
+    """Returns the files of the page, and the kind of each, by the path under which they are."""
+    found, folders = {}, [("/static", files("ajet.logview").joinpath("static"))]
+    for path, folder in folders:
+        for file in folder.iterdir():
+            if file.is_dir():
+                folders.append((f"{path}/{file.name}", file))
+            elif kind := KINDS.get(Path(file.name).suffix):
+                found[f"{path}/{file.name}"] = (file, kind)
+    found["/"] = found.pop("/static/index.html")
+    return found
 
 
 def is_loopback_host(host: str) -> bool:
@@ -235,3 +322,6 @@ def _bind(port: int | None) -> _Server:
         raise ConfigError(
             f"--port {port}: {error.strerror}; choose another, or 0 for any free one"
         ) from error
+
+
+STATIC = _static_files()

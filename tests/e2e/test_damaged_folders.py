@@ -12,8 +12,7 @@ from ajet.cli.launcher import app
 from ajet.core.errors import AjetError
 from ajet.core.record.episode_reader import EpisodeReader
 from ajet.core.record.run_folder import RunFolder
-from ajet.logview.page_data import episode_data, list_data, run_data, to_json
-from ajet.logview.token_text import TokenText, tokenizer_of
+from ajet.logview.run_page import RunPage, to_json
 from tests.e2e.toy_run import ToyRun
 from tests.forged_manifest import forge_manifest
 
@@ -85,14 +84,22 @@ def one_line_or_well(result):
 
 def look(folder):
     """What the page shows of the run and of its newest episode; AjetErrors are shown too."""
-    folder = RunFolder(folder)
+    page = RunPage(RunFolder(folder))
+    for of_run in (page.run, page.changes, page.steps, page.comparison, page.config, page.origin):
+        with contextlib.suppress(AjetError):
+            to_json(of_run())
     with contextlib.suppress(AjetError):
-        to_json(run_data(folder))
+        to_json(page.metrics({"names": "reward/mean"}))
     with contextlib.suppress(AjetError):
-        rows = list_data(folder, {})["episodes"]
-        text = TokenText(tokenizer_of(folder))
-        for row in rows[:3]:
-            to_json(episode_data(folder, row["episode_id"], text))
+        page.episodes({"text": "a"})
+    with contextlib.suppress(AjetError):
+        for row in page.episodes({})["episodes"][:3]:
+            to_json(page.episode(row["episode_id"]))
+            query = {"step": str(row["step"]), "mode": row["mode"], "group_id": row["group_id"]}
+            to_json(page.group(query))
+            to_json(page.step(query))
+            to_json(page.task({"task_id": row["task_id"]}))
+    page.close()
 
 
 def damaged_copies(good, folder, resumes):

@@ -13,8 +13,7 @@ from ajet.cli.launcher import app
 from ajet.core.record.episode_reader import EpisodeReader
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.trajectory.trajectory import EpisodeStatus
-from ajet.logview.page_data import episode_data, list_data, run_data, to_json
-from ajet.logview.token_text import TokenText, tokenizer_of
+from ajet.logview.run_page import RunPage, to_json
 from tests.core.rollout.test_hostile_values import CALLS, NAMES, OUTPUTS, Hostile, rolled_out
 from tests.e2e.toy_run import ToyRun
 
@@ -80,14 +79,13 @@ async def test_each_episode_ends_as_it_does_beside_a_run_and_the_metrics_count_i
 
 
 def test_the_page_shows_the_run_its_list_and_its_episodes(hostile):
-    folder = RunFolder(hostile.path)
-    to_json(run_data(folder))
-    text = TokenText(tokenizer_of(folder))
+    page_of_run = RunPage(RunFolder(hostile.path))
+    to_json(page_of_run.run())
     shown, after = 0, None
     while True:
-        page = list_data(folder, {"limit": "100"} | ({"after": str(after)} if after else {}))
+        page = page_of_run.episodes({"limit": "100"} | ({"after": str(after)} if after else {}))
         for row in page["episodes"][::7]:
-            assert b'"members"' in to_json(episode_data(folder, row["episode_id"], text))
+            assert b'"members"' in to_json(page_of_run.episode(row["episode_id"]))
         shown += len(page["episodes"])
         if not page["episodes"]:
             break

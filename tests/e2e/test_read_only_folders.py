@@ -30,19 +30,19 @@ from typer.testing import CliRunner
 from ajet.cli.launcher import app
 from ajet.core.errors import AjetError
 from ajet.core.record.run_folder import RunFolder
-from ajet.logview.page_data import episode_data, list_data, run_data, to_json
-from ajet.logview.token_text import TokenText, tokenizer_of
+from ajet.logview.run_page import RunPage, to_json
 
 found = {}
 for name, arguments in json.loads(sys.argv[2]).items():
     result = CliRunner().invoke(app, arguments)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     found[name] = [result.exit_code, result.stderr]
-folder = RunFolder(sys.argv[1])
+page = RunPage(RunFolder(sys.argv[1]))
 try:
-    to_json(run_data(folder))
-    row = list_data(folder, {})["episodes"][0]
-    to_json(episode_data(folder, row["episode_id"], TokenText(tokenizer_of(folder))))
+    to_json(page.run())
+    to_json(page.changes())
+    row = page.episodes({})["episodes"][0]
+    to_json(page.episode(row["episode_id"]))
     found["page"] = [0, ""]
 except AjetError as error:
     found["page"] = [1, f"error: {error}"]

@@ -47,14 +47,16 @@ def byte_tokenizer():
 
 
 class Client:
-    """Plain HTTP to the server, with any Host header."""
+    """Plain HTTP to the server, with any Host and Origin header."""
 
     def __init__(self, server):
         self._address = server.url.removeprefix("http://")
 
-    def get(self, path, host=None, method="GET"):
+    def get(self, path, host=None, method="GET", origin=None):
         connection = http.client.HTTPConnection(self._address, timeout=10)
-        connection.request(method, path, headers={"Host": host} if host else {})
+        given = {"Host": host, "Origin": origin}
+        headers = {name: value for name, value in given.items() if value}
+        connection.request(method, path, headers=headers)
         response = connection.getresponse()
         content = response.read().decode()
         connection.close()

@@ -1,3 +1,5 @@
+import http.client
+import json
 import re
 import shutil
 import socket
@@ -14,7 +16,7 @@ from ajet.core.errors import ConfigError
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.warning_log import RunWarning, WarningLog
-from ajet.logview.server import LogviewServer, is_loopback_host
+from ajet.logview.server import MAX_STREAMS, LogviewServer, is_loopback_host
 
 
 @pytest.fixture
@@ -24,12 +26,12 @@ def folder(tmp_path):
 
 @pytest.fixture
 def client(folder):
-    with LogviewServer(folder.path, port=0) as server:
+    with LogviewServer([folder.path], port=0) as server:
         yield Client(server)
 
 
 def test_900_half_open_connections_neither_stay_nor_keep_others_out(folder):
-    with LogviewServer(folder.path, port=0, header_s=1.0) as server, ExitStack() as clients:
+    with LogviewServer([folder.path], port=0, header_s=1.0) as server, ExitStack() as clients:
         host, port = server.url.removeprefix("http://").split(":")
         opened = [
             clients.enter_context(socket.create_connection((host, int(port)), timeout=60))
@@ -98,7 +100,7 @@ def test_an_episode_shows_each_sampled_token_with_its_numbers(client):
 def test_tokens_have_texts_when_the_run_has_a_tokenizer(folder):
     folder.tokenizer.mkdir()
     byte_tokenizer().save(str(folder.tokenizer / "tokenizer.json"))
-    with LogviewServer(folder.path, port=0) as server:
+    with LogviewServer([folder.path], port=0) as server:
         shown = Client(server).json("/api/episode/000001-train-0000-00")
     assert "".join(shown["turns"][0]["prompt"]["texts"]) == "defghijklm"  # bytes 100 to 109
 
@@ -115,6 +117,57 @@ def test_a_site_that_points_its_name_at_this_machine_gets_nothing(client):
         assert response.status == 403
         assert "000001" not in content
     assert client.get("/api/run", host="localhost:9999")[0].status == 200
+
+
+def test_another_sites_script_gets_nothing_and_this_pages_own_gets_its_data(client):
+    refused = client.get("/api/episodes", origin="https://evil.example")
+    assert (refused[0].status, "000001" in refused[1]) == (403, False)
+    assert client.get("/api/episodes", origin="null")[0].status == 403
+    assert client.get("/api/episodes", origin=f"http://{client._address}")[0].status == 200
+
+
+def test_several_runs_are_told_apart_by_as_much_of_their_paths_as_it_takes(tmp_path):
+    paths = [write_run(tmp_path / name).path for name in ("a/math", "b/math")]
+    with LogviewServer([*paths, paths[0]], port=0) as server:
+        client = Client(server)
+        assert [run["name"] for run in client.json("/api/runs")["runs"]] == ["a/math", "b/math"]
+        assert client.json("/api/run?run=b/math")["folder"] == str(paths[1])
+        assert client.json("/api/run")["folder"] == str(paths[0])
+        assert client.get("/api/run?run=c")[0].status == 404
+
+
+def test_an_open_page_is_told_of_each_step_and_ends_with_the_server(folder):
+    with LogviewServer([folder.path], port=0) as server:
+        stream = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=60)
+        stream.request("GET", "/api/events")
+        answer = stream.getresponse()
+        assert answer.headers["Content-Type"] == "text/event-stream"
+        assert answer.readline() == b": looking\n"
+        folder.metrics_jsonl.write_text('{"step": 7, "reward/mean": 0.5}\n')
+        lines = iter(answer.readline, b"")
+        told = next(line for line in lines if line.startswith(b"data:"))
+        assert json.loads(told.removeprefix(b"data:")) == {"run": "math", "step": 7}
+    assert list(lines)[-1:] in ([], [b"\n"])
+
+
+def test_more_pages_than_the_server_has_streams_for_still_get_their_data(client):
+    with ExitStack() as opened:
+        for _ in range(MAX_STREAMS):
+            stream = opened_stream(client)
+            opened.callback(stream.close)
+            assert stream.getresponse().readline() == b": looking\n"
+        assert client.get("/api/events")[0].status == 503
+        assert client.json("/api/episodes")["count"] == 4
+    # those who have left make room
+    while (stream := opened_stream(client)).getresponse().status == 503:
+        stream.close()
+    stream.close()
+
+
+def opened_stream(client):
+    stream = http.client.HTTPConnection(client._address, timeout=60)
+    stream.request("GET", "/api/events")
+    return stream
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost:1", "LOCALHOST", "[::1]:80", "[::1]"])
@@ -141,15 +194,38 @@ def test_stored_markup_reaches_the_page_as_json_only(client):
     assert "unsafe" not in policy
 
 
+STATIC = files("ajet.logview").joinpath("static")
+
+
 def test_the_page_puts_text_in_as_text_and_loads_nothing_from_elsewhere():
-    static = files("ajet.logview").joinpath("static")
-    for file in static.iterdir():
+    own = [path for path in Path(str(STATIC)).rglob("*.*") if "vendor" not in path.parts]
+    assert {"index.html", "app.js", "episode.js"} <= {path.name for path in own}
+    for file in own:
         source = file.read_text(encoding="utf-8")
         assert not re.search(
             r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", source
         )
         assert not re.search(r"https?://|@import", source)
         assert not re.search(r"\son\w+=", source)  # inline handlers, which the policy forbids
+
+
+def test_every_part_of_the_page_is_served_and_has_its_kind(client):
+    kinds = {".js": "text/javascript", ".css": "text/css"}
+    served = [path for path in Path(str(STATIC)).rglob("*") if path.suffix in kinds]
+    for path in served:
+        response, content = client.get(f"/static/{path.relative_to(str(STATIC)).as_posix()}")
+        assert response.headers["Content-Type"] == f"{kinds[path.suffix]}; charset=utf-8"
+        assert content == path.read_text(encoding="utf-8")
+    assert client.get("/static/vendor/uplot/LICENSE")[0].status == 404  # no part of the page
+
+
+def test_the_types_of_the_page_fit():
+    tsc = shutil.which("tsc")
+    if tsc is None:
+        pytest.skip("no tsc (npm: typescript) to check the page's types with")
+    folder = str(Path(__file__).parent)
+    done = subprocess.run([tsc, "-p", folder], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 def warn(folder, *said):
@@ -174,41 +250,6 @@ def test_the_run_has_its_warnings_and_a_row_that_cannot_be_read_is_left_out(
     assert warnings == []  # the page asks every few seconds, and the terminal belongs to the run
 
 
-def page_of(folder, tmp_path, *ids):
-    """The elements of these ids as the page's script makes them, by node and a fake document."""
-    node = shutil.which("node")
-    if node is None:
-        pytest.skip("no node to run the page's script with")
-    for name in ("app.js", "tokens.js"):
-        source = files("ajet.logview").joinpath("static", name).read_text(encoding="utf-8")
-        (tmp_path / name).write_text(source.replace('from "/static/', 'from "./'))
-    (tmp_path / "package.json").write_text('{"type": "module"}')
-    fake = Path(__file__).with_name("fake_page.mjs")
-    with LogviewServer(folder.path, port=0) as server:
-        done = subprocess.run(
-            [node, fake, tmp_path / "app.js", server.url, *ids],
-            capture_output=True, text=True, check=False, timeout=60,
-        )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
-
-
-def test_the_page_lists_warnings_as_text_whatever_stands_in_them(folder, tmp_path):
-    warn(folder, (3, "no_signal", "nothing is learnt"), (9, "<b onclick=alert(3)>", HOSTILE))
-    assert page_of(folder, tmp_path, "warnings", "run-name") == [
-        "<warnings>"
-        "<li><span>step 3</span><b>no_signal</b><span>nothing is learnt</span></li>"
-        "<li><span>step 9</span><b>&lt;b onclick=alert(3)&gt;</b>"
-        "<span>&lt;/script&gt;&lt;script&gt;alert(1)&lt;/script&gt;"
-        "&lt;img src=x onerror=alert(2)&gt;</span></li></warnings>",
-        "<run-name>math</run-name>",
-    ]
-
-
-def test_the_page_of_a_run_without_warnings_has_no_list_of_them(folder, tmp_path):
-    assert page_of(folder, tmp_path, "warnings") == ["<warnings hidden></warnings>"]
-
-
 def test_only_reading_is_answered(client, folder):
     before = folder.episodes_db.read_bytes()
     for method in ("POST", "PUT", "DELETE"):
@@ -218,7 +259,7 @@ def test_only_reading_is_answered(client, folder):
 
 def test_the_page_follows_a_run_that_goes_on(tmp_path):
     path = tmp_path / "run"
-    with LogviewServer(path, port=0) as server, RunFolder.open(path) as folder:
+    with LogviewServer([path], port=0) as server, RunFolder.open(path) as folder:
         client = Client(server)
         assert client.json("/api/episodes") == {"episodes": [], "next": None, "count": 0}
         with EpisodeStore(folder.episodes_db) as store:
@@ -229,10 +270,10 @@ def test_the_page_follows_a_run_that_goes_on(tmp_path):
 
 
 def test_a_port_in_use_is_one_line_and_without_a_port_another_is_taken(folder):
-    with LogviewServer(folder.path, port=0) as server:
+    with LogviewServer([folder.path], port=0) as server:
         port = int(server.url.rpartition(":")[2])
         with pytest.raises(ConfigError, match=f"--port {port}: Address already in use; choose"):
-            LogviewServer(folder.path, port=port)
+            LogviewServer([folder.path], port=port)
 
 
 def test_the_server_listens_on_the_loopback_interface_alone(client):

@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 import urllib.request
@@ -26,3 +27,15 @@ def test_a_folder_that_is_no_run_is_one_line(tmp_path):
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "episodes.sqlite: no such file; is this the folder of a run?" in done.stderr
+
+
+def test_a_folder_of_run_folders_is_all_of_them(tmp_path):
+    for name in ("reinforcement", "supervised"):
+        write_run(tmp_path / name)
+    command = [*LAUNCHER, str(tmp_path), "--port", "0", "--no-browser"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    with process, ended(process):
+        url = process.stdout.readline().split()[0]
+        with urllib.request.urlopen(f"{url}/api/runs", timeout=10) as runs:
+            names = [run["name"] for run in json.loads(runs.read())["runs"]]
+    assert names == ["reinforcement", "supervised"]

@@ -220,13 +220,6 @@ class EpisodeReader:
             after = page[-1].id
             limit = None if limit is None else limit - len(page)
 
-    def values(self, column: str) -> list[str]:
-        """Returns the values that occur in `status` or `mode`, for a menu."""
-        assert column in ("status", "mode"), column
-        with self._reading():
-            rows = self._connection.execute(f"SELECT DISTINCT {column} FROM episodes ORDER BY 1")
-            return [_of_type(row[0], str) for row in rows]
-
     def episode(self, episode_id: str) -> EpisodeRecord:
         """Returns one complete episode. Raises `KeyError` when it does not exist."""
         with self._reading():

@@ -1,186 +1,160 @@
-// The list of episodes and the frame of one episode. What was recorded is put in as text only
-// (textContent), never as HTML: a model may write <script> as well as anything else.
-import { showTurns, colourBy } from "/static/tokens.js";
+// Shows the page that the address names, and handles keys. An address is #/RUN/PAGE/…?QUERY, and
+// says all that is chosen: it can be kept, sent and gone back to.
+import { byId, el, link } from "./dom.js";
+import { get, listen } from "./data.js";
+import * as runs from "./pages/runs.js";
+import * as overview from "./pages/overview.js";
+import * as step from "./pages/step.js";
+import * as task from "./pages/task.js";
+import * as group from "./pages/group.js";
+import * as episodes from "./pages/episodes.js";
+import * as episode from "./pages/episode.js";
 
-const POLL_MS = 4000;
-const $ = (id) => document.getElementById(id);
-const filters = $("filters");
-let next = null; // the id after which the next page of the list begins
-let atTop = true; // no older page was asked for: the list may be refreshed
+/**
+ * What a page gets: the run, the rest of the path, the query, and `set`, which changes the query of
+ * the address (without a new entry in the history where `quiet`).
+ * @typedef {{run: string, path: string[], query: Record<string, string>,
+ *   set: (changes: Record<string, any>, quiet?: boolean) => void}} Place
+ * What it returns: its content, title and crumbs, its neighbours, and whether it is made anew when
+ * the run has written a step.
+ * @typedef {{title: string, content: Node[], crumbs?: [string, string | null][],
+ *   previous?: string | null, following?: string | null, live?: boolean}} Page
+ */
 
-export function make(tag, text = "", className = "") {
-  const element = document.createElement(tag);
-  element.textContent = text;
-  if (className) element.className = className;
-  return element;
-}
+/** @type {Record<string, {show: (place: Place) => Promise<Page>}>} */
+const PAGES = { "": overview, step, task, group, episodes, episode };
+/** @type {string[]} */
+let names = [];
+/** @type {Page | null} */
+let shown = null;
+let asked = 0; // the newest request for a page: an earlier one that comes later is left out
 
-async function get(path) {
-  const response = await fetch(path);
-  const data = await response.json();
-  if (!response.ok) throw new Error(data.error);
-  return data;
-}
-
-function number(value, digits = 2) {
-  return value === null || value === undefined ? "–" : value.toFixed(digits);
-}
-
-async function showRun() {
-  const run = await get("/api/run");
-  document.title = `${run.name} · ajet`;
-  $("run-name").textContent = run.name;
-  const facts = [`${run.count.toLocaleString()} episodes`];
-  if (run.summary?.success_after != null) {
-    facts.push(`held-out success ${percent(run.summary.success_before)} → ${percent(run.summary.success_after)}`);
-  }
-  if (!run.has_tokenizer) facts.push("no tokenizer found: tokens show as ids");
-  $("run-facts").textContent = facts.join("  ·  ");
-  showAttempts(run.attempts);
-  showWarnings(run.warnings);
-  offer("mode", run.modes);
-  offer("status", run.statuses);
-}
-
-function showAttempts(attempts) {
-  const details = $("attempts");
-  details.hidden = attempts.length < 2;
-  details.querySelector("summary").textContent = `started ${attempts.length} times`;
-  details.querySelector("ol").replaceChildren(
-    ...attempts.map((text) => Object.assign(document.createElement("li"), { textContent: text })),
-  );
-}
-
-function showWarnings(warnings) {
-  const list = $("warnings");
-  list.hidden = warnings.length === 0;
-  list.replaceChildren(...warnings.map((warning) => {
-    const item = make("li");
-    item.append(
-      make("span", `step ${warning.step}`, "dim"), make("b", warning.name), make("span", warning.text),
-    );
-    return item;
-  }));
-}
-
-function percent(share) {
-  return share == null ? "–" : `${(100 * share).toFixed(1)} %`;
-}
-
-function offer(name, values) {
-  const select = filters.elements[name];
-  const known = [...select.options].map((option) => option.value);
-  for (const value of values.filter((v) => !known.includes(v))) {
-    select.add(new Option(value, value));
-  }
-}
-
-async function showList(after = null) {
-  const query = new URLSearchParams(new FormData(filters));
-  if (after !== null) query.set("after", after);
-  const page = await get(`/api/episodes?${query}`);
-  const rows = page.episodes.map(row);
-  if (after === null) $("rows").replaceChildren(...rows);
-  else $("rows").append(...rows);
-  atTop = after === null;
-  next = page.next;
-  $("more").hidden = next === null;
-  const count = page.count.toLocaleString();
-  $("count").textContent = page.count ? `${count} episodes, newest first` : "No episode here yet.";
-}
-
-function row(episode) {
-  const line = make("tr");
-  const link = make("a", episode.query.replace(/\s+/g, " ") || episode.task_id);
-  link.href = `#/episode/${encodeURIComponent(episode.episode_id)}`;
-  const question = make("td", "", "wide");
-  question.append(link);
-  question.title = episode.episode_id;
-  const good = episode.is_success ? "good" : "";
-  line.append(
-    make("td", episode.step, "num"),
-    make("td", episode.mode, "dim"),
-    question,
-    make("td", episode.status, /ok|truncated/.test(episode.status) ? "dim" : "bad"),
-    make("td", number(episode.reward), `num ${good}`),
-    make("td", number(episode.advantage), "num"),
-    make("td", episode.num_turns, "num"),
-    make("td", episode.num_sampled_tokens, "num"),
-    make("td", number(episode.seconds), "num"),
-  );
-  line.addEventListener("click", () => (location.hash = link.hash));
-  return line;
-}
-
-async function showEpisode(id) {
-  const episode = await get(`/api/episode/${encodeURIComponent(id)}`);
-  $("question").textContent = episode.query || episode.task_id;
-  $("facts").replaceChildren(...facts(episode));
-  $("members").replaceChildren("group", ...episode.members.map((member, index) => {
-    const link = make("a", index + 1, member.reward > 0 ? "good" : "");
-    link.href = `#/episode/${encodeURIComponent(member.episode_id)}`;
-    link.title = `reward ${number(member.reward)}, ${member.status}`;
-    if (member.episode_id === id) link.setAttribute("aria-current", "page");
-    return link;
-  }));
-  showTurns($("turns"), episode.turns);
-  const { turns, members, ...rest } = episode;
-  const spoken = turns.map(({ turn_index, messages, reply, tools, notes }) =>
-    ({ turn_index, tools, messages, reply, notes }));
-  $("details").querySelector("pre").textContent = JSON.stringify({ ...rest, turns: spoken }, null, 2);
-}
-
-function facts(episode) {
-  const versions = [...new Set([episode.min_policy_version, episode.max_policy_version])];
-  const shown = {
-    episode: episode.episode_id, step: episode.step, status: episode.status,
-    reward: number(episode.reward), success: episode.is_success === null ? "–" : episode.is_success ? "yes" : "no",
-    advantage: number(episode.advantage), turns: episode.num_turns,
-    "sampled tokens": episode.num_sampled_tokens, "policy version": versions.join(" to ") || "–",
-    seconds: number(episode.seconds),
+/** @returns {Place} */
+function here() {
+  const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
+  const parts = path.split("/").filter(Boolean).map(decodeURIComponent);
+  const values = Object.fromEntries(new URLSearchParams(query ?? ""));
+  const [run = "", ...rest] = parts;
+  return {
+    run, path: rest, query: values,
+    set: (changes, quiet = false) => {
+      const address = link(run, rest, { ...values, ...changes });
+      if (!quiet) {
+        location.hash = address;
+        return;
+      }
+      history.replaceState(null, "", address);
+      byId("page").dataset.address = location.hash;
+    },
   };
-  const cells = Object.entries(shown).map(([name, value]) => {
-    const cell = make("span");
-    cell.append(make("b", name), String(value));
-    return cell;
-  });
-  if (episode.error) cells.push(make("span", episode.error, "error"));
-  return cells;
 }
 
-async function route() {
-  const [, id, colour] = location.hash.match(/^#\/episode\/([^?]+)(?:\?(mask|logprob|advantage))?$/) ?? [];
-  $("error").hidden = true;
-  $("tip").hidden = true;
+async function route(isRefresh = false) {
+  const number = ++asked;
   try {
-    if (id) await showEpisode(decodeURIComponent(id));
-    if (colour) colourBy(colour);
-    if (!id) await showList();
-    $("list").hidden = Boolean(id);
-    $("episode").hidden = !id;
-    if (id) scrollTo(0, 0);
+    if (names.length === 0) names = (await get("runs")).runs.map((/** @type {any} */ each) => each.name);
+    if (!location.hash.replace(/^#\/?/, "") && names.length === 1) {
+      history.replaceState(null, "", link(names[0]));
+    }
+    const place = here();
+    const page = place.run ? PAGES[place.path[0] ?? ""] : runs;
+    if (!page) throw new Error("there is no such page");
+    const made = await page.show(place);
+    if (number === asked) put(place, made, isRefresh);
   } catch (error) {
-    $("error").textContent = error.message;
-    $("error").hidden = false;
+    if (number !== asked) return;
+    byId("error").textContent = error instanceof Error ? error.message : String(error);
+    byId("error").hidden = false;
+    byId("page").dataset.address = location.hash;
+    if (!isRefresh) byId("page").replaceChildren();
   }
 }
 
-async function poll() {
-  if (document.hidden || $("list").hidden || !atTop || scrollY > 0) return;
-  await showRun();
-  await showList();
+/** @param {Place} place @param {Page} page @param {boolean} isRefresh */
+function put(place, page, isRefresh) {
+  const isSamePlace = byId("page").dataset.address?.split("?")[0] === location.hash.split("?")[0];
+  const focused = document.activeElement?.getAttribute("name");
+  shown = page;
+  document.title = `${page.title} · ajet`;
+  byId("error").hidden = true;
+  byId("tip").hidden = true;
+  byId("page").replaceChildren(...page.content);
+  byId("page").dataset.address = location.hash;
+  byId("nav").replaceChildren(...navigation(place));
+  byId("crumbs").replaceChildren(...(page.crumbs ?? []).map(([text, href]) =>
+    (href ? el("a", { href }, text) : el("span", { "aria-current": "page" }, text))));
+  if (focused) focusNamed(focused);
+  else if (!isRefresh && !isSamePlace) {
+    scrollTo(0, 0);
+    byId("page").focus({ preventScroll: true });
+  }
 }
 
-let typing;
-filters.addEventListener("submit", (event) => event.preventDefault());
-filters.addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(route, 150); });
-filters.addEventListener("reset", () => setTimeout(route));
-$("more").addEventListener("click", () => showList(next));
-$("colours").addEventListener("change", (event) => {
-  colourBy(event.target.value);
-  history.replaceState(null, "", `${location.hash.split("?")[0]}?${event.target.value}`);
+/** Gives the focus back to a field that was made anew. @param {string} name */
+function focusNamed(name) {
+  const fields = [...byId("page").querySelectorAll(`[name="${CSS.escape(name)}"]`)];
+  const field = fields.find((each) => each instanceof HTMLInputElement && each.checked) ?? fields[0];
+  if (field instanceof HTMLElement) field.focus({ preventScroll: true });
+}
+
+/** @param {Place} place */
+function navigation({ run, path }) {
+  const current = (/** @type {string} */ name) => (run && (path[0] ?? "") === name ? "page" : null);
+  const of_run = run === "" ? [] : [
+    el("a", { href: link(run), "aria-current": current("") }, "What changed"),
+    el("a", { href: link(run, ["step"]), "aria-current": current("step") }, "Steps"),
+    el("a", { href: link(run, ["episodes"]), "aria-current": current("episodes") }, "Episodes"),
+  ];
+  const all = names.length > 1 ? [el("a", { href: "#/", "aria-current": run ? null : "page" }, "Runs")] : [];
+  return [...all, ...of_run];
+}
+
+/** @param {number} by */
+function move(by) {
+  const rows = [...document.querySelectorAll("#rows a.row")];
+  if (rows.length) {
+    const at = rows.indexOf(/** @type {Element} */ (document.activeElement));
+    const row = rows[Math.max(0, Math.min(rows.length - 1, at + by))];
+    if (row instanceof HTMLElement) row.focus();
+    return;
+  }
+  const target = by > 0 ? shown?.following : shown?.previous;
+  if (target) location.hash = target;
+}
+
+/** @type {Record<string, () => void>} */
+const KEYS = {
+  j: () => move(1), ArrowRight: () => move(1),
+  k: () => move(-1), ArrowLeft: () => move(-1),
+  u: () => {
+    const up = shown?.crumbs?.at(-2)?.[1];
+    if (up) location.hash = up;
+  },
+  "/": () => {
+    const place = here();
+    if (place.path[0] === "episodes" || !place.run) focusNamed("text");
+    else location.hash = link(place.run, ["episodes"], { focus: "text" });
+  },
+  "?": () => /** @type {HTMLDialogElement} */ (byId("help")).showModal(),
+};
+
+addEventListener("keydown", (event) => {
+  const target = /** @type {HTMLElement} */ (event.target);
+  const types = target.closest("input, select, textarea, dialog[open]");
+  const isLoading = byId("page").dataset.address !== location.hash; // neighbours of another page
+  const scrolls = event.key.startsWith("Arrow") && target.closest(".table, .lanes");
+  if (types || scrolls || isLoading || event.ctrlKey || event.metaKey || event.altKey || !KEYS[event.key]) return;
+  event.preventDefault();
+  KEYS[event.key]();
 });
-addEventListener("hashchange", route);
-setInterval(() => poll().catch(() => {}), POLL_MS); // a run that ended takes the server with it
-showRun().catch(() => {});
+byId("help-button").addEventListener("click", KEYS["?"]);
+addEventListener("hashchange", () => {
+  if (location.hash.startsWith("#/") || location.hash === "") route();
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => route(true));
+listen(({ run, step: newest }) => {
+  const place = here();
+  byId("live").textContent = `${run}: step ${newest} is there`;
+  if (shown?.live && (place.run === run || place.run === "")) route(true);
+});
 route();

@@ -20,8 +20,7 @@ from ajet.core.rollout.gc_thresholds import infrequent_gc
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from ajet.core.workflow.gateway.gateway import Gateway
-from ajet.logview.page_data import episode_data, list_data, run_data, to_json
-from ajet.logview.token_text import TokenText, tokenizer_of
+from ajet.logview.run_page import RunPage, to_json
 from ajet.reports.audit import Audit
 from ajet.reports.transcript import transcript
 from ajet.tool_parsers import parser_for
@@ -161,16 +160,16 @@ def check_everything_after(groups, tmp_path):
         logger.log(1, metrics)
         logger.close()
     assert json.loads(folder.metrics_jsonl.read_text())["step"] == 1
-    to_json(run_data(folder))
-    text = TokenText(tokenizer_of(folder))
+    page = RunPage(folder)
+    to_json(page.run())
     trajectories = [t for group in groups for t in group.trajectories]
-    assert list_data(folder, {"limit": "500"})["count"] == len(trajectories)
+    assert page.episodes({"limit": "500"})["count"] == len(trajectories)
     template = ChatTemplate(TOKENIZER)
     audit = Audit(template, parser_for(template))
     with EpisodeReader(folder.episodes_db) as reader, (tmp_path / "screen").open("w") as screen:
         console = Console(file=screen, force_terminal=True, width=100, no_color=True)
         for member in trajectories[:: 1 + len(groups) // 4]:
-            assert b'"members"' in to_json(episode_data(folder, member.episode_id, text))
+            assert b'"members"' in to_json(page.episode(member.episode_id))
             audit.add(reader.episode(member.episode_id))
             console.print(transcript(member))
     untrained = "tokens should be trained and are not"  # nothing is, here

@@ -1,0 +1,429 @@
+"""Keeps what lists, filters and searches ask of a run's episodes, and holds all their SQL.
+
+    index = EpisodeIndex(folder.episodes_db)
+    rows, next_after = index.list(Selection(mode="train", text="river bank"), sort="-reward")
+    index.groups(step=12, mode="train"), index.task("task-3"), index.held_out()
+
+A run folder may be read-only and belongs to the run, so the index is a private temporary database
+of SQLite, which is gone with the process. It holds one narrow row an episode, and grows by the new
+episodes before each answer; where the run has taken episodes back (a resume), it is made again. The
+words of the conversations are indexed when the first search asks for them: all that was said in an
+episode, its calls of tools and its agents, without system prompts.
+
+Not covered: tokens and whole conversations (episode_reader.py reads them from the run's file).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ajet.core.errors import CheckpointError, ConfigError
+from ajet.core.record.episode_schema import database_problem, open_for_reading
+from ajet.core.record.run_folder import is_file
+
+CHUNK = 2000
+MAX_LISTED_TEXT = 300
+Row = dict[str, Any]
+
+_COPIED = (
+    "id, episode_id, step, mode, group_id, rollout_index, task_id, tasks_id, status, ended_as, "
+    "reward, is_success, num_turns, num_sampled_tokens, min_policy_version, max_policy_version, "
+    "CASE mode WHEN 'train' THEN step - 1 - min_policy_version END AS staleness, seconds, "
+    f"advantage, substr(query, 1, {MAX_LISTED_TEXT}) AS query, "
+    f"substr(error, 1, {MAX_LISTED_TEXT}) AS error"
+)
+_TABLES = """
+CREATE TABLE rows (
+    id INTEGER PRIMARY KEY, episode_id TEXT NOT NULL, step INTEGER NOT NULL, mode TEXT NOT NULL,
+    group_id TEXT NOT NULL, rollout_index INTEGER NOT NULL, task_id TEXT NOT NULL, tasks_id INTEGER,
+    status TEXT NOT NULL, ended_as TEXT NOT NULL, reward REAL, is_success INTEGER,
+    num_turns INTEGER NOT NULL, num_sampled_tokens INTEGER NOT NULL, min_policy_version INTEGER,
+    max_policy_version INTEGER, staleness INTEGER, seconds REAL NOT NULL, advantage REAL,
+    query TEXT NOT NULL, error TEXT
+) STRICT;
+CREATE INDEX rows_by_step ON rows (step, mode);
+CREATE INDEX rows_by_mode ON rows (mode, step);
+CREATE INDEX rows_by_task ON rows (task_id);
+CREATE TABLE tags (tasks_id INTEGER PRIMARY KEY, tag TEXT NOT NULL);
+CREATE VIRTUAL TABLE said USING fts5(words, content='', detail=full);
+CREATE TABLE called (tool TEXT NOT NULL, id INTEGER NOT NULL, PRIMARY KEY (tool, id)) WITHOUT ROWID;
+CREATE TABLE spoke (agent TEXT NOT NULL, id INTEGER NOT NULL, PRIMARY KEY (agent, id)) WITHOUT ROWID;
+"""  # noqa: E501
+_EMPTIED = "".join(
+    f"DROP TABLE IF EXISTS {name};" for name in ("rows", "tags", "said", "called", "spoke")
+)
+SORTS = {
+    "step": "id",
+    "task": "task_id",
+    "status": "status",
+    "reward": "reward",
+    "advantage": "advantage",
+    "turns": "num_turns",
+    "tokens": "num_sampled_tokens",
+    "seconds": "seconds",
+    "staleness": "staleness",
+}
+NEWEST_FIRST = "-step"
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Selects episodes; a field that is None selects all. Ranges include both ends. `text` is
+    words, each of which begins a word that was said; `tool` was called, `agent` called the
+    model."""
+
+    first_step: int | None = None
+    last_step: int | None = None
+    mode: str | None = None
+    status: str | None = None
+    is_success: bool | None = None
+    min_reward: float | None = None
+    max_reward: float | None = None
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+    min_staleness: int | None = None
+    group_id: str | None = None
+    task_id: str | None = None
+    tag: str | None = None
+    tool: str | None = None
+    agent: str | None = None
+    text: str | None = None
+
+    @property
+    def needs_words(self) -> bool:
+        """Tells whether the conversations have to be indexed for it."""
+        return any((self.text, self.tool, self.agent))
+
+    def where(self) -> tuple[str, list[Any]]:
+        """Returns SQL conditions and their arguments."""
+        conditions = {
+            "step >= ?": self.first_step,
+            "step <= ?": self.last_step,
+            "mode = ?": self.mode,
+            "status = ?": self.status,
+            "is_success = ?": self.is_success,
+            "reward >= ?": self.min_reward,
+            "reward <= ?": self.max_reward,
+            "num_sampled_tokens >= ?": self.min_tokens,
+            "num_sampled_tokens <= ?": self.max_tokens,
+            "staleness >= ?": self.min_staleness,
+            "group_id = ?": self.group_id,
+            "task_id = ?": self.task_id,
+            "tasks_id IN (SELECT tasks_id FROM tags WHERE tag = ?)": self.tag,
+            "id IN (SELECT id FROM called WHERE tool = ?)": self.tool,
+            "id IN (SELECT id FROM spoke WHERE agent = ?)": self.agent,
+            "id IN (SELECT rowid FROM said WHERE said MATCH ?)": (
+                None if not self.text else _match(self.text)
+            ),
+        }
+        used = {sql: value for sql, value in conditions.items() if value is not None}
+        return " AND ".join(used) or "1", list(used.values())
+
+
+class EpisodeIndex:
+    """Answers questions about a run's episodes (see the module's docstring). It may be used by
+    several threads, one after another. Raises `CheckpointError` where the run's file is damaged."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._connection = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        self._connection.row_factory = sqlite3.Row
+        self._empty()
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+    def list(
+        self,
+        which: Selection | None = None,
+        *,
+        sort: str = NEWEST_FIRST,
+        limit: int = 50,
+        after: int | None = None,
+    ) -> tuple[list[Row], int | None]:
+        """Returns one page of the list, and what to give as `after` for the following page, None
+        at the end. `sort` is a name of `SORTS`, with a minus for the highest first."""
+        which = which or Selection()
+        where, arguments = which.where()
+        sign, name = ("DESC", sort[1:]) if sort.startswith("-") else ("ASC", sort)
+        if name not in SORTS:
+            raise ConfigError(f"sort={sort!r}: choose from {', '.join(SORTS)}")
+        with self._current(which.needs_words) as connection:
+            if sort == NEWEST_FIRST:  # later episodes do not shift its pages
+                where, arguments = f"{where} AND id < ?", [*arguments, after or 2**62]
+                order, offset = "id DESC", 0
+            else:
+                order, offset = f"{SORTS[name]} {sign} NULLS LAST, id DESC", after or 0
+            # Only the ids are sorted: rows are wide, and 100,000 of them may pass.
+            found = connection.execute(
+                f"SELECT * FROM rows WHERE id IN (SELECT id FROM rows WHERE {where} "
+                f"ORDER BY {order} LIMIT ? OFFSET ?) ORDER BY {order}",
+                [*arguments, limit, offset],
+            )
+            rows = [_row(each) for each in found]
+        if len(rows) < limit:
+            return rows, None
+        return rows, rows[-1]["id"] if sort == NEWEST_FIRST else offset + limit
+
+    def count(self, which: Selection | None = None) -> int:
+        """Returns the number of episodes that pass."""
+        which = which or Selection()
+        where, arguments = which.where()
+        with self._current(which.needs_words) as connection:
+            return connection.execute(
+                f"SELECT count(*) FROM rows WHERE {where}", arguments
+            ).fetchone()[0]
+
+    def menus(self) -> dict[str, list[str]]:
+        """Returns the values of mode, status and tag that occur, for menus."""
+        with self._current() as connection:
+            queries = {
+                "modes": "SELECT DISTINCT mode FROM rows ORDER BY 1",
+                "statuses": "SELECT DISTINCT status FROM rows ORDER BY 1",
+                "tags": "SELECT DISTINCT tag FROM tags ORDER BY 1 LIMIT 200",
+            }
+            return {
+                name: [row[0] for row in connection.execute(query)]
+                for name, query in queries.items()
+            }
+
+    def group(self, step: int, mode: str, group_id: str) -> list[Row]:
+        """Returns the members of one group in their order."""
+        return [row for row in self.step(step, mode) if row["group_id"] == group_id]
+
+    def step(self, step: int, mode: str) -> list[Row]:
+        """Returns the episodes of one step, by group and member."""
+        with self._current() as connection:
+            rows = connection.execute(
+                "SELECT * FROM rows WHERE step = ? AND mode = ? ORDER BY group_id, rollout_index",
+                [step, mode],
+            )
+            return [_row(each) for each in rows]
+
+    def steps(self) -> list[Row]:
+        """Returns each step that has episodes: `step`, `mode`, `num`, `successes`."""
+        with self._current() as connection:
+            return _counted(connection, "1", [], "step, mode")
+
+    def task(self, task_id: str) -> list[Row]:
+        """Returns how one task went at each step: `step`, `mode`, `num`, `successes`, `reward`."""
+        with self._current() as connection:
+            return _counted(connection, "task_id = ?", [task_id], "step, mode")
+
+    def held_out(self) -> tuple[list[int], list[Row]]:
+        """Returns the steps after which held-out tasks were played, and for the first and the last
+        of them each task's `num` and `successes`."""
+        with self._current() as connection:
+            steps = [
+                row[0]
+                for row in connection.execute(
+                    "SELECT DISTINCT step FROM rows WHERE mode = 'eval' ORDER BY 1"
+                )
+            ]
+            ends = [steps[0], steps[-1]] if steps else [0, 0]
+            rows = _counted(
+                connection, "mode = 'eval' AND step IN (?, ?)", ends, "task_id, step", "min(query)"
+            )
+        return steps, rows
+
+    @contextmanager
+    def _current(self, needs_words: bool = False) -> Iterator[sqlite3.Connection]:
+        """Yields the index with the episodes that the run has now."""
+        with self._lock, self._reading():
+            if is_file(self._path):  # else the run is still starting
+                self._refresh()
+        while needs_words and self._add_words():  # a chunk at a time: others may come in between
+            pass
+        with self._lock, self._reading():
+            yield self._connection
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Turns what a damaged file leads to into one line."""
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            raise CheckpointError(database_problem(self._path, error)) from error
+
+    def _empty(self) -> None:
+        self._connection.executescript(_EMPTIED + _TABLES)
+        self._last_id = self._last_words_id = 0
+
+    def _refresh(self) -> None:
+        source = open_for_reading(self._path)
+        try:
+            source.execute("BEGIN")  # one state of the file for all that follows
+            if self._last_id and not self._is_beginning_of(source):
+                self._empty()
+            with _transaction(self._connection):
+                self._copy_rows(source)
+            known = self._connection.execute("SELECT count(*) FROM rows").fetchone()[0]
+            if known != source.execute("SELECT count(*) FROM episodes").fetchone()[0]:
+                self._empty()
+                with _transaction(self._connection):
+                    self._copy_rows(source)
+        finally:
+            source.close()
+
+    def _is_beginning_of(self, source: sqlite3.Connection) -> bool:
+        """Tells whether the run still has the newest episode of the index. An id may be given again
+        after a resume, and the episode's name as well, but not the time that it took."""
+        query = "SELECT episode_id, seconds FROM {} WHERE id = ?"
+        mine = self._connection.execute(query.format("rows"), [self._last_id]).fetchone()
+        found = source.execute(query.format("episodes"), [self._last_id]).fetchone()
+        return found is not None and tuple(mine) == tuple(found)
+
+    def _copy_rows(self, source: sqlite3.Connection) -> None:
+        plain = source.cursor()
+        plain.row_factory = None
+        new = plain.execute(
+            f"SELECT {_COPIED} FROM episodes WHERE id > ? ORDER BY id", [self._last_id]
+        )
+        self._connection.executemany(f"INSERT INTO rows VALUES ({', '.join('?' * 21)})", new)
+        known = self._connection.execute("SELECT max(tasks_id) FROM tags").fetchone()[0] or 0
+        tasks = source.execute("SELECT id, task FROM tasks WHERE id > ?", [known])
+        self._connection.executemany(
+            "INSERT INTO tags VALUES (?, ?)",
+            ((task_id, tag) for task_id, task in tasks if (tag := _tag(task))),
+        )
+        self._last_id = (
+            self._connection.execute("SELECT max(id) FROM rows").fetchone()[0] or self._last_id
+        )
+
+    def _add_words(self) -> bool:
+        """Indexes the conversations of some more episodes; returns whether any were left."""
+        with self._lock, self._reading():
+            if self._last_words_id >= self._last_id or not is_file(self._path):
+                return False
+            end = self._connection.execute(
+                "SELECT max(id) FROM (SELECT id FROM rows WHERE id > ? ORDER BY id LIMIT ?)",
+                [self._last_words_id, CHUNK],
+            ).fetchone()[0]
+            source = open_for_reading(self._path)
+            try:
+                turns = source.execute(
+                    "SELECT id, query, agent_name, messages, reply FROM episodes "
+                    "LEFT JOIN turns USING (episode_id) WHERE id > ? AND id <= ? ORDER BY id",
+                    [self._last_words_id, end],
+                ).fetchall()
+            finally:
+                source.close()
+            with _transaction(self._connection):
+                self._store_words(turns)
+            self._last_words_id = end
+            return True
+
+    def _store_words(self, turns: Sequence[sqlite3.Row]) -> None:
+        words: dict[int, list[str]] = {}
+        called: set[tuple[str, int]] = set()
+        for turn in turns:
+            words.setdefault(turn["id"], [turn["query"]])
+            if turn["reply"] is None:  # an episode without a call of the model
+                continue
+            called.update((tool, turn["id"]) for tool in _tools_called(turn["reply"]))
+            for message in (*_loaded(turn["messages"], list), _loaded(turn["reply"], dict)):
+                if isinstance(message, dict) and message.get("role") != "system":
+                    words[turn["id"]].extend(_strings(message))
+        spoke = {(turn["agent_name"], turn["id"]) for turn in turns if turn["agent_name"]}
+        self._connection.executemany(
+            "INSERT INTO said (rowid, words) VALUES (?, ?)",
+            ((number, _spaced(" ".join(texts))) for number, texts in words.items()),
+        )
+        self._connection.executemany("INSERT OR IGNORE INTO called VALUES (?, ?)", called)
+        self._connection.executemany("INSERT OR IGNORE INTO spoke VALUES (?, ?)", spoke)
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Commits what is written within it, or nothing of it."""
+    connection.execute("BEGIN")
+    try:
+        yield
+    except BaseException:
+        with suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+def _counted(
+    connection: sqlite3.Connection, where: str, arguments: Sequence[Any], by: str, query: str = "''"
+) -> list[Row]:
+    """Counts episodes and successes by columns. A failed episode is no success."""
+    return [
+        dict(row)
+        for row in connection.execute(
+            f"SELECT {by}, count(*) AS num, avg(reward) AS reward, {query} AS query, "
+            "sum(is_success = 1 AND status IN ('ok', 'truncated')) AS successes "
+            f"FROM rows WHERE {where} GROUP BY {by} ORDER BY {by}",
+            arguments,
+        )
+    ]
+
+
+def _row(row: sqlite3.Row) -> Row:
+    success = row["is_success"]
+    return {**dict(row), "is_success": None if success is None else bool(success)}
+
+
+def _tag(task: str) -> str | None:
+    """Returns the tag of a stored task, where it has one."""
+    metadata = _loaded(task, dict).get("metadata")
+    tag = metadata.get("tag") if isinstance(metadata, dict) else None
+    return tag if isinstance(tag, str) else None
+
+
+def _loaded(text: str, kind: type) -> Any:
+    """Returns what the JSON holds, or an empty value of this type where it is damaged."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return kind()
+    return value if isinstance(value, kind) else kind()
+
+
+def _tools_called(reply: str) -> Iterable[str]:
+    calls = _loaded(reply, dict).get("tool_calls") if '"tool_calls"' in reply else None
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function") if isinstance(call, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        if isinstance(name, str):
+            yield name
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Yields the strings of a message, without its keys, its role and its ids."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for each in value:
+            yield from _strings(each)
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            if key not in ("role", "type", "id", "tool_call_id"):
+                yield from _strings(each)
+
+
+def _spaced(text: str) -> str:
+    """Returns the text with spaces around Chinese and Japanese characters, which are written
+    without: so each is a word of the index."""
+    return re.sub("([\u3040-\u30ff\u3400-\u9fff])", r" \1 ", text)
+
+
+def _match(text: str) -> str:
+    """Returns FTS5's query for words that all occur, each perhaps with more letters after it. What
+    has signs in it, as `print(3*4)`, is a phrase of its words."""
+    words = [word for word in text.split() if any(map(str.isalnum, word))]
+    if not words:
+        raise ConfigError(f"text={text!r} has no letters or digits to search for")
+    return " AND ".join('"{}"*'.format(_spaced(word).strip().replace('"', " ")) for word in words)

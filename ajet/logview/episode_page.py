@@ -1,0 +1,216 @@
+"""Builds the data of one episode, and of one group with its members side by side.
+
+An episode's turn carries only what its base turn does not have (see core/record/episode_schema.py):
+the new messages and the new ids of its prompt; the page puts the whole prompt together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import zip_longest
+from statistics import fmean
+from typing import Any
+
+from ajet.core.record.episode_reader import EpisodeReader, EpisodeRecord, TurnRecord
+from ajet.logview.episode_index import Row
+from ajet.logview.token_text import TokenText
+
+MAX_SIDE_BY_SIDE = 32
+MAX_SHARED_TOKENS = 60
+EXPECTED = ("answer", "expected_answer", "ground_truth", "expected", "solution", "target", "label")
+"""Fields of a task under which data sets keep what is right; the first that a task has is shown."""
+
+
+def episode_data(
+    reader: EpisodeReader, episode_id: str, members: Sequence[Row], text: TokenText
+) -> dict[str, Any]:
+    """Returns one episode with its tokens, and the members of its group."""
+    episode = reader.episode(episode_id)
+    names = ("reward_breakdown", "timings", "metadata", "log_metrics", "ended_as", "seed")
+    return {
+        **asdict(episode.row),
+        **{name: getattr(episode, name) for name in names},
+        "task": None if episode.task is None else _task_data(episode),
+        "expected": _expected(episode),
+        "final_answer": _final_answer(episode),
+        "members": [
+            {name: member[name] for name in ("episode_id", "reward", "status", "rollout_index")}
+            for member in members
+        ],
+        "turns": [turn_data(turn, episode.turns, text) for turn in episode.turns],
+    }
+
+
+def turn_data(turn: TurnRecord, turns: Sequence[TurnRecord], text: TokenText) -> dict[str, Any]:
+    """Returns one call: the new part of its prompt, then the sampled tokens with their numbers."""
+    new_ids = turn.prompt_ids[turn.prompt_kept :].tolist()
+    names = ("turn_index", "agent_name", "target_tag", "trainable", "finish_reason")
+    return {
+        **{name: getattr(turn, name) for name in names},
+        "policy_version": turn.policy_version,
+        "reward": turn.reward,
+        "state_key": turn.state_key,
+        "seconds": turn.ended_s - turn.started_s,
+        "started_s": turn.started_s,
+        "ended_s": turn.ended_s,
+        "base_turn": turn.base_turn,
+        "prompt_kept": turn.prompt_kept,
+        "tools": turn.tools,
+        "messages": turn.messages,
+        "new_messages": new_messages(turn, turns),
+        "reply": turn.reply,
+        "notes": turn.notes,
+        "prompt": {"ids": new_ids, "texts": text(new_ids)},
+        "sampled": _sampled(turn, text),
+    }
+
+
+def new_messages(turn: TurnRecord, turns: Sequence[TurnRecord]) -> list[dict[str, Any]]:
+    """Returns the messages that its base turn did not have, without the reply of the base turn,
+    which a framework may give back in another form of the same content."""
+    if turn.base_turn is None:
+        return turn.messages
+    base = turns[turn.base_turn]
+    kept = 0
+    for mine, earlier in zip(turn.messages, base.messages, strict=False):
+        if mine != earlier:
+            break
+        kept += 1
+    rest = turn.messages[kept:]
+    is_reply = kept == len(base.messages) and rest and _content(rest[0]) == _content(base.reply)
+    return rest[1:] if is_reply else rest
+
+
+def group_data(reader: EpisodeReader, members: Sequence[Row], text: TokenText) -> dict[str, Any]:
+    """Returns the members side by side, and where the tokens that they sampled first part."""
+    shown = members[:MAX_SIDE_BY_SIDE]
+    episodes = [reader.episode(member["episode_id"]) for member in shown]
+    return {
+        "members": [
+            {**row, "final_answer": _final_answer(episode), "turns": _lane(episode, text)}
+            for row, episode in zip(shown, episodes, strict=True)
+        ],
+        "num_members": len(members),
+        "expected": _expected(episodes[0]) if episodes else None,
+        "parting": parting(episodes, text),
+    }
+
+
+def parting(episodes: Sequence[EpisodeRecord], text: TokenText) -> dict[str, Any] | None:
+    """Returns the first call and token at which the members do not all go on alike: the tokens that
+    they share before it in that call, and each way to go on with its members and their mean reward,
+    the most frequent first. None where fewer than two members have called the model, or all are
+    alike to the end."""
+    with_turns = [episode for episode in episodes if episode.turns]
+    if len(with_turns) < 2:
+        return None
+    for number, turns in enumerate(zip_longest(*(episode.turns for episode in with_turns))):
+        prompts = [_ids(turn.prompt_ids if turn else None) for turn in turns]
+        sampled = [_ids(turn.token_ids if turn else None) for turn in turns]
+        of_prompts = _first_difference(prompts)
+        index = _first_difference(sampled)
+        if of_prompts is not None:
+            return {"turn": number, "token": of_prompts, "of": "prompt", "shared": [], "ways": []}
+        if index is not None:
+            ways: dict[int | None, list[EpisodeRecord]] = {}
+            for episode, ids in zip(with_turns, sampled, strict=True):
+                ways.setdefault(ids[index] if index < len(ids) else None, []).append(episode)
+            begin = max(0, index - MAX_SHARED_TOKENS)
+            return {
+                "turn": number,
+                "token": index,
+                "of": "reply",
+                "shared": text(sampled[0][begin:index]),
+                "ways": sorted(
+                    (_way(token, taken, text) for token, taken in ways.items()),
+                    key=lambda way: -len(way["members"]),
+                ),
+            }
+    return None
+
+
+def _way(token: int | None, episodes: Sequence[EpisodeRecord], text: TokenText) -> dict[str, Any]:
+    rewards = [e.row.reward for e in episodes if e.row.reward is not None]
+    return {
+        "text": None if token is None else text([token])[0],
+        "members": [e.row.rollout_index for e in episodes],
+        "reward": fmean(rewards) if rewards else None,
+    }
+
+
+def _first_difference(sequences: Sequence[Sequence[int]]) -> int | None:
+    """Returns the first position at which the sequences differ, one of them may end there; None
+    where they are equal."""
+    for index, ids in enumerate(zip_longest(*sequences)):
+        if any(each != ids[0] for each in ids):
+            return index
+    return None
+
+
+def _ids(ids: Any) -> list[int]:
+    return [] if ids is None else ids.tolist()
+
+
+def _lane(episode: EpisodeRecord, text: TokenText) -> list[dict[str, Any]]:
+    """Returns the calls of a member without their prompts; `given` is what the messages before a
+    later call say."""
+    return [
+        {
+            "turn_index": turn.turn_index,
+            "agent_name": turn.agent_name,
+            "finish_reason": turn.finish_reason,
+            "given": _given(turn, episode.turns),
+            "sampled": _sampled(turn, text),
+        }
+        for turn in episode.turns
+    ]
+
+
+def _given(turn: TurnRecord, turns: Sequence[TurnRecord]) -> str:
+    """Returns the text of the new messages. All members have those of the first call: the task."""
+    if turn.turn_index == 0:
+        return ""
+    said = [each for each in new_messages(turn, turns) if each.get("role") != "system"]
+    return "\n".join(str(_content(each)) for each in said)
+
+
+def _sampled(turn: TurnRecord, text: TokenText) -> dict[str, Any]:
+    return {
+        "ids": turn.token_ids.tolist(),
+        "texts": text(turn.token_ids),
+        "logprobs": turn.logprobs.tolist(),
+        "advantages": None if turn.advantages is None else turn.advantages.tolist(),
+        "mask": None if turn.loss_mask is None else turn.loss_mask.tolist(),
+    }
+
+
+def _task_data(episode: EpisodeRecord) -> dict[str, Any]:
+    assert episode.task is not None
+    return {"task_id": episode.task.task_id, "metadata": episode.task.metadata}
+
+
+def _expected(episode: EpisodeRecord) -> dict[str, Any] | None:
+    """Returns the field of the task that says what is right, by its name, or None."""
+    metadata = {} if episode.task is None else episode.task.metadata
+    name = next((name for name in EXPECTED if metadata.get(name) is not None), None)
+    return None if name is None else {"name": name, "value": metadata[name]}
+
+
+def _final_answer(episode: EpisodeRecord) -> dict[str, Any] | None:
+    """Returns what the workflow handed in as `final_answer`, else the last reply."""
+    if answer := episode.metadata.get("final_answer"):
+        return {"name": "final_answer", "value": answer}
+    if not episode.turns:
+        return None
+    return {"name": "last reply", "value": _content(episode.turns[-1].reply)}
+
+
+def _content(message: dict[str, Any]) -> Any:
+    """Returns a message's text, and its calls of tools where it has any."""
+    content = message.get("content")
+    if isinstance(content, list):
+        texts = [part.get("text") for part in content if isinstance(part, dict)]
+        content = "".join(each for each in texts if isinstance(each, str))
+    calls = message.get("tool_calls")
+    return {"text": content or "", "tool_calls": calls} if calls else content or ""

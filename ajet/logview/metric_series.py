@@ -1,0 +1,80 @@
+"""Reads the metrics of a run as series over its steps.
+
+    series = MetricSeries(folder.metrics_jsonl)
+    series.data(["reward/mean"])   # {"steps": [0, 1], "series": {"reward/mean": [None, 0.31]}, …}
+
+Rows of one step are put together: a validation logs at the step that it came after. Lines that
+cannot be read, as a kill may leave one, are left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ajet.core.errors import CheckpointError
+
+Rows = dict[int, dict[str, float]]
+
+
+class MetricSeries:
+    """Holds what was read of a run's metrics, and reads the file again when it has changed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read: tuple[object, Rows] = (None, {})
+
+    def rows(self) -> Rows:
+        """Returns the numbers by step, in the order of steps."""
+        try:
+            stat = self._path.stat()
+            seen = (stat.st_mtime_ns, stat.st_size)
+            if self._read[0] != seen:
+                self._read = (seen, _rows(self._path.read_bytes()))
+        except FileNotFoundError:  # the run is still starting
+            return {}
+        except OSError as error:
+            raise CheckpointError(f"{self._path} cannot be read: {error.strerror}") from error
+        return self._read[1]
+
+    def data(self, wanted: Iterable[str]) -> dict[str, Any]:
+        """Returns the steps, the wanted series with None where a step has no number, and the names
+        of all that there are. A wanted name that no step has is left out."""
+        rows = self.rows()
+        names = sorted({name for row in rows.values() for name in row})
+        series = {
+            name: [_short(row.get(name)) for row in rows.values()]
+            for name in wanted
+            if name in names
+        }
+        return {"steps": list(rows), "series": series, "names": names}
+
+    def ends(self, name: str) -> tuple[float | None, float | None]:
+        """Returns the first and the last number of a series; None twice where it has none, and None
+        for the last where it has one."""
+        numbers = [row[name] for row in self.rows().values() if name in row]
+        return (numbers[0] if numbers else None, numbers[-1] if len(numbers) > 1 else None)
+
+
+def _rows(content: bytes) -> Rows:
+    rows: Rows = {}
+    for line in content.splitlines():
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict) and type(step := row.get("step")) is int:
+            numbers = {
+                name: value
+                for name, value in row.items()
+                if name not in ("step", "time") and type(value) in (int, float)
+            }
+            rows.setdefault(step, {}).update(numbers)
+    return dict(sorted(rows.items()))
+
+
+def _short(number: float | None) -> float | None:
+    """Returns six digits of the number: a curve shows no more."""
+    return None if number is None else float(f"{number:.6g}")

@@ -1,0 +1,346 @@
+"""Builds the data of the page: of a run, its steps, tasks, groups and episodes, as plain dicts.
+
+    page = RunPage(RunFolder(path))
+    page.overview(), page.changes(), page.step({"step": "12"}), page.episodes({"text": "apples"})
+
+Every method but those without arguments takes the query of a URL. All of it is read from the run
+folder, also while the run goes on; nothing is written.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from statistics import fmean, pvariance
+from typing import Any
+
+import yaml
+
+from ajet.core.config.nested import flatten
+from ajet.core.errors import CheckpointError, ConfigError
+from ajet.core.record.episode_reader import EpisodeReader
+from ajet.core.record.evaluation import IntervalEstimate, paired_difference, share_over_tasks
+from ajet.core.record.origin import RunOrigin
+from ajet.core.record.run_folder import RunFolder, is_file
+from ajet.core.record.summary import RunSummary
+from ajet.core.record.warning_log import warning_rows
+from ajet.core.run.attempt_record import read_attempts
+from ajet.logview.episode_index import NEWEST_FIRST, EpisodeIndex, Row, Selection
+from ajet.logview.episode_page import episode_data, group_data
+from ajet.logview.metric_series import MetricSeries
+from ajet.logview.token_text import TokenText, tokenizer_of
+
+MAX_PAGE, MAX_TASKS = 500, 500
+MAX_NUMBER = 2**62  # SQLite's integers have 64 bits
+Query = Mapping[str, str]
+_KINDS = {"first_step": int, "last_step": int, "min_tokens": int, "max_tokens": int}
+_KINDS |= {"min_staleness": int, "min_reward": float, "max_reward": float}
+
+
+class RunPage:
+    """Answers about one run. The tokenizer is loaded when the first episode is requested."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.metrics_of_run = MetricSeries(folder.metrics_jsonl)
+        self._index = EpisodeIndex(folder.episodes_db)
+        self._lock = threading.Lock()
+        self._text: TokenText | None = None
+
+    def close(self) -> None:
+        self._index.close()
+
+    def run(self) -> dict[str, Any]:
+        """Returns what is true of the whole run: its name, result, attempts and warnings, and the
+        choices of the filters."""
+        folder, summary = self.folder, None
+        if is_file(folder.summary_json):
+            summary = RunSummary.read(folder.summary_json).as_json()
+            summary.pop("held_out", None)  # `changes` has it
+        return {
+            "name": folder.path.name,
+            "folder": str(folder.path),
+            "has_tokenizer": is_file(folder.tokenizer / "tokenizer.json"),
+            "summary": summary,
+            "attempts": [attempt.describe() for attempt in read_attempts(folder)],
+            "warnings": self.warnings(),
+            "count": self._index.count(),
+            **self._index.menus(),
+        }
+
+    def origin(self) -> dict[str, Any]:
+        """Returns the folder of the run and the YAML that it was started with, from which commands
+        are made; the YAML is None where the run has not stored it."""
+        file = self.folder.origin_json
+        yaml_file = RunOrigin.read(file).yaml if is_file(file) else None
+        return {"folder": str(self.folder.path), "yaml": yaml_file}
+
+    def warnings(self) -> list[dict[str, Any]]:
+        """Returns what the run warned of; a row that cannot be read is left out."""
+        return [
+            {"step": row.step, "name": row.name, "text": row.text}
+            for row in warning_rows(self.folder.warnings_jsonl)
+            if row is not None
+        ]
+
+    def metrics(self, query: Query) -> dict[str, Any]:
+        """Returns the series whose names are in `names`, with commas between, and the warnings,
+        which stand at steps too."""
+        names = [name for name in query.get("names", "").split(",") if name]
+        return {**self.metrics_of_run.data(names), "warnings": self.warnings()}
+
+    def changes(self) -> dict[str, Any]:
+        """Returns what the run did to the held-out tasks: success after the first and the last
+        evaluation with 95 % intervals, their difference task by task, and the tasks that rose and
+        fell, those that changed most first."""
+        steps, rows = self._index.held_out()
+        before, after = ([row for row in rows if row["step"] == step] for step in _ends(steps))
+        was = {row["task_id"]: row for row in before}
+        both = [(was[row["task_id"]], row) for row in after if row["task_id"] in was]
+        moved = sorted(both, key=lambda pair: -abs(_share(pair[1]) - _share(pair[0])))
+        rose = [pair for pair in moved if _share(pair[1]) > _share(pair[0])]
+        fell = [pair for pair in moved if _share(pair[1]) < _share(pair[0])]
+        difference = paired_difference(
+            {each["task_id"]: _wins(each) for _, each in both},
+            {each["task_id"]: _wins(each) for each, _ in both},
+        )
+        return {
+            "steps": steps,
+            "before": _success(before),
+            "after": _success(after) if len(steps) > 1 else None,
+            "difference": _interval(difference) if len(steps) > 1 and both else None,
+            "num_rose": len(rose),
+            "num_fell": len(fell),
+            "num_same": len(both) - len(rose) - len(fell),
+            "rose": [_change(*pair) for pair in rose[:MAX_TASKS]],
+            "fell": [_change(*pair) for pair in fell[:MAX_TASKS]],
+        }
+
+    def steps(self) -> dict[str, Any]:
+        """Returns each step that has episodes, with their number and successes, by mode."""
+        return {"steps": self._index.steps()}
+
+    def episodes(self, query: Query) -> dict[str, Any]:
+        """Returns one page of the list, newest first unless `sort` says otherwise; `next` is what
+        to give as `after` for the following page, or None."""
+        which = selection_of(query)
+        limit = min(max(_number(query, "limit", int) or 50, 1), MAX_PAGE)
+        rows, following = self._index.list(
+            which,
+            sort=query.get("sort") or NEWEST_FIRST,
+            limit=limit,
+            after=_number(query, "after", int),
+        )
+        return {"episodes": rows, "next": following, "count": self._index.count(which)}
+
+    def step(self, query: Query) -> dict[str, Any]:
+        """Returns the groups of one step, each with its members in their order."""
+        step, mode = _number(query, "step", int) or 0, query.get("mode") or "train"
+        steps = [each for each in self._index.steps() if each["mode"] == mode]
+        groups: dict[str, list[Row]] = {}
+        for row in self._index.step(step, mode):
+            groups.setdefault(row["group_id"], []).append(row)
+        numbers = [each["step"] for each in steps]
+        return {
+            "step": step,
+            "mode": mode,
+            "modes": self._index.menus()["modes"],
+            "previous": max((each for each in numbers if each < step), default=None),
+            "following": min((each for each in numbers if each > step), default=None),
+            "groups": [_group_row(group_id, rows) for group_id, rows in groups.items()],
+            "metrics": self.metrics_of_run.rows().get(step, {}),
+            "warnings": [each for each in self.warnings() if each["step"] == step],
+        }
+
+    def task(self, query: Query) -> dict[str, Any]:
+        """Returns how one task went over the steps, and its episodes, the oldest first."""
+        task_id = query.get("task_id", "")
+        rows, _ = self._index.list(Selection(task_id=task_id), sort="step", limit=MAX_PAGE)
+        if not rows:
+            raise KeyError(task_id)
+        steps = self._index.task(task_id)
+        return {
+            "task_id": task_id,
+            "query": rows[0]["query"],
+            "steps": steps,
+            "count": sum(each["num"] for each in steps),
+            "episodes": rows,
+        }
+
+    def group(self, query: Query) -> dict[str, Any]:
+        """Returns one group: its members side by side and where they part, and its neighbours."""
+        group_id, mode = query.get("group_id", ""), query.get("mode") or "train"
+        step = _number(query, "step", int) or 0
+        members = self._index.group(step, mode, group_id)
+        if not members:
+            raise KeyError(group_id)
+        groups = list(dict.fromkeys(row["group_id"] for row in self._index.step(step, mode)))
+        at = groups.index(group_id)
+        with EpisodeReader(self.folder.episodes_db) as reader:
+            data = group_data(reader, members, self._token_text())
+        return {
+            **_group_row(group_id, members),
+            **data,
+            "step": step,
+            "mode": mode,
+            "previous": groups[at - 1] if at else None,
+            "following": groups[at + 1] if at + 1 < len(groups) else None,
+        }
+
+    def episode(self, episode_id: str) -> dict[str, Any]:
+        """Returns one episode with its tokens. Raises `KeyError` when it does not exist."""
+        with EpisodeReader(self.folder.episodes_db) as reader:
+            row = reader.episode(episode_id).row
+            members = self._index.group(row.step, row.mode, row.group_id)
+            return episode_data(reader, episode_id, members, self._token_text())
+
+    def comparison(self) -> dict[str, Any]:
+        """Returns what stands in a table of runs."""
+        before, after = self.metrics_of_run.ends("held_out/success")
+        rewards = self.metrics_of_run.ends("reward/mean")
+        return {
+            "name": self.folder.path.name,
+            "folder": str(self.folder.path),
+            "steps": max(self.metrics_of_run.rows(), default=0),
+            "before": before,
+            "after": after,
+            "first_reward": rewards[0],
+            "last_reward": rewards[1],
+            "num_warnings": len(self.warnings()),
+            "attempts": len(read_attempts(self.folder)),
+        }
+
+    def config(self) -> dict[str, str]:
+        """Returns the config that the run stored, flat, with its values as text."""
+        if not is_file(self.folder.config_yaml):
+            return {}
+        try:
+            values = yaml.safe_load(self.folder.config_yaml.read_text(encoding="utf-8"))
+            return {name: str(value) for name, value in flatten(values).items()}
+        except (OSError, ValueError, AttributeError, RecursionError, yaml.YAMLError) as error:
+            reason = " ".join(str(error).split())
+            raise CheckpointError(f"{self.folder.config_yaml} cannot be read: {reason}") from error
+
+    def state(self) -> tuple[object, ...]:
+        """Returns something that differs when the run has written more."""
+        names = ("episodes.sqlite", "episodes.sqlite-wal", "logs/metrics.jsonl", "summary.json")
+        return tuple(_stat(self.folder, name) for name in (*names, "logs/warnings.jsonl"))
+
+    def _token_text(self) -> TokenText:
+        with self._lock:
+            if self._text is None:
+                self._text = TokenText(tokenizer_of(self.folder))
+            return self._text
+
+
+def compared_configs(pages: Mapping[str, RunPage]) -> list[dict[str, Any]]:
+    """Returns the keys whose values are not the same in all runs, with the value of each run (None
+    where it has no such key)."""
+    configs = {name: page.config() for name, page in pages.items()}
+    keys = sorted({key for config in configs.values() for key in config})
+    rows = [
+        {"key": key, "values": {name: c.get(key) for name, c in configs.items()}} for key in keys
+    ]
+    return [row for row in rows if len(set(row["values"].values())) > 1]
+
+
+def selection_of(query: Query) -> Selection:
+    """Returns the selection that a query string asks for; an empty value is no condition."""
+    values: dict[str, Any] = {}
+    for name in (each.name for each in fields(Selection)):
+        if name == "is_success":
+            values[name] = {"true": True, "false": False}.get(query.get(name, ""))
+        elif name in _KINDS:
+            values[name] = _number(query, name, _KINDS[name])
+        else:
+            values[name] = query.get(name) or None
+    return Selection(**values)
+
+
+def to_json(data: Any) -> bytes:
+    """Returns JSON that browsers read: a number that is not finite becomes null."""
+    return json.dumps(_finite(data), ensure_ascii=True, allow_nan=False).encode("ascii")
+
+
+def _group_row(group_id: str, rows: Sequence[Row]) -> dict[str, Any]:
+    """Returns one group of a list. `has_signal` tells whether a member has an advantage that is
+    not 0, None where nothing was trained."""
+    rewards = [row["reward"] for row in rows if row["reward"] is not None]
+    advantages = [row["advantage"] for row in rows if row["advantage"] is not None]
+    names = ("episode_id", "rollout_index", "reward", "is_success", "status")
+    return {
+        "group_id": group_id,
+        "task_id": rows[0]["task_id"],
+        "query": rows[0]["query"],
+        "reward": fmean(rewards) if rewards else None,
+        "variance": pvariance(rewards) if rewards else None,
+        "tokens": fmean(row["num_sampled_tokens"] for row in rows),
+        "seconds": max(row["seconds"] for row in rows),
+        "has_signal": any(advantages) if advantages else None,
+        "strip": [{name: row[name] for name in names} for row in rows],
+    }
+
+
+def _ends(steps: Sequence[int]) -> tuple[int | None, int | None]:
+    return (steps[0], steps[-1]) if steps else (None, None)
+
+
+def _share(row: Row) -> float:
+    return row["successes"] / row["num"]
+
+
+def _wins(row: Row) -> list[bool]:
+    return [True] * row["successes"] + [False] * (row["num"] - row["successes"])
+
+
+def _success(rows: Sequence[Row]) -> dict[str, Any] | None:
+    """Returns the success over tasks of one evaluation, or None where there was none."""
+    if not rows:
+        return None
+    estimate = share_over_tasks([_share(row) for row in rows], max(row["num"] for row in rows))
+    return {**_interval(estimate), "step": rows[0]["step"], "num_tasks": len(rows)}
+
+
+def _interval(estimate: IntervalEstimate) -> dict[str, float]:
+    return {"value": estimate.value, "low": estimate.low, "high": estimate.high}
+
+
+def _change(before: Row, after: Row) -> dict[str, Any]:
+    return {
+        "task_id": after["task_id"],
+        "query": after["query"],
+        "before": [before["successes"], before["num"]],
+        "after": [after["successes"], after["num"]],
+    }
+
+
+def _stat(folder: RunFolder, name: str) -> tuple[int, int] | None:
+    try:
+        stat = (folder.path / name).stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size
+
+
+def _number(query: Query, name: str, kind: type[int] | type[float]) -> Any:
+    value = query.get(name, "").strip()
+    if not value:
+        return None
+    try:
+        number = kind(value)
+    except ValueError:
+        raise ConfigError(f"{name}={value!r} is not a number") from None
+    if not -MAX_NUMBER < number < MAX_NUMBER:
+        raise ConfigError(f"{name}={value!r} is no number of an episode")
+    return number
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(k): _finite(v) for k, v in value.items()}
+    return [_finite(v) for v in value] if isinstance(value, list) else value

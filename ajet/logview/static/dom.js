@@ -1,0 +1,125 @@
+// Makes elements, and writes numbers. What was recorded is put in as text only, never as HTML: a
+// model may write <script> as well as anything else.
+
+const IN_A_ROW = 16; // members of a strip before it takes another row
+
+/** @typedef {Node | string | number | null | undefined | false | any[]} Child */
+
+/**
+ * Makes an element: el("a", {href: "#/", class: "dim"}, "text", element). A property that is a
+ * function is a listener, one that is null, undefined or false is left out, true has no value.
+ * @param {string} tag
+ * @param {Record<string, any>} [properties]
+ * @param {...Child} children
+ * @returns {HTMLElement}
+ */
+export function el(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (typeof value === "function") element.addEventListener(name, value);
+    else if (value !== null && value !== undefined && value !== false) {
+      element.setAttribute(name, value === true ? "" : String(value));
+    }
+  }
+  element.append(...kept(children));
+  return element;
+}
+
+/** Returns what is to be appended. @param {Child[]} children @returns {(Node | string)[]} */
+function kept(children) {
+  return children.flatMap((child) => {
+    if (child === null || child === undefined || child === false || child === "") return [];
+    if (Array.isArray(child)) return kept(child);
+    return [typeof child === "number" ? String(child) : child];
+  });
+}
+
+/** @param {string} id @returns {HTMLElement} */
+export function byId(id) {
+  return /** @type {HTMLElement} */ (document.getElementById(id));
+}
+
+/** Returns the number with so many digits after the point; a dash where there is none.
+ * @param {number | null | undefined} value @param {number} [digits] */
+export function number(value, digits = 2) {
+  return value === null || value === undefined ? "–" : value.toFixed(digits);
+}
+
+/** Returns the number with three digits that matter. @param {number | null | undefined} value */
+export function short(value) {
+  if (value === null || value === undefined) return "–";
+  const size = Math.abs(value);
+  if (size >= 1000) return Math.round(value).toLocaleString("en");
+  if (size !== 0 && size < 0.001) return value.toExponential(1);
+  return String(Number(value.toPrecision(3)));
+}
+
+/** @param {number | null | undefined} share */
+export function percent(share) {
+  return share === null || share === undefined ? "–" : `${(100 * share).toFixed(1)}\u00a0%`;
+}
+
+/** @param {number} count @param {string} noun */
+export function plural(count, noun) {
+  return `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
+}
+
+/**
+ * Returns the address of a page: link(run, ["step", 12], {mode: "train"}). An empty value is left
+ * out of the query.
+ * @param {string | null} run
+ * @param {(string | number)[]} [path]
+ * @param {Record<string, any>} [query]
+ */
+export function link(run, path = [], query = {}) {
+  const parts = (run === null ? [] : [run, ...path]).map((part) => encodeURIComponent(part));
+  const used = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const asked = new URLSearchParams(used.map(([name, value]) => [name, String(value)])).toString();
+  return `#/${parts.join("/")}${asked ? `?${asked}` : ""}`;
+}
+
+/** Returns a table that can be scrolled sideways, also by keyboard.
+ * @param {string} label @param {Child[]} head header cells @param {Child[]} rows */
+export function table(label, head, rows) {
+  return el("div", { class: "table", role: "region", "aria-label": label, tabindex: 0 },
+    el("table", {}, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows)));
+}
+
+/** @param {string} text @param {boolean} [isNumber] */
+export function th(text, isNumber = false) {
+  return el("th", { scope: "col", class: isNumber ? "num" : null }, text);
+}
+
+/**
+ * Returns the members of a group as a strip: one small link each, filled by its reward between the
+ * lowest and the highest of the page, with a sign for what a colour may not say.
+ * @param {string} run @param {import("./data.js").Member[]} members @param {[number, number]} range
+ */
+export function strip(run, members, [low, high]) {
+  const made = el("span", { class: "strip" }, members.map((member) => {
+    const failed = !/^(ok|truncated)$/.test(member.status);
+    const sign = failed ? "!" : member.is_success ? "✓" : "·";
+    const words = `member ${member.rollout_index + 1}: reward ${number(member.reward)}, ${member.status}`;
+    const cell = el("a", {
+      href: link(run, ["episode", member.episode_id]), title: words, "aria-label": words, tabindex: -1,
+      class: failed ? "cell failed" : "cell",
+    }, sign);
+    const share = high > low ? ((member.reward ?? low) - low) / (high - low) : Number((member.reward ?? 0) > 0);
+    cell.style.backgroundColor = failed ? "" : `rgba(var(--green), ${(0.06 + 0.5 * share).toFixed(3)})`;
+    return cell;
+  }));
+  made.style.minWidth = `${Math.min(members.length, IN_A_ROW) * 1.5}rem`;
+  return made;
+}
+
+/** @param {import("./data.js").Member[]} members @returns {[number, number]} */
+export function rewardRange(members) {
+  const rewards = members.map((member) => member.reward).filter((reward) => reward !== null);
+  return [Math.min(...rewards, Infinity), Math.max(...rewards, -Infinity)];
+}
+
+/** Returns text that is folded away behind its first words.
+ * @param {Child} summary @param {Child[]} content @param {boolean} [open] */
+export function fold(summary, content, open = false) {
+  return el("details", { open }, el("summary", {}, summary), ...content);
+}

@@ -1,0 +1,251 @@
+// One episode: what was expected and answered, how it was judged, then call by call what was said.
+import { el, fold, link, number, plural, short } from "../dom.js";
+import { get } from "../data.js";
+import { blankWord, colourChoice, colourOf, contextSpans, sampledSpans, showNumbers, strongestOf } from "../tokens.js";
+
+/** @typedef {import("../data.js").Turn} Turn */
+
+const MAX_SHOWN = 1500; // characters of a message before the rest is folded
+
+/** @param {import("../app.js").Place} place @returns {Promise<import("../app.js").Page>} */
+export async function show({ run, path, query, set }) {
+  const id = path[1] ?? "";
+  const data = await get(`episode/${encodeURIComponent(id)}`, { run });
+  const colour = colourOf(query.colour ?? (data.turns.some((/** @type {Turn} */ turn) => turn.sampled.advantages) ? "advantage" : "mask"));
+  const isTokens = query.view === "tokens";
+  const at = data.members.findIndex((/** @type {any} */ member) => member.episode_id === id);
+  const to = (/** @type {number} */ index) => (data.members[index] ? link(run, ["episode", data.members[index].episode_id], query) : null);
+  const strongest = strongestOf(data.turns.map((/** @type {Turn} */ turn) => turn.sampled));
+  const turns = el("div", { id: "turns" }, data.turns.map((/** @type {Turn} */ turn) => card(turn, data.turns, isTokens, colour, strongest)));
+  showNumbers(turns);
+  const commands = el("div", {});
+  get("origin", { run }).then((origin) => commands.replaceChildren(...copyable(origin, id)))
+    .catch((error) => commands.replaceChildren(el("p", { class: "dim" }, error.message)));
+  const group = link(run, ["group", data.step, data.mode, data.group_id]);
+  const content = [
+    el("h1", { class: "text" }, data.query || data.task_id),
+    el("p", { class: "pager" }, "members ", data.members.map((/** @type {any} */ member, /** @type {number} */ index) => el("a", {
+      href: to(index), class: member.is_success ? "good" : null, "aria-current": index === at ? "page" : null,
+      title: `reward ${number(member.reward)}, ${member.status}`,
+    }, String(member.rollout_index + 1))),
+    el("a", { href: group }, "side by side"), el("a", { href: link(run, ["task", data.task_id]) }, "this task through the steps")),
+    verdict(data),
+    facts(data),
+    waterfall(data),
+    el("div", { class: "choices" },
+      el("button", { "aria-pressed": String(!isTokens), click: () => set({ view: null }) }, "conversation"),
+      el("button", { "aria-pressed": String(isTokens), click: () => set({ view: "tokens" }) }, "every token")),
+    colourChoice(colour, (chosen) => set({ colour: chosen })),
+    data.turns.length === 0 ? el("p", { class: "box" }, "The model was not called in this episode.") : turns,
+    fold("Commands for this episode", [commands]),
+    fold("Everything else that was recorded", [el("pre", {}, rest(data))]),
+  ].filter((each) => each !== null);
+  return {
+    title: data.query || id, content, previous: to(at - 1), following: to(at + 1),
+    crumbs: [[run, link(run)], [`step ${data.step}`, link(run, ["step", data.step], data.mode === "train" ? {} : { mode: data.mode })],
+      [`group ${data.group_id}`, group], [`episode ${id}`, null]],
+  };
+}
+
+/** Returns a recorded value: text as it is, anything else as JSON. @param {any} recorded */
+export function value(recorded) {
+  const compact = typeof recorded === "string" ? recorded : JSON.stringify(recorded);
+  const text = compact.length > 300 && typeof recorded !== "string" ? JSON.stringify(recorded, null, 1) : compact;
+  return el(text.includes("\n") || text.length > 90 ? "pre" : "code", {}, text);
+}
+
+/** @param {any} data */
+function verdict(data) {
+  const failed = !/^(ok|truncated)$/.test(data.status);
+  const judged = Object.entries(data.reward_breakdown);
+  const reason = data.metadata.judge_reason;
+  const success = data.is_success === null ? "not judged" : data.is_success ? "success" : "no success";
+  return el("section", { class: "verdict", "aria-label": "Result" },
+    el("p", { class: "headline" }, el("b", { class: data.is_success ? "good" : "bad" }, `reward ${number(data.reward)}`), `  ${success}`,
+      el("span", { class: failed ? "bad" : "dim" }, `  ${data.status}${data.ended_as === data.status ? "" : ` (ended as ${data.ended_as})`}`)),
+    data.error ? el("pre", { class: "bad" }, data.error) : null,
+    el("dl", {},
+      answer("expected", data.expected, "the task names no answer"), answer("answered", data.final_answer, "nothing"),
+      judged.length ? [el("dt", {}, "judged"), el("dd", {}, judged.map(([name, part]) => el("span", { class: "part" }, `${name} ${short(/** @type {number} */ (part))}`)))] : null,
+      reason ? [el("dt", {}, "because"), el("dd", {}, value(reason))] : null));
+}
+
+/** @param {string} word @param {import("../data.js").Named | null} named @param {string} otherwise */
+function answer(word, named, otherwise) {
+  return [el("dt", {}, named ? `${word} (${named.name})` : word), el("dd", {}, named ? value(named.value) : el("span", { class: "dim" }, otherwise))];
+}
+
+/** @param {any} data */
+function facts(data) {
+  const versions = [...new Set([data.min_policy_version, data.max_policy_version])].filter((each) => each !== null);
+  /** @type {Record<string, string>} */
+  const shown = {
+    advantage: data.advantage === null ? "not trained" : number(data.advantage, 3), calls: String(data.turns.length),
+    "sampled tokens": String(data.num_sampled_tokens), "policy version": versions.join(" to ") || "–", seconds: number(data.seconds),
+    ...Object.fromEntries(Object.entries(data.log_metrics).map(([name, each]) => [name, short(/** @type {number} */ (each))])),
+  };
+  return el("p", { class: "facts" }, Object.entries(shown).map(([name, text]) => el("span", {}, el("b", {}, name), ` ${text}`)));
+}
+
+/** Shows when the model worked and when the rest did: the calls as bars over the episode's time.
+ * @param {any} data */
+function waterfall(data) {
+  /** @type {Turn[]} */
+  const turns = data.turns;
+  if (turns.length === 0) return null;
+  const begin = Math.min(...turns.map((turn) => turn.started_s));
+  const end = Math.max(...turns.map((turn) => turn.ended_s), begin + 1e-6);
+  const place = (/** @type {number} */ from, /** @type {number} */ to, /** @type {string} */ kind) => {
+    const bar = el("span", { class: `bar ${kind}` });
+    bar.style.marginLeft = `${(100 * (from - begin)) / (end - begin)}%`;
+    bar.style.width = `${Math.max(0.3, (100 * (to - from)) / (end - begin))}%`;
+    return bar;
+  };
+  const rows = turns.flatMap((turn, index) => {
+    const next = turns[index + 1];
+    const own = el("li", {}, el("span", {}, `call ${turn.turn_index + 1}${agent(turn)}: ${number(turn.seconds)} s`), place(turn.started_s, turn.ended_s, "model"));
+    const gap = next ? next.started_s - turn.ended_s : 0;
+    return gap > 0.001 ? [own, el("li", {}, el("span", {}, `tools, environment, waiting: ${number(gap)} s`), place(turn.ended_s, next.started_s, "other"))] : [own];
+  });
+  const judge = data.timings.judge_s === undefined ? "" : `, the judge ${short(data.timings.judge_s)} s`;
+  const model = turns.reduce((sum, turn) => sum + turn.seconds, 0);
+  return fold(`Time: ${number(end - begin)} s, of which the model ${number(model)} s${judge}`, [el("ol", { class: "waterfall" }, rows)]);
+}
+
+/** @param {Turn} turn */
+function agent(turn) {
+  return turn.agent_name === "default" ? "" : ` of ${turn.agent_name}`;
+}
+
+/** @param {Turn} turn @param {Turn[]} turns @param {boolean} isTokens @param {import("../tokens.js").Colour} colour @param {number} strongest */
+function card(turn, turns, isTokens, colour, strongest) {
+  const sampled = turn.sampled.ids.length;
+  const notes = [
+    turn.trainable ? "" : "not trained", `${turn.prompt_kept + turn.prompt.ids.length} prompt tokens`, `${sampled} sampled`, turn.finish_reason,
+    `policy ${turn.policy_version}`, turn.reward === null ? "" : `reward ${Number(turn.reward.toFixed(4))}`, `${turn.seconds.toFixed(2)} s`,
+    ...Object.entries(turn.notes.malformed ?? {}).map(([name, why]) => `malformed, ${name}: ${why}`),
+  ];
+  const word = blankWord(turn.sampled, colour);
+  return el("section", { class: "turn", "aria-label": `call ${turn.turn_index + 1}` },
+    el("h2", {}, `call ${turn.turn_index + 1}${agent(turn)}`, notes.filter(Boolean).map((note) => el("span", {}, note))),
+    isTokens ? everyToken(turn, turns, colour, strongest) : conversation(turn, colour, strongest),
+    word ? el("p", { class: "word" }, word) : null);
+}
+
+/** @param {Turn} turn @param {import("../tokens.js").Colour} colour @param {number} strongest */
+function conversation(turn, colour, strongest) {
+  const tools = turn.base_turn === null ? turn.tools : null;
+  return [
+    tools?.length ? el("div", { class: "message" }, fold(`${plural(tools.length, "tool")}: ${tools.map(toolName).join(", ")}`, [el("pre", {}, JSON.stringify(tools, null, 2))])) : null,
+    turn.new_messages.map(message),
+    el("div", { class: "message reply" }, el("h3", {}, "model"),
+      turn.sampled.ids.length ? el("p", { class: "tokens" }, sampledSpans(turn.sampled, colour, strongest)) : el("p", { class: "dim" }, "given, not sampled: ", contentOf(turn.reply)),
+      calls(turn.reply)),
+  ];
+}
+
+/** @param {any} tool */
+function toolName(tool) {
+  return tool?.function?.name ?? tool?.name ?? "unnamed";
+}
+
+/** @param {any} said */
+function message(said) {
+  const role = String(said.role ?? "message");
+  const text = contentOf(said);
+  if (role === "system") return el("div", { class: "message" }, fold(`system prompt, ${plural(text.length, "character")}`, [el("pre", {}, text)]));
+  const title = role === "tool" ? `result${said.name ? ` of ${said.name}` : ""}` : role;
+  return el("div", { class: `message ${role}` }, el("h3", {}, title), long(text), calls(said));
+}
+
+/** Shows the beginning of a long text, and the rest when asked. @param {string} text */
+function long(text) {
+  if (text.length <= MAX_SHOWN) return el("p", { class: "said" }, text || el("span", { class: "dim" }, "no text"));
+  return el("div", {}, el("p", { class: "said" }, text.slice(0, MAX_SHOWN)),
+    fold(`… ${(text.length - MAX_SHOWN).toLocaleString("en")} more characters`, [el("p", { class: "said" }, text.slice(MAX_SHOWN))]));
+}
+
+/** @param {any} said */
+function calls(said) {
+  if (!Array.isArray(said.tool_calls)) return null;
+  return said.tool_calls.map((/** @type {any} */ each) => {
+    const text = String(each?.function?.arguments ?? "");
+    return fold(el("code", {}, `${toolName(each)} ${text.length > 70 ? `${text.slice(0, 70)} …` : text}`), [el("pre", {}, pretty(text))]);
+  });
+}
+
+/** Returns a call's arguments with one on each line, and line ends as such. @param {string} text */
+function pretty(text) {
+  try {
+    const found = JSON.parse(text);
+    return Object.entries(found).map(([name, each]) => `${name} = ${typeof each === "string" ? each : JSON.stringify(each)}`).join("\n");
+  } catch {
+    return text;
+  }
+}
+
+/** @param {any} said */
+function contentOf(said) {
+  const { content } = said;
+  if (Array.isArray(content)) return content.map((part) => part?.text ?? (typeof part === "string" ? part : JSON.stringify(part))).join("");
+  return typeof content === "string" ? content : content === null || content === undefined ? "" : JSON.stringify(content);
+}
+
+/** @param {Turn} turn @param {Turn[]} turns @param {import("../tokens.js").Colour} colour @param {number} strongest */
+function everyToken(turn, turns, colour, strongest) {
+  return el("p", { class: "tokens" }, turn.base_turn === null ? null : earlier(turn, turns),
+    contextSpans(turn.prompt), sampledSpans(turn.sampled, colour, strongest));
+}
+
+/** Returns a button for the part of the prompt that an earlier call has already shown; it unfolds in
+ * place. @param {Turn} turn @param {Turn[]} turns */
+function earlier(turn, turns) {
+  const base = turns[/** @type {number} */ (turn.base_turn)];
+  const whole = wholePrompt(base, turns).ids.length + base.sampled.ids.length;
+  const how = turn.prompt_kept === whole ? "goes on from" : "begins like";
+  const button = el("button", {
+    click: () => {
+      const all = wholePrompt(turn, turns);
+      button.replaceWith(...contextSpans({ ids: all.ids.slice(0, turn.prompt_kept), texts: all.texts.slice(0, turn.prompt_kept) }));
+    },
+  }, `… ${how} call ${base.turn_index + 1}: show its ${turn.prompt_kept} tokens`);
+  return button;
+}
+
+/** @param {Turn} turn @param {Turn[]} turns @returns {{ids: number[], texts: string[]}} */
+function wholePrompt(turn, turns) {
+  if (turn.base_turn === null) return turn.prompt;
+  const base = turns[turn.base_turn];
+  const before = wholePrompt(base, turns);
+  return {
+    ids: [...[...before.ids, ...base.sampled.ids].slice(0, turn.prompt_kept), ...turn.prompt.ids],
+    texts: [...[...before.texts, ...base.sampled.texts].slice(0, turn.prompt_kept), ...turn.prompt.texts],
+  };
+}
+
+/** @param {{folder: string, yaml: string | null}} origin @param {string} id */
+function copyable({ folder, yaml }, id) {
+  const quoted = (/** @type {string} */ text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'"'"'`)}'`);
+  const commands = [
+    `ajet replay ${quoted(folder)} ${quoted(id)}`,
+    `ajet replay ${quoted(folder)} ${quoted(id)} --debugger pdb`,
+    ...(yaml ? [`ajet debug --conf ${quoted(yaml)} --parallel 1`, `ajet eval --conf ${quoted(yaml)} --checkpoint ${quoted(folder)}`] : []),
+  ];
+  return commands.map((command) => el("p", { class: "command" }, el("code", {}, command), copyButton(command)));
+}
+
+/** @param {string} command */
+function copyButton(command) {
+  const button = el("button", {
+    "aria-label": `copy ${command}`,
+    click: () => navigator.clipboard.writeText(command).then(() => button.replaceChildren("copied"), () => button.replaceChildren("not allowed: select it")),
+  }, "copy");
+  return button;
+}
+
+/** @param {any} data */
+function rest(data) {
+  const { turns, members, ...others } = data;
+  const spoken = turns.map((/** @type {Turn} */ turn) => ({ turn_index: turn.turn_index, tools: turn.tools, messages: turn.messages, reply: turn.reply, notes: turn.notes }));
+  return JSON.stringify({ ...others, turns: spoken }, null, 2);
+}

@@ -1,0 +1,82 @@
+// One group: its members side by side, where they first part, and which tokens got credit.
+import { el, link, number, plural, rewardRange, strip, table, th } from "../dom.js";
+import { get } from "../data.js";
+import { blankWord, colourChoice, colourOf, sampledSpans, showNumbers, strongestOf } from "../tokens.js";
+import { value } from "./episode.js";
+
+const MAX_GIVEN = 400;
+
+/** @param {import("../app.js").Place} place @returns {Promise<import("../app.js").Page>} */
+export async function show({ run, path, query, set }) {
+  const [, step = "0", mode = "train", group_id = ""] = path;
+  const data = await get("group", { run, step, mode, group_id });
+  const colour = colourOf(query.colour ?? (data.has_signal === null ? "mask" : "advantage"));
+  const at = (/** @type {string | null} */ name) => (name === null ? null : link(run, ["group", step, mode, name], query));
+  const strongest = strongestOf(data.members.flatMap((/** @type {any} */ member) => member.turns.map((/** @type {any} */ turn) => turn.sampled)));
+  const lanes = el("div", { class: "lanes", role: "region", "aria-label": "Members side by side", tabindex: 0 },
+    data.members.map((/** @type {any} */ member) => lane(run, member, data.parting, colour, strongest)));
+  showNumbers(lanes);
+  const content = [
+    el("h1", { class: "text" }, data.query || data.task_id),
+    el("p", { class: "pager" },
+      data.previous === null ? null : el("a", { href: at(data.previous) }, "← previous group"),
+      data.following === null ? null : el("a", { href: at(data.following) }, "next group →"),
+      el("a", { href: link(run, ["task", data.task_id]) }, "this task through the steps")),
+    el("p", {}, [
+      plural(data.num_members, "member"), `mean reward ${number(data.reward)}`, `variance ${number(data.variance)}`,
+      data.has_signal === null ? "not trained" : data.has_signal ? "with signal" : "without signal: every advantage is 0",
+    ].join("  ·  "), "  ", strip(run, data.strip, rewardRange(data.strip))),
+    data.expected ? el("p", {}, el("b", {}, `expected (${data.expected.name}) `), value(data.expected.value)) : null,
+    parting(data),
+    colourChoice(colour, (chosen) => set({ colour: chosen })),
+    data.members.length < data.num_members ? el("p", { class: "dim" }, `The first ${data.members.length} members.`) : null,
+    lanes,
+  ].filter((each) => each !== null);
+  return {
+    title: `group ${group_id}`, content, previous: at(data.previous), following: at(data.following),
+    crumbs: [[run, link(run)], [`step ${step}`, link(run, ["step", step], mode === "train" ? {} : { mode })], [`group ${group_id}`, null]],
+  };
+}
+
+/** @param {any} data */
+function parting(data) {
+  const { parting: found } = data;
+  if (found === null) {
+    return data.num_members > 1 ? el("p", { class: "box" }, "The members do not part: all sampled the same tokens.") : null;
+  }
+  const call = `call ${found.turn + 1}`;
+  if (found.of === "prompt") {
+    return el("p", { class: "box" }, `The members part in the prompt of ${call}, at token ${found.token + 1}: they were given different text, or not all made this call.`);
+  }
+  return el("section", { class: "box", "aria-label": "Where the members part" },
+    el("h2", {}, `They part at token ${found.token + 1} of ${call}`),
+    found.shared.length
+      ? el("p", {}, "All members say ", el("code", {}, `${found.shared.length < found.token ? "…" : ""}${found.shared.join("")}`), ", then:")
+      : el("p", {}, "It is the first token that the model chose:"),
+    table("Ways to go on", [th("next token"), th("members"), th("mean reward", true)], found.ways.map((/** @type {any} */ way) => el("tr", {},
+      el("td", {}, way.text === null ? el("span", { class: "dim" }, "the reply ends") : el("code", {}, way.text.replaceAll("\n", "↵"))),
+      el("td", {}, way.members.map((/** @type {number} */ member) => member + 1).join(", ")),
+      el("td", { class: "num" }, number(way.reward))))));
+}
+
+/** @param {string} run @param {any} member @param {any} parted @param {import("../tokens.js").Colour} colour @param {number} strongest */
+function lane(run, member, parted, colour, strongest) {
+  const failed = !/^(ok|truncated)$/.test(member.status);
+  return el("section", { class: "lane", "aria-label": `member ${member.rollout_index + 1}` },
+    el("h3", {}, el("a", { href: link(run, ["episode", member.episode_id], { colour }) }, `member ${member.rollout_index + 1}`),
+      el("span", { class: member.is_success ? "good" : failed ? "bad" : null }, `reward ${number(member.reward)}`),
+      el("span", { class: failed ? "bad" : "dim" }, member.status)),
+    member.turns.length === 0 ? el("p", { class: "dim" }, "The model was not called.") : null,
+    member.turns.map((/** @type {any} */ turn) => call(turn, parted, colour, strongest)));
+}
+
+/** @param {any} turn @param {any} parted @param {import("../tokens.js").Colour} colour @param {number} strongest */
+function call(turn, parted, colour, strongest) {
+  const marked = parted?.of === "reply" && parted.turn === turn.turn_index ? parted.token : null;
+  const given = turn.given.length > MAX_GIVEN ? `${turn.given.slice(0, MAX_GIVEN)} …` : turn.given;
+  const word = blankWord(turn.sampled, colour);
+  return el("div", {},
+    given ? el("p", { class: "given" }, given) : null,
+    el("p", { class: "tokens" }, sampledSpans(turn.sampled, colour, strongest, marked)),
+    word ? el("p", { class: "word" }, word) : null);
+}

@@ -1,0 +1,53 @@
+// All runs: their results in a table, their curves in one picture, where their configs differ.
+import { el, link, percent, plural, short, table, th } from "../dom.js";
+import { get } from "../data.js";
+import { figure } from "../chart.js";
+
+const CURVES = ["reward/mean", "held_out/success", "update/entropy", "update/kl"];
+
+/** @param {import("../app.js").Place} _ @returns {Promise<import("../app.js").Page>} */
+export async function show(_) {
+  const { runs, differences } = await get("runs");
+  const names = runs.map((/** @type {any} */ run) => run.name);
+  const metrics = await Promise.all(names.map((/** @type {string} */ run) => get("metrics", { run, names: CURVES.join(",") })));
+  const content = [
+    el("h1", {}, plural(names.length, "run")),
+    table("Runs", [
+      th("run"), th("steps", true), th("held out, before", true), th("after", true),
+      th("reward, first step", true), th("last step", true), th("warnings", true), th("starts", true),
+    ], runs.map(row)),
+    el("div", { class: "figures" }, CURVES.map((curve) => together(curve, names, metrics))),
+    el("h2", {}, "Where the configs differ"),
+    differences.length ? configs(names, differences) : el("p", { class: "dim" }, "Nowhere."),
+  ];
+  return { title: "runs", content, live: true };
+}
+
+/** @param {any} run */
+function row(run) {
+  return el("tr", {},
+    el("td", {}, el("a", { href: link(run.name), title: run.folder }, run.name)),
+    el("td", { class: "num" }, run.steps),
+    [percent(run.before), percent(run.after), short(run.first_reward), short(run.last_reward), run.num_warnings, run.attempts]
+      .map((text) => el("td", { class: "num" }, String(text))));
+}
+
+/** Returns one curve of all runs that have it.
+ * @param {string} curve @param {string[]} names @param {import("../data.js").Metrics[]} metrics */
+function together(curve, names, metrics) {
+  const having = metrics.map((each, index) => ({ ...each, name: names[index] })).filter((each) => each.series[curve]);
+  if (having.length === 0) return null;
+  const steps = [...new Set(having.flatMap((each) => each.steps))].sort((a, b) => a - b);
+  const series = having.map((each) => {
+    const values = new Map(each.steps.map((step, index) => [step, each.series[curve][index]]));
+    return { name: each.name, values: steps.map((step) => values.get(step) ?? null), points: curve.startsWith("held_out") };
+  });
+  return figure({ title: curve, steps, series });
+}
+
+/** @param {string[]} names @param {{key: string, values: Record<string, string | null>}[]} differences */
+function configs(names, differences) {
+  return table("Where the configs differ", [th("key"), ...names.map((name) => th(name))],
+    differences.map(({ key, values }) => el("tr", {}, el("th", { scope: "row" }, key),
+      names.map((name) => el("td", { class: "value" }, values[name] ?? "–")))));
+}

@@ -1,0 +1,223 @@
+"""What a reader sees and does on the page, in a real browser."""
+
+import re
+
+import pytest
+from browser_fixtures import opened_browser, opened_page, write_trained_run
+from logview_fixtures import HOSTILE, write_run
+from record_fixtures import episode, group_of
+
+from ajet.core.record.episode_store import EpisodeStore
+from ajet.core.record.metrics import MetricsLogger
+from ajet.logview.server import LogviewServer
+
+MAX_CLICKS = 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_trained_run(tmp_path_factory.mktemp("runs") / "math")
+
+
+@pytest.fixture(scope="module")
+def url(folder):
+    with LogviewServer([folder.path], port=0) as server:
+        yield server.url
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with opened_browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def page(browser, url):
+    with opened_page(browser, url) as page:
+        yield page
+
+
+def shown(page, address):
+    """Waits until this page of the run is there."""
+    wanted = f"#/math/{address}" if address else "#/math"
+    of_page = "document.querySelector('main').dataset.address"
+    page.wait_for_function(f"end => location.hash === end && {of_page} === end", arg=wanted)
+
+
+def visit(page, url, address):
+    page.goto(f"{url}/#/math/{address}" if address else f"{url}/#/math")
+    shown(page, address)
+
+
+STEPS, LIST = "#nav >> text=Steps", "#nav >> text=Episodes"
+GROUP = "main >> text=How many apples?"
+QUESTIONS = {
+    "did the model get better on tasks that it did not train on?": (
+        [], ".headline", "Held-out success 50.0 % → 75.0 %"),
+    "is that more than chance?": ([], "section >> text=interval", "+25.0 points, 95 % interval"),
+    "which task did it forget?": ([], "section:has(> h2:text('Fell')) a", "Held out 2?"),
+    "what did the run warn of?": ([], "#warnings", HOSTILE),
+    "what does the model say now to the task that it forgot?": (
+        ["main >> text=Held out 2?", "tr:has(a:text('2')) .cell"], ".verdict", "reward 0.00"),
+    "which groups of the newest step have no signal?": (
+        [STEPS], "tr.dead", "Why is the lake blue?"),
+    "where do the members of a group part?": ([STEPS, GROUP], ".box", "in the prompt of call 2"),
+    "which tokens got credit?": (
+        [STEPS, GROUP, "text=member 1"], ".sampled[style*='--red']", "\x07"),
+    "what was expected and answered?": (
+        [STEPS, GROUP, "text=member 2"], ".verdict dl", "expected (answer) #### 42 answered"),
+    "what ended the episode that failed?": (
+        [LIST, "select[name=status] >> value=timeout", "#rows a.row"], "pre.bad", "deadline of 60"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_ten_questions_of_a_reader_take_at_most_three_clicks(page, question):
+    clicks, where, answer = QUESTIONS[question]
+    assert len(clicks) <= MAX_CLICKS
+    for click in clicks:
+        select, _, value = click.partition(" >> value=")
+        if value:
+            page.select_option(select, value)
+            page.wait_for_selector("#rows tr:only-child")
+        else:
+            page.locator(click).first.click()
+    shown = page.locator(where).first
+    shown.wait_for()
+    assert answer in " ".join(shown.inner_text().split(" ")).replace("\xa0", " ").replace("\n", " ")
+
+
+def test_the_page_lists_warnings_as_text_whatever_stands_in_them(page):
+    warning = page.locator("#warnings li")
+    assert warning.locator("b").inner_text() == "<b onclick=alert(3)>"
+    assert warning.locator("span").inner_text() == HOSTILE
+    assert warning.locator("script, img, [onclick]").count() == 0
+
+
+def test_stored_markup_is_text_on_every_page_of_its_episode(page, url):
+    of_episode = ("group/2/train/000002-train-0002", "episode/000002-train-0002-00")
+    for address in ("step/2", "episodes?status=timeout", *of_episode):
+        visit(page, url, address)
+        assert HOSTILE in page.locator("main").inner_text(), address
+        assert page.locator("main script, main img").count() == 0
+
+
+def test_the_address_holds_what_was_chosen(page, url):
+    visit(page, url, "episodes")
+    page.fill("input[name=text]", "apples")
+    page.wait_for_function("() => document.querySelector('#count')?.innerText === '3 episodes'")
+    page.select_option("select[name=is_success]", "true")
+    page.wait_for_function("() => document.querySelector('#count')?.innerText === '2 episodes'")
+    page.get_by_role("button", name="tokens").click()
+    page.wait_for_function("() => location.hash.includes('sort=-tokens')")
+    page.reload()
+    page.wait_for_function("() => document.querySelector('#count')?.innerText === '2 episodes'")
+    assert page.input_value("input[name=text]") == "apples"
+    assert page.locator("th[aria-sort=descending]").inner_text().startswith("tokens")
+    visit(page, url, "episode/000002-train-0000-00?view=tokens&colour=logprob")
+    assert page.locator("input[name=colour]:checked").input_value() == "logprob"
+    assert page.locator("[aria-pressed=true]").inner_text() == "every token"
+
+
+def test_keys_go_to_the_neighbours_and_up_and_back(page, url):
+    visit(page, url, "episode/000002-train-0000-00")
+    for key, end in (
+        ("j", "episode/000002-train-0000-01"), ("ArrowRight", "episode/000002-train-0000-02"),
+        ("k", "episode/000002-train-0000-01"), ("u", "group/2/train/000002-train-0000"),
+        ("j", "group/2/train/000002-train-0001"), ("u", "step/2"), ("k", "step/1"), ("u", ""),
+    ):  # fmt: skip
+        page.keyboard.press(key)
+        shown(page, end)
+    page.go_back()
+    shown(page, "step/1")
+    page.keyboard.press("/")
+    page.wait_for_function("() => document.activeElement.name === 'text'")
+    page.keyboard.type("jk")  # letters in a field are no keys of the page
+    assert page.input_value("input[name=text]") == "jk"
+
+
+def test_a_step_that_is_written_while_the_page_is_open_appears(browser, tmp_path):
+    folder = write_run(tmp_path / "math")
+    with LogviewServer([folder.path], port=0) as server, opened_page(browser, server.url) as page:
+        assert page.locator("text=No step has been written yet.").count() == 1
+        metrics = MetricsLogger([], folder)
+        with EpisodeStore(folder.episodes_db) as store:
+            store.write(3, [group_of(episode(step=3, mode="eval", reward=0.0))])
+        metrics.log(3, {"reward/mean": 0.5})
+        metrics.close()
+        page.wait_for_function(
+            "() => document.querySelector('#live').innerText === 'math: step 3 is there'"
+        )
+        page.wait_for_function(
+            "() => document.querySelector('.headline')?.innerText.includes('→ 0.0')"
+        )
+        page.wait_for_selector("figure canvas")
+
+
+def test_a_curve_is_there_in_words_and_as_a_table(page):
+    figure = page.locator("figure").filter(has=page.get_by_role("heading", name="Reward"))
+    said = "Reward: reward/mean 0.25 → 0.5 (steps 1 to 2, 0.25 to 0.5)"
+    assert figure.locator("[role=img]").get_attribute("aria-label") == said
+    figure.locator("summary").click()
+    rows = figure.locator("details tbody tr").all_inner_texts()
+    assert [row.split() for row in rows] == [["0", "–"], ["1", "0.25"], ["2", "0.5"]]
+
+
+def test_an_episode_without_advantages_says_so_in_a_word(page, url):
+    visit(page, url, "episode/000002-eval-0000-00?colour=advantage")
+    assert set(page.locator(".word").all_inner_texts()) == {
+        "no advantage: nothing of it was trained"
+    }
+    visit(page, url, "episode/000002-train-0001-00?colour=advantage")
+    assert page.locator(".word").first.inner_text() == "advantage 0 on every token: no signal"
+
+
+def test_the_commands_of_an_episode_are_copied(browser, url, folder):
+    (folder.path / "origin.json").write_text(
+        '{"yaml": "/my files/math.yaml", "project_dir": null, "current_folder": "/",'
+        ' "begun": "2026-01-01T00:00:00", "stop_token_ids": []}'
+    )
+    with opened_page(browser, url, permissions=["clipboard-read", "clipboard-write"]) as page:
+        visit(page, url, "episode/000002-train-0000-00")
+        page.get_by_text("Commands for this episode").click()
+        page.get_by_role("button", name=re.compile("copy ajet replay .*00$")).click()
+        page.get_by_role("button", name=re.compile("copy ajet eval")).wait_for()
+        assert page.evaluate("navigator.clipboard.readText()") == (
+            f"ajet replay {folder.path} 000002-train-0000-00"
+        )
+        commands = page.locator(".command code").all_inner_texts()
+    assert f"ajet eval --conf '/my files/math.yaml' --checkpoint {folder.path}" in commands
+
+
+ADDRESSES = (
+    "", "step/2?sort=variance", "group/2/train/000002-train-0000",
+    "episode/000002-train-0000-00", "episode/000002-train-0000-00?view=tokens",
+    "episodes", "task/task-0",
+)  # fmt: skip
+
+
+def test_nothing_is_wider_than_a_phone(browser, url):
+    with opened_page(browser, url) as page:
+        page.set_viewport_size({"width": 390, "height": 800})
+        for address in ADDRESSES:
+            visit(page, url, address)
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390, address
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(browser, url, scheme):
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="no axe to check with"
+    )
+    found = []
+    with opened_page(browser, url, color_scheme=scheme) as page:
+        for address in ADDRESSES:
+            visit(page, url, address)
+            violations = axe.Axe().run(page).response["violations"]
+            found += [
+                (address, each["id"], node["html"][:120])
+                for each in violations
+                if each["impact"] in ("serious", "critical")
+                for node in each["nodes"]
+            ]
+    assert found == []

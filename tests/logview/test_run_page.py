@@ -1,0 +1,177 @@
+import json
+
+import pytest
+from logview_fixtures import write_run
+from record_fixtures import episode, group_of, two_turns
+
+from ajet.core.inference.endpoint import Completion
+from ajet.core.record.episode_store import EpisodeStore
+from ajet.core.record.run_folder import RunFolder
+from ajet.core.trajectory.trajectory import Group
+from ajet.core.trajectory.turn import Turn
+from ajet.logview.run_page import RunPage, compared_configs
+
+
+@pytest.fixture
+def folder(tmp_path):
+    with RunFolder.open(tmp_path / "run") as folder:
+        yield folder
+
+
+@pytest.fixture
+def page(folder):
+    page = RunPage(folder)
+    yield page
+    page.close()
+
+
+def held_out(step, *successes):
+    """Groups of held-out tasks 0, 1, …: each has two episodes, so many of which succeed."""
+    return [
+        group_of(
+            *(
+                episode(step=step, mode="eval", group=task, member=m, reward=float(m < num))
+                for m in range(2)
+            )
+        )
+        for task, num in enumerate(successes)
+    ]
+
+
+def test_the_changes_are_task_by_task_between_the_first_and_the_last_evaluation(folder, page):
+    with EpisodeStore(folder.episodes_db) as store:
+        store.write(0, held_out(0, 0, 2, 1, 1))
+        store.write(5, held_out(5, 2, 2, 2, 2))  # not an end
+        store.write(10, held_out(10, 2, 1, 2, 1))
+    changes = page.changes()
+    assert changes["steps"] == [0, 5, 10]
+    assert (changes["before"]["value"], changes["before"]["step"]) == (0.5, 0)
+    assert (changes["after"]["value"], changes["after"]["num_tasks"]) == (0.75, 4)
+    assert changes["difference"]["value"] == 0.25
+    rose = [(each["task_id"], each["before"], each["after"]) for each in changes["rose"]]
+    assert rose == [("task-0", [0, 2], [2, 2]), ("task-2", [1, 2], [2, 2])]
+    assert [each["task_id"] for each in changes["fell"]] == ["task-1"]
+    assert (changes["num_rose"], changes["num_fell"], changes["num_same"]) == (2, 1, 1)
+
+
+def test_a_run_that_was_evaluated_once_has_no_change(folder, page):
+    assert page.changes()["before"] is None
+    with EpisodeStore(folder.episodes_db) as store:
+        store.write(0, held_out(0, 1))
+    changes = page.changes()
+    assert (changes["before"]["value"], changes["after"], changes["difference"]) == (
+        0.5,
+        None,
+        None,
+    )
+
+
+def test_metrics_of_one_step_are_put_together_and_lines_that_cannot_be_read_left_out(folder, page):
+    rows = [
+        '{"step": 2, "time": 1.0, "reward/mean": 0.123456789}',
+        '{"step": 1, "time": 1.0, "reward/mean": 0.5, "update/kl": null}',
+        '{"step": 1, "held_out/success": 1}',
+        '{"step": "3", "reward/mean": 1}', "[1]", "null", '{"step": 4, "rew', "\udcff",
+    ]  # fmt: skip
+    folder.metrics_jsonl.write_bytes("\n".join(rows).encode("utf-8", "surrogateescape"))
+    names = "reward/mean,held_out/success,update/kl,absent"
+    data = page.metrics({"names": names})
+    assert data["steps"] == [1, 2]
+    assert data["series"] == {"reward/mean": [0.5, 0.123457], "held_out/success": [1.0, None]}
+    with folder.metrics_jsonl.open("a") as file:
+        file.write('\n{"step": 5, "reward/mean": 1.0}\n')
+    assert page.metrics({"names": "reward/mean"})["steps"] == [1, 2, 5]
+
+
+def test_a_step_has_its_groups_with_their_rewards_and_tells_the_dead_ones(tmp_path):
+    page = RunPage(write_run(tmp_path / "math"))
+    step = page.step({"step": "1"})
+    (group,) = step["groups"]
+    assert (group["reward"], group["variance"], group["has_signal"]) == (0.5, 0.25, True)
+    assert [member["reward"] for member in group["strip"]] == [1.0, 0.0]
+    assert (step["previous"], step["following"], step["modes"]) == (None, 2, ["eval", "train"])
+    (untrained,) = page.step({"step": "1", "mode": "eval"})["groups"]
+    assert untrained["has_signal"] is None
+    page.close()
+
+
+def one_call(*tokens, prompt=(100, 101)):
+    completion = Completion(prompt, tokens, (-0.5,) * len(tokens), "stop", 0)
+    user = {"role": "user", "content": "?"}
+    return (Turn(completion, [user], None, {"role": "assistant", "content": "!"}),)
+
+
+def parting(folder, page, *turns, rewards=(1.0, 0.0, 0.5)):
+    members = [
+        episode(member=number, turns=each, reward=reward)
+        for number, (each, reward) in enumerate(zip(turns, rewards, strict=False))
+    ]
+    with EpisodeStore(folder.episodes_db) as store:
+        store.write(1, [group_of(*members)])
+    return page.group({"step": "1", "group_id": "000001-train-0000"})["parting"]
+
+
+def test_members_part_at_the_first_token_that_they_do_not_share(folder, page):
+    found = parting(folder, page, one_call(1, 2, 3), one_call(1, 2, 4), one_call(1, 2, 3, 5))
+    assert found == {
+        "turn": 0,
+        "token": 2,
+        "of": "reply",
+        "shared": ["<1>", "<2>"],
+        "ways": [
+            {"text": "<3>", "members": [0, 2], "reward": 0.75},
+            {"text": "<4>", "members": [1], "reward": 0.0},
+        ],
+    }
+
+
+def test_a_member_whose_reply_ends_earlier_parts_at_its_end(folder, page):
+    found = parting(folder, page, one_call(1, 2), one_call(1))
+    assert [(way["text"], way["members"]) for way in found["ways"]] == [("<2>", [0]), (None, [1])]
+    assert found["token"] == 1
+
+
+def test_members_may_part_in_a_later_call_or_because_their_prompts_differ(folder, page):
+    found = parting(folder, page, two_turns(), two_turns()[:1])
+    assert (found["turn"], found["of"], found["token"]) == (1, "prompt", 0)
+
+
+def test_members_that_are_alike_to_the_end_do_not_part(folder, page):
+    assert parting(folder, page, two_turns(), two_turns()) is None
+
+
+def test_the_reply_that_a_framework_gives_back_is_not_shown_twice(tmp_path):
+    page = RunPage(write_run(tmp_path / "math"))
+    first, second = page.episode("000001-train-0000-00")["turns"]
+    assert [message["role"] for message in first["new_messages"]] == ["system", "user"]
+    assert [message["role"] for message in second["new_messages"]] == ["tool"]
+    page.close()
+
+
+def test_an_episode_has_its_expected_and_its_final_answer_by_their_names(folder, page):
+    right = episode(metadata={"final_answer": "42"})
+    right.workflow_task.task.metadata["answer"] = "#### 42"
+    with EpisodeStore(folder.episodes_db) as store:
+        store.write(1, [Group(right.group_id, (right,), task=right.workflow_task.task)])
+        store.write(1, [group_of(episode(group=1, metadata={"other": 1}))])
+    shown = page.episode("000001-train-0000-00")
+    assert shown["expected"] == {"name": "answer", "value": "#### 42"}
+    assert shown["final_answer"] == {"name": "final_answer", "value": "42"}
+    other = page.episode("000001-train-0001-00")
+    assert other["final_answer"] == {"name": "last reply", "value": "42"}
+    assert other["expected"] is None
+
+
+def test_runs_are_compared_by_the_keys_whose_values_differ(tmp_path):
+    pages = {}
+    for name, rate in {"a": 0.1, "b": 0.2}.items():
+        with RunFolder.open(tmp_path / name) as folder:
+            text = json.dumps(
+                {"ajet": {"lr": rate, "seed": 0, **({"x": 1} if name == "b" else {})}}
+            )
+            folder.config_yaml.write_text(text)
+            pages[name] = RunPage(folder)
+    assert compared_configs(pages) == [
+        {"key": "ajet.lr", "values": {"a": "0.1", "b": "0.2"}},
+        {"key": "ajet.x", "values": {"a": None, "b": "1"}},
+    ]
