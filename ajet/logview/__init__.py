@@ -1,5 +1,5 @@
-"""A local page over one run folder: its episodes in a list, each one token by token.
+"""A local page over run folders: what changed in a run, and why, down to single tokens.
 
-In: a run folder's `episodes.sqlite`, config and tokenizer, read only, also while the run goes on.
+In: run folders, read only, also while the runs go on.
 Out: a web page on the loopback interface. Ignores everything about training.
 """

@@ -337,7 +337,7 @@ class EpisodeIndex:
         spoke = {(turn["agent_name"], turn["id"]) for turn in turns if turn["agent_name"]}
         self._connection.executemany(
             "INSERT INTO said (rowid, words) VALUES (?, ?)",
-            ((number, _spaced(" ".join(texts))) for number, texts in words.items()),
+            ((number, _storable(_spaced(" ".join(texts)))) for number, texts in words.items()),
         )
         self._connection.executemany("INSERT OR IGNORE INTO called VALUES (?, ?)", called)
         self._connection.executemany("INSERT OR IGNORE INTO spoke VALUES (?, ?)", spoke)
@@ -380,7 +380,7 @@ def _tag(task: str) -> str | None:
     """Returns the tag of a stored task, where it has one."""
     metadata = _loaded(task, dict).get("metadata")
     tag = metadata.get("tag") if isinstance(metadata, dict) else None
-    return tag if isinstance(tag, str) else None
+    return _storable(tag) if isinstance(tag, str) else None
 
 
 def _loaded(text: str, kind: type) -> Any:
@@ -398,20 +398,26 @@ def _tools_called(reply: str) -> Iterable[str]:
         function = call.get("function") if isinstance(call, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
         if isinstance(name, str):
-            yield name
+            yield _storable(name)
 
 
 def _strings(value: Any) -> Iterator[str]:
     """Yields the strings of a message, without its keys, its role and its ids."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list):
-        for each in value:
-            yield from _strings(each)
-    elif isinstance(value, dict):
-        for key, each in value.items():
-            if key not in ("role", "type", "id", "tool_call_id"):
-                yield from _strings(each)
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, list):
+            waiting += reversed(each)
+        elif isinstance(each, dict):
+            kept = (name for name in each if name not in ("role", "type", "id", "tool_call_id"))
+            waiting += reversed([each[name] for name in kept])
+
+
+def _storable(text: str) -> str:
+    """Returns the text with a question mark for each lone surrogate, which SQLite cannot hold."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _spaced(text: str) -> str:

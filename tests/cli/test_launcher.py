@@ -431,7 +431,7 @@ def test_every_option_has_help():
                 assert len(line.split("  ")) > 2 or options[place + 1].startswith(" " * 20), line
 
 
-@pytest.mark.parametrize("command", ["train", "view", "plan", "env-check", "check", "debug"])
+@pytest.mark.parametrize("command", ["train", "plan", "env-check", "check", "debug"])
 def test_a_command_without_its_arguments_says_which_one_is_missing(command):
     result = run(command)
     assert result.exit_code == 2

@@ -81,6 +81,7 @@ async def test_each_episode_ends_as_it_does_beside_a_run_and_the_metrics_count_i
 def test_the_page_shows_the_run_its_list_and_its_episodes(hostile):
     page_of_run = RunPage(RunFolder(hostile.path))
     to_json(page_of_run.run())
+    to_json(page_of_run.episodes({"text": "a"}))
     shown, after = 0, None
     while True:
         page = page_of_run.episodes({"limit": "100"} | ({"after": str(after)} if after else {}))

@@ -19,6 +19,7 @@ const COLUMNS = [
   { name: "error", text: "error", show: (row) => row.error ?? "" },
 ];
 const USUAL = "step,mode,status,reward,advantage,turns,tokens,seconds";
+const TYPING_MS = 150; // until what is typed is taken for whole
 const RANGES = [
   ["step", "first_step", "last_step"], ["reward", "min_reward", "max_reward"], ["tokens", "min_tokens", "max_tokens"], ["staleness", "min_staleness", ""],
 ];
@@ -88,7 +89,10 @@ function filters(menus, state, change) {
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   let typing;
   form.addEventListener("submit", (event) => event.preventDefault());
-  form.addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(read, 150); });
+  form.addEventListener("input", (event) => {
+    clearTimeout(typing);
+    typing = setTimeout(read, event.target instanceof HTMLSelectElement ? 0 : TYPING_MS);
+  });
   form.addEventListener("reset", (event) => {
     event.preventDefault();
     for (const field of form.elements) {

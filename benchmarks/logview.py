@@ -1,0 +1,254 @@
+"""What the page costs on a run of 100,000 episodes: until something is seen, and for a filter.
+
+    python benchmarks/logview.py [--episodes 100000] [--run FOLDER] [--out FILE.json]
+
+The run is made here: steps of 256 episodes in groups of 8, two turns each, the same 256 tasks held
+out every 50 steps, and a row of metrics for each step; FOLDER keeps it for the next time. Limits:
+1 s until the page of a server that has just started shows its heading and curves, 100 ms for a
+filter. The held-out tasks that rose and fell follow, when the index of all episodes is made; words
+are indexed at the first search. Times of the browser need a Chromium and Playwright: they count
+from the request of the address until the heading, the curves and the tasks are in the document, and
+from the choice of a filter until its rows are.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ajet.core.inference.endpoint import Completion
+from ajet.core.record.episode_store import EpisodeStore
+from ajet.core.record.metrics import MetricsLogger
+from ajet.core.record.run_folder import RunFolder
+from ajet.core.task.task import Task
+from ajet.core.task.workflow_task import Mode, WorkflowOutput, WorkflowTask
+from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
+from ajet.core.trajectory.turn import Turn
+from ajet.logview.server import LogviewServer
+
+EPISODES_A_STEP, MEMBERS, TASKS, EVAL_EVERY = 256, 8, 2048, 50
+LIMIT_FIRST_S, LIMIT_FILTER_MS = 1.0, 100.0
+WORDS = ["apple", "pear", "train", "bus", "coin", "book", "pencil", "lake", "river", "bridge"]
+FIRST = ("/", "/static/app.js", "/api/runs", "/api/metrics?names=reward/mean,reward/std")
+QUERIES = {
+    "none": "",
+    "status": "status=timeout",
+    "success": "is_success=true&mode=train",
+    "reward": "min_reward=0.99",
+    "steps": "first_step=30&last_step=40",
+    "task": "task_id=task-77",
+    "tokens": "min_tokens=58&sort=-tokens",
+    "sorted by reward": "sort=-reward",
+    "text in everything said": "text=pear+river",
+    "text that is nowhere": "text=nosuchword",
+    "tool": "tool=execute_python_code&is_success=false",
+}
+FILTER = """async (value) => {
+    const select = document.querySelector("select[name=status]");
+    const done = new Promise((resolve) => new MutationObserver(resolve)
+        .observe(document.querySelector("#list"), {childList: true}));
+    const begun = performance.now();
+    select.value = value;
+    select.dispatchEvent(new Event("input", {bubbles: true}));
+    await done;
+    return performance.now() - begun;
+}"""
+TOOLS = [{"type": "function", "function": {"name": "execute_python_code", "parameters": {}}}]
+
+
+def episode(rng: np.random.Generator, step: int, task: int, member: int, mode: Mode) -> Trajectory:
+    """Two turns, a tool call and the answer, with ids and text of the demo's length."""
+    first = tuple(rng.integers(0, 1024, 80).tolist())
+    sampled = [tuple(rng.integers(0, 1024, 30).tolist()) for _ in range(2)]
+    second = first + sampled[0] + tuple(rng.integers(0, 1024, 20).tolist())
+    logprobs = [tuple((-rng.random(30)).tolist()) for _ in range(2)]
+    things = " ".join(rng.choice(WORDS, 6))
+    system = {"role": "system", "content": "You solve word problems with Python. " * 8}
+    user = {"role": "user", "content": f"Problem {task}: {things}. How many are there?"}
+    code = json.dumps({"code": f"print({task} + {member})"})
+    call = {"id": "call_0", "function": {"name": "execute_python_code", "arguments": code}}
+    reply = {"role": "assistant", "content": "", "tool_calls": [call]}
+    tool = {"role": "tool", "content": f"<stdout>{task + member}</stdout>"}
+    answer = {"role": "assistant", "content": f"The {rng.choice(WORDS)} gives {task + member}"}
+    turns = (
+        Turn(
+            Completion(first, sampled[0], logprobs[0], "stop", step), [system, user], TOOLS, reply
+        ),
+        Turn(
+            Completion(second, sampled[1], logprobs[1], "stop", step),
+            [system, user, reply, tool],
+            TOOLS,
+            answer,
+        ),
+    )
+    group_id = f"{step:06d}-{mode}-{task:04d}"
+    who = WorkflowTask(
+        Task(f"{'task' if mode == 'train' else 'held-out'}-{task}", user["content"]),
+        f"{group_id}-{member:02d}", group_id, member, step, mode, 0,
+    )  # fmt: skip
+    status = EpisodeStatus.TIMEOUT if rng.random() < 0.01 else EpisodeStatus.OK
+    reward = float(rng.random() < 0.3 + step / 1000)
+    output = WorkflowOutput(metadata={"final_answer": str(task + member)})
+    return Trajectory(who, turns, status, output, reward, reward > 0.5)
+
+
+def write_run(path: Path, num_episodes: int) -> int:
+    """Writes the run and returns how many episodes it has."""
+    rng, written = np.random.default_rng(0), 0
+    num_steps = num_episodes // (EPISODES_A_STEP + EPISODES_A_STEP // EVAL_EVERY)
+    with RunFolder.open(path) as folder, EpisodeStore(folder.episodes_db) as store:
+        metrics = MetricsLogger([], folder)
+        for step in range(num_steps + 1):
+            if step % EVAL_EVERY == 0:
+                held_out = [episode(rng, step, task, 0, "eval") for task in range(256)]
+                store.write(step, [Group(t.group_id, (t,)) for t in held_out])
+                solved = float(np.mean([bool(t.is_success) for t in held_out]))
+                metrics.log(step, {"held_out/success": solved, "held_out/tasks": 256})
+                written += 256
+            if step == 0:
+                continue
+            tasks = rng.choice(TASKS, EPISODES_A_STEP // MEMBERS, replace=False).tolist()
+            groups = [
+                Group(
+                    f"{step:06d}-train-{task:04d}",
+                    tuple(episode(rng, step, task, member, "train") for member in range(MEMBERS)),
+                )
+                for task in tasks
+            ]
+            members = [t for g in groups for t in g.trajectories]
+            advantages = {t.episode_id: (np.ones(30, np.float32),) * 2 for t in members}
+            store.write(step, groups, advantages)
+            rewards = [t.reward or 0.0 for t in members]
+            metrics.log(step, _metrics(rng, rewards))
+            written += len(members)
+        metrics.close()
+    return written
+
+
+def _metrics(rng: np.random.Generator, rewards: list[float]) -> dict[str, float]:
+    """Returns a row with as many numbers as a real run logs."""
+    mean = float(np.mean(rewards))
+    return {
+        "reward/mean": mean,
+        "reward/std": float(np.std(rewards)),
+        "reward/success": mean,
+        "update/entropy": float(rng.random()),
+        "update/kl": float(rng.random()) / 100,
+        "rollout/seconds": 5 + float(rng.random()),
+        "update/seconds": 1 + float(rng.random()),
+        "rollout/tokens_per_s": 1600 + float(rng.random()),
+        "groups/total": 32.0,
+        "groups/with_advantage": float(rng.integers(10, 32)),
+        **{f"other/{index}": float(rng.random()) for index in range(60)},
+    }
+
+
+def server_times(run: Path) -> dict[str, Any]:
+    """Returns the seconds until a new server has answered what the first page asks for, of the
+    first text search, and the milliseconds of each filter, the best of three."""
+    with LogviewServer([run], port=0) as server:
+        started, cpu = time.perf_counter(), time.process_time()
+        for path in FIRST:
+            _get(server.url + path)
+        first_s, first_cpu_s = time.perf_counter() - started, time.process_time() - cpu
+        started, cpu = time.perf_counter(), time.process_time()
+        _get(f"{server.url}/api/changes")
+        tasks_s, tasks_cpu_s = time.perf_counter() - started, time.process_time() - cpu
+        started, cpu = time.perf_counter(), time.process_time()
+        _get(f"{server.url}/api/episodes?text=apple")
+        search_s, search_cpu_s = time.perf_counter() - started, time.process_time() - cpu
+        filters, filters_cpu = {}, {}
+        for name, query in QUERIES.items():
+            tries = [_timed(f"{server.url}/api/episodes?{query}") for _ in range(3)]
+            walls, cpus = zip(*tries, strict=True)
+            filters[name], filters_cpu[name] = round(min(walls), 1), round(min(cpus), 1)
+    return {
+        "first_answer_s": round(first_s, 3),
+        "first_answer_cpu_s": round(first_cpu_s, 3),
+        "held_out_tasks_s": round(tasks_s, 3),
+        "held_out_tasks_cpu_s": round(tasks_cpu_s, 3),
+        "first_search_s": round(search_s, 2),
+        "first_search_cpu_s": round(search_cpu_s, 2),
+        "filter_ms": filters,
+        "filter_cpu_ms": filters_cpu,
+    }
+
+
+def _timed(url: str) -> tuple[float, float]:
+    """Returns the milliseconds of an answer, of wall time and of this process's CPU time."""
+    started, cpu = time.perf_counter(), time.process_time()
+    _get(url)
+    return (time.perf_counter() - started) * 1000, (time.process_time() - cpu) * 1000
+
+
+def _get(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=300) as answer:
+        return answer.read()
+
+
+def browser_times(run: Path) -> dict[str, float] | None:
+    """Returns the seconds until a browser shows the first page and until it shows a filtered list;
+    None without a browser."""
+    chromium = shutil.which("chromium")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        return None
+    if chromium is None:
+        return None
+    times: dict[str, float] = {}
+    with sync_playwright() as playwright, LogviewServer([run], port=0) as server:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        started = time.perf_counter()
+        page.goto(server.url, wait_until="commit")
+        for name, what in (("heading", "h1"), ("curves", "figure canvas"), ("tasks", ".headline")):
+            page.wait_for_selector(what)
+            times[f"{name}_s"] = round(time.perf_counter() - started, 3)
+        page.click("nav >> text=Episodes")
+        page.wait_for_selector("#rows tr")
+        times["filter_ms"] = round(
+            min(page.evaluate(FILTER, value) for value in ("timeout", "ok")), 1
+        )
+        browser.close()
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--episodes", type=int, default=100_000)
+    parser.add_argument("--run", type=Path, help="A folder that keeps the made run.")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/logview.json"))
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        run = args.run or Path(folder) / "made"
+        if not (run / "episodes.sqlite").exists():
+            write_run(run, args.episodes)
+        result = {
+            "episodes": _count(run),
+            "bytes": (run / "episodes.sqlite").stat().st_size,
+            "load_average": round(os.getloadavg()[0], 1),
+            **server_times(run),
+            "browser": browser_times(run),
+            "limits": {"first_s": LIMIT_FIRST_S, "filter_ms": LIMIT_FILTER_MS},
+        }
+    args.out.write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result, indent=2))
+
+
+def _count(run: Path) -> int:
+    from ajet.core.record.episode_reader import EpisodeReader
+
+    with EpisodeReader(run / "episodes.sqlite") as reader:
+        return reader.count()
+
+
+if __name__ == "__main__":
+    main()
