@@ -28,7 +28,7 @@ from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.metrics import MetricsLogger
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.task.task import Task
-from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
+from ajet.core.task.workflow_task import Mode, WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
 from ajet.core.trajectory.turn import Turn
 from ajet.logview.server import LogviewServer
@@ -63,7 +63,7 @@ FILTER = """async (value) => {
 TOOLS = [{"type": "function", "function": {"name": "execute_python_code", "parameters": {}}}]
 
 
-def episode(rng: np.random.Generator, step: int, task: int, member: int, mode: str) -> Trajectory:
+def episode(rng: np.random.Generator, step: int, task: int, member: int, mode: Mode) -> Trajectory:
     """Two turns, a tool call and the answer, with ids and text of the demo's length."""
     first = tuple(rng.integers(0, 1024, 80).tolist())
     sampled = [tuple(rng.integers(0, 1024, 30).tolist()) for _ in range(2)]
@@ -109,7 +109,7 @@ def write_run(path: Path, num_episodes: int) -> int:
             if step % EVAL_EVERY == 0:
                 held_out = [episode(rng, step, task, 0, "eval") for task in range(256)]
                 store.write(step, [Group(t.group_id, (t,)) for t in held_out])
-                solved = float(np.mean([t.is_success for t in held_out]))
+                solved = float(np.mean([bool(t.is_success) for t in held_out]))
                 metrics.log(step, {"held_out/success": solved, "held_out/tasks": 256})
                 written += 256
             if step == 0:

@@ -3,6 +3,7 @@ import subprocess
 import sys
 import urllib.request
 
+import pytest
 from logview_fixtures import write_run
 
 from tests.e2e.toy_run import ended
@@ -22,11 +23,14 @@ def test_view_serves_the_page_until_it_is_interrupted(tmp_path):
         assert process.wait(timeout=60) == 0
 
 
-def test_a_folder_that_is_no_run_is_one_line(tmp_path):
-    done = subprocess.run([*LAUNCHER, str(tmp_path)], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize(("given", "folder"), [(["other"], "other"), ([], "launcher_record")])
+def test_a_folder_that_is_no_run_is_one_line(tmp_path, given, folder):
+    done = subprocess.run(
+        [*LAUNCHER, *given], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
-    assert "episodes.sqlite: no such file; is this the folder of a run?" in done.stderr
+    assert f"{folder}/episodes.sqlite: no such file; is this the folder of a run?" in done.stderr
 
 
 def test_a_folder_of_run_folders_is_all_of_them(tmp_path):

@@ -31,17 +31,15 @@ export async function show({ run, query, set }) {
   const state = { ...query }; // grows with what is typed, while the address follows
   const list = el("div", { id: "list" });
   let asked = 0;
-  let more = 0;
   const load = async (/** @type {number | null} */ after = null) => {
     const mine = ++asked;
     if (needsWords(state)) byId("live").textContent = "searching …";
     const given = Object.fromEntries(FILTERS.map((name) => [name, state[name]]));
-    const data = await get("episodes", { run, ...given, sort: state.sort, after });
+    const data = await get("episodes", { run, ...given, sort: state.sort, after })
+      .finally(() => { if (mine === asked) byId("live").textContent = ""; });
     if (mine !== asked) return;
-    if (needsWords(state)) byId("live").textContent = "";
     if (after === null) list.replaceChildren(...listed(run, data, state, load, sortBy));
     else append(list, run, data, state, load);
-    more = after === null ? 0 : more + 1;
   };
   const change = (/** @type {Record<string, any>} */ changes) => {
     Object.assign(state, changes);
@@ -50,7 +48,8 @@ export async function show({ run, query, set }) {
   };
   const sortBy = (/** @type {string} */ name) => change({ sort: state.sort === `-${name}` ? name : `-${name}` });
   const form = filters(menus, state, change);
-  await load().catch((error) => list.replaceChildren(el("p", { class: "error" }, error.message)));
+  const loaded = load().catch((error) => list.replaceChildren(el("p", { class: "error" }, error.message)));
+  if (!needsWords(state)) await loaded; // the first search may take seconds
   if (query.focus) {
     set({ focus: null }, true);
     setTimeout(() => /** @type {HTMLInputElement} */ (form.elements.namedItem("text")).focus());
