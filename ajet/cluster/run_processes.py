@@ -59,11 +59,11 @@ class RunProcesses:
             self._engine = engine_name(config, on_gpu=self._on_gpu)
         method, notice = sync_method(config, placement, self._engine)
         root = width = None
-        if self._has_engines and (method != "nccl" or self._engine != "in_process"):
+        is_server = self._engine != "in_process"
+        if self._has_engines and (method != "nccl" or is_server):
             in_memory = method == "memory" or (method == "nccl" and start_in_memory(placement))
             root = make_weight_store(folder.path, in_memory=in_memory, notice=notice)
         if self._has_engines and method == "nccl":
-            is_server = self._engine != "in_process"
             width = config.ajet.rollout.tensor_model_parallel_size if is_server else 1
         self.engines = Engines(config, [options(each) for each in placement.engines])
         self.workers = RolloutWorkers(

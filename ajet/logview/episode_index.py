@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.core.errors import CheckpointError, ConfigError
+from ajet.core.record.episode_reader import where_clause
 from ajet.core.record.episode_schema import database_problem, open_for_reading
 from ajet.core.record.run_folder import is_file
 
@@ -124,8 +125,7 @@ class Selection:
                 None if not self.text else _match(self.text)
             ),
         }
-        used = {sql: value for sql, value in conditions.items() if value is not None}
-        return " AND ".join(used) or "1", list(used.values())
+        return where_clause(conditions)
 
 
 class EpisodeIndex:

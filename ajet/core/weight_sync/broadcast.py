@@ -58,23 +58,17 @@ class BroadcastReceiver:
     def tensors(self) -> Generator[tuple[TensorInfo, Tensor], None, None]:
         """Joins the group, waits for all its members, and yields the tensors as they come, each in
         new memory."""
-        import torch
-
         infos: list[TensorInfo] = []
         with _joined(self.address, self.port, self.rank, self.size, self) as group:
             group.receive_header()  # the shapes, which `load_tensors` checks tensor by tensor
-            while "end" not in (header := group.receive_header()):
-                info = TensorInfo.from_json(header)
-                dtype = getattr(torch, info.dtype)
-                tensor = torch.empty(info.shape, dtype=dtype, device=group.device)
-                group.broadcast(tensor)
-                infos.append(info)
-                yield info, tensor
-            if header["end"] != self.version:
-                raise WeightsError(
-                    f"{group.where}: version {header['end']} came, not {self.version}"
-                )
-            if header["checksum"] != Manifest(self.version, tuple(infos)).checksum:
+            for header, tensor in group.tensors():
+                infos.append(TensorInfo.from_json(header))
+                yield infos[-1], tensor
+            end = group.end
+            assert end is not None
+            if end["end"] != self.version:
+                raise WeightsError(f"{group.where}: version {end['end']} came, not {self.version}")
+            if end["checksum"] != Manifest(self.version, tuple(infos)).checksum:
                 raise WeightsError(f"{group.where}: version {self.version} came incomplete")
 
 

@@ -1,7 +1,7 @@
 """One process's place in a group of torch.distributed over which rank 0 sends tensors.
 
     rank 0        group.send_header({"name": …})    group.broadcast(tensor)
-    the others    group.receive_header()            group.broadcast(tensor)   which it overwrites
+    the others    group.receive_header()            for header, tensor in group.tensors(): …
 
 The group is separate from the process's default one. gloo moves tensors in CPU memory, nccl those
 on a GPU. This file imports torch alone: vLLM's worker loads it by its path
@@ -13,6 +13,7 @@ Not covered: what the headers mean (broadcast.py).
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -46,6 +47,8 @@ class BroadcastGroup:
         import torch.distributed.distributed_c10d as c10d
         from torch._C._distributed_c10d import TCPStore
 
+        self.end: dict[str, Any] | None = None
+        """The header that ends the tensors, once it has come."""
         self.where = f"weights by {backend} over {address}:{port}"
         timeout = timedelta(seconds=timeout_s)
         try:
@@ -80,6 +83,21 @@ class BroadcastGroup:
         data = torch.zeros(int(length.item()), dtype=torch.uint8, device=self.device)
         self.broadcast(data)
         return json.loads(bytes(data.cpu().numpy()))
+
+    def tensors(self) -> Iterator[tuple[dict[str, Any], Tensor]]:
+        """Yields the header and the content of each tensor that rank 0 sends, in new memory, until
+        `end` has come; a second call goes on where the first one was left."""
+        import torch
+
+        while self.end is None:
+            header = self.receive_header()
+            if "end" in header:
+                self.end = header
+                return
+            dtype = getattr(torch, header["dtype"])
+            tensor = torch.empty(header["shape"], dtype=dtype, device=self.device)
+            self.broadcast(tensor)
+            yield header, tensor
 
     def broadcast(self, tensor: Tensor) -> None:
         """Sends rank 0's tensor, in this group's device memory, into that of every other rank."""

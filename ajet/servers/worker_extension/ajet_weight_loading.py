@@ -141,26 +141,16 @@ class Broadcast:
     def __init__(self, group: Any, tensor_checksum: Callable[[Tensor], str]) -> None:
         self._group, self._tensor_checksum = group, tensor_checksum
         self._damaged: list[str] = []
-        self.end: dict[str, Any] | None = None
         sent = group.receive_header()["shapes"]
         self.shapes = {name: tuple(shape) for name, shape in sent.items()}
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yields each tensor with its name as it comes. A damaged one is noted: the others of the
         group are not left waiting."""
-        import torch
-
-        while self.end is None:
-            header = self._group.receive_header()
-            if "end" in header:
-                self.end = header
-                return
-            name, dtype = header["name"], getattr(torch, header["dtype"])
-            tensor = torch.empty(header["shape"], dtype=dtype, device=self._group.device)
-            self._group.broadcast(tensor)
+        for header, tensor in self._group.tensors():
             if self._tensor_checksum(tensor) != header["checksum"]:
-                self._damaged.append(name)
-            yield name, tensor
+                self._damaged.append(header["name"])
+            yield header["name"], tensor
 
     def finish(self) -> None:
         """Receives what the model did not take, so that the others of the group end."""
@@ -169,14 +159,14 @@ class Broadcast:
 
     def checked(self, version: int) -> str:
         """Checks that all of this version came undamaged; returns the checksum of what was sent."""
-        assert self.end is not None
+        end = self._group.end
         if self._damaged:
             raise DoNotFitError(
                 f"{shorten_list(self._damaged)} came damaged (the server now holds a mixture)"
             )
-        if self.end["end"] != version:
-            raise DoNotFitError(f"version {self.end['end']} came")
-        return self.end["checksum"]
+        if end["end"] != version:
+            raise DoNotFitError(f"version {end['end']} came")
+        return end["checksum"]
 
 
 def load_file(path: Path) -> Any:
