@@ -7,6 +7,7 @@ MLflow gives traces ids of its own: one that is sent twice is there twice.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,9 @@ from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.trackers import choose_mlflow_experiment
 from ajet.traces.spans import Span
 
+SPANS_AT_ONCE = "500"
+"""The spans of one transaction, where MLflow's own variable does not say another number: with its
+default an episode of the demo takes 33 ms of CPU instead of 20."""
 TYPES = {
     "episode": "AGENT",
     "model": "CHAT_MODEL",
@@ -30,6 +34,7 @@ class MlflowTarget:
     name = "mlflow"
 
     def __init__(self, folder: RunFolder, project: str, uri: str | None) -> None:
+        os.environ.setdefault("MLFLOW_ASYNC_TRACE_LOGGING_MAX_SPAN_BATCH_SIZE", SPANS_AT_ONCE)
         try:
             import mlflow
         except ModuleNotFoundError as error:

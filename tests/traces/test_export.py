@@ -219,10 +219,7 @@ def test_the_command_writes_a_file_for_perfetto(folder, tmp_path):
     [
         ([], "error: say where traces go: --otlp default, --mlflow default, --perfetto FILE"),
         (["--otlp", "default", "--follow", "--step", "1"], "error: --follow sends all episodes"),
-        (
-            ["--perfetto", "x.json", "--episode", "nobody"],
-            "error: no episode 'nobody'; see ajet view",
-        ),
+        (["--perfetto", "x.json", "--episode", "nobody"], "error: no episode 'nobody'"),
     ],
 )
 def test_a_command_that_cannot_be_done_is_one_line(folder, options, line):
