@@ -23,12 +23,14 @@ from ajet.cluster.model_shape import find_config, sizes
 from ajet.cluster.session import require_ray
 from ajet.core.config import AjetConfig
 from ajet.core.config.precision import describe_precision
+from ajet.core.config.trainer import TrainerConfig
 from ajet.core.errors import ConfigError, ModelError
 from ajet.core.importing import ARROW, load_attribute, require_method, require_no_arguments
 from ajet.core.judge import judge_class, judge_spec
 from ajet.core.judge.judge import BaseJudge, GroupJudge
 from ajet.core.model.template_file import template_file
 from ajet.core.record.run_folder import is_file
+from ajet.core.record.trace_follower import MODULES
 from ajet.core.record.trackers import PACKAGES, not_installed
 from ajet.core.task.task import Task
 from ajet.core.workflow.agent_loop import LoopWorkflow, check_agent_loop
@@ -49,7 +51,7 @@ def check_run(config: AjetConfig, *, stops_at_findings: bool = True) -> list[str
         _check_server(config)
     check_classes(config)
     _check_files(config)
-    _check_loggers(config.ajet.trainer_common.logger)
+    _check_loggers(config.ajet.trainer_common)
     if not stops_at_findings:
         return []
     # Without a workflow of its own the config leaves it to the rows, which `ajet check` reads.
@@ -219,10 +221,20 @@ def _check_model(config: AjetConfig, checkpoint: Path) -> None:
             )
 
 
-def _check_loggers(names: Iterable[str]) -> None:
-    for name in names:
-        if name not in PACKAGES:
-            continue
-        spec = find_spec(name)
-        if spec is None or spec.origin is None:  # a plain folder of that name is no package
+def _check_loggers(trainer: TrainerConfig) -> None:
+    """Raises ConfigError where a logger, or a receiver of traces, needs a package that is not
+    there."""
+    for name in trainer.logger:
+        if name in PACKAGES and not _is_installed(PACKAGES[name]):
             raise not_installed(name)
+    for name in trainer.traces:
+        if not _is_installed(MODULES[name]):
+            raise not_installed(name, "traces", "choose [] for none")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        spec = find_spec(module)
+    except ModuleNotFoundError:  # what it is in is missing
+        return False
+    return spec is not None and spec.origin is not None  # a plain folder of that name is no package

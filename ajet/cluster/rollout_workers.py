@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
@@ -39,7 +39,7 @@ from ajet.cluster.rollout_worker import (
     TokenizerSpec,
     WorkflowEnded,
 )
-from ajet.core.activity import Activity, CurrentCall
+from ajet.core.activity import Activity, CurrentCall, TimedCall
 from ajet.core.config import AjetConfig
 from ajet.core.error_text import one_line
 from ajet.core.inference.endpoint import ModelEndpoint, SamplingParams
@@ -216,9 +216,14 @@ class RolloutWorkers:
         activity = self._awaiting_verdict[trajectory.episode_id] = Activity(trajectory.episode_id)
         try:
             with activity.calling(GROUP_JUDGE):
-                return await judge_in_group(trajectory)
+                judged = await judge_in_group(trajectory)
         finally:
             del self._awaiting_verdict[trajectory.episode_id]
+        later_s = activity.began_unix_s - trajectory.began_unix_s
+        own = [
+            TimedCall(c.name, c.started_s + later_s, c.ended_s + later_s) for c in activity.calls
+        ]
+        return replace(judged, calls=(*judged.calls, *own))
 
     def calls(self) -> Mapping[str, CurrentCall]:
         """Returns what each running episode does, as of its worker's last heartbeat, and those that

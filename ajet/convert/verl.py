@@ -241,7 +241,7 @@ ABSENT: dict[str, Absent] = {
     f"{ROLLOUT}.prompt_length": Absent("data.max_prompt_length is the limit", off=NOTHING),
     f"{ROLLOUT}.response_length": Absent("data.max_response_length is the limit", off=NOTHING),
     f"{ROLLOUT}.calculate_log_probs": Absent("log-probabilities are always recorded"),
-    f"{ROLLOUT}.trace.*": Absent("every episode is in the run folder"),
+    f"{ROLLOUT}.trace.*": Absent("a trace has all episodes, with what was said"),
     f"{ROLLOUT}.skip_*": Absent("`ajet replay` runs a recorded episode again"),
     f"{ROLLOUT}.mode": Absent("every episode runs on its own, async", off=("async", None)),
     **keys_of(ROLLOUT, "agent.num_workers agent.custom_async_server.*", GPUS),
@@ -392,6 +392,11 @@ def _choices(draft: Draft) -> None:
     )
     _rewards_of_gdpo(draft)
     _kl_loss(draft)
+    backend = f"{ROLLOUT}.trace.backend"
+    if draft.take(backend) == "mlflow":
+        draft.set(f"{TRAINER}.traces", ["mlflow"], backend)
+    elif draft.take(backend) is not None:
+        draft.leave_out(backend, "traces go to mlflow, or over OTLP (trainer_common.traces)")
     draft.choose(f"{ROLLOUT}.name", "ajet.rollout.name", ENGINES, "no such engine")
     mode, path = draft.take("trainer.resume_mode"), draft.take("trainer.resume_from_path")
     if mode == "resume_path" and path:

@@ -5,6 +5,7 @@
     with in_call("tool get_weather"):               # in a tool, an environment, a judge
         …
     activity.now()  ->  CurrentCall("tool get_weather", 12.4)
+    activity.calls  ->  (TimedCall("tool get_weather", 3.1, 15.5),)     # once it has returned
 
 Between such calls it is the workflow's own code, with its line where the frames tell it. Not
 covered: who waits for it (rollout/watch.py).
@@ -25,6 +26,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ajet.core.error_text import user_line
+from ajet.core.plain_value import plain_text
+
+MAX_CALLS = 4096
+"""The calls of one attempt that are kept; what an episode does after them is not."""
+MAX_NAME = 200
 
 _activity: contextvars.ContextVar[Activity | None] = contextvars.ContextVar(
     "ajet_activity", default=None
@@ -40,12 +46,26 @@ class CurrentCall:
     is_model: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class TimedCall:
+    """Holds a call of a tool, an environment or a judge that has returned. Its times are seconds
+    since the attempt began."""
+
+    name: str
+    started_s: float
+    ended_s: float
+
+
 class Activity:
-    """Holds the calls of one episode that have not returned. Threads of the episode may add
-    theirs."""
+    """Holds the calls of one attempt at an episode: those that have not returned, and the first
+    `MAX_CALLS` that have, but for those of the model. Threads of the episode may add theirs.
+    `began_unix_s` is when it was made."""
 
     def __init__(self, episode_id: str) -> None:
         self.episode_id = episode_id
+        self.began_unix_s = time.time()
+        self._began_s = time.monotonic()
+        self._returned: list[TimedCall] = []
         self._numbers = itertools.count()
         self._calls: dict[int, tuple[str, float]] = {}
         self._model_calls: dict[int, float] = {}
@@ -69,8 +89,11 @@ class Activity:
         try:
             yield
         finally:
-            del self._calls[number]
+            _, started_s = self._calls.pop(number)
             self._since_s = time.monotonic()
+            if len(self._returned) < MAX_CALLS:
+                times = (started_s - self._began_s, self._since_s - self._began_s)
+                self._returned.append(TimedCall(plain_text(name, MAX_NAME), *times))
 
     @contextmanager
     def calling_model(self) -> Iterator[None]:
@@ -82,6 +105,11 @@ class Activity:
         finally:
             del self._model_calls[number]
             self._since_s = time.monotonic()
+
+    @property
+    def calls(self) -> tuple[TimedCall, ...]:
+        """Returns the calls that have returned, in the order in which they did."""
+        return tuple(self._returned)
 
     def now(self) -> CurrentCall:
         """Returns the oldest call that has not returned; the model's only where there is no other.

@@ -48,6 +48,10 @@ class RunComplete(AjetError):
     """Raised when a run that is started again is finished already."""
 
 
+class TraceError(AjetError):
+    """Raised when a receiver of traces does not take them."""
+
+
 class RunFailed(AjetError):
     """Raised when the run stops itself; its last whole step is saved."""
 

@@ -335,6 +335,16 @@ async def test_metrics_go_to_the_loggers_that_are_named_under_the_projects_name(
     assert not list((tmp_path / "named").rglob("events.out.tfevents*"))
 
 
+@shows(f"{T}.traces")
+async def test_a_run_is_followed_by_a_sender_of_traces_that_is_asked_for(tmp_path):
+    for name, wanted in (("plain", []), ("traced", ["otlp"])):
+        await train(tmp_path / name, **{f"{T}.traces": wanted})
+        logs = tmp_path / name / "run" / "logs"
+        assert [log.name for log in logs.glob("traces_*.log")] == [
+            f"traces_{w}.log" for w in wanted
+        ]
+
+
 @shows(f"{T}.max_checkpoints_to_keep", f"{T}.resume")
 def test_a_training_keeps_so_many_checkpoints_and_goes_on_where_it_is_told(tmp_path):
     given = {"ajet.model.path": "embedded:math", f"{T}.use_kl_loss": False}

@@ -469,6 +469,13 @@ def test_a_loss_of_verls_bypass_mode_that_cannot_be_kept_is_said(weights, tmp_pa
     assert omitted[f"{IS}.loss_type"] == "algorithm"
 
 
+def test_verls_traces_go_to_mlflow_and_to_no_other_backend(tmp_path):
+    backend = "actor_rollout_ref.rollout.trace.backend"
+    result = convert("verl", PPO, [f"{backend}=mlflow"])
+    assert loaded(result, tmp_path).ajet.trainer_common.traces == ["mlflow"]
+    assert left_out(convert("verl", PPO, [f"{backend}=weave"]))[backend] == "machine"
+
+
 @pytest.mark.parametrize(("with_kl", "category"), [("true", "algorithm"), ("false", "machine")])
 def test_what_verls_kl_loss_and_sapo_do_otherwise_is_said_where_it_counts(
     with_kl, category, tmp_path

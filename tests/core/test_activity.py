@@ -1,8 +1,9 @@
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
-from ajet.core.activity import Activity, in_call
+from ajet.core.activity import MAX_CALLS, MAX_NAME, Activity, in_call
 from ajet.core.workflow.bridge import run_in_thread
 
 
@@ -33,6 +34,22 @@ async def test_the_oldest_call_that_has_not_returned_is_named_and_the_model_come
             assert activity.now().name == "tool a" and not activity.now().is_model
         assert activity.now().name == "the model"
     assert activity.now().name == "workflow code"
+
+
+def test_calls_that_have_returned_are_kept_in_their_order_but_for_those_of_the_model():
+    activity = Activity("e")
+    with activity.calling("tool outer"):
+        with activity.calling_model():
+            pass
+        with suppress(ValueError), activity.calling("tool inner"):
+            raise ValueError
+    inner, outer = activity.calls
+    assert (inner.name, outer.name) == ("tool inner", "tool outer")
+    assert 0 <= outer.started_s <= inner.started_s <= inner.ended_s <= outer.ended_s
+    for _ in range(MAX_CALLS):
+        with activity.calling("x" * 1000):
+            pass
+    assert len(activity.calls) == MAX_CALLS and len(activity.calls[-1].name) == MAX_NAME
 
 
 async def test_a_call_in_a_task_or_a_thread_of_the_episode_is_its_call():

@@ -21,11 +21,12 @@ import json
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import astuple, dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
+from ajet.core.activity import TimedCall
 from ajet.core.errors import DataError
 from ajet.core.inference.endpoint import Completion
 from ajet.core.plain_value import plain_value
@@ -132,6 +133,8 @@ def _trajectory_json(t: Trajectory, arrays: _Writer) -> Json:
         "reward_breakdown": t.reward_breakdown,
         "error": t.error,
         "timings": t.timings,
+        "began_unix_s": t.began_unix_s,
+        "calls": [astuple(call) for call in t.calls],
         "earlier_attempts": [_trajectory_json(each, arrays) for each in t.earlier_attempts],
         "failed_as": None if t.failed_as is None else str(t.failed_as),
         "left_out": t.left_out,
@@ -153,6 +156,8 @@ def _trajectory(content: Json, arrays: _Reader) -> Trajectory:
         reward_breakdown=content["reward_breakdown"],
         error=content["error"],
         timings=content["timings"],
+        began_unix_s=content.get("began_unix_s", 0.0),  # buffers of before have neither
+        calls=tuple(TimedCall(*call) for call in content.get("calls", ())),
         earlier_attempts=tuple(_trajectory(e, arrays) for e in content["earlier_attempts"]),
         failed_as=None if failed_as is None else EpisodeStatus(failed_as),
         left_out=content["left_out"],

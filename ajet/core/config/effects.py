@@ -51,6 +51,7 @@ CHANGES_NOTHING = (
     "ajet.trainer_common.accept_changes",
     "ajet.trainer_common.max_checkpoints_to_keep",
     "ajet.trainer_common.logger",
+    "ajet.trainer_common.traces",
     "ajet.trainer_common.sampler_gap",
     "ajet.trainer_common.batch_layout",
     "ajet.trainer_common.max_tokens_per_micro_batch",

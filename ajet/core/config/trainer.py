@@ -10,7 +10,8 @@ from ajet.core.config.section import NoEffect, NotBuilt, Section
 
 ONE_PROCESS = ("debug",)
 NOT_SHARDED = NoEffect("the run is one process", on=ONE_PROCESS)
-Logger = Literal["tensorboard", "console", "swanlab", "wandb", "mlflow"]
+Logger = Literal["tensorboard", "console", "swanlab", "wandb", "mlflow", "prometheus"]
+TraceTarget = Literal["otlp", "mlflow"]
 
 
 def _as_list(value: Any) -> Any:
@@ -137,7 +138,12 @@ class TrainerConfig(Section):
     )
     logger: Annotated[list[Logger], BeforeValidator(_as_list)] = Field(
         default=["tensorboard"],
-        description="Where metrics go: tensorboard, console, swanlab, wandb, mlflow; or a list.",
+        description="Where metrics go: tensorboard, console, swanlab, wandb, mlflow, prometheus; "
+        "or a list.",
+    )
+    traces: Annotated[list[TraceTarget], BeforeValidator(_as_list)] = Field(
+        default=[],
+        description="Where traces of episodes go while the run writes them: otlp, mlflow; or both.",
     )
     algorithm: AlgorithmConfig = Field(
         default=AlgorithmConfig(), description="Advantages and the loss."

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ajet.core.activity import TimedCall
 from ajet.core.error_text import one_line
 from ajet.core.errors import CheckpointError, DataError
 from ajet.core.inference.endpoint import Completion
@@ -152,6 +153,11 @@ class EpisodeRecord:
     row: EpisodeRow
     reward_breakdown: dict[str, float]
     timings: dict[str, float]
+    """The seconds of each phase."""
+    began_unix_s: float | None
+    """When the attempt began; None where it did not, and in older files."""
+    calls: tuple[TimedCall, ...]
+    """The calls of tools, environments and the judge, in the clock of the turns."""
     metadata: dict[str, Any]
     log_metrics: dict[str, float]
     turns: tuple[TurnRecord, ...]
@@ -212,6 +218,20 @@ class EpisodeReader:
         with self._reading():
             return self._connection.execute(query, arguments).fetchone()[0]
 
+    def newer_than(self, id: int, limit: int = PAGE_SIZE) -> list[EpisodeRow]:
+        """Returns the rows that were written after the one with this id, oldest first."""
+        with self._reading():
+            rows = self._connection.execute(
+                f"SELECT {_LISTED} FROM episodes WHERE id > ? ORDER BY id LIMIT ?", [id, limit]
+            )
+            return [_episode_row(row) for row in rows]
+
+    def last_id(self) -> int:
+        """Returns the id of the newest row, 0 where there is none."""
+        with self._reading():
+            query = "SELECT coalesce(max(id), 0) FROM episodes"
+            return self._connection.execute(query).fetchone()[0]
+
     def walk(
         self, which: EpisodeFilter | None = None, limit: int | None = None
     ) -> Iterator[EpisodeRecord]:
@@ -244,9 +264,14 @@ class EpisodeReader:
             [episode_id],
         )
         extras = ("reward_breakdown", "timings", "metadata", "log_metrics")
+        content = {name: _of_type(json.loads(row[name]), dict) for name in extras}
+        began_unix_s = _of_type(content["timings"].pop("began_unix_s", None), (*_REAL, NoneType))
+        calls = _of_type(content["timings"].pop("calls", []), list)
         return EpisodeRecord(
             row=_episode_row(row),
-            **{name: _of_type(json.loads(row[name]), dict) for name in extras},
+            **content,
+            began_unix_s=began_unix_s,
+            calls=tuple(_timed_call(*call) for call in calls),
             turns=_turns(turns),
             ended_as=row["ended_as"],
             seed=row["seed"],
@@ -294,6 +319,10 @@ def _of_type(value: Any, kind: Any) -> Any:
     if not isinstance(value, kind):
         raise TypeError(f"a {type(value).__name__} where another type is expected")
     return value
+
+
+def _timed_call(name: Any, started_s: Any, ended_s: Any) -> TimedCall:
+    return TimedCall(_of_type(name, str), _of_type(started_s, _REAL), _of_type(ended_s, _REAL))
 
 
 def _like_pattern(text: str) -> str:

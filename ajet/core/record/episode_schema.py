@@ -6,7 +6,10 @@ for failures or a selection replaced it; `advantage` is the mean over its traine
 trained); `seconds` is from its first call to its last answer; `seed` is the environment's.
 `tasks_id` names a row of `tasks`, which stores each distinct task once, as the workflow was given
 it (JSON; NULL where JSON would not give it back as it was).
-JSON columns: `reward_breakdown`, `timings`, `metadata` (what the workflow returned), `log_metrics`.
+JSON columns: `reward_breakdown`, `metadata` (what the workflow returned), `log_metrics`, `timings`.
+The last holds seconds by phase (`workflow_s`, `model_s`, `judge_s`), `began_unix_s`, when the
+attempt began, and `calls`: [name, started_s, ended_s] of each call of a tool, an environment or the
+judge, in the clock of the turns. Older files have neither of the last two.
 
 `turns`: one row a call of the model. Two things repeat from call to call and are stored once:
 
@@ -20,7 +23,8 @@ so a conversation of n turns takes space for n new parts and not for n²/2. `too
 `tools`, which stores each distinct list of tools once. Blobs are little-endian and have one entry
 for each sampled token: `token_ids` int32, `logprobs` float32, `advantages` float32 and `loss_mask`
 uint8 (both NULL where nothing was trained). `reward` is the turn's own, `state_key` the
-state it was taken in (NULL where the agent said nothing). Times are the engine's clock, in seconds.
+state it was taken in (NULL where the agent said nothing). Times are seconds since the attempt
+began.
 
 Not covered: migration; a file of another version is refused with one line.
 """

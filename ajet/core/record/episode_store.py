@@ -17,7 +17,7 @@ import json
 import sqlite3
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import astuple, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -246,10 +246,19 @@ def _episode_row(
         plain_text(plan.task.main_query, MAX_QUERY_LENGTH),
         trajectory.error,
         _to_json(trajectory.reward_breakdown),
-        _to_json(trajectory.timings),
+        _to_json(_times(trajectory)),
         _to_json(trajectory.output.metadata if trajectory.output else {}),
         _to_json(trajectory.output.log_metrics if trajectory.output else {}),
     )
+
+
+def _times(trajectory: Trajectory) -> dict[str, Any]:
+    """Returns the content of the column `timings`."""
+    times: dict[str, Any] = dict(trajectory.timings)
+    if trajectory.began_unix_s:
+        times["began_unix_s"] = trajectory.began_unix_s
+        times["calls"] = [astuple(call) for call in trajectory.calls]
+    return times
 
 
 def _exact_json(task: Task) -> str | None:

@@ -32,7 +32,7 @@ from ajet.core.errors import ConfigError
 from ajet.core.record.atomic_file import write_text_atomically, writing
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.sink import RunInfo, Sink
-from ajet.core.record.trackers import MlflowSink, SwanlabSink, WandbSink
+from ajet.core.record.trackers import MlflowSink, PrometheusSink, SwanlabSink, WandbSink
 
 
 class MetricsLogger:
@@ -144,6 +144,7 @@ SINKS: dict[str, type[Sink]] = {
     "wandb": WandbSink,
     "swanlab": SwanlabSink,
     "mlflow": MlflowSink,
+    "prometheus": PrometheusSink,
 }
 
 

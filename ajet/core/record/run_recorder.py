@@ -30,6 +30,7 @@ from ajet.core.record.signal import why_no_signal
 from ajet.core.record.step_metrics import held_out_metrics, step_metrics
 from ajet.core.record.step_warnings import StepWarnings
 from ajet.core.record.timeline_counts import TimelineCounts
+from ajet.core.record.trace_follower import TraceFollower
 from ajet.core.record.warning_log import RunWarning, WarningLog, shown_text
 from ajet.core.rollout.batch import StepGroups
 from ajet.core.terminal import Console
@@ -84,6 +85,7 @@ class RunRecorder:
         self.progress = TrainingProgress(
             total_steps, console, title=config.experiment_name, first_step=first_step
         )
+        self._followers = [TraceFollower(kind, folder) for kind in dict.fromkeys(trainer.traces)]
         self._selections = selections(config)
         self._estimator = trainer.algorithm.adv_estimator
         self._history = MetricsHistory.read(folder.metrics_jsonl)
@@ -124,6 +126,8 @@ class RunRecorder:
         self._metrics.close()
         self._warning_log.close()
         self._store.close()
+        for follower in self._followers:
+            follower.close()
 
     def warn_of_failures(self, when: str, groups: Sequence[Group]) -> None:
         """Warns of episodes that failed, if any."""
@@ -144,6 +148,8 @@ class RunRecorder:
         self._check_signal(step, groups, samples)
         self._run_checks(self._checks)
         self._warnings.log_timelines(f"step {step}", groups, counts)
+        for follower in self._followers:
+            follower.check()
         self.progress.step_done(step, metrics)
         return counts
 

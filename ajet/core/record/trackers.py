@@ -1,4 +1,5 @@
-"""Sends metrics to wandb, swanlab and mlflow, which are imported when the config names them.
+"""Sends metrics to wandb, swanlab, mlflow and Prometheus, which are imported when the config names
+them.
 
 A user who is logged in gets the run online. Without a login it stays in the run folder's logs/,
 with a warning: a training run must not wait for an answer. A resumed run continues the same one.
@@ -20,12 +21,21 @@ from loguru import logger
 
 from ajet.core.config.redacted import shown_override
 from ajet.core.errors import ConfigError
+from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.sink import RunInfo
 from ajet.core.redaction import redact
 
 _NOT_IN_A_NAME = re.compile(r"[^/\w.\- :]")
 """MLflow refuses a metric with such a character in its name."""
-PACKAGES = ("swanlab", "wandb", "mlflow")
+_NOT_IN_A_METRIC = re.compile(r"[^a-zA-Z0-9_]")
+"""What a name of Prometheus may not have."""
+PACKAGES = {
+    "swanlab": "swanlab",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
+    "prometheus": "prometheus_client",
+}
+"""Maps a logger to the module that it needs; the logger's name is that of ajet's extra."""
 
 
 class WandbSink:
@@ -108,11 +118,9 @@ class MlflowSink:
 
     def _begin(self, mlflow: Any, run: RunInfo) -> None:
         self._mlflow = mlflow
-        if "MLFLOW_TRACKING_URI" not in os.environ:
-            mlflow.set_tracking_uri(f"sqlite:///{run.folder.logs / 'mlflow.db'}")
         known = run.folder.logs / "mlflow_run_id"
         try:
-            mlflow.set_experiment(run.project)
+            choose_mlflow_experiment(mlflow, run.folder, run.project)
             run_id = known.read_text(encoding="utf-8") if known.exists() else None
             active_run = mlflow.start_run(run_id=run_id, run_name=run.experiment)
         except mlflow.MlflowException as error:
@@ -125,6 +133,63 @@ class MlflowSink:
 
     def close(self) -> None:
         self._mlflow.end_run()
+
+
+class PrometheusSink:
+    """Serves the newest step's metrics at ``/metrics`` while the run goes on, for Prometheus to
+    scrape: `reward/mean` is the gauge ``ajet_reward_mean``, with the run's name as a label. The
+    address is localhost:9464, or that of OpenTelemetry's variables for it,
+    `OTEL_EXPORTER_PROMETHEUS_HOST` and `OTEL_EXPORTER_PROMETHEUS_PORT`; 0 takes any free port."""
+
+    def __init__(self, run: RunInfo) -> None:
+        self._client: Any = _import("prometheus")
+        self._run = run.experiment
+        self._registry = self._client.CollectorRegistry()
+        self._gauges: dict[str, Any] = {}
+        host = os.environ.get("OTEL_EXPORTER_PROMETHEUS_HOST", "localhost")
+        port = os.environ.get("OTEL_EXPORTER_PROMETHEUS_PORT", "9464")
+        if not port.isdecimal() or int(port) >= 2**16:
+            raise ConfigError(f"OTEL_EXPORTER_PROMETHEUS_PORT={port}: give a port of 0 to 65535")
+        try:
+            self._server, self._thread = self._client.start_http_server(
+                int(port), host, self._registry
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"ajet.trainer_common.logger: prometheus cannot serve at {host}:{port}: "
+                f"{error.strerror}; set OTEL_EXPORTER_PROMETHEUS_PORT, 0 for any free one"
+            ) from error
+        logger.info(f"metrics for Prometheus: http://{host}:{self._server.server_port}/metrics")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in {"step": float(step), **metrics}.items():
+            if name not in self._gauges:
+                gauge = _NOT_IN_A_METRIC.sub("_", f"ajet_{name}")
+                self._gauges[name] = self._client.Gauge(
+                    gauge, name, ["run"], registry=self._registry
+                ).labels(self._run)
+            self._gauges[name].set(value)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def choose_mlflow_experiment(
+    mlflow: Any, folder: RunFolder, project: str, uri: str | None = None
+) -> str:
+    """Makes the project's experiment the current one of MLflow, and returns its id. The store is
+    that of `uri`, or of MLflow's own variable, or ``logs/mlflow.db``, whose files are then in the
+    run folder too."""
+    if uri is not None:
+        mlflow.set_tracking_uri(uri)
+    elif "MLFLOW_TRACKING_URI" not in os.environ:
+        mlflow.set_tracking_uri(f"sqlite:///{folder.logs / 'mlflow.db'}")
+        if mlflow.get_experiment_by_name(project) is None:
+            files = (folder.logs / "mlflow").absolute().as_uri()
+            mlflow.create_experiment(project, artifact_location=files)
+    return mlflow.set_experiment(project).experiment_id
 
 
 @contextmanager
@@ -141,15 +206,17 @@ def _command_line_without_secrets() -> Iterator[None]:
 
 def _import(package: str) -> ModuleType:
     try:
-        return importlib.import_module(package)
+        return importlib.import_module(PACKAGES[package])
     except ModuleNotFoundError as error:
         raise not_installed(package) from error
 
 
-def not_installed(package: str) -> ConfigError:
+def not_installed(
+    package: str, key: str = "logger", instead: str = "choose tensorboard"
+) -> ConfigError:
     return ConfigError(
-        f"ajet.trainer_common.logger: {package!r} needs a package that is not installed; "
-        f"pip install 'ajet[{package}]' or choose tensorboard"
+        f"ajet.trainer_common.{key}: {package!r} needs a package that is not installed; "
+        f"pip install 'ajet[{package}]' or {instead}"
     )
 
 

@@ -192,6 +192,7 @@ class EpisodeRunner:
             raise ConfigError("a chat endpoint shows no token ids: evaluate it, it cannot train")
         retries = self.limits.max_retries if self.limits.failure_policy == "retry" else 0
         failed: list[Trajectory] = []
+        activity: Activity | None = None
         async with AsyncExitStack() as resources:
             while True:
                 attempt = self._attempt(plan, sampling or self._sampling, len(failed), resources)
@@ -199,6 +200,7 @@ class EpisodeRunner:
                     trajectory = attempt
                 else:
                     self._add_running(attempt, resources)
+                    activity = attempt.activity
                     trajectory = await attempt.run()
                     if attempt.must_run_in_thread:
                         await resources.aclose()
@@ -212,7 +214,8 @@ class EpisodeRunner:
                 slot.renew(plan.episode_id)
             slot.workflow_ended(trajectory.ended_as)
             trajectory = replace(trajectory, earlier_attempts=tuple(failed))
-            return await self._judge_output(trajectory, judge_in_group)
+            judged = await self._judge_output(trajectory, judge_in_group)
+            return judged if activity is None else with_calls(judged, activity)
 
     def calls(self) -> Mapping[str, CurrentCall]:
         """Implements `EpisodeExecutor.calls`. Other threads may call it."""
@@ -330,6 +333,11 @@ class EpisodeRunner:
     ) -> Verdict:
         async with self._judge_slots:
             return await verdict(self.judge, workflow_task, output, self.limits.episode_timeout_s)
+
+
+def with_calls(trajectory: Trajectory, activity: Activity) -> Trajectory:
+    """Returns the trajectory with what its last attempt called, and when."""
+    return replace(trajectory, began_unix_s=activity.began_unix_s, calls=activity.calls)
 
 
 class JudgeErrors(Protocol):

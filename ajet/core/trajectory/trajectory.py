@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal
 
+from ajet.core.activity import TimedCall
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.turn import Turn
@@ -40,6 +41,8 @@ class Trajectory:
     `reward` is None until it is judged, and stays None for a failed episode, and where a run that
     needs no rewards has nobody who gives one; so does `is_success`. `error` is one line,
     with the class and the source line that raised it. `timings` are seconds by phase.
+    `began_unix_s` is when its attempt began (0: it never did), and `calls` are what it called
+    besides the model: tools, environments, the judge.
     `earlier_attempts` are the failed attempts before this one, with the failure policy ``retry``.
     `failed_as` is the status that a policy or a selection replaced, and `left_out` is that
     selection.
@@ -54,6 +57,8 @@ class Trajectory:
     reward_breakdown: dict[str, float] = field(default_factory=dict)
     error: str | None = None
     timings: dict[str, float] = field(default_factory=dict)
+    began_unix_s: float = 0.0
+    calls: tuple[TimedCall, ...] = ()
     earlier_attempts: "tuple[Trajectory, ...]" = ()
     failed_as: EpisodeStatus | None = None
     left_out: LeftOut | None = None

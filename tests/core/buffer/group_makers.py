@@ -2,6 +2,7 @@
 
 from hypothesis import strategies as st
 
+from ajet.core.activity import TimedCall
 from ajet.core.inference.endpoint import Completion
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
@@ -37,6 +38,9 @@ json_values = st.recursive(
 )
 dicts = st.dictionaries(st.text(), json_values, max_size=2)
 ids = st.lists(st.integers(0, 2**40), max_size=4)
+
+
+calls = st.builds(TimedCall, st.text(), st.floats(0, 9), st.floats(0, 9))
 
 
 @st.composite
@@ -108,6 +112,8 @@ def trajectories(draw, nested=True):
         reward_breakdown=draw(st.dictionaries(st.text(), finite, max_size=2)),
         error=draw(st.none() | st.text()),
         timings=draw(st.dictionaries(st.text(), finite, max_size=2)),
+        began_unix_s=draw(finite),
+        calls=draw(st.lists(calls, max_size=2).map(tuple)),
         earlier_attempts=draw(st.tuples(trajectories(nested=False)) | st.just(()))
         if nested
         else (),

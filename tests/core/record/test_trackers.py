@@ -1,9 +1,12 @@
 """Trackers against stand-ins for their packages: asked nothing, resumed, refused in a line."""
 
+import socket
 import sys
 from types import ModuleType, SimpleNamespace
+from urllib.request import urlopen
 
 import pytest
+from loguru import logger
 
 from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError
@@ -92,7 +95,9 @@ def test_mlflow_goes_on_in_the_same_run(monkeypatch, folder):
         monkeypatch,
         "mlflow",
         set_tracking_uri=lambda uri: None,
-        set_experiment=lambda name: None,
+        get_experiment_by_name=lambda name: None,
+        create_experiment=lambda name, artifact_location: None,
+        set_experiment=lambda name: SimpleNamespace(experiment_id="1"),
         start_run=start_run,
         end_run=lambda: None,
         MlflowException=ValueError,
@@ -100,3 +105,39 @@ def test_mlflow_goes_on_in_the_same_run(monkeypatch, folder):
     for _ in range(2):
         MetricsLogger("mlflow", folder).close()
     assert asked == [None, "first"]
+
+
+def scraped(text):
+    """The samples of a page of Prometheus's."""
+    lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in lines}
+
+
+def test_prometheus_scrapes_the_newest_step(monkeypatch, folder):
+    said = []
+    sink = logger.add(said.append, format="{message}")
+    monkeypatch.setenv("OTEL_EXPORTER_PROMETHEUS_PORT", "0")
+    metrics = MetricsLogger("prometheus", folder, experiment="lake")
+    logger.remove(sink)
+    address = said[0].split()[-1]
+    metrics.log(1, {"reward/mean": 0.25, "update/loss": -1.5})
+    metrics.log(2, {"reward/mean": 0.5})
+    text = urlopen(address.replace("localhost", "127.0.0.1")).read().decode()
+    assert scraped(text) == {
+        'ajet_step{run="lake"}': 2.0,
+        'ajet_reward_mean{run="lake"}': 0.5,
+        'ajet_update_loss{run="lake"}': -1.5,
+    }
+    metrics.close()
+
+
+def test_a_port_that_prometheus_cannot_have_is_one_line(monkeypatch, folder):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("OTEL_EXPORTER_PROMETHEUS_HOST", "127.0.0.1")
+        monkeypatch.setenv("OTEL_EXPORTER_PROMETHEUS_PORT", str(port))
+        with pytest.raises(ConfigError, match=f"cannot serve at 127.0.0.1:{port}: .*; set OTEL"):
+            MetricsLogger("prometheus", folder)
+    monkeypatch.setenv("OTEL_EXPORTER_PROMETHEUS_PORT", "many")
+    with pytest.raises(ConfigError, match=r"PROMETHEUS_PORT=many: give a port of 0 to 65535$"):
+        MetricsLogger("prometheus", folder)

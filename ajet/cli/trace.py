@@ -1,0 +1,96 @@
+"""Implements `ajet trace RUN`: sends recorded episodes as traces to other tools."""
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    import threading
+
+
+def trace(
+    run: Annotated[Path, typer.Argument(help="The run folder, launcher_record/<experiment>.")],
+    otlp: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Send over OTLP to the receiver at this address; 'default' is that of "
+            "OTEL_EXPORTER_OTLP_ENDPOINT, or http://localhost:4318.",
+        ),
+    ] = None,
+    mlflow: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URI",
+            help="Write into the MLflow store of this tracking URI; 'default' is that of "
+            "MLFLOW_TRACKING_URI, or the run folder's logs/mlflow.db.",
+        ),
+    ] = None,
+    perfetto: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a file for ui.perfetto.dev or chrome://tracing."),
+    ] = None,
+    step: Annotated[int | None, typer.Option(help="The episodes of this step alone.")] = None,
+    episode: Annotated[
+        list[str] | None, typer.Option(help="This episode alone; may be repeated.")
+    ] = None,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", help="Go on while the run writes, until Ctrl-C or SIGTERM."),
+    ] = False,
+    until_eof: Annotated[
+        bool, typer.Option("--until-eof", hidden=True, help="Follow until standard input ends.")
+    ] = False,
+) -> None:
+    """Send recorded episodes as traces: a span for each episode, call of the model, tool,
+    environment and judge.
+
+    `ajet.trainer_common.traces` does it while a run goes on.
+    """
+    from ajet.core.errors import ConfigError
+    from ajet.core.record.screen_log import begin_screen_log
+    from ajet.traces.export import TraceExport
+
+    begin_screen_log(False)
+    receivers = [("otlp", otlp)] if otlp is not None else []
+    receivers += [("mlflow", mlflow)] if mlflow is not None else []
+    if not receivers and perfetto is None:
+        raise ConfigError("say where traces go: --otlp default, --mlflow default, --perfetto FILE")
+    if follow and (perfetto is not None or len(receivers) > 1 or step is not None or episode):
+        raise ConfigError("--follow sends all episodes to one receiver: --otlp or --mlflow")
+    export = TraceExport(run)
+    chosen = {"step": step, "episodes": episode or []}
+    if perfetto is not None:
+        number = export.write_chrome_trace(perfetto, **chosen)
+        typer.echo(f"{number} episodes: {perfetto} (open it in https://ui.perfetto.dev)")
+    for kind, address in receivers:
+        target = export.target(kind, None if address == "default" else address)
+        try:
+            number = (
+                export.follow(target, _end(until_eof)) if follow else export.send(target, **chosen)
+            )
+        finally:
+            target.close()
+        typer.echo(f"{number} episodes sent to {kind}")
+
+
+def _end(until_eof: bool) -> "threading.Event":
+    """Returns an event that the first Ctrl-C or SIGTERM sets, or the end of standard input."""
+    import signal
+    import threading
+
+    is_over = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: is_over.set())
+
+    def wait_for_eof() -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        is_over.set()
+
+    if until_eof:
+        threading.Thread(target=wait_for_eof, daemon=True).start()
+    return is_over

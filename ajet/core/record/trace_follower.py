@@ -1,0 +1,72 @@
+"""Runs `ajet trace RUN --follow` beside a run: a process that reads the run folder and sends what
+it finds to a receiver of traces. The run waits for it at its end alone, and goes on without it if
+it fails.
+
+Not covered: the spans themselves (ajet/traces).
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from loguru import logger
+
+from ajet.core.process_guard import guarded
+from ajet.core.record.run_folder import RunFolder
+
+MODULES = {"otlp": "opentelemetry.exporter.otlp.proto.http", "mlflow": "mlflow"}
+"""What each receiver needs to be installed; the names are those of ajet's extras."""
+END_S = 60.0
+"""The seconds that a sender has at the end of the run for what it has not sent yet."""
+
+
+class TraceFollower:
+    """Sends the episodes of a run to a receiver of one kind, from its making to its `close`."""
+
+    def __init__(self, kind: str, folder: RunFolder) -> None:
+        self._kind = kind
+        self._log = folder.logs / f"traces_{kind}.log"
+        command = [sys.executable, "-m", "ajet.cli.launcher", "trace", str(folder.path)]
+        command += [f"--{kind}", "default", "--follow", "--until-eof"]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                guarded(command),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+            )
+        self._is_over = False
+
+    def check(self) -> None:
+        """Warns, once, if the process has ended."""
+        if not self._is_over and self._process.poll() is not None:
+            self._warn()
+
+    def close(self) -> None:
+        """Lets the process send what there is left, and waits for its end."""
+        if self._is_over:
+            return
+        self._is_over = True
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            failed = self._process.wait(END_S) != 0
+        except subprocess.TimeoutExpired:
+            self._process.terminate()
+            failed = self._process.wait() != 0
+        if failed:
+            self._warn()
+
+    def _warn(self) -> None:
+        self._is_over = True
+        logger.warning(
+            f"traces are not sent to {self._kind} any more: {_last_line(self._log)} "
+            f"({self._log}); `ajet trace` sends what is recorded"
+        )
+
+
+def _last_line(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    return next((line for line in reversed(lines) if line.strip()), "it ended without a word")

@@ -1,0 +1,92 @@
+"""Writes traces into MLflow's store, where `mlflow ui` shows each episode as a tree of spans.
+
+The store is that of ``--mlflow``, or of `MLFLOW_TRACKING_URI`, or the run's own
+``logs/mlflow.db``, in which the logger `mlflow` has the metrics; the experiment is the project's.
+MLflow gives traces ids of its own: one that is sent twice is there twice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from ajet.core.errors import ConfigError, TraceError
+from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.trackers import choose_mlflow_experiment
+from ajet.traces.spans import Span
+
+SPANS_AT_ONCE = "500"
+"""The spans of one transaction, where MLflow's own variable does not say another number: with its
+default an episode of the demo takes 33 ms of CPU instead of 20."""
+TYPES = {
+    "episode": "AGENT",
+    "model": "CHAT_MODEL",
+    "tool": "TOOL",
+    "environment": "TOOL",
+    "judge": "EVALUATOR",
+}
+
+
+class MlflowTarget:
+    """Writes spans into one store. The store's errors are `TraceError`."""
+
+    name = "mlflow"
+
+    def __init__(self, folder: RunFolder, project: str, uri: str | None) -> None:
+        os.environ.setdefault("MLFLOW_ASYNC_TRACE_LOGGING_MAX_SPAN_BATCH_SIZE", SPANS_AT_ONCE)
+        try:
+            import mlflow
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                "MLflow is not installed; pip install 'ajet[mlflow]' or choose --otlp"
+            ) from error
+        self._mlflow: Any = mlflow
+        try:
+            self._experiment_id = choose_mlflow_experiment(mlflow, folder, project, uri)
+        except mlflow.MlflowException as error:
+            raise self._fault(error) from error
+
+    def send(self, spans: Sequence[Span]) -> None:
+        """Writes the spans of one episode or of several, each episode's own before its calls."""
+        traces: dict[int, list[Span]] = {}
+        for span in spans:
+            traces.setdefault(span.trace_id, []).append(span)
+        try:
+            for episode, *calls in traces.values():
+                root = self._begin(episode, None)
+                for call in calls:
+                    _end(self._begin(call, root), call)
+                _end(root, episode)
+            self._mlflow.flush_trace_async_logging()
+        except self._mlflow.MlflowException as error:
+            raise self._fault(error) from error
+
+    def close(self) -> None:
+        self._mlflow.flush_trace_async_logging(terminate=True)
+
+    def _begin(self, span: Span, parent: Any) -> Any:
+        own: dict[str, Any] = {}
+        if parent is None:
+            named = ("ajet.step", "ajet.mode", "ajet.status", "ajet.task_id", "ajet.group_id")
+            tags = {name: str(span.attributes[name]) for name in named if name in span.attributes}
+            tags |= {"ajet.episode_id": str(span.attributes["gen_ai.conversation.id"])}
+            own = {"experiment_id": self._experiment_id, "tags": tags}
+        return self._mlflow.start_span_no_context(
+            span.name,
+            span_type=TYPES[span.kind],
+            parent_span=parent,
+            inputs=span.inputs,
+            attributes=span.attributes,
+            start_time_ns=int(span.started_s * 1e9),
+            **own,
+        )
+
+    def _fault(self, error: Exception) -> TraceError:
+        first_line = next(iter(str(error).splitlines()), type(error).__name__)
+        return TraceError(f"MLflow at {self._mlflow.get_tracking_uri()}: {first_line}")
+
+
+def _end(begun: Any, span: Span) -> None:
+    status = "OK" if span.error is None else "ERROR"
+    begun.end(outputs=span.outputs, status=status, end_time_ns=int(span.ended_s * 1e9))

@@ -1,0 +1,105 @@
+"""What do traces cost? The CPU seconds of sending a run's episodes, beside those of the run itself.
+
+    python benchmarks/traces.py                # needs the packages mlflow and opentelemetry
+
+The run is four steps of the demo. Then `ajet trace` sends all of its episodes over OTLP to a
+receiver on loopback that answers at once, into a new SQLite store of MLflow, and into a file for
+Perfetto. While a run goes on the same command runs beside it, in a process of its own: its share of
+the run's CPU seconds is what traces cost. Starting the process is in its figure, since a run pays
+that once; `per_episode_ms` is without it.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+RESULT = ROOT / "benchmarks" / "results" / "traces.json"
+DEMO = ROOT / "tutorial/example_math_agent/demo.yaml"
+STEPS = 4
+
+
+def cpu_seconds(command: list[str], folder: Path) -> float:
+    """Runs a command of ajet and returns the CPU seconds of it and of its children."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(
+        [sys.executable, "-m", "ajet.cli.launcher", *command],
+        check=True,
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+class Receiver(BaseHTTPRequestHandler):
+    """Reads what is sent and answers at once."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def main() -> None:
+    """Measures each receiver and writes the figures."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=RESULT)
+    args = parser.parse_args()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        run = folder / "traced"
+        trainer = "ajet.trainer_common"
+        overrides = [f"{trainer}.total_training_steps={STEPS}", f"{trainer}.test_freq=0"]
+        overrides += [f"{trainer}.val_before_train=false", "ajet.experiment_name=traced"]
+        train = ["--conf", str(DEMO), "--exp-dir", str(folder), *overrides]
+        of_run = cpu_seconds(train, folder)
+        ways = {
+            "otlp": ["--otlp", address],
+            "mlflow": ["--mlflow", f"sqlite:///{folder / 'mlflow.db'}"],
+            "perfetto": ["--perfetto", str(folder / "trace.json")],
+        }
+        if find_spec("mlflow") is None:
+            del ways["mlflow"]
+        summary = json.loads((run / "summary.json").read_text())
+        episodes = summary["episodes"]
+        rows = {}
+        for way, options in ways.items():
+            one = ["--episode", "000001-train-0000-00"]
+            start = cpu_seconds(["trace", str(run), *options, *one], folder)
+            seconds = cpu_seconds(["trace", str(run), *options], folder)
+            rows[way] = {
+                "cpu_seconds": seconds,
+                "share_of_run": seconds / of_run,
+                "per_episode_ms": 1000 * (seconds - start) / (episodes - 1),
+            }
+    report = {
+        "machine": f"{os.uname().machine}, {os.cpu_count()} cores",
+        "steps": STEPS,
+        "episodes": episodes,
+        "run_cpu_seconds": of_run,
+        "run_per_episode_ms": 1000 * of_run / episodes,
+        "sent": rows,
+    }
+    args.out.write_text(json.dumps(report, indent=2) + "\n")
+    print(json.dumps(report, indent=2))
+
+
+if __name__ == "__main__":
+    main()
