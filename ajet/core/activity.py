@@ -39,11 +39,13 @@ _activity: contextvars.ContextVar[Activity | None] = contextvars.ContextVar(
 
 @dataclass(frozen=True, slots=True)
 class CurrentCall:
-    """Holds what an episode does, for how many seconds, and whether it is a call of the model."""
+    """Holds what an episode does, for how many seconds, whether it is a call of the model, and how
+    many seconds ago the attempt began."""
 
     name: str
     seconds: float
     is_model: bool = False
+    episode_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +117,14 @@ class Activity:
         """Returns the oldest call that has not returned; the model's only where there is no other.
         Other threads may call it."""
         now_s = time.monotonic()
+        age_s = now_s - self._began_s
         for name, since_s in list(self._calls.values()):
-            return CurrentCall(name, now_s - since_s)
+            return CurrentCall(name, now_s - since_s, episode_s=age_s)
         for since_s in list(self._model_calls.values()):
-            return CurrentCall("the model", now_s - since_s, is_model=True)
+            return CurrentCall("the model", now_s - since_s, is_model=True, episode_s=age_s)
         line = self._line()
-        return CurrentCall(
-            f"workflow code at {line}" if line else "workflow code", now_s - self._since_s
-        )
+        name = f"workflow code at {line}" if line else "workflow code"
+        return CurrentCall(name, now_s - self._since_s, episode_s=age_s)
 
     def _line(self) -> str:
         """Returns the innermost line of the user's code that runs or waits; "" if none is seen."""

@@ -276,7 +276,7 @@ class ExplorerCommand:
         if notes.get(ATTEMPT) != attempt:
             raise AttemptOver
         stops = StopRequests(self._folder.stops, self._folder.stopped_jsonl)
-        runner.attach(stops, shown_path(self._folder.path), lambda text: None)
+        runner.attach(stops, shown_path(self._folder.path), None)
         versions = VersionState(int(notes[TRAINED]))
         self._tasks.cursor.load_state_dict(self._first_tasks)
         journal.reopen(_newest_of(json.loads(notes[ATTEMPTS]), attempt), attempt)

@@ -4,7 +4,8 @@
         progress.phase("set-up")
         progress.held_out(0, success=0.31)
         progress.phase("rollout", total=256)
-        progress.advance()                        # one episode more
+        progress.episode_ended(trajectory)        # one episode more
+        progress.in_flight(calls)                 # what the others do, once a second
         progress.phase("update")
         progress.fraction(0.5)                    # half of the mini-batches
         progress.step_done(1, metrics)
@@ -20,12 +21,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from types import TracebackType
 
-from rich.bar import Bar
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
@@ -33,13 +33,17 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from ajet.core.activity import CurrentCall
 from ajet.core.terminal import Console
+from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 
 RECENT_STEPS = 10  # the time left is estimated from these, as late steps take longer
 LEVELS = "▁▂▃▄▅▆▇█"
 SPARKLINE_WIDTH = 16
 MAX_WIDTH = 92
 SHOWN_WARNINGS = 3
+SHOWN_EPISODES = 3
+MAX_CALL_WIDTH = 56
 
 
 class TrainingProgress:
@@ -66,9 +70,14 @@ class TrainingProgress:
         self._step_seconds: deque[float] = deque(maxlen=RECENT_STEPS)
         self._metrics: Mapping[str, float] = {}
         self._rewards: list[float] = []
+        self._successes: list[float] = []
+        self._signal: list[float] = []
         self._held_out: list[tuple[int, float]] = []
         self._warned: list[tuple[int, str]] = []
         self._waiting = ""
+        self._calls: Mapping[str, CurrentCall] = {}
+        self._failed: Counter[str] = Counter()
+        self._last_error = ""
         self._live: Live | None = None
 
     def __enter__(self) -> TrainingProgress:
@@ -96,6 +105,14 @@ class TrainingProgress:
         self._is_fraction = False
         self._phase_started = now
 
+    def episode_ended(self, trajectory: Trajectory) -> None:
+        """Counts an episode that has ended; one that failed is shown with its reason until the next
+        step."""
+        self.advance()
+        if trajectory.ended_as not in (EpisodeStatus.OK, EpisodeStatus.TRUNCATED):
+            self._failed[str(trajectory.ended_as)] += 1
+            self._last_error = trajectory.error or self._last_error
+
     def advance(self, amount: float = 1) -> None:
         """Adds to what is done of the phase. It has no effect in a phase that reports its share:
         episodes that end meanwhile are no part of it."""
@@ -119,8 +136,11 @@ class TrainingProgress:
         self._step_seconds.append(now - self._step_started)
         self._step_started = now
         self._steps_done, self._metrics = step, metrics
-        if math.isfinite(reward := metrics.get("reward/mean", math.nan)):
-            self._rewards.append(reward)
+        self._failed.clear()
+        self._last_error = ""
+        self._successes += _finite(metrics.get("reward/success"))
+        self._signal += _finite(_signal_share(metrics))
+        self._rewards += _finite(metrics.get("reward/mean"))
         if self._live is None:
             self._line("  ".join([f"step {step}/{self.total_steps}", *self._facts()]))
 
@@ -131,6 +151,10 @@ class TrainingProgress:
     def waiting(self, text: str) -> None:
         """Shows what everybody waits for, until it is called with an empty text."""
         self._waiting = text
+
+    def in_flight(self, calls: Mapping[str, CurrentCall]) -> None:
+        """Shows what each running episode does, the ones that began first by name."""
+        self._calls = calls
 
     def note(self, text: str) -> None:
         """Prints one line that stays above the display."""
@@ -158,7 +182,7 @@ class TrainingProgress:
 
     def __rich__(self) -> RenderableType:
         return Panel(
-            Group(self._bars(), Text(), self._numbers(), *self._alerts()),
+            Group(self._bars(), Text(), self._numbers(), *self._episodes(), *self._alerts()),
             title=f"[bold]ajet[/] · {self._title}",
             title_align="left",
             subtitle=f"{_clock_text(self._clock() - self._started)} elapsed",
@@ -198,18 +222,47 @@ class TrainingProgress:
         table.add_column(ratio=1)
         reward = Text(_number(self._metrics.get("reward/mean"), ".3f"))
         reward.append(f"  {sparkline(self._rewards, SPARKLINE_WIDTH)}", style="green")
-        success = _success_cell(self._metrics.get("reward/success"))
+        success = Text(_number(self._metrics.get("reward/success"), ".1%"))
+        success.append(f"  {sparkline(self._successes, SPARKLINE_WIDTH)}", style="green")
         episodes = _number(self._metrics.get("rollout/episodes_per_s"), ".1f")
         tokens = _number(self._metrics.get("rollout/tokens_per_s"), ",.0f")
         table.add_row("reward", reward, "success", success)
         speed = f"{episodes} ep/s  {tokens} tok/s"
         table.add_row("held-out", self._held_out_text(), "speed", speed)
-        table.add_row("signal", _signal_text(self._metrics), "", "")
+        signal = _signal_text(self._metrics)
+        signal.append(f"  {sparkline(self._signal, SPARKLINE_WIDTH)}", style="green")
+        table.add_row("signal", signal, "failed", self._failures())
         return table
+
+    def _failures(self) -> Text:
+        """Returns how many episodes of this step failed, by reason."""
+        if not self._failed:
+            return Text("none" if self._calls or self._metrics else "–", style="dim")
+        counts = ", ".join(f"{number} {name}" for name, number in self._failed.most_common())
+        return Text(counts, style="yellow")
+
+    def _episodes(self) -> list[RenderableType]:
+        """Returns the number of running episodes, and what the oldest of them do."""
+        is_over = self._phase in ("done", "stopped")
+        if not self._calls or is_over:
+            return []
+        in_model = sum(call.is_model for call in self._calls.values())
+        elsewhere = len(self._calls) - in_model
+        head = Text(f"{len(self._calls)} episodes in flight", style="bold")
+        head.append(f"  {in_model} in the model, {elsewhere} elsewhere", style="dim")
+        table = Table.grid(padding=(0, 2))
+        oldest = sorted(self._calls.items(), key=lambda item: -item[1].episode_s)
+        for name, call in oldest[:SHOWN_EPISODES]:
+            does = Text(f"{call.name}, for {_clock_text(call.seconds)}")
+            does.truncate(MAX_CALL_WIDTH, overflow="ellipsis")
+            table.add_row(name, Text(_clock_text(call.episode_s), style="cyan"), does)
+        return [Text(), head, table]
 
     def _alerts(self) -> list[Text]:
         """Returns what a person should see at once: who holds up the run, and the last warnings."""
         alerts: list[Text] = []
+        if self._failed and self._last_error:
+            alerts.append(Text(f"last failure  {self._last_error}", style="yellow"))
         if self._waiting and self._phase not in ("done", "stopped"):
             alerts.append(Text(self._waiting, style="bold yellow"))
         if self._warned:
@@ -262,21 +315,25 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(LEVELS[round((m - low) / span * top) if span else 0] for m in means)
 
 
-def _success_cell(success: float | None) -> RenderableType:
-    if success is None or not math.isfinite(success):
-        return Text("–")
-    row = Table.grid(padding=(0, 1))
-    bar = Bar(1.0, 0.0, success, width=14, color="green", bgcolor="grey30")
-    row.add_row(f"{success:6.1%}", bar)
-    return row
+def _finite(value: float | None) -> list[float]:
+    """Returns the value in a list, which is empty where there is none."""
+    return [] if value is None or not math.isfinite(value) else [value]
+
+
+def _signal_share(metrics: Mapping[str, float]) -> float | None:
+    total = metrics.get("groups/total")
+    return (
+        metrics["groups/with_advantage"] / total
+        if total and "groups/with_advantage" in metrics
+        else None
+    )
 
 
 def _signal_text(metrics: Mapping[str, float]) -> Text:
     """Returns how many of the last step's groups have something to learn from."""
-    total = metrics.get("groups/total")
-    if not total or "groups/with_advantage" not in metrics:
+    total, number = metrics.get("groups/total"), metrics.get("groups/with_advantage")
+    if not total or number is None:
         return Text("–")
-    number = metrics["groups/with_advantage"]
     return Text(f"{number:.0f}/{total:.0f} groups", style="" if number else "bold red")
 
 

@@ -46,7 +46,7 @@ from ajet.core.rollout.episode import (
 from ajet.core.rollout.failure import apply_policy, check_failure_rate, has_failed
 from ajet.core.rollout.gc_thresholds import infrequent_gc
 from ajet.core.rollout.limits import FailurePolicy, RolloutLimits
-from ajet.core.rollout.request import EpisodeJournal, OnEpisode, RolloutRequest
+from ajet.core.rollout.request import EpisodeJournal, OnEpisode, RolloutDisplay, RolloutRequest
 from ajet.core.rollout.stops import StopRequests
 from ajet.core.rollout.watch import RolloutWatch
 from ajet.core.shared_call import SharedCall
@@ -129,10 +129,10 @@ class GroupRunner:
         self.admission.on_free_slot = notify
 
     def attach(
-        self, requests: StopRequests, run_folder: str, on_waiting: Callable[[str], None]
+        self, requests: StopRequests, run_folder: str, display: RolloutDisplay | None
     ) -> None:
         """Implements `RolloutRunner.attach`."""
-        self.watch.attach(requests, run_folder, on_waiting)
+        self.watch.attach(requests, run_folder, display)
 
     async def rollout(
         self, request: RolloutRequest, on_episode: OnEpisode | None = None

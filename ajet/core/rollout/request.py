@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ajet.core import seeding
+from ajet.core.activity import CurrentCall
 from ajet.core.error_text import one_line
 from ajet.core.errors import DataError
 from ajet.core.inference.endpoint import SamplingParams
@@ -26,6 +27,18 @@ if TYPE_CHECKING:
     from ajet.core.rollout.stops import StopRequests
 
 OnEpisode = Callable[[Trajectory], None]
+
+
+class RolloutDisplay(Protocol):
+    """Shows a person what goes on in a rollout."""
+
+    def waiting(self, text: str) -> None:
+        """Shows who is waited for, until it is called with an empty text."""
+        ...
+
+    def in_flight(self, calls: Mapping[str, CurrentCall]) -> None:
+        """Shows what each running episode does; nothing where none runs any more."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +129,10 @@ class RolloutRunner(Protocol):
         ...
 
     def attach(
-        self, requests: StopRequests, run_folder: str, on_waiting: Callable[[str], None]
+        self, requests: StopRequests, run_folder: str, display: RolloutDisplay | None
     ) -> None:
-        """Connects the runner with its run: it takes these requests to stop an episode, and calls
-        `on_waiting` with a line that says who holds up a rollout, if anybody does."""
+        """Connects the runner with its run: it takes these requests to stop an episode, and tells
+        `display` what its episodes do and who holds them up, if anybody does."""
         ...
 
     async def rollout(

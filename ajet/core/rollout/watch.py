@@ -1,4 +1,5 @@
-"""Watches a rollout: says who holds it up, and ends the episodes that somebody asks to stop.
+"""Watches a rollout: shows what its episodes do, says who holds it up, and ends the episodes that
+somebody asks to stop.
 
     wave       ep 1 ──────── ep 2 ──────── ep 3 ─ tool ───────────────────────── …
                waits         waits         everybody waits for this call: said after 10 s
@@ -25,6 +26,7 @@ from loguru import logger
 from ajet.core.activity import CurrentCall
 from ajet.core.inference.endpoint import WaveEndpoint
 from ajet.core.rollout.episode import EpisodeExecutor
+from ajet.core.rollout.request import RolloutDisplay
 from ajet.core.rollout.stops import BY_A_PERSON, Stop, StopRequests
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 
@@ -32,8 +34,6 @@ HELD_UP_S = 10.0
 POLL_S = 1.0
 MAX_NAMED = 2
 """The number of episodes that the line names."""
-OnWaiting = Callable[[str], None]
-"""Is called with a line that says who is waited for, and with an empty text when that is over."""
 
 
 class RolloutWatch:
@@ -52,7 +52,7 @@ class RolloutWatch:
         self._clock = clock
         self._requests: StopRequests | None = None
         self._run_folder = "RUN"
-        self._on_waiting: OnWaiting = lambda text: None
+        self._display: RolloutDisplay | None = None
         self._num_rollouts = 0
         self._task: asyncio.Task[None] | None = None
         self._stopping: dict[str, Stop] = {}
@@ -60,10 +60,12 @@ class RolloutWatch:
         self._said: set[tuple[str, str]] = set()
         self._is_waiting = False
 
-    def attach(self, requests: StopRequests, run_folder: str, on_waiting: OnWaiting) -> None:
-        """Connects the watch with its run. `run_folder` is what a person types after `ajet stop`;
-        `on_waiting` shows who is waited for."""
-        self._requests, self._run_folder, self._on_waiting = requests, run_folder, on_waiting
+    def attach(
+        self, requests: StopRequests, run_folder: str, display: RolloutDisplay | None
+    ) -> None:
+        """Connects the watch with its run. `run_folder` is what a person types after `ajet
+        stop`."""
+        self._requests, self._run_folder, self._display = requests, run_folder, display
         self._episodes.set_stops(requests.decided)
 
     def __enter__(self) -> RolloutWatch:
@@ -78,6 +80,8 @@ class RolloutWatch:
             self._task.cancel()
             self._task = None
             self._show("")
+            if self._display is not None:
+                self._display.in_flight({})
 
     def ended(self, trajectory: Trajectory) -> None:
         """Is called with each episode that has ended; records the attempts that were stopped."""
@@ -87,14 +91,17 @@ class RolloutWatch:
                 self._requests.ended(attempt, asked)
 
     def look(self) -> None:
-        """Looks once: takes requests, and says or ends what is waited for."""
+        """Looks once: takes requests, shows what runs, and says or ends what is waited for."""
         for episode_id in self._requests.pending() if self._requests is not None else ():
             self._stop(episode_id, Stop(EpisodeStatus.STOPPED, BY_A_PERSON))
         for episode_id, stop in list(self._stopping.items()):
             # Again: where its call of the model failed, it goes on without a turn.
             if not self._episodes.stop(episode_id, stop):
                 del self._stopping[episode_id]  # it ended by itself meanwhile
-        self._say(*self._held_up())
+        calls = self._episodes.calls()
+        if self._display is not None:
+            self._display.in_flight(calls)
+        self._say(*self._held_up(calls))
 
     async def _run(self) -> None:
         while True:
@@ -110,9 +117,8 @@ class RolloutWatch:
             if self._requests is not None:
                 self._requests.take(episode_id)
 
-    def _held_up(self) -> tuple[dict[str, CurrentCall], int]:
+    def _held_up(self, calls: Mapping[str, CurrentCall]) -> tuple[dict[str, CurrentCall], int]:
         """Returns the episodes that are waited for with their calls, and how many wait."""
-        calls = self._episodes.calls()
         waves = self._waves()
         waiting = waves.waiting() if waves is not None else None
         if waiting is None:
@@ -167,4 +173,5 @@ class RolloutWatch:
     def _show(self, text: str) -> None:
         if text or self._is_waiting:
             self._is_waiting = bool(text)
-            self._on_waiting(text)
+            if self._display is not None:
+                self._display.waiting(text)

@@ -123,7 +123,7 @@ class TrainingRun:
             self.tasks.cursor,
             BatchSettings.from_config(self.config),
             on_round=self.progress.phase,
-            on_episode=lambda _: self.progress.advance(),
+            on_episode=self.progress.episode_ended,
         )
 
     def steps_left(self) -> Iterator[int]:
@@ -167,7 +167,7 @@ class TrainingRun:
         self.progress.phase("held-out", len(self.tasks.held_out) * num_repeat)
         groups = await runner.rollout(
             RolloutRequest(self.tasks.held_out, step=step, mode="eval", num_repeat=num_repeat),
-            on_episode=lambda _: self.progress.advance(),
+            on_episode=self.progress.episode_ended,
         )
         if is_given:
             assert score is not None
@@ -241,9 +241,9 @@ class TrainingRun:
         return self._trainer.test_freq > 0 if asked is None else asked
 
     def _attach(self, runner: RolloutRunner) -> None:
-        """Has the runner say who holds it up, and take the stops of this run folder."""
+        """Has the runner show what its episodes do, and take the stops of this run folder."""
         shown = shown_path(self.folder.path)
-        runner.attach(self._stops, shown, self.progress.waiting)
+        runner.attach(self._stops, shown, self.progress)
 
     def _stop_at_sampler_gap(self, step: int, metrics: Mapping[str, float]) -> None:
         gap = self._trainer.sampler_gap

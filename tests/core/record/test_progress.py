@@ -1,9 +1,13 @@
 import io
 
 import pytest
-from rich.console import Console
 
+from ajet.core.activity import CurrentCall
 from ajet.core.record.progress import TrainingProgress, sparkline
+from ajet.core.task.task import Task
+from ajet.core.task.workflow_task import WorkflowTask
+from ajet.core.terminal import Console
+from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 
 METRICS = {
     "reward/mean": 0.4125,
@@ -148,3 +152,62 @@ def test_episodes_that_end_during_an_update_are_no_part_of_it(clock):
     progress.advance(8)
     out.print(progress)
     assert "25%" in out.file.getvalue()
+
+
+def ended(status, error=None):
+    return Trajectory(WORKFLOW_TASK, (), status, error=error)
+
+
+WORKFLOW_TASK = WorkflowTask(Task("t", "?"), "e", "g", 0, 1, "train", 3)
+
+
+def shown_of(progress, out):
+    out.file.truncate(0)
+    out.print(progress)
+    return out.file.getvalue()
+
+
+def test_the_oldest_episodes_in_flight_are_named_with_their_calls(clock):
+    out = console(terminal=True)
+    progress = TrainingProgress(10, out, clock=clock)
+    progress.phase("rollout", total=8)
+    calls = {f"e-{n}": CurrentCall("the model", 2, is_model=True, episode_s=n) for n in range(5)}
+    calls["e-9"] = CurrentCall("tool get_weather", 12, episode_s=75)
+    progress.in_flight(calls)
+    shown = shown_of(progress, out)
+    assert "6 episodes in flight  5 in the model, 1 elsewhere" in shown
+    lines = [" ".join(line.strip("│ \n").split()) for line in shown.splitlines() if "e-" in line]
+    assert lines == [
+        "e-9 1:15 tool get_weather, for 0:12",
+        "e-4 0:04 the model, for 0:02",
+        "e-3 0:03 the model, for 0:02",
+    ]
+    progress.in_flight({})
+    assert "in flight" not in shown_of(progress, out)
+
+
+def test_failures_of_the_step_are_shown_by_reason_with_the_last_error(clock):
+    out = console(terminal=True)
+    progress = TrainingProgress(10, out, clock=clock)
+    progress.phase("rollout", total=8)
+    progress.episode_ended(ended(EpisodeStatus.OK))
+    progress.episode_ended(ended(EpisodeStatus.TRUNCATED, "cut"))
+    assert "last failure" not in shown_of(progress, out)
+    for error in ("KeyError: 'a'", "ValueError: b\x1b[2J"):
+        progress.episode_ended(ended(EpisodeStatus.AGENT_ERROR, error))
+    progress.episode_ended(ended(EpisodeStatus.TIMEOUT))
+    shown = shown_of(progress, out)
+    assert "2 agent_error, 1 timeout" in shown and "5/8" in shown
+    assert "last failure  ValueError: b\\x1b[2J" in shown
+    progress.step_done(1, METRICS)
+    assert "agent_error" not in shown_of(progress, out)
+
+
+def test_success_and_signal_have_their_course(clock):
+    out = console(terminal=True)
+    progress = TrainingProgress(10, out, clock=clock)
+    for step, share in enumerate((0.0, 0.5, 1.0), 1):
+        signal = {"groups/with_advantage": 8 * share, "groups/total": 8.0}
+        progress.step_done(step, METRICS | signal | {"reward/success": share})
+    shown = shown_of(progress, out)
+    assert "100.0%  ▁▅█" in shown and "8/8 groups  ▁▅█" in shown

@@ -44,7 +44,13 @@ class Run:
         self.now, self.shown, self.episodes = 0.0, [], episodes
         self.requests = StopRequests(tmp_path / "stops", tmp_path / "stopped.jsonl")
         self.watch = RolloutWatch(episodes, lambda: waves, clock=lambda: self.now, **options)
-        self.watch.attach(self.requests, "my_run", self.shown.append)
+        self.watch.attach(self.requests, "my_run", self)
+
+    def waiting(self, text):
+        self.shown.append(text)
+
+    def in_flight(self, calls):
+        self.running = dict(calls)
 
     def look(self, after_s):
         self.now += after_s
@@ -143,3 +149,18 @@ def test_a_request_of_an_episode_that_runs_is_taken_and_others_are_left(tmp_path
         run.look(0)
     assert list(run.episodes.stopped) == [A]
     assert sorted(p.name for p in folder.iterdir()) == sorted([f"{A}.taken", B, "notes.txt"])
+
+
+def test_what_runs_is_shown_at_each_look_and_nothing_after_the_rollout(tmp_path):
+    episodes = Episodes(**{A: MODEL, B: tool(3)})
+    run = Run(tmp_path, episodes)
+    run.look(1)
+    assert run.running == {A: MODEL, B: tool(3)}
+
+
+async def test_the_display_is_cleared_when_the_last_rollout_ends(tmp_path):
+    run = Run(tmp_path, Episodes(**{A: MODEL}))
+    with run.watch, run.watch:
+        run.look(1)
+        assert run.running == {A: MODEL}
+    assert run.running == {}
