@@ -4,7 +4,7 @@
     ajet debug | eval | check | plan | convert |       one file each, loaded when it is asked for
          export | prepare-data | distill-data |
          view | stop | replay | audit | env-check |
-         servers | trace
+         servers | trace | schema
 
 Exit codes: 0 done, 1 the user's error in one line, 2 wrong usage, 130 stopped by Ctrl-C, 143 by
 SIGTERM. This module only wires.
@@ -45,6 +45,7 @@ COMMANDS = {
     "env-check": "ajet.cli.env_check:env_check",
     "servers": "ajet.cli.servers:servers",
     "trace": "ajet.cli.trace:trace",
+    "schema": "ajet.cli.schema:schema",
 }
 ROOT_OPTIONS = ("--help", "-h", "--version")
 TAKES_A_CONFIG = ("train", "debug", "eval", "check", "plan")

@@ -52,4 +52,7 @@ def _none_or_list(mapping: Any) -> list[int] | None:
     return None if mapping is None else device_list(mapping)
 
 
-DeviceMapping = Annotated[list[int] | None, BeforeValidator(_none_or_list)]
+DeviceMapping = Annotated[
+    list[int] | None,
+    BeforeValidator(_none_or_list, json_schema_input_type=list[int] | str | None),
+]

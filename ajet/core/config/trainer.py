@@ -136,12 +136,17 @@ class TrainerConfig(Section):
     max_checkpoints_to_keep: int = Field(
         default=2, ge=2, description="Newest checkpoints that are kept."
     )
-    logger: Annotated[list[Logger], BeforeValidator(_as_list)] = Field(
+    logger: Annotated[
+        list[Logger], BeforeValidator(_as_list, json_schema_input_type=Logger | list[Logger])
+    ] = Field(
         default=["tensorboard"],
         description="Where metrics go: tensorboard, console, swanlab, wandb, mlflow, prometheus; "
         "or a list.",
     )
-    traces: Annotated[list[TraceTarget], BeforeValidator(_as_list)] = Field(
+    traces: Annotated[
+        list[TraceTarget],
+        BeforeValidator(_as_list, json_schema_input_type=TraceTarget | list[TraceTarget]),
+    ] = Field(
         default=[],
         description="Where traces of episodes go while the run writes them: otlp, mlflow; or both.",
     )

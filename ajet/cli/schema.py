@@ -1,0 +1,30 @@
+"""Implements `ajet schema`: the JSON Schema of a config, for editors."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def schema(
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write it here instead of to the screen.")
+    ] = None,
+) -> None:
+    """Print the JSON Schema of a config file: editors complete its keys, show what they mean, and
+    underline those that do not exist.
+
+    In a YAML, this first line names it: # yaml-language-server: $schema=ajet.schema.json
+    """
+    import json
+
+    from ajet.core.config.json_schema import config_schema
+    from ajet.core.record.atomic_file import writing
+
+    text = json.dumps(config_schema(), indent=1, ensure_ascii=False) + "\n"
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    with writing(out):
+        out.write_text(text, encoding="utf-8")
+    typer.echo(f"{out}: put `# yaml-language-server: $schema={out.name}` at the top of a YAML")

@@ -1,0 +1,109 @@
+"""Makes the JSON Schema of a config file, for editors that complete and check YAML.
+
+    # yaml-language-server: $schema=ajet.schema.json
+
+It has each key's type, default and sentence, from the typed tree. A key that ajet refuses, or that
+has no effect, is deprecated and says why, as is a key that has another name now. Sections of the
+user's own are let through. A stage (`ajet.stages.NAME`) has the keys of `ajet`.
+
+Not covered: what depends on several keys (`load_config` checks that), and keys below `ajet` that
+Hydra's `defaults` bring in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic.fields import FieldInfo
+from pydantic.json_schema import GenerateJsonSchema
+
+from ajet.core.config.agentjet_keys import ABSENT
+from ajet.core.config.renames import RENAMED
+from ajet.core.config.section import ALL_BACKBONES, NoEffect, NotBuilt, Section
+from ajet.core.config.tree import AjetConfig
+
+DIALECT = GenerateJsonSchema.schema_dialect
+INTERPOLATION = {"type": "string", "pattern": r"\$\{"}
+"""A value that Hydra computes, as ${oc.env:HOME}, stands wherever a number or a choice does."""
+Schema = dict[str, Any]
+
+
+def config_schema() -> Schema:
+    """Returns the schema as plain data."""
+    schema = AjetConfig.model_json_schema(ref_template="#/$defs/{model}")
+    definitions: dict[str, Schema] = schema["$defs"]
+    for model in _sections(AjetConfig):
+        _describe(definitions[model.__name__], model)
+    for old, new in RENAMED.items():
+        _add(schema, old, f"is {new} now")
+    for old, absent in ABSENT.items():
+        _add(schema, old, f"{'refused' if absent.refused else 'without effect'}: {absent.reason}")
+    stages = definitions["AjetSection"]["properties"]["stages"]
+    stages["additionalProperties"] = {"anyOf": [{"$ref": "#/$defs/AjetSection"}, {"type": "null"}]}
+    schema["$schema"] = DIALECT
+    schema["title"] = "a config of ajet"
+    schema["additionalProperties"] = True
+    return schema
+
+
+def _sections(model: type[Any]) -> dict[type[Section], None]:
+    """Returns the classes of all sections below a model, each once."""
+    found: dict[type[Section], None] = {}
+    for field in model.model_fields.values():
+        for kind in _classes(field.annotation):
+            if issubclass(kind, Section):
+                found |= {kind: None, **_sections(kind)}
+    return found
+
+
+def _classes(annotation: Any) -> list[type[Any]]:
+    inner = [kind for each in getattr(annotation, "__args__", ()) for kind in _classes(each)]
+    return [annotation] if isinstance(annotation, type) else inner
+
+
+def _describe(schema: Schema, model: type[Section]) -> None:
+    """Says of each key of a section what is known beside its type."""
+    for name, field in model.model_fields.items():
+        key = schema["properties"][name]
+        key.pop("title", None)
+        if said := _refusal(field):
+            key["deprecated"] = True
+            key["description"] = f"{key.get('description', '')} {said}".strip()
+        key = _with_interpolation(key)
+        schema["properties"][name] = key
+
+
+def _refusal(field: FieldInfo) -> str:
+    """Returns what a key is not good for on every backbone; "" where it is good for something."""
+    for mark in field.metadata:
+        if isinstance(mark, NotBuilt | NoEffect) and mark.on == ALL_BACKBONES:
+            word = "Refused" if isinstance(mark, NotBuilt) else "Without effect"
+            return f"{word}: {mark.reason}."
+    return ""
+
+
+def _with_interpolation(key: Schema) -> Schema:
+    """Returns the key's schema with an interpolation as another value; a section's stays as it is,
+    so that mistakes are found in it. What is said of the key stays outside, where editors look."""
+    if "$ref" in key:
+        key.pop("default", None)  # its keys say theirs
+        return key
+    said = {name: key.pop(name) for name in ("default", "description", "deprecated") if name in key}
+    is_text = key.get("type") == "string" and not key.keys() & {"enum", "pattern"}
+    if is_text or not key:
+        return key | said
+    choices = key["anyOf"] if list(key) == ["anyOf"] else [key]
+    return {"anyOf": [*choices, INTERPOLATION], **said}
+
+
+def _add(schema: Schema, path: str, said: str) -> None:
+    """Adds a key that the tree does not have, as a deprecated one of any type."""
+    *sections, name = path.split(".")
+    place: Schema | None = schema
+    for section in sections:
+        found: Mapping[str, Any] = place["properties"].get(section, {}) if place else {}
+        refs = [each["$ref"] for each in [found, *found.get("anyOf", ())] if "$ref" in each]
+        place = schema["$defs"][refs[0].rpartition("/")[2]] if refs else None
+    if place is not None and name not in place["properties"]:
+        place["properties"][name] = {"deprecated": True, "description": said}
