@@ -25,12 +25,14 @@ from ajet.core.record.episode_reader import EpisodeReader
 from ajet.core.record.evaluation import IntervalEstimate, paired_difference, share_over_tasks
 from ajet.core.record.origin import RunOrigin
 from ajet.core.record.run_folder import RunFolder, is_file
+from ajet.core.record.scores import read_scores
 from ajet.core.record.summary import RunSummary
 from ajet.core.record.warning_log import warning_rows
 from ajet.core.run.attempt_record import read_attempts
 from ajet.logview.episode_index import NEWEST_FIRST, EpisodeIndex, Row, Selection
-from ajet.logview.episode_page import episode_data, group_data
+from ajet.logview.episode_page import episode_data, group_data, pair_data
 from ajet.logview.metric_series import MetricSeries
+from ajet.logview.same_prefix import same_prefix
 from ajet.logview.token_text import TokenText, tokenizer_of
 
 MAX_PAGE, MAX_TASKS = 500, 500
@@ -155,6 +157,28 @@ class RunPage:
             "warnings": [each for each in self.warnings() if each["step"] == step],
         }
 
+    def tasks(self, query: Query) -> dict[str, Any]:
+        """Returns some tasks of one mode, those that fell most first unless `sort` says otherwise;
+        `next` is what to give as `after` for the following ones, or None."""
+        modes = self._index.menus()["modes"]
+        mode = query.get("mode") or ("train" if "train" in modes or not modes else modes[0])
+        limit = min(max(_number(query, "limit", int) or 100, 1), MAX_PAGE)
+        after, never = _number(query, "after", int) or 0, query.get("solved") == "never"
+        sort = query.get("sort") or "change"
+        rows, num, num_never = self._index.tasks(
+            mode, sort=sort, never_solved=never, limit=limit, after=max(after, 0)
+        )
+        following = after + limit if after + limit < (num_never if never else num) else None
+        return {
+            "mode": mode,
+            "modes": modes,
+            "sort": sort,
+            "tasks": rows,
+            "num": num,
+            "num_never": num_never,
+            "next": following,
+        }
+
     def task(self, query: Query) -> dict[str, Any]:
         """Returns how one task went over the steps, and its episodes, the oldest first."""
         task_id = query.get("task_id", "")
@@ -162,12 +186,55 @@ class RunPage:
         if not rows:
             raise KeyError(task_id)
         steps = self._index.task(task_id)
+        held_out = [row for row in rows if row["mode"] == "eval"]
+        ends = held_out if len({row["step"] for row in held_out}) > 1 else rows
         return {
             "task_id": task_id,
+            "compared": [ends[0]["episode_id"], ends[-1]["episode_id"]],
             "query": rows[0]["query"],
             "steps": steps,
             "count": sum(each["num"] for each in steps),
             "episodes": rows,
+        }
+
+    def compare(self, query: Query) -> dict[str, Any]:
+        """Returns two episodes of one task side by side, `left` and `right`, and where they part;
+        without them those of `task` (the first and the last evaluation, or step)."""
+        task = self.task(query)
+        pair = [query.get("left") or task["compared"][0], query.get("right") or task["compared"][1]]
+        rows = {row["episode_id"]: row for row in task["episodes"]}
+        with EpisodeReader(self.folder.episodes_db) as reader:
+            data = pair_data(reader, [rows[name] for name in pair], self._token_text())
+        return {
+            **{name: task[name] for name in ("task_id", "query", "episodes", "count")},
+            **data,
+            "left": pair[0],
+            "right": pair[1],
+        }
+
+    def token(self, query: Query) -> dict[str, Any]:
+        """Returns how the model went on, at each step, from exactly the text before one sampled
+        token: in the episodes of the same task that came to it, and under kept checkpoints where
+        `ajet score` was used on this episode."""
+        turn, token = _number(query, "turn", int) or 0, _number(query, "token", int) or 0
+        with EpisodeReader(self.folder.episodes_db) as reader:
+            episode = reader.episode(query.get("episode", ""))
+            if not 0 <= turn < len(episode.turns):
+                raise KeyError(turn)
+            if not 0 <= token < len(episode.turns[turn].token_ids):
+                raise KeyError(token)
+            task = Selection(task_id=episode.row.task_id)
+            rows, _ = self._index.list(task, sort="step", limit=MAX_PAGE)
+            found = same_prefix(reader, episode, rows, turn, token, self._token_text())
+        scores = read_scores(self.folder, episode.row.episode_id)
+        return {
+            **found,
+            "num_compared": len(rows),
+            "scores": [
+                {"step": each.step, "logprob": each.turns[turn][token]}
+                for each in scores
+                if turn < len(each.turns) and token < len(each.turns[turn])
+            ],
         }
 
     def group(self, query: Query) -> dict[str, Any]:

@@ -6,7 +6,8 @@
     GET /, /static/{file}        the page and its parts
     GET /api/runs                all runs in a table, and where their configs differ
     GET /api/events              server-sent events: which run has written a step
-    GET /api/run, origin, metrics, changes, steps, step, task, group, episodes, episode/{id}
+    GET /api/run, origin, metrics, changes, steps, step, tasks, task, compare, group, episodes,
+        episode/{id}, token
                                  of the run that ?run=NAME says, or of the first (run_page.py)
 
 It listens on the loopback interface alone, reads only, and answers only requests whose Host header
@@ -129,7 +130,10 @@ class Pages:
             "metrics": page.metrics,
             "episodes": page.episodes,
             "step": page.step,
+            "tasks": page.tasks,
             "task": page.task,
+            "compare": page.compare,
+            "token": page.token,
             "group": page.group,
         }
         return of_run[name]() if name in of_run else of_query[name](query)

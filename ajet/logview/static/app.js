@@ -5,7 +5,9 @@ import { get, listen } from "./data.js";
 import * as runs from "./pages/runs.js";
 import * as overview from "./pages/overview.js";
 import * as step from "./pages/step.js";
+import * as tasks from "./pages/tasks.js";
 import * as task from "./pages/task.js";
+import * as compare from "./pages/compare.js";
 import * as group from "./pages/group.js";
 import * as episodes from "./pages/episodes.js";
 import * as episode from "./pages/episode.js";
@@ -15,14 +17,14 @@ import * as episode from "./pages/episode.js";
  * the address (without a new entry in the history where `quiet`).
  * @typedef {{run: string, path: string[], query: Record<string, string>,
  *   set: (changes: Record<string, any>, quiet?: boolean) => void}} Place
- * What it returns: its content, title and crumbs, its neighbours, and whether it is made anew when
- * the run has written a step.
+ * What it returns: its content, title and crumbs, its neighbours, whether it is made anew when the
+ * run has written a step, and what chooses the next token, the one before, or none (0).
  * @typedef {{title: string, content: Node[], crumbs?: [string, string | null][],
- *   previous?: string | null, following?: string | null, live?: boolean}} Page
+ *   previous?: string | null, following?: string | null, live?: boolean, token?: (by: number) => void}} Page
  */
 
 /** @type {Record<string, {show: (place: Place) => Promise<Page>}>} */
-const PAGES = { "": overview, step, task, group, episodes, episode };
+const PAGES = { "": overview, step, tasks, task, compare, group, episodes, episode };
 /** @type {string[]} */
 let names = [];
 /** @type {Page | null} */
@@ -103,6 +105,7 @@ function navigation({ run, path }) {
   const of_run = run === "" ? [] : [
     el("a", { href: link(run), "aria-current": current("") }, "What changed"),
     el("a", { href: link(run, ["step"]), "aria-current": current("step") }, "Steps"),
+    el("a", { href: link(run, ["tasks"]), "aria-current": current("tasks") }, "Tasks"),
     el("a", { href: link(run, ["episodes"]), "aria-current": current("episodes") }, "Episodes"),
   ];
   const all = names.length > 1 ? [el("a", { href: "#/", "aria-current": run ? null : "page" }, "Runs")] : [];
@@ -130,6 +133,9 @@ const KEYS = {
     const up = shown?.crumbs?.at(-2)?.[1];
     if (up) location.hash = up;
   },
+  "[": () => shown?.token?.(-1),
+  "]": () => shown?.token?.(1),
+  Escape: () => shown?.token?.(0),
   "/": () => {
     const place = here();
     if (place.path[0] === "episodes" || !place.run) focusNamed("text");

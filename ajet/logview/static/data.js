@@ -19,7 +19,9 @@
  *   variance: number | null, tokens: number, seconds: number, has_signal: boolean | null,
  *   strip: Member[]}} GroupRow
  * @typedef {{ids: number[], texts: string[], logprobs: (number | null)[],
- *   advantages: (number | null)[] | null, mask: number[] | null}} Sampled
+ *   advantages: (number | null)[] | null, mask: number[] | null, policy_logprobs: (number | null)[] | null,
+ *   ratios: (number | null)[] | null, entropies: (number | null)[] | null, kl: (number | null)[] | null,
+ *   cuts: Record<string, number[]>}} Sampled
  * @typedef {{turn_index: number, agent_name: string, trainable: boolean, finish_reason: string,
  *   policy_version: number, reward: number | null, seconds: number, started_s: number,
  *   ended_s: number, base_turn: number | null, prompt_kept: number, tools: any[] | null,
