@@ -257,6 +257,11 @@ class RunPage:
             "following": groups[at + 1] if at + 1 < len(groups) else None,
         }
 
+    def find(self, name: str) -> str:
+        """Returns the id that `name` is or alone begins; raises `DataError` where there is none."""
+        with EpisodeReader(self.folder.episodes_db) as reader:
+            return reader.find(name)
+
     def episode(self, episode_id: str) -> dict[str, Any]:
         """Returns one episode with its tokens. Raises `KeyError` when it does not exist."""
         with EpisodeReader(self.folder.episodes_db) as reader:
