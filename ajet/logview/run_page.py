@@ -17,10 +17,7 @@ from dataclasses import fields
 from statistics import fmean, pvariance
 from typing import Any
 
-import yaml
-
-from ajet.core.config.nested import flatten
-from ajet.core.errors import CheckpointError, ConfigError
+from ajet.core.errors import ConfigError
 from ajet.core.record.episode_reader import EpisodeReader
 from ajet.core.record.evaluation import IntervalEstimate, paired_difference, share_over_tasks
 from ajet.core.record.origin import RunOrigin
@@ -32,6 +29,7 @@ from ajet.core.run.attempt_record import read_attempts
 from ajet.logview.episode_index import NEWEST_FIRST, EpisodeIndex, Row, Selection
 from ajet.logview.episode_page import episode_data, group_data, pair_data
 from ajet.logview.metric_series import MetricSeries
+from ajet.logview.run_difference import read_config, starts_of
 from ajet.logview.same_prefix import same_prefix
 from ajet.logview.token_text import TokenText, tokenizer_of
 
@@ -67,7 +65,7 @@ class RunPage:
             "folder": str(folder.path),
             "has_tokenizer": is_file(folder.tokenizer / "tokenizer.json"),
             "summary": summary,
-            "attempts": [attempt.describe() for attempt in read_attempts(folder)],
+            "attempts": [text for name, text in starts_of(folder).items() if name],
             "warnings": self.warnings(),
             "count": self._index.count(),
             **self._index.menus(),
@@ -287,14 +285,7 @@ class RunPage:
 
     def config(self) -> dict[str, str]:
         """Returns the config that the run stored, flat, with its values as text."""
-        if not is_file(self.folder.config_yaml):
-            return {}
-        try:
-            values = yaml.safe_load(self.folder.config_yaml.read_text(encoding="utf-8"))
-            return {name: str(value) for name, value in flatten(values).items()}
-        except (OSError, ValueError, AttributeError, RecursionError, yaml.YAMLError) as error:
-            reason = " ".join(str(error).split())
-            raise CheckpointError(f"{self.folder.config_yaml} cannot be read: {reason}") from error
+        return read_config(self.folder.config_yaml)
 
     def state(self) -> tuple[object, ...]:
         """Returns something that differs when the run has written more."""

@@ -8,6 +8,7 @@ import * as step from "./pages/step.js";
 import * as tasks from "./pages/tasks.js";
 import * as task from "./pages/task.js";
 import * as compare from "./pages/compare.js";
+import * as difference from "./pages/difference.js";
 import * as group from "./pages/group.js";
 import * as episodes from "./pages/episodes.js";
 import * as episode from "./pages/episode.js";
@@ -24,7 +25,7 @@ import * as episode from "./pages/episode.js";
  */
 
 /** @type {Record<string, {show: (place: Place) => Promise<Page>}>} */
-const PAGES = { "": overview, step, tasks, task, compare, group, episodes, episode };
+const PAGES = { "": overview, step, tasks, task, compare, difference, group, episodes, episode };
 /** @type {string[]} */
 let names = [];
 /** @type {Page | null} */
