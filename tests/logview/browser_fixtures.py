@@ -86,14 +86,15 @@ def _trained(store, step, group, query, rewards, **more):
 
 
 def _numbers(members):
-    """Of the first calls: ratio 1.3 of the first token, which is cut, and 1 of the others."""
+    """Of the first calls: ratio 1.3 of the first token, which is cut, and 1 of the others;
+    entropies that fall."""
     tokens = TrainedTokens()
     for member in members:
         logprobs = np.array(member.turns[0].completion.logprobs, np.float32)
         row = partial(tokens.row, member.episode_id, 0, length=len(logprobs))
         row(name="policy_logprobs")[:] = logprobs + np.log([1.3, 1, 1]).astype(np.float32)
         row(name="ratios")[:] = 1.3, 1.0, 1.0
-        row(name="entropies")[:] = 0.5, 1.5, 2.5
+        row(name="entropies")[:] = 2.5, 1.5, 0.5
         row(name="reference_logprobs")[:] = logprobs - np.float32(0.5)
         tokens.cut(member.episode_id, 0, "high", [0])
     return tokens
@@ -110,7 +111,7 @@ def write_trained_run(path):
         _trained(store, 2, 0, "How many apples?", (0.0, 1.0, 1.0))
         _trained(store, 2, 1, "Why is the lake blue?", (0.0, 0.0))
         late = episode(
-            step=2, group=2, query=HOSTILE, reward=None, status=EpisodeStatus.TIMEOUT, turns=(),
+            step=2, group=7, query=HOSTILE, reward=None, status=EpisodeStatus.TIMEOUT, turns=(),
             error="the deadline of 60 s",
         )  # fmt: skip
         store.write(2, [group_of(late)])

@@ -41,7 +41,8 @@ function here() {
   return {
     run, path: rest, query: values,
     set: (changes, quiet = false) => {
-      const address = link(run, rest, { ...values, ...changes });
+      Object.assign(values, changes);
+      const address = link(run, rest, values);
       if (!quiet) {
         location.hash = address;
         return;

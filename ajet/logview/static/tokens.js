@@ -52,6 +52,15 @@ export function sampledSpans(sampled, turn, colour, strongest, marked = null, ch
   });
 }
 
+/** Marks the chosen token among those of a place, and no other.
+ * @param {HTMLElement} place @param {[number, number] | null} chosen */
+export function markChosen(place, chosen) {
+  for (const span of place.querySelectorAll(".sampled")) {
+    const at = numbers.get(span)?.place;
+    span.classList.toggle("chosen", Boolean(chosen && at && at[0] === chosen[0] && at[1] === chosen[1]));
+  }
+}
+
 /** @param {{ids: number[], texts: string[]}} prompt */
 export function contextSpans({ ids, texts }) {
   return ids.map((id, index) => {

@@ -1,7 +1,7 @@
 // One episode: what was expected and answered, how it was judged, then call by call what was said.
 import { el, fold, link, number, plural, short } from "../dom.js";
 import { get } from "../data.js";
-import { blankWord, colourChoice, colourOf, contextSpans, sampledSpans, showNumbers, strongestOf } from "../tokens.js";
+import { blankWord, colourChoice, colourOf, contextSpans, markChosen, sampledSpans, showNumbers, strongestOf } from "../tokens.js";
 import { chosenToken, neighbour, tokenPanel } from "../token_panel.js";
 
 /** @typedef {import("../data.js").Turn} Turn */
@@ -17,8 +17,19 @@ export async function show({ run, path, query, set }) {
   const at = data.members.findIndex((/** @type {any} */ member) => member.episode_id === id);
   const to = (/** @type {number} */ index) => (data.members[index] ? link(run, ["episode", data.members[index].episode_id], query) : null);
   const strongest = strongestOf(data.turns.map((/** @type {Turn} */ turn) => turn.sampled));
-  const chosen = chosenToken(query.token, data.turns);
-  const choose = (/** @type {[number, number] | null} */ at) => set({ token: at === null ? null : at.join(".") });
+  let chosen = chosenToken(query.token, data.turns);
+  const panel = el("div", { id: "token" });
+  // The episode may be large, so its page stays while one token after another is looked at.
+  const choose = (/** @type {Chosen} */ at) => {
+    chosen = at;
+    set({ token: at === null ? null : at.join(".") }, true);
+    markChosen(turns, at);
+    const name = document.activeElement?.getAttribute("name");
+    panel.replaceChildren(...(at ? [tokenPanel(run, data, at, choose)] : []));
+    const again = name && panel.querySelector(`[name="${name}"]`);
+    if (again instanceof HTMLElement) again.focus({ preventScroll: true });
+  };
+  if (chosen) panel.append(tokenPanel(run, data, chosen, choose));
   const turns = el("div", { id: "turns" }, data.turns.map((/** @type {Turn} */ turn) => card(turn, data.turns, isTokens, colour, strongest, chosen)));
   showNumbers(turns, choose);
   const commands = el("div", {});
@@ -40,7 +51,7 @@ export async function show({ run, path, query, set }) {
       el("button", { "aria-pressed": String(isTokens), click: () => set({ view: "tokens" }) }, "every token")),
     colourChoice(colour, (chosen) => set({ colour: chosen })),
     data.turns.length === 0 ? el("p", { class: "box" }, "The model was not called in this episode.") : turns,
-    chosen ? tokenPanel(run, data, chosen, choose) : null,
+    panel,
     fold("Commands for this episode", [commands]),
     fold("Everything else that was recorded", [el("pre", {}, rest(data))]),
   ].filter((each) => each !== null);
