@@ -1,11 +1,12 @@
 """What a reader sees and does on the page, in a real browser."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from browser_fixtures import opened_browser, opened_page, write_trained_run
 from logview_fixtures import HOSTILE, write_run
-from record_fixtures import episode, group_of
+from record_fixtures import episode, group_of, two_turns
 
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.metrics import MetricsLogger
@@ -226,6 +227,40 @@ def test_a_token_shows_what_the_update_computed_for_it(page, url):
     assert panel.count() == 0
 
 
+def test_frames_are_stepped_and_played_by_keys(page, url):
+    visit(page, url, "episode/000002-train-0000-00?view=frames")
+    place, seen = page.locator("#frames [role=status]"), page.locator("#frames pre").first
+    assert place.inner_text() == "frame 1 of 2, call 1" and seen.inner_text() == "How many apples?"
+    page.keyboard.press("]")
+    assert place.inner_text() == "frame 2 of 2, call 2" and seen.inner_text() == "42"
+    page.wait_for_function("() => location.hash.endsWith('view=frames&frame=2')")
+    page.keyboard.press("p")  # from its end it begins again, and stops there by itself
+    assert place.inner_text() == "frame 1 of 2, call 1"
+    page.wait_for_function("() => document.querySelector('[name=play]').innerText === 'play'")
+    assert place.inner_text() == "frame 2 of 2, call 2"
+
+
+def test_the_calls_of_several_agents_are_a_tree(browser, tmp_path):
+    first, second = two_turns()
+    other = replace(first, agent_name="critic")
+    again = replace(second, agent_name="critic")  # shares the system prompt's ten ids, then leaves
+    ids = (*first.completion.prompt_ids, 60, 61)
+    again = replace(again, completion=replace(second.completion, prompt_ids=ids))
+    folder = write_run(tmp_path / "math")
+    with EpisodeStore(folder.episodes_db) as store:
+        store.write(3, [group_of(episode(step=3, turns=(first, other, second, again)))])
+    with LogviewServer([folder.path], port=0) as server, opened_page(browser, server.url) as page:
+        visit(page, server.url, "episode/000003-train-0000-00")
+        lines = page.locator(".tree li").all_inner_texts()
+        assert [line.split("\n")[0] for line in lines] == [
+            "default call 1 (3 tokens) → call 3 (2 tokens)",
+            "critic call 2 (3 tokens)",
+            "critic leaves call 2 after 10 tokens: call 4 (2 tokens)",
+        ]
+        page.locator(".tree button").last.click()
+        assert page.evaluate("document.activeElement.dataset.call") == "3"
+
+
 def test_two_steps_of_a_task_are_chosen_and_kept_in_the_address(page, url):
     visit(page, url, "compare/task-0")
     page.select_option("select[name=left]", "000002-train-0000-01")
@@ -260,7 +295,8 @@ def test_the_commands_of_an_episode_are_copied(browser, url, folder):
 ADDRESSES = (
     "", "step/2?sort=variance", "group/2/train/000002-train-0000",
     "episode/000002-train-0000-00", "episode/000002-train-0000-00?view=tokens",
-    "episodes", "task/task-0", "tasks", "tasks?solved=never&sort=-episodes", "compare/task-0",
+    "episodes", "task/task-0", "tasks", "episode/000002-train-0000-00?view=frames",
+    "tasks?solved=never&sort=-episodes", "compare/task-0",
     "episode/000002-train-0000-00?colour=ratio&token=0.1", "difference",
 )  # fmt: skip
 

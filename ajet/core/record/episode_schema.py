@@ -25,8 +25,9 @@ state it was taken in (NULL where the agent said nothing). Times are the engine'
 `trained_tokens`: what the update computed for the sampled tokens of a turn, in its first pass over
 them (trajectory/trained_tokens.py): float32 blobs, NULL where no token of the turn has the number,
 NaN where one has not. `cuts` is JSON: the tokens on which a bound of the loss acted, by its name,
-or NULL. Turns that were not computed have no row: those of groups without signal, of failed
-episodes, of evaluations. Files of earlier releases lack the table; the first write adds it.
+or NULL. Turns that were not computed have no row: those of failed episodes and of evaluations, and
+where no KL and no entropy is in the loss those of groups without signal. Files of earlier releases
+lack the table; the first write adds it.
 
     number               there if                                                      bytes a token
     policy_logprobs      the update computed the token                                             4
@@ -171,7 +172,7 @@ CREATE TABLE IF NOT EXISTS trained_tokens (
     reference_logprobs BLOB,
     cuts TEXT,
     PRIMARY KEY (episode_id, turn_index)
-) WITHOUT ROWID;
+);
 """
 
 

@@ -19,9 +19,11 @@ import * as episode from "./pages/episode.js";
  * @typedef {{run: string, path: string[], query: Record<string, string>,
  *   set: (changes: Record<string, any>, quiet?: boolean) => void}} Place
  * What it returns: its content, title and crumbs, its neighbours, whether it is made anew when the
- * run has written a step, and what chooses the next token, the one before, or none (0).
+ * run has written a step, what goes to the next token or frame, the one before or none (0), and what
+ * plays the frames.
  * @typedef {{title: string, content: Node[], crumbs?: [string, string | null][],
- *   previous?: string | null, following?: string | null, live?: boolean, token?: (by: number) => void}} Page
+ *   previous?: string | null, following?: string | null, live?: boolean, step?: (by: number) => void,
+ *   play?: () => void}} Page
  */
 
 /** @type {Record<string, {show: (place: Place) => Promise<Page>}>} */
@@ -135,9 +137,10 @@ const KEYS = {
     const up = shown?.crumbs?.at(-2)?.[1];
     if (up) location.hash = up;
   },
-  "[": () => shown?.token?.(-1),
-  "]": () => shown?.token?.(1),
-  Escape: () => shown?.token?.(0),
+  "[": () => shown?.step?.(-1),
+  "]": () => shown?.step?.(1),
+  Escape: () => shown?.step?.(0),
+  p: () => shown?.play?.(),
   "/": () => {
     const place = here();
     if (place.path[0] === "episodes" || !place.run) focusNamed("text");

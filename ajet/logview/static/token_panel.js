@@ -82,7 +82,7 @@ function curve(run, steps) {
     return known.length ? known.reduce((sum, each) => sum + each.chose * /** @type {number} */ (each.p), 0) / total(known, "chose") : null;
   };
   return figure({
-    title: "This token after this text", steps: numbers,
+    title: "This token after this text", steps: numbers, isShare: true,
     series: [
       { name: "share of the episodes that came here", values: sums.map((list) => total(list, "chose") / total(list, "num")), points: true },
       { name: "its probability where it was sampled", values: sums.map(probability), points: true },
@@ -97,7 +97,7 @@ function scored(scores) {
     return el("p", { class: "dim" }, "Its probability under each kept checkpoint is not computed: ", el("code", {}, "ajet score"), " does it (see the commands for this episode).");
   }
   return figure({
-    title: "Its probability under each checkpoint", steps: scores.map((each) => each.step),
+    title: "Its probability under each checkpoint", isShare: true, steps: scores.map((each) => each.step),
     series: [{ name: "p", values: scores.map((each) => Math.exp(each.logprob)), points: true }],
   });
 }

@@ -52,12 +52,14 @@ export function sampledSpans(sampled, turn, colour, strongest, marked = null, ch
   });
 }
 
-/** Marks the chosen token among those of a place, and no other.
+/** Marks the chosen token among those of a place, and no other, and brings it into sight.
  * @param {HTMLElement} place @param {[number, number] | null} chosen */
 export function markChosen(place, chosen) {
   for (const span of place.querySelectorAll(".sampled")) {
     const at = numbers.get(span)?.place;
-    span.classList.toggle("chosen", Boolean(chosen && at && at[0] === chosen[0] && at[1] === chosen[1]));
+    const isChosen = Boolean(chosen && at && at[0] === chosen[0] && at[1] === chosen[1]);
+    span.classList.toggle("chosen", isChosen);
+    if (isChosen) span.scrollIntoView({ block: "nearest" });
   }
 }
 
@@ -157,7 +159,10 @@ export function colourChoice(colour, onChange) {
 
 /** Returns the exact numbers of a sampled token, each with its name. @param {Numbers} token @returns {[string, string][]} */
 export function facts(token) {
-  const exact = (/** @type {number | null | undefined} */ value) => (value === null || value === undefined ? "–" : value.toFixed(4));
+  const exact = (/** @type {number | null | undefined} */ value) => {
+    if (value === null || value === undefined) return "–";
+    return value !== 0 && Math.abs(value) < 0.001 ? value.toExponential(2) : value.toFixed(4);
+  };
   const p = (/** @type {number | null | undefined} */ logprob) => (logprob === null || logprob === undefined ? "" : `  (p ${Math.exp(logprob).toFixed(3)})`);
   return [
     ["id", String(token.id)], ["logprob", `${exact(token.logprob)}${p(token.logprob)}`], ["at update", `${exact(token.policy)}${p(token.policy)}`],

@@ -2,6 +2,8 @@
 import { el, fold, link, number, plural, short } from "../dom.js";
 import { get } from "../data.js";
 import { blankWord, colourChoice, colourOf, contextSpans, markChosen, sampledSpans, showNumbers, strongestOf } from "../tokens.js";
+import { framesOf, player } from "../frames.js";
+import { tree } from "../timelines.js";
 import { chosenToken, neighbour, tokenPanel } from "../token_panel.js";
 
 /** @typedef {import("../data.js").Turn} Turn */
@@ -14,6 +16,7 @@ export async function show({ run, path, query, set }) {
   const data = await get(`episode/${encodeURIComponent(id)}`, { run });
   const colour = colourOf(query.colour ?? (data.turns.some((/** @type {Turn} */ turn) => turn.sampled.advantages) ? "advantage" : "mask"));
   const isTokens = query.view === "tokens";
+  const isFrames = query.view === "frames" && data.turns.length > 0;
   const at = data.members.findIndex((/** @type {any} */ member) => member.episode_id === id);
   const to = (/** @type {number} */ index) => (data.members[index] ? link(run, ["episode", data.members[index].episode_id], query) : null);
   const strongest = strongestOf(data.turns.map((/** @type {Turn} */ turn) => turn.sampled));
@@ -29,9 +32,13 @@ export async function show({ run, path, query, set }) {
     const again = name && panel.querySelector(`[name="${name}"]`);
     if (again instanceof HTMLElement) again.focus({ preventScroll: true });
   };
-  if (chosen) panel.append(tokenPanel(run, data, chosen, choose));
+  if (chosen) {
+    panel.append(tokenPanel(run, data, chosen, choose));
+    setTimeout(() => markChosen(turns, chosen)); // once the page is there
+  }
   const turns = el("div", { id: "turns" }, data.turns.map((/** @type {Turn} */ turn) => card(turn, data.turns, isTokens, colour, strongest, chosen)));
   showNumbers(turns, choose);
+  const frames = isFrames ? player(framesOf(data.turns, contentOf), Number(query.frame ?? 1) - 1, (frame) => set({ frame: frame + 1 }, true)) : null;
   const commands = el("div", {});
   get("origin", { run }).then((origin) => commands.replaceChildren(...copyable(origin, id)))
     .catch((error) => commands.replaceChildren(el("p", { class: "dim" }, error.message)));
@@ -46,18 +53,20 @@ export async function show({ run, path, query, set }) {
     verdict(data),
     facts(data),
     waterfall(data),
-    el("div", { class: "choices" },
-      el("button", { "aria-pressed": String(!isTokens), click: () => set({ view: null }) }, "conversation"),
-      el("button", { "aria-pressed": String(isTokens), click: () => set({ view: "tokens" }) }, "every token")),
-    colourChoice(colour, (chosen) => set({ colour: chosen })),
-    data.turns.length === 0 ? el("p", { class: "box" }, "The model was not called in this episode.") : turns,
-    panel,
+    tree(data.turns),
+    el("div", { class: "choices", role: "group", "aria-label": "How the episode is shown" },
+      el("button", { name: "view-conversation", "aria-pressed": String(!isTokens && !isFrames), click: () => set({ view: null, frame: null }) }, "conversation"),
+      el("button", { name: "view-tokens", "aria-pressed": String(isTokens), click: () => set({ view: "tokens", frame: null }) }, "every token"),
+      data.turns.length > 1 ? el("button", { name: "view-frames", "aria-pressed": String(isFrames), click: () => set({ view: "frames", token: null }) }, "frames") : null),
+    frames ? frames.element : colourChoice(colour, (chosen) => set({ colour: chosen })),
+    data.turns.length === 0 ? el("p", { class: "box" }, "The model was not called in this episode.") : frames ? null : turns,
+    frames ? null : panel,
     fold("Commands for this episode", [commands]),
     fold("Everything else that was recorded", [el("pre", {}, rest(data))]),
   ].filter((each) => each !== null);
   return {
     title: data.query || id, content, previous: to(at - 1), following: to(at + 1),
-    token: (by) => choose(by === 0 ? null : neighbour(data.turns, chosen, by)),
+    step: (by) => (frames ? frames.step(by) : choose(by === 0 ? null : neighbour(data.turns, chosen, by))), play: frames?.toggle,
     crumbs: [[run, link(run)], [`step ${data.step}`, link(run, ["step", data.step], data.mode === "train" ? {} : { mode: data.mode })],
       [`group ${data.group_id}`, group], [`episode ${id}`, null]],
   };
@@ -144,7 +153,7 @@ function card(turn, turns, isTokens, colour, strongest, chosen) {
     ...Object.entries(turn.notes.malformed ?? {}).map(([name, why]) => `malformed, ${name}: ${why}`),
   ];
   const word = blankWord(turn.sampled, colour);
-  return el("section", { class: "turn", "aria-label": `call ${turn.turn_index + 1}` },
+  return el("section", { class: "turn", "aria-label": `call ${turn.turn_index + 1}`, "data-call": turn.turn_index, tabindex: -1 },
     el("h2", {}, `call ${turn.turn_index + 1}${agent(turn)}`, notes.filter(Boolean).map((note) => el("span", {}, note))),
     isTokens ? everyToken(turn, turns, colour, strongest, chosen) : conversation(turn, colour, strongest, chosen),
     word ? el("p", { class: "word" }, word) : null);
