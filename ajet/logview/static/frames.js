@@ -8,8 +8,10 @@ const FRAME_MS = 700;
 /** Returns the frames of an episode. @param {import("./data.js").Turn[]} turns
  * @param {(said: any) => string} contentOf @returns {Frame[]} */
 export function framesOf(turns, contentOf) {
+  // Without a history an observation may be the same as before, and so nothing new.
+  const seen = (/** @type {import("./data.js").Turn} */ turn) => (turn.new_messages.length ? turn.new_messages : turn.messages.slice(-1));
   return turns.map((turn) => ({
-    seen: turn.new_messages.filter((said) => said.role !== "system").map(contentOf).join("\n"),
+    seen: seen(turn).filter((said) => said.role !== "system").map(contentOf).join("\n"),
     did: contentOf(turn.reply) || (turn.reply.tool_calls ?? []).map((/** @type {any} */ call) => `${call?.function?.name} ${call?.function?.arguments ?? ""}`).join("\n"),
     call: turn.turn_index + 1,
   }));

@@ -43,7 +43,7 @@ export async function show({ run, path, query, set }) {
 export function parting(data, all = "The members", who = (member) => String(member + 1)) {
   const { parting: found } = data;
   if (found === null) {
-    return data.num_members > 1 ? el("p", { class: "box" }, `${all} do not part: all sampled the same tokens.`) : null;
+    return data.num_members > 1 ? el("p", { class: "box" }, `${all} sampled the same tokens to the end: they do not part.`) : null;
   }
   const call = `call ${found.turn + 1}`;
   if (found.of === "prompt") {

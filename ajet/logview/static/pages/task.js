@@ -23,7 +23,7 @@ export async function show({ run, path }) {
     el("p", { class: "pager" },
       el("a", { href: link(run, ["compare", data.task_id]) }, "first and last, side by side"),
       el("a", { href: link(run, ["episodes"], { task_id: data.task_id, sort: "-reward" }) }, "as a list")),
-    el("div", { class: "figures" }, figure({ title: "Success over the steps", steps, series })),
+    el("div", { class: "figures" }, figure({ title: "Success over the steps", isShare: true, steps, series })),
     table("Steps", [th("step", true), th("mode"), th("success", true), th("reward", true), th("episodes")],
       data.steps.map((/** @type {any} */ each) => row(run, each, data.episodes, range))),
   ];
