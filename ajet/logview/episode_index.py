@@ -73,15 +73,6 @@ SORTS = {
     "staleness": "staleness",
 }
 NEWEST_FIRST = "-step"
-TASK_SORTS = {
-    "change": "change",
-    "first": "first",
-    "last": "last",
-    "episodes": "num",
-    "steps": "num_steps",
-    "reward": "reward",
-    "task": "task_id",
-}
 _SOLVED = "sum(is_success = 1 AND status IN ('ok', 'truncated'))"
 _TASKS = f"""
 WITH each AS MATERIALIZED (
@@ -248,32 +239,14 @@ class EpisodeIndex:
         with self._current() as connection:
             return _counted(connection, "task_id = ?", [task_id], "step, mode")
 
-    def tasks(
-        self,
-        mode: str,
-        *,
-        sort: str = "change",
-        never_solved: bool = False,
-        limit: int = 50,
-        after: int = 0,
-    ) -> tuple[list[Row], int, int]:
-        """Returns some tasks of a mode with their success at the first and the last step at which
-        they were played, the number of all tasks, and how many of these were never solved. `sort`
-        is a name of `TASK_SORTS`, with a minus for the highest first."""
-        sign, name = ("DESC", sort[1:]) if sort.startswith("-") else ("ASC", sort)
-        if name not in TASK_SORTS:
-            raise ConfigError(f"sort={sort!r}: choose from {', '.join(TASK_SORTS)}")
-        only = "WHERE successes = 0" if never_solved else ""
-        order = f"{TASK_SORTS[name]} {sign} NULLS LAST, task_id"
+    def tasks(self, mode: str) -> list[Row]:
+        """Returns each task of a mode with its success at the first and the last step at which it
+        was played, and over all steps."""
         with self._current() as connection:
-            num, num_never = connection.execute(
-                f"SELECT count(*), total(successes = 0) FROM ({_TASKS})", [mode]
-            ).fetchone()
-            rows = connection.execute(
-                f"SELECT * FROM ({_TASKS}) {only} ORDER BY {order} LIMIT ? OFFSET ?",
-                [mode, limit, after],
-            )
-            return [dict(row) for row in rows], num, int(num_never)
+            if mode not in self._tasks_of or self._tasks_of[mode][0] != self._last_id:
+                found = [dict(row) for row in connection.execute(_TASKS, [mode])]
+                self._tasks_of[mode] = (self._last_id, found)
+            return self._tasks_of[mode][1]
 
     def held_out(self) -> tuple[list[int], list[Row]]:
         """Returns the steps after which held-out tasks were played, and for the first and the last
@@ -313,6 +286,7 @@ class EpisodeIndex:
     def _empty(self) -> None:
         self._connection.executescript(_EMPTIED + _TABLES)
         self._last_id = self._last_words_id = 0
+        self._tasks_of: dict[str, tuple[int, list[Row]]] = {}  # by mode, as of an episode's id
 
     def _refresh(self) -> None:
         source = open_for_reading(self._path)

@@ -9,8 +9,8 @@ chosen episodes it holds these with their groups, tasks and steps, and the curve
 What the model was shown and has said leaves the machine with it, so everything that has the form of
 a secret, or is one that this process knows, is replaced: in texts, and in the tokens that spell it.
 
-Not covered: two chosen episodes side by side (only the first and the last of a task are), the way
-of a token through training, the search in everything said (it looks in the questions).
+Not covered: two starts of runs as a diff, two episodes of a task other than its first and last, one
+token through training, the search in everything said (it looks in the questions).
 """
 
 from __future__ import annotations

@@ -35,6 +35,8 @@ from ajet.logview.token_text import TokenText, tokenizer_of
 
 MAX_PAGE, MAX_TASKS = 500, 500
 MAX_NUMBER = 2**62  # SQLite's integers have 64 bits
+TASK_SORTS = {"task": "task_id", "episodes": "num", "steps": "num_steps"}
+TASK_SORTS |= {name: name for name in ("change", "first", "last", "reward")}
 Query = Mapping[str, str]
 _KINDS = {"first_step": int, "last_step": int, "min_tokens": int, "max_tokens": int}
 _KINDS |= {"min_staleness": int, "min_reward": float, "max_reward": float}
@@ -161,20 +163,18 @@ class RunPage:
         modes = self._index.menus()["modes"]
         mode = query.get("mode") or ("train" if "train" in modes or not modes else modes[0])
         limit = min(max(_number(query, "limit", int) or 100, 1), MAX_PAGE)
-        after, never = _number(query, "after", int) or 0, query.get("solved") == "never"
-        sort = query.get("sort") or "change"
-        rows, num, num_never = self._index.tasks(
-            mode, sort=sort, never_solved=never, limit=limit, after=max(after, 0)
-        )
-        following = after + limit if after + limit < (num_never if never else num) else None
+        after, sort = max(_number(query, "after", int) or 0, 0), query.get("sort") or "change"
+        tasks = self._index.tasks(mode)
+        never = [task for task in tasks if not task["successes"]]
+        shown = _sorted_tasks(never if query.get("solved") == "never" else tasks, sort)
         return {
             "mode": mode,
             "modes": modes,
             "sort": sort,
-            "tasks": rows,
-            "num": num,
-            "num_never": num_never,
-            "next": following,
+            "tasks": shown[after : after + limit],
+            "num": len(tasks),
+            "num_never": len(never),
+            "next": after + limit if after + limit < len(shown) else None,
         }
 
     def task(self, query: Query) -> dict[str, Any]:
@@ -326,6 +326,18 @@ def selection_of(query: Query) -> Selection:
 def to_json(data: Any) -> bytes:
     """Returns JSON that browsers read: a number that is not finite becomes null."""
     return json.dumps(_finite(data), ensure_ascii=True, allow_nan=False).encode("ascii")
+
+
+def _sorted_tasks(tasks: Sequence[Row], sort: str) -> list[Row]:
+    """Returns the tasks by a name of `TASK_SORTS`, with a minus the highest first; those without
+    the number are last."""
+    name = sort.removeprefix("-")
+    if name not in TASK_SORTS:
+        raise ConfigError(f"sort={sort!r}: choose from {', '.join(TASK_SORTS)}")
+    column = TASK_SORTS[name]
+    known = [task for task in tasks if task[column] is not None]
+    known.sort(key=lambda task: task[column], reverse=sort.startswith("-"))
+    return known + [task for task in tasks if task[column] is None]
 
 
 def _group_row(group_id: str, rows: Sequence[Row]) -> dict[str, Any]:
