@@ -72,7 +72,7 @@ def stored_answers(page: RunPage, episodes: Sequence[str] | None = None) -> Answ
         "tasks": {},
     }
     for mode in answers["run"]["modes"]:
-        answers["tasks"][mode] = page.tasks({"mode": mode, "limit": str(MAX_PAGE)})
+        answers["tasks"][mode] = _tasks(page, mode)
     for step, mode in sorted({(row["step"], row["mode"]) for row in rows}):
         query = {"mode": mode, "step": str(step)}
         answers[_key("step", query)] = page.step(query)
@@ -96,6 +96,16 @@ def _rows(page: RunPage) -> Iterable[dict[str, Any]]:
         found = page.episodes({"limit": str(MAX_PAGE), "after": after})
         yield from found["episodes"]
         after = None if found["next"] is None else str(found["next"])
+
+
+def _tasks(page: RunPage, mode: str) -> dict[str, Any]:
+    """Returns all tasks of a mode as one page."""
+    found = page.tasks({"mode": mode, "limit": str(MAX_PAGE)})
+    tasks, following = list(found["tasks"]), found["next"]
+    while following is not None:
+        more = page.tasks({"mode": mode, "limit": str(MAX_PAGE), "after": str(following)})
+        tasks, following = tasks + more["tasks"], more["next"]
+    return {**found, "tasks": tasks, "next": None}
 
 
 def _key(what: str, query: dict[str, str]) -> str:
