@@ -27,6 +27,7 @@ def score(
     from statistics import fmean
 
     from ajet.backbones.debug.scoring import score_episode
+    from ajet.core.record.atomic_file import writing
     from ajet.core.record.recorded_run import RecordedRun
     from ajet.core.record.scores import EpisodeScores, add_scores
     from ajet.core.record.screen_log import begin_screen_log
@@ -36,6 +37,8 @@ def score(
     chosen = _chosen(recorded.folder.path / "checkpoints", checkpoints)
     with recorded.reader() as reader:
         record = reader.episode(reader.find(episode))
+    with writing(recorded.folder.scores):  # a folder that cannot be written to is told before
+        recorded.folder.scores.mkdir(exist_ok=True)
     os.chdir(recorded.current_folder)  # the model's path may be relative
     found: list[EpisodeScores] = []
     for scores in score_episode(recorded, record, chosen):

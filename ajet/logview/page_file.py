@@ -10,7 +10,7 @@ What the model was shown and has said leaves the machine with it, so everything 
 a secret, or is one that this process knows, is replaced: in texts, and in the tokens that spell it.
 
 Not covered: two starts of runs as a diff, two episodes of a task other than its first and last, one
-token through training, the search in everything said (it looks in the questions).
+token through training.
 """
 
 from __future__ import annotations

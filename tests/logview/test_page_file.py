@@ -121,6 +121,9 @@ def test_a_reader_goes_through_the_file_without_a_server(tmp_path):
         page.locator("#nav >> text=Episodes").click()
         page.select_option("select[name=status]", "timeout")
         page.wait_for_selector("#rows tr:only-child")
+        page.locator("button[type=reset]").click()
+        page.fill("input[name=text]", "print(6")  # what a model said, not a question
+        page.wait_for_function("() => document.querySelector('#count').innerText === '15 episodes'")
         page.locator("#nav >> text=Tasks").click()
         page.select_option("select[name=mode]", "eval")
         page.wait_for_function("() => document.querySelectorAll('#rows tr').length === 4")

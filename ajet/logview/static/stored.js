@@ -17,7 +17,7 @@ export function storedAnswers() {
 /** @param {Record<string, any>} answers @param {string} what @param {Record<string, string>} query */
 export function storedAnswer(answers, what, query) {
   const { run, ...asked } = query;
-  if (what === "episodes") return listed(answers.episodes, asked);
+  if (what === "episodes") return listed(answers, asked);
   if (what === "tasks") return tasks(answers.tasks, asked);
   const names = Object.keys(asked).sort();
   const key = what === "metrics" || names.length === 0 ? decodeURIComponent(what) : `${what}?${names.map((name) => `${name}=${asked[name]}`).join("&")}`;
@@ -25,16 +25,25 @@ export function storedAnswer(answers, what, query) {
   return answers[key];
 }
 
-/** @param {Row[]} rows @param {Record<string, string>} asked */
-function listed(rows, asked) {
+/** @param {Record<string, any>} answers @param {Record<string, string>} asked */
+function listed(answers, asked) {
+  /** @type {Row[]} */
+  const rows = answers.episodes;
   const words = (asked.text ?? "").toLowerCase().split(/\s+/).filter(Boolean);
+  const whole = (/** @type {Row} */ row) => answers[`episode/${row.episode_id}`];
+  const turns = (/** @type {Row} */ row) => /** @type {import("./data.js").Turn[]} */ (whole(row).turns);
+  const said = (/** @type {Row} */ row) => `${row.query} ${JSON.stringify(turns(row).map((turn) => [turn.new_messages, turn.reply]))}`.toLowerCase();
+  const calls = (/** @type {Row} */ row) => turns(row).flatMap((turn) => turn.reply.tool_calls ?? []);
   const within = (/** @type {number | null} */ value, /** @type {string} */ from, /** @type {string} */ to) =>
     (asked[from] === undefined || (value !== null && value >= Number(asked[from]))) && (asked[to] === undefined || (value !== null && value <= Number(asked[to])));
   const found = rows.filter((row) => ["mode", "status", "task_id"].every((name) => asked[name] === undefined || String(row[/** @type {"mode"} */ (name)]) === asked[name])
     && (asked.is_success === undefined || String(row.is_success) === asked.is_success)
     && within(row.step, "first_step", "last_step") && within(row.reward, "min_reward", "max_reward")
     && within(row.num_sampled_tokens, "min_tokens", "max_tokens") && within(row.staleness, "min_staleness", "")
-    && words.every((word) => row.query.toLowerCase().includes(word)));
+    && (asked.tag === undefined || whole(row).task?.metadata?.tag === asked.tag)
+    && (asked.agent === undefined || turns(row).some((turn) => turn.agent_name === asked.agent))
+    && (asked.tool === undefined || calls(row).some((call) => call?.function?.name === asked.tool))
+    && (words.length === 0 || words.every((word) => said(row).includes(word))));
   const ordered = sorted(found, asked.sort ?? "-step", SORTS);
   return { episodes: asked.limit ? ordered.slice(0, Number(asked.limit)) : ordered, next: null, count: found.length };
 }
