@@ -1,4 +1,5 @@
-"""Implements `ajet view [RUN …]`: serves the page over run folders, also while the runs go on."""
+"""Implements `ajet view [RUN …]`: serves the page over run folders, also while the runs go on, or
+writes the page of one run as a file."""
 
 from pathlib import Path
 from typing import Annotated
@@ -24,6 +25,14 @@ def view(
     browser: Annotated[
         bool, typer.Option("--browser/--no-browser", help="Open the page in the browser.")
     ] = True,
+    export: Annotated[
+        Path | None,
+        typer.Option(help="Write the page of one run as this HTML file, and serve nothing."),
+    ] = None,
+    episodes: Annotated[
+        str | None,
+        typer.Option(help="With --export: only these episodes, ids with commas between."),
+    ] = None,
 ) -> None:
     """Show in the browser what changed in a run and why, down to each episode's tokens."""
     import signal
@@ -33,6 +42,9 @@ def view(
     from ajet.logview.server import LogviewServer
 
     folders = [folder for run in runs or [Path("launcher_record")] for folder in _runs_of(run)]
+    if export is not None or episodes is not None:
+        typer.echo(_write(folders, export, episodes))
+        return
     # A signal only sets the event: an exception at any moment may be lost in a destructor.
     is_over = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -43,6 +55,26 @@ def view(
             webbrowser.open(server.url)
         is_over.wait()
     typer.echo("")
+
+
+def _write(folders: list[Path], file: Path | None, episodes: str | None) -> str:
+    """Writes the page as a file, and returns what to say of it."""
+    from ajet.core.errors import ConfigError
+    from ajet.core.record.run_folder import RunFolder
+    from ajet.logview.page_file import write_page
+    from ajet.logview.run_page import RunPage
+
+    if file is None:
+        raise ConfigError("--episodes chooses what --export FILE.html writes: give both")
+    if len(folders) > 1:
+        raise ConfigError(f"--export {file}: one file holds one run, not {len(folders)}")
+    names = None if episodes is None else [name for name in episodes.split(",") if name]
+    page = RunPage(RunFolder(folders[0]))
+    try:
+        size, number = write_page(page, file, names)
+    finally:
+        page.close()
+    return f"written: {file}, {size / 1e6:.1f} MB with {number} episodes"
 
 
 def _runs_of(path: Path) -> list[Path]:

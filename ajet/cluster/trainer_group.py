@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from ajet.core.trajectory.sample import TrainingSample
     from ajet.core.trajectory.samples import TokenAdvantages
+    from ajet.core.trajectory.trained_tokens import TrainedTokens
     from ajet.core.weight_sync.broadcast import BroadcastReceiver
     from ajet.core.weight_sync.folder import FolderSource
 
@@ -54,6 +55,7 @@ class RankUpdate:
 
     advantages: TokenAdvantages
     samples: Sequence[TrainingSample]
+    tokens: TrainedTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,9 @@ class TrainerRank:
         self._step, self._done = step, 0.0
         batch = self._learner.make_batch(self._learner.score(groups))
         metrics = self._learner.update(step, batch, on_progress=self._set_progress)
-        return (RankUpdate(batch.advantages, batch.samples), metrics) if self._rank == 0 else None
+        if self._rank:
+            return None
+        return RankUpdate(batch.advantages, batch.samples, batch.tokens), metrics
 
     def cross_entropy(self, groups: Sequence[Group]) -> float:
         """Returns the mean cross-entropy of the groups' given tokens; every rank computes its

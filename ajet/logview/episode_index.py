@@ -2,7 +2,7 @@
 
     index = EpisodeIndex(folder.episodes_db)
     rows, next_after = index.list(Selection(mode="train", text="river bank"), sort="-reward")
-    index.groups(step=12, mode="train"), index.task("task-3"), index.held_out()
+    index.step(12, "train"), index.tasks("train"), index.task("task-3"), index.held_out()
 
 A run folder may be read-only and belongs to the run, so the index is a private temporary database
 of SQLite, which is gone with the process. It holds one narrow row an episode, and grows by the new
@@ -73,6 +73,25 @@ SORTS = {
     "staleness": "staleness",
 }
 NEWEST_FIRST = "-step"
+_SOLVED = "sum(is_success = 1 AND status IN ('ok', 'truncated'))"
+_TASKS = f"""
+WITH each AS MATERIALIZED (
+    SELECT task_id, step, count(*) AS num, {_SOLVED} AS successes, total(reward) AS reward,
+        count(reward) AS num_rewards, min(query) AS query
+    FROM rows WHERE mode = ? GROUP BY task_id, step
+),
+first AS (SELECT task_id, min(step) AS step, successes, num FROM each GROUP BY task_id),
+last AS (SELECT task_id, max(step) AS step, successes, num FROM each GROUP BY task_id),
+whole AS (
+    SELECT task_id, min(query) AS query, sum(num) AS num, sum(successes) AS successes,
+        count(*) AS num_steps, sum(reward) / nullif(sum(num_rewards), 0) AS reward
+    FROM each GROUP BY task_id
+)
+SELECT whole.*, first.step AS first_step, last.step AS last_step,
+    1.0 * first.successes / first.num AS first, 1.0 * last.successes / last.num AS last,
+    1.0 * last.successes / last.num - 1.0 * first.successes / first.num AS change
+FROM whole JOIN first USING (task_id) JOIN last USING (task_id)
+"""  # with min() and max() SQLite takes the other columns from the row that they found
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +239,15 @@ class EpisodeIndex:
         with self._current() as connection:
             return _counted(connection, "task_id = ?", [task_id], "step, mode")
 
+    def tasks(self, mode: str) -> list[Row]:
+        """Returns each task of a mode with its success at the first and the last step at which it
+        was played, and over all steps."""
+        with self._current() as connection:
+            if mode not in self._tasks_of or self._tasks_of[mode][0] != self._last_id:
+                found = [dict(row) for row in connection.execute(_TASKS, [mode])]
+                self._tasks_of[mode] = (self._last_id, found)
+            return self._tasks_of[mode][1]
+
     def held_out(self) -> tuple[list[int], list[Row]]:
         """Returns the steps after which held-out tasks were played, and for the first and the last
         of them each task's `num` and `successes`."""
@@ -258,6 +286,7 @@ class EpisodeIndex:
     def _empty(self) -> None:
         self._connection.executescript(_EMPTIED + _TABLES)
         self._last_id = self._last_words_id = 0
+        self._tasks_of: dict[str, tuple[int, list[Row]]] = {}  # by mode, as of an episode's id
 
     def _refresh(self) -> None:
         source = open_for_reading(self._path)
@@ -364,7 +393,7 @@ def _counted(
         dict(row)
         for row in connection.execute(
             f"SELECT {by}, count(*) AS num, avg(reward) AS reward, {query} AS query, "
-            "sum(is_success = 1 AND status IN ('ok', 'truncated')) AS successes "
+            f"{_SOLVED} AS successes "
             f"FROM rows WHERE {where} GROUP BY {by} ORDER BY {by}",
             arguments,
         )

@@ -1,4 +1,4 @@
-"""Builds the data of one episode, and of one group with its members side by side.
+"""Builds the data of one episode, and of episodes side by side: a group's members, or two.
 
 An episode's turn carries only what its base turn does not have (see core/record/episode_schema.py):
 the new messages and the new ids of its prompt; the page puts the whole prompt together.
@@ -6,11 +6,14 @@ the new messages and the new ids of its prompt; the page puts the whole prompt t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import zip_longest
 from statistics import fmean
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ajet.core.record.episode_reader import EpisodeReader, EpisodeRecord, TurnRecord
 from ajet.logview.episode_index import Row
@@ -97,11 +100,40 @@ def group_data(reader: EpisodeReader, members: Sequence[Row], text: TokenText) -
     }
 
 
-def parting(episodes: Sequence[EpisodeRecord], text: TokenText) -> dict[str, Any] | None:
+def pair_data(reader: EpisodeReader, rows: Sequence[Row], text: TokenText) -> dict[str, Any]:
+    """Returns two episodes side by side, and where the tokens that they sampled first part; in the
+    ways to go on they are the members 0 and 1."""
+    episodes = [reader.episode(row["episode_id"]) for row in rows]
+    return {
+        "sides": [
+            {
+                **row,
+                "final_answer": _final_answer(episode),
+                "turns": _lane(episode, text),
+                "asked": _first_messages(episode),
+            }
+            for row, episode in zip(rows, episodes, strict=True)
+        ],
+        "expected": _expected(episodes[0]),
+        "parting": parting(episodes, text, [0, 1]),
+    }
+
+
+def _first_messages(episode: EpisodeRecord) -> list[dict[str, Any]]:
+    """Returns the messages of the first call, with their text alone."""
+    messages = episode.turns[0].messages if episode.turns else []
+    return [{"role": str(each.get("role")), "text": str(_content(each))} for each in messages]
+
+
+def parting(
+    episodes: Sequence[EpisodeRecord], text: TokenText, numbers: Sequence[int] | None = None
+) -> dict[str, Any] | None:
     """Returns the first call and token at which the members do not all go on alike: the tokens that
     they share before it in that call, and each way to go on with its members and their mean reward,
     the most frequent first. None where fewer than two members have called the model, or all are
-    alike to the end."""
+    alike to the end. `numbers` name the members where their places in the group do not."""
+    names = numbers or [episode.row.rollout_index for episode in episodes]
+    number_of = {e.row.episode_id: name for e, name in zip(episodes, names, strict=True)}
     with_turns = [episode for episode in episodes if episode.turns]
     if len(with_turns) < 2:
         return None
@@ -123,18 +155,23 @@ def parting(episodes: Sequence[EpisodeRecord], text: TokenText) -> dict[str, Any
                 "of": "reply",
                 "shared": text(sampled[0][begin:index]),
                 "ways": sorted(
-                    (_way(token, taken, text) for token, taken in ways.items()),
+                    (_way(token, taken, number_of, text) for token, taken in ways.items()),
                     key=lambda way: -len(way["members"]),
                 ),
             }
     return None
 
 
-def _way(token: int | None, episodes: Sequence[EpisodeRecord], text: TokenText) -> dict[str, Any]:
+def _way(
+    token: int | None,
+    episodes: Sequence[EpisodeRecord],
+    number_of: Mapping[str, int],
+    text: TokenText,
+) -> dict[str, Any]:
     rewards = [e.row.reward for e in episodes if e.row.reward is not None]
     return {
         "text": None if token is None else text([token])[0],
-        "members": [e.row.rollout_index for e in episodes],
+        "members": [number_of[e.row.episode_id] for e in episodes],
         "reward": fmean(rewards) if rewards else None,
     }
 
@@ -176,13 +213,35 @@ def _given(turn: TurnRecord, turns: Sequence[TurnRecord]) -> str:
 
 
 def _sampled(turn: TurnRecord, text: TokenText) -> dict[str, Any]:
+    """Returns the sampled tokens of a call with their numbers; None where no token has the number,
+    and in the place of one that was not computed."""
+    numbers = {} if turn.trained is None else turn.trained.numbers
+    arrays = {
+        "logprobs": turn.logprobs,
+        "advantages": turn.advantages,
+        "mask": turn.loss_mask,
+        "policy_logprobs": numbers.get("policy_logprobs"),
+        "ratios": numbers.get("ratios"),
+        "entropies": numbers.get("entropies"),
+        "kl": _log_ratio_to_reference(turn),
+    }
     return {
         "ids": turn.token_ids.tolist(),
         "texts": text(turn.token_ids),
-        "logprobs": turn.logprobs.tolist(),
-        "advantages": None if turn.advantages is None else turn.advantages.tolist(),
-        "mask": None if turn.loss_mask is None else turn.loss_mask.tolist(),
+        **{name: None if array is None else array.tolist() for name, array in arrays.items()},
+        "cuts": {} if turn.trained is None else turn.trained.cuts,
     }
+
+
+def _log_ratio_to_reference(turn: TurnRecord) -> NDArray[np.float32] | None:
+    """Returns log pi - log reference of each token, whose mean estimates the KL; pi is the policy
+    in the update, or the sampler's where the update did not compute the token."""
+    numbers = {} if turn.trained is None else turn.trained.numbers
+    reference = numbers.get("reference_logprobs")
+    if reference is None:
+        return None
+    policy = numbers.get("policy_logprobs", turn.logprobs)
+    return np.where(np.isfinite(policy), policy, turn.logprobs) - reference
 
 
 def _task_data(episode: EpisodeRecord) -> dict[str, Any]:

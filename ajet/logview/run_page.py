@@ -17,24 +17,26 @@ from dataclasses import fields
 from statistics import fmean, pvariance
 from typing import Any
 
-import yaml
-
-from ajet.core.config.nested import flatten
-from ajet.core.errors import CheckpointError, ConfigError
+from ajet.core.errors import ConfigError
 from ajet.core.record.episode_reader import EpisodeReader
 from ajet.core.record.evaluation import IntervalEstimate, paired_difference, share_over_tasks
 from ajet.core.record.origin import RunOrigin
 from ajet.core.record.run_folder import RunFolder, is_file
+from ajet.core.record.scores import read_scores
 from ajet.core.record.summary import RunSummary
 from ajet.core.record.warning_log import warning_rows
 from ajet.core.run.attempt_record import read_attempts
 from ajet.logview.episode_index import NEWEST_FIRST, EpisodeIndex, Row, Selection
-from ajet.logview.episode_page import episode_data, group_data
+from ajet.logview.episode_page import episode_data, group_data, pair_data
 from ajet.logview.metric_series import MetricSeries
+from ajet.logview.run_difference import read_config, starts_of
+from ajet.logview.same_prefix import same_prefix
 from ajet.logview.token_text import TokenText, tokenizer_of
 
 MAX_PAGE, MAX_TASKS = 500, 500
 MAX_NUMBER = 2**62  # SQLite's integers have 64 bits
+TASK_SORTS = {"task": "task_id", "episodes": "num", "steps": "num_steps"}
+TASK_SORTS |= {name: name for name in ("change", "first", "last", "reward")}
 Query = Mapping[str, str]
 _KINDS = {"first_step": int, "last_step": int, "min_tokens": int, "max_tokens": int}
 _KINDS |= {"min_staleness": int, "min_reward": float, "max_reward": float}
@@ -65,7 +67,7 @@ class RunPage:
             "folder": str(folder.path),
             "has_tokenizer": is_file(folder.tokenizer / "tokenizer.json"),
             "summary": summary,
-            "attempts": [attempt.describe() for attempt in read_attempts(folder)],
+            "attempts": [text for name, text in starts_of(folder).items() if name],
             "warnings": self.warnings(),
             "count": self._index.count(),
             **self._index.menus(),
@@ -155,6 +157,26 @@ class RunPage:
             "warnings": [each for each in self.warnings() if each["step"] == step],
         }
 
+    def tasks(self, query: Query) -> dict[str, Any]:
+        """Returns some tasks of one mode, those that fell most first unless `sort` says otherwise;
+        `next` is what to give as `after` for the following ones, or None."""
+        modes = self._index.menus()["modes"]
+        mode = query.get("mode") or ("train" if "train" in modes or not modes else modes[0])
+        limit = min(max(_number(query, "limit", int) or 100, 1), MAX_PAGE)
+        after, sort = max(_number(query, "after", int) or 0, 0), query.get("sort") or "change"
+        tasks = self._index.tasks(mode)
+        never = [task for task in tasks if not task["successes"]]
+        shown = _sorted_tasks(never if query.get("solved") == "never" else tasks, sort)
+        return {
+            "mode": mode,
+            "modes": modes,
+            "sort": sort,
+            "tasks": shown[after : after + limit],
+            "num": len(tasks),
+            "num_never": len(never),
+            "next": after + limit if after + limit < len(shown) else None,
+        }
+
     def task(self, query: Query) -> dict[str, Any]:
         """Returns how one task went over the steps, and its episodes, the oldest first."""
         task_id = query.get("task_id", "")
@@ -162,12 +184,55 @@ class RunPage:
         if not rows:
             raise KeyError(task_id)
         steps = self._index.task(task_id)
+        held_out = [row for row in rows if row["mode"] == "eval"]
+        ends = held_out if len({row["step"] for row in held_out}) > 1 else rows
         return {
             "task_id": task_id,
+            "compared": [ends[0]["episode_id"], ends[-1]["episode_id"]],
             "query": rows[0]["query"],
             "steps": steps,
             "count": sum(each["num"] for each in steps),
             "episodes": rows,
+        }
+
+    def compare(self, query: Query) -> dict[str, Any]:
+        """Returns two episodes of one task side by side, `left` and `right`, and where they part;
+        without them those of `task` (the first and the last evaluation, or step)."""
+        task = self.task(query)
+        pair = [query.get("left") or task["compared"][0], query.get("right") or task["compared"][1]]
+        rows = {row["episode_id"]: row for row in task["episodes"]}
+        with EpisodeReader(self.folder.episodes_db) as reader:
+            data = pair_data(reader, [rows[name] for name in pair], self._token_text())
+        return {
+            **{name: task[name] for name in ("task_id", "query", "episodes", "count")},
+            **data,
+            "left": pair[0],
+            "right": pair[1],
+        }
+
+    def token(self, query: Query) -> dict[str, Any]:
+        """Returns how the model went on, at each step, from exactly the text before one sampled
+        token: in the episodes of the same task that came to it, and under kept checkpoints where
+        `ajet score` was used on this episode."""
+        turn, token = _number(query, "turn", int) or 0, _number(query, "token", int) or 0
+        with EpisodeReader(self.folder.episodes_db) as reader:
+            episode = reader.episode(query.get("episode", ""))
+            if not 0 <= turn < len(episode.turns):
+                raise KeyError(turn)
+            if not 0 <= token < len(episode.turns[turn].token_ids):
+                raise KeyError(token)
+            task = Selection(task_id=episode.row.task_id)
+            rows, _ = self._index.list(task, sort="step", limit=MAX_PAGE)
+            found = same_prefix(reader, episode, rows, turn, token, self._token_text())
+        scores = read_scores(self.folder, episode.row.episode_id)
+        return {
+            **found,
+            "num_compared": len(rows),
+            "scores": [
+                {"step": each.step, "logprob": each.turns[turn][token]}
+                for each in scores
+                if turn < len(each.turns) and token < len(each.turns[turn])
+            ],
         }
 
     def group(self, query: Query) -> dict[str, Any]:
@@ -189,6 +254,11 @@ class RunPage:
             "previous": groups[at - 1] if at else None,
             "following": groups[at + 1] if at + 1 < len(groups) else None,
         }
+
+    def find(self, name: str) -> str:
+        """Returns the id that `name` is or alone begins; raises `DataError` where there is none."""
+        with EpisodeReader(self.folder.episodes_db) as reader:
+            return reader.find(name)
 
     def episode(self, episode_id: str) -> dict[str, Any]:
         """Returns one episode with its tokens. Raises `KeyError` when it does not exist."""
@@ -215,14 +285,7 @@ class RunPage:
 
     def config(self) -> dict[str, str]:
         """Returns the config that the run stored, flat, with its values as text."""
-        if not is_file(self.folder.config_yaml):
-            return {}
-        try:
-            values = yaml.safe_load(self.folder.config_yaml.read_text(encoding="utf-8"))
-            return {name: str(value) for name, value in flatten(values).items()}
-        except (OSError, ValueError, AttributeError, RecursionError, yaml.YAMLError) as error:
-            reason = " ".join(str(error).split())
-            raise CheckpointError(f"{self.folder.config_yaml} cannot be read: {reason}") from error
+        return read_config(self.folder.config_yaml)
 
     def state(self) -> tuple[object, ...]:
         """Returns something that differs when the run has written more."""
@@ -263,6 +326,18 @@ def selection_of(query: Query) -> Selection:
 def to_json(data: Any) -> bytes:
     """Returns JSON that browsers read: a number that is not finite becomes null."""
     return json.dumps(_finite(data), ensure_ascii=True, allow_nan=False).encode("ascii")
+
+
+def _sorted_tasks(tasks: Sequence[Row], sort: str) -> list[Row]:
+    """Returns the tasks by a name of `TASK_SORTS`, with a minus the highest first; those without
+    the number are last."""
+    name = sort.removeprefix("-")
+    if name not in TASK_SORTS:
+        raise ConfigError(f"sort={sort!r}: choose from {', '.join(TASK_SORTS)}")
+    column = TASK_SORTS[name]
+    known = [task for task in tasks if task[column] is not None]
+    known.sort(key=lambda task: task[column], reverse=sort.startswith("-"))
+    return known + [task for task in tasks if task[column] is None]
 
 
 def _group_row(group_id: str, rows: Sequence[Row]) -> dict[str, Any]:

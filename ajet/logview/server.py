@@ -5,8 +5,10 @@
 
     GET /, /static/{file}        the page and its parts
     GET /api/runs                all runs in a table, and where their configs differ
+    GET /api/difference          two starts of runs: config and code (run_difference.py)
     GET /api/events              server-sent events: which run has written a step
-    GET /api/run, origin, metrics, changes, steps, step, task, group, episodes, episode/{id}
+    GET /api/run, origin, metrics, changes, steps, step, tasks, task, compare, group, episodes,
+        episode/{id}, token
                                  of the run that ?run=NAME says, or of the first (run_page.py)
 
 It listens on the loopback interface alone, reads only, and answers only requests whose Host header
@@ -36,6 +38,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ajet.core.errors import AjetError, ConfigError
 from ajet.core.record.run_folder import RunFolder
+from ajet.logview.run_difference import Start, difference, starts_of
 from ajet.logview.run_page import RunPage, compared_configs, to_json
 
 DEFAULT_PORT = 8181
@@ -116,6 +119,8 @@ class Pages:
                 "runs": [{**p.comparison(), "name": name} for name, p in self.by_name.items()],
                 "differences": compared_configs(self.by_name) if len(self.by_name) > 1 else [],
             }
+        if name == "difference":
+            return self._difference(query)
         page = self.by_name[query.get("run") or next(iter(self.by_name))]
         if name.startswith("episode/"):
             return page.episode(unquote(name.removeprefix("episode/")))
@@ -129,10 +134,33 @@ class Pages:
             "metrics": page.metrics,
             "episodes": page.episodes,
             "step": page.step,
+            "tasks": page.tasks,
             "task": page.task,
+            "compare": page.compare,
+            "token": page.token,
             "group": page.group,
         }
         return of_run[name]() if name in of_run else of_query[name](query)
+
+    def _difference(self, query: dict[str, str]) -> dict[str, Any]:
+        """Returns what differs between two starts, each given as RUN:NUMBER (`left`, `right`): by
+        default the last two of `run`, or the last of another run and its own."""
+        starts = {
+            f"{name}:{number}": (Start(page.folder, int(number) if number else None), text)
+            for name, page in self.by_name.items()
+            for number, text in starts_of(page.folder).items()
+        }
+        own = [name for name in starts if name.rpartition(":")[0] == query.get("run")]
+        others = [name for name in starts if name not in own]
+        own = own or list(starts)
+        right = query.get("right") or own[-1]
+        left = query.get("left") or (own[-2] if len(own) > 1 else [*others, own[0]][0])
+        return {
+            "left": left,
+            "right": right,
+            "starts": [{"name": name, "text": text} for name, (_, text) in starts.items()],
+            **difference(starts[left][0], starts[right][0]),
+        }
 
     def states(self) -> dict[str, object]:
         """Returns something of each run that differs when the run has written more."""

@@ -41,6 +41,7 @@ from ajet.core.rollout.request import RolloutRequest
 from ajet.core.run.run_tasks import RunTasks
 from ajet.core.run.training_run import TrainingRun
 from ajet.core.task.reader import make_reader
+from ajet.core.trajectory.trained_tokens import TrainedTokens
 from ajet.core.workflow.registry import WorkflowFactory
 from tests.agents.agent_runs import Zero, call, config_in, run, texts
 from tests.cli.chat_server import ChatServer, message
@@ -254,7 +255,7 @@ async def train(tmp_path, update=None, **given):
             await run.validate_if_due(validator)
             for step in run.steps_left():
                 rollout = StepGroups([group_of(episode(step=step))], [], 1.0)
-                empty = SimpleNamespace(advantages={}, samples=[])
+                empty = SimpleNamespace(advantages={}, samples=[], tokens=TrainedTokens())
                 run.record_step(step, rollout, empty, dict(update or {}))
                 await run.validate_if_due(validator)
                 await run.save_if_due()

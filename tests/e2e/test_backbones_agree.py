@@ -14,6 +14,7 @@ from tests.e2e.three_backbones import (
     episodes,
     numbers,
     run_on_each,
+    trained_tokens,
     weights,
 )
 
@@ -47,6 +48,14 @@ def test_the_final_weights_are_the_same_within_a_millionth(runs, backbone):
     assert debug.keys() == other.keys()
     assert max(np.abs(other[name] - debug[name]).max() for name in debug) < 1e-6
     assert (numbers(runs[backbone], "update/grad_norm") > 1.0).all()  # they moved
+
+
+@ON_RAY
+def test_what_the_update_computed_for_each_token_is_recorded_alike(runs, backbone):
+    (debug, cuts), (other, other_cuts) = (trained_tokens(runs[n]) for n in ("debug", backbone))
+    assert debug.shape[1] > STEPS * 12 and np.isfinite(debug).all()
+    np.testing.assert_allclose(other, debug, atol=1e-5)
+    assert other_cuts == cuts
 
 
 @ON_RAY

@@ -101,6 +101,18 @@ def episodes(run, stage=""):
         ).fetchall()
 
 
+def trained_tokens(run):
+    """What the update computed for each token, four numbers each, in the order of the turns; and
+    the tokens that a bound acted on."""
+    with sqlite3.connect(run.path / "episodes.sqlite") as connection:
+        rows = connection.execute(
+            "SELECT policy_logprobs, entropies, ratios, reference_logprobs, cuts "
+            "FROM trained_tokens ORDER BY episode_id, turn_index"
+        ).fetchall()
+    arrays = [[np.frombuffer(blob, "<f4") for blob in row[:4]] for row in rows]
+    return np.concatenate(arrays, axis=1), [row[4] for row in rows]
+
+
 def numbers(run, *names, stage=""):
     """A row a step."""
     text = (run.path / stage / "logs/metrics.jsonl").read_text()

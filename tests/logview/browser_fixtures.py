@@ -3,7 +3,9 @@ are skipped where there is none."""
 
 import shutil
 from contextlib import contextmanager
+from functools import partial
 
+import numpy as np
 import pytest
 from logview_fixtures import HOSTILE, byte_tokenizer
 from record_fixtures import advantages_of, episode, group_of, sample_of, two_turns
@@ -12,6 +14,7 @@ from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.metrics import MetricsLogger
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.warning_log import RunWarning, WarningLog
+from ajet.core.trajectory.trained_tokens import TrainedTokens
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group
 
 EXECUTABLES = ("chromium", "chromium-browser", "google-chrome")
@@ -79,7 +82,22 @@ def _trained(store, step, group, query, rewards, **more):
     }
     samples = [sample_of(m) for m in members if len(m.turns) == 2]
     group = Group(members[0].group_id, tuple(members), task=members[0].workflow_task.task)
-    store.write(step, [group], advantages, samples)
+    store.write(step, [group], advantages, samples, _numbers(members) if any(rewards) else None)
+
+
+def _numbers(members):
+    """Of the first calls: ratio 1.3 of the first token, which is cut, and 1 of the others;
+    entropies that fall."""
+    tokens = TrainedTokens()
+    for member in members:
+        logprobs = np.array(member.turns[0].completion.logprobs, np.float32)
+        row = partial(tokens.row, member.episode_id, 0, length=len(logprobs))
+        row(name="policy_logprobs")[:] = logprobs + np.log([1.3, 1, 1]).astype(np.float32)
+        row(name="ratios")[:] = 1.3, 1.0, 1.0
+        row(name="entropies")[:] = 2.5, 1.5, 0.5
+        row(name="reference_logprobs")[:] = logprobs - np.float32(0.5)
+        tokens.cut(member.episode_id, 0, "high", [0])
+    return tokens
 
 
 def write_trained_run(path):
@@ -93,7 +111,7 @@ def write_trained_run(path):
         _trained(store, 2, 0, "How many apples?", (0.0, 1.0, 1.0))
         _trained(store, 2, 1, "Why is the lake blue?", (0.0, 0.0))
         late = episode(
-            step=2, group=2, query=HOSTILE, reward=None, status=EpisodeStatus.TIMEOUT, turns=(),
+            step=2, group=7, query=HOSTILE, reward=None, status=EpisodeStatus.TIMEOUT, turns=(),
             error="the deadline of 60 s",
         )  # fmt: skip
         store.write(2, [group_of(late)])

@@ -1,11 +1,12 @@
 """What a reader sees and does on the page, in a real browser."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from browser_fixtures import opened_browser, opened_page, write_trained_run
 from logview_fixtures import HOSTILE, write_run
-from record_fixtures import episode, group_of
+from record_fixtures import episode, group_of, two_turns
 
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.metrics import MetricsLogger
@@ -49,7 +50,7 @@ def visit(page, url, address):
     shown(page, address)
 
 
-STEPS, LIST = "#nav >> text=Steps", "#nav >> text=Episodes"
+STEPS, LIST, TASKS = "#nav >> text=Steps", "#nav >> text=Episodes", "#nav >> text=Tasks"
 GROUP = "main >> text=How many apples?"
 QUESTIONS = {
     "did the model get better on tasks that it did not train on?": (
@@ -66,25 +67,41 @@ QUESTIONS = {
         [STEPS, GROUP, "text=member 1"], ".sampled[style*='--red']", "\x07"),
     "what was expected and answered?": (
         [STEPS, GROUP, "text=member 2"], ".verdict dl", "expected (answer) #### 42 answered"),
+    "which tokens were cut by the clip?": (
+        [STEPS, GROUP, "input[value=clip]"], ".sampled[style*='--amber']", "\x07"),
+    "where did the policy hesitate most?": (
+        [STEPS, GROUP, "input[value=entropy]"], ".sampled[style*='0.55']", "\x07"),
+    "which task fell most?": (
+        [TASKS, "select[name=mode] >> value=eval"], "#rows tr", "Held out 2? 100.0 % 0.0 % −100"),
+    "which tasks were never solved?": (
+        [TASKS, "input[name=solved]"], "#rows tr", "Why is the lake blue?"),
+    "where do the answers of the first and the last evaluation of a task part?": (
+        ["main >> text=Held out 2?", "text=first and last, side by side"], ".box",
+        "do not part"),
+    "how did the model go on from this text at other steps?": (
+        [STEPS, "tr:has-text('apples') .cell", ".sampled"], ".panel",
+        "7 episodes of this task (of 7) came to exactly this text"),
     "what ended the episode that failed?": (
         [LIST, "select[name=status] >> value=timeout", "#rows a.row"], "pre.bad", "deadline of 60"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_ten_questions_of_a_reader_take_at_most_three_clicks(page, question):
+def test_the_questions_of_a_reader_take_at_most_three_clicks(page, question):
+    from playwright.sync_api import expect
+
     clicks, where, answer = QUESTIONS[question]
     assert len(clicks) <= MAX_CLICKS
     for click in clicks:
         select, _, value = click.partition(" >> value=")
         if value:
             page.select_option(select, value)
-            page.wait_for_selector("#rows tr:only-child")
+            page.wait_for_function("value => location.hash.includes(value)", arg=value)
+            if value == "timeout":
+                page.wait_for_selector("#rows tr:only-child")
         else:
             page.locator(click).first.click()
-    shown = page.locator(where).first
-    shown.wait_for()
-    assert answer in " ".join(shown.inner_text().split(" ")).replace("\xa0", " ").replace("\n", " ")
+    expect(page.locator(where).first).to_contain_text(answer, use_inner_text=True)
 
 
 def test_the_page_lists_warnings_as_text_whatever_stands_in_them(page):
@@ -95,8 +112,9 @@ def test_the_page_lists_warnings_as_text_whatever_stands_in_them(page):
 
 
 def test_stored_markup_is_text_on_every_page_of_its_episode(page, url):
-    of_episode = ("group/2/train/000002-train-0002", "episode/000002-train-0002-00")
-    for address in ("step/2", "episodes?status=timeout", *of_episode):
+    of_episode = ("group/2/train/000002-train-0007", "episode/000002-train-0007-00")
+    of_task = ("tasks", "task/task-7", "compare/task-7?left=000002-train-0007-00")
+    for address in ("step/2", "episodes?status=timeout", *of_episode, *of_task):
         visit(page, url, address)
         assert HOSTILE in page.locator("main").inner_text(), address
         assert page.locator("main script, main img").count() == 0
@@ -172,6 +190,91 @@ def test_an_episode_without_advantages_says_so_in_a_word(page, url):
     assert page.locator(".word").first.inner_text() == "advantage 0 on every token: no signal"
 
 
+WORDS = {
+    "ratio": "no ratio: the update did not compute this call",
+    "clip": "no clip: the update did not compute this call",
+    "entropy": "no entropy: the update did not compute this call",
+    "kl": "no KL: the run kept no reference, or the update did not compute this call",
+}
+
+
+@pytest.mark.parametrize("colour", WORDS)
+def test_a_colour_without_numbers_is_a_word(page, url, colour):
+    visit(page, url, f"episode/000002-train-0001-00?colour={colour}")
+    assert set(page.locator(".word").all_inner_texts()) == {WORDS[colour]}
+
+
+def test_a_token_shows_what_the_update_computed_for_it(page, url):
+    visit(page, url, "episode/000002-train-0000-00?colour=ratio")
+    page.locator(".sampled").first.hover()
+    lines = dict(re.split(r"\s{2,}| (?=none|trained)", line, maxsplit=1) for line in
+                 page.locator("#tip").inner_text().splitlines() if "  " in line)  # fmt: skip
+    assert lines["ratio"] == "1.3000" and lines["clip"] == "high" and lines["entropy"] == "2.5000"
+    assert lines["at update"] == "-0.2376  (p 0.788)"  # -0.5 + log 1.3
+    page.mouse.move(0, 0)
+    page.keyboard.press("]")  # the first token
+    page.keyboard.press("]")
+    page.wait_for_function("() => location.hash.endsWith('token=0.1')")
+    panel = page.locator(".panel")
+    page.wait_for_function("() => document.querySelector('.panel')?.innerText.includes('came to')")
+    assert "KL to ref. 0.5000" in panel.inner_text() and "entropy 1.5000" in panel.inner_text()
+    page.reload()
+    assert panel.locator("h2").inner_text().startswith("token 2 of call 1")
+    page.keyboard.press("[")
+    page.wait_for_function("() => location.hash.endsWith('token=0.0')")
+    page.keyboard.press("Escape")
+    page.wait_for_function("() => !location.hash.includes('token')")
+    assert panel.count() == 0
+
+
+def test_frames_are_stepped_and_played_by_keys(page, url):
+    visit(page, url, "episode/000002-train-0000-00?view=frames")
+    place, seen = page.locator("#frames [role=status]"), page.locator("#frames pre").first
+    assert place.inner_text() == "frame 1 of 2, call 1" and seen.inner_text() == "How many apples?"
+    page.keyboard.press("]")
+    assert place.inner_text() == "frame 2 of 2, call 2" and seen.inner_text() == "42"
+    page.wait_for_function("() => location.hash.endsWith('view=frames&frame=2')")
+    page.keyboard.press("p")  # from its end it begins again, and stops there by itself
+    assert place.inner_text() == "frame 1 of 2, call 1"
+    page.wait_for_function("() => document.querySelector('[name=play]').innerText === 'play'")
+    assert place.inner_text() == "frame 2 of 2, call 2"
+
+
+def test_the_calls_of_several_agents_are_a_tree(browser, tmp_path):
+    first, second = two_turns()
+    other = replace(first, agent_name="critic")
+    again = replace(second, agent_name="critic")  # shares the system prompt's ten ids, then leaves
+    ids = (*first.completion.prompt_ids, 60, 61)
+    again = replace(again, completion=replace(second.completion, prompt_ids=ids))
+    folder = write_run(tmp_path / "math")
+    with EpisodeStore(folder.episodes_db) as store:
+        store.write(3, [group_of(episode(step=3, turns=(first, other, second, again)))])
+    with LogviewServer([folder.path], port=0) as server, opened_page(browser, server.url) as page:
+        visit(page, server.url, "episode/000003-train-0000-00")
+        lines = page.locator(".tree li").all_inner_texts()
+        assert [line.split("\n")[0] for line in lines] == [
+            "default call 1 (3 tokens) → call 3 (2 tokens)",
+            "critic call 2 (3 tokens)",
+            "critic leaves call 2 after 10 tokens: call 4 (2 tokens)",
+        ]
+        page.locator(".tree button").last.click()
+        assert page.evaluate("document.activeElement.dataset.call") == "3"
+
+
+def test_two_steps_of_a_task_are_chosen_and_kept_in_the_address(page, url):
+    visit(page, url, "compare/task-0")
+    page.select_option("select[name=left]", "000002-train-0000-01")
+    page.wait_for_function("() => location.hash.includes('left=000002-train-0000-01')")
+    page.wait_for_function(
+        "() => document.querySelector('.lane h3').innerText.includes('step 2, train')"
+    )
+    page.get_by_role("button", name="swap").click()
+    page.wait_for_function("() => location.hash.includes('right=000002-train-0000-01')")
+    page.reload()
+    page.wait_for_selector(".lanes.pair")
+    assert page.locator("select[name=right]").input_value() == "000002-train-0000-01"
+
+
 def test_the_commands_of_an_episode_are_copied(browser, url, folder):
     (folder.path / "origin.json").write_text(
         '{"yaml": "/my files/math.yaml", "project_dir": null, "current_folder": "/",'
@@ -192,7 +295,9 @@ def test_the_commands_of_an_episode_are_copied(browser, url, folder):
 ADDRESSES = (
     "", "step/2?sort=variance", "group/2/train/000002-train-0000",
     "episode/000002-train-0000-00", "episode/000002-train-0000-00?view=tokens",
-    "episodes", "task/task-0",
+    "episodes", "task/task-0", "tasks", "episode/000002-train-0000-00?view=frames",
+    "tasks?solved=never&sort=-episodes", "compare/task-0",
+    "episode/000002-train-0000-00?colour=ratio&token=0.1", "difference",
 )  # fmt: skip
 
 

@@ -7,9 +7,10 @@ from record_fixtures import episode, group_of, two_turns
 from ajet.core.inference.endpoint import Completion
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.run_folder import RunFolder
+from ajet.core.trajectory.trained_tokens import TrainedTokens
 from ajet.core.trajectory.trajectory import Group
 from ajet.core.trajectory.turn import Turn
-from ajet.logview.run_page import RunPage, compared_configs
+from ajet.logview.run_page import RunPage, compared_configs, to_json
 
 
 @pytest.fixture
@@ -175,3 +176,63 @@ def test_runs_are_compared_by_the_keys_whose_values_differ(tmp_path):
         {"key": "ajet.lr", "values": {"a": "0.1", "b": "0.2"}},
         {"key": "ajet.x", "values": {"a": None, "b": "1"}},
     ]
+
+
+def test_a_token_has_its_numbers_and_its_kl_is_from_the_policy_in_the_update(folder, page):
+    tokens = TrainedTokens()
+    tokens.row("000001-train-0000-00", 0, "policy_logprobs", 3)[:2] = (
+        -0.75,
+        -0.5,
+    )  # the third was not computed
+    tokens.row("000001-train-0000-00", 0, "ratios", 3)[:2] = 0.5, 2.0
+    tokens.row("000001-train-0000-00", 0, "reference_logprobs", 3)[:] = -1.0, -1.0, -1.0
+    tokens.cut("000001-train-0000-00", 0, "low", [0])
+    with EpisodeStore(folder.episodes_db) as store:
+        store.write(1, [group_of(episode())], tokens=tokens)
+    first, second = page.episode("000001-train-0000-00")["turns"]
+    assert first["sampled"]["ratios"][:2] == [0.5, 2.0]
+    assert first["sampled"]["cuts"] == {"low": [0]}
+    assert first["sampled"]["kl"] == [0.25, 0.5, -1.0]  # the sampler's -2 in the third
+    assert first["sampled"]["entropies"] is None and second["sampled"]["ratios"] is None
+    assert b"NaN" not in to_json(first) and b'"ratios": [0.5, 2.0, null]' in to_json(first)
+
+
+def test_tasks_are_sorted_by_what_changed_and_tell_those_never_solved(folder, page):
+    def played(step, *successes):
+        return [
+            group_of(*(
+                episode(step=step, group=task, member=m, reward=float(m < num)) for m in range(2)
+            ))
+            for task, num in enumerate(successes)
+        ]  # fmt: skip
+
+    with EpisodeStore(folder.episodes_db) as store:
+        for step, successes in {1: (2, 0, 0), 2: (1, 1, 0), 3: (0, 2, 0)}.items():
+            store.write(step, played(step, *successes))
+    data = page.tasks({})
+    assert (data["mode"], data["num"], data["num_never"]) == ("train", 3, 1)
+    shown = [
+        (each["task_id"], each["first"], each["last"], each["change"]) for each in data["tasks"]
+    ]
+    assert shown == [("task-0", 1, 0, -1), ("task-2", 0, 0, 0), ("task-1", 0, 1, 1)]
+    assert {(each["num"], each["num_steps"]) for each in data["tasks"]} == {(6, 3)}
+    assert page.tasks({"sort": "-last"})["tasks"][0]["task_id"] == "task-1"
+    assert [each["task_id"] for each in page.tasks({"solved": "never"})["tasks"]] == ["task-2"]
+    pages = [page.tasks({"limit": "2", "after": after}) for after in ("0", "2")]
+    assert [(len(each["tasks"]), each["next"]) for each in pages] == [(2, 2), (1, None)]
+
+
+def test_two_episodes_of_a_task_are_those_of_the_first_and_the_last_evaluation(folder, page):
+    with EpisodeStore(folder.episodes_db) as store:
+        for step in (0, 5, 10):
+            store.write(step, [group_of(episode(step=step, mode="eval", turns=one_call(1, step)))])
+            store.write(step, [group_of(episode(step=step, turns=one_call(7)))])
+    data = page.compare({"task_id": "task-0"})
+    assert (data["left"], data["right"]) == ("000000-eval-0000-00", "000010-eval-0000-00")
+    assert (data["parting"]["turn"], data["parting"]["token"]) == (0, 1)
+    assert [way["members"] for way in data["parting"]["ways"]] == [[0], [1]]
+    assert [side["asked"] for side in data["sides"]] == [[{"role": "user", "text": "?"}]] * 2
+    other = page.compare({"task_id": "task-0", "left": "000005-train-0000-00"})
+    assert (other["left"], other["right"]) == ("000005-train-0000-00", "000010-eval-0000-00")
+    with pytest.raises(KeyError):
+        page.compare({"task_id": "task-0", "right": "no episode of it"})

@@ -87,6 +87,8 @@ def test_an_episode_shows_each_sampled_token_with_its_numbers(client):
         "logprobs": [-0.5, -0.25, -2.0],
         "advantages": [1.0, 1.0, 1.0],
         "mask": [1, 1, 1],
+        **dict.fromkeys(("policy_logprobs", "ratios", "entropies", "kl")),  # no update
+        "cuts": {},
     }
     # the second prompt is the first prompt, its tokens and three new ids
     assert (second["base_turn"], second["prompt_kept"]) == (0, 13)

@@ -16,7 +16,7 @@ Not covered: where groups come from and which of them count (rollout/batch.py); 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NotRequired, Self
 
 import numpy as np
@@ -35,6 +35,7 @@ from ajet.core.learning.teacher import Teacher
 from ajet.core.rollout.batch import without_truncated
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.trajectory.samples import by_turn, to_samples
+from ajet.core.trajectory.trained_tokens import TrainedTokens
 from ajet.core.trajectory.trajectory import Group
 from ajet.core.update.critic import Critic
 from ajet.core.update.policy import Policy, PolicyState
@@ -82,6 +83,7 @@ class ScoredGroups:
     """Holds the groups of a step with their rewards and what the models computed for them.
 
     `values` are the critic's, `logprobs` the policy's own where `old_logprobs` is trainer.
+    `tokens` are what the record gets of the tokens: here the reference's log-probabilities.
     """
 
     groups: Sequence[Group]
@@ -89,17 +91,20 @@ class ScoredGroups:
     values: Values | None
     metrics: dict[str, float]
     logprobs: Values | None = None
+    tokens: TrainedTokens = field(default_factory=TrainedTokens)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainBatch:
-    """Holds what one step trains on: the policy's samples and the critic's returns."""
+    """Holds what one step trains on: the policy's samples and the critic's returns; `update` adds
+    to `tokens` what it computes for each token."""
 
     advantages: Advantages
     samples: list[TrainingSample]
     returns: Values | None
     values: Values | None
     metrics: dict[str, float]
+    tokens: TrainedTokens
 
 
 class Learner:
@@ -125,13 +130,14 @@ class Learner:
         if self.critic is None and not self.settings.kl_in_reward:
             return ScoredGroups(groups, credits, None, {})
         samples = to_samples(groups, _zeros(credits))
-        credits, logprobs, metrics = self._subtract_kl(groups, samples, credits)
+        tokens = TrainedTokens()
+        credits, logprobs, metrics = self._subtract_kl(groups, samples, credits, tokens)
         if self.critic is None:
-            return ScoredGroups(groups, credits, None, metrics, logprobs)
+            return ScoredGroups(groups, credits, None, metrics, logprobs, tokens)
         values = self.critic.values(samples)
         per_turn = by_turn(samples, values, groups)
         with_values = [tuple(replace(e, values=per_turn[e.episode_id]) for e in g) for g in credits]
-        return ScoredGroups(groups, with_values, values, metrics, logprobs)
+        return ScoredGroups(groups, with_values, values, metrics, logprobs, tokens)
 
     def make_batch(self, scored: ScoredGroups) -> TrainBatch:
         """Computes the advantages and makes the samples that the update reads."""
@@ -146,7 +152,9 @@ class Learner:
         if result.returns is not None:
             returns = [each.advantages for each in to_samples(scored.groups, result.returns)]
         metrics = scored.metrics | result.metrics
-        return TrainBatch(result.advantages, samples, returns, scored.values, metrics)
+        return TrainBatch(
+            result.advantages, samples, returns, scored.values, metrics, scored.tokens
+        )
 
     def update(
         self,
@@ -162,7 +170,7 @@ class Learner:
             found = self.critic.update(batch.samples, batch.returns, batch.values)
             metrics |= {f"critic/{name}": value for name, value in found.items()}
         if self.critic is None or step > self.settings.critic_warmup_steps:
-            found = self.policy.update(batch.samples, on_progress=on_progress)
+            found = self.policy.update(batch.samples, on_progress=on_progress, tokens=batch.tokens)
             metrics |= {f"update/{name}": value for name, value in found.items()}
         return metrics
 
@@ -212,8 +220,10 @@ class Learner:
         groups: Sequence[Group],
         samples: Sequence[TrainingSample],
         credits: list[GroupCredit],
+        tokens: TrainedTokens,
     ) -> tuple[list[GroupCredit], Values | None, dict[str, float]]:
         """Subtracts each token's KL with the present coefficient, which is adapted afterwards.
+        `tokens` gets the reference's log-probabilities.
 
         The KL is that of the log-probabilities which `old_logprobs` names. Where these are the
         trainer's, they are returned too: the update needs them as well.
@@ -225,6 +235,10 @@ class Learner:
         recorded = [sample.logprobs for sample in samples]
         own = by_turn(samples, recorded if scores is None else scores, groups)
         reference = by_turn(samples, self.policy.reference_scores(samples), groups)
+        for episode_id, turns in reference.items():
+            for index, logprobs in enumerate(turns):
+                if len(logprobs):
+                    tokens.row(episode_id, index, "reference_logprobs", len(logprobs))[:] = logprobs
         coef = self.kl.coef
         found = penalise_kl(credits, own, reference, coef)
         num_episodes = sum(map(len, credits))

@@ -32,6 +32,7 @@ from ajet.core.errors import CheckpointError, DataError
 from ajet.core.inference.endpoint import Completion
 from ajet.core.record.episode_schema import database_problem, open_for_reading
 from ajet.core.task.task import Task
+from ajet.core.trajectory.trained_tokens import NUMBERS, TurnNumbers
 
 PAGE_SIZE = 200
 _LISTED = (
@@ -133,6 +134,8 @@ class TurnRecord:
     """The index of the turn that this one is stored relative to: the agent's previous call."""
     prompt_kept: int
     """The number of `prompt_ids` that the base turn already had (in its prompt and completion)."""
+    trained: TurnNumbers | None = None
+    """What the update computed for the sampled tokens; None where it did not compute the turn."""
 
     @property
     def completion(self) -> Completion:
@@ -263,6 +266,7 @@ class EpisodeReader:
             "WHERE episode_id = ? ORDER BY turn_index",
             [episode_id],
         )
+        trained = self._trained(episode_id)
         extras = ("reward_breakdown", "timings", "metadata", "log_metrics")
         content = {name: _of_type(json.loads(row[name]), dict) for name in extras}
         began_unix_s = _of_type(content["timings"].pop("began_unix_s", None), (*_REAL, NoneType))
@@ -272,11 +276,22 @@ class EpisodeReader:
             **content,
             began_unix_s=began_unix_s,
             calls=tuple(_timed_call(*call) for call in calls),
-            turns=_turns(turns),
+            turns=_turns(turns, trained),
             ended_as=row["ended_as"],
             seed=row["seed"],
             task=None if row["task"] is None else Task(**json.loads(row["task"])),
         )
+
+    def _trained(self, episode_id: str) -> dict[int, TurnNumbers]:
+        """Returns what the update computed for the episode's turns, by their indices. Files of
+        earlier releases have nothing of it."""
+        named = "SELECT 1 FROM sqlite_master WHERE name = 'trained_tokens'"
+        if self._connection.execute(named).fetchone() is None:
+            return {}
+        rows = self._connection.execute(
+            "SELECT * FROM trained_tokens WHERE episode_id = ?", [episode_id]
+        )
+        return {row["turn_index"]: _turn_numbers(row) for row in rows}
 
     def find(self, name: str) -> str:
         """Returns the id that equals `name`, or the only id that begins with it. Raises
@@ -342,14 +357,22 @@ def _episode_row(row: sqlite3.Row) -> EpisodeRow:
     return EpisodeRow(**fields)
 
 
-def _turns(rows: Iterable[sqlite3.Row]) -> tuple[TurnRecord, ...]:
+def _turn_numbers(row: sqlite3.Row) -> TurnNumbers:
+    numbers = {n: np.frombuffer(row[n], "<f4") for n in NUMBERS if row[n] is not None}
+    cuts = {} if row["cuts"] is None else _of_type(json.loads(row["cuts"]), dict)
+    return TurnNumbers(numbers, cuts)
+
+
+def _turns(
+    rows: Iterable[sqlite3.Row], trained: Mapping[int, TurnNumbers]
+) -> tuple[TurnRecord, ...]:
     turns: list[TurnRecord] = []
     for row in rows:
-        turns.append(_turn(row, turns))
+        turns.append(_turn(row, turns, trained.get(row["turn_index"])))
     return tuple(turns)
 
 
-def _turn(row: sqlite3.Row, earlier: list[TurnRecord]) -> TurnRecord:
+def _turn(row: sqlite3.Row, earlier: list[TurnRecord], trained: TurnNumbers | None) -> TurnRecord:
     """Restores a turn whose beginning is stored with its base turn."""
     base = None if row["base_turn"] is None else earlier[row["base_turn"]]
     messages = _of_type(json.loads(row["messages"]), list)
@@ -377,4 +400,5 @@ def _turn(row: sqlite3.Row, earlier: list[TurnRecord]) -> TurnRecord:
         logprobs=np.frombuffer(row["logprobs"], "<f4"),
         advantages=None if row["advantages"] is None else np.frombuffer(row["advantages"], "<f4"),
         loss_mask=None if row["loss_mask"] is None else np.frombuffer(row["loss_mask"], "u1"),
+        trained=trained,
     )

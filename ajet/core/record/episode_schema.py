@@ -26,6 +26,19 @@ uint8 (both NULL where nothing was trained). `reward` is the turn's own, `state_
 state it was taken in (NULL where the agent said nothing). Times are seconds since the attempt
 began.
 
+`trained_tokens`: what the update computed for the sampled tokens of a turn, in its first pass over
+them (trajectory/trained_tokens.py): float32 blobs, NULL where no token of the turn has the number,
+NaN where one has not. `cuts` is JSON: the tokens on which a bound of the loss acted, by its name,
+or NULL. Turns that were not computed have no row: those of failed episodes and of evaluations, and
+where no KL and no entropy is in the loss those of groups without signal. Files of earlier releases
+lack the table; the first write adds it.
+
+    number               there if                                                      bytes a token
+    policy_logprobs      the update computed the token                                             4
+    entropies            the update computed the token                                             4
+    ratios               it was sampled, not given                                                 4
+    reference_logprobs   kl_loss_coef is not 0 (use_kl_loss), or use_kl_in_reward                  4
+
 Not covered: migration; a file of another version is refused with one line.
 """
 
@@ -35,6 +48,7 @@ from typing import Any
 
 from ajet.core.errors import CheckpointError
 from ajet.core.record.run_folder import is_file
+from ajet.core.trajectory.trained_tokens import NUMBERS
 
 VERSION = 3
 
@@ -151,6 +165,19 @@ CREATE TABLE turns (
     PRIMARY KEY (episode_id, turn_index)
 );
 """
+TRAINED_COLUMNS = ("episode_id", "turn_index", *NUMBERS, "cuts")
+_ADDED = """
+CREATE TABLE IF NOT EXISTS trained_tokens (
+    episode_id TEXT NOT NULL,
+    turn_index INTEGER NOT NULL,
+    policy_logprobs BLOB,
+    entropies BLOB,
+    ratios BLOB,
+    reference_logprobs BLOB,
+    cuts TEXT,
+    PRIMARY KEY (episode_id, turn_index)
+);
+"""
 
 
 def open_for_writing(path: Path) -> sqlite3.Connection:
@@ -161,6 +188,7 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous = NORMAL")
         if not _is_current(connection, path):
             connection.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
+        connection.execute(_ADDED)
     except sqlite3.Error as error:
         raise CheckpointError(database_problem(path, error)) from error
     return connection

@@ -2,7 +2,7 @@
 
     store = EpisodeStore(folder.episodes_db)
     store.truncate_from(step=12)            # after a resume: steps 12, 13, … are run again
-    store.write(12, groups, advantages, samples)
+    store.write(12, groups, advantages, samples, tokens)
 
 A killed run leaves only complete steps. Writing a step again replaces its episodes. The tables are
 described in episode_schema.py, reading is in episode_reader.py. Trajectories hold plain data
@@ -29,12 +29,14 @@ from ajet.core.errors import CheckpointError
 from ajet.core.plain_value import plain_text, plain_value
 from ajet.core.record.episode_schema import (
     EPISODE_COLUMNS,
+    TRAINED_COLUMNS,
     TURN_COLUMNS,
     database_problem,
     open_for_writing,
 )
 from ajet.core.task.task import Task
 from ajet.core.trajectory.sample import TrainingSample
+from ajet.core.trajectory.trained_tokens import NUMBERS, TrainedTokens, TurnNumbers
 from ajet.core.trajectory.trajectory import Group, Trajectory
 from ajet.core.trajectory.turn import Turn
 
@@ -47,6 +49,10 @@ _INSERT_EPISODE = (
 )
 _INSERT_TURN = (
     f"INSERT INTO turns ({', '.join(TURN_COLUMNS)}) VALUES ({', '.join('?' * len(TURN_COLUMNS))})"
+)
+_INSERT_TRAINED = (
+    f"INSERT INTO trained_tokens ({', '.join(TRAINED_COLUMNS)}) "
+    f"VALUES ({', '.join('?' * len(TRAINED_COLUMNS))})"
 )
 MAX_QUERY_LENGTH = 100_000
 """The query's own column is for lists and searches; the whole task is in its own table."""
@@ -67,17 +73,21 @@ class EpisodeStore:
         groups: Sequence[Group],
         advantages: Advantages | None = None,
         samples: Iterable[TrainingSample] = (),
+        tokens: TrainedTokens | None = None,
     ) -> None:
-        """Stores all episodes of a step. For an evaluation the last two arguments are left out."""
+        """Stores all episodes of a step. For an evaluation the last three arguments are left
+        out."""
         masks = loss_masks(samples)
         self._row_ids.clear()  # a transaction that was rolled back may have removed a row
         recorded = [(a, g.task) for g in groups for t in g.trajectories for a in t.attempts]
         trajectories = [trajectory for trajectory, _ in recorded]
         per_turn = advantages or {}
         with self._transaction() as connection:
-            connection.executemany(
-                "DELETE FROM turns WHERE episode_id = ?", [(t.episode_id,) for t in trajectories]
-            )
+            for table in ("turns", "trained_tokens"):
+                connection.executemany(
+                    f"DELETE FROM {table} WHERE episode_id = ?",
+                    [(t.episode_id,) for t in trajectories],
+                )
             connection.executemany(
                 _INSERT_EPISODE,
                 [
@@ -93,6 +103,10 @@ class EpisodeStore:
                     for row in self._turn_rows(t, per_turn.get(t.episode_id, ()), masks)
                 ],
             )
+            if tokens is not None:
+                connection.executemany(
+                    _INSERT_TRAINED, [_trained_row(*turn) for turn in tokens.turns()]
+                )
 
     def truncate_from(self, step: int, mode: str | None = None) -> int:
         """Deletes the episodes of `step` and later (of one mode, or all) and returns their
@@ -100,11 +114,12 @@ class EpisodeStore:
         where = "step >= ? AND (? IS NULL OR mode = ?)"
         arguments = (step, mode, mode)
         with self._transaction() as connection:
-            connection.execute(
-                "DELETE FROM turns WHERE episode_id IN "
-                f"(SELECT episode_id FROM episodes WHERE {where})",
-                arguments,
-            )
+            for table in ("turns", "trained_tokens"):
+                connection.execute(
+                    f"DELETE FROM {table} WHERE episode_id IN "
+                    f"(SELECT episode_id FROM episodes WHERE {where})",
+                    arguments,
+                )
             return connection.execute(f"DELETE FROM episodes WHERE {where}", arguments).rowcount
 
     def close(self) -> None:
@@ -259,6 +274,12 @@ def _times(trajectory: Trajectory) -> dict[str, Any]:
         times["began_unix_s"] = trajectory.began_unix_s
         times["calls"] = [astuple(call) for call in trajectory.calls]
     return times
+
+
+def _trained_row(episode_id: str, turn_index: int, turn: TurnNumbers) -> tuple[Any, ...]:
+    numbers = [_blob_or_none(turn.numbers.get(name), "<f4") for name in NUMBERS]
+    cuts = _to_json(dict(turn.cuts)) if turn.cuts else None
+    return (episode_id, turn_index, *numbers, cuts)
 
 
 def _exact_json(task: Task) -> str | None:

@@ -8,6 +8,7 @@
     ├── logs/              metrics.jsonl, warnings.jsonl and log files
     ├── stops/             requests of `ajet stop`; logs/stopped.jsonl records them
     ├── checkpoints/       step_N/
+    ├── scores/            what checkpoints make of an episode's tokens (scores.py)
     ├── episodes.sqlite    every episode with its turns (episode_store.py)
     ├── buffer.sqlite, finished.sqlite   groups and episodes that no checkpoint holds yet (clusters)
     ├── run_id             the id of this run's rows in a database of several runs
@@ -124,6 +125,10 @@ class RunFolder:
     @property
     def attempts(self) -> Path:
         return self.path / "attempts"
+
+    @property
+    def scores(self) -> Path:
+        return self.path / "scores"
 
     @property
     def config_yaml(self) -> Path:

@@ -36,6 +36,7 @@ from ajet.core.rollout.batch import StepGroups
 from ajet.core.terminal import Console
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.trajectory.samples import TokenAdvantages
+from ajet.core.trajectory.trained_tokens import TrainedTokens
 from ajet.core.trajectory.trajectory import Group
 
 if TYPE_CHECKING:
@@ -47,13 +48,15 @@ NO_SIGNAL = "no_signal"
 
 
 class UpdateRecord(Protocol):
-    """Holds what is recorded of an update: the advantages of each episode's tokens, and the
-    samples."""
+    """Holds what is recorded of an update: the advantages of each episode's tokens, the samples,
+    and what was computed for their tokens."""
 
     @property
     def advantages(self) -> TokenAdvantages: ...
     @property
     def samples(self) -> Sequence[TrainingSample]: ...
+    @property
+    def tokens(self) -> TrainedTokens: ...
 
 
 class RunRecorder:
@@ -139,7 +142,7 @@ class RunRecorder:
         """Records a step of training and returns the counts of its timelines."""
         groups, samples = rollout.groups, update.samples
         metrics = step_metrics(rollout, samples, metrics, selections=self._selections)
-        self._store.write(step, rollout.all, update.advantages, samples)
+        self._store.write(step, rollout.all, update.advantages, samples, update.tokens)
         self._metrics.log(step, metrics)
         self._history.add(step, metrics)
         counts = TimelineCounts.from_groups(groups, samples)

@@ -36,6 +36,7 @@ from torch import Tensor, nn
 
 from ajet.core.model.allocator import is_large, release_freed_memory
 from ajet.core.trajectory.sample import Component, TrainingSample
+from ajet.core.trajectory.trained_tokens import TrainedTokens
 from ajet.core.update.checkpoint import WEIGHT_PREFIX
 from ajet.core.update.correction import apply_correction
 from ajet.core.update.engine_weights import engine_weights
@@ -60,6 +61,7 @@ from ajet.core.update.ranks import ONE_RANK, Ranks
 from ajet.core.update.reference import Reference
 from ajet.core.update.settings import UpdateSettings
 from ajet.core.update.shards import reshard
+from ajet.core.update.token_record import record_tokens
 from ajet.core.update.update_metrics import TokenValues, UpdateMetrics
 from ajet.core.update.weights import load_weights, train_every_embedding, trainable
 
@@ -120,23 +122,32 @@ class Policy:
         samples: Sequence[TrainingSample],
         *,
         on_progress: Callable[[float], None] | None = None,
+        tokens: TrainedTokens | None = None,
     ) -> dict[str, float]:
         """Makes `ppo_epochs` passes over the mini-batches of one training step, always in the same
         order.
 
-        `on_progress` gets the fraction done.
+        `on_progress` gets the fraction done; `tokens` gets what the first pass computed for each
+        token, of all ranks.
         """
         started = time.perf_counter()
         self._release_freed_memory()
         samples, correction = self._with_old_logprobs(samples)
         metrics = UpdateMetrics(samples, self.settings.ppo_epochs)
-        parts = split_by_group(samples, self.settings.mini_batch_num) * self.settings.ppo_epochs
+        first_pass = split_by_group(samples, self.settings.mini_batch_num)
+        parts = first_pass * self.settings.ppo_epochs
+        own = None if tokens is None else TrainedTokens()
         for i, indices in enumerate(parts):
-            for fraction in self._train_mini_batch([samples[index] for index in indices], metrics):
+            mini_batch = [samples[index] for index in indices]
+            of_pass = own if i < len(first_pass) else None
+            for fraction in self._train_mini_batch(mini_batch, metrics, of_pass):
                 if on_progress:
                     on_progress((i + fraction) / len(parts))
         self._release_freed_memory()
         metrics.all_reduce(self.ranks)
+        if tokens is not None:
+            for of_rank in self.ranks.all_gather(own):
+                tokens.merge(of_rank)
         return metrics.result(time.perf_counter() - started) | correction
 
     def score(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
@@ -231,7 +242,10 @@ class Policy:
         return samples, metrics
 
     def _train_mini_batch(
-        self, mini_batch: Sequence[TrainingSample], metrics: UpdateMetrics
+        self,
+        mini_batch: Sequence[TrainingSample],
+        metrics: UpdateMetrics,
+        tokens: TrainedTokens | None,
     ) -> Iterator[float]:
         """Makes one optimizer step; yields the fraction done."""
         weights = component_weights(mini_batch, self.settings)
@@ -248,7 +262,7 @@ class Policy:
         numbers = self._numbers_before(with_gradient, balanced) if reads else None
         for k, micro_batch in enumerate(balanced.local):
             self.ranks.begin_micro_batch(self.model, is_last=k + 1 == len(balanced.local))
-            self._backward(micro_batch, with_gradient, weights, numbers, metrics)
+            self._backward(micro_batch, with_gradient, weights, numbers, metrics, tokens)
             self._release_freed_memory()  # gradients and activations lie between one another
             yield (k + 1) / (len(balanced.local) + 1)
         if any(self._has_gradient(sample, sample.weights) for sample in with_gradient):
@@ -332,9 +346,10 @@ class Policy:
         weights: EpisodeWeights,
         numbers: NumbersOfSamples | None,
         metrics: UpdateMetrics,
+        tokens: TrainedTokens | None,
     ) -> None:
         """Adds the gradient of one micro-batch to the weights' gradients; `samples` are those of
-        the mini-batch, and `weights` those of its components.
+        the mini-batch, and `weights` those of its components. `tokens` gets each token's numbers.
         """
         settings = self.settings
         targets_M = self._targets(rows)
@@ -349,10 +364,12 @@ class Policy:
             numbers = self._numbers(samples, [(rows, scores.logprobs_M.detach())])
         values = {"entropy": scores.entropy_M.detach()}
         ratio_M, losses = scores.logprobs_M.new_zeros(0), []
+        policy_loss: tuple[TokenLoss | None, Tensor | None] = (None, None)
         for component, of_episodes in weights.items():
             at = self._tokens_of(rows, [row.sample.stream(component) != 0 for row in rows])
             if component == "policy_gradient":
                 pg = self._policy_loss(rows, scores.logprobs_M, at, numbers)
+                policy_loss = (pg, at)
                 loss_M = value_M = pg.loss_M * _at(self._importance_weights(rows), at)
                 values |= {f"clip_fraction_{n}": cut.float() for n, cut in pg.cuts.items()}
                 ratio_M = pg.ratio_M.detach()
@@ -372,6 +389,11 @@ class Policy:
         )
         gap_M = _at(scores.logprobs_M.detach() - sampler_M, sampled)
         metrics.add(TokenValues(loss.detach(), values, ratio_M, gap_M))
+        if tokens is not None:
+            computed = {"policy_logprobs": scores.logprobs_M, "entropies": scores.entropy_M}
+            if reference_M is not None:
+                computed["reference_logprobs"] = reference_M
+            record_tokens(tokens, rows, computed, *policy_loss)
 
     def _value(
         self,

@@ -5,7 +5,10 @@ import { get, listen } from "./data.js";
 import * as runs from "./pages/runs.js";
 import * as overview from "./pages/overview.js";
 import * as step from "./pages/step.js";
+import * as tasks from "./pages/tasks.js";
 import * as task from "./pages/task.js";
+import * as compare from "./pages/compare.js";
+import * as difference from "./pages/difference.js";
 import * as group from "./pages/group.js";
 import * as episodes from "./pages/episodes.js";
 import * as episode from "./pages/episode.js";
@@ -15,14 +18,16 @@ import * as episode from "./pages/episode.js";
  * the address (without a new entry in the history where `quiet`).
  * @typedef {{run: string, path: string[], query: Record<string, string>,
  *   set: (changes: Record<string, any>, quiet?: boolean) => void}} Place
- * What it returns: its content, title and crumbs, its neighbours, and whether it is made anew when
- * the run has written a step.
+ * What it returns: its content, title and crumbs, its neighbours, whether it is made anew when the
+ * run has written a step, what goes to the next token or frame, the one before or none (0), and what
+ * plays the frames.
  * @typedef {{title: string, content: Node[], crumbs?: [string, string | null][],
- *   previous?: string | null, following?: string | null, live?: boolean}} Page
+ *   previous?: string | null, following?: string | null, live?: boolean, step?: (by: number) => void,
+ *   play?: () => void}} Page
  */
 
 /** @type {Record<string, {show: (place: Place) => Promise<Page>}>} */
-const PAGES = { "": overview, step, task, group, episodes, episode };
+const PAGES = { "": overview, step, tasks, task, compare, difference, group, episodes, episode };
 /** @type {string[]} */
 let names = [];
 /** @type {Page | null} */
@@ -38,7 +43,8 @@ function here() {
   return {
     run, path: rest, query: values,
     set: (changes, quiet = false) => {
-      const address = link(run, rest, { ...values, ...changes });
+      Object.assign(values, changes);
+      const address = link(run, rest, values);
       if (!quiet) {
         location.hash = address;
         return;
@@ -103,6 +109,7 @@ function navigation({ run, path }) {
   const of_run = run === "" ? [] : [
     el("a", { href: link(run), "aria-current": current("") }, "What changed"),
     el("a", { href: link(run, ["step"]), "aria-current": current("step") }, "Steps"),
+    el("a", { href: link(run, ["tasks"]), "aria-current": current("tasks") }, "Tasks"),
     el("a", { href: link(run, ["episodes"]), "aria-current": current("episodes") }, "Episodes"),
   ];
   const all = names.length > 1 ? [el("a", { href: "#/", "aria-current": run ? null : "page" }, "Runs")] : [];
@@ -130,6 +137,10 @@ const KEYS = {
     const up = shown?.crumbs?.at(-2)?.[1];
     if (up) location.hash = up;
   },
+  "[": () => shown?.step?.(-1),
+  "]": () => shown?.step?.(1),
+  Escape: () => shown?.step?.(0),
+  p: () => shown?.play?.(),
   "/": () => {
     const place = here();
     if (place.path[0] === "episodes" || !place.run) focusNamed("text");

@@ -5,7 +5,7 @@ import { el, short, table, th } from "./dom.js";
 /**
  * @typedef {{name: string, values: (number | null)[], points?: boolean}} Series
  * @typedef {{title: string, steps: number[], series: Series[], band?: (number | null)[],
- *   stacked?: boolean, warnings?: import("./data.js").Warning[], unit?: string,
+ *   stacked?: boolean, isShare?: boolean, warnings?: import("./data.js").Warning[], unit?: string,
  *   href?: (step: number) => string}} Chart
  */
 
@@ -76,7 +76,8 @@ function draw(place, chart) {
   const axis = { stroke: css("--dim"), grid: { stroke: css("--line"), width: 1 }, ticks: { show: false }, font: "12px system-ui" };
   const plot = new uPlot({
     width: place.clientWidth, height: HEIGHT, series, bands,
-    scales: { x: { time: false }, ...(chart.stacked ? { y: { range: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ most) => [0, 1.05 * most] } } : {}) },
+    scales: { x: { time: false }, ...(chart.stacked ? { y: { range: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ most) => [0, 1.05 * most] } } : {}),
+      ...(chart.isShare ? { y: { range: [0, 1] } } : {}) },
     axes: [
       { ...axis, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000, 100000], size: 28 },
       { ...axis, size: 52, values: (/** @type {any} */ _, /** @type {number[]} */ ticks) => ticks.map(short) },

@@ -1,4 +1,6 @@
-// Asks the server for data. The types say what comes back (ajet/logview/run_page.py makes it).
+// Asks the server, or the file that the page is, for data. The types say what comes back (ajet/logview/run_page.py makes it).
+
+import { storedAnswer, storedAnswers } from "./stored.js";
 
 /**
  * @typedef {{episode_id: string, rollout_index: number, reward: number | null,
@@ -19,7 +21,9 @@
  *   variance: number | null, tokens: number, seconds: number, has_signal: boolean | null,
  *   strip: Member[]}} GroupRow
  * @typedef {{ids: number[], texts: string[], logprobs: (number | null)[],
- *   advantages: (number | null)[] | null, mask: number[] | null}} Sampled
+ *   advantages: (number | null)[] | null, mask: number[] | null, policy_logprobs: (number | null)[] | null,
+ *   ratios: (number | null)[] | null, entropies: (number | null)[] | null, kl: (number | null)[] | null,
+ *   cuts: Record<string, number[]>}} Sampled
  * @typedef {{turn_index: number, agent_name: string, trainable: boolean, finish_reason: string,
  *   policy_version: number, reward: number | null, seconds: number, started_s: number,
  *   ended_s: number, base_turn: number | null, prompt_kept: number, tools: any[] | null,
@@ -28,13 +32,17 @@
  * @typedef {{name: string, value: any}} Named
  */
 
+const stored = storedAnswers();
+
 /**
  * Returns the answer to a question about a run. An empty value is not asked for.
  * @param {string} what @param {Record<string, any>} [query] @returns {Promise<any>}
  */
 export async function get(what, query = {}) {
   const used = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
-  const response = await fetch(`/api/${what}?${new URLSearchParams(used.map(([k, v]) => [k, String(v)]))}`);
+  const asked = used.map(([name, value]) => [name, String(value)]);
+  if (stored) return storedAnswer(await stored, what, Object.fromEntries(asked));
+  const response = await fetch(`/api/${what}?${new URLSearchParams(asked)}`);
   const data = await response.json();
   if (!response.ok) throw new Error(data.error);
   return data;
@@ -62,6 +70,7 @@ export function listen(onNews) {
       };
     }
   };
+  if (stored) return; // a file is told nothing
   document.addEventListener("visibilitychange", look);
   look();
 }

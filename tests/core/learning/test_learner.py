@@ -118,6 +118,15 @@ def test_the_kl_is_taken_off_the_rewards_and_steers_its_coefficient():
     assert one.kl.coef == pytest.approx(0.5 * (1 + 0.2 * 2 / 10))  # two episodes, cut to 0.2
 
 
+def test_a_kl_in_the_reward_leaves_the_references_logprobs_in_the_record():
+    one = learner("reinforce", kl_in_reward=True)
+    batch, _ = learn(one, [group_of(member(0, 1.0), member(1, 0.0))])
+    reference = one.policy.reference_scores(batch.samples)
+    rows = batch.tokens.rows["000001-train-0000-00", 0]
+    np.testing.assert_array_equal(rows["reference_logprobs"], reference[0][10:13])
+    assert np.isfinite(rows["policy_logprobs"]).all()
+
+
 @pytest.mark.parametrize(("old", "is_zero"), [("trainer", True), ("sampler", False), (None, False)])
 def test_the_kl_in_the_reward_is_that_of_the_old_policy_that_is_named(old, is_zero):
     one = learner("reinforce", AdaptiveKLController(0.5, 0.1, 10), kl_in_reward=True,

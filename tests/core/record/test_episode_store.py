@@ -19,6 +19,7 @@ from ajet.core.inference.endpoint import Completion
 from ajet.core.record.episode_reader import EpisodeFilter, EpisodeReader
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.task.task import Task
+from ajet.core.trajectory.trained_tokens import TrainedTokens
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group
 from ajet.core.trajectory.turn import Turn
 
@@ -53,6 +54,51 @@ def test_an_episode_reads_back_as_it_was(path, store):
         assert (turn.tools, turn.reply) == (TOOLS, original.reply)
     assert [t.loss_mask.tolist() for t in back.turns] == [[1, 1, 1], [1, 1]]
     assert [t.advantages.tolist() for t in back.turns] == [[0.5, 0.5, 0.5], [0.5, 0.5]]
+
+
+def trained_tokens(episode_id="000001-train-0000-00"):
+    """Of its second turn: log-probabilities of both tokens, a ratio of the first, which is cut."""
+    tokens = TrainedTokens()
+    tokens.row(episode_id, 1, "policy_logprobs", 2)[:] = -1.5, -0.25
+    tokens.row(episode_id, 1, "ratios", 2)[0] = 1.25
+    tokens.cut(episode_id, 1, "high", [0])
+    return tokens
+
+
+def test_what_the_update_computed_for_a_token_reads_back(path, store):
+    store.write(1, [group_of(episode())], tokens=trained_tokens())
+    with EpisodeReader(path) as reader:
+        first, second = reader.episode("000001-train-0000-00").turns
+    assert first.trained is None
+    assert second.trained.cuts == {"high": [0]}
+    assert set(second.trained.numbers) == {"policy_logprobs", "ratios"}  # NULL for the others
+    assert second.trained.numbers["policy_logprobs"].tolist() == [-1.5, -0.25]
+    assert second.trained.numbers["ratios"].tolist() == pytest.approx([1.25, np.nan], nan_ok=True)
+
+
+def test_a_step_that_is_written_again_or_taken_back_has_no_old_numbers(path, store):
+    store.write(1, [group_of(episode())], tokens=trained_tokens())
+    store.write(1, [group_of(episode())])
+    with EpisodeReader(path) as reader:
+        assert reader.episode("000001-train-0000-00").turns[1].trained is None
+    store.write(1, [group_of(episode())], tokens=trained_tokens())
+    store.truncate_from(1)
+    store.write(1, [group_of(episode())])
+    with EpisodeReader(path) as reader:
+        assert reader.episode("000001-train-0000-00").turns[1].trained is None
+
+
+def test_a_file_of_an_earlier_release_is_read_and_gone_on_with(path):
+    with EpisodeStore(path) as store:
+        store.write(1, [group_of(episode())])
+    with sqlite3.connect(path) as connection:
+        connection.execute("DROP TABLE trained_tokens")
+    with EpisodeReader(path) as reader:
+        assert reader.episode("000001-train-0000-00").turns[1].trained is None
+    with EpisodeStore(path) as store:
+        store.write(1, [group_of(episode())], tokens=trained_tokens())
+    with EpisodeReader(path) as reader:
+        assert reader.episode("000001-train-0000-00").turns[1].trained is not None
 
 
 def test_a_turns_reward_and_state_read_back(path, store):

@@ -23,7 +23,8 @@ from ajet.core.advantage.kl_controller import FixedKLController
 from ajet.core.errors import AjetError
 from ajet.core.learning.learner import Learner, LearnerSettings
 from ajet.core.model.precision import to_float64
-from ajet.core.trajectory.sample import TrainingSample
+from ajet.core.trajectory.sample import TrainingSample, TurnSpan
+from ajet.core.trajectory.trained_tokens import TrainedTokens
 from ajet.core.update.checkpoint import load_checkpoint, save_checkpoint
 from ajet.core.update.critic import Critic
 from ajet.core.update.policy import Policy
@@ -63,6 +64,11 @@ class Case:
         if self.is_one_row:
             return [sample([1, 2, 3, 4 + seed], "0011", advantage=1.0)]
         return with_streams(groups(seed)) if self.has_streams else groups(seed)
+
+    def in_turns(self, seed: int) -> list[TrainingSample]:
+        """The same samples, each a turn of its episode."""
+        numbered = enumerate(self.samples(seed))
+        return [replace(each, spans=(TurnSpan(0, len(each), i),)) for i, each in numbered]
 
 
 def groups(seed: int = 0) -> list[TrainingSample]:
@@ -174,9 +180,12 @@ def run_policy(case: Case, ranks: Ranks) -> dict[str, Any]:
     policy = Policy(case.new_model(), UpdateSettings(**STEADY | case.settings), ranks)
     if policy.reference is not None:  # as for a KL in the reward, before anything is learnt
         policy.reference_scores(case.samples(0))
-    metrics = [policy.update(case.samples(seed)) for seed in range(3)]
+    tokens = TrainedTokens()
+    metrics = [policy.update(case.in_turns(0), tokens=tokens)]
+    metrics += [policy.update(case.samples(seed)) for seed in (1, 2)]
     samples = case.samples(3)
     out: dict[str, Any] = {"metrics": metrics, "scores": np.concatenate(policy.score(samples))}
+    out |= {"tokens": tokens.rows, "cuts": tokens.cuts}
     if policy.reference is not None:
         out["reference"] = np.concatenate(policy.reference_scores(samples))
     published = {n: t.clone() for n, t in policy.weights()}

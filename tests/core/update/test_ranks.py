@@ -112,6 +112,13 @@ def assert_same(found, expected):
     for key in ("scores", "reference"):
         if key in expected:
             np.testing.assert_allclose(found[key], expected[key], atol=2e-5)
+    assert found.get("cuts") == expected.get("cuts")
+    rows = expected.get("tokens", {})
+    assert found.get("tokens", {}).keys() == rows.keys()
+    for key, numbers in rows.items():
+        assert found["tokens"][key].keys() == numbers.keys()
+        for name, array in numbers.items():
+            np.testing.assert_allclose(found["tokens"][key][name], array, atol=2e-5, rtol=1e-4)
     for step, metrics in enumerate(expected["metrics"]):
         for key, value in metrics.items():
             if key not in OF_THE_DIVISION:

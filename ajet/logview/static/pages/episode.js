@@ -1,7 +1,10 @@
 // One episode: what was expected and answered, how it was judged, then call by call what was said.
 import { el, fold, link, number, plural, short } from "../dom.js";
 import { get } from "../data.js";
-import { blankWord, colourChoice, colourOf, contextSpans, sampledSpans, showNumbers, strongestOf } from "../tokens.js";
+import { blankWord, colourChoice, colourOf, contextSpans, markChosen, sampledSpans, showNumbers, strongestOf } from "../tokens.js";
+import { framesOf, player } from "../frames.js";
+import { tree } from "../timelines.js";
+import { chosenToken, neighbour, tokenPanel } from "../token_panel.js";
 
 /** @typedef {import("../data.js").Turn} Turn */
 
@@ -13,11 +16,29 @@ export async function show({ run, path, query, set }) {
   const data = await get(`episode/${encodeURIComponent(id)}`, { run });
   const colour = colourOf(query.colour ?? (data.turns.some((/** @type {Turn} */ turn) => turn.sampled.advantages) ? "advantage" : "mask"));
   const isTokens = query.view === "tokens";
+  const isFrames = query.view === "frames" && data.turns.length > 0;
   const at = data.members.findIndex((/** @type {any} */ member) => member.episode_id === id);
   const to = (/** @type {number} */ index) => (data.members[index] ? link(run, ["episode", data.members[index].episode_id], query) : null);
   const strongest = strongestOf(data.turns.map((/** @type {Turn} */ turn) => turn.sampled));
-  const turns = el("div", { id: "turns" }, data.turns.map((/** @type {Turn} */ turn) => card(turn, data.turns, isTokens, colour, strongest)));
-  showNumbers(turns);
+  let chosen = chosenToken(query.token, data.turns);
+  const panel = el("div", { id: "token" });
+  // The episode may be large, so its page stays while one token after another is looked at.
+  const choose = (/** @type {Chosen} */ at) => {
+    chosen = at;
+    set({ token: at === null ? null : at.join(".") }, true);
+    markChosen(turns, at);
+    const name = document.activeElement?.getAttribute("name");
+    panel.replaceChildren(...(at ? [tokenPanel(run, data, at, choose)] : []));
+    const again = name && panel.querySelector(`[name="${name}"]`);
+    if (again instanceof HTMLElement) again.focus({ preventScroll: true });
+  };
+  if (chosen) {
+    panel.append(tokenPanel(run, data, chosen, choose));
+    setTimeout(() => markChosen(turns, chosen)); // once the page is there
+  }
+  const turns = el("div", { id: "turns" }, data.turns.map((/** @type {Turn} */ turn) => card(turn, data.turns, isTokens, colour, strongest, chosen)));
+  showNumbers(turns, choose);
+  const frames = isFrames ? player(framesOf(data.turns, contentOf), Number(query.frame ?? 1) - 1, (frame) => set({ frame: frame + 1 }, true)) : null;
   const commands = el("div", {});
   get("origin", { run }).then((origin) => commands.replaceChildren(...copyable(origin, id)))
     .catch((error) => commands.replaceChildren(el("p", { class: "dim" }, error.message)));
@@ -32,16 +53,20 @@ export async function show({ run, path, query, set }) {
     verdict(data),
     facts(data),
     waterfall(data),
-    el("div", { class: "choices" },
-      el("button", { "aria-pressed": String(!isTokens), click: () => set({ view: null }) }, "conversation"),
-      el("button", { "aria-pressed": String(isTokens), click: () => set({ view: "tokens" }) }, "every token")),
-    colourChoice(colour, (chosen) => set({ colour: chosen })),
-    data.turns.length === 0 ? el("p", { class: "box" }, "The model was not called in this episode.") : turns,
+    tree(data.turns),
+    el("div", { class: "choices", role: "group", "aria-label": "How the episode is shown" },
+      el("button", { name: "view-conversation", "aria-pressed": String(!isTokens && !isFrames), click: () => set({ view: null, frame: null }) }, "conversation"),
+      el("button", { name: "view-tokens", "aria-pressed": String(isTokens), click: () => set({ view: "tokens", frame: null }) }, "every token"),
+      data.turns.length > 1 ? el("button", { name: "view-frames", "aria-pressed": String(isFrames), click: () => set({ view: "frames", token: null }) }, "frames") : null),
+    frames ? frames.element : colourChoice(colour, (chosen) => set({ colour: chosen })),
+    data.turns.length === 0 ? el("p", { class: "box" }, "The model was not called in this episode.") : frames ? null : turns,
+    frames ? null : panel,
     fold("Commands for this episode", [commands]),
     fold("Everything else that was recorded", [el("pre", {}, rest(data))]),
   ].filter((each) => each !== null);
   return {
     title: data.query || id, content, previous: to(at - 1), following: to(at + 1),
+    step: (by) => (frames ? frames.step(by) : choose(by === 0 ? null : neighbour(data.turns, chosen, by))), play: frames?.toggle,
     crumbs: [[run, link(run)], [`step ${data.step}`, link(run, ["step", data.step], data.mode === "train" ? {} : { mode: data.mode })],
       [`group ${data.group_id}`, group], [`episode ${id}`, null]],
   };
@@ -117,8 +142,10 @@ function agent(turn) {
   return turn.agent_name === "default" ? "" : ` of ${turn.agent_name}`;
 }
 
-/** @param {Turn} turn @param {Turn[]} turns @param {boolean} isTokens @param {import("../tokens.js").Colour} colour @param {number} strongest */
-function card(turn, turns, isTokens, colour, strongest) {
+/** @typedef {[number, number] | null} Chosen */
+
+/** @param {Turn} turn @param {Turn[]} turns @param {boolean} isTokens @param {import("../tokens.js").Colour} colour @param {number} strongest @param {Chosen} chosen */
+function card(turn, turns, isTokens, colour, strongest, chosen) {
   const sampled = turn.sampled.ids.length;
   const notes = [
     turn.trainable ? "" : "not trained", `${turn.prompt_kept + turn.prompt.ids.length} prompt tokens`, `${sampled} sampled`, turn.finish_reason,
@@ -126,20 +153,20 @@ function card(turn, turns, isTokens, colour, strongest) {
     ...Object.entries(turn.notes.malformed ?? {}).map(([name, why]) => `malformed, ${name}: ${why}`),
   ];
   const word = blankWord(turn.sampled, colour);
-  return el("section", { class: "turn", "aria-label": `call ${turn.turn_index + 1}` },
+  return el("section", { class: "turn", "aria-label": `call ${turn.turn_index + 1}`, "data-call": turn.turn_index, tabindex: -1 },
     el("h2", {}, `call ${turn.turn_index + 1}${agent(turn)}`, notes.filter(Boolean).map((note) => el("span", {}, note))),
-    isTokens ? everyToken(turn, turns, colour, strongest) : conversation(turn, colour, strongest),
+    isTokens ? everyToken(turn, turns, colour, strongest, chosen) : conversation(turn, colour, strongest, chosen),
     word ? el("p", { class: "word" }, word) : null);
 }
 
-/** @param {Turn} turn @param {import("../tokens.js").Colour} colour @param {number} strongest */
-function conversation(turn, colour, strongest) {
+/** @param {Turn} turn @param {import("../tokens.js").Colour} colour @param {number} strongest @param {Chosen} chosen */
+function conversation(turn, colour, strongest, chosen) {
   const tools = turn.base_turn === null ? turn.tools : null;
   return [
     tools?.length ? el("div", { class: "message" }, fold(`${plural(tools.length, "tool")}: ${tools.map(toolName).join(", ")}`, [el("pre", {}, JSON.stringify(tools, null, 2))])) : null,
     turn.new_messages.map(message),
     el("div", { class: "message reply" }, el("h3", {}, "model"),
-      turn.sampled.ids.length ? el("p", { class: "tokens" }, sampledSpans(turn.sampled, colour, strongest)) : el("p", { class: "dim" }, "given, not sampled: ", contentOf(turn.reply)),
+      turn.sampled.ids.length ? el("p", { class: "tokens" }, spans(turn, colour, strongest, chosen)) : el("p", { class: "dim" }, "given, not sampled: ", contentOf(turn.reply)),
       calls(turn.reply)),
   ];
 }
@@ -191,10 +218,15 @@ function contentOf(said) {
   return typeof content === "string" ? content : content === null || content === undefined ? "" : JSON.stringify(content);
 }
 
-/** @param {Turn} turn @param {Turn[]} turns @param {import("../tokens.js").Colour} colour @param {number} strongest */
-function everyToken(turn, turns, colour, strongest) {
+/** @param {Turn} turn @param {import("../tokens.js").Colour} colour @param {number} strongest @param {Chosen} chosen */
+function spans(turn, colour, strongest, chosen) {
+  return sampledSpans(turn.sampled, turn.turn_index, colour, strongest, null, chosen?.[0] === turn.turn_index ? chosen[1] : null);
+}
+
+/** @param {Turn} turn @param {Turn[]} turns @param {import("../tokens.js").Colour} colour @param {number} strongest @param {Chosen} chosen */
+function everyToken(turn, turns, colour, strongest, chosen) {
   return el("p", { class: "tokens" }, turn.base_turn === null ? null : earlier(turn, turns),
-    contextSpans(turn.prompt), sampledSpans(turn.sampled, colour, strongest));
+    contextSpans(turn.prompt), spans(turn, colour, strongest, chosen));
 }
 
 /** Returns a button for the part of the prompt that an earlier call has already shown; it unfolds in
@@ -229,6 +261,7 @@ function copyable({ folder, yaml }, id) {
   const commands = [
     `ajet replay ${quoted(folder)} ${quoted(id)}`,
     `ajet replay ${quoted(folder)} ${quoted(id)} --debugger pdb`,
+    `ajet score ${quoted(folder)} ${quoted(id)}`,
     ...(yaml ? [`ajet debug --conf ${quoted(yaml)} --parallel 1`, `ajet eval --conf ${quoted(yaml)} --checkpoint ${quoted(folder)}`] : []),
   ];
   return commands.map((command) => el("p", { class: "command" }, el("code", {}, command), copyButton(command)));

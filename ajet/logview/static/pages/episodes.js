@@ -2,21 +2,21 @@
 import { byId, el, fold, link, number, plural, table } from "../dom.js";
 import { get } from "../data.js";
 
-/** @typedef {{name: string, text: string, sort?: string, num?: boolean, show: (row: import("../data.js").Row) => string}} Column */
+/** @typedef {{name: string, text: string, group: string, sort?: string, num?: boolean, show: (row: import("../data.js").Row) => string}} Column */
 
 /** @type {Column[]} */
 const COLUMNS = [
-  { name: "step", text: "step", sort: "step", num: true, show: (row) => String(row.step) },
-  { name: "mode", text: "mode", show: (row) => row.mode },
-  { name: "task", text: "task id", sort: "task", show: (row) => row.task_id },
-  { name: "status", text: "status", sort: "status", show: (row) => row.status },
-  { name: "reward", text: "reward", sort: "reward", num: true, show: (row) => number(row.reward) },
-  { name: "advantage", text: "advantage", sort: "advantage", num: true, show: (row) => number(row.advantage) },
-  { name: "turns", text: "calls", sort: "turns", num: true, show: (row) => String(row.num_turns) },
-  { name: "tokens", text: "tokens", sort: "tokens", num: true, show: (row) => String(row.num_sampled_tokens) },
-  { name: "seconds", text: "seconds", sort: "seconds", num: true, show: (row) => number(row.seconds) },
-  { name: "staleness", text: "staleness", sort: "staleness", num: true, show: (row) => number(row.staleness, 0) },
-  { name: "error", text: "error", show: (row) => row.error ?? "" },
+  { name: "step", text: "step", group: "which", sort: "step", num: true, show: (row) => String(row.step) },
+  { name: "mode", text: "mode", group: "which", show: (row) => row.mode },
+  { name: "task", text: "task id", group: "which", sort: "task", show: (row) => row.task_id },
+  { name: "status", text: "status", group: "result", sort: "status", show: (row) => row.status },
+  { name: "reward", text: "reward", group: "result", sort: "reward", num: true, show: (row) => number(row.reward) },
+  { name: "advantage", text: "advantage", group: "result", sort: "advantage", num: true, show: (row) => number(row.advantage) },
+  { name: "error", text: "error", group: "result", show: (row) => row.error ?? "" },
+  { name: "turns", text: "calls", group: "size", sort: "turns", num: true, show: (row) => String(row.num_turns) },
+  { name: "tokens", text: "tokens", group: "size", sort: "tokens", num: true, show: (row) => String(row.num_sampled_tokens) },
+  { name: "seconds", text: "seconds", group: "size", sort: "seconds", num: true, show: (row) => number(row.seconds) },
+  { name: "staleness", text: "staleness", group: "size", sort: "staleness", num: true, show: (row) => number(row.staleness, 0) },
 ];
 const USUAL = "step,mode,status,reward,advantage,turns,tokens,seconds";
 const TYPING_MS = 150; // until what is typed is taken for whole
@@ -109,7 +109,9 @@ function chooseColumns(state, change) {
     type: "checkbox", checked: chosen.includes(column.name), value: column.name,
     change: () => change({ columns: names(boxes) }),
   }), ` ${column.text}`));
-  return fold("columns", [el("p", { class: "choices" }, boxes)]);
+  const groups = [...new Set(COLUMNS.map((column) => column.group))];
+  return fold("columns", groups.map((group) => el("fieldset", { class: "choices" }, el("legend", {}, group),
+    boxes.filter((_, index) => COLUMNS[index].group === group))));
 }
 
 /** @param {HTMLElement[]} boxes */
@@ -137,7 +139,15 @@ function listed(run, data, state, load, sortBy) {
   })];
   const shown = table("Episodes", head, data.episodes.map((/** @type {import("../data.js").Row} */ row) => line(run, row, state)));
   /** @type {HTMLElement} */ (shown.querySelector("tbody")).id = "rows";
+  /** @type {HTMLElement} */ (shown.querySelector("thead")).prepend(groupsRow(chosenColumns(state)));
   return [el("p", { class: "dim", id: "count", role: "status" }, plural(data.count, "episode")), shown, further(data, load)].filter((each) => each !== null);
+}
+
+/** Returns the row above the columns' names: what each group of columns is about. @param {Column[]} columns */
+function groupsRow(columns) {
+  const groups = [...new Set(columns.map((column) => column.group))];
+  return el("tr", { class: "groups" }, el("td", {}), groups.map((group) =>
+    el("th", { scope: "colgroup", colspan: columns.filter((column) => column.group === group).length }, group)));
 }
 
 /** @param {any} data @param {(after: number | null) => Promise<void>} load */

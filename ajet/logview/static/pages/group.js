@@ -38,32 +38,34 @@ export async function show({ run, path, query, set }) {
   };
 }
 
-/** @param {any} data */
-function parting(data) {
+/** Says where episodes side by side part. `who` names one of them by its number.
+ * @param {any} data @param {string} [all] @param {(number: number) => string} [who] */
+export function parting(data, all = "The members", who = (member) => String(member + 1)) {
   const { parting: found } = data;
   if (found === null) {
-    return data.num_members > 1 ? el("p", { class: "box" }, "The members do not part: all sampled the same tokens.") : null;
+    return data.num_members > 1 ? el("p", { class: "box" }, `${all} sampled the same tokens to the end: they do not part.`) : null;
   }
   const call = `call ${found.turn + 1}`;
   if (found.of === "prompt") {
-    return el("p", { class: "box" }, `The members part in the prompt of ${call}, at token ${found.token + 1}: they were given different text, or not all made this call.`);
+    return el("p", { class: "box" }, `${all} part in the prompt of ${call}, at token ${found.token + 1}: they were given different text, or not all made this call.`);
   }
-  return el("section", { class: "box", "aria-label": "Where the members part" },
+  return el("section", { class: "box", "aria-label": "Where they part" },
     el("h2", {}, `They part at token ${found.token + 1} of ${call}`),
     found.shared.length
-      ? el("p", {}, "All members say ", el("code", {}, `${found.shared.length < found.token ? "…" : ""}${found.shared.join("")}`), ", then:")
+      ? el("p", {}, `${all} say `, el("code", {}, `${found.shared.length < found.token ? "…" : ""}${found.shared.join("")}`), ", then:")
       : el("p", {}, "It is the first token that the model chose:"),
     table("Ways to go on", [th("next token"), th("members"), th("mean reward", true)], found.ways.map((/** @type {any} */ way) => el("tr", {},
       el("td", {}, way.text === null ? el("span", { class: "dim" }, "the reply ends") : el("code", {}, way.text.replaceAll("\n", "↵"))),
-      el("td", {}, way.members.map((/** @type {number} */ member) => member + 1).join(", ")),
+      el("td", {}, way.members.map(who).join(", ")),
       el("td", { class: "num" }, number(way.reward))))));
 }
 
-/** @param {string} run @param {any} member @param {any} parted @param {import("../tokens.js").Colour} colour @param {number} strongest */
-function lane(run, member, parted, colour, strongest) {
+/** Returns the calls of one episode below one another. @param {string} run @param {any} member @param {any} parted
+ * @param {import("../tokens.js").Colour} colour @param {number} strongest @param {string} [name] */
+export function lane(run, member, parted, colour, strongest, name = `member ${member.rollout_index + 1}`) {
   const failed = !/^(ok|truncated)$/.test(member.status);
-  return el("section", { class: "lane", "aria-label": `member ${member.rollout_index + 1}` },
-    el("h3", {}, el("a", { href: link(run, ["episode", member.episode_id], { colour }) }, `member ${member.rollout_index + 1}`),
+  return el("section", { class: "lane", "aria-label": name },
+    el("h3", {}, el("a", { href: link(run, ["episode", member.episode_id], { colour }) }, name),
       el("span", { class: member.is_success ? "good" : failed ? "bad" : null }, `reward ${number(member.reward)}`),
       el("span", { class: failed ? "bad" : "dim" }, member.status)),
     member.turns.length === 0 ? el("p", { class: "dim" }, "The model was not called.") : null,
@@ -77,6 +79,6 @@ function call(turn, parted, colour, strongest) {
   const word = blankWord(turn.sampled, colour);
   return el("div", {},
     given ? el("p", { class: "given" }, given) : null,
-    el("p", { class: "tokens" }, sampledSpans(turn.sampled, colour, strongest, marked)),
+    el("p", { class: "tokens" }, sampledSpans(turn.sampled, turn.turn_index, colour, strongest, marked)),
     word ? el("p", { class: "word" }, word) : null);
 }

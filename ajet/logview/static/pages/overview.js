@@ -36,7 +36,7 @@ export async function show({ run, query, set }) {
   get("changes", { run }).then((changes) => result.replaceChildren(...changed(run, changes, query, set)))
     .catch((error) => result.replaceChildren(el("p", { class: "error" }, error.message)));
   const attempts = el("section", {});
-  get("run", { run }).then((facts) => attempts.replaceChildren(...about(facts)))
+  get("run", { run }).then((facts) => attempts.replaceChildren(...about(run, facts)))
     .catch((error) => attempts.replaceChildren(el("p", { class: "error" }, error.message)));
   const charts = CHARTS.map((kind) => ({ kind, made: drawn(kind, metrics, run) }));
   const absent = charts.filter((each) => each.made === null).map((each) => each.kind.title.toLowerCase());
@@ -131,13 +131,14 @@ function other(names, own, set) {
     own.length ? el("button", { click: () => set({ metric: null }) }, "Without them") : null);
 }
 
-/** @param {any} facts */
-function about(facts) {
+/** @param {string} run @param {any} facts */
+function about(run, facts) {
   const lines = facts.attempts.map((/** @type {string} */ text) => el("li", {}, text));
   return [
     el("h2", {}, "The run"),
     el("p", {}, `${plural(facts.count, "episode")} in `, el("code", {}, facts.folder),
       facts.has_tokenizer ? "" : "; no tokenizer was found: tokens show as ids"),
     lines.length ? el("ol", {}, lines) : null,
+    el("p", {}, el("a", { href: link(run, ["difference"]) }, lines.length > 1 ? "Config and code: the last start beside the one before" : "Config and code beside another start")),
   ].filter((each) => each !== null);
 }

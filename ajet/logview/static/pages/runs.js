@@ -14,7 +14,7 @@ export async function show(_) {
     el("h1", {}, plural(names.length, "run")),
     table("Runs", [
       th("run"), th("steps", true), th("held out, before", true), th("after", true),
-      th("reward, first step", true), th("last step", true), th("warnings", true), th("starts", true),
+      th("reward, first step", true), th("last step", true), th("warnings", true), th("starts", true), th("beside another"),
     ], runs.map(row)),
     el("div", { class: "figures" }, CURVES.map((curve) => together(curve, names, metrics))),
     el("h2", {}, "Where the configs differ"),
@@ -29,7 +29,8 @@ function row(run) {
     el("td", {}, el("a", { href: link(run.name), title: run.folder }, run.name)),
     el("td", { class: "num" }, run.steps),
     [percent(run.before), percent(run.after), short(run.first_reward), short(run.last_reward), run.num_warnings, run.attempts]
-      .map((text) => el("td", { class: "num" }, String(text))));
+      .map((text) => el("td", { class: "num" }, String(text))),
+    el("td", {}, el("a", { href: link(run.name, ["difference"]), "aria-label": `config and code of ${run.name} beside another` }, "config and code")));
 }
 
 /** Returns one curve of all runs that have it.

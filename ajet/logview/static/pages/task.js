@@ -20,12 +20,14 @@ export async function show({ run, path }) {
     el("h1", { class: "text" }, data.query || data.task_id),
     el("p", { class: "dim" }, `task ${data.task_id}  ·  ${plural(data.count, "episode")}`,
       data.count > data.episodes.length ? `, the first ${data.episodes.length} are below` : ""),
-    el("p", {}, el("a", { href: link(run, ["episodes"], { task_id: data.task_id, sort: "-reward" }) }, "as a list")),
-    el("div", { class: "figures" }, figure({ title: "Success over the steps", steps, series })),
+    el("p", { class: "pager" },
+      el("a", { href: link(run, ["compare", data.task_id]) }, "first and last, side by side"),
+      el("a", { href: link(run, ["episodes"], { task_id: data.task_id, sort: "-reward" }) }, "as a list")),
+    el("div", { class: "figures" }, figure({ title: "Success over the steps", isShare: true, steps, series })),
     table("Steps", [th("step", true), th("mode"), th("success", true), th("reward", true), th("episodes")],
       data.steps.map((/** @type {any} */ each) => row(run, each, data.episodes, range))),
   ];
-  return { title: data.query || data.task_id, content, crumbs: [[run, link(run)], [`task ${data.task_id}`, null]], live: true };
+  return { title: data.query || data.task_id, content, crumbs: [[run, link(run)], ["tasks", link(run, ["tasks"])], [`task ${data.task_id}`, null]], live: true };
 }
 
 /** @param {string} run @param {any} each @param {import("../data.js").Row[]} episodes @param {[number, number]} range */

@@ -1,0 +1,75 @@
+"""Implements `ajet score RUN EPISODE`: the probability of its tokens through training."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ajet.cli.options import Overrides, Verbose
+
+
+def score(
+    run: Annotated[Path, typer.Argument(help="The run folder, launcher_record/<experiment>.")],
+    episode: Annotated[str, typer.Argument(help="The episode's id, or how it alone begins.")],
+    overrides: Overrides = None,
+    checkpoints: Annotated[
+        str,
+        typer.Option(help="Steps of kept checkpoints with commas between, or all that are kept."),
+    ] = "all",
+    verbose: Verbose = False,
+) -> None:
+    """Compute the probability of a recorded episode's tokens under the run's kept checkpoints.
+
+    Writes scores/EPISODE.json into the run folder, from which `ajet view` draws the curve of each
+    token. Step 0 is the model that the run began with.
+    """
+    import os
+    from statistics import fmean
+
+    from ajet.backbones.debug.scoring import score_episode
+    from ajet.core.record.atomic_file import writing
+    from ajet.core.record.recorded_run import RecordedRun
+    from ajet.core.record.scores import EpisodeScores, add_scores
+    from ajet.core.record.screen_log import begin_screen_log
+
+    begin_screen_log(verbose)
+    recorded = RecordedRun(run.absolute(), overrides=overrides or [])
+    chosen = _chosen(recorded.folder.path / "checkpoints", checkpoints)
+    with recorded.reader() as reader:
+        record = reader.episode(reader.find(episode))
+    with writing(recorded.folder.scores):  # a folder that cannot be written to is told before
+        recorded.folder.scores.mkdir(exist_ok=True)
+    os.chdir(recorded.current_folder)  # the model's path may be relative
+    found: list[EpisodeScores] = []
+    for scores in score_episode(recorded, record, chosen):
+        logprobs = [each for turn in scores.turns for each in turn]
+        if logprobs:
+            typer.echo(
+                f"step {scores.step}: mean log-probability {fmean(logprobs):.4f} "
+                f"of {len(logprobs)} tokens"
+            )
+        found.append(scores)
+    typer.echo(f"written: {add_scores(recorded.folder, record.row.episode_id, found)}")
+
+
+def _chosen(folder: Path, steps: str) -> list[Path]:
+    """Returns the folders of the checkpoints of these steps, the earliest first."""
+    from ajet.core.errors import ConfigError
+    from ajet.core.update.manifest import REPLACED, candidates, step_of
+
+    kept = {
+        step_of(path): path
+        for path in reversed(candidates(folder))
+        if not path.name.startswith(REPLACED)
+    }
+    if steps == "all":
+        return list(kept.values())
+    wanted = [each.strip() for each in steps.split(",")]
+    absent = [each for each in wanted if not each.isdecimal() or int(each) not in kept]
+    if absent:
+        has = f"those of steps {', '.join(map(str, kept))}" if kept else "none"
+        raise ConfigError(
+            f"--checkpoints {steps}: no checkpoint of step {', '.join(absent)} in {folder}, "
+            f"which has {has}; max_checkpoints_to_keep says how many a run keeps"
+        )
+    return [kept[step] for step in sorted(map(int, wanted))]

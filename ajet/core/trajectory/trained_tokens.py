@@ -1,0 +1,67 @@
+"""What an update computed for the tokens of each turn, for the record; it does not enter training.
+
+    tokens = TrainedTokens()
+    tokens.row("000012-train-0003-01", 0, "ratios", 5)[2:4] = 1.1, 0.9     # 5 sampled tokens
+    tokens.cut("000012-train-0003-01", 0, "high", [2])
+
+Each number is that of the step's first pass over the token, before the optimizer step that the
+token is part of. A number that was not computed is not finite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+NUMBERS = ("policy_logprobs", "entropies", "ratios", "reference_logprobs")
+"""The numbers of a token: its log-probability under the policy, the entropy of the policy there,
+the ratio that the loss used, and the log-probability under the reference."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnNumbers:
+    """Holds the numbers of a turn's sampled tokens: float32 arrays by a name of `NUMBERS`, each
+    with one entry for each token. `cuts` maps the bounds of the loss that acted to the tokens,
+    counted from 0 within the turn, on which they did."""
+
+    numbers: Mapping[str, NDArray[np.float32]]
+    cuts: Mapping[str, Sequence[int]]
+
+
+@dataclass(slots=True)
+class TrainedTokens:
+    """Collects the numbers of a step's tokens by episode and turn."""
+
+    rows: dict[tuple[str, int], dict[str, NDArray[np.float32]]] = field(default_factory=dict)
+    cuts: dict[tuple[str, int], dict[str, list[int]]] = field(default_factory=dict)
+
+    def row(self, episode_id: str, turn: int, name: str, length: int) -> NDArray[np.float32]:
+        """Returns the array of one number over a turn's tokens, to be written to; a new one has no
+        number in it."""
+        rows = self.rows.setdefault((episode_id, turn), {})
+        if name not in rows:
+            rows[name] = np.full(length, np.nan, np.float32)
+        return rows[name]
+
+    def cut(self, episode_id: str, turn: int, name: str, tokens: Iterable[int]) -> None:
+        """Notes the tokens of a turn that a bound acted on."""
+        cuts = self.cuts.setdefault((episode_id, turn), {})
+        cuts[name] = sorted({*cuts.get(name, ()), *tokens})
+
+    def merge(self, other: TrainedTokens) -> None:
+        """Adds the numbers of another part of the tokens."""
+        for (episode_id, turn), rows in other.rows.items():
+            for name, found in rows.items():
+                mine = self.row(episode_id, turn, name, len(found))
+                np.copyto(mine, found, where=np.isfinite(found))
+        for (episode_id, turn), cuts in other.cuts.items():
+            for name, tokens in cuts.items():
+                self.cut(episode_id, turn, name, tokens)
+
+    def turns(self) -> Iterator[tuple[str, int, TurnNumbers]]:
+        """Yields the numbers of each turn that has any, with its episode and its index."""
+        for key, rows in self.rows.items():
+            yield *key, TurnNumbers(rows, self.cuts.get(key, {}))

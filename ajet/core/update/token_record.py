@@ -1,0 +1,73 @@
+"""Writes down what a micro-batch computed for each of its tokens (trajectory/trained_tokens.py).
+
+Everything is taken from tensors that the update has anyway: no pass is added, and none of it goes
+back into the loss.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ajet.core.trajectory.trained_tokens import NUMBERS, TrainedTokens
+from ajet.core.update.layouts.layout import Row
+from ajet.core.update.losses.token_loss import TokenLoss
+
+
+@torch.no_grad()
+def record_tokens(
+    tokens: TrainedTokens,
+    rows: Sequence[Row],
+    numbers: Mapping[str, Tensor],
+    loss: TokenLoss | None,
+    at: Tensor | None,
+) -> None:
+    """Adds the numbers ``[M]`` of the rows' trained tokens, and what the policy loss found for
+    those at the indices `at` (None: for all of them)."""
+    size = sum(len(row.positions) for row in rows)
+    if not size:
+        return
+    found = dict(numbers)
+    cuts: Mapping[str, Tensor] = {}
+    if loss is not None:
+        found["ratios"], cuts = loss.ratio_M, loss.cuts
+    names = [*found, *cuts]
+    columns = [
+        _spread(each, at if name in ("ratios", *cuts) else None, size)
+        for name, each in {**found, **cuts}.items()
+    ]
+    values_KM = torch.stack(columns).cpu().numpy()
+    start = 0
+    for row in rows:
+        stop = start + len(row.positions)
+        _add_row(tokens, row, dict(zip(names, values_KM[:, start:stop], strict=True)))
+        start = stop
+
+
+def _add_row(tokens: TrainedTokens, row: Row, values: Mapping[str, NDArray[np.float32]]) -> None:
+    """Adds the numbers of one row to the turns that its tokens were sampled in."""
+    sampled_at = row.positions + 1
+    for span in row.sample.spans:
+        begin, end = np.searchsorted(sampled_at, (span.start, span.stop))
+        if begin == end:
+            continue
+        within = sampled_at[begin:end] - span.start
+        for name, values_T in values.items():
+            part = values_T[begin:end]
+            if name in NUMBERS:
+                mine = tokens.row(row.episode_id, span.turn_index, name, span.stop - span.start)
+                mine[within] = part
+            elif (acted := part > 0).any():
+                tokens.cut(row.episode_id, span.turn_index, name, within[acted].tolist())
+
+
+def _spread(values: Tensor, at: Tensor | None, size: int) -> Tensor:
+    """Returns the values in float32 at their places among `size` tokens, no number elsewhere."""
+    values = values.detach().to(torch.float32)
+    if at is None:
+        return values
+    spread_M = values.new_full((size,), float("nan"))
+    spread_M[at] = values
+    return spread_M
