@@ -23,6 +23,11 @@ from typing import Any
 from ajet.core.trajectory.trajectory import Group
 
 Z_95 = 1.959963984540054
+T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+T_95 += (2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086)
+T_95 += (2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)
+"""The 97.5 % quantiles of Student's t with 1, 2, … degrees of freedom n. Beyond them they are
+within 0.004 of z + (z^3 + z) / 4n."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,10 @@ class IntervalEstimate:
 
     def __str__(self) -> str:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+    def as_json(self) -> dict[str, float | None]:
+        """Returns plain data; an end that is not known is None."""
+        return _finite(asdict(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +106,17 @@ def mean_over_tasks(values: Sequence[float]) -> IntervalEstimate:
         return IntervalEstimate(math.nan, -math.inf, math.inf)
     mean = fmean(values)
     half = Z_95 * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
+    return IntervalEstimate(mean, mean - half, mean + half)
+
+
+def mean_of_few(values: Sequence[float]) -> IntervalEstimate:
+    """Returns the mean of independent values with Student's t interval, which is infinite for fewer
+    than two."""
+    if len(values) < 2:
+        return mean_over_tasks(values)
+    mean, freedom = fmean(values), len(values) - 1
+    quantile = T_95[freedom - 1] if freedom <= len(T_95) else Z_95 + 2.372 / freedom
+    half = quantile * stdev(values) / math.sqrt(len(values))
     return IntervalEstimate(mean, mean - half, mean + half)
 
 
