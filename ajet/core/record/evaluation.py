@@ -131,13 +131,19 @@ def paired_difference(
     a width where all tasks are alike. With k = 1 it is that of Agresti and Min (2005).
     """
     both = [task for task in wins if task in others]
-    if not both:
-        return IntervalEstimate(math.nan, -1.0, 1.0)
     differences = [fmean(wins[task]) - fmean(others[task]) for task in both]
-    k = min(len(episodes[task]) for task in both for episodes in (wins, others))
+    counts = (len(episodes[task]) for task in both for episodes in (wins, others))
+    return difference_of_shares(differences, min(counts, default=1))
+
+
+def difference_of_shares(differences: Sequence[float], num_trials: float) -> IntervalEstimate:
+    """Returns the mean of differences of shares, one a task, with the interval of
+    `paired_difference`; each share is of `num_trials` independent trials."""
+    if not differences:
+        return IntervalEstimate(math.nan, -1.0, 1.0)
     num = len(differences) + 2
     centre = sum(differences) / num
-    variance = (sum(each**2 for each in differences) + 1 / k) / num - centre**2
+    variance = (sum(each**2 for each in differences) + 1 / num_trials) / num - centre**2
     half = Z_95 * math.sqrt(variance / num)
     return IntervalEstimate(fmean(differences), max(-1.0, centre - half), min(1.0, centre + half))
 
@@ -148,6 +154,12 @@ def pass_at_k(num_episodes: int, num_successes: int, k: int) -> float:
     if not 1 <= k <= num_episodes:
         raise ValueError(f"pass@{k} needs 1 <= k <= {num_episodes} episodes a task")
     return 1.0 - math.comb(num_episodes - num_successes, k) / math.comb(num_episodes, k)
+
+
+def ks_up_to(num_episodes: int) -> list[int]:
+    """Returns the k of the pass@k that are shown: 1, 2, 4, … and the number of episodes."""
+    ks = [2**i for i in range(num_episodes.bit_length()) if 2**i < num_episodes]
+    return [*ks, num_episodes] if num_episodes else []
 
 
 def success_by_task(groups: Sequence[Group]) -> dict[str, float]:
@@ -168,7 +180,6 @@ def evaluate(groups: Sequence[Group]) -> Evaluation:
     num_repeat = max((len(g.trajectories) for g in groups), default=0)
     wins = [_num_successful(group) for group in groups]
     rewards = [fmean(t.reward or 0.0 for t in g.trajectories) for g in groups]
-    ks = [2**i for i in range(num_repeat.bit_length()) if 2**i < num_repeat] + [num_repeat]
     return Evaluation(
         num_tasks=len(groups),
         num_repeat=num_repeat,
@@ -176,8 +187,7 @@ def evaluate(groups: Sequence[Group]) -> Evaluation:
         mean_at_k=mean_over_tasks(rewards),
         pass_at_k={
             k: share_over_tasks([pass_at_k(num_repeat, w, k) for w in wins], num_repeat)
-            for k in ks
-            if k
+            for k in ks_up_to(num_repeat)
         },
         statuses=dict(Counter(str(t.ended_as) for g in groups for t in g.trajectories)),
         success_by_tag=_success_by_tag(groups, num_repeat),
