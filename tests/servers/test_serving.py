@@ -102,7 +102,8 @@ def test_the_router_is_as_patient_as_the_config(config):
 
 def test_a_vllm_server_gets_every_setting(config):
     asked = config(
-        "ajet.rollout.tensor_model_parallel_size=2", "ajet.rollout.max_model_len=777",
+        "ajet.backbone=verl", "ajet.rollout.tensor_model_parallel_size=2",
+        "ajet.rollout.max_model_len=777",
         "ajet.rollout.max_num_seqs=33", "verl.rollout.gpu_memory_utilization=0.4", "ajet.seed=9",
     )  # fmt: skip
     options = {"model_path": "/m", "port": 8100, "python": "py"}

@@ -5,10 +5,12 @@ installed. Stale weights in a server would show where its log-probabilities and 
 same tokens are compared.
 """
 
+import io
 import json
 import os
 import signal
 import sqlite3
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -45,9 +47,25 @@ def served(toy, engine):
     ]
 
 
-def group_of(toy, engine):
-    """The process group of the server, whose leader is its guard."""
-    return int((toy.path / f"logs/{engine}.pid").read_text())
+class Watched(DebugTraining):
+    """Notes the process group of its server, and may kill it before a step."""
+
+    pid_file, kills_before, group = Path(), None, 0
+
+    async def _train_step(self, step):
+        self.group = int(self.pid_file.read_text())  # of the server's guard
+        if step == self.kills_before:
+            os.killpg(self.group, signal.SIGKILL)
+        await super()._train_step(step)
+
+
+@contextmanager
+def watched(toy, engine):
+    settings = config(*served(toy, engine))
+    with open_run(settings, assembly.read_tasks(settings)) as folder:
+        training = Watched(settings, folder, Interrupt(), Console(file=io.StringIO()))
+        training.pid_file = toy.path / f"logs/{engine}.pid"
+        yield training
 
 
 def metrics(toy):
@@ -56,7 +74,8 @@ def metrics(toy):
 
 @pytest.mark.parametrize("engine", ["sglang", pytest.param("vllm", marks=NEEDS_VLLM)])
 def test_a_server_samples_what_is_trained_and_ends_with_the_run(toy, engine):
-    assert train(*served(toy, engine)).steps == STEPS
+    with watched(toy, engine) as training:
+        assert training.fit().steps == STEPS
     steps = metrics(toy)
     assert len(steps) == STEPS and steps[-1]["update/kl"] > 0  # the weights have changed
     for step in steps:
@@ -72,26 +91,14 @@ def test_a_server_samples_what_is_trained_and_ends_with_the_run(toy, engine):
     audit = json.loads(result.stdout)
     assert audit["sound"] is True and audit["sampled"] == audit["trained"]
     assert audit["trained"]["ok"] == sum(step["update/trained_tokens"] for step in steps)
-    assert not until_gone(in_group(group_of(toy, engine)))
-
-
-class LosesItsServer(DebugTraining):
-    """The server is killed before the second step."""
-
-    async def _train_step(self, step):
-        if step == 2:
-            os.killpg(self.group, signal.SIGKILL)
-        await super()._train_step(step)
-        self.group = group_of(self.toy, "sglang")
+    assert not until_gone(in_group(training.group))
 
 
 def test_a_run_whose_server_dies_says_so_and_the_same_command_goes_on(toy):
+    failed = pytest.raises(RunFailed, match="ReplicaDown: inference server")
+    with failed, watched(toy, "sglang") as training:
+        training.kills_before = 2
+        training.fit()
     overrides = served(toy, "sglang")
-    settings = config(*overrides)
-    with open_run(settings, assembly.read_tasks(settings)) as folder:
-        training = LosesItsServer(settings, folder, Interrupt(), Console())
-        training.toy = toy
-        with pytest.raises(RunFailed, match="ReplicaDown: inference server"):
-            training.fit()
     assert train(*overrides).steps == STEPS
     assert [step["step"] for step in metrics(toy)] == [1, 2]
