@@ -218,6 +218,9 @@ class ToolLoop:
         if problem is not None:
             return self._truncated(f"Error: {problem}")
         function = call["function"]
+        recorded = self._tools.recorded_answer(function["name"], call["id"])
+        if recorded is not None:
+            return recorded
         result = await self._tools.call(function["name"], json.loads(function["arguments"]))
         self._counts["tool_errors"] += result.failed
         self._counts["tool_timeouts"] += result.timed_out

@@ -16,7 +16,8 @@ from ajet.backbones.evaluating import EvaluationPlan, Subject, load_subject, mea
 from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig, load_config
 from ajet.reports.evaluation_report import EvaluationReport
-from ajet.reports.suite_report import OtherResult, SuiteReport, SuiteResult
+from ajet.reports.recorded_evaluation import RecordedEvaluation
+from ajet.reports.suite_report import SuiteReport, SuiteResult
 from ajet.suites.registry import CONFIG, find_suite, suite_overrides
 from ajet.suites.suite import Suite
 
@@ -81,33 +82,53 @@ def evaluate_suites(
     """Measures `subject` on each suite. `against` is another model, a checkpoint, or the JSON file
     of an earlier evaluation. `on_notices` is called with a line for each setting without effect."""
     earlier = against is not None and against.endswith(".json")
-    other = OtherResult.read(Path(against)) if against is not None and earlier else None
+    other = None
+    if against is not None and earlier:
+        other = RecordedEvaluation.read(Path(against), "--against")
     plans = _plans(options, subject)
     on_notices(dict.fromkeys(line for _, plan in plans for line in plan.config.notices))
     num_models = 2 if against is not None and other is None else 1
     on_start(num_models * sum(plan.num_episodes for _, plan in plans))
     if against is not None and other is None:
-        compared = replace(options, conf=_config_of_other(options, subject, against))
+        compared = replace(options, conf=_config_of_other(options, [subject], as_subject(against)))
         others = _reports(_plans(compared, as_subject(against)), as_subject(against), on_episode)
-        other = OtherResult.of(others)
+        other = RecordedEvaluation.of(others)
     reports = _reports(plans, subject, on_episode)
     results = [
         SuiteResult(
             suite.name,
             {"about": suite.about, "data": suite.source, "prompting": suite.prompting},
             reports[suite.name],
-            None if other is None else other.wins.get(suite.name, {}),
+            None if other is None else other.wins(suite.name),
         )
         for suite, _ in plans
     ]
     return SuiteReport(results, None if other is None else other.subject)
 
 
-def _config_of_other(options: SuiteOptions, subject: Subject, against: str) -> Path | None:
-    """Returns the config of the model that `subject` is compared with: its run's, or the same one,
-    so that a run's base model is asked in the run's chat template."""
-    own = config_of_run(as_subject(against).checkpoint)
-    return options.conf or own or config_of_run(subject.checkpoint)
+def measure_suites(
+    options: SuiteOptions,
+    subject: Subject,
+    others: Sequence[Subject],
+    *,
+    on_notices: Callable[[Iterable[str]], None],
+    on_start: Callable[[int], None],
+    on_episode: Callable[[], None],
+) -> dict[str, EvaluationReport]:
+    """Measures one of several models that are compared, and returns its reports by suite."""
+    plans = _plans(replace(options, conf=_config_of_other(options, others, subject)), subject)
+    on_notices(dict.fromkeys(line for _, plan in plans for line in plan.config.notices))
+    on_start(sum(plan.num_episodes for _, plan in plans))
+    return _reports(plans, subject, on_episode)
+
+
+def _config_of_other(
+    options: SuiteOptions, subjects: Sequence[Subject], other: Subject
+) -> Path | None:
+    """Returns the config of the model that is compared with `subjects`: its run's, or one of
+    theirs, so that a run's base model is asked in the run's chat template."""
+    checkpoints = [other.checkpoint, *(each.checkpoint for each in subjects)]
+    return options.conf or next(filter(None, map(config_of_run, checkpoints)), None)
 
 
 def _plans(options: SuiteOptions, subject: Subject) -> list[tuple[Suite, EvaluationPlan]]:

@@ -14,6 +14,8 @@ from ajet.cli.options import Overrides, ProjectDir, Verbose
 
 if TYPE_CHECKING:
     from ajet.backbones.evaluating import Subject
+    from ajet.core.config import AjetConfig
+    from ajet.reports.comparison_report import ComparisonReport
     from ajet.reports.evaluation_report import EvaluationReport
     from ajet.reports.suite_report import SuiteReport
 
@@ -36,6 +38,14 @@ def evaluate(
         typer.Option(
             help="Compare with this model or checkpoint on the same tasks, or with the JSON of an "
             "earlier --out. With --suite."
+        ),
+    ] = None,
+    compare: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            metavar="A B",
+            help="Compare two on the same tasks in full: the JSON of an earlier --out, a run "
+            "folder or checkpoint, or a model, each.",
         ),
     ] = None,
     split: Annotated[
@@ -72,7 +82,11 @@ def evaluate(
         typer.Option("-k", min=1, help="Episodes of a task. [ajet.trainer_common.val_pass_n]"),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write the result as JSON here; - prints it alone.")
+        Path | None,
+        typer.Option(
+            help="Write the result as JSON here; - prints it alone. A comparison is written in "
+            "Markdown and HTML beside it."
+        ),
     ] = None,
     project_dir: ProjectDir = None,
     verbose: Verbose = False,
@@ -89,26 +103,36 @@ def evaluate(
         raise typer.BadParameter(f"--out {out}: there is no folder {out.parent}")
     if out is not None and out.is_dir():
         raise typer.BadParameter(f"--out {out}: is a folder; name a file in it")
+    if compare is not None and any(
+        each is not None for each in (checkpoint, model, endpoint, against)
+    ):
+        raise typer.BadParameter("--compare A B names both models; leave the other options out")
     if suite is None and (data is not None or against is not None):
         raise typer.BadParameter("--data and --against go with --suite")
     if suite is not None and split == "training":
         raise typer.BadParameter("--split goes with --conf alone: a benchmark has one split")
-    if suite is None and conf is None:
+    if suite is None and conf is None and compare is None:
         raise typer.BadParameter("give --conf, or a benchmark with --suite")
     from ajet.backbones.evaluating import Subject
 
     subject = Subject(model, checkpoint, endpoint, endpoint_model)
     begin_evaluation(verbose)
+    suites = None
     if suite is not None:
         from ajet.backbones.evaluating_suites import SuiteOptions
+
+        suites = SuiteOptions(suite, data, num_tasks, k or 1, conf, overrides or (), project_dir)
+    if compare is not None:
+        from ajet.cli.eval_compare import run_comparison
+
+        run_comparison(
+            compare, suites, conf, overrides or [], split, num_tasks, k, out, project_dir
+        )
+        return
+    if suites is not None:
         from ajet.cli.eval_suites import run_suites
 
-        run_suites(
-            SuiteOptions(suite, data, num_tasks, k or 1, conf, overrides or (), project_dir),
-            subject,
-            against,
-            out,
-        )
+        run_suites(suites, subject, against, out)
         return
     assert conf is not None
     run_split(conf, overrides or [], subject, split, num_tasks, k, out, project_dir)
@@ -135,15 +159,8 @@ def run_split(
 ) -> None:
     """Measures the subject on a split of the config's own tasks, and shows the report."""
     from ajet.backbones import make_debug_backbone
-    from ajet.cli.notices import show_notices
-    from ajet.cli.preflight import check_classes
-    from ajet.core.config import load_config
 
-    config = load_config(
-        conf, overrides, backbone="debug", project_dir=project_dir, required=subject.required
-    )
-    check_classes(config)
-    show_notices(config.notices)
+    config = loaded_config(conf, overrides, subject, project_dir)
     with episode_progress() as (on_start, on_episode):
         report = make_debug_backbone(config).evaluate(
             subject,
@@ -156,7 +173,25 @@ def run_split(
     show_report(report, out)
 
 
-def show_report(report: EvaluationReport | SuiteReport, out: Path | None) -> None:
+def loaded_config(
+    conf: Path, overrides: list[str], subject: Subject, project_dir: Path | None
+) -> AjetConfig:
+    """Returns the config by which the subject is measured on its own tasks, and shows notices."""
+    from ajet.cli.notices import show_notices
+    from ajet.cli.preflight import check_classes
+    from ajet.core.config import load_config
+
+    config = load_config(
+        conf, overrides, backbone="debug", project_dir=project_dir, required=subject.required
+    )
+    check_classes(config)
+    show_notices(config.notices)
+    return config
+
+
+def show_report(
+    report: EvaluationReport | SuiteReport | ComparisonReport, out: Path | None
+) -> None:
     """Shows the report, and writes it into the JSON file `out` if that is given; ``-`` prints its
     JSON alone."""
     from ajet.core.terminal import Console

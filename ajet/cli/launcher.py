@@ -3,8 +3,9 @@
     ajet --conf X.yaml --backbone debug key=value      trains, as does `ajet train …`
     ajet debug | eval | check | plan | convert |       one file each, loaded when it is asked for
          export | prepare-data | distill-data |
-         view | stop | replay | score | audit |
-         env-check | servers | trace | schema
+         view | stop | replay | fork | score |
+         audit | env-check | servers | trace |
+         schema
 
 Exit codes: 0 done, 1 the user's error in one line, 2 wrong usage, 130 stopped by Ctrl-C, 143 by
 SIGTERM. This module only wires.
@@ -42,6 +43,7 @@ COMMANDS = {
     "stop": "ajet.cli.stop:stop",
     "replay": "ajet.cli.replay:replay",
     "score": "ajet.cli.score:score",
+    "fork": "ajet.cli.fork:fork",
     "audit": "ajet.cli.audit:audit",
     "env-check": "ajet.cli.env_check:env_check",
     "servers": "ajet.cli.servers:servers",

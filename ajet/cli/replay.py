@@ -69,7 +69,7 @@ def replay(
             record,
             config,
             stop_at_departure=stop_at_departure,
-            on_error=_show,
+            on_error=show_error,
             before=begin_debugger(debugger, debugger_port),
         )
     console = Console()
@@ -78,7 +78,7 @@ def replay(
     raise typer.Exit(0 if report.is_same else 1)
 
 
-def _show(error: BaseException) -> None:
+def show_error(error: BaseException) -> None:
     """Prints where the workflow or the judge raised, as the user wrote it."""
     from ajet.core.error_text import one_line, user_traceback
     from ajet.core.redaction import redact

@@ -32,6 +32,7 @@ from ajet.core.record.run_folder import RunFolder
 if TYPE_CHECKING:
     from ajet.core.inference.replica import Replica
     from ajet.core.weight_sync.manifest import SyncReport, WeightSource
+    from ajet.servers.environment import ServerName
     from ajet.servers.serving import ServerSpec
 
 MAX_CALLS = 10_000
@@ -52,6 +53,13 @@ class EngineProcess:
     def __init__(self, import_env: ImportEnv) -> None:
         self._import_env = import_env
         self._outcomes: defaultdict[str, asyncio.Queue[Outcome]] = defaultdict(asyncio.Queue)
+
+    async def check(self, config: AjetConfig, engine: ServerName, on_gpu: bool) -> None:
+        """Raises ConfigError if this process's machine lacks the server."""
+        self._import_env.enter()
+        from ajet.servers.serving import require_engine
+
+        require_engine(config, engine, on_gpu=on_gpu)
 
     async def start(self, config: AjetConfig, name: str, server: ServerSpec | None) -> int:
         """Loads the model, in this process or in a server; returns this process's id."""

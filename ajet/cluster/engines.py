@@ -28,6 +28,7 @@ from ajet.core.inference.routed_endpoint import RoutedEndpoint
 
 if TYPE_CHECKING:
     from ajet.core.weight_sync.manifest import BroadcastSource, SyncReport, WeightSource
+    from ajet.servers.environment import ServerName
     from ajet.servers.serving import ServerSpec
 
 
@@ -49,6 +50,10 @@ class Engines:
         remote = ray.remote(RouterProcess).options(num_cpus=0, max_concurrency=MAX_CALLS)
         self._max_tries = config.ajet.rollout.router.max_tries
         self.router: Any = remote.remote(config, list(options), ImportEnv.of_this_process())
+
+    async def check(self, engine: ServerName, on_gpu: bool) -> None:
+        """Raises ConfigError if the machine of an engine lacks this server."""
+        await self._call(self.router.check.remote(engine, on_gpu))
 
     async def start(self, server: ServerSpec | None = None) -> None:
         """Starts in-process engines, or servers that start as `server` says."""

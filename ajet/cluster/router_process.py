@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from loguru import Message
 
     from ajet.core.weight_sync.manifest import BroadcastSource, SyncReport, WeightSource
+    from ajet.servers.environment import ServerName
     from ajet.servers.serving import ServerSpec
 
 ActorOptions = dict[str, Any]
@@ -47,9 +48,24 @@ class RouterProcess:
         self._import_env = import_env
         self._options = {f"engine {number}": each for number, each in enumerate(options)}
         self._actors: dict[str, Any] = {}
+        self._unstarted: set[str] = set()  # engines whose process is there and has no model yet
         self._pids: dict[str, int] = {}
         self._log_messages: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
         self._is_forwarding = False
+
+    async def check(self, engine: ServerName, on_gpu: bool) -> None:
+        """Makes the engines' processes, and raises ConfigError if the machine of one lacks the
+        server."""
+        self._import_env.enter()
+        for name in self._options.keys() - self._actors.keys():
+            self._actors[name] = self._make_actor(name)
+            self._unstarted.add(name)
+        replicas = [ActorReplica(name, self._actors[name]) for name in self._unstarted]
+        checks = (
+            replica.result_of(self._actors[replica.name].check.remote(self._config, engine, on_gpu))
+            for replica in replicas
+        )
+        await asyncio.gather(*checks)
 
     async def start(self, server: ServerSpec | None) -> list[int]:
         """Starts all engines, each with its model or its server; returns their process ids."""
@@ -64,17 +80,23 @@ class RouterProcess:
         return [self._pids[name] for name in self._options]
 
     async def _spawn(self, name: str) -> ActorReplica:
-        if name in self._actors:  # it may live and hold GPUs that the next one needs
-            ray.kill(self._actors[name])
-        remote = ray.remote(EngineProcess).options(
-            **{"num_cpus": 0, "max_concurrency": MAX_CALLS} | self._options[name]
-        )
-        actor: Any = remote.remote(self._import_env)
-        self._actors[name] = actor
+        if name in self._unstarted:
+            self._unstarted.remove(name)
+        else:
+            if name in self._actors:  # it may live and hold GPUs that the next one needs
+                ray.kill(self._actors[name])
+            self._actors[name] = self._make_actor(name)
+        actor = self._actors[name]
         replica = ActorReplica(name, actor)
         started = actor.start.remote(self._config, name, self._server)
         self._pids[name] = await replica.result_of(started)
         return replica
+
+    def _make_actor(self, name: str) -> Any:
+        remote = ray.remote(EngineProcess).options(
+            **{"num_cpus": 0, "max_concurrency": MAX_CALLS} | self._options[name]
+        )
+        return remote.remote(self._import_env)
 
     async def assign(
         self, request_ids: Sequence[str], done: Sequence[str], left: Sequence[str]

@@ -82,9 +82,12 @@ class RunProcesses:
         )
 
     async def start(self) -> ResumePoint | None:
-        """Starts the processes, the user's code first: a mistake in it is found before a model is
-        loaded. Returns the checkpoint that the run resumes from, which the ranks have loaded."""
+        """Starts the processes, the user's code first: a mistake in it, or a server that an
+        engine's machine lacks, is found before a model is loaded. Returns the checkpoint that the
+        run resumes from, which the ranks have loaded."""
         await self.workers.check()
+        if self._engine != "in_process":
+            await self.engines.check(self._engine, self._on_gpu)
         if self._engine == "in_process":
             self._model, _ = await asyncio.gather(self.trainer.start(), self.engines.start())
         else:

@@ -15,9 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from ajet.core.inference.endpoint import SamplingParams
+from ajet.core.plain_value import plain_text
 from ajet.core.record.atomic_file import write_text_atomically
 from ajet.core.record.evaluation import Evaluation, IntervalEstimate, evaluate
-from ajet.core.trajectory.trajectory import Group
+from ajet.core.trajectory.trajectory import Group, Trajectory
+
+MAX_TEXT = 2000
+"""The longest query, answer or tag that is kept, in characters."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class EvaluationReport:
     sampling: SamplingParams
     seed: int
     seconds: float
-    tasks: dict[str, dict[str, list[Any]]]
+    tasks: dict[str, dict[str, Any]]
     first_prompt: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -42,6 +46,7 @@ class EvaluationReport:
                 "success": [bool(t.is_success) and t.is_valid for t in group.trajectories],
                 "reward": [t.reward for t in group.trajectories],
                 "status": [str(t.ended_as) for t in group.trajectories],
+                **_texts(group),
             }
             for group in groups
         }
@@ -95,6 +100,26 @@ class EvaluationReport:
         table.add_row("episodes", str(figures.num_tasks * k), ended)
         table.add_row("seconds", f"{self.seconds:.1f}", _sampled_how(self.sampling))
         return Lines(Text(title, style="bold"), table)
+
+
+def _texts(group: Group) -> dict[str, Any]:
+    """Returns what a person reads of a task's episodes: its query, its tag where it has one, and
+    the answers."""
+    task = group.trajectories[0].workflow_task.task
+    tag = task.metadata.get("tag")
+    return {
+        "query": plain_text(task.main_query, MAX_TEXT),
+        **({} if tag is None else {"tag": plain_text(tag, MAX_TEXT)}),
+        "answers": [plain_text(_answer(t), MAX_TEXT) for t in group.trajectories],
+    }
+
+
+def _answer(trajectory: Trajectory) -> Any:
+    """Returns what the workflow handed in as `final_answer`, else the last reply."""
+    metadata = {} if trajectory.output is None else trajectory.output.metadata
+    if metadata.get("final_answer"):
+        return metadata["final_answer"]
+    return trajectory.turns[-1].reply.get("content") or "" if trajectory.turns else ""
 
 
 def _cells(estimate: IntervalEstimate) -> tuple[str, str]:

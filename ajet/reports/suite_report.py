@@ -22,47 +22,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ajet.core.errors import ConfigError, DataError
 from ajet.core.record.atomic_file import write_text_atomically
 from ajet.core.record.evaluation import IntervalEstimate, paired_difference
 from ajet.reports.evaluation_report import EvaluationReport
-
-
-@dataclass(frozen=True)
-class OtherResult:
-    """Holds what a model is compared with: another's name, and by suite whether each episode of
-    each task succeeded."""
-
-    subject: str
-    wins: Mapping[str, Mapping[str, Sequence[bool]]]
-
-    @classmethod
-    def of(cls, reports: Mapping[str, EvaluationReport]) -> OtherResult:
-        """Returns the result of reports by suite."""
-        subject = next(iter(reports.values())).subject
-        return cls(subject, {name: each.wins for name, each in reports.items()})
-
-    @classmethod
-    def read(cls, file: Path) -> OtherResult:
-        """Reads a file that `SuiteReport.write` wrote."""
-        try:
-            plain = json.loads(file.read_text(encoding="utf-8"))
-            wins = {suite["name"]: _wins(suite["tasks"]) for suite in plain["suites"]}
-            return cls(str(plain["subject"]), wins)
-        except OSError as error:
-            raise ConfigError(f"--against {file}: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DataError(
-                f"--against {file}: not a result of `ajet eval --suite … --out {file.name}`"
-            ) from error
-
-
-def _wins(tasks: Mapping[str, Any]) -> dict[str, list[bool]]:
-    """Returns the successes in a file; ValueError for a task without an episode."""
-    wins = {str(task): [bool(each) for each in tasks[task]["success"]] for task in tasks}
-    if not all(wins.values()):
-        raise ValueError("a task has no episode")
-    return wins
 
 
 @dataclass(frozen=True)

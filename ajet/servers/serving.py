@@ -58,6 +58,29 @@ def engine_name(config: AjetConfig, *, on_gpu: bool) -> EngineName:
     return server_of_gpus()
 
 
+def engine_of_one_process(config: AjetConfig, *, on_gpu: bool) -> tuple[EngineName, str | None]:
+    """Returns the engine that samples for a trainer of one process: a server if it is installed,
+    else the in-process engine, with a notice if a server was named."""
+    rollout = config.ajet.rollout
+    if rollout.name == "auto":
+        for package in PACKAGES if planned_engine(config, on_gpu=on_gpu) != "in_process" else ():
+            if package.on_gpu and find_server(package.engine, on_gpu=True) is not None:
+                return package.engine, None
+        return "in_process", None
+    if rollout.name == "in_process":
+        return "in_process", None
+    if rollout.server.python is None and find_server(rollout.name, on_gpu=on_gpu) is None:
+        device = "GPUs" if on_gpu else "the CPU"
+        of_engine = (each for each in PACKAGES if each.engine == rollout.name)
+        advice = next((f"; {each.advice}" for each in of_engine if each.on_gpu == on_gpu), "")
+        return "in_process", (
+            f"ajet.rollout.name={rollout.name}: no {rollout.name} for {device} is installed, "
+            f"the in-process engine samples{advice}"
+        )
+    require_engine(config, rollout.name, on_gpu=on_gpu)
+    return rollout.name, None
+
+
 def planned_engine(config: AjetConfig, *, on_gpu: bool) -> EngineName:
     """Returns the engine that samples where every server is installed."""
     name = config.ajet.rollout.name
@@ -97,10 +120,16 @@ def check_server(config: AjetConfig, *, on_gpu: bool) -> EngineName:
     that cannot sample as the config says."""
     engine = engine_name(config, on_gpu=on_gpu)
     if engine != "in_process":
-        server_python(config, engine=engine, on_gpu=on_gpu)
+        require_engine(config, engine, on_gpu=on_gpu)
+    return engine
+
+
+def require_engine(config: AjetConfig, engine: ServerName, *, on_gpu: bool) -> None:
+    """Raises ConfigError if this machine lacks the server, or if it cannot sample as the config
+    says."""
+    server_python(config, engine=engine, on_gpu=on_gpu)
     if engine == "sglang":
         _check_cuts(config)
-    return engine
 
 
 def _check_cuts(config: AjetConfig) -> None:

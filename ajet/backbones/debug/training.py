@@ -1,10 +1,10 @@
-"""A run in one process, whose engine shares the policy's weights.
+"""A run in one process, whose engine shares the policy's weights or is one server (sampling.py).
 
     each step: tasks -> episodes -> judge -> rewards, KL, values -> advantages -> update -> publish
                -> record
 
-Nothing depends on timing (the engine works in waves, seeds are derived from paths), so a run that
-is killed at any moment and resumed from its last checkpoint ends with the weights of an
+Nothing depends on timing (the in-process engine works in waves, seeds are derived from paths), so a
+run that is killed at any moment and resumed from its last checkpoint ends with the weights of an
 uninterrupted one, bit for bit.
 
 Not covered: several processes or devices.
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ajet import assembly
+from ajet.backbones.debug.sampling import chosen_engine, make_sampling
 from ajet.backbones.local_run import begin_local_run
 from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
@@ -35,15 +36,17 @@ class DebugTraining:
         self.folder = folder
         tasks = assembly.read_tasks(config)
         assembly.set_threads(config)
+        engine = chosen_engine(config)
         loaded = assembly.load_policy_model(config)
         template = assembly.make_template(loaded)
         self.learner = assembly.make_learner(config, loaded)
-        self.engine = assembly.make_engine(config, loaded, template)
+        self.sampling = make_sampling(config, folder, engine, loaded, self.learner, template)
+        endpoint = self.sampling.endpoint
         self.gateway = assembly.make_gateway(config)
         shared = {"judge": make_judge(config), "gateway": self.gateway}
-        runner = assembly.make_runner(config, self.engine, template, mode="train", **shared)
-        self.validator = assembly.make_runner(config, self.engine, template, mode="eval", **shared)
-        self.run, self.checkpoints, resume_point = begin_local_run(
+        runner = assembly.make_runner(config, endpoint, template, mode="train", **shared)
+        self.validator = assembly.make_runner(config, endpoint, template, mode="eval", **shared)
+        self.run, self.checkpoints, _ = begin_local_run(
             config,
             folder,
             tasks,
@@ -54,8 +57,6 @@ class DebugTraining:
             interrupt=interrupt,
             console=console,
         )
-        if resume_point is not None:
-            self.engine.publish(resume_point.step)
         self.batches = self.run.batches(runner)
 
     def fit(self) -> RunSummary:
@@ -66,6 +67,7 @@ class DebugTraining:
 
     async def _train(self) -> None:
         try:
+            await self.sampling.start(self.run.state.step)
             await self._validate_if_due()
             for step in self.run.steps_left():
                 await self._train_step(step)
@@ -77,14 +79,14 @@ class DebugTraining:
             raise
         finally:
             self.gateway.close()
-            await self.engine.close()
+            await self.sampling.close()
 
     async def _validate_if_due(self) -> None:
         """Validates if it is due. What the engine cached of it is dropped: a cached prefix rounds
         otherwise than a computed one, and a run trains the same weights with and without
         validation, also where it is resumed behind one."""
         if await self.run.validate_if_due(self.validator, self._cross_entropy):
-            self.engine.publish(self.run.state.step)
+            await self.sampling.empty_cache()
 
     async def _cross_entropy(self, groups: Sequence[Group]) -> float:
         return self.learner.cross_entropy(groups)
@@ -93,10 +95,11 @@ class DebugTraining:
         """Trains one step: the algorithm."""
         rollout = await self.batches.rollout_step(step)
         self.run.rollout_done(step, rollout)
+        await self.sampling.sleep()
         scored = self.learner.score(rollout.groups)
         batch = self.learner.make_batch(scored)
         metrics = self.learner.update(step, batch, on_progress=self.run.progress.fraction)
-        self.engine.publish(step)
+        metrics |= await self.sampling.publish(step)
         self.run.record_step(step, rollout, batch, metrics)
 
     async def _save(self, step: int, run: dict[str, Any]) -> None:

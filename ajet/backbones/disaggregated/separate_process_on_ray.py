@@ -30,6 +30,7 @@ from ajet.core.run.resume_point import find_resume_point
 from ajet.core.terminal import Console
 from ajet.core.trajectory.trajectory import Group
 from ajet.core.weight_sync.folder import FolderSource
+from ajet.servers.environment import ServerName
 from ajet.servers.serving import EngineName, ServerSpec, engine_name
 
 
@@ -88,6 +89,7 @@ class TrainerOnRay(TrainingAttempt):
 class StartableEngines(Protocol):
     """The methods of `Engines` that are used here."""
 
+    async def check(self, engine: ServerName, on_gpu: bool) -> None: ...
     async def start(self, server: ServerSpec | None = None) -> None: ...
     async def load(self, source: FolderSource) -> object: ...
 
@@ -104,10 +106,13 @@ class ExplorerEngines:
         self._is_started = False
 
     async def start(self) -> None:
-        """Starts the engines that can start without weights."""
+        """Starts the engines that can start without weights. Raises ConfigError if an engine's
+        machine lacks the server."""
         if self._engine == "in_process":
             await self._engines.start()
             self._is_started = True
+        else:
+            await self._engines.check(self._engine, self._on_gpu)
 
     async def load(self, source: FolderSource) -> object:
         """Loads these weights into the engines; starts servers first if they do not run yet."""

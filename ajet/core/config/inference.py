@@ -8,7 +8,6 @@ from ajet.core.config.section import NoEffect, Section
 
 IN_PROCESS = ("debug",)
 ONE_ENGINE = NoEffect("there is one engine, in process", on=IN_PROCESS)
-NO_SERVER = NoEffect("the in-process engine serves the model", on=IN_PROCESS)
 
 
 class RouterConfig(Section):
@@ -34,11 +33,11 @@ class RouterConfig(Section):
 class InferenceServerConfig(Section):
     """Configures vLLM and SGLang servers."""
 
-    python: Annotated[str | None, NO_SERVER] = Field(
+    python: str | None = Field(
         default=None,
         description="The Python that has the server installed; null is that of `ajet servers "
         "install`, or the one that runs ajet.",
     )
-    start_timeout_s: Annotated[float, NO_SERVER] = Field(
+    start_timeout_s: float = Field(
         default=900.0, gt=0, description="Seconds until a server that is not healthy is an error."
     )

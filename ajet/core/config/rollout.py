@@ -151,13 +151,10 @@ class RolloutConfig(Section):
     agent_modules: list[str] = Field(
         default=[], description="Files or modules that @register agents which rows name."
     )
-    name: Annotated[
-        Literal["auto", "in_process", "vllm", "sglang"],
-        NoEffect("the in-process engine serves the model", on=IN_PROCESS, also_off=("in_process",)),
-    ] = Field(
+    name: Literal["auto", "in_process", "vllm", "sglang"] = Field(
         default="auto",
         description="Who samples: in_process, vllm or sglang; auto is in_process on CPU, on GPUs "
-        "the server that is installed.",
+        "the server that is installed. Backbone debug takes in_process where there is none.",
     )
     router: RouterConfig = Field(
         default=RouterConfig(), description="How requests find an inference engine."
@@ -284,9 +281,9 @@ class RolloutConfig(Section):
         "list(range(0,8)); null leaves the choice.",
     )
     agent: AgentConfig = Field(default=AgentConfig(), description="Processes that run agents.")
-    max_num_seqs: Annotated[
-        int, NoEffect("the in-process engine sizes its own batches", on=IN_PROCESS)
-    ] = Field(default=10, ge=1, description="Sequences that an inference server runs at once.")
+    max_num_seqs: int = Field(
+        default=10, ge=1, description="Sequences that an inference server runs at once."
+    )
     enable_oversample: bool = Field(
         default=False,
         description="Run more tasks than needed and keep the groups whose rewards vary most.",

@@ -23,6 +23,11 @@ from typing import Any
 from ajet.core.trajectory.trajectory import Group
 
 Z_95 = 1.959963984540054
+T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+T_95 += (2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086)
+T_95 += (2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)
+"""The 97.5 % quantiles of Student's t with 1, 2, … degrees of freedom n. Beyond them they are
+within 0.004 of z + (z^3 + z) / 4n."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,10 @@ class IntervalEstimate:
 
     def __str__(self) -> str:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+    def as_json(self) -> dict[str, float | None]:
+        """Returns plain data; an end that is not known is None."""
+        return _finite(asdict(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +109,17 @@ def mean_over_tasks(values: Sequence[float]) -> IntervalEstimate:
     return IntervalEstimate(mean, mean - half, mean + half)
 
 
+def mean_of_few(values: Sequence[float]) -> IntervalEstimate:
+    """Returns the mean of independent values with Student's t interval, which is infinite for fewer
+    than two."""
+    if len(values) < 2:
+        return mean_over_tasks(values)
+    mean, freedom = fmean(values), len(values) - 1
+    quantile = T_95[freedom - 1] if freedom <= len(T_95) else Z_95 + 2.372 / freedom
+    half = quantile * stdev(values) / math.sqrt(len(values))
+    return IntervalEstimate(mean, mean - half, mean + half)
+
+
 def paired_difference(
     wins: Mapping[str, Sequence[bool]], others: Mapping[str, Sequence[bool]]
 ) -> IntervalEstimate:
@@ -111,13 +131,19 @@ def paired_difference(
     a width where all tasks are alike. With k = 1 it is that of Agresti and Min (2005).
     """
     both = [task for task in wins if task in others]
-    if not both:
-        return IntervalEstimate(math.nan, -1.0, 1.0)
     differences = [fmean(wins[task]) - fmean(others[task]) for task in both]
-    k = min(len(episodes[task]) for task in both for episodes in (wins, others))
+    counts = (len(episodes[task]) for task in both for episodes in (wins, others))
+    return difference_of_shares(differences, min(counts, default=1))
+
+
+def difference_of_shares(differences: Sequence[float], num_trials: float) -> IntervalEstimate:
+    """Returns the mean of differences of shares, one a task, with the interval of
+    `paired_difference`; each share is of `num_trials` independent trials."""
+    if not differences:
+        return IntervalEstimate(math.nan, -1.0, 1.0)
     num = len(differences) + 2
     centre = sum(differences) / num
-    variance = (sum(each**2 for each in differences) + 1 / k) / num - centre**2
+    variance = (sum(each**2 for each in differences) + 1 / num_trials) / num - centre**2
     half = Z_95 * math.sqrt(variance / num)
     return IntervalEstimate(fmean(differences), max(-1.0, centre - half), min(1.0, centre + half))
 
@@ -128,6 +154,12 @@ def pass_at_k(num_episodes: int, num_successes: int, k: int) -> float:
     if not 1 <= k <= num_episodes:
         raise ValueError(f"pass@{k} needs 1 <= k <= {num_episodes} episodes a task")
     return 1.0 - math.comb(num_episodes - num_successes, k) / math.comb(num_episodes, k)
+
+
+def ks_up_to(num_episodes: int) -> list[int]:
+    """Returns the k of the pass@k that are shown: 1, 2, 4, … and the number of episodes."""
+    ks = [2**i for i in range(num_episodes.bit_length()) if 2**i < num_episodes]
+    return [*ks, num_episodes] if num_episodes else []
 
 
 def success_by_task(groups: Sequence[Group]) -> dict[str, float]:
@@ -148,7 +180,6 @@ def evaluate(groups: Sequence[Group]) -> Evaluation:
     num_repeat = max((len(g.trajectories) for g in groups), default=0)
     wins = [_num_successful(group) for group in groups]
     rewards = [fmean(t.reward or 0.0 for t in g.trajectories) for g in groups]
-    ks = [2**i for i in range(num_repeat.bit_length()) if 2**i < num_repeat] + [num_repeat]
     return Evaluation(
         num_tasks=len(groups),
         num_repeat=num_repeat,
@@ -156,8 +187,7 @@ def evaluate(groups: Sequence[Group]) -> Evaluation:
         mean_at_k=mean_over_tasks(rewards),
         pass_at_k={
             k: share_over_tasks([pass_at_k(num_repeat, w, k) for w in wins], num_repeat)
-            for k in ks
-            if k
+            for k in ks_up_to(num_repeat)
         },
         statuses=dict(Counter(str(t.ended_as) for g in groups for t in g.trajectories)),
         success_by_tag=_success_by_tag(groups, num_repeat),

@@ -14,6 +14,7 @@
     ├── run_id             the id of this run's rows in a database of several runs
     ├── tensorboard/       scalars
     ├── weights/           its newest weights, where explorer and trainer are two commands
+    ├── forks/             {episode}-turn-{K}/: `ajet fork` (fork_folder.py)
     ├── bench.jsonl        each checkpoint on the held-out tasks (trinity.mode bench)
     ├── tokenizer/         the model's tokenizer, so that ids can be read later
     ├── judge_replies.sqlite   replies of a judging model; auto_grader*: the rubrics it made
@@ -189,6 +190,10 @@ class RunFolder:
     @property
     def episodes_db(self) -> Path:
         return self.path / "episodes.sqlite"
+
+    @property
+    def forks(self) -> Path:
+        return self.path / "forks"
 
     @property
     def tensorboard(self) -> Path:

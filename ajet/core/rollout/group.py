@@ -32,6 +32,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from ajet.core.errors import ConfigError
+from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.judge.judge import BaseJudge, GroupJudge
 from ajet.core.judge.verdict import Verdict, group_verdicts
 from ajet.core.rollout.admission import Admission, AdmittedEpisodes, Slot
@@ -155,11 +156,16 @@ class GroupRunner:
             self._has_trained = has_trained_agent(groups)
         return groups
 
-    async def rerun(self, plan: WorkflowTask) -> Trajectory:
+    async def rerun(
+        self, plan: WorkflowTask, slot: Slot | None = None, sampling: SamplingParams | None = None
+    ) -> Trajectory:
         """Runs one episode again from its plan. A group judge sees it alone."""
         judging = GroupJudging(self.judge, self, self.limits, group_size=1)
         trajectory = await self.executor.run(
-            plan, Slot(plan.episode_id), judge_in_group=judging.judge_member if self.judge else None
+            plan,
+            slot or Slot(plan.episode_id),
+            sampling=sampling,
+            judge_in_group=judging.judge_member if self.judge else None,
         )
         return plain_trajectory(trajectory)
 

@@ -72,13 +72,14 @@ HONOURED = {
     "interchange_server.interchange_server_port": 7,
     "rollout.enable_oversample": True, "rollout.group_size_redundancy": 7,
     "rollout.compute_madness_checklist": ["nonsense", "wrong_toolcall"],
+    "rollout.max_num_seqs": 7, "rollout.name": "vllm",
     "rollout.agent_madness_termination": False, "rollout.agent_madness_reward": 0.5,
     "context_tracker.check_drift": "all", "context_tracker.detect_timeline_snap": True,
 }  # fmt: skip
 NOTICED = {
     "rollout.multi_turn.max_sample_per_task": 7,
     "rollout.multi_turn.expected_steps": 7, "rollout.tensor_model_parallel_size": 7,
-    "rollout.n_vllm_engine": 7, "rollout.max_num_seqs": 7, "rollout.name": "vllm",
+    "rollout.n_vllm_engine": 7,
     "context_tracker.timeline_merging_policy.timeline_compare_level": "text",
     "context_tracker.timeline_merging_policy.ignore_tools": False,
     "task_judge.rubrics_auto_grader.training_judge_strategy": "s", "debug.debug_vllm_port": 7,

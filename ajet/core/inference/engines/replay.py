@@ -89,17 +89,22 @@ class ReplayEngine(ModelEndpoint):
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
         """Returns the recorded completion, even if the prompt differs."""
-        request = ReplayedCall(tuple(prompt_ids), sampling.max_tokens)
         if self.stopped:
             await asyncio.sleep(0)  # an agent that retries for ever must not block the loop
             raise ReplayStopped("the replay is over")
+        return await self.completion_of(self.match(prompt_ids, sampling.max_tokens))
+
+    def match(self, prompt_ids: Sequence[int], max_tokens: int) -> ReplayedCall:
+        """Returns the call with the recorded one that it is matched with. Raises `ReplayStopped`
+        where none is left."""
+        request = ReplayedCall(tuple(prompt_ids), max_tokens)
         if not self._remaining:
             self.calls.append(request)
             if self._overflow is not None:
                 raise ContextOverflow(self._overflow)
             self.ended.set()
             raise ReplayStopped(f"the run recorded {len(self._recorded)} calls of this episode")
-        index = self._match(request.prompt_ids)
+        index = self._nearest(request.prompt_ids)
         self._remaining.remove(index)
         completion = replace(self._recorded[index].completion, prompt_ids=request.prompt_ids)
         recorded_prompt_ids = self._recorded[index].completion.prompt_ids
@@ -113,10 +118,16 @@ class ReplayEngine(ModelEndpoint):
         if self._stops_at_departure and (call.departs_at is not None or call.exceeds_max_tokens):
             self.ended.set()
             raise ReplayStopped("the prompt departs from the recorded one")
-        await self._wait_for_turn(index)
-        return completion
+        return call
 
-    def _match(self, prompt_ids: tuple[int, ...]) -> int:
+    async def completion_of(self, call: ReplayedCall) -> Completion:
+        """Returns the recorded completion of a call that `match` has returned, when the calls that
+        ended before it in the record have ended."""
+        assert call.recorded is not None and call.completion is not None
+        await self._wait_for_turn(call.recorded)
+        return call.completion
+
+    def _nearest(self, prompt_ids: tuple[int, ...]) -> int:
         """Returns the index of the next recorded call. Of several that were in flight together it
         takes the one whose prompt has the longest common prefix."""
         next_end = min(self._recorded[index].ended_s for index in self._remaining)

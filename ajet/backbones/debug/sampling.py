@@ -1,0 +1,206 @@
+"""What samples on backbone debug: the engine that shares the policy's weights, or one server.
+
+    shared     the in-process engine: new weights are there as soon as they are published
+    server     vLLM or SGLang in a process of its own: weights reach it through files in shared
+               memory, as on backbone verl; during an update it frees its memory on a GPU
+
+`rollout.name` chooses; on a GPU `auto` takes a server that is installed. Without one the in-process
+engine samples, and a line says so where a server was named. Not covered: several servers, or one
+that is replaced when it ends (backbones verl and trinity); runs with a server are not bit-identical
+when they are resumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+from loguru import logger
+
+from ajet import assembly
+from ajet.cluster.weight_store import make_weight_store, remove_weight_store
+from ajet.core.config import AjetConfig
+from ajet.core.errors import ModelError
+from ajet.core.inference.endpoint import Completion, ModelEndpoint, SamplingParams
+from ajet.core.inference.replica import ReplicaDown
+from ajet.core.model.load import resolve_device
+from ajet.core.model.save import model_files
+from ajet.core.record.run_folder import RunFolder, shown_path
+from ajet.core.weight_sync.folder import WeightFolder
+from ajet.servers.serving import EngineName, ServerSpec, engine_of_one_process, start_server
+
+if TYPE_CHECKING:
+    from ajet.core.inference.chat_template import ChatTemplate
+    from ajet.core.inference.engines.in_process import InProcessEngine
+    from ajet.core.inference.replica import Replica
+    from ajet.core.learning.learner import Learner
+    from ajet.core.model.load import LoadedModel
+    from ajet.servers.environment import ServerName
+
+SERVER = "inference server"
+
+
+class Sampling(Protocol):
+    """Describes what the training loop does with the engine."""
+
+    @property
+    def endpoint(self) -> ModelEndpoint: ...
+
+    async def start(self, version: int) -> None:
+        """Makes it ready to sample with the policy's weights, which are of this version."""
+        ...
+
+    async def sleep(self) -> None:
+        """Frees memory for the update, until the next `publish`."""
+        ...
+
+    async def publish(self, version: int) -> dict[str, float]:
+        """Brings it the policy's weights of this version; returns metrics of that."""
+        ...
+
+    async def empty_cache(self) -> None:
+        """Forgets every cached prefix."""
+        ...
+
+    async def close(self) -> None:
+        """Ends it; requests under way fail."""
+        ...
+
+
+class SharedSampling:
+    """The in-process engine over the policy's own weights, which change in place."""
+
+    def __init__(self, engine: InProcessEngine) -> None:
+        self.endpoint = engine
+
+    async def start(self, version: int) -> None:
+        if version:
+            self.endpoint.publish(version)
+
+    async def sleep(self) -> None:
+        """Does nothing: the engine keeps its cache's memory."""
+
+    async def publish(self, version: int) -> dict[str, float]:
+        self.endpoint.publish(version)
+        return {}
+
+    async def empty_cache(self) -> None:
+        self.endpoint.publish(self.endpoint.policy_version)
+
+    async def close(self) -> None:
+        await self.endpoint.close()
+
+
+class ServedEndpoint(ModelEndpoint):
+    """Sends requests to the replica of a server that has started."""
+
+    replica: Replica
+
+    async def generate(
+        self, prompt_ids: list[int], sampling: SamplingParams, request_id: str
+    ) -> Completion:
+        return await self.replica.generate(prompt_ids, sampling, request_id)
+
+    def abort(self, request_id: str) -> None:
+        self.replica.abort(request_id)
+
+    def leave(self, episode_id: str) -> None:
+        self.replica.leave(episode_id)
+
+
+class ServerSampling:
+    """One server, which is started with the policy's weights and ended with the run."""
+
+    def __init__(
+        self,
+        config: AjetConfig,
+        folder: RunFolder,
+        engine: ServerName,
+        loaded: LoadedModel,
+        learner: Learner,
+        template: ChatTemplate,
+    ) -> None:
+        self.endpoint = ServedEndpoint()
+        self._config, self._policy = config, learner.policy
+        self._engine: ServerName = engine
+        self._ends = template.stop_token_ids
+        self._log = folder.logs / f"{engine}.log"
+        self._root = make_weight_store(folder.path, in_memory=True)
+        self._weights = WeightFolder.of_model(self._root, model_files(loaded))
+        self._is_started = False
+
+    async def start(self, version: int) -> None:
+        """Starts the server and waits until it is healthy."""
+        on_gpu = self._policy.device.type == "cuda"
+        weights = self._weights.write(version, self._policy.weights())
+        spec = ServerSpec(self._engine, on_gpu, weights, self._ends)
+        logger.info(f"starting {self._engine}; it writes into {shown_path(self._log)}")
+        with self._told():
+            self.endpoint.replica = await start_server(
+                self._config, spec, name=SERVER, log_path=self._log
+            )
+        self._is_started = True
+
+    async def sleep(self) -> None:
+        with self._told():
+            await self.endpoint.replica.sleep()
+
+    async def publish(self, version: int) -> dict[str, float]:
+        """Wakes the server and has it load the weights from files, which are checked."""
+        replica = self.endpoint.replica
+        weights = self._weights.write(version, self._policy.weights())
+        with self._told():
+            await replica.wake()
+            report = await replica.load_weights(weights, version)
+            await replica.resume()
+        return {"sync/seconds": report.seconds, "sync/bytes": float(report.num_bytes)}
+
+    async def empty_cache(self) -> None:
+        with self._told():
+            await self.endpoint.replica.empty_cache()
+
+    async def close(self) -> None:
+        try:
+            if self._is_started:
+                await self.endpoint.replica.close()
+        finally:
+            remove_weight_store(self._root)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Turns the end of the server into one line. A `ModelError`, since the policy may be ahead
+        of the run's last whole step: nothing is saved."""
+        try:
+            yield
+        except ReplicaDown as down:
+            raise ModelError(
+                f"{down}; see {shown_path(self._log)}. The same command goes on from the last "
+                "checkpoint"
+            ) from down
+
+
+def chosen_engine(config: AjetConfig) -> EngineName:
+    """Returns what the config names and this machine has, before a model is loaded. A run that
+    samples nothing has no server."""
+    if not config.samples:
+        return "in_process"
+    on_gpu = resolve_device(config.ajet.model.device).type == "cuda"
+    engine, notice = engine_of_one_process(config, on_gpu=on_gpu)
+    if notice is not None:
+        logger.warning(notice)
+    return engine
+
+
+def make_sampling(
+    config: AjetConfig,
+    folder: RunFolder,
+    engine: EngineName,
+    loaded: LoadedModel,
+    learner: Learner,
+    template: ChatTemplate,
+) -> Sampling:
+    """Makes the engine over the learner's policy; a server is not started yet."""
+    if engine == "in_process":
+        return SharedSampling(assembly.make_engine(config, loaded, template))
+    return ServerSampling(config, folder, engine, loaded, learner, template)

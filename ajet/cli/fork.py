@@ -1,0 +1,84 @@
+"""Implements `ajet fork RUN EPISODE --turn K`: what if it had acted otherwise here?"""
+
+import contextlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ajet.cli.options import Overrides, ProjectDir, Verbose
+
+
+def fork(
+    run: Annotated[Path, typer.Argument(help="The run folder, launcher_record/<experiment>.")],
+    episode: Annotated[str, typer.Argument(help="The episode's id, or how it alone begins.")],
+    turn: Annotated[
+        int, typer.Option(help="The first call of the model that is sampled anew, from 0.")
+    ],
+    overrides: Overrides = None,
+    num_forks: Annotated[int, typer.Option("-n", min=1, help="How many continuations.")] = 8,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(help="A checkpoint's folder, or a run folder. [the run's newest]"),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A model as it is, in the place of a checkpoint.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, help="[that of the run's training]")
+    ] = None,
+    run_tools: Annotated[
+        bool,
+        typer.Option(
+            "--run-tools",
+            help="Call tools again before the turn, in the place of their recorded answers.",
+        ),
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the table as JSON here too; - prints it alone.")
+    ] = None,
+    project_dir: ProjectDir = None,
+    verbose: Verbose = False,
+) -> None:
+    """Go on from one turn of a recorded episode in other ways, and show what becomes of each.
+
+    Up to the turn the episode is run again with its recorded replies, and must be the same in
+    every prompt id and state. The mean over the forks is the value of the turn.
+    """
+    if checkpoint is not None and model is not None:
+        raise typer.BadParameter("give one of --checkpoint and --model")
+    from ajet.backbones.debug.forking import fork_episode
+    from ajet.backbones.evaluating import Subject
+    from ajet.cli.eval import begin_evaluation
+    from ajet.cli.preflight import check_classes
+    from ajet.cli.replay import show_error
+    from ajet.core.record.recorded_run import RecordedRun
+    from ajet.core.terminal import Console
+
+    begin_evaluation(verbose)
+    recorded = RecordedRun(run, project_dir, overrides or [])
+    with recorded.reader() as reader:
+        record = reader.episode(reader.find(episode))
+    recorded.require_complete_config()
+    given = checkpoint is not None or model is not None
+    subject = Subject(model, checkpoint.absolute() if checkpoint else None) if given else None
+    with contextlib.chdir(recorded.current_folder):
+        check_classes(recorded.config)
+        report = fork_episode(
+            recorded,
+            record,
+            recorded.config,
+            turn,
+            num_forks,
+            subject=subject,
+            temperature=temperature,
+            runs_tools=run_tools,
+            on_error=show_error,
+        )
+    if out == Path("-"):
+        typer.echo(report.as_json(), nl=False)
+        return
+    Console().print(report.shown(), soft_wrap=True)
+    if out is not None:
+        report.write(out)
+        typer.echo(f"written: {out}")

@@ -1,0 +1,100 @@
+"""Writes the forks of an episode: a folder in the run folder that reads like a run's.
+
+    launcher_record/{experiment}/forks/{episode}-turn-{K}/     a second one: -2, …
+    ├── episodes.sqlite    one group: the original, then its forks
+    ├── fork.json          the table of `ajet fork`
+    ├── config.yaml, origin.json
+    └── tokenizer          a link to the run's
+
+So `ajet view`, `ajet replay` and `ajet audit` take it. Nothing else of the run folder is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ajet.core.record.atomic_file import writing
+from ajet.core.record.episode_reader import EpisodeRecord, TurnRecord
+from ajet.core.record.episode_store import EpisodeStore
+from ajet.core.record.run_folder import RunFolder
+from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
+from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
+from ajet.core.trajectory.turn import Turn
+
+if TYPE_CHECKING:
+    from ajet.core.config import AjetConfig
+    from ajet.core.record.recorded_run import RecordedRun
+
+
+def write_forks(
+    run: RecordedRun, config: AjetConfig, members: Sequence[Trajectory], name: str
+) -> Path:
+    """Writes the original and its forks as a group into a new folder, and returns it. Members are
+    numbered in their order, since all have the number of the original."""
+    folder = RunFolder(_new_folder(run.folder.forks, name))
+    folder.save_config(config)
+    run.origin.write(folder.origin_json)
+    with writing(folder.tokenizer):
+        folder.tokenizer.symlink_to(Path("..") / ".." / run.folder.tokenizer.name)
+    plan = members[0].workflow_task
+    numbered = tuple(
+        replace(each, workflow_task=replace(each.workflow_task, rollout_index=number))
+        for number, each in enumerate(members)
+    )
+    with EpisodeStore(folder.episodes_db) as store:
+        store.write(plan.step, [Group(plan.group_id, numbered, plan.task)])
+    return folder.path
+
+
+def recorded_trajectory(record: EpisodeRecord, plan: WorkflowTask) -> Trajectory:
+    """Returns the trajectory of a recorded episode. Its advantages, and what a selection made of
+    it, are left out."""
+    row, ended_as = record.row, EpisodeStatus(record.ended_as)
+    is_whole = row.reward is not None or record.metadata or record.log_metrics
+    output = WorkflowOutput(metadata=record.metadata, log_metrics=record.log_metrics)
+    return Trajectory(
+        plan,
+        tuple(map(_turn, record.turns)),
+        ended_as,
+        output=output if is_whole else None,
+        reward=row.reward,
+        is_success=row.is_success,
+        reward_breakdown=record.reward_breakdown,
+        error=row.error,
+        timings=record.timings,
+    )
+
+
+def _turn(turn: TurnRecord) -> Turn:
+    return Turn(
+        completion=turn.completion,
+        messages=turn.messages,
+        tools=turn.tools,
+        reply=turn.reply,
+        agent_name=turn.agent_name,
+        target_tag=turn.target_tag,
+        trainable=turn.trainable,
+        reward=turn.reward,
+        state_key=turn.state_key,
+        started_s=turn.started_s,
+        ended_s=turn.ended_s,
+        notes=turn.notes,
+    )
+
+
+def _new_folder(parent: Path, name: str) -> Path:
+    """Makes a folder of this name, or with a number behind it where there is one."""
+    with writing(parent):
+        parent.mkdir(exist_ok=True)
+        for number in count(1):
+            folder = parent / (name if number == 1 else f"{name}-{number}")
+            try:
+                folder.mkdir()
+            except FileExistsError:
+                continue
+            return folder
+    raise AssertionError("count() has no end")

@@ -1,0 +1,69 @@
+"""Holds an evaluation for comparison with another: of one split, or of several benchmarks.
+
+RecordedEvaluation.read(Path("before.json"), "--compare")     what `ajet eval … --out` wrote
+RecordedEvaluation.of({"gsm8k": report, …})                   what has just been measured
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ajet.core.errors import ConfigError, DataError
+from ajet.core.record.comparison import PlayedTask, Tasks
+from ajet.reports.evaluation_report import EvaluationReport
+
+
+@dataclass(frozen=True)
+class RecordedEvaluation:
+    """Holds a model's name and, by split or benchmark, its tasks and how replies were sampled."""
+
+    subject: str
+    parts: Mapping[str, Tasks]
+    sampling: Mapping[str, Mapping[str, Any]]
+
+    @classmethod
+    def of(cls, reports: Mapping[str, EvaluationReport]) -> RecordedEvaluation:
+        """Returns the evaluation of reports by split or benchmark."""
+        subject = next(iter(reports.values())).subject
+        return cls._from_plain(subject, {name: each.as_plain() for name, each in reports.items()})
+
+    @classmethod
+    def read(cls, file: Path, option: str) -> RecordedEvaluation:
+        """Reads a file that `ajet eval --out` wrote; `option` named it."""
+        try:
+            plain = json.loads(file.read_text(encoding="utf-8"))
+            suites = plain["suites"] if "suites" in plain else [plain | {"name": plain["split"]}]
+            return cls._from_plain(str(plain["subject"]), {str(s["name"]): s for s in suites})
+        except OSError as error:
+            raise ConfigError(f"{option} {file}: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(
+                f"{option} {file}: not a result of `ajet eval … --out {file.name}`"
+            ) from error
+
+    @classmethod
+    def _from_plain(cls, subject: str, plain: Mapping[str, Any]) -> RecordedEvaluation:
+        parts = {name: _tasks(part["tasks"]) for name, part in plain.items()}
+        return cls(subject, parts, {name: part.get("sampling", {}) for name, part in plain.items()})
+
+    def wins(self, name: str) -> dict[str, list[bool]]:
+        """Returns whether each episode of each task of a part succeeded."""
+        return {task: list(played.success) for task, played in self.parts.get(name, {}).items()}
+
+
+def _tasks(plain: Mapping[str, Any]) -> dict[str, PlayedTask]:
+    return {
+        str(task): PlayedTask(
+            success=[bool(each) for each in row["success"]],
+            reward=[None if each is None else float(each) for each in row["reward"]],
+            status=list(map(str, row["status"])),
+            query=str(row.get("query", "")),
+            tag=None if row.get("tag") is None else str(row["tag"]),
+            answers=list(map(str, row.get("answers", ()))),
+        )
+        for task, row in plain.items()
+    }
