@@ -79,7 +79,16 @@ class RunProcesses:
             broadcast_width=width,
             threads=[placement.threads_of(each) for each in placement.trainer],
             has_engines=self._has_engines,
+            sends_adapters=self._sends_adapters(),
         )
+
+    def _sends_adapters(self) -> bool:
+        """True if the engines can add the run's adapters to their weights themselves."""
+        if not self._has_engines or not self._config.ajet.trainer_common.lora.rank:
+            return False
+        if self._engine == "sglang":
+            logger.info("LoRA: an SGLang server gets all weights, with the adapters added")
+        return self._engine != "sglang"
 
     async def start(self) -> ResumePoint | None:
         """Starts the processes, the user's code first: a mistake in it is found before a model is
@@ -97,7 +106,7 @@ class RunProcesses:
         return point
 
     async def _start_servers(self, engine: ServerName, version: int) -> None:
-        weights = await self.trainer.write(version)
+        weights = await self.trainer.write_model(version)
         ends = self._model.end_token_ids
         await self.engines.start(ServerSpec(engine, self._on_gpu, weights, ends))
 

@@ -39,10 +39,13 @@ if TYPE_CHECKING:
 
     from ajet.core.trajectory.sample import TrainingSample
     from ajet.core.trajectory.samples import TokenAdvantages
+    from ajet.core.weight_sync.adapters import Adapters
     from ajet.core.weight_sync.broadcast import BroadcastReceiver
     from ajet.core.weight_sync.folder import FolderSource
 
 ActorOptions = dict[str, Any]
+ADAPTERS = "adapters"
+"""The folder, in that of the weights, of adapters that travel alone."""
 PROGRESS_INTERVAL_S = 0.5
 PROGRESS_GROUP = "progress"
 """The name of the concurrency group, and so of the thread, that answers while a rank trains."""
@@ -115,10 +118,12 @@ class TrainerRank:
         ranks = join_ranks(config, self._rank, self._size, host=host, port=port)
         loaded = assembly.load_learning_model(config, ranks)
         template = assembly.make_template(loaded)
-        self._folder = self._sender = None
+        self._folder = self._adapter_folder = self._sender = None
+        self._adapters: Adapters | None = None
         if self._rank == 0 and weights_root is not None:
             # The files are read from the model before it is sharded.
             self._folder = WeightFolder.of_model(weights_root, model_files(loaded))
+            self._adapter_folder = WeightFolder(weights_root / ADAPTERS, keep=1)
         if self._rank == 0 and broadcast_width is not None:
             backend = "nccl" if resolve_device(config.ajet.model.device).type == "cuda" else "gloo"
             self._sender = BroadcastSender(host, backend=backend, width=broadcast_width)
@@ -127,6 +132,15 @@ class TrainerRank:
         self._checkpoints = LearnerCheckpoints(self._learner, loaded, keep=keep, ranks=ranks)
         model = ModelInfo(loaded.name, loaded.tokenizer, template.stop_token_ids)
         return model, os.getpid(), torch.get_num_threads()
+
+    def send_adapters_alone(self) -> str | None:
+        """Has the engines get adapters alone from now on; returns the reason in one line where they
+        cannot, and then they get all weights."""
+        found = self._learner.policy.describe_adapters()
+        if isinstance(found, str):
+            return found
+        self._adapters = found
+        return None
 
     def load(self, checkpoint: Path) -> None:
         """Loads a checkpoint."""
@@ -154,15 +168,28 @@ class TrainerRank:
     def _set_progress(self, done: float) -> None:
         self._done = done
 
+    def write_model(self, version: int) -> FolderSource | None:
+        """Writes the model that servers start from: all weights, or the base if adapters travel
+        alone. Rank 0 returns the folder."""
+        weights = self._learner.policy.weights(is_base=self._adapters is not None)
+        return self._folder.write(version, weights) if self._folder else _gather(weights)
+
     def write(self, version: int) -> FolderSource | None:
         """Writes the weights for the engines; rank 0 returns the folder."""
-        weights = self._learner.policy.weights()
-        return self._folder.write(version, weights) if self._folder else _gather(weights)
+        if self._adapters is None:
+            return self.write_model(version)
+        weights = self._learner.policy.adapter_weights()
+        if self._adapter_folder is None:
+            return _gather(weights)
+        return self._adapter_folder.write(version, weights, self._adapters)
 
     def snapshot(self, version: int) -> None:
         """Stores a copy of the weights to broadcast, on rank 0."""
-        weights = self._learner.policy.weights()
-        return self._sender.snapshot(version, weights) if self._sender else _gather(weights)
+        policy = self._learner.policy
+        weights = policy.weights() if self._adapters is None else policy.adapter_weights()
+        if self._sender is None:
+            return _gather(weights)
+        return self._sender.snapshot(version, weights, self._adapters)
 
     def receivers(self, version: int, number: int) -> list[BroadcastReceiver]:
         """Returns a receiver of the stored copy for each of `number` engines; rank 0 only."""
@@ -222,13 +249,15 @@ class TrainerGroup:
         broadcast_width: int | None = None,
         threads: Sequence[int | None] = (),
         has_engines: bool = True,
+        sends_adapters: bool = False,
     ) -> None:
         """Weights are broadcast to engines of `broadcast_width` workers, or written below
         `weights_root` if that is None, or stay where they are if no engine needs them. `threads`
-        are the CPU threads of each rank; None leaves torch's choice."""
+        are the CPU threads of each rank; None leaves torch's choice. With `sends_adapters` engines
+        get adapters alone, if those can be added by the engines."""
         self._config = config
         self._weights_root, self._broadcast_width = weights_root, broadcast_width
-        self._has_engines = has_engines
+        self._has_engines, self._sends_adapters = has_engines, sends_adapters
         import_env = ImportEnv.of_this_process()
         untyped: Any = ray.remote
         remote = untyped(concurrency_groups={PROGRESS_GROUP: 1})(TrainerRank)
@@ -256,6 +285,11 @@ class TrainerGroup:
         self.pids = [pid for _, pid, _ in started]
         threads = ", ".join(str(own) for _, _, own in started)
         logger.info(f"CPU threads of the trainer ranks: {threads}")
+        if self._sends_adapters:
+            reason = (await self._all("send_adapters_alone"))[0]
+            self._sends_adapters = reason is None
+            with_what = "adapters alone" if reason is None else f"all weights ({reason})"
+            logger.info(f"LoRA: the engines get {with_what}")
         return started[0][0]
 
     async def load(self, checkpoint: Path) -> None:
@@ -302,6 +336,14 @@ class TrainerGroup:
             self._published = (await self._all("write", version))[0]
         assert self._published is not None
         return self._published
+
+    async def write_model(self, version: int) -> FolderSource:
+        """Writes the model that servers start from below `weights_root`."""
+        found = (await self._all("write_model", version))[0]
+        assert found is not None
+        if not self._sends_adapters:
+            self._published = found
+        return found
 
     async def check(self) -> None:
         """Raises ProcessLost if a rank is lost."""

@@ -157,6 +157,8 @@ class SglangReplica(ServerReplica):
 
     async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
         """Loads weights from a folder, or from this process's memory on the same device."""
+        if source.adapters is not None:
+            raise WeightsError(f"{self.name}: an SGLang server takes no adapters alone")
         if not isinstance(source, LiveSource):
             return await super().load_weights(source, version)
         async with self.paused():

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ajet.core.rendezvous import listen
+from ajet.core.weight_sync.adapters import Adapters
 from ajet.core.weight_sync.group import Backend, BroadcastGroup, GroupError, first_line
 from ajet.core.weight_sync.manifest import Manifest, SyncReport, TensorInfo, WeightsError
 
@@ -50,6 +51,7 @@ class BroadcastReceiver:
     backend: Backend = "gloo"
     timeout_s: float = TIMEOUT_S
     width: int = 1
+    adapters: Adapters | None = None
 
     @property
     def can_be_read_again(self) -> bool:
@@ -89,13 +91,20 @@ class BroadcastSender:
         self.timeout_s = timeout_s
         self._address, self._width = address, width
         self._version: int | None = None
+        self._adapters: Adapters | None = None
         self._copy: dict[str, Tensor] = {}
         self._pending: tuple[Any, int] | None = None
 
-    def snapshot(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Copies the weights to CPU memory, so that the trainer can go on changing them."""
+    def snapshot(
+        self,
+        version: int,
+        tensors: Iterable[tuple[str, Tensor]],
+        adapters: Adapters | None = None,
+    ) -> None:
+        """Copies the weights to CPU memory, so that the trainer can go on changing them. `adapters`
+        describes them if they are adapters alone."""
         self._copy = {name: t.detach().to("cpu", copy=True) for name, t in tensors}
-        self._version = version
+        self._version, self._adapters = version, adapters
 
     def receivers(self, version: int, number: int) -> list[BroadcastReceiver]:
         """Returns `number` receivers, which may begin to receive before `send` is called."""
@@ -116,6 +125,7 @@ class BroadcastSender:
                 self.backend,
                 self.timeout_s,
                 self._width,
+                self._adapters,
             )
             for rank in range(1, size, self._width)
         ]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ajet.core.weight_sync.adapters import Adapters
 from ajet.core.weight_sync.manifest import TensorInfo
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class LiveSource:
 
     version: int
     weights: Callable[[], Iterable[tuple[str, Tensor]]]
+    adapters: Adapters | None = None
 
     @property
     def can_be_read_again(self) -> bool:

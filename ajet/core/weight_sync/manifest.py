@@ -16,6 +16,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from ajet.core.errors import ModelError
+from ajet.core.weight_sync.adapters import Adapters
 from ajet.core.weight_sync.checksum import combined_checksum, tensor_checksum
 
 if TYPE_CHECKING:
@@ -112,6 +113,11 @@ class WeightSource(Protocol):
     @property
     def can_be_read_again(self) -> bool:
         """Tells whether `tensors` can be called twice; a broadcast can be received only once."""
+        ...
+
+    @property
+    def adapters(self) -> Adapters | None:
+        """Describes the tensors if they are adapters alone."""
         ...
 
     def tensors(self) -> Generator[tuple[TensorInfo, Tensor], None, None]:

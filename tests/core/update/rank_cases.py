@@ -36,6 +36,9 @@ from ajet.core.update.settings import (
     UpdateSettings,
 )
 from ajet.core.update.shards import copy_tensor, full_tensor
+from ajet.core.weight_sync.adapters import Adapters
+from ajet.core.weight_sync.live import LiveSource
+from ajet.core.weight_sync.load import BaseWeights, load_weights
 
 # AdamW divides by sqrt(v) + eps: with its usual eps, a gradient that is rounding alone, which the
 # order of additions changes, would make a step of the size of lr.
@@ -180,7 +183,17 @@ def run_policy(case: Case, ranks: Ranks) -> dict[str, Any]:
     if policy.reference is not None:
         out["reference"] = np.concatenate(policy.reference_scores(samples))
     published = {n: t.clone() for n, t in policy.weights()}
+    if case.settings.get("lora"):
+        out["alone"] = with_adapters_alone(case.new_model(), policy)
     return out | {"tensors": whole(policy), "published": published}
+
+
+def with_adapters_alone(engine: torch.nn.Module, policy: Policy) -> dict[str, torch.Tensor]:
+    """What an engine with the base weights makes of the adapters."""
+    adapters = policy.describe_adapters()
+    assert isinstance(adapters, Adapters)
+    load_weights(engine, LiveSource(1, policy.adapter_weights, adapters), base=BaseWeights())
+    return {name: weight.detach() for name, weight in engine.named_parameters()}
 
 
 def run_critic(case: Case, ranks: Ranks) -> dict[str, Any]:

@@ -155,6 +155,16 @@ def test_every_rank_reports_the_same(four):
             assert np.array_equal(first["scores"], other["scores"])
 
 
+@pytest.mark.parametrize(
+    "name", [name for name, case in CASES.items() if case.settings.get("lora")]
+)
+def test_adapters_of_two_ranks_give_an_engine_the_bits_of_all_weights(name, two):
+    for found in two[name]:
+        assert found["alone"].keys() == found["published"].keys()
+        for weight, expected in found["published"].items():
+            assert torch.equal(found["alone"][weight], expected), weight
+
+
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_gradient_of_nan_on_one_rank_skips_the_step_on_all(size, two, four):
     assert nan_on_one(ONE_RANK)["metrics"][0]["nonfinite_steps"] == 1
