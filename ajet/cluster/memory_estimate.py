@@ -233,7 +233,8 @@ class NodeMemoryInputs:
     engines: int = 1
     workers: int = 1
     weight_bytes: int = 2
-    in_shared_memory: bool = True
+    weight_versions: int = WEIGHT_VERSIONS
+    """Those in shared memory at once."""
 
 
 @dataclass(frozen=True)
@@ -265,8 +266,10 @@ def node_memory(
         MemoryPart("offloaded", inputs.ranks * offloaded_memory(shape, trainer), "param_offload"),
         MemoryPart(
             "/dev/shm",
-            WEIGHT_VERSIONS * whole if inputs.in_shared_memory else 0.0,
-            f"{WEIGHT_VERSIONS} versions of the weights on their way to engines",
+            inputs.weight_versions * whole,
+            f"{inputs.weight_versions} versions of the weights on their way to engines"
+            if inputs.weight_versions > 1
+            else "the weights that servers begin with",
         ),
     ]
     copies = 1 + (trainer.has_reference and not trainer.lora_rank)

@@ -11,7 +11,8 @@
     abort, pause     `/abort_request`: the sampled tokens come back
     weights          `/update_weights_from_disk` from a folder, `/update_weights_from_tensor` from
                      memory of the same device, within a session (`/begin_weight_update`,
-                     `/end_weight_update`) from 0.5.21 on; `/flush_cache`
+                     `/end_weight_update`) from 0.5.21 on; `/flush_cache`. This process is the
+                     receiver of a broadcast, and gives the server handles of what has come
     sleep            `/release_memory_occupation`, `/resume_memory_occupation`
 
 SGLang before 0.5.10 lets a stranger run code in it, so it is refused. `servers/sglang.py` starts
@@ -21,7 +22,7 @@ servers. SGLang needs CUDA: on a CPU this file is tested against a fake server w
 SGLang computes checksums over its own layout, so they differ from ours. They are only compared with
 each other: equal weights must have equal checksums there, and different weights different ones.
 
-Not covered: stop strings (the recorder cuts there), weights by broadcast.
+Not covered: stop strings (the recorder cuts there).
 """
 
 from __future__ import annotations
@@ -39,7 +40,6 @@ from loguru import logger
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import Completion, SamplingParams
 from ajet.core.weight_sync.folder import FolderSource
-from ajet.core.weight_sync.live import LiveSource
 from ajet.core.weight_sync.manifest import Manifest, SyncReport, WeightsError, WeightSource
 from ajet.servers.environment import server_package, version_numbers
 from ajet.servers.process import ServerProcess
@@ -156,10 +156,11 @@ class SglangReplica(ServerReplica):
         await self._resume_memory(set(self._asleep))
 
     async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
-        """Loads weights from a folder, or from this process's memory on the same device."""
+        """Loads weights from a folder; or tensors that this process has, or receives from a
+        broadcast, on the server's device."""
         if source.adapters is not None:
             raise WeightsError(f"{self.name}: an SGLang server takes no adapters alone")
-        if not isinstance(source, LiveSource):
+        if isinstance(source, FolderSource):
             return await super().load_weights(source, version)
         async with self.paused():
             report = await self._send_tensors(source)
@@ -179,7 +180,7 @@ class SglangReplica(ServerReplica):
         await self.send_empty_cache()
         return await self._verified_report(manifest, started)
 
-    async def _send_tensors(self, source: LiveSource) -> SyncReport:
+    async def _send_tensors(self, source: WeightSource) -> SyncReport:
         started = time.perf_counter()
         await self._resume_memory({"weights"} & self._asleep)
         infos = []

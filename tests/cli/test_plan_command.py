@@ -47,7 +47,7 @@ def test_a_plan_shows_placement_memory_and_times(conf):
     shown = " ".join(result.stdout.split())
     assert "MFU of the update" in shown and "weight sync" in shown and "products" in shown
     assert shown.endswith(  # 8 ranks load 7B and its reference; 12 bytes a parameter, three times
-        "ok: by these estimates it fits the GPUs; a node needs 263 GiB of CPU memory and 28 "
+        "ok: by these estimates it fits the GPUs; a node needs 263 GiB of CPU memory and 14 "
         "in /dev/shm, and 255 GiB of disk, which was not compared (--host-memory)"
     )
     assert not Path("launcher_record").exists()

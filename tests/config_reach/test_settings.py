@@ -87,7 +87,7 @@ def settings_of(config: AjetConfig) -> dict[str, Any]:
         "server": ServerSettings.from_config(config, **asked),
         "server.python": server_python(config, engine="sglang", on_gpu=True),
         "engine": engine_name(config, on_gpu=True),
-        "weights": sync_method(config, placed, "in_process")[0],
+        "weights": sync_method(config, placed)[0],
         "request": request,
         "selections": selections(config),
         "plan.total_steps": BatchPlan(config, 96, 10).total_steps,

@@ -84,7 +84,10 @@ def published_bytes(rank):
 
 @pytest.mark.parametrize(
     ("method", "lora"),
-    [("nccl", 0), ("checkpoint", 0), ("memory", 0), ("nccl", 2), ("memory", 2)],
+    [
+        *[("nccl", 0), ("checkpoint", 0), ("memory", 0), ("ipc", 0)],
+        *[("nccl", 2), ("memory", 2), ("ipc", 2)],
+    ],
 )
 def test_weights_travel_as_asked_and_an_engine_that_is_replaced_gets_those_of_the_day(
     toy, method, lora, monkeypatch
@@ -92,7 +95,8 @@ def test_weights_travel_as_asked_and_an_engine_that_is_replaced_gets_those_of_th
     from ajet.cluster.engines import Engines
     from ajet.cluster.trainer_group import TrainerGroup
 
-    publish, load, sources, killed = TrainerGroup.publish, Engines.load, [], []
+    way = "wake" if method == "ipc" else "load"  # where trainer and engines take turns
+    publish, load, sources, killed = TrainerGroup.publish, getattr(Engines, way), [], []
 
     async def telling_publish(self, version):
         sources.append(await publish(self, version))
@@ -106,10 +110,12 @@ def test_weights_travel_as_asked_and_an_engine_that_is_replaced_gets_those_of_th
         return report
 
     monkeypatch.setattr(TrainerGroup, "publish", telling_publish)
-    monkeypatch.setattr(Engines, "load", load_and_kill)
+    monkeypatch.setattr(Engines, way, load_and_kill)
+    turns = ["trinity.mode=colocate", "ajet.trainer_common.n_trainer_ranks=2"]
     train_trinity(
         [
             *SETTINGS,
+            *(turns if method == "ipc" else []),
             "ajet.trainer_common.total_training_steps=3",
             f"ajet.trainer_common.optim.lr={1e-2 if lora else 1e-3}",
             f"ajet.trainer_common.lora.rank={lora}",
@@ -119,8 +125,10 @@ def test_weights_travel_as_asked_and_an_engine_that_is_replaced_gets_those_of_th
         ],
         num_engines=1,
     )
-    kinds = {"nccl": "Broadcast", "checkpoint": "FolderSource", "memory": "FolderSource"}
-    assert {type(source).__name__ for source in sources} == {kinds[method]} and len(killed) == 1
+    kinds = {"nccl": "Broadcast", "ipc": "Handover"}
+    assert {type(source).__name__ for source in sources} == {
+        kinds.get(method, "FolderSource")
+    } and len(killed) == 1
     if method == "checkpoint":
         assert all(str(source.path).startswith(str(toy.path)) for source in sources)
     assert ages(toy) == [0] * 3 * EPISODES  # tokens carry the version that their engine has

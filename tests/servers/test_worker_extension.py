@@ -202,7 +202,7 @@ def test_a_broadcast_of_another_version_is_one_line(worker, tmp_path):
 
 
 def damaged(worker, tmp_path, sent, adapters=None):
-    """What the worker reports of a broadcast whose last tensor has another number than was meant."""
+    """What the worker reports of a broadcast whose last tensor is not what its header says."""
     model = WeightFolder(tmp_path / "model").write(0, {"weight": torch.ones(3, 2)}.items())
     store = open_store("127.0.0.1", 2, 30)
     meeting = {"size": 2, "backend": "gloo", "timeout_s": 30}

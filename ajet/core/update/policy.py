@@ -185,8 +185,8 @@ class Policy:
         return PolicyState(tensors, counters)
 
     def weights(self, *, is_base: bool = False) -> Iterator[tuple[str, Tensor]]:
-        """Yields all weights for an engine (engine_weights.py), without adapters with `is_base`; all
-        ranks must iterate together.
+        """Yields all weights for an engine (engine_weights.py); with `is_base`, without adapters.
+        All ranks must iterate together.
 
         After the last one the update's unused GPU memory is released, because an engine on that GPU
         may be about to wake.

@@ -60,9 +60,7 @@ class Adapters:
             raise AdaptersError(f"{unknown[0]} is no adapter of this run")
         for name in self.scalings:
             if name not in base:
-                raise AdaptersError(
-                    f"the model has no tensor {name} for the adapter to be added to"
-                )
+                raise AdaptersError(f"the model has no tensor {name} to add the adapter to")
             of_a, of_b, own = sent[name + FACTOR_A], sent[name + FACTOR_B], base[name]
             if of_a[:1] != of_b[1:] or (*of_b[:1], *of_a[1:]) != own:
                 raise AdaptersError(

@@ -22,7 +22,7 @@ from ajet.core.weight_sync.checksum import combined_checksum, tensor_checksum
 if TYPE_CHECKING:
     from torch import Tensor
 
-SyncMethod = Literal["checkpoint", "memory", "nccl"]
+SyncMethod = Literal["checkpoint", "memory", "nccl", "ipc"]
 MAX_NAMED = 3
 
 
@@ -129,14 +129,14 @@ class WeightSource(Protocol):
 class BroadcastSource(Protocol):
     """Gives the weights of one version to several receivers at once.
 
-    The sender must know their number in advance. It can send the weights again.
+    The sender must know them in advance. It can send the weights again.
     """
 
     @property
     def version(self) -> int: ...
 
-    async def make_sources(self, number: int) -> Sequence[WeightSource]:
-        """Returns a source for each of `number` receivers, all of which must read theirs now."""
+    async def make_sources(self, names: Sequence[str]) -> Sequence[WeightSource]:
+        """Returns a source for each receiver, by its name; all must read theirs now."""
         ...
 
 

@@ -63,7 +63,7 @@ def test_adapters_of_a_weight_that_the_model_lacks_are_one_line(tmp_path):
     sent = {name.replace("weight", "other"): tensor for name, tensor in SENT.items()}
     adapters = replace(adapters_of(model), scalings={"other": 1.0})
     source = WeightFolder(tmp_path).write(4, sent.items(), adapters)
-    with pytest.raises(WeightsError, match="the model has no tensor other for the adapter"):
+    with pytest.raises(WeightsError, match="the model has no tensor other to add the adapter to"):
         load_weights(model, source, base=BaseWeights())
 
 
