@@ -31,8 +31,8 @@ import asyncio
 import base64
 import io
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Generator
+from contextlib import asynccontextmanager, closing
 from typing import TYPE_CHECKING, Any
 
 from loguru import logger
@@ -40,7 +40,14 @@ from loguru import logger
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import Completion, SamplingParams
 from ajet.core.weight_sync.folder import FolderSource
-from ajet.core.weight_sync.manifest import Manifest, SyncReport, WeightsError, WeightSource
+from ajet.core.weight_sync.load import check_tensor
+from ajet.core.weight_sync.manifest import (
+    Manifest,
+    SyncReport,
+    TensorInfo,
+    WeightsError,
+    WeightSource,
+)
 from ajet.servers.environment import server_package, version_numbers
 from ajet.servers.process import ServerProcess
 from ajet.servers.replica import LOAD_S, ServedModel, ServerReplica
@@ -184,18 +191,19 @@ class SglangReplica(ServerReplica):
         started = time.perf_counter()
         await self._resume_memory({"weights"} & self._asleep)
         infos = []
-        bucket_iterator = buckets(source)
         async with self._update_session():
-            # In a thread: `next` computes the checksums.
-            while bucket := await asyncio.to_thread(next, bucket_iterator, None):
-                infos += [info for info, _ in bucket]
-                data = serialized_tensors([(info.name, tensor) for info, tensor in bucket])
-                body = {
-                    "serialized_named_tensors": [data] * self._num_workers,
-                    "flush_cache": False,
-                    "weight_version": str(source.version),
-                }
-                await self._load("/update_weights_from_tensor", body)
+            with closing(buckets(source)) as bucket_iterator:
+                # In a thread: `next` receives tensors and computes their checksums.
+                while bucket := await asyncio.to_thread(next, bucket_iterator, None):
+                    infos += [info for info, _ in bucket]
+                    data = serialized_tensors([(info.name, tensor) for info, tensor in bucket])
+                    body = {
+                        "serialized_named_tensors": [data] * self._num_workers,
+                        "flush_cache": False,
+                        "weight_version": str(source.version),
+                    }
+                    await self._load("/update_weights_from_tensor", body)
+        release_unused_memory()
         await self.send_empty_cache()
         return await self._verified_report(Manifest(source.version, tuple(infos)), started)
 
@@ -325,18 +333,31 @@ def request_body(
     return body | {"return_sampling_mask": True} if has_cut(sampling) else body
 
 
-def buckets(source: WeightSource) -> Iterator[list[tuple[Any, Tensor]]]:
-    """Yields the tensors in lists of about BUCKET_BYTES; each list is sent in one request."""
-    bucket: list[tuple[Any, Tensor]] = []
+def buckets(source: WeightSource) -> Generator[list[tuple[TensorInfo, Tensor]], None, None]:
+    """Yields the tensors in lists of about BUCKET_BYTES; each list is sent in one request. Those
+    that come from another process are checked."""
+    bucket: list[tuple[TensorInfo, Tensor]] = []
     size = 0
-    for info, tensor in source.tensors():
-        if bucket and size + info.num_bytes > BUCKET_BYTES:
-            yield bucket
-            bucket, size = [], 0
-        bucket.append((info, tensor))
-        size += info.num_bytes
+    where = f"weights of version {source.version} (the server may hold a mixture)"
+    with closing(source.tensors()) as incoming:
+        for info, tensor in incoming:
+            if not source.can_be_read_again:
+                check_tensor(info, tensor, tensor, where)
+            if bucket and size + info.num_bytes > BUCKET_BYTES:
+                yield bucket
+                bucket, size = [], 0
+            bucket.append((info, tensor))
+            size += info.num_bytes
     if bucket:
         yield bucket
+
+
+def release_unused_memory() -> None:
+    """Gives memory of the GPU that this process no longer uses to the server beside it."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def serialized_tensors(tensors: list[tuple[str, Tensor]]) -> str:

@@ -111,11 +111,10 @@ def test_weights_travel_as_asked_and_an_engine_that_is_replaced_gets_those_of_th
 
     monkeypatch.setattr(TrainerGroup, "publish", telling_publish)
     monkeypatch.setattr(Engines, way, load_and_kill)
-    turns = ["trinity.mode=colocate", "ajet.trainer_common.n_trainer_ranks=2"]
     train_trinity(
         [
             *SETTINGS,
-            *(turns if method == "ipc" else []),
+            *(["trinity.mode=colocate"] if method == "ipc" else []),
             "ajet.trainer_common.total_training_steps=3",
             f"ajet.trainer_common.optim.lr={1e-2 if lora else 1e-3}",
             f"ajet.trainer_common.lora.rank={lora}",
@@ -124,6 +123,7 @@ def test_weights_travel_as_asked_and_an_engine_that_is_replaced_gets_those_of_th
             f"trinity.synchronizer.sync_method={method}",
         ],
         num_engines=1,
+        num_ranks=2 if method == "ipc" else 1,
     )
     kinds = {"nccl": "Broadcast", "ipc": "Handover"}
     assert {type(source).__name__ for source in sources} == {
