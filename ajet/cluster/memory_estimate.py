@@ -233,14 +233,16 @@ class NodeMemoryInputs:
     engines: int = 1
     workers: int = 1
     weight_bytes: int = 2
+    reads_model: bool = True
+    """True on the node of trainer rank 0."""
     weight_versions: int = WEIGHT_VERSIONS
     """Those in shared memory at once."""
 
 
 @dataclass(frozen=True)
 class NodeMemory:
-    """Holds the parts of a node's CPU memory: what is there while the run trains, and what ranks
-    load at its start instead."""
+    """Holds the parts of a node's CPU memory: what is there while the run trains, and what rank 0
+    loads at its start instead."""
 
     running: list[MemoryPart]
     loading: MemoryPart
@@ -259,8 +261,8 @@ class NodeMemory:
 def node_memory(
     shape: ModelShape, trainer: TrainerMemoryInputs, inputs: NodeMemoryInputs
 ) -> NodeMemory:
-    """Estimates the CPU memory of one node: while it trains, and before, while each rank has the
-    whole model, and the reference's copy of it, that it is about to shard."""
+    """Estimates the CPU memory of one node: while it trains, and before, while rank 0 has the whole
+    model, and the reference's copy of it, that it is about to shard among all."""
     whole = inputs.weight_bytes * shape.parameters / GIB
     running = [
         MemoryPart("offloaded", inputs.ranks * offloaded_memory(shape, trainer), "param_offload"),
@@ -275,8 +277,8 @@ def node_memory(
     copies = 1 + (trainer.has_reference and not trainer.lora_rank)
     loading = MemoryPart(
         "loading",
-        inputs.ranks * copies * whole,
-        f"at the start: the model{' and its reference' * (copies - 1)} whole in each rank",
+        inputs.reads_model * copies * whole,
+        f"at the start: the model{' and its reference' * (copies - 1)} whole in rank 0",
     )
     counts = f"{inputs.ranks} ranks, {inputs.engines} engines, {inputs.workers} workers"
     gib = PROCESS_GIB * (inputs.ranks + inputs.engines) + WORKER_GIB * inputs.workers

@@ -96,6 +96,7 @@ class ClusterPlan:
             engines=engines,
             workers=workers,
             weight_bytes=self.engine_inputs.value_bytes,
+            reads_model=any(each.bundle == bundle for each in placement.trainer[:1]),
             weight_versions=self._versions_in_memory,
         )
         return node_memory(self.shape, self.trainer_inputs, inputs)

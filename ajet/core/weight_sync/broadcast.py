@@ -5,9 +5,12 @@
                sender.send()                          shapes, header, tensor, header, tensor, … end
     replica    load_weights(model, receiver)              joins, receives, leaves
 
-The copy can be sent several times: to all engines, and later to one that replaces a dead one. Each
-broadcast has a group of its own (group.py). The first header has all names and shapes, so that a
-server's worker can refuse them before it changes a byte; each tensor's has name, type, shape and
+The copy can be sent several times: to all engines, and later to one that replaces a dead one. On
+the engines' own device (backend ipc) no copy is made: `hold` gives the weights as they are, until
+the trainer goes on and drops them.
+
+Each broadcast has a group of its own (group.py). The first header has all names and shapes, so that
+a server's worker can refuse them before it changes a byte; each tensor's has name, type, shape and
 checksum; the last one has the checksum of all. A receiver that finds a damaged tensor receives the
 rest before it fails, so that the others are not left waiting. The workers of an inference server
 receive by the same headers (servers/worker_extension/); each has a rank, so a server has `width`
