@@ -424,8 +424,8 @@ def _send_weights(pipe: Any, args: Namespace, model_path: str | None) -> None:
     if model_path is not None:
         from transformers import AutoModelForCausalLM
 
-        model = AutoModelForCausalLM.from_pretrained(model_path, dtype="auto").to(device)
-        own = {name: weight.detach() for name, weight in model.named_parameters()}
+        model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype="auto")
+        own = {name: weight.detach() for name, weight in model.to(device).named_parameters()}
     shapes = {name: tuple(weight.shape) for name, weight in own.items()}
     while (told := pipe.recv()) is not None:
         version, scale, backend = told

@@ -83,8 +83,9 @@ def _merged(whole: Tensor, layer: Any, adapter: str) -> Tensor:
     """Returns a gathered weight with one of its layer's adapters added."""
     if not _is_plain(layer):
         return whole + full_tensor(layer.get_delta_weight(adapter)).to(whole.dtype)
-    factors = (full_tensor(each[adapter].weight) for each in (layer.lora_A, layer.lora_B))
-    return with_adapter(whole, *factors, layer.scaling[adapter])
+    factor_a = full_tensor(layer.lora_A[adapter].weight)
+    factor_b = full_tensor(layer.lora_B[adapter].weight)
+    return with_adapter(whole, factor_a, factor_b, layer.scaling[adapter])
 
 
 def _is_plain(layer: Any) -> bool:
