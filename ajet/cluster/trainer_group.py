@@ -294,9 +294,9 @@ class TrainerGroup:
     ) -> None:
         """Weights are broadcast to engines of `broadcast_width` workers, or handed over to engines
         on the ranks' devices (`rank_of`, by the engine's name), or written below `weights_root` if
-        both are None, or stay where they are if no engine needs them. `threads`
-        are the CPU threads of each rank; None leaves torch's choice. With `sends_adapters` engines
-        get adapters alone, if those can be added by the engines."""
+        both are None, or stay where they are if no engine needs them. `threads` are the CPU threads
+        of each rank; None leaves torch's choice. With `sends_adapters` engines get adapters alone,
+        if they can add them themselves."""
         self._config = config
         self._weights_root, self._broadcast_width = weights_root, broadcast_width
         self._rank_of = rank_of
