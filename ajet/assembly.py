@@ -55,6 +55,7 @@ def load_policy_model(
     *,
     dtype: str | None = None,
     device: str | None = None,
+    with_weights: bool = True,
 ) -> LoadedModel:
     """Loads the model that the config names, or the one at `path`, with the config's other
     settings. `dtype` and `device` replace the config's."""
@@ -67,6 +68,7 @@ def load_policy_model(
         dtype=dtype or dtype_on(config, gpu=resolve_device(device).type == "cuda"),
         device=device,
         chat_template=section.chat_template,
+        with_weights=with_weights,
     )
 
 
@@ -74,14 +76,15 @@ def load_learning_model(
     config: AjetConfig, ranks: Ranks | None = None, path: str | None = None
 ) -> LoadedModel:
     """Loads the model for a learner over `ranks`. A model that is going to be sharded is loaded in
-    CPU memory, in the type that it would have on the GPU, so that no GPU ever holds it
-    completely."""
+    CPU memory, in the type that it would have on the GPU, so that no GPU ever holds it completely.
+    Rank 0 alone reads its weights; the others get their shards from it (core/update/sharding.py).
+    """
     from ajet.core.update.settings import trains_on_gpu
 
     if ranks is None or ranks.compute_dtype is None:
         return load_policy_model(config, path)
     dtype = dtype_on(config, gpu=trains_on_gpu(config))
-    return load_policy_model(config, path, dtype=dtype, device="cpu")
+    return load_policy_model(config, path, dtype=dtype, device="cpu", with_weights=ranks.rank == 0)
 
 
 def make_template(loaded: LoadedModel) -> ChatTemplate:

@@ -11,7 +11,10 @@
                  tokens a second
     update       tokens a second, MFU and peak memory of an update, at several shapes
     sharded      one FSDP2 rank, with and without offload: seconds, peak memory; saved and loaded
-    sync         weights to a second process by a handle to the device's memory, and a broadcast
+    sync         weights to a second process by handles of the device's memory, by files, and a
+                 broadcast
+    vllm, sglang a server that is installed (`ajet servers install`): its log-probabilities against
+                 transformers', weights in each way, sleep, tokens a second
     frozen_lake  some steps of the tutorial by the command line
     demo         the math demo by the command line, with its curve
 
@@ -19,7 +22,7 @@ A part is a process of its own with a time limit, so one that hangs or crashes i
 random weights; nothing is downloaded. A part fails if a number is wrong, never because it is slow.
 Exit code 1 if one failed.
 
-Not covered: several GPUs, vLLM and SGLang (benchmarks/gpu_step.py --engine).
+Not covered: several GPUs.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -347,50 +350,236 @@ def sharded(args: Namespace) -> Figures:
 
 
 def sync(args: Namespace) -> Figures:
-    """Hands weights to a second process by a handle, and sends them through a group of one."""
+    """Brings weights to a second process by handles of the device's memory and by files, and sends
+    them through a group of one."""
     from ajet.core.weight_sync.broadcast import open_store, send_tensors
-    from ajet.core.weight_sync.checksum import tensor_checksum
+    from ajet.core.weight_sync.folder import WeightFolder, shared_memory_root
     from ajet.core.weight_sync.group import BroadcastGroup
+    from ajet.core.weight_sync.load import load_tensors
 
-    size = 10_000 if is_toy(args) else 250_000_000
-    weights = torch.randn(size, device=device_of(args)).to(torch.bfloat16)
-    expected = tensor_checksum(weights)
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    from torch.multiprocessing.reductions import reduce_tensor
-
-    if weights.is_cpu:
-        weights.share_memory_()
-    process = context.Process(target=_read_handle, args=(there,))
-    process.start()
+    own = {"weights": torch.zeros(numbers_of(args), device=device_of(args), dtype=torch.bfloat16)}
+    sending = Sender(args, None)
+    figures: Figures = {}
+    for version, way in ((1, "warm-up"), (2, "ipc")):
+        (receiver,) = sending.begin(version, 1.0, "ipc")
+        started = now(args)
+        report = load_tensors(own, receiver)
+        figures[f"{way}_s"] = now(args) - started
+        assert report.checksum == sending.end(), f"{way}: this process has other weights"
+    folder = WeightFolder(shared_memory_root("ajet-first-contact"))
     started = now(args)
-    here.send(reduce_tensor(weights))
-    if not here.poll(120):
-        process.terminate()
-        raise AssertionError("the second process did not answer within 120 s")
-    found = here.recv()
-    figures: Figures = {"handle_s": now(args) - started}
-    here.send(None)
-    process.join(30)
-    assert found == expected, "the second process saw other weights"
+    load_tensors(own, folder.write(3, own.items()))
+    figures["files_s"] = now(args) - started
+    folder.close()
+    sending.close()
     backend = "gloo" if is_toy(args) else "nccl"
     store = open_store("127.0.0.1", 1, 60.0)
     group = BroadcastGroup(
         "127.0.0.1", store.port, rank=0, size=1, backend=backend, timeout_s=60.0, store=store
     )
-    report = send_tensors(group, 1, {"weights": weights})
+    report = send_tensors(group, 4, {"weights": tuple(own["weights"].shape)}, own.items())
     group.close()
     return figures | {"backend": backend, "GB": report.num_bytes / 1e9, "send_s": report.seconds}
 
 
-def _read_handle(pipe: Any) -> None:
-    """Opens the handle that comes through the pipe, and answers with the tensor's checksum."""
-    from ajet.core.weight_sync.checksum import tensor_checksum
+def numbers_of(args: Namespace) -> int:
+    return 10_000 if is_toy(args) else 250_000_000
 
-    rebuild, arguments = pipe.recv()
-    tensor = rebuild(*arguments)
-    pipe.send(tensor_checksum(tensor))
-    pipe.recv()  # the memory is the first process's until it says so
+
+class Sender:
+    """A trainer in a process of its own, which sends its weights when it is told to."""
+
+    def __init__(self, args: Namespace, model_path: str | None) -> None:
+        """Its weights are those of a model's folder, or random numbers."""
+        context = multiprocessing.get_context("spawn")
+        self._pipe, there = context.Pipe()
+        self._process = context.Process(target=_send_weights, args=(there, args, model_path))
+        self._process.start()
+
+    def begin(self, version: int, scale: float, backend: str) -> Any:
+        """Returns the receiver of the weights times `scale`, which are then sent."""
+        self._pipe.send((version, scale, backend))
+        return self._next()
+
+    def end(self) -> str:
+        """Returns the checksum of what was sent."""
+        return self._next()
+
+    def close(self) -> None:
+        self._pipe.send(None)
+        self._process.join(30)
+
+    def _next(self) -> Any:
+        if not self._pipe.poll(120):
+            self._process.terminate()
+            raise AssertionError("the sending process did not answer within 120 s")
+        return self._pipe.recv()
+
+
+def _send_weights(pipe: Any, args: Namespace, model_path: str | None) -> None:
+    from ajet.core.weight_sync.broadcast import BroadcastSender
+
+    device, dtype = device_of(args), torch.bfloat16
+    own = {"weights": torch.randn(numbers_of(args), device=device).to(dtype)}
+    if model_path is not None:
+        from transformers import AutoModelForCausalLM
+
+        model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype="auto")
+        own = {name: weight.detach() for name, weight in model.to(device).named_parameters()}
+    shapes = {name: tuple(weight.shape) for name, weight in own.items()}
+    while (told := pipe.recv()) is not None:
+        version, scale, backend = told
+        sender = BroadcastSender("127.0.0.1", backend=backend, timeout_s=100.0)
+        sender.hold(version, shapes, lambda scale=scale: ((n, w * scale) for n, w in own.items()))
+        pipe.send(sender.receivers(version, 1))
+        report = sender.send()
+        pipe.send("" if report is None else report.checksum)
+
+
+def vllm(args: Namespace) -> Figures:
+    """Starts a vLLM server and measures it, if one is installed."""
+    return served(args, "vllm")
+
+
+def sglang(args: Namespace) -> Figures:
+    """Starts an SGLang server and measures it, if one is installed."""
+    return {"skipped": "SGLang needs a GPU"} if is_toy(args) else served(args, "sglang")
+
+
+def served(args: Namespace, engine: Literal["vllm", "sglang"]) -> Figures:
+    """Compares a server's log-probabilities with transformers', before and after its weights have
+    come in each way; lets it sleep; measures tokens a second."""
+    from ajet.servers.environment import find_server
+
+    on_gpu = not is_toy(args)
+    found = find_server(engine, on_gpu=on_gpu)
+    if found is None:
+        package = engine if on_gpu else f"{engine}-cpu"
+        return {"skipped": f"not installed: `ajet servers install {package}`"}
+    dtype = torch.bfloat16 if on_gpu else torch.float32
+    model = make_model(args, dtype)
+    model.config.eos_token_id = model.config.bos_token_id = None
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(f"{folder}/model")
+        asked = {
+            "model_path": f"{folder}/model",
+            "python": found.python,
+            "device": "cuda" if on_gpu else "cpu",
+            "dtype": str(dtype).removeprefix("torch."),
+            "max_model_len": 1024,
+            "gpu_memory_utilization": 0.3,
+        }
+        return asyncio.run(Server(args, engine, model, Path(folder)).measured(asked))
+
+
+class Server:
+    """A server that samples from `model`, and what is measured of it."""
+
+    def __init__(self, args: Namespace, engine: str, model: Any, folder: Path) -> None:
+        self.args, self.engine, self.model, self.folder = args, engine, model, folder
+        self.figures: Figures = {}
+
+    async def measured(self, asked: dict[str, Any]) -> Figures:
+        from ajet.servers.process import free_port
+        from ajet.servers.sglang import SglangServerArgs, start_sglang
+        from ajet.servers.vllm import VllmServerArgs, start_vllm
+
+        started = time.perf_counter()
+        given: Any = {
+            "name": "r0",
+            "log_path": self.folder / "server.log",
+            "stop_token_ids": (),
+            "deadline_s": PARTS[self.engine][1] * self.args.patience,
+        }
+        if self.engine == "vllm":
+            self.replica: Any = await start_vllm(VllmServerArgs(port=free_port(), **asked), **given)
+        else:
+            arguments = SglangServerArgs(port=free_port(), **asked)
+            self.replica = await start_sglang(arguments, **given)
+        self.figures["start_s"] = time.perf_counter() - started
+        try:
+            await self._compare("start", 1.0)
+            await self._bring_weights(asked["model_path"])
+            await self._sleep()
+            await self._throughput()
+        finally:
+            await self.replica.close()
+        return self.figures
+
+    async def _compare(self, name: str, scale: float) -> None:
+        """Compares log-probabilities with those of the model whose weights are times `scale`."""
+        from ajet.core.inference.endpoint import SamplingParams
+
+        prompt = np.random.default_rng(0).integers(0, 512, 17).tolist()
+        sampling = SamplingParams(max_tokens=12, seed=1)
+        reply = await self.replica.generate(prompt, sampling, f"{name}/0")
+        weights = {n: w.detach() * scale for n, w in self.model.named_parameters()}
+        ids = torch.tensor([[*prompt, *reply.token_ids]], device=device_of(self.args))
+        with torch.no_grad():
+            logits = torch.func.functional_call(self.model, weights, (ids,)).logits[0, 16:-1]
+        wanted = torch.tensor(reply.token_ids, device=logits.device)[:, None]
+        expected = logits.float().log_softmax(-1).gather(1, wanted)[:, 0].cpu()
+        error = float((torch.tensor(reply.logprobs) - expected).abs().mean())
+        self.figures[f"{name}_logprob_error"] = error
+        assert error < (1e-3 if is_toy(self.args) else 0.1), self.figures
+
+    async def _bring_weights(self, model_path: str) -> None:
+        from ajet.core.weight_sync.folder import WeightFolder
+
+        sending = Sender(self.args, model_path)
+        several = is_toy(self.args) or torch.cuda.device_count() > 1  # NCCL wants a GPU for each
+        broadcast = "gloo" if is_toy(self.args) else "nccl"
+        ways = [("ipc", 1.5), *([(broadcast, 0.5)] if several else []), ("files", 2.0)]
+        for version, (way, scale) in enumerate(ways, start=1):
+            started = now(self.args)
+            if way == "files":
+                scaled = ((n, w.detach() * scale) for n, w in self.model.named_parameters())
+                source: Any = WeightFolder(self.folder / "weights").write(version, scaled)
+            else:
+                (source,) = sending.begin(version, scale, way)
+            report = await self.replica.load_weights(source, version)
+            self.figures[f"{way}_s"] = now(self.args) - started
+            if way != "files":
+                assert report.checksum == sending.end(), f"{way}: the server has other weights"
+            await self._compare(way, scale)
+        sending.close()
+
+    async def _sleep(self) -> None:
+        """Lets the server give its memory up, and brings its weights again."""
+        from ajet.core.weight_sync.folder import WeightFolder
+
+        free = [free_memory(self.args)]
+        started = now(self.args)
+        await self.replica.sleep()
+        free.append(free_memory(self.args))
+        await self.replica.wake()
+        weights = ((n, w.detach()) for n, w in self.model.named_parameters())
+        await self.replica.load_weights(WeightFolder(self.folder / "w").write(9, weights), 9)
+        await self.replica.resume()
+        self.figures["sleep_wake_s"] = now(self.args) - started
+        self.figures["sleep_freed_GB"] = (free[1] - free[0]) / 1e9
+        await self._compare("woken", 1.0)
+
+    async def _throughput(self) -> None:
+        from ajet.core.inference.endpoint import SamplingParams
+
+        requests, prompt, reply = (4, 16, 8) if is_toy(self.args) else (64, 512, 128)
+        rng = np.random.default_rng(1)
+        started = now(self.args)
+        asked = (
+            self.replica.generate(
+                rng.integers(0, 512, prompt).tolist(),
+                SamplingParams(max_tokens=reply, seed=i),
+                f"timed{i}/0",
+            )
+            for i in range(requests)
+        )
+        sampled = sum(len(found.token_ids) for found in await asyncio.gather(*asked))
+        self.figures["tokens_s"] = sampled / (now(self.args) - started)
+
+
+def free_memory(args: Namespace) -> float:
+    return 0.0 if is_toy(args) else float(torch.cuda.mem_get_info()[0])
 
 
 def frozen_lake(args: Namespace) -> Figures:
@@ -457,6 +646,8 @@ PARTS: dict[str, tuple[Callable[[Namespace], Figures], float]] = {
     "update": (update, 90),
     "sharded": (sharded, 90),
     "sync": (sync, 90),
+    "vllm": (vllm, 240),
+    "sglang": (sglang, 240),
     "frozen_lake": (frozen_lake, 120),
     "demo": (demo, 300),
 }
@@ -466,6 +657,7 @@ PARTS: dict[str, tuple[Callable[[Namespace], Figures], float]] = {
 def run_part(name: str, args: Namespace, left_s: float) -> Figures:
     """Runs a part in a process of its own; returns its row."""
     command = [sys.executable, str(Path(__file__)), "--part", name, "--device", args.device]
+    command += ["--patience", str(args.patience)]
     started = time.perf_counter()
     limit = min(PARTS[name][1] * args.patience, left_s)
     try:

@@ -233,13 +233,16 @@ class NodeMemoryInputs:
     engines: int = 1
     workers: int = 1
     weight_bytes: int = 2
-    in_shared_memory: bool = True
+    reads_model: bool = True
+    """True on the node of trainer rank 0."""
+    weight_versions: int = WEIGHT_VERSIONS
+    """Those in shared memory at once."""
 
 
 @dataclass(frozen=True)
 class NodeMemory:
-    """Holds the parts of a node's CPU memory: what is there while the run trains, and what ranks
-    load at its start instead."""
+    """Holds the parts of a node's CPU memory: what is there while the run trains, and what rank 0
+    loads at its start instead."""
 
     running: list[MemoryPart]
     loading: MemoryPart
@@ -258,22 +261,24 @@ class NodeMemory:
 def node_memory(
     shape: ModelShape, trainer: TrainerMemoryInputs, inputs: NodeMemoryInputs
 ) -> NodeMemory:
-    """Estimates the CPU memory of one node: while it trains, and before, while each rank has the
-    whole model, and the reference's copy of it, that it is about to shard."""
+    """Estimates the CPU memory of one node: while it trains, and before, while rank 0 has the whole
+    model, and the reference's copy of it, that it is about to shard among all."""
     whole = inputs.weight_bytes * shape.parameters / GIB
     running = [
         MemoryPart("offloaded", inputs.ranks * offloaded_memory(shape, trainer), "param_offload"),
         MemoryPart(
             "/dev/shm",
-            WEIGHT_VERSIONS * whole if inputs.in_shared_memory else 0.0,
-            f"{WEIGHT_VERSIONS} versions of the weights on their way to engines",
+            inputs.weight_versions * whole,
+            f"{inputs.weight_versions} versions of the weights on their way to engines"
+            if inputs.weight_versions > 1
+            else "the weights that servers begin with",
         ),
     ]
     copies = 1 + (trainer.has_reference and not trainer.lora_rank)
     loading = MemoryPart(
         "loading",
-        inputs.ranks * copies * whole,
-        f"at the start: the model{' and its reference' * (copies - 1)} whole in each rank",
+        inputs.reads_model * copies * whole,
+        f"at the start: the model{' and its reference' * (copies - 1)} whole in rank 0",
     )
     counts = f"{inputs.ranks} ranks, {inputs.engines} engines, {inputs.workers} workers"
     gib = PROCESS_GIB * (inputs.ranks + inputs.engines) + WORKER_GIB * inputs.workers

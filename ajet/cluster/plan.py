@@ -17,6 +17,7 @@ from ajet.cluster.episode_size import EpisodeSize
 from ajet.cluster.memory_estimate import (
     GIB,
     RUNTIME_GIB,
+    WEIGHT_VERSIONS,
     EngineMemoryInputs,
     MemoryPart,
     NodeMemory,
@@ -35,7 +36,7 @@ from ajet.cluster.memory_estimate import (
 from ajet.cluster.model_shape import ModelShape
 from ajet.cluster.placement import Placement, ResourceRequest
 from ajet.cluster.update_time import UpdateTime, update_inputs
-from ajet.cluster.weight_store import sync_method
+from ajet.cluster.weight_store import start_in_memory, sync_method
 from ajet.core.config import AjetConfig
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.servers.serving import planned_engine
@@ -47,6 +48,9 @@ reaches."""
 SYNC_S_PER_GB = 1.6
 """Seconds for each GB of weights that travels through files: copied to the host, written, read into
 the engine, and a checksum of 0.78 s there; one processor for each engine."""
+HANDOVER_BYTES = 1e10
+"""Bytes a second between two processes on one GPU, assumed: copies and checksums take a tenth of
+the time, the gathering of each tensor and the waiting of both sides for each other the rest."""
 BROADCAST_BYTES = 2e9
 """Bytes a second of a broadcast from the trainer's copy in CPU memory."""
 
@@ -92,7 +96,8 @@ class ClusterPlan:
             engines=engines,
             workers=workers,
             weight_bytes=self.engine_inputs.value_bytes,
-            in_shared_memory=self.sync_method == "memory",
+            reads_model=any(each.bundle == bundle for each in placement.trainer[:1]),
+            weight_versions=self._versions_in_memory,
         )
         return node_memory(self.shape, self.trainer_inputs, inputs)
 
@@ -104,12 +109,22 @@ class ClusterPlan:
 
     @property
     def sync_method(self) -> str:
-        """Returns how weights travel: in memory, as files ("checkpoint"), by broadcast ("nccl"), or
-        "" where there is no engine or no trainer."""
+        """Returns how weights travel (weight_store.py), or "" where there is no engine or no
+        trainer."""
         if not (self.placement.engines and self.placement.trainer):
             return ""
+        return sync_method(self.config, self.placement)[0]
+
+    @property
+    def _versions_in_memory(self) -> int:
+        """Returns how many versions of the weights are in shared memory at once: servers begin with
+        files, however later versions travel."""
+        if not self.sync_method or self.sync_method == "checkpoint":
+            return 0
+        if self.sync_method == "memory":
+            return WEIGHT_VERSIONS
         engine = planned_engine(self.config, on_gpu=self.placement.on_gpus)
-        return sync_method(self.config, self.placement, engine)[0]
+        return int(engine != "in_process" and start_in_memory(self.placement))
 
     @property
     def disk_bytes(self) -> int:
@@ -338,6 +353,8 @@ def _sync_seconds(plan: ClusterPlan) -> tuple[float, str]:
         return 0.0, ""
     if method == "nccl":
         return num_bytes / BROADCAST_BYTES, f"{amount} by broadcast"
+    if method == "ipc":
+        return num_bytes / HANDOVER_BYTES, f"{amount} by handles of memory on the same GPU"
     where = "/dev/shm" if method == "memory" else "files of the run folder"
     return SYNC_S_PER_GB * num_bytes / 1e9, f"{amount} through {where}, with a checksum"
 

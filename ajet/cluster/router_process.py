@@ -145,10 +145,9 @@ class RouterProcess:
     async def _load_and_resume(
         self, source: WeightSource | BroadcastSource, version: int
     ) -> SyncReport:
-        if self._server is not None and isinstance(source, FolderSource):
-            self._server = replace(
-                self._server, weights=source
-            )  # the files of older ones may be removed
+        if self._server is not None and isinstance(source, FolderSource) and not source.adapters:
+            # The files of older ones may be removed; those that adapters are added to stay.
+            self._server = replace(self._server, weights=source)
         report = await self._router.load_weights(source, version)
         await self._router.resume()
         return report

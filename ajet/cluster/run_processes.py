@@ -29,7 +29,13 @@ from ajet.cluster.rollout_worker import TokenizerSpec
 from ajet.cluster.rollout_workers import RolloutWorkers
 from ajet.cluster.run_attempts import ProcessOptions
 from ajet.cluster.trainer_group import ModelInfo, TrainerGroup
-from ajet.cluster.weight_store import make_weight_store, start_in_memory, sync_method
+from ajet.cluster.weight_store import (
+    WAYS,
+    make_weight_store,
+    ranks_beside,
+    start_in_memory,
+    sync_method,
+)
 from ajet.core.buffer.journal import Journal
 from ajet.core.config import AjetConfig
 from ajet.core.inference.chat_template import ChatTemplate
@@ -57,14 +63,18 @@ class RunProcesses:
         self._engine: EngineName = "in_process"
         if self._has_engines:
             self._engine = engine_name(config, on_gpu=self._on_gpu)
-        method, notice = sync_method(config, placement, self._engine)
+        method, notice = sync_method(config, placement)
         root = width = None
         is_server = self._engine != "in_process"
-        if self._has_engines and (method != "nccl" or is_server):
-            in_memory = method == "memory" or (method == "nccl" and start_in_memory(placement))
+        uses_files = method in ("memory", "checkpoint")
+        if self._has_engines and (uses_files or is_server):
+            in_memory = method == "memory" or (not uses_files and start_in_memory(placement))
             root = make_weight_store(folder.path, in_memory=in_memory, notice=notice)
         if self._has_engines and method == "nccl":
-            width = config.ajet.rollout.tensor_model_parallel_size if is_server else 1
+            is_vllm = self._engine == "vllm"  # whose workers are receivers themselves
+            width = config.ajet.rollout.tensor_model_parallel_size if is_vllm else 1
+        if self._has_engines:
+            logger.info(f"weights travel {WAYS[method]}")
         self.engines = Engines(config, [options(each) for each in placement.engines])
         self.workers = RolloutWorkers(
             config,
@@ -77,9 +87,19 @@ class RunProcesses:
             ranks,
             root,
             broadcast_width=width,
+            rank_of=ranks_beside(placement) if method == "ipc" else None,
             threads=[placement.threads_of(each) for each in placement.trainer],
             has_engines=self._has_engines,
+            sends_adapters=self._sends_adapters(),
         )
+
+    def _sends_adapters(self) -> bool:
+        """True if the engines can add the run's adapters to their weights themselves."""
+        if not self._has_engines or not self._config.ajet.trainer_common.lora.rank:
+            return False
+        if self._engine == "sglang":
+            logger.info("LoRA: an SGLang server gets all weights, with the adapters added")
+        return self._engine != "sglang"
 
     async def start(self) -> ResumePoint | None:
         """Starts the processes, the user's code first: a mistake in it, or a server that an
@@ -100,7 +120,7 @@ class RunProcesses:
         return point
 
     async def _start_servers(self, engine: ServerName, version: int) -> None:
-        weights = await self.trainer.write(version)
+        weights = await self.trainer.write_model(version)
         ends = self._model.end_token_ids
         await self.engines.start(ServerSpec(engine, self._on_gpu, weights, ends))
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,10 +40,13 @@ if TYPE_CHECKING:
     from ajet.core.trajectory.sample import TrainingSample
     from ajet.core.trajectory.samples import TokenAdvantages
     from ajet.core.trajectory.trained_tokens import TrainedTokens
+    from ajet.core.weight_sync.adapters import Adapters
     from ajet.core.weight_sync.broadcast import BroadcastReceiver
     from ajet.core.weight_sync.folder import FolderSource
 
 ActorOptions = dict[str, Any]
+ADAPTERS = "adapters"
+"""The folder, in that of the weights, of adapters that travel alone."""
 PROGRESS_INTERVAL_S = 0.5
 PROGRESS_GROUP = "progress"
 """The name of the concurrency group, and so of the thread, that answers while a rank trains."""
@@ -97,10 +100,11 @@ class TrainerRank:
         port: int,
         weights_root: Path | None,
         broadcast_width: int | None,
+        hands_over: bool,
     ) -> tuple[ModelInfo, int, int]:
         """Loads the model; returns its `ModelInfo`, the process's id and its CPU threads. Weights
-        are written below `weights_root`, and broadcast to receivers of this width; one of both may
-        be None."""
+        are written below `weights_root`, broadcast to receivers of this width, or handed over to
+        engines on this rank's device."""
         self._import_env.enter()
         import torch
 
@@ -117,18 +121,31 @@ class TrainerRank:
         ranks = join_ranks(config, self._rank, self._size, host=host, port=port)
         loaded = assembly.load_learning_model(config, ranks)
         template = assembly.make_template(loaded)
-        self._folder = self._sender = None
+        self._folder = self._adapter_folder = self._sender = None
+        self._adapters: Adapters | None = None
         if self._rank == 0 and weights_root is not None:
             # The files are read from the model before it is sharded.
             self._folder = WeightFolder.of_model(weights_root, model_files(loaded))
+            self._adapter_folder = WeightFolder(weights_root / ADAPTERS, keep=1)
         if self._rank == 0 and broadcast_width is not None:
             backend = "nccl" if resolve_device(config.ajet.model.device).type == "cuda" else "gloo"
             self._sender = BroadcastSender(host, backend=backend, width=broadcast_width)
+        if hands_over:
+            self._sender = BroadcastSender(self._listener.address[0], backend="ipc")
         self._learner = assembly.make_learner(config, loaded, ranks)
         keep = config.ajet.trainer_common.max_checkpoints_to_keep
         self._checkpoints = LearnerCheckpoints(self._learner, loaded, keep=keep, ranks=ranks)
         model = ModelInfo(loaded.name, loaded.tokenizer, template.stop_token_ids)
         return model, os.getpid(), torch.get_num_threads()
+
+    def send_adapters_alone(self) -> str | None:
+        """Has the engines get adapters alone from now on; returns the reason in one line where they
+        cannot, and then they get all weights."""
+        found = self._learner.policy.describe_adapters()
+        if isinstance(found, str):
+            return found
+        self._adapters = found
+        return None
 
     def load(self, checkpoint: Path) -> None:
         """Loads a checkpoint."""
@@ -139,6 +156,8 @@ class TrainerRank:
     ) -> tuple[RankUpdate, dict[str, float]] | None:
         """Trains one step; rank 0 returns what is recorded of it, and its metrics."""
         self._step, self._done = step, 0.0
+        if self._sender is not None and self._sender.backend == "ipc":
+            self._sender.drop()
         batch = self._learner.make_batch(self._learner.score(groups))
         metrics = self._learner.update(step, batch, on_progress=self._set_progress)
         if self._rank:
@@ -158,23 +177,46 @@ class TrainerRank:
     def _set_progress(self, done: float) -> None:
         self._done = done
 
+    def write_model(self, version: int) -> FolderSource | None:
+        """Writes the model that servers start from: all weights, or the base if adapters travel
+        alone. Rank 0 returns the folder."""
+        weights = self._learner.policy.weights(is_base=self._adapters is not None)
+        return self._folder.write(version, weights) if self._folder else _gather(weights)
+
     def write(self, version: int) -> FolderSource | None:
         """Writes the weights for the engines; rank 0 returns the folder."""
-        weights = self._learner.policy.weights()
-        return self._folder.write(version, weights) if self._folder else _gather(weights)
+        if self._adapters is None:
+            return self.write_model(version)
+        weights = self._learner.policy.adapter_weights()
+        if self._adapter_folder is None:
+            return _gather(weights)
+        return self._adapter_folder.write(version, weights, self._adapters)
 
     def snapshot(self, version: int) -> None:
         """Stores a copy of the weights to broadcast, on rank 0."""
-        weights = self._learner.policy.weights()
-        return self._sender.snapshot(version, weights) if self._sender else _gather(weights)
+        policy = self._learner.policy
+        weights = policy.weights() if self._adapters is None else policy.adapter_weights()
+        if self._sender is None:
+            return _gather(weights)
+        return self._sender.snapshot(version, weights, self._adapters)
+
+    def hold(self, version: int) -> None:
+        """Keeps the weights as they are, to hand them over, until the next step trains. A copy is
+        made of adapters alone, which are small."""
+        assert self._sender is not None
+        policy = self._learner.policy
+        if self._adapters is None:
+            self._sender.hold(version, policy.weight_shapes(), policy.weights)
+        else:
+            self._sender.snapshot(version, policy.adapter_weights(), self._adapters)
 
     def receivers(self, version: int, number: int) -> list[BroadcastReceiver]:
-        """Returns a receiver of the stored copy for each of `number` engines; rank 0 only."""
+        """Returns a receiver of the weights for each of `number` engines."""
         assert self._sender is not None
         return self._sender.receivers(version, number)
 
     def send(self) -> None:
-        """Broadcasts the copy. Errors are suppressed here, since the receivers raise them too."""
+        """Sends the weights. Errors are suppressed here, since the receivers raise them too."""
         assert self._sender is not None
         with suppress(WeightsError):
             self._sender.send()
@@ -197,11 +239,36 @@ class Broadcast:
     rank: Any
     version: int
 
-    async def make_sources(self, number: int) -> list[BroadcastReceiver]:
-        call = self.rank.receivers.remote(self.version, number)
+    async def make_sources(self, names: Sequence[str]) -> list[BroadcastReceiver]:
+        call = self.rank.receivers.remote(self.version, len(names))
         receivers = await result_of(call, "trainer rank 0")
         self.rank.send.remote()
         return receivers
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """Weights that do not leave their devices: each rank hands them to the engines on its own.
+
+    `rank_of` has the number of the rank beside each engine, by the engine's name.
+    """
+
+    ranks: tuple[Any, ...]
+    rank_of: Mapping[str, int]
+    version: int
+
+    async def make_sources(self, names: Sequence[str]) -> list[BroadcastReceiver]:
+        """Returns a receiver for each engine. All ranks send, since they gather together."""
+        beside = [self.rank_of[name] for name in names]
+        numbers = range(len(self.ranks))
+        calls = [
+            rank.receivers.remote(self.version, beside.count(number))
+            for number, rank in enumerate(self.ranks)
+        ]
+        made = await results_of(calls, [f"trainer rank {number}" for number in numbers])
+        for rank in self.ranks:
+            rank.send.remote()
+        return [made[number].pop() for number in beside]
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +277,7 @@ class Unpublished:
 
     version: int
 
-    async def make_sources(self, number: int) -> list[BroadcastReceiver]:
+    async def make_sources(self, names: Sequence[str]) -> list[BroadcastReceiver]:
         raise AssertionError("a run without engines sends no weights")
 
 
@@ -224,15 +291,20 @@ class TrainerGroup:
         weights_root: Path | None,
         *,
         broadcast_width: int | None = None,
+        rank_of: Mapping[str, int] | None = None,
         threads: Sequence[int | None] = (),
         has_engines: bool = True,
+        sends_adapters: bool = False,
     ) -> None:
-        """Weights are broadcast to engines of `broadcast_width` workers, or written below
-        `weights_root` if that is None, or stay where they are if no engine needs them. `threads`
-        are the CPU threads of each rank; None leaves torch's choice."""
+        """Weights are broadcast to engines of `broadcast_width` workers, or handed over to engines
+        on the ranks' devices (`rank_of`, by the engine's name), or written below `weights_root` if
+        both are None, or stay where they are if no engine needs them. `threads` are the CPU threads
+        of each rank; None leaves torch's choice. With `sends_adapters` engines get adapters alone,
+        if they can add them themselves."""
         self._config = config
         self._weights_root, self._broadcast_width = weights_root, broadcast_width
-        self._has_engines = has_engines
+        self._rank_of = rank_of
+        self._has_engines, self._sends_adapters = has_engines, sends_adapters
         import_env = ImportEnv.of_this_process()
         untyped: Any = ray.remote
         remote = untyped(concurrency_groups={PROGRESS_GROUP: 1})(TrainerRank)
@@ -255,11 +327,17 @@ class TrainerGroup:
         if failure is not None:
             raise ConfigError(failure)
         host, port = addresses[0]
-        given = (self._config, host, port, self._weights_root, self._broadcast_width)
+        hands_over = self._rank_of is not None
+        given = (self._config, host, port, self._weights_root, self._broadcast_width, hands_over)
         started = await self._all("start", *given)
         self.pids = [pid for _, pid, _ in started]
         threads = ", ".join(str(own) for _, _, own in started)
         logger.info(f"CPU threads of the trainer ranks: {threads}")
+        if self._sends_adapters:
+            reason = (await self._all("send_adapters_alone"))[0]
+            self._sends_adapters = reason is None
+            with_what = "adapters alone" if reason is None else f"all weights ({reason})"
+            logger.info(f"LoRA: the engines get {with_what}")
         return started[0][0]
 
     async def load(self, checkpoint: Path) -> None:
@@ -291,10 +369,13 @@ class TrainerGroup:
             except RayActorError:
                 return
 
-    async def publish(self, version: int) -> FolderSource | Broadcast | Unpublished:
+    async def publish(self, version: int) -> FolderSource | Broadcast | Handover | Unpublished:
         """Publishes the weights after this step."""
         if not self._has_engines:
             return Unpublished(version)
+        if self._rank_of is not None:
+            await self._all("hold", version)
+            return Handover(tuple(self.ranks), self._rank_of, version)
         if self._broadcast_width is None:
             return await self.write(version)
         await self._all("snapshot", version)
@@ -306,6 +387,14 @@ class TrainerGroup:
             self._published = (await self._all("write", version))[0]
         assert self._published is not None
         return self._published
+
+    async def write_model(self, version: int) -> FolderSource:
+        """Writes the model that servers start from below `weights_root`."""
+        found = (await self._all("write_model", version))[0]
+        assert found is not None
+        if not self._sends_adapters:
+            self._published = found
+        return found
 
     async def check(self) -> None:
         """Raises ProcessLost if a rank is lost."""

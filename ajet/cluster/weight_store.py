@@ -4,10 +4,14 @@
     checkpoint    a folder of the run, which all machines see
     nccl          a broadcast to engines on other devices (over gloo without a GPU); servers begin
                   with a folder
+    ipc           handles of memory, to engines each of which has the GPU of a trainer rank; servers
+                  begin with a folder
 
-Backbone verl uses `memory` if all its processes and the driver are on one machine, else
-`checkpoint`; backbone trinity uses `trinity.synchronizer.sync_method`. An SGLang server, and an
-engine on the trainer's own devices, cannot take a broadcast: it gets files, and a warning says so.
+One rule: engines on the trainer's GPUs get handles; those on other devices a broadcast; what can do
+neither, and runs without a GPU whose processes take turns, get files, `memory` if all processes and
+the driver are on one machine, else `checkpoint`. `verl.rollout.sync_method` and
+`trinity.synchronizer.sync_method` force a way; one that cannot be is refused, or a warning says
+which is taken.
 
 Each run holds a lock on its folder, which the operating system releases when the process ends. A
 run that begins removes folders in shared memory whose lock is free: their run was killed.
@@ -29,20 +33,24 @@ from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError
 from ajet.core.weight_sync.folder import shared_memory_root
 from ajet.core.weight_sync.manifest import SyncMethod
-from ajet.servers.serving import EngineName
 
 PREFIX = "ajet-weights-"
+WAYS: dict[SyncMethod, str] = {
+    "memory": "through files in shared memory",
+    "checkpoint": "through files of the run folder",
+    "nccl": "by broadcast",
+    "ipc": "by handles of memory on the same device",
+}
+"""What the log says of each method."""
 OWNER = ".owner"
 _locks: dict[Path, IO[str]] = {}
 
 
-def sync_method(
-    config: AjetConfig, placement: Placement, engine: EngineName
-) -> tuple[SyncMethod, str | None]:
+def sync_method(config: AjetConfig, placement: Placement) -> tuple[SyncMethod, str | None]:
     """Returns how weights travel in this run, and a notice if that is not what was requested."""
     files, notice = _file_method(placement)
     if config.ajet.backbone != "trinity":
-        return files, notice
+        return _method_of_turns(config, placement)
     requested = config.trinity.synchronizer.sync_method
     key = f"trinity.synchronizer.sync_method={requested}"
     if requested == "memory" and len(placement.nodes) > 1:
@@ -57,13 +65,57 @@ def sync_method(
         )
     if requested == "memory":
         return files, notice
-    if requested != "nccl":
-        return requested, None
-    if engine == "sglang":
-        return files, f"{key}: a {engine} server takes no broadcast, weights travel as {files}"
-    if config.trinity.mode == "colocate":
-        return files, f"{key}: trainer and engines share devices, weights travel as {files}"
+    takes_turns = config.trinity.mode == "colocate"
+    if requested == "ipc":
+        problem = _handover_problem(placement) if takes_turns else "trinity.mode is not colocate"
+        if problem:
+            raise ConfigError(f"{key}: {problem}; set nccl")
+    if requested == "nccl" and takes_turns:
+        found = _best_of_turns(placement)
+        return found, f"{key}: trainer and engines share devices, weights travel as {found}"
     return requested, None
+
+
+def _method_of_turns(config: AjetConfig, placement: Placement) -> tuple[SyncMethod, str | None]:
+    """Returns the method of backbone verl, where trainer and engines take turns, and a notice."""
+    requested = config.verl.rollout.sync_method
+    key = f"verl.rollout.sync_method={requested}"
+    files, notice = _file_method(placement)
+    if requested == "auto":
+        found = _best_of_turns(placement)
+        return found, notice if found == files else None
+    if requested == "ipc" and (problem := _handover_problem(placement)):
+        raise ConfigError(f"{key}: {problem}; set auto")
+    if requested == "memory" and files != "memory":
+        raise ConfigError(f"{key}: trainer, engines and ajet share no memory; set auto")
+    return requested, None
+
+
+def _best_of_turns(placement: Placement) -> SyncMethod:
+    """Returns the method for trainer and engines that take turns: ipc on GPUs if it can be."""
+    can_hand_over = placement.on_gpus and not _handover_problem(placement)
+    return "ipc" if can_hand_over else _file_method(placement)[0]
+
+
+def ranks_beside(placement: Placement) -> dict[str, int]:
+    """Returns the number of the trainer rank on the GPU of each engine, by the engine's name; of an
+    engine without a GPU a rank on its machine. Engines that have none are left out."""
+    found: dict[str, int] = {}
+    for number, engine in enumerate(placement.engines):
+        for rank, each in enumerate(placement.trainer):
+            if (each.bundle, each.gpus) == (engine.bundle, engine.gpus):
+                found.setdefault(f"engine {number}", rank)
+    return found
+
+
+def _handover_problem(placement: Placement) -> str:
+    """Says why trainer ranks cannot hand weights over to engines on their own devices; "" if they
+    can."""
+    if any(len(engine.gpus) > 1 for engine in placement.engines):
+        return "an engine of several GPUs takes no handles of memory"
+    if len(ranks_beside(placement)) < len(placement.engines):
+        return "some engine has no trainer rank on its GPU"
+    return ""
 
 
 def start_in_memory(placement: Placement) -> bool:

@@ -193,8 +193,8 @@ class ServerReplica:
         first. Running requests are waited for."""
         if not isinstance(source, FolderSource):
             raise WeightsError(
-                f"{self.name}: a server takes weights from a folder; set synchronizer.sync_method "
-                "to checkpoint or memory"
+                f"{self.name}: this server takes weights from a folder or a broadcast, not from "
+                f"{type(source).__name__}"
             )
         async with self.paused():
             with source.read_lock():

@@ -11,7 +11,8 @@
     abort, pause     `/abort_request`: the sampled tokens come back
     weights          `/update_weights_from_disk` from a folder, `/update_weights_from_tensor` from
                      memory of the same device, within a session (`/begin_weight_update`,
-                     `/end_weight_update`) from 0.5.21 on; `/flush_cache`
+                     `/end_weight_update`) from 0.5.21 on; `/flush_cache`. This process is the
+                     receiver of a broadcast, and gives the server handles of what has come
     sleep            `/release_memory_occupation`, `/resume_memory_occupation`
 
 SGLang before 0.5.10 lets a stranger run code in it, so it is refused. `servers/sglang.py` starts
@@ -21,7 +22,7 @@ servers. SGLang needs CUDA: on a CPU this file is tested against a fake server w
 SGLang computes checksums over its own layout, so they differ from ours. They are only compared with
 each other: equal weights must have equal checksums there, and different weights different ones.
 
-Not covered: stop strings (the recorder cuts there), weights by broadcast.
+Not covered: stop strings (the recorder cuts there).
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ import asyncio
 import base64
 import io
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Generator
+from contextlib import asynccontextmanager, closing
 from typing import TYPE_CHECKING, Any
 
 from loguru import logger
@@ -39,8 +40,14 @@ from loguru import logger
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import Completion, SamplingParams
 from ajet.core.weight_sync.folder import FolderSource
-from ajet.core.weight_sync.live import LiveSource
-from ajet.core.weight_sync.manifest import Manifest, SyncReport, WeightsError, WeightSource
+from ajet.core.weight_sync.load import check_tensor
+from ajet.core.weight_sync.manifest import (
+    Manifest,
+    SyncReport,
+    TensorInfo,
+    WeightsError,
+    WeightSource,
+)
 from ajet.servers.environment import server_package, version_numbers
 from ajet.servers.process import ServerProcess
 from ajet.servers.replica import LOAD_S, ServedModel, ServerReplica
@@ -156,8 +163,11 @@ class SglangReplica(ServerReplica):
         await self._resume_memory(set(self._asleep))
 
     async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
-        """Loads weights from a folder, or from this process's memory on the same device."""
-        if not isinstance(source, LiveSource):
+        """Loads weights from a folder; or tensors that this process has, or receives from a
+        broadcast, on the server's device."""
+        if source.adapters is not None:
+            raise WeightsError(f"{self.name}: an SGLang server takes no adapters alone")
+        if isinstance(source, FolderSource):
             return await super().load_weights(source, version)
         async with self.paused():
             report = await self._send_tensors(source)
@@ -177,22 +187,23 @@ class SglangReplica(ServerReplica):
         await self.send_empty_cache()
         return await self._verified_report(manifest, started)
 
-    async def _send_tensors(self, source: LiveSource) -> SyncReport:
+    async def _send_tensors(self, source: WeightSource) -> SyncReport:
         started = time.perf_counter()
         await self._resume_memory({"weights"} & self._asleep)
         infos = []
-        bucket_iterator = buckets(source)
         async with self._update_session():
-            # In a thread: `next` computes the checksums.
-            while bucket := await asyncio.to_thread(next, bucket_iterator, None):
-                infos += [info for info, _ in bucket]
-                data = serialized_tensors([(info.name, tensor) for info, tensor in bucket])
-                body = {
-                    "serialized_named_tensors": [data] * self._num_workers,
-                    "flush_cache": False,
-                    "weight_version": str(source.version),
-                }
-                await self._load("/update_weights_from_tensor", body)
+            with closing(buckets(source)) as bucket_iterator:
+                # In a thread: `next` receives tensors and computes their checksums.
+                while bucket := await asyncio.to_thread(next, bucket_iterator, None):
+                    infos += [info for info, _ in bucket]
+                    data = serialized_tensors([(info.name, tensor) for info, tensor in bucket])
+                    body = {
+                        "serialized_named_tensors": [data] * self._num_workers,
+                        "flush_cache": False,
+                        "weight_version": str(source.version),
+                    }
+                    await self._load("/update_weights_from_tensor", body)
+        release_unused_memory()
         await self.send_empty_cache()
         return await self._verified_report(Manifest(source.version, tuple(infos)), started)
 
@@ -322,18 +333,31 @@ def request_body(
     return body | {"return_sampling_mask": True} if has_cut(sampling) else body
 
 
-def buckets(source: WeightSource) -> Iterator[list[tuple[Any, Tensor]]]:
-    """Yields the tensors in lists of about BUCKET_BYTES; each list is sent in one request."""
-    bucket: list[tuple[Any, Tensor]] = []
+def buckets(source: WeightSource) -> Generator[list[tuple[TensorInfo, Tensor]], None, None]:
+    """Yields the tensors in lists of about BUCKET_BYTES; each list is sent in one request. Those
+    that come from another process are checked."""
+    bucket: list[tuple[TensorInfo, Tensor]] = []
     size = 0
-    for info, tensor in source.tensors():
-        if bucket and size + info.num_bytes > BUCKET_BYTES:
-            yield bucket
-            bucket, size = [], 0
-        bucket.append((info, tensor))
-        size += info.num_bytes
+    where = f"weights of version {source.version} (the server may hold a mixture)"
+    with closing(source.tensors()) as incoming:
+        for info, tensor in incoming:
+            if not source.can_be_read_again:
+                check_tensor(info, tensor, tensor, where)
+            if bucket and size + info.num_bytes > BUCKET_BYTES:
+                yield bucket
+                bucket, size = [], 0
+            bucket.append((info, tensor))
+            size += info.num_bytes
     if bucket:
         yield bucket
+
+
+def release_unused_memory() -> None:
+    """Gives memory of the GPU that this process no longer uses to the server beside it."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def serialized_tensors(tensors: list[tuple[str, Tensor]]) -> str:

@@ -5,7 +5,8 @@
     stops               `ignore_eos` and the ids alone, so that a reply ends where ours would
     abort, pause        `/abort_requests`, `/pause`, `/resume` (VLLM_SERVER_DEV_MODE=1): what was
                         sampled comes back with finish_reason "abort"
-    weights             our worker extension reads a folder in place, or takes part in a broadcast
+    weights             our worker extension reads a folder in place, or takes part in a broadcast;
+                        adapters alone are added to the weights that the server began with
                         (servers/worker_extension/)
 
 Start it with `servers/vllm.py`. Not covered: stop strings (the recorder cuts there), vLLM
@@ -126,7 +127,7 @@ class VllmReplica(ServerReplica):
         async with self.paused():
             fields = ("address", "port", "rank", "size", "backend", "timeout_s")
             where = {name: str(getattr(source, name)) for name in fields}
-            reports = await self._load("ajet_receive_weights", source.version, where)
+            reports = await self._load("ajet_receive_weights", source, where)
         self.version = version
         (num_bytes,), (checksum,) = (
             {report[name] for report in reports} for name in ("num_bytes", "checksum")
@@ -137,7 +138,7 @@ class VllmReplica(ServerReplica):
     async def send_weights(self, source: FolderSource, manifest: Manifest) -> SyncReport:
         """Has the workers read the folder, each of them all of it."""
         where = {"path": str(source.path)}
-        reports = await self._load("ajet_load_weights", source.version, where)
+        reports = await self._load("ajet_load_weights", source, where)
         for report in reports:
             if report["num_bytes"] != manifest.num_bytes:
                 raise WeightsError(
@@ -148,12 +149,14 @@ class VllmReplica(ServerReplica):
         return SyncReport(source.version, slowest, manifest.num_bytes, manifest.checksum)
 
     async def _load(
-        self, method: str, version: int, where: Mapping[str, str]
+        self, method: str, source: WeightSource, where: Mapping[str, str]
     ) -> list[dict[str, Any]]:
         """Calls a method of our worker extension, empties the cache, and returns what each worker
         reports."""
         await self._resume_memory({"weights"} & self._asleep)
-        arguments = {**where, "version": str(version), "model_path": self._model.path}
+        arguments = {**where, "version": str(source.version), "model_path": self._model.path}
+        if source.adapters is not None:
+            arguments["adapters"] = source.adapters.dumps()
         body = {"method": method, "kwargs": arguments}
         answer = await self.request("POST", "/collective_rpc", timeout=LOAD_S, json=body)
         reports: list[dict[str, Any]] = answer["results"]

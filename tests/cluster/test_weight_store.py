@@ -5,11 +5,10 @@ import os
 import pytest
 
 from ajet.cluster import weight_store
-from ajet.cluster.placement import Node, Placement
+from ajet.cluster.placement import Node, Placement, Process
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
 from ajet.core.weight_sync import folder
-from ajet.servers.serving import engine_name
 
 
 def test_a_run_has_a_place_of_its_own_and_gives_it_back(tmp_path, monkeypatch):
@@ -46,12 +45,19 @@ def test_several_machines_find_the_weights_in_the_runs_own_folder(tmp_path):
 HERE, THERE = Node("here", 2.0, 0), Node("there", 2.0, 0)
 
 
-def method(tmp_path, *overrides, nodes=(HERE,), backbone="trinity"):
+def method(tmp_path, *overrides, nodes=(HERE,), backbone="trinity", ranks=(), engines=()):
+    """`ranks` and `engines` are the GPUs of each on the first node."""
     (tmp_path / "run.yaml").write_text("ajet: {model: {path: m}}\n")
     config = load_config(tmp_path / "run.yaml", overrides, backbone=backbone)
-    return weight_store.sync_method(
-        config, Placement(tuple(nodes), (), (), ()), engine_name(config, on_gpu=False)
+    return weight_store.sync_method(config, placed(nodes, ranks, engines))
+
+
+def placed(nodes, ranks, engines):
+    trainer, engine = (
+        tuple(Process(role, number, 0, gpus) for number, gpus in enumerate(each))
+        for role, each in (("trainer", ranks), ("engine", engines))
     )
+    return Placement(tuple(nodes), trainer, engine, ())
 
 
 def test_weights_travel_as_the_config_says(tmp_path):
@@ -65,7 +71,6 @@ def test_weights_travel_as_the_config_says(tmp_path):
 @pytest.mark.parametrize(
     ("override", "found", "reason"),
     [
-        ("ajet.rollout.name=sglang", "memory", "a sglang server takes no broadcast"),
         ("trinity.mode=colocate", "memory", "trainer and engines share devices"),
         ("trinity.mode=train", "checkpoint", "two commands share files"),
     ],
@@ -95,3 +100,55 @@ def test_memory_is_not_chosen_on_a_node_that_is_not_the_drivers(tmp_path, backbo
 def test_memory_of_two_machines_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="share no memory on 2 nodes; set checkpoint or nccl"):
         method(tmp_path, "trinity.synchronizer.sync_method=memory", nodes=(HERE, THERE))
+
+
+VERL, COLOCATE = "verl.rollout.sync_method", "trinity.mode=colocate"
+TWO = {"ranks": [(0,), (1,)], "engines": [(1,), (0,)]}
+
+
+def test_engines_on_the_ranks_gpus_get_handles_of_memory(tmp_path):
+    assert method(tmp_path, backbone="verl", **TWO) == ("ipc", None)
+    nodes = (HERE, THERE)  # each rank hands over on its own machine
+    assert method(tmp_path, backbone="verl", nodes=nodes, **TWO) == ("ipc", None)
+    found, notice = method(tmp_path, COLOCATE, **TWO)
+    assert found == "ipc" and notice is not None
+    assert notice.endswith("trainer and engines share devices, weights travel as ipc")
+    assert weight_store.ranks_beside(placed([HERE], **TWO)) == {"engine 0": 1, "engine 1": 0}
+
+
+def test_a_way_can_be_forced(tmp_path):
+    for forced in ("ipc", "memory", "checkpoint"):
+        assert method(tmp_path, f"{VERL}={forced}", backbone="verl", **TWO) == (forced, None)
+    on_cpu = {"ranks": [(), ()], "engines": [()]}
+    assert method(tmp_path, backbone="verl", **on_cpu) == ("memory", None)
+    assert method(tmp_path, f"{VERL}=ipc", backbone="verl", **on_cpu) == ("ipc", None)
+    forced = "trinity.synchronizer.sync_method=ipc"
+    assert method(tmp_path, forced, COLOCATE, **TWO) == ("ipc", None)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "reason"),
+    [
+        (
+            {"ranks": [(0,), (1,)], "engines": [(0, 1)]},
+            "an engine of several GPUs takes no handles",
+        ),
+        ({"ranks": [(0,)], "engines": [(0,), (1,)]}, "some engine has no trainer rank on its GPU"),
+    ],
+)
+def test_engines_that_cannot_take_handles_get_files_or_a_line_if_it_was_forced(
+    tmp_path, gpus, reason
+):
+    assert method(tmp_path, backbone="verl", **gpus) == ("memory", None)
+    with pytest.raises(ConfigError, match=rf"^verl\.rollout\.sync_method=ipc: {reason}"):
+        method(tmp_path, f"{VERL}=ipc", backbone="verl", **gpus)
+
+
+def test_handles_are_refused_where_trainer_and_engines_have_gpus_of_their_own(tmp_path):
+    with pytest.raises(ConfigError, match=r"sync_method=ipc: trinity\.mode is not colocate"):
+        method(tmp_path, "trinity.synchronizer.sync_method=ipc", ranks=[(0,)], engines=[(1,)])
+
+
+def test_shared_memory_is_refused_where_it_is_not_shared(tmp_path):
+    with pytest.raises(ConfigError, match="share no memory; set auto"):
+        method(tmp_path, f"{VERL}=memory", backbone="verl", nodes=(HERE, THERE), **TWO)

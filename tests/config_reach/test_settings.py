@@ -87,7 +87,7 @@ def settings_of(config: AjetConfig) -> dict[str, Any]:
         "server": ServerSettings.from_config(config, **asked),
         "server.python": server_python(config, engine="sglang", on_gpu=True),
         "engine": engine_name(config, on_gpu=True),
-        "weights": sync_method(config, placed, "in_process")[0],
+        "weights": sync_method(config, placed)[0],
         "request": request,
         "selections": selections(config),
         "plan.total_steps": BatchPlan(config, 96, 10).total_steps,
@@ -232,7 +232,13 @@ SETTINGS: dict[str, Row] = {
     f"{R}.name": Row("vllm", {"engine": "vllm"}, ON_VERL),
     f"{R}.max_num_seqs": Row(7, {"server.max_num_seqs": 7}, ON_VERL),
     f"{R}.tensor_model_parallel_size": Row(
-        2, {"server.tensor_parallel_size": 2, "request.tensor_parallel": 2}, ON_GPUS
+        2,
+        {
+            "server.tensor_parallel_size": 2,
+            "request.tensor_parallel": 2,
+            "weights": "memory",  # an engine of several GPUs takes no handles
+        },
+        ON_GPUS,
     ),
     f"{R}.n_vllm_engine": Row(2, {"request.n_engines": 2}, ON_VERL),
     f"{R}.device_mapping": Row([1], {"request.engine_devices": (1,)}, ON_GPUS),
@@ -246,12 +252,13 @@ SETTINGS: dict[str, Row] = {
     "verl.rollout.gpu_memory_utilization": Row(
         0.25, {"server.gpu_memory_utilization": 0.25}, ON_VERL
     ),
+    "verl.rollout.sync_method": Row("memory", {"weights": "memory"}, ON_GPUS),
     "trinity.rollout.gpu_memory_utilization": Row(
         0.25, {"server.gpu_memory_utilization": 0.25}, ON_TRINITY
     ),
     # Processes.
     f"{T}.nnodes": Row(2, {"request.nnodes": 2, "weights": "checkpoint"}, ON_VERL),
-    f"{T}.n_gpus_per_node": Row(4, {"request.n_gpus_per_node": 4}, ON_VERL),
+    f"{T}.n_gpus_per_node": Row(4, {"request.n_gpus_per_node": 4, "weights": "ipc"}, ON_VERL),
     f"{T}.n_trainer_ranks": Row(2, {"request.n_trainer_ranks": 2}, ON_VERL),
     f"{T}.device_mapping": Row([1], {"request.trainer_devices": (1,)}, ON_GPUS),
     f"{T}.ulysses_sequence_parallel_size": Row(

@@ -68,14 +68,35 @@ def test_on_the_same_devices_explorer_and_trainer_take_turns(toy):
     assert set(ages(toy)) == {0} and len(ages(toy)) == STEPS * EPISODES
 
 
-@pytest.mark.parametrize("method", ["nccl", "checkpoint", "memory"])
+def published_bytes(rank):
+    """Of float64: all weights, or with LoRA two factors for each linear layer but the last."""
+    from torch import nn
+
+    from ajet import assembly
+    from ajet.core.config import load_config
+
+    model = assembly.load_policy_model(load_config("toy.yaml", [])).model
+    if not rank:
+        return 8 * sum(weight.numel() for weight in model.parameters())
+    linear = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and n != "lm_head"}
+    return 8 * rank * sum(m.in_features + m.out_features for m in linear.values())
+
+
+@pytest.mark.parametrize(
+    ("method", "lora"),
+    [
+        *[("nccl", 0), ("checkpoint", 0), ("memory", 0), ("ipc", 0)],
+        *[("nccl", 2), ("memory", 2), ("ipc", 2)],
+    ],
+)
 def test_weights_travel_as_asked_and_an_engine_that_is_replaced_gets_those_of_the_day(
-    toy, method, monkeypatch
+    toy, method, lora, monkeypatch
 ):
     from ajet.cluster.engines import Engines
     from ajet.cluster.trainer_group import TrainerGroup
 
-    publish, load, sources, killed = TrainerGroup.publish, Engines.load, [], []
+    way = "wake" if method == "ipc" else "load"  # where trainer and engines take turns
+    publish, load, sources, killed = TrainerGroup.publish, getattr(Engines, way), [], []
 
     async def telling_publish(self, version):
         sources.append(await publish(self, version))
@@ -89,20 +110,25 @@ def test_weights_travel_as_asked_and_an_engine_that_is_replaced_gets_those_of_th
         return report
 
     monkeypatch.setattr(TrainerGroup, "publish", telling_publish)
-    monkeypatch.setattr(Engines, "load", load_and_kill)
+    monkeypatch.setattr(Engines, way, load_and_kill)
     train_trinity(
         [
             *SETTINGS,
+            *(["trinity.mode=colocate"] if method == "ipc" else []),
             "ajet.trainer_common.total_training_steps=3",
-            "ajet.trainer_common.optim.lr=1e-3",
+            f"ajet.trainer_common.optim.lr={1e-2 if lora else 1e-3}",
+            f"ajet.trainer_common.lora.rank={lora}",
             "ajet.trainer_common.mini_batch_num=1",
             "trinity.max_staleness=0",
             f"trinity.synchronizer.sync_method={method}",
         ],
         num_engines=1,
+        num_ranks=2 if method == "ipc" else 1,
     )
-    kinds = {"nccl": "Broadcast", "checkpoint": "FolderSource", "memory": "FolderSource"}
-    assert {type(source).__name__ for source in sources} == {kinds[method]} and len(killed) == 1
+    kinds = {"nccl": "Broadcast", "ipc": "Handover"}
+    assert {type(source).__name__ for source in sources} == {
+        kinds.get(method, "FolderSource")
+    } and len(killed) == 1
     if method == "checkpoint":
         assert all(str(source.path).startswith(str(toy.path)) for source in sources)
     assert ages(toy) == [0] * 3 * EPISODES  # tokens carry the version that their engine has
@@ -111,3 +137,4 @@ def test_weights_travel_as_asked_and_an_engine_that_is_replaced_gets_those_of_th
     assert (drift < (1e-2, 1e-4)).all() and numbers(toy, "update/kl")[-1] > 0.05
     seconds, num_bytes = numbers(toy, "sync/seconds", "sync/bytes").T
     assert (seconds > 0).all() and len(set(num_bytes)) == 1
+    assert num_bytes[0] == published_bytes(lora)

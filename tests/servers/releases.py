@@ -462,7 +462,7 @@ def cells(engine: str, lacks: set[str]) -> tuple[str, ...]:
     if engine == "vllm":
         return (
             "any",
-            "no: from files",
+            "yes, by ajet's worker extension",
             "the folder's",
             "is held there" if PAUSED in lacks else "ends with no token",
         )

@@ -10,10 +10,12 @@ import torch
 
 from ajet.core.errors import ModelError
 from ajet.core.inference.replica import ReplicaDown
-from ajet.core.weight_sync.broadcast import BroadcastReceiver
+from ajet.core.weight_sync.adapters import Adapters
+from ajet.core.weight_sync.broadcast import BroadcastSender
 from ajet.core.weight_sync.folder import WeightFolder
 from ajet.core.weight_sync.live import LiveSource
 from ajet.core.weight_sync.manifest import WeightsError
+from ajet.servers import sglang_replica
 from ajet.servers.process import free_port
 from ajet.servers.replica import ServedModel
 from ajet.servers.sglang import SglangServerArgs
@@ -243,11 +245,44 @@ async def test_a_request_that_is_ended_in_the_queue_is_empty_and_no_error(bench)
     assert (reply.token_ids, reply.logprobs, reply.finish_reason) == ((), (), "abort")
 
 
-async def test_a_broadcast_is_refused_in_one_line(bench):
-    with pytest.raises(
-        WeightsError, match=r"set synchronizer\.sync_method to checkpoint or memory"
-    ):
-        await bench.replica.load_weights(BroadcastReceiver("127.0.0.1", 1, 1, 2, 3), 3)
+async def broadcast(bench, tensors, version, backend):
+    """Has the replica receive these from a sender in a thread."""
+    sender = BroadcastSender("127.0.0.1", backend=backend, timeout_s=30)
+    sent = {name: tensor.detach() for name, tensor in tensors}
+    sender.hold(version, {name: tuple(t.shape) for name, t in sent.items()}, sent.items)
+    (receiver,) = sender.receivers(version, 1)
+    sending = asyncio.create_task(asyncio.to_thread(sender.send))
+    try:
+        return await bench.replica.load_weights(receiver, version)
+    finally:
+        await asyncio.gather(sending, return_exceptions=True)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "ipc"])
+async def test_weights_of_a_broadcast_are_handed_to_the_server_in_buckets(
+    bench, backend, monkeypatch
+):
+    monkeypatch.setattr(sglang_replica, "BUCKET_BYTES", 1 << 17)  # a few of them
+    report = await broadcast(bench, bench.models[1].named_parameters(), 5, backend)
+    assert report.num_bytes == sum(p.nbytes for p in bench.models[1].parameters())
+    reply = await bench.replica.generate(PROMPT, SHORT, "broadcast/0000")
+    bench.assert_sampled_by(1, reply)
+    assert reply.policy_version == 5 and bench.stand_in.weight_version == "5"
+    assert bench.stand_in.calls.count("/update_weights_from_tensor") > 1
+    assert not bench.stand_in.has_session
+
+
+async def test_a_broadcast_that_the_server_refuses_leaves_the_old_version(bench):
+    with pytest.raises(WeightsError, match=r"no\.such\.weight"):
+        await broadcast(bench, [("no.such.weight", torch.ones(3))], 5, "ipc")
+    assert bench.replica.version == 0 and not bench.stand_in.has_session
+    bench.assert_sampled_by(0, await bench.replica.generate(PROMPT, SHORT, "e/0000"))
+
+
+async def test_adapters_alone_are_refused_in_one_line(bench):
+    source = LiveSource(1, dict, Adapters({}, "float32", "-"))
+    with pytest.raises(WeightsError, match=r"^r0: an SGLang server takes no adapters alone$"):
+        await bench.replica.load_weights(source, 1)
 
 
 def test_the_server_is_started_with_what_the_adapter_relies_on():

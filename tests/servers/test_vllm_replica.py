@@ -20,9 +20,10 @@ from ajet.core.errors import ModelError
 from ajet.core.inference.replica import ReplicaDown
 from ajet.core.learning.teacher_server import ServerAddress, TeacherServer
 from ajet.core.trajectory.sample import TrainingSample
+from ajet.core.weight_sync.adapters import FACTOR_A, FACTOR_B, Adapters, with_adapter
 from ajet.core.weight_sync.broadcast import BroadcastSender
 from ajet.core.weight_sync.folder import WeightFolder
-from ajet.core.weight_sync.manifest import WeightsError
+from ajet.core.weight_sync.manifest import Manifest, TensorInfo, WeightsError
 from ajet.servers.process import ServerProcess, free_port
 from ajet.servers.replica import ServedModel
 from ajet.servers.vllm import VllmServerArgs, start_vllm
@@ -145,6 +146,53 @@ async def test_broadcast_weights_sample_at_once_and_those_that_do_not_fit_leave_
         await broadcast(list(bench.models[1].named_parameters())[:-1])
     bench.assert_sampled_by(0, await bench.replica.generate(PROMPT, SHORT, "broadcast/0002"))
     session.version = bench.version
+    await bench.replica.close()
+
+
+@needs_vllm
+async def test_adapters_alone_sample_as_all_weights_with_them_do(session):
+    """To the bit, by files and by a broadcast; and again without them after that."""
+    bench = session.bench()
+    base = bench.models[0]
+    infos = tuple(TensorInfo.of(name, weight) for name, weight in base.named_parameters())
+    name = "model.layers.0.self_attn.q_proj.weight"
+    own = dict(base.named_parameters())[name].detach()
+    adapters = Adapters({name: 0.5}, "float32", Manifest(0, infos).checksum)
+    generator = torch.Generator().manual_seed(3)
+    sent = {
+        name + FACTOR_A: torch.randn(2, own.shape[1], generator=generator),
+        name + FACTOR_B: torch.randn(own.shape[0], 2, generator=generator),
+    }
+    merged = with_adapter(own, sent[name + FACTOR_A], sent[name + FACTOR_B], 0.5)
+    whole = {n: merged if n == name else w.detach() for n, w in base.named_parameters()}
+    sender = BroadcastSender("127.0.0.1", timeout_s=120)
+
+    async def publish(tensors, described=None, broadcast=False):
+        version = bench.next_version()
+        if not broadcast:
+            source = bench.folder.write(version, tensors.items(), described)
+            return await bench.replica.load_weights(source, version)
+        sender.snapshot(version, tensors.items(), described)
+        (receiver,) = sender.receivers(version, 1)
+        sending = asyncio.create_task(asyncio.to_thread(sender.send))
+        report = await bench.replica.load_weights(receiver, version)
+        await sending
+        return report
+
+    async def logprobs(request):
+        return (await bench.replica.generate(PROMPT, SHORT, request)).logprobs
+
+    await publish(whole)
+    expected = await logprobs("adapters/0000")
+    num_bytes = sum(tensor.nbytes for tensor in sent.values())
+    for number, broadcast in enumerate((False, True), start=1):
+        await bench.load(0)
+        assert await logprobs(f"adapters/{number:04d}") != expected
+        report = await publish(sent, adapters, broadcast)
+        assert report.num_bytes == num_bytes
+        assert await logprobs(f"adapters/{number + 2:04d}") == expected
+    await bench.load(0)
+    session.version = bench.replica.version
     await bench.replica.close()
 
 

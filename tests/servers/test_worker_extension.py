@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ajet.core.weight_sync.adapters import Adapters
 from ajet.core.weight_sync.broadcast import BroadcastSender, open_store
 from ajet.core.weight_sync.folder import WeightFolder
 from ajet.core.weight_sync.group import BroadcastGroup
@@ -68,7 +69,7 @@ def worker():
         """vLLM's worker: its `reload_weights` sets vLLM's config around that of its runner, so
         that the runner, which is not here, must not be called."""
 
-        loaded, rank = None, 1
+        loaded, rank, device = None, 1, torch.device("cpu")
 
         def get_model(self):
             return torch.nn.Linear(2, 3, bias=False)
@@ -122,7 +123,46 @@ def test_an_output_layer_may_be_tied_on_either_side(worker, folder, tmp_path):
     assert "error" not in worker.ajet_load_weights(str(source.path), "1", str(model.path))
 
 
-def received(worker, tmp_path, sent, *, version="7"):
+BASE = {"weight": torch.ones(3, 2), "scale": torch.ones(3)}
+ADAPTERS = Adapters({"weight": 0.5}, "float32", "-")
+FACTORS = {
+    "weight.lora_A": torch.tensor([[1.0, 2.0]]),
+    "weight.lora_B": torch.tensor([[1.0], [0.0], [-1.0]]),
+}
+WITH_ADAPTERS = [[1.5, 2.0], [1.0, 1.0], [0.5, 0.0]]
+
+
+def test_adapters_alone_are_added_to_the_base_in_the_models_folder(worker, folder, tmp_path):
+    model = WeightFolder(tmp_path / "model").write(0, BASE.items())
+    source = folder.write(7, FACTORS.items(), ADAPTERS)
+    for _ in range(2):  # to the base, and not to what the first time made of it
+        report = worker.ajet_load_weights(
+            str(source.path), "7", str(model.path), adapters=ADAPTERS.dumps()
+        )
+        assert report.pop("seconds") > 0
+        assert report == {"version": 7, "num_bytes": 8 + 12}
+        assert worker.loaded["weight"].tolist() == WITH_ADAPTERS
+        assert worker.loaded["scale"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_adapters_of_another_model_are_refused_before_any_is_loaded(worker, folder, tmp_path):
+    model = WeightFolder(tmp_path / "model").write(0, {"weight": torch.ones(3, 4)}.items())
+    source = folder.write(7, FACTORS.items(), ADAPTERS)
+    report = worker.ajet_load_weights(str(source.path), "7", str(model.path), ADAPTERS.dumps())
+    assert report == {
+        "error": "weights of version 7: weight is [3, 4], its adapter [3, 1] times [1, 2]"
+    }
+    assert worker.loaded is None
+
+
+def test_adapters_are_received_from_a_broadcast(worker, tmp_path):
+    report, sending = received(worker, tmp_path, FACTORS, adapters=ADAPTERS)
+    assert report.pop("seconds") > 0
+    assert report == {"version": 7, "num_bytes": 8 + 12, "checksum": sending.checksum}
+    assert worker.loaded["weight"].tolist() == WITH_ADAPTERS
+
+
+def received(worker, tmp_path, sent, *, version="7", adapters=None):
     """What the worker reports of a broadcast; it is the second of two workers of its server."""
     model = WeightFolder(tmp_path / "model").write(
         0, {"weight": torch.ones(3, 2), "scale": torch.ones(3)}.items()
@@ -135,6 +175,8 @@ def received(worker, tmp_path, sent, *, version="7"):
     with ThreadPoolExecutor(2) as pool:
         sending = pool.submit(sender.send)
         first = pool.submit(lambda: dict(receiver.tensors()))
+        if adapters is not None:
+            where["adapters"] = adapters.dumps()
         report = worker.ajet_receive_weights(**where, version=version, model_path=str(model.path))
         assert set(t.name for t in first.result()) == set(sent)  # it is not left waiting
     return report, sending.result()
@@ -159,28 +201,47 @@ def test_a_broadcast_of_another_version_is_one_line(worker, tmp_path):
     assert report == {"error": "weights of version 8: version 7 came"}
 
 
-def test_a_damaged_tensor_of_a_broadcast_is_named(worker, tmp_path):
+def damaged(worker, tmp_path, sent, adapters=None):
+    """What the worker reports of a broadcast whose last tensor is not what its header says."""
     model = WeightFolder(tmp_path / "model").write(0, {"weight": torch.ones(3, 2)}.items())
     store = open_store("127.0.0.1", 2, 30)
     meeting = {"size": 2, "backend": "gloo", "timeout_s": 30}
+    *_, last = sent
 
     def send():
         group = BroadcastGroup("127.0.0.1", store.port, rank=0, store=store, **meeting)
-        group.send_header({"shapes": {"weight": [3, 2]}})
-        group.send_header(TensorInfo.of("weight", torch.ones(3, 2)).to_json())
-        group.broadcast(torch.tensor([[1.0, 1.0], [1.0, 1.0], [1.0, 2.0]]))
+        group.send_header({"shapes": {name: list(tensor.shape) for name, tensor in sent.items()}})
+        for name, tensor in sent.items():
+            group.send_header(TensorInfo.of(name, tensor).to_json())
+            group.broadcast(tensor + (name == last))
         group.send_header({"end": 7, "checksum": "-"})
 
     with ThreadPoolExecutor(1) as pool:
         sending = pool.submit(send)
         where = {name: str(value) for name, value in meeting.items()}
         report = worker.ajet_receive_weights(
-            "127.0.0.1", str(store.port), "0", version="7", model_path=str(model.path), **where
+            "127.0.0.1",
+            str(store.port),
+            "0",
+            version="7",
+            model_path=str(model.path),
+            adapters=adapters,
+            **where,
         )
         sending.result()
-    assert report == {
+    return report
+
+
+def test_a_damaged_tensor_of_a_broadcast_is_named(worker, tmp_path):
+    assert damaged(worker, tmp_path, {"weight": torch.ones(3, 2)}) == {
         "error": "weights of version 7: weight came damaged (the server now holds a mixture)"
     }
+
+
+def test_a_damaged_adapter_leaves_the_old_weights(worker, tmp_path):
+    report = damaged(worker, tmp_path, FACTORS, ADAPTERS.dumps())
+    assert report == {"error": "weights of version 7: weight.lora_B came damaged"}
+    assert worker.loaded is None
 
 
 def test_a_broadcast_that_nobody_sends_is_one_line(worker, tmp_path):

@@ -57,7 +57,7 @@ class TrainerOnRay(TrainingAttempt):
     """One attempt of the trainer, on trainer ranks."""
 
     def make_processes(self, placement: Placement, options: ProcessOptions) -> None:
-        _, notice = sync_method(self.config, placement, "in_process")  # a trainer has no engine
+        _, notice = sync_method(self.config, placement)
         root = make_weight_store(self.folder.path, in_memory=False, notice=notice)
         ranks = [options(each) for each in placement.trainer]
         threads = [placement.threads_of(each) for each in placement.trainer]

@@ -61,7 +61,7 @@ ADAMW = "the optimizer is torch's AdamW"
 NO_SWARM = "episodes run in the run's own processes; there is no swarm"
 NO_MODEL = "no filter of recorded conversations asks a model"
 SHOWN = "every episode and metric is in the run folder (`ajet view`)"
-MERGED = "adapters are merged before the engines get them"
+MERGED = "ajet decides how adapters reach the engines"
 ABSENT = {
     "ajet.rollout.mode": Absent("a call of the model never waits for a batch", ("async",), True),
     "ajet.rollout.use_agentscope_protocol": Absent("all workflows are run alike"),

@@ -34,6 +34,11 @@ class VerlRollout(Section):
     gpu_memory_utilization: Annotated[float, NOT_VERL] = Field(
         default=0.6, gt=0, lt=1, description="Share of a GPU's memory for inference."
     )
+    sync_method: Annotated[Literal["auto", "ipc", "memory", "checkpoint"], NOT_VERL] = Field(
+        default="auto",
+        description="How weights travel: handles of memory on the same GPU (ipc), files in shared "
+        "memory, or files on disk; auto is the first that can be.",
+    )
 
 
 class VerlConfig(Section):
@@ -64,9 +69,10 @@ class TrinityRollout(Section):
 class Synchronizer(Section):
     """Configures when the explorer gets the trainer's weights."""
 
-    sync_method: Annotated[Literal["nccl", "checkpoint", "memory"], NOT_TRINITY] = Field(
+    sync_method: Annotated[Literal["nccl", "checkpoint", "memory", "ipc"], NOT_TRINITY] = Field(
         default="nccl",
-        description="How weights travel: nccl (gloo on CPU), files on disk, or shared memory.",
+        description="How weights travel: nccl (gloo on CPU), files on disk, shared memory, or with "
+        "mode colocate handles of memory on the same GPU (ipc).",
     )
     sync_style: Annotated[
         Literal["fixed", "explorer_driven", "trainer_driven", "fully_async"], NOT_TRINITY

@@ -390,7 +390,7 @@ class Router:
             await member.replica.wake()
         if self._weights is not None and member.version != self._weights[1]:
             weights, version = self._weights
-            (source,) = await _sources_for(weights, 1)
+            (source,) = await _sources_for(weights, [member])
             await self._load(member, source, version)
         if not self._awake.is_set():
             await member.replica.sleep()
@@ -450,7 +450,7 @@ class Router:
         """Loads weights into all active replicas. A replica that dies during a broadcast ends it
         for the others too: the weights are then sent again."""
         while members := self._active_members():
-            sources = dict(zip(members, await _sources_for(weights, len(members)), strict=True))
+            sources = dict(zip(members, await _sources_for(weights, members), strict=True))
             try:
                 await self._on_all(lambda m, own=sources: self._load(m, own[m], version), members)
             except WeightsError:
@@ -506,14 +506,12 @@ class Router:
 
 
 async def _sources_for(
-    weights: WeightSource | BroadcastSource, number: int
+    weights: WeightSource | BroadcastSource, members: Sequence[_Member]
 ) -> Sequence[WeightSource]:
-    """Returns one source for each of `number` replicas."""
-    return (
-        await weights.make_sources(number)
-        if isinstance(weights, BroadcastSource)
-        else [weights] * number
-    )
+    """Returns one source for each of these replicas."""
+    if isinstance(weights, BroadcastSource):
+        return await weights.make_sources([member.name for member in members])
+    return [weights] * len(members)
 
 
 async def _wait_for(event: asyncio.Event, seconds: float) -> None:

@@ -20,6 +20,7 @@ import torch
 import transformers
 from safetensors import SafetensorError
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
@@ -74,8 +75,10 @@ def load_model(
     device: str = "auto",
     trust_remote_code: bool = False,
     chat_template: str | None = None,
+    with_weights: bool = True,
 ) -> LoadedModel:
-    """Loads a causal language model for training.
+    """Loads a causal language model for training. `with_weights=False` makes the same model on
+    torch's meta device, where weights have no memory: another process has them.
 
     `dtype` and `device` "auto" mean CUDA with bfloat16 where there is CUDA, else CPU with float32.
     `chat_template` is the path of a jinja file that replaces the tokenizer's own template, or
@@ -91,6 +94,14 @@ def load_model(
         raise ModelError(f"model '{path}': its tokenizer is empty; save one beside the weights")
     if chat_template is not None:
         tokenizer.chat_template = _read_template(chat_template)
+    if not with_weights:
+        own_dtype = _dtype(dtype, target)
+        model = _load(
+            path, "model", _without_weights, source.name_or_path, dtype=own_dtype, **options
+        )
+        if own_dtype == torch.float64:
+            to_float64(model)
+        return LoadedModel(model, tokenizer, path)
     model = _load(
         path,
         "model",
@@ -108,6 +119,13 @@ def load_model(
     if target.type == "cpu" and is_large(model):
         keep_freed_memory()
     return LoadedModel(model.to(target), tokenizer, path)
+
+
+def _without_weights(name_or_path: str, *, dtype: torch.dtype, **options: Any) -> PreTrainedModel:
+    config = AutoConfig.from_pretrained(name_or_path, **options)
+    trust = options["trust_remote_code"]
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust)
 
 
 def find_source(path: str) -> ModelSource:

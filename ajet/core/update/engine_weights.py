@@ -2,8 +2,9 @@
 
     model.embed_tokens.weight, model.layers.0.self_attn.q_proj.weight, …
 
-Adapters are merged into the weights that they adapt, because the engine has none. Tied weights come
-once. With several ranks, every rank iterates to the end, because all gather each tensor.
+Adapters are merged into the weights that they adapt; or they are given alone, for an engine that
+has the base weights and merges them itself (core/weight_sync/adapters.py). Tied weights come once.
+With several ranks, every rank iterates to the end, because all gather each tensor.
 
 Not covered: their transport (core/weight_sync).
 """
@@ -15,26 +16,104 @@ import torch
 from torch import Tensor, nn
 
 from ajet.core.update.shards import full_tensor
+from ajet.core.weight_sync.adapters import FACTOR_A, FACTOR_B, Adapters, with_adapter
+from ajet.core.weight_sync.manifest import Manifest, TensorInfo
 
 BASE_WEIGHT = ".base_layer.weight"
 
 
 @torch.no_grad()
-def engine_weights(model: nn.Module, dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
-    """Yields the weights in `dtype`, or each in its own; copies only where it must."""
-    untyped: Any = model
-    base = untyped.get_base_model() if hasattr(model, "get_base_model") else untyped
-    modules: dict[str, Any] = dict(base.named_modules())
-    for name, weight in base.named_parameters():
+def engine_weights(
+    model: nn.Module, dtype: torch.dtype | None, *, is_base: bool = False
+) -> Iterator[tuple[str, Tensor]]:
+    """Yields the weights in `dtype`, or each in its own; copies only where it must. Adapters are
+    left out with `is_base`."""
+    modules = dict(_base_model(model).named_modules())
+    for name, weight in _base_model(model).named_parameters():
         if "lora_" in name:
             continue
         own = weight.detach()
-        if name.endswith(BASE_WEIGHT):
+        if name.endswith(BASE_WEIGHT) and not is_base:
             whole = full_tensor(own)
-            adapted = modules[name.removesuffix(BASE_WEIGHT)]
-            for adapter in adapted.active_adapters:
-                whole = whole + full_tensor(adapted.get_delta_weight(adapter)).to(whole.dtype)
+            layer: Any = modules[name.removesuffix(BASE_WEIGHT)]
+            for adapter in layer.active_adapters:
+                whole = _merged(whole, layer, adapter)
             whole = whole.to(dtype or whole.dtype)
         else:  # a shard is cast before it travels, which halves what the ranks send
             whole = full_tensor(own.to(dtype or own.dtype))
-        yield name.replace(".base_layer.", "."), whole
+        yield _engine_name(name), whole
+
+
+def engine_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Returns the names and shapes of what `engine_weights` yields; nothing is gathered."""
+    weights = _base_model(model).named_parameters()
+    return {_engine_name(n): tuple(w.shape) for n, w in weights if "lora_" not in n}
+
+
+@torch.no_grad()
+def adapter_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yields the two factors of each adapter, in the type in which they are trained."""
+    for name, layer in _adapted_layers(model).items():
+        (adapter,) = layer.active_adapters
+        yield name + FACTOR_A, full_tensor(layer.lora_A[adapter].weight.detach())
+        yield name + FACTOR_B, full_tensor(layer.lora_B[adapter].weight.detach())
+
+
+def describe_adapters(model: nn.Module, dtype: torch.dtype | None) -> Adapters | str:
+    """Describes the model's adapters for engines that have its base weights in `dtype`; returns the
+    reason in one line where they cannot travel alone. All ranks call it, since the base's checksum
+    is computed of gathered weights."""
+    layers = _adapted_layers(model)
+    trained = sum(weight.requires_grad for weight in model.parameters())
+    if trained != 2 * len(layers) or not all(map(_is_plain, layers.values())):
+        return "some adapters are not those of plain linear layers"
+    if len({layer.base_layer.weight.dtype for layer in layers.values()}) != 1:
+        return "the adapted weights have several types"
+    scalings = {
+        name: float(layer.scaling[layer.active_adapters[0]]) for name, layer in layers.items()
+    }
+    some: Any = next(iter(layers.values()))
+    sum_dtype = str(some.base_layer.weight.dtype).removeprefix("torch.")
+    base = engine_weights(model, dtype, is_base=True)
+    infos = tuple(TensorInfo.of(name, tensor) for name, tensor in base)
+    return Adapters(scalings, sum_dtype, Manifest(0, infos).checksum)
+
+
+def _merged(whole: Tensor, layer: Any, adapter: str) -> Tensor:
+    """Returns a gathered weight with one of its layer's adapters added."""
+    if not _is_plain(layer):
+        return whole + full_tensor(layer.get_delta_weight(adapter)).to(whole.dtype)
+    factor_a = full_tensor(layer.lora_A[adapter].weight)
+    factor_b = full_tensor(layer.lora_B[adapter].weight)
+    return with_adapter(whole, factor_a, factor_b, layer.scaling[adapter])
+
+
+def _is_plain(layer: Any) -> bool:
+    """Tells whether the layer is a linear one with one pair of factors, which peft would add as
+    `with_adapter` does."""
+    return (
+        isinstance(layer.base_layer, nn.Linear)
+        and len(layer.active_adapters) == 1
+        and set(layer.lora_A) == set(layer.active_adapters)
+        and not any(layer.use_dora.values())
+        and not layer.fan_in_fan_out
+    )
+
+
+def _adapted_layers(model: nn.Module) -> dict[str, Any]:
+    """Returns peft's layers by the names of the weights that they adapt, in the weights' order."""
+    modules: dict[str, Any] = dict(_base_model(model).named_modules())
+    return {
+        _engine_name(name): modules[name.removesuffix(BASE_WEIGHT)]
+        for name, _ in _base_model(model).named_parameters()
+        if name.endswith(BASE_WEIGHT)
+    }
+
+
+def _base_model(model: nn.Module) -> nn.Module:
+    untyped: Any = model
+    return untyped.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _engine_name(name: str) -> str:
+    return name.replace(".base_layer.", ".")

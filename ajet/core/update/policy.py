@@ -39,7 +39,12 @@ from ajet.core.trajectory.sample import Component, TrainingSample
 from ajet.core.trajectory.trained_tokens import TrainedTokens
 from ajet.core.update.checkpoint import WEIGHT_PREFIX
 from ajet.core.update.correction import apply_correction
-from ajet.core.update.engine_weights import engine_weights
+from ajet.core.update.engine_weights import (
+    adapter_weights,
+    describe_adapters,
+    engine_shapes,
+    engine_weights,
+)
 from ajet.core.update.layouts import make_layout
 from ajet.core.update.layouts.layout import Row, concat_to_device, rows_of, scatter_to_samples
 from ajet.core.update.lora import with_lora
@@ -64,6 +69,7 @@ from ajet.core.update.shards import reshard
 from ajet.core.update.token_record import record_tokens
 from ajet.core.update.update_metrics import TokenValues, UpdateMetrics
 from ajet.core.update.weights import load_weights, train_every_embedding, trainable
+from ajet.core.weight_sync.adapters import Adapters
 
 OPTIMIZER_PREFIX = "optimizer."
 METRICS: dict[Component, str] = {
@@ -189,14 +195,32 @@ class Policy:
         }
         return PolicyState(tensors, counters)
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields all weights for an engine (engine_weights.py); all ranks must iterate together.
+    def weights(self, *, is_base: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """Yields all weights for an engine (engine_weights.py); with `is_base`, without adapters.
+        All ranks must iterate together.
 
         After the last one the update's unused GPU memory is released, because an engine on that GPU
         may be about to wake.
         """
         reshard(self.model)
-        yield from engine_weights(self.model, self.ranks.compute_dtype)
+        yield from engine_weights(self.model, self.ranks.compute_dtype, is_base=is_base)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Returns the names and shapes of `weights`."""
+        return engine_shapes(self.model)
+
+    def describe_adapters(self) -> Adapters | str:
+        """Describes the adapters for engines that get them alone, or says why they cannot; all
+        ranks must call it."""
+        reshard(self.model)
+        return describe_adapters(self.model, self.ranks.compute_dtype)
+
+    def adapter_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields the adapters alone, as `weights` yields all weights."""
+        reshard(self.model)
+        yield from adapter_weights(self.model)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 

@@ -12,8 +12,10 @@ FSDP's hooks are attached to. So each sharded module has a method `run_unsharded
 FSDP, through which the flat forward computes.
 Transformers' own forward finds the hooks by itself.
 
-A model in CPU memory is moved to the GPUs and converted to float32 one layer at a time. So if it is
-loaded there, no GPU ever holds it whole.
+Rank 0 alone has read the model; the others' tensors are on torch's meta device, without memory. A
+group's tensors go from rank 0 to all before it is sharded, so that each rank keeps its shards of
+them, and no more than one group is whole on a GPU or in another rank's CPU memory. There it is
+converted to float32 or wider.
 
 Not covered: tensor and expert parallelism; a second copy of the shards on another node (HSDP).
 """
@@ -25,6 +27,7 @@ from types import MethodType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from loguru import logger
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -36,6 +39,7 @@ from torch.distributed.fsdp import (
     register_fsdp_forward_method,
 )
 
+from ajet.core.errors import ConfigError
 from ajet.core.model.decoder import decoder_layers
 from ajet.core.model.precision import to_wide_dtype, wide_dtype
 from ajet.core.update.settings import ShardingSettings
@@ -43,7 +47,7 @@ from ajet.core.update.shards import is_sharded
 
 
 def shard_model(model: nn.Module, mesh: DeviceMesh, settings: ShardingSettings) -> None:
-    """Shards the model in place.
+    """Shards the model in place; all ranks get rank 0's weights.
 
     The weights become shards of float32, or of float64 if they are; a module named `head` also
     computes in that type.
@@ -75,6 +79,7 @@ def _options(mesh: DeviceMesh, settings: ShardingSettings) -> dict[str, Any]:
 
 
 def _shard(module: nn.Module, reshard_after: bool, options: Any) -> None:
+    _receive(module, options["mesh"])
     _to_wide_dtype(module)
     fully_shard(module, reshard_after_forward=reshard_after, **options)
     assert isinstance(module, FSDPModule)
@@ -83,6 +88,52 @@ def _shard(module: nn.Module, reshard_after: bool, options: Any) -> None:
     untyped: Any = module
     untyped.run_unsharded = MethodType(_run, module)
     register_fsdp_forward_method(module, "run_unsharded")
+
+
+@torch.no_grad()
+def _receive(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Gives all ranks rank 0's tensors, of those in the module that are not sharded yet."""
+    if mesh.size() == 1:
+        return
+    device = torch.device(mesh.device_type)
+    given = _tensors(module)
+    described: list[Any] = [None] * mesh.size()
+    dist.all_gather_object(described, [(n, tuple(t.shape)) for n, t in given.items()])
+    for rank, other in enumerate(described):
+        if other != described[0]:
+            raise ConfigError(
+                f"trainer rank {rank} has made another model than rank 0: all machines need the "
+                "same files of ajet.model.path and the same versions of transformers and peft"
+            )
+    dtypes = [[tensor.dtype for tensor in given.values()]]
+    dist.broadcast_object_list(dtypes, 0, device=torch.device("cpu"))
+    received: dict[int, Tensor] = {}
+    for dtype, tensor in zip(dtypes[0], given.values(), strict=True):
+        if mesh.get_rank() == 0:
+            whole = tensor.data.to(device).contiguous()
+        else:
+            whole = torch.empty(tensor.shape, dtype=dtype, device=device)
+        dist.broadcast(whole, 0)
+        received[id(tensor)] = _like(tensor, whole)
+    for owner in module.modules():
+        for tensors in (owner._parameters, owner._buffers):
+            for name, tensor in tensors.items():
+                if id(tensor) in received:
+                    tensors[name] = received[id(tensor)]  # type: ignore[assignment]
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Returns the tensors that are not sharded yet, tied ones once, in an order that all ranks
+    have."""
+    named = (*module.named_parameters(), *module.named_buffers())
+    return {name: tensor for name, tensor in named if not is_sharded(tensor)}
+
+
+def _like(tensor: Tensor, whole: Tensor) -> Tensor:
+    """Returns the received tensor as a parameter if the one in its place is one."""
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(whole, requires_grad=tensor.requires_grad)
+    return whole
 
 
 @torch.no_grad()

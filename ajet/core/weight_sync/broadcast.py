@@ -5,9 +5,12 @@
                sender.send()                          shapes, header, tensor, header, tensor, … end
     replica    load_weights(model, receiver)              joins, receives, leaves
 
-The copy can be sent several times: to all engines, and later to one that replaces a dead one. Each
-broadcast has a group of its own (group.py). The first header has all names and shapes, so that a
-server's worker can refuse them before it changes a byte; each tensor's has name, type, shape and
+The copy can be sent several times: to all engines, and later to one that replaces a dead one. On
+the engines' own device (backend ipc) no copy is made: `hold` gives the weights as they are, until
+the trainer goes on and drops them.
+
+Each broadcast has a group of its own (group.py). The first header has all names and shapes, so that
+a server's worker can refuse them before it changes a byte; each tensor's has name, type, shape and
 checksum; the last one has the checksum of all. A receiver that finds a damaged tensor receives the
 rest before it fails, so that the others are not left waiting. The workers of an inference server
 receive by the same headers (servers/worker_extension/); each has a rank, so a server has `width`
@@ -20,12 +23,13 @@ timeout, and the router begins another (core/inference/router.py).
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ajet.core.rendezvous import listen
+from ajet.core.weight_sync.adapters import Adapters
 from ajet.core.weight_sync.group import Backend, BroadcastGroup, GroupError, first_line
 from ajet.core.weight_sync.manifest import Manifest, SyncReport, TensorInfo, WeightsError
 
@@ -50,6 +54,7 @@ class BroadcastReceiver:
     backend: Backend = "gloo"
     timeout_s: float = TIMEOUT_S
     width: int = 1
+    adapters: Adapters | None = None
 
     @property
     def can_be_read_again(self) -> bool:
@@ -89,20 +94,47 @@ class BroadcastSender:
         self.timeout_s = timeout_s
         self._address, self._width = address, width
         self._version: int | None = None
-        self._copy: dict[str, Tensor] = {}
+        self._adapters: Adapters | None = None
+        self._shapes: Mapping[str, tuple[int, ...]] = {}
+        self._weights: Callable[[], Iterable[tuple[str, Tensor]]] = tuple
         self._pending: tuple[Any, int] | None = None
 
-    def snapshot(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Copies the weights to CPU memory, so that the trainer can go on changing them."""
-        self._copy = {name: t.detach().to("cpu", copy=True) for name, t in tensors}
-        self._version = version
+    def snapshot(
+        self,
+        version: int,
+        tensors: Iterable[tuple[str, Tensor]],
+        adapters: Adapters | None = None,
+    ) -> None:
+        """Copies the weights to CPU memory, so that the trainer can go on changing them. `adapters`
+        describes them if they are adapters alone."""
+        copy = {name: t.detach().to("cpu", copy=True) for name, t in tensors}
+        self.hold(version, {name: tuple(t.shape) for name, t in copy.items()}, copy.items)
+        self._adapters = adapters
+
+    def hold(
+        self,
+        version: int,
+        shapes: Mapping[str, tuple[int, ...]],
+        weights: Callable[[], Iterable[tuple[str, Tensor]]],
+    ) -> None:
+        """Has each `send` take the weights from `weights()`, in the order of `shapes`, without a
+        copy. The trainer calls `drop` before it changes them."""
+        self._version, self._shapes, self._weights = version, shapes, weights
+        self._adapters = None
+
+    def drop(self) -> None:
+        """Forgets the weights: no version can be had any more."""
+        self._version, self._weights = None, tuple
 
     def receivers(self, version: int, number: int) -> list[BroadcastReceiver]:
         """Returns `number` receivers, which may begin to receive before `send` is called."""
         if version != self._version:
+            now = "goes on" if self._version is None else f"has {self._version}"
             raise WeightsError(
-                f"weights of version {version} cannot be had again: the trainer has {self._version}"
+                f"weights of version {version} cannot be had again: the trainer {now}"
             )
+        if not number:
+            return []
         size = number * self._width + 1
         store = open_store(self._address, size, self.timeout_s)
         self._pending = store, size
@@ -116,25 +148,40 @@ class BroadcastSender:
                 self.backend,
                 self.timeout_s,
                 self._width,
+                self._adapters,
             )
             for rank in range(1, size, self._width)
         ]
 
-    def send(self) -> SyncReport:
-        """Sends the copy to the receivers that were made last, one tensor at a time."""
-        assert self._pending is not None and self._version is not None
-        (store, size), self._pending = self._pending, None
-        with _joined(self._address, store.port, 0, size, self, store=store) as group:
-            return send_tensors(group, self._version, self._copy)
+    def send(self) -> SyncReport | None:
+        """Sends the weights to the receivers that were made last, one tensor at a time; returns
+        None if there are none. All weights are taken even after a failure: where they are sharded,
+        the other ranks gather each of them together with this one."""
+        weights = iter(self._weights())
+        try:
+            if self._pending is None:
+                return None
+            assert self._version is not None
+            (store, size), self._pending = self._pending, None
+            with _joined(self._address, store.port, 0, size, self, store=store) as group:
+                return send_tensors(group, self._version, self._shapes, weights)
+        finally:
+            for _ in weights:
+                pass
 
 
-def send_tensors(group: BroadcastGroup, version: int, tensors: Mapping[str, Tensor]) -> SyncReport:
+def send_tensors(
+    group: BroadcastGroup,
+    version: int,
+    shapes: Mapping[str, tuple[int, ...]],
+    tensors: Iterable[tuple[str, Tensor]],
+) -> SyncReport:
     """Sends all shapes, then a header and the bytes of each tensor, and at the end the checksum of
     all."""
     started = time.perf_counter()
-    group.send_header({"shapes": {name: list(tensor.shape) for name, tensor in tensors.items()}})
+    group.send_header({"shapes": {name: list(shape) for name, shape in shapes.items()}})
     infos = []
-    for name, tensor in tensors.items():
+    for name, tensor in tensors:
         moved = tensor.detach().to(group.device).contiguous()
         infos.append(TensorInfo.of(name, moved))
         group.send_header(infos[-1].to_json())

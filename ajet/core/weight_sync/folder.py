@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from ajet.core.weight_sync.adapters import Adapters
 from ajet.core.weight_sync.manifest import Manifest, TensorInfo, WeightsError
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ class FolderSource:
 
     path: Path
     version: int
+    adapters: Adapters | None = None
+    """Set where the folder has adapters alone."""
 
     @property
     def can_be_read_again(self) -> bool:
@@ -149,9 +152,14 @@ class WeightFolder:
                 extra_files[-1].write_bytes(content)
         return cls(root, extra_files=extra_files, keep=1)
 
-    def write(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> FolderSource:
+    def write(
+        self,
+        version: int,
+        tensors: Iterable[tuple[str, Tensor]],
+        adapters: Adapters | None = None,
+    ) -> FolderSource:
         """Writes a version from an iterator, with one shard at a time in memory, and removes
-        old ones.
+        old ones. `adapters` describes the tensors if they are adapters alone.
         """
         path = self.root / f"{PREFIX}{version:08d}"
         temporary = self.root / f".{path.name}.{os.getpid()}"
@@ -167,7 +175,7 @@ class WeightFolder:
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         self.remove_old(exclude=version)
-        return FolderSource(path, version)
+        return FolderSource(path, version, adapters)
 
     def versions(self) -> list[int]:
         """Returns the versions that are there, in ascending order."""

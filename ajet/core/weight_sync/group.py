@@ -4,8 +4,14 @@
     the others    group.receive_header()            for header, tensor in group.tensors(): …
 
 The group is separate from the process's default one. gloo moves tensors in CPU memory, nccl those
-on a GPU. This file imports torch alone: vLLM's worker loads it by its path
-(servers/worker_extension/), where ajet's other packages are not to be found.
+on a GPU. ipc is for processes on one device: headers travel over gloo, and tensors through a buffer
+in the device's memory that all of them have open.
+
+    rank 0        copies a part of the tensor in ─ barrier ─────────────────── barrier ─ …
+    the others    ───────────────────────────────── barrier ─ copy it out ─ barrier ─ …
+
+This file imports torch alone: vLLM's worker loads it by its path (servers/worker_extension/), where
+ajet's other packages are not to be found.
 
 Not covered: what the headers mean (broadcast.py).
 """
@@ -13,14 +19,18 @@ Not covered: what the headers mean (broadcast.py).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from mmap import mmap
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Backend = Literal["gloo", "nccl"]
+Backend = Literal["gloo", "nccl", "ipc"]
+BUFFER_BYTES = 1 << 28
 
 
 class GroupError(RuntimeError):
@@ -41,12 +51,16 @@ class BroadcastGroup:
         backend: Backend,
         timeout_s: float,
         store: Any = None,
+        buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
-        """Joins the group that meets at rank 0's store, which rank 0 passes."""
+        """Joins the group that meets at rank 0's store, which rank 0 passes. It makes the buffer of
+        ipc, of `buffer_bytes`."""
         import torch
         import torch.distributed.distributed_c10d as c10d
         from torch._C._distributed_c10d import TCPStore
 
+        self._rank = rank
+        self._buffer: Tensor | None = None
         self.end: dict[str, Any] | None = None
         """The header that ends the tensors, once it has come."""
         self.where = f"weights by {backend} over {address}:{port}"
@@ -63,25 +77,43 @@ class BroadcastGroup:
             else:
                 self.device = torch.device("cpu")
                 self._group = c10d.ProcessGroupGloo(prefixed, rank, size, timeout)
-        except (RuntimeError, ValueError) as error:
+            self._header_device = self.device
+            if backend == "ipc":
+                self.device = own_device()
+                self._share_buffer(buffer_bytes)
+        except (OSError, RuntimeError, ValueError) as error:
             raise GroupError(f"{self.where}: {first_line(error)}") from error
+
+    def _share_buffer(self, num_bytes: int) -> None:
+        """Makes the buffer on rank 0 and opens it on the others; all have it open at the end."""
+        if self._rank == 0:
+            self._buffer, handle, descriptor = make_buffer(num_bytes, self.device)
+            self.send_header(handle)
+        else:
+            descriptor = None
+            self._buffer = open_buffer(self.receive_header(), self.device)
+        self._group.barrier().wait()
+        if descriptor is not None:
+            os.close(descriptor)
 
     def send_header(self, header: dict[str, Any]) -> None:
         """Sends JSON values to all others; only rank 0 calls it."""
         import torch
 
         data = torch.frombuffer(bytearray(json.dumps(header).encode()), dtype=torch.uint8)
-        self.broadcast(torch.tensor([len(data)], dtype=torch.int64, device=self.device))
-        self.broadcast(data.to(self.device))
+        length = torch.tensor([len(data)], dtype=torch.int64, device=self._header_device)
+        self._run(lambda: self._group.broadcast(length, 0))
+        sent = data.to(self._header_device)
+        self._run(lambda: self._group.broadcast(sent, 0))
 
     def receive_header(self) -> dict[str, Any]:
         """Returns the next JSON values that rank 0 sends."""
         import torch
 
-        length = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self.broadcast(length)
-        data = torch.zeros(int(length.item()), dtype=torch.uint8, device=self.device)
-        self.broadcast(data)
+        length = torch.zeros(1, dtype=torch.int64, device=self._header_device)
+        self._run(lambda: self._group.broadcast(length, 0))
+        data = torch.zeros(int(length.item()), dtype=torch.uint8, device=self._header_device)
+        self._run(lambda: self._group.broadcast(data, 0))
         return json.loads(bytes(data.cpu().numpy()))
 
     def tensors(self) -> Iterator[tuple[dict[str, Any], Tensor]]:
@@ -105,14 +137,108 @@ class BroadcastGroup:
         flat = tensor.reshape(-1)
         if not flat.numel():
             return
+        if self._buffer is None:
+            self._run(lambda: self._group.broadcast(flat, 0))
+        else:
+            self._through(self._buffer, flat)
+
+    def _through(self, buffer: Tensor, flat: Tensor) -> None:
+        """Moves a tensor through the buffer in parts. The second barrier of each keeps rank 0 from
+        writing the next part over it."""
+        import torch
+
+        data = flat.view(torch.uint8)
+        for start in range(0, len(data), len(buffer)):
+            part = data[start : start + len(buffer)]
+            shared = buffer[: len(part)]
+            if self._rank == 0:
+                shared.copy_(part)
+                self._finish_copy()
+            self._run(self._group.barrier)
+            if self._rank != 0:
+                part.copy_(shared)
+                self._finish_copy()
+            self._run(self._group.barrier)
+
+    def _finish_copy(self) -> None:
+        """Waits until the device has copied: a barrier waits for processes alone."""
+        import torch
+
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _run(self, operation: Callable[[], Any]) -> None:
         try:
-            self._group.broadcast(flat, 0).wait()
+            operation().wait()
         except (RuntimeError, AttributeError) as error:
             raise GroupError(f"{self.where}: broke off: {first_line(error)}") from error
 
     def close(self) -> None:
         """Leaves the group; the others' next broadcast fails."""
-        self._group = None
+        self._group = self._buffer = None
+
+
+def own_device() -> Any:
+    """Returns this process's GPU if it has one, else the CPU."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def make_buffer(num_bytes: int, device: Any) -> tuple[Tensor, dict[str, Any], int | None]:
+    """Makes a buffer that other processes can open. Returns it, its handle for them in JSON values,
+    and on a CPU the file descriptor to close when they have opened it."""
+    import torch
+
+    if device.type == "cuda":
+        buffer = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        # The first value is the number that this process gives the GPU; others may number it
+        # otherwise, so its own name is compared.
+        _, *handle = buffer.untyped_storage()._share_cuda_()
+        return buffer, {"gpu": gpu_name(device), "handle": to_json(handle)}, None
+    descriptor = os.memfd_create("ajet-weights")  # has no name that could outlive the processes
+    os.truncate(descriptor, num_bytes)
+    path = f"/proc/{os.getpid()}/fd/{descriptor}"
+    return map_file(descriptor, num_bytes), {"path": path, "num_bytes": num_bytes}, descriptor
+
+
+def open_buffer(handle: dict[str, Any], device: Any) -> Tensor:
+    """Opens the buffer that another process has made on the same device."""
+    import torch
+
+    if "path" in handle:
+        with Path(handle["path"]).open("r+b") as file:
+            return map_file(file.fileno(), handle["num_bytes"])
+    if device.type != "cuda" or gpu_name(device) != handle["gpu"]:
+        raise ValueError(f"the sender is on {handle['gpu']}, the receiver on {device}")
+    storage = torch.UntypedStorage._new_shared_cuda(device.index, *from_json(handle["handle"]))
+    return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
+
+
+def map_file(descriptor: int, num_bytes: int) -> Tensor:
+    """Returns a file in memory as a tensor of bytes, shared with all that map it."""
+    import torch
+
+    return torch.frombuffer(mmap(descriptor, num_bytes), dtype=torch.uint8)
+
+
+def gpu_name(device: Any) -> str:
+    """Returns a name that a GPU has in every process."""
+    import torch
+
+    return f"GPU {torch.cuda.get_device_properties(device).uuid}"
+
+
+def to_json(handle: list[Any]) -> list[Any]:
+    """Returns a handle of CUDA IPC, numbers and bytes, in JSON values."""
+    return [{"hex": each.hex()} if isinstance(each, bytes) else each for each in handle]
+
+
+def from_json(handle: list[Any]) -> list[Any]:
+    """Returns the handle of `to_json`."""
+    return [bytes.fromhex(each["hex"]) if isinstance(each, dict) else each for each in handle]
 
 
 def first_line(error: BaseException) -> str:

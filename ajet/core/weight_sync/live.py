@@ -1,7 +1,7 @@
 """Weights in this process's memory or on its device: nothing is written or sent.
 
-Engines beside the trainer use them: a model in the same process copies them, and a server on the
-same GPU is given handles to the device's memory (SGLang's `/update_weights_from_tensor`).
+A model in the same process copies them, and an SGLang server on the same GPU is given handles to
+the device's memory (`/update_weights_from_tensor`).
 
 Not covered: a trainer that changes the weights during the load; it waits until the load is over.
 """
@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ajet.core.weight_sync.adapters import Adapters
 from ajet.core.weight_sync.manifest import TensorInfo
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class LiveSource:
 
     version: int
     weights: Callable[[], Iterable[tuple[str, Tensor]]]
+    adapters: Adapters | None = None
 
     @property
     def can_be_read_again(self) -> bool:

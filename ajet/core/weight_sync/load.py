@@ -7,6 +7,9 @@ model changes, and needs no extra memory. A broadcast can be received only once,
 first (`stage=True`, which needs the weights' size in memory once more). With `stage=False` it is
 copied as it comes; a failure then leaves a mixture, which the error says.
 
+Adapters alone (adapters.py) are added to copies of the base weights that `BaseWeights` takes of the
+model at its first load.
+
 The model's own type may differ from what was sent (bfloat16 over float32, for example); values are
 cast. The report's checksum is then that of what was sent; otherwise it is that of the model.
 """
@@ -18,6 +21,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+from ajet.core.weight_sync.adapters import Adapters, AdaptersError
 from ajet.core.weight_sync.manifest import (
     Manifest,
     SyncReport,
@@ -34,9 +38,72 @@ IncomingTensors = Iterable[tuple[TensorInfo, "Tensor"]]
 Targets = Mapping[str, "Tensor"]
 
 
-def load_weights(model: nn.Module, source: WeightSource, *, stage: bool = True) -> SyncReport:
-    """Copies `source` into `model`; raises `WeightsError` if it is damaged or does not fit."""
-    return load_tensors(model.state_dict(), source, stage=stage)
+def load_weights(
+    model: nn.Module,
+    source: WeightSource,
+    *,
+    base: BaseWeights | None = None,
+    stage: bool = True,
+) -> SyncReport:
+    """Copies `source` into `model`; raises `WeightsError` if it is damaged or does not fit.
+    Adapters alone need a `base`, which is the model's for all its loads."""
+    if source.adapters is None:
+        return load_tensors(model.state_dict(), source, stage=stage)
+    assert base is not None, "adapters alone need the base weights"
+    return base.load(model.state_dict(), source, source.adapters)
+
+
+class BaseWeights:
+    """Remembers a model's base weights, to which each version's adapters are added anew.
+
+    The model must have its base weights at the first load. Copies of the adapted ones are in the
+    CPU's memory.
+    """
+
+    def __init__(self) -> None:
+        self._copies: dict[str, Tensor] = {}
+        self._checksum: str | None = None
+
+    def load(self, targets: Targets, source: WeightSource, adapters: Adapters) -> SyncReport:
+        """Checks all adapters of `source` and the base, and then sets the adapted weights."""
+        started = time.perf_counter()
+        where = f"weights of version {source.version}"
+        sent = list(source.tensors())
+        for info, tensor in sent:
+            check_tensor(info, tensor, tensor, where)
+        shapes = {name: tuple(target.shape) for name, target in targets.items()}
+        try:
+            adapters.check({info.name: info.shape for info, _ in sent}, shapes)
+        except AdaptersError as error:
+            raise WeightsError(f"{where}: {error}") from error
+        self._remember(targets, adapters, where)
+        factors = adapters.factors({info.name: tensor for info, tensor in sent})
+        for name in adapters.scalings:
+            target = targets[name]
+            own = {name: tuple(factor.to(target.device) for factor in factors[name])}
+            target.copy_(adapters.add(name, self._copies[name], own))  # type: ignore[arg-type]
+        manifest = Manifest(source.version, tuple(info for info, _ in sent))
+        seconds = time.perf_counter() - started
+        return SyncReport(source.version, seconds, manifest.num_bytes, manifest.checksum)
+
+    def _remember(self, targets: Targets, adapters: Adapters, where: str) -> None:
+        if self._checksum is None:
+            self._checksum = _untied(targets).checksum
+            for name in adapters.scalings:
+                self._copies[name] = targets[name].detach().to("cpu", copy=True)
+        if self._checksum != adapters.base_checksum:
+            raise WeightsError(
+                f"{where}: the engine's base weights are not those that the adapters were trained "
+                "on; all machines need the same files and number format of ajet.model.path"
+            )
+
+
+def _untied(targets: Targets) -> Manifest:
+    """Describes the tensors; of those with one storage (tied weights) the first."""
+    first: dict[tuple[int, tuple[int, ...]], str] = {}
+    for name, tensor in targets.items():
+        first.setdefault(_storage_key(tensor), name)
+    return Manifest(0, tuple(TensorInfo.of(name, targets[name]) for name in first.values()))
 
 
 def load_tensors(targets: Targets, source: WeightSource, *, stage: bool = True) -> SyncReport:

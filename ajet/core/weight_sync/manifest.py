@@ -16,12 +16,13 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from ajet.core.errors import ModelError
+from ajet.core.weight_sync.adapters import Adapters
 from ajet.core.weight_sync.checksum import combined_checksum, tensor_checksum
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-SyncMethod = Literal["checkpoint", "memory", "nccl"]
+SyncMethod = Literal["checkpoint", "memory", "nccl", "ipc"]
 MAX_NAMED = 3
 
 
@@ -114,6 +115,11 @@ class WeightSource(Protocol):
         """Tells whether `tensors` can be called twice; a broadcast can be received only once."""
         ...
 
+    @property
+    def adapters(self) -> Adapters | None:
+        """Describes the tensors if they are adapters alone."""
+        ...
+
     def tensors(self) -> Generator[tuple[TensorInfo, Tensor], None, None]:
         """Yields each tensor with its sender's description."""
         ...
@@ -123,14 +129,14 @@ class WeightSource(Protocol):
 class BroadcastSource(Protocol):
     """Gives the weights of one version to several receivers at once.
 
-    The sender must know their number in advance. It can send the weights again.
+    The sender must know them in advance. It can send the weights again.
     """
 
     @property
     def version(self) -> int: ...
 
-    async def make_sources(self, number: int) -> Sequence[WeightSource]:
-        """Returns a source for each of `number` receivers, all of which must read theirs now."""
+    async def make_sources(self, names: Sequence[str]) -> Sequence[WeightSource]:
+        """Returns a source for each receiver, by its name; all must read theirs now."""
         ...
 
 

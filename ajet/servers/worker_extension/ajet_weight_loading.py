@@ -5,14 +5,18 @@
 
 `--worker-extension-cls` names the class here. vLLM's Python finds this file by PYTHONPATH, which is
 the folder of this file alone: the packages beside ajet must not take the place of vLLM's. So it
-imports nothing but torch, safetensors and vLLM, and loads two files of ajet, which import torch
-alone, by their paths: core/weight_sync/group.py and checksum.py.
+imports nothing but torch, safetensors and vLLM, and loads files of ajet, which import torch alone,
+by their paths: core/weight_sync/group.py, checksum.py and adapters.py.
 
 Before the first byte changes, names and shapes are checked: they must be those of the weights that
 the worker holds (their list is stored at the first load, which compares with the model's own
 folder). The bytes of a folder are checked before, by the process that sends the request
 (servers/replica.py); those of a broadcast as they come, and a damaged tensor is then in the model,
 which the error says.
+
+Adapters alone are all received and checked first. Then the worker reads the base weights from the
+model's own folder once more and loads all weights, with the adapters added: vLLM fuses and packs
+the weights of a layer, so one cannot be changed by itself.
 
 On a CPU vLLM computes with packed copies of its linear layers, which a reload may leave stale. So
 every copy must be a new object after the load. If the plain weights are still there, they are
@@ -24,6 +28,7 @@ Not covered: quantised weights; pipeline parallelism (each rank loads the whole 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import module_from_spec, spec_from_file_location
@@ -51,14 +56,20 @@ class WeightLoading:
     get_model: Any
     reload_weights: Any
     rank: int
+    device: Any
 
-    def ajet_load_weights(self, path: str, version: str, model_path: str) -> dict[str, Any]:
-        """Loads the weights of a folder; returns their version, seconds and number of bytes. If a
-        check fails it returns {"error": one line}."""
+    def ajet_load_weights(
+        self, path: str, version: str, model_path: str, adapters: str | None = None
+    ) -> dict[str, Any]:
+        """Loads the weights of a folder, or the `adapters` there, which this describes; returns
+        their version, seconds and number of bytes. If a check fails it returns
+        {"error": one line}."""
         folder = Path(path)
         return self._ajet_report(
             version,
-            lambda: self._ajet_load(folder_shapes(folder), folder_tensors(folder), model_path),
+            lambda: self._ajet_load(
+                folder_shapes(folder), folder_tensors(folder), model_path, adapters
+            ),
         )
 
     def ajet_receive_weights(
@@ -71,14 +82,14 @@ class WeightLoading:
         timeout_s: str,
         version: str,
         model_path: str,
+        adapters: str | None = None,
     ) -> dict[str, Any]:
         """Takes part in a broadcast of weights, the first worker with this rank; returns what
         `ajet_load_weights` does, and the checksum of what was sent."""
 
         def receive() -> dict[str, Any]:
-            files = Path(__file__).parents[2] / "core" / "weight_sync"
-            of_group = load_file(files / "group.py")
-            tensor_checksum = load_file(files / "checksum.py").tensor_checksum
+            of_group = load_file("group.py")
+            tensor_checksum = load_file("checksum.py").tensor_checksum
             try:
                 group = of_group.BroadcastGroup(
                     address,
@@ -90,7 +101,8 @@ class WeightLoading:
                 )
                 incoming = Broadcast(group, tensor_checksum)
                 try:
-                    loaded = self._ajet_load(incoming.shapes, incoming.tensors(), model_path)
+                    tensors = incoming.tensors() if adapters is None else incoming.undamaged()
+                    loaded = self._ajet_load(incoming.shapes, tensors, model_path, adapters)
                 finally:
                     incoming.finish()
                     group.close()
@@ -109,12 +121,15 @@ class WeightLoading:
         return loaded | {"version": int(version), "seconds": time.perf_counter() - started}
 
     def _ajet_load(
-        self, shapes: Shapes, tensors: Iterator[tuple[str, Tensor]], model_path: str
+        self,
+        shapes: Shapes,
+        tensors: Iterator[tuple[str, Tensor]],
+        model_path: str,
+        adapters: str | None,
     ) -> dict[str, Any]:
         import torch
 
         expected = getattr(self, "_ajet_shapes", None) or folder_shapes(Path(model_path))
-        check_names(shapes, expected)
         num_bytes = 0
 
         def counted() -> Iterator[tuple[str, Tensor]]:
@@ -123,16 +138,45 @@ class WeightLoading:
                 num_bytes += tensor.nbytes
                 yield name, tensor
 
+        if adapters is None:
+            check_names(shapes, expected)
+            weights = counted()
+        else:
+            added = Added(adapters, shapes, expected)
+            weights = added.weights(dict(counted()), Path(model_path), self.device)
         model = self.get_model()
         before = packed_layers(model)
         with torch.no_grad():
             # The worker's own method, which sets the config that vLLM's layers read while they
             # load. Only vLLM knows which tensors of the checkpoint it has fused.
-            self.reload_weights(weights_iterator=counted())
+            self.reload_weights(weights_iterator=weights)
             repack(model)
             check_fresh(model, before)
         self._ajet_shapes = expected
         return {"num_bytes": num_bytes}
+
+
+class Added:
+    """Adds adapters to the base weights in the model's folder."""
+
+    def __init__(self, adapters: str, shapes: Shapes, base: Shapes) -> None:
+        """Checks that adapters of these shapes fit the base weights."""
+        of_adapters = load_file("adapters.py")
+        self._adapters = of_adapters.Adapters.loads(adapters)
+        try:
+            self._adapters.check(shapes, base)
+        except of_adapters.AdaptersError as error:
+            raise DoNotFitError(str(error)) from error
+
+    def weights(
+        self, tensors: Mapping[str, Tensor], model: Path, device: Any
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Returns an iterator over all weights, those with an adapter on the device."""
+        moved = {name: tensor.to(device) for name, tensor in tensors.items()}
+        factors = self._adapters.factors(moved)
+        return (
+            (name, self._adapters.add(name, base, factors)) for name, base in folder_tensors(model)
+        )
 
 
 class Broadcast:
@@ -152,6 +196,12 @@ class Broadcast:
                 self._damaged.append(header["name"])
             yield header["name"], tensor
 
+    def undamaged(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields each tensor as `tensors` does, and fails at the end if one came damaged."""
+        yield from self.tensors()
+        if self._damaged:
+            raise DoNotFitError(f"{shorten_list(self._damaged)} came damaged")
+
     def finish(self) -> None:
         """Receives what the model did not take, so that the others of the group end."""
         for _ in self.tensors():
@@ -169,11 +219,13 @@ class Broadcast:
         return end["checksum"]
 
 
-def load_file(path: Path) -> Any:
-    """Imports a Python file that is in no package here."""
+def load_file(name: str) -> Any:
+    """Imports a file of core/weight_sync, which is in no package here."""
+    path = Path(__file__).parents[2] / "core" / "weight_sync" / name
     spec = spec_from_file_location(f"ajet_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
+    sys.modules[spec.name] = module  # where a dataclass looks for its types
     spec.loader.exec_module(module)
     return module
 

@@ -420,10 +420,10 @@ class Sent:
     def __init__(self):
         self.begun = []
 
-    async def make_sources(self, number):
-        self.begun.append(number)
-        taken = asyncio.Barrier(number)
-        return [taken] * number
+    async def make_sources(self, names):
+        self.begun.append(names)
+        taken = asyncio.Barrier(len(names))
+        return [taken] * len(names)
 
 
 class Receiver(FakeReplica):
@@ -452,12 +452,12 @@ async def test_weights_that_are_sent_go_to_all_and_again_to_one_that_comes_later
     router = Router(replicas, FAST, spawn=spawn)
     endpoint = RoutedEndpoint(router)
     await router.load_weights(weights, 7)
-    assert weights.begun == [2]
+    assert weights.begun == [["r0", "r1"]]
     replicas[0].is_down = True
     await asyncio.gather(*(_episode(endpoint, f"e{n}", 2) for n in range(6)))
     while "r0" not in router.names:
         await asyncio.sleep(0.01)
-    assert weights.begun == [2, 1] and fresh.version == 7
+    assert weights.begun == [["r0", "r1"], ["r0"]] and fresh.version == 7
     await router.close()
 
 
@@ -466,7 +466,7 @@ async def test_a_replica_that_dies_on_the_way_does_not_keep_weights_from_the_oth
     replicas[1].dies = True
     router = Router(replicas, FAST)
     report = await router.load_weights(weights, 7)
-    assert weights.begun == [3, 2] and report.num_bytes == 200
+    assert weights.begun == [["r0", "r1", "r2"], ["r0", "r2"]] and report.num_bytes == 200
     assert router.names == ["r0", "r2"]
     await router.close()
 

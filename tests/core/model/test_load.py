@@ -62,6 +62,19 @@ def test_dtype_and_chat_template_can_be_given(folder, tmp_path):
     assert loaded.tokenizer.apply_chat_template(messages, tokenize=False) == "yes"
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_a_model_without_weights_is_the_same_but_for_its_memory(folder, dtype):
+    whole = load_model(str(folder), dtype=dtype, device="cpu").model
+    empty = load_model(str(folder), dtype=dtype, device="cpu", with_weights=False).model
+    for of_whole, of_empty in (
+        (whole.named_parameters(), empty.named_parameters()),
+        (whole.named_buffers(), empty.named_buffers()),
+    ):
+        for (name, tensor), (other, shape) in zip(of_whole, of_empty, strict=True):
+            assert (name, tensor.shape, tensor.dtype) == (other, shape.shape, shape.dtype)
+            assert shape.is_meta and not tensor.is_meta
+
+
 def test_a_folder_that_does_not_exist(tmp_path):
     assert "no such file or folder" in _error(tmp_path / "nowhere")
 

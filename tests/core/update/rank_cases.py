@@ -37,6 +37,9 @@ from ajet.core.update.settings import (
     UpdateSettings,
 )
 from ajet.core.update.shards import copy_tensor, full_tensor
+from ajet.core.weight_sync.adapters import Adapters
+from ajet.core.weight_sync.live import LiveSource
+from ajet.core.weight_sync.load import BaseWeights, load_weights
 
 # AdamW divides by sqrt(v) + eps: with its usual eps, a gradient that is rounding alone, which the
 # order of additions changes, would make a step of the size of lr.
@@ -56,8 +59,10 @@ class Case:
     has_streams: bool = False
     is_critic: bool = False
 
-    def new_model(self) -> torch.nn.Module:
-        model = tiny_model(**self.model)
+    def new_model(self, ranks: Ranks = ONE_RANK) -> torch.nn.Module:
+        """On other ranks than the first without memory: they get the weights from that one."""
+        with torch.device("cpu" if ranks.rank == 0 else "meta"):
+            model = tiny_model(**self.model)
         return to_float64(model) if self.is_float64 else model
 
     def samples(self, seed: int) -> list[TrainingSample]:
@@ -177,7 +182,7 @@ def run_case(name: str, ranks: Ranks = ONE_RANK) -> dict[str, Any]:
 
 
 def run_policy(case: Case, ranks: Ranks) -> dict[str, Any]:
-    policy = Policy(case.new_model(), UpdateSettings(**STEADY | case.settings), ranks)
+    policy = Policy(case.new_model(ranks), UpdateSettings(**STEADY | case.settings), ranks)
     if policy.reference is not None:  # as for a KL in the reward, before anything is learnt
         policy.reference_scores(case.samples(0))
     tokens = TrainedTokens()
@@ -189,11 +194,51 @@ def run_policy(case: Case, ranks: Ranks) -> dict[str, Any]:
     if policy.reference is not None:
         out["reference"] = np.concatenate(policy.reference_scores(samples))
     published = {n: t.clone() for n, t in policy.weights()}
+    if case.settings.get("lora"):
+        out["alone"] = with_adapters_alone(case.new_model(), policy)
     return out | {"tensors": whole(policy), "published": published}
 
 
+def with_adapters_alone(engine: torch.nn.Module, policy: Policy) -> dict[str, torch.Tensor]:
+    """What an engine with the base weights makes of the adapters."""
+    adapters = policy.describe_adapters()
+    assert isinstance(adapters, Adapters)
+    load_weights(engine, LiveSource(1, policy.adapter_weights, adapters), base=BaseWeights())
+    return {name: weight.detach() for name, weight in engine.named_parameters()}
+
+
+def as_read(ranks: Ranks) -> dict[str, Any]:
+    """What the ranks hold of models that rank 0 alone has read, before anything is learnt: with a
+    tied head and without, adapters, a critic, and what is no parameter."""
+    tied = Policy(CASES["lora"].new_model(ranks), UpdateSettings(lora=LORA), ranks)
+    case = Case(model=dict(tie_word_embeddings=False))
+    settings = UpdateSettings(kl_loss_coef=0.1)
+    untied, critic = (
+        Policy(case.new_model(ranks), settings, ranks),
+        Critic(CASES["critic"].new_model(ranks), CriticSettings(), ranks),
+    )
+    assert untied.reference is not None and untied.reference.frozen_copy is not None
+    models = [tied.model, untied.model, untied.reference.frozen_copy.model, critic.model]
+    found = {
+        f"{number}.{name}": full_tensor(tensor).detach().clone()
+        for number, model in enumerate(models)
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+    }
+    return {"tensors": found}
+
+
+def two_models(ranks: Ranks) -> dict[str, Any]:
+    """The other ranks have made a model of other shapes."""
+    changes = {} if ranks.rank == 0 else {"hidden_size": 64}
+    try:
+        Policy(tiny_model(**changes), UpdateSettings(), ranks)
+    except AjetError as error:
+        return {"said": str(error)}
+    return {"said": ""}
+
+
 def run_critic(case: Case, ranks: Ranks) -> dict[str, Any]:
-    critic = bent(Critic(case.new_model(), CriticSettings(**STEADY | case.settings), ranks))
+    critic = bent(Critic(case.new_model(ranks), CriticSettings(**STEADY | case.settings), ranks))
     metrics = []
     for seed in range(3):
         samples = case.samples(seed)
@@ -363,5 +408,9 @@ def of_ranks(name: str, size: int, folder: Path) -> Any:
             return {kept: collectives(keep_gathered=kept) for kept in (False, True)}
         case "refusals":
             return refusals(folder)
+        case "as_read":
+            return as_read(TorchRanks())
+        case "two_models":
+            return two_models(TorchRanks())
         case _:
             return run_case(name, TorchRanks(ShardingSettings(**CASES[name].sharding)))

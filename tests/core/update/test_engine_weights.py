@@ -1,8 +1,11 @@
+import pytest
 import torch
 from update_fixtures import forked_groups, tiny_model
 
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import LoraSettings, UpdateSettings
+from ajet.core.weight_sync.live import LiveSource
+from ajet.core.weight_sync.load import BaseWeights, load_weights
 
 LORA = LoraSettings(rank=4, alpha=8, targets=("q_proj", "down_proj"))
 NAMES = [name for name, _ in tiny_model().named_parameters()]
@@ -41,3 +44,44 @@ def test_memory_of_the_update_is_given_back_to_the_gpu_with_the_last_weight(monk
         next(weights)
     assert given_back == []
     assert next(weights, None) is None and given_back == [True]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_adapters_alone_give_an_engine_the_bits_of_all_weights_version_by_version(dtype):
+    policy = Policy(tiny_model().to(dtype), UpdateSettings(lr=1e-2, lora=LORA))
+    adapters = policy.describe_adapters()
+    assert adapters.scalings.keys() == {
+        f"model.layers.{layer}.{name}.weight"
+        for layer in (0, 1)
+        for name in ("self_attn.q_proj", "mlp.down_proj")
+    }
+    engine, base = tiny_model().to(dtype), BaseWeights()
+    for version in range(3):
+        source = LiveSource(version, policy.adapter_weights, adapters)
+        report = load_weights(engine, source, base=base)
+        # q_proj: 4 x 32 and 32 x 4; down_proj: 4 x 48 and 32 x 4; two layers
+        numbers = 2 * (4 * 32 + 32 * 4 + 4 * 48 + 32 * 4)
+        assert report.num_bytes == numbers * (8 if dtype == torch.float64 else 4)
+        for name, expected in policy.weights():
+            assert torch.equal(engine.get_parameter(name), expected), name
+        policy.update(forked_groups(version))
+
+
+def test_the_shapes_are_known_before_anything_is_gathered():
+    policy = Policy(tiny_model(), UpdateSettings(lora=LORA))
+    assert policy.weight_shapes() == {n: tuple(t.shape) for n, t in policy.weights()}
+
+
+def test_the_base_is_published_without_its_adapters():
+    policy = Policy(tiny_model(), UpdateSettings(lr=1e-2, lora=LORA))
+    policy.update(forked_groups())
+    expected = dict(tiny_model().named_parameters())
+    found = dict(policy.weights(is_base=True))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+
+
+@pytest.mark.parametrize("targets", [("q_proj", "embed_tokens"), ("lm_head",)])
+def test_adapters_of_other_layers_than_linear_ones_of_their_own_do_not_travel_alone(targets):
+    policy = Policy(tiny_model(), UpdateSettings(lora=LoraSettings(rank=2, targets=targets)))
+    assert policy.describe_adapters() == "some adapters are not those of plain linear layers"

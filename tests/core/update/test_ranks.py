@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rank_cases import CASES, in_bfloat16, nan_on_one, refused, relay, run_case, run_rank
+from rank_cases import CASES, as_read, in_bfloat16, nan_on_one, refused, relay, run_case, run_rank
 from update_fixtures import tiny_model
 
 from ajet.core.errors import ConfigError
@@ -78,7 +78,8 @@ def first_relay(folder):
 
 @pytest.fixture(scope="module")
 def two(folder, first_relay):
-    return start(2, folder, [*OF_TWO, "nan_on_one", "bfloat16", "relay", "collectives", "refusals"])
+    names = ["nan_on_one", "bfloat16", "relay", "collectives", "refusals", "as_read", "two_models"]
+    return start(2, folder, [*OF_TWO, *names])
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +161,31 @@ def test_every_rank_reports_the_same(four):
             for mine, theirs in zip(first["metrics"], other["metrics"], strict=True):
                 assert mine | {"seconds": 0} == theirs | {"seconds": 0}
             assert np.array_equal(first["scores"], other["scores"])
+
+
+def test_ranks_hold_the_bits_of_what_rank_0_alone_has_read(two):
+    """Rank 1 made its models without memory."""
+    expected = as_read(ONE_RANK)["tensors"]
+    assert any("inv_freq" in name for name in expected)
+    for found in two["as_read"]:
+        assert found["tensors"].keys() == expected.keys()
+        for name, tensor in expected.items():
+            assert torch.equal(found["tensors"][name], tensor), name
+
+
+def test_a_rank_that_made_another_model_is_named_on_all(two):
+    for found in two["two_models"]:
+        assert found["said"].startswith("trainer rank 1 has made another model than rank 0: ")
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, case in CASES.items() if case.settings.get("lora")]
+)
+def test_adapters_of_two_ranks_give_an_engine_the_bits_of_all_weights(name, two):
+    for found in two[name]:
+        assert found["alone"].keys() == found["published"].keys()
+        for weight, expected in found["published"].items():
+            assert torch.equal(found["alone"][weight], expected), weight
 
 
 @pytest.mark.parametrize("size", [2, 4])

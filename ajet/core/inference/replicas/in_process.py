@@ -23,7 +23,7 @@ from ajet.core.inference.endpoint import Completion, ModelEndpoint, SamplingPara
 from ajet.core.inference.engines.in_process import EngineStats, InProcessEngine
 from ajet.core.inference.gate import Gate
 from ajet.core.inference.replica import ReplicaDown
-from ajet.core.weight_sync.load import load_weights
+from ajet.core.weight_sync.load import BaseWeights, load_weights
 from ajet.core.weight_sync.manifest import SyncReport, WeightSource
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class InProcessReplica(ModelEndpoint):
     ) -> None:
         self.name = name
         self.version = version
-        self._model = model
+        self._model, self._base = model, BaseWeights()
         self._device: torch.device = next(model.parameters()).device
         self._make = lambda: InProcessEngine(
             model,
@@ -135,7 +135,9 @@ class InProcessReplica(ModelEndpoint):
         was_open = self._gate.is_open
         await self.pause()
         try:
-            report = await self._in_thread(lambda: load_weights(self._model, source))
+            report = await self._in_thread(
+                lambda: load_weights(self._model, source, base=self._base)
+            )
         finally:
             if was_open:
                 self._gate.open()
