@@ -34,6 +34,7 @@ def episode_data(
     return {
         **asdict(episode.row),
         **{name: getattr(episode, name) for name in names},
+        "calls": [asdict(call) for call in episode.calls],
         "task": None if episode.task is None else _task_data(episode),
         "expected": _expected(episode),
         "final_answer": _final_answer(episode),

@@ -8,8 +8,10 @@ from browser_fixtures import opened_browser, opened_page, write_trained_run
 from logview_fixtures import HOSTILE, write_run
 from record_fixtures import episode, group_of, two_turns
 
+from ajet.core.activity import TimedCall
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.metrics import MetricsLogger
+from ajet.core.record.run_folder import RunFolder
 from ajet.logview.server import LogviewServer
 
 MAX_CLICKS = 3
@@ -290,6 +292,30 @@ def test_the_commands_of_an_episode_are_copied(browser, url, folder):
         )
         commands = page.locator(".command code").all_inner_texts()
     assert f"ajet eval --conf '/my files/math.yaml' --checkpoint {folder.path}" in commands
+    assert f"ajet fork {folder.path} 000002-train-0000-00 --turn 1 -n 8" in commands
+
+
+def test_the_time_of_an_episode_is_that_of_its_calls_where_they_are_recorded(browser, tmp_path):
+    known = replace(
+        episode(),
+        began_unix_s=1000.0,
+        calls=(TimedCall("tool python", 10.5, 10.75), TimedCall("judge Exact", 12.5, 12.6)),
+    )
+    with RunFolder.open(tmp_path / "math") as run, EpisodeStore(run.episodes_db) as store:
+        store.write(1, [group_of(known, episode(member=1))])
+    with LogviewServer([run.path], port=0) as server, opened_page(browser, server.url) as page:
+        shown = []
+        for member in range(2):
+            visit(page, server.url, f"episode/000001-train-0000-{member:02d}")
+            page.get_by_text("Time: ").click()
+            shown.append(page.locator(".waterfall li").all_inner_texts())
+            bars = page.locator(".waterfall .bar").all()
+            left = [float(bar.evaluate("bar => bar.style.marginLeft").rstrip("%")) for bar in bars]
+            assert left == sorted(left)
+    assert shown == [
+        ["call 1: 0.50 s", "tool python: 0.25 s", "call 2: 1.50 s", "judge Exact: 0.10 s"],
+        ["call 1: 0.50 s", "tools, environment, waiting: 0.50 s", "call 2: 1.50 s"],
+    ]
 
 
 ADDRESSES = (

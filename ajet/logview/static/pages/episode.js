@@ -40,7 +40,7 @@ export async function show({ run, path, query, set }) {
   showNumbers(turns, choose);
   const frames = isFrames ? player(framesOf(data.turns, contentOf), Number(query.frame ?? 1) - 1, (frame) => set({ frame: frame + 1 }, true)) : null;
   const commands = el("div", {});
-  get("origin", { run }).then((origin) => commands.replaceChildren(...copyable(origin, id)))
+  get("origin", { run }).then((origin) => commands.replaceChildren(...copyable(origin, id, chosen ? chosen[0] : data.turns.length - 1)))
     .catch((error) => commands.replaceChildren(el("p", { class: "dim" }, error.message)));
   const group = link(run, ["group", data.step, data.mode, data.group_id]);
   const content = [
@@ -118,20 +118,23 @@ function waterfall(data) {
   /** @type {Turn[]} */
   const turns = data.turns;
   if (turns.length === 0) return null;
-  const begin = Math.min(...turns.map((turn) => turn.started_s));
-  const end = Math.max(...turns.map((turn) => turn.ended_s), begin + 1e-6);
+  /** @type {{ name: string, started_s: number, ended_s: number }[]} */
+  const calls = data.calls;
+  const begin = Math.min(...[...turns, ...calls].map((call) => call.started_s));
+  const end = Math.max(...[...turns, ...calls].map((call) => call.ended_s), begin + 1e-6);
   const place = (/** @type {number} */ from, /** @type {number} */ to, /** @type {string} */ kind) => {
     const bar = el("span", { class: `bar ${kind}` });
     bar.style.marginLeft = `${(100 * (from - begin)) / (end - begin)}%`;
     bar.style.width = `${Math.max(0.3, (100 * (to - from)) / (end - begin))}%`;
     return bar;
   };
-  const rows = turns.flatMap((turn, index) => {
-    const next = turns[index + 1];
-    const own = el("li", {}, el("span", {}, `call ${turn.turn_index + 1}${agent(turn)}: ${number(turn.seconds)} s`), place(turn.started_s, turn.ended_s, "model"));
-    const gap = next ? next.started_s - turn.ended_s : 0;
-    return gap > 0.001 ? [own, el("li", {}, el("span", {}, `tools, environment, waiting: ${number(gap)} s`), place(turn.ended_s, next.started_s, "other"))] : [own];
-  });
+  const row = (/** @type {string} */ name, /** @type {number} */ from, /** @type {number} */ to, /** @type {string} */ kind) =>
+    ({ from, shown: el("li", {}, el("span", {}, `${name}: ${number(to - from)} s`), place(from, to, kind)) });
+  const models = turns.map((turn) => row(`call ${turn.turn_index + 1}${agent(turn)}`, turn.started_s, turn.ended_s, "model"));
+  const others = calls.map((call) => row(call.name, call.started_s, call.ended_s, /^(the )?judge/.test(call.name) ? "judge" : "other"));
+  const gaps = calls.length ? [] : turns.slice(1).map((turn, index) => row("tools, environment, waiting", turns[index].ended_s, turn.started_s, "other"))
+    .filter((_, index) => turns[index + 1].started_s - turns[index].ended_s > 0.001);
+  const rows = [...models, ...others, ...gaps].sort((one, other) => one.from - other.from).map((each) => each.shown);
   const judge = data.timings.judge_s === undefined ? "" : `, the judge ${short(data.timings.judge_s)} s`;
   const model = turns.reduce((sum, turn) => sum + turn.seconds, 0);
   return fold(`Time: ${number(end - begin)} s, of which the model ${number(model)} s${judge}`, [el("ol", { class: "waterfall" }, rows)]);
@@ -255,12 +258,13 @@ function wholePrompt(turn, turns) {
   };
 }
 
-/** @param {{folder: string, yaml: string | null}} origin @param {string} id */
-function copyable({ folder, yaml }, id) {
+/** @param {{folder: string, yaml: string | null}} origin @param {string} id @param {number} turn */
+function copyable({ folder, yaml }, id, turn) {
   const quoted = (/** @type {string} */ text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'"'"'`)}'`);
   const commands = [
     `ajet replay ${quoted(folder)} ${quoted(id)}`,
     `ajet replay ${quoted(folder)} ${quoted(id)} --debugger pdb`,
+    ...(turn < 0 ? [] : [`ajet fork ${quoted(folder)} ${quoted(id)} --turn ${turn} -n 8`]),
     `ajet score ${quoted(folder)} ${quoted(id)}`,
     ...(yaml ? [`ajet debug --conf ${quoted(yaml)} --parallel 1`, `ajet eval --conf ${quoted(yaml)} --checkpoint ${quoted(folder)}`] : []),
   ];
