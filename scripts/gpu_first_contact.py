@@ -530,13 +530,14 @@ class Server:
         several = is_toy(self.args) or torch.cuda.device_count() > 1  # NCCL wants a GPU for each
         broadcast = "gloo" if is_toy(self.args) else "nccl"
         ways = [("ipc", 1.5), *([(broadcast, 0.5)] if several else []), ("files", 2.0)]
+        source: Any = None
         for version, (way, scale) in enumerate(ways, start=1):
+            if way != "files":
+                (source,) = sending.begin(version, scale, way)
             started = now(self.args)
             if way == "files":
                 scaled = ((n, w.detach() * scale) for n, w in self.model.named_parameters())
-                source: Any = WeightFolder(self.folder / "weights").write(version, scaled)
-            else:
-                (source,) = sending.begin(version, scale, way)
+                source = WeightFolder(self.folder / "weights").write(version, scaled)
             report = await self.replica.load_weights(source, version)
             self.figures[f"{way}_s"] = now(self.args) - started
             if way != "files":

@@ -184,18 +184,21 @@ class Asked:
 def test_a_model_that_is_to_be_sharded_is_loaded_in_cpu_memory_as_the_gpu_would_have_it(
     monkeypatch,
 ):
-    asked, sharded = Asked(), SimpleNamespace(compute_dtype=torch.bfloat16)
+    asked = Asked()
+    first, second = (SimpleNamespace(compute_dtype=torch.bfloat16, rank=rank) for rank in (0, 1))
     monkeypatch.setattr("ajet.core.model.load.load_model", asked.load_model)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for ranks, dtype, found in [
-        (ONE_RANK, "auto", ("auto", "bfloat16")),
-        (None, "auto", ("auto", "bfloat16")),
-        (sharded, "auto", ("cpu", "bfloat16")),
-        (sharded, "float32", ("cpu", "float32")),
+        (ONE_RANK, "auto", ("auto", "bfloat16", True)),
+        (None, "auto", ("auto", "bfloat16", True)),
+        (first, "auto", ("cpu", "bfloat16", True)),
+        (first, "float32", ("cpu", "float32", True)),
+        (second, "auto", ("cpu", "bfloat16", False)),  # it gets the weights from the first
     ]:
         config = load_config("tutorial/example_math_agent/demo.yaml", [f"ajet.model.dtype={dtype}"])
         assembly.load_learning_model(config, ranks)
-        assert (asked.options["device"], asked.options["dtype"]) == found
+        names = ("device", "dtype", "with_weights")
+        assert tuple(asked.options[name] for name in names) == found
 
 
 @pytest.mark.parametrize("backbone", ["verl", "trinity"])
