@@ -91,7 +91,7 @@ def test_the_tutorials_yaml_loads_from_a_foreign_folder(tmp_path, monkeypatch):
     assert config.trinity.trainer.max_token_len_per_gpu == 13000
     assert config.experiment_name == "math_agent"
     assert config.run_folder == Path("launcher_record/math_agent")
-    assert len(config.notices) == 4  # the four keys that one process has no use for
+    assert len(config.notices) == 3  # the three keys that one process has no use for
 
 
 def test_the_boilerplate_changes_nothing(tmp_path):
