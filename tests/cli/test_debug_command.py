@@ -100,9 +100,9 @@ def test_debug_runs_the_configs_number_of_tasks_under_any_backbone(project):
 
 
 def test_debug_says_what_has_no_effect_beside_its_result(project):
-    result = debug("--tasks", "1", "ajet.rollout.max_num_seqs=40")
+    result = debug("--tasks", "1", "ajet.trainer_common.nnodes=2")
     assert result.exit_code == 0, result.output
-    assert result.stderr.startswith("notice: ignored by backbone debug: ajet.rollout.max_num_seqs")
+    assert result.stderr.startswith("notice: ignored by backbone debug: ajet.trainer_common.nnodes")
     assert "notice" not in result.stdout
 
 

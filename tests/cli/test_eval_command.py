@@ -123,8 +123,8 @@ def test_a_checkpoint_gives_the_figures_that_its_run_recorded(project, rank):
 
 def test_what_has_no_effect_is_said_beside_the_result(project):
     command = ("eval", "--conf", "run.yaml", "--out", "-", "--num-tasks", "1", "-k", "1")
-    result = run(*command, "ajet.rollout.max_num_seqs=40")
-    assert result.stderr.startswith("notice: ignored by backbone debug: ajet.rollout.max_num_seqs")
+    result = run(*command, "ajet.trainer_common.nnodes=2")
+    assert result.stderr.startswith("notice: ignored by backbone debug: ajet.trainer_common.nnodes")
     assert json.loads(result.stdout)["num_tasks"] == 1
 
 

@@ -154,8 +154,8 @@ def test_check_loads_neither_torch_nor_a_model(project):
 
 
 def test_check_shows_what_has_no_effect(project):
-    result = check("ajet.rollout.max_num_seqs=40")
-    assert "notice: ignored by backbone debug: ajet.rollout.max_num_seqs=40" in result.stdout
+    result = check("ajet.trainer_common.nnodes=2")
+    assert "notice: ignored by backbone debug: ajet.trainer_common.nnodes=2" in result.stdout
 
 
 @pytest.mark.parametrize("command", [(), ("train",), ("check",)])

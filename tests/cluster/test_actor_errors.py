@@ -123,7 +123,7 @@ ELSEWHERE = ImportEnv("/no/such/folder", ())
     ("kind", "arguments", "first_call"),
     [
         (RolloutWorker, (0,), lambda actor, config: actor.check(config)),
-        (TrainerRank, (0, 1), lambda actor, config: actor.start(config, "h", 1, None, None)),
+        (TrainerRank, (0, 1), lambda actor, config: actor.start(config, "h", 1, None, None, False)),
         (EngineProcess, (), lambda actor, config: actor.start(config, "engine 0", None)),
         (RouterProcess, (None, [{}]), lambda actor, _: actor.start(None)),
     ],

@@ -29,6 +29,7 @@ time.time = jumping
 """
 PACKAGE = Path(ajet.__file__).parent
 MOMENTS = {
+    "core/activity.py",
     "core/record/metrics.py",
     "core/record/warning_log.py",
     "core/rollout/stops.py",
