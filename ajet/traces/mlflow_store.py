@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 from ajet.core.errors import ConfigError, TraceError
@@ -36,15 +37,14 @@ class MlflowTarget:
     def __init__(self, folder: RunFolder, project: str, uri: str | None) -> None:
         os.environ.setdefault("MLFLOW_ASYNC_TRACE_LOGGING_MAX_SPAN_BATCH_SIZE", SPANS_AT_ONCE)
         try:
-            import mlflow
+            self._mlflow: Any = import_module("mlflow")
         except ModuleNotFoundError as error:
             raise ConfigError(
                 "MLflow is not installed; pip install 'ajet[mlflow]' or choose --otlp"
             ) from error
-        self._mlflow: Any = mlflow
         try:
-            self._experiment_id = choose_mlflow_experiment(mlflow, folder, project, uri)
-        except mlflow.MlflowException as error:
+            self._experiment_id = choose_mlflow_experiment(self._mlflow, folder, project, uri)
+        except self._mlflow.MlflowException as error:
             raise self._fault(error) from error
 
     def send(self, spans: Sequence[Span]) -> None:

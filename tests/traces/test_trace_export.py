@@ -1,6 +1,7 @@
 """Run folders sent to a receiver over OTLP, into a stand-in of MLflow, and into a file."""
 
 import json
+import sys
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
@@ -186,7 +187,7 @@ class FakeMlflow(ModuleType):
 
 def test_mlflow_has_the_spans_of_an_episode_below_it(folder, monkeypatch):
     fake = FakeMlflow()
-    monkeypatch.setitem(__import__("sys").modules, "mlflow", fake)
+    monkeypatch.setitem(sys.modules, "mlflow", fake)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     export = TraceExport(folder.path)
     target = export.target("mlflow", None)
