@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +24,7 @@ from ajet.core.errors import CheckpointError, TraceError
 from ajet.core.record.atomic_file import write_text_atomically, writing
 from ajet.core.record.episode_reader import EpisodeReader, EpisodeRecord, EpisodeRow
 from ajet.core.record.recorded_run import RecordedRun
-from ajet.core.record.run_checks import MetricsHistory
+from ajet.core.record.run_checks import metrics_rows
 from ajet.traces.mlflow_store import MlflowTarget
 from ajet.traces.otlp import OtlpTarget
 from ajet.traces.perfetto import chrome_trace
@@ -67,7 +68,7 @@ class TraceExport:
         number = 0
         with self._run.reader() as reader:
             for records in _in_batches(self._chosen(reader, step, list(episodes))):
-                target.send([span for spans in self._spans(records) for span in spans])
+                self._send(target, records)
                 number += len(records)
         return number
 
@@ -84,7 +85,7 @@ class TraceExport:
                 while rows := reader.newer_than(last_id, EPISODES_AT_ONCE):
                     records = _complete(reader, rows)
                     try:
-                        target.send([span for spans in self._spans(records) for span in spans])
+                        self._send(target, records)
                     except TraceError as error:
                         if ends_after_this:
                             raise
@@ -103,8 +104,8 @@ class TraceExport:
         with self._run.reader() as reader:
             records = list(self._chosen(reader, step, list(episodes)))
         steps = {record.row.step for record in records}
-        history = MetricsHistory.read(self._folder.metrics_jsonl)
-        rows = [{**row, "step": at} for at, row in history.steps if at in steps and "time" in row]
+        metrics = metrics_rows(self._folder.metrics_jsonl)
+        rows = [{**row, "step": at} for at, row in metrics if at in steps and "time" in row]
         with writing(file):
             file.write_text(json.dumps(chrome_trace(self._spans(records), rows)), encoding="utf-8")
         return len(records)
@@ -120,17 +121,24 @@ class TraceExport:
             last_id = rows[-1].id
             yield from _complete(reader, [row for row in rows if step in (None, row.step)])
 
+    def _send(self, target: TraceTarget, records: Iterable[EpisodeRecord]) -> None:
+        target.send([span for spans in self._spans(records) for span in spans])
+
     def _spans(self, records: Iterable[EpisodeRecord]) -> list[list[Span]]:
-        records = list(records)
-        recorded_at: dict[int, float] = {}
-        if any(record.began_unix_s is None for record in records):
-            history = MetricsHistory.read(self._folder.metrics_jsonl)
-            recorded_at = {step: row["time"] for step, row in history.steps if "time" in row}
+        return [episode_spans(each, self._facts, self._ended_by(each)) for each in records]
+
+    def _ended_by(self, record: EpisodeRecord) -> float:
+        """Returns when an episode had ended that does not say when it began."""
+        if record.began_unix_s is not None:
+            return record.began_unix_s
         written_s = self._folder.episodes_db.stat().st_mtime
-        return [
-            episode_spans(record, self._facts, recorded_at.get(record.row.step, written_s))
-            for record in records
-        ]
+        return self._recorded_at.get(record.row.step, written_s)
+
+    @cached_property
+    def _recorded_at(self) -> dict[int, float]:
+        """Returns when each step was recorded."""
+        rows = metrics_rows(self._folder.metrics_jsonl)
+        return {step: row["time"] for step, row in rows if "time" in row}
 
     def _sent_up_to(self, name: str) -> int:
         return self._progress_of_all().get(name, 0)

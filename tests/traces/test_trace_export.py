@@ -31,7 +31,9 @@ def folder(tmp_path):
     with RunFolder.open(tmp_path / "run") as folder:
         folder.save_config(AjetConfig.model_validate({"ajet": {"experiment_name": "lake"}}))
         RunOrigin(None, None, str(tmp_path), "2026-01-01", []).write(folder.origin_json)
-        folder.metrics_jsonl.write_text('{"step": 1, "time": 1013.0, "rollout/seconds": 13.0}\n')
+        rows = [{"step": 1, "time": 1013.0, "rollout/seconds": 13.0}]
+        rows += [{"step": step, "time": 2000.0 + step} for step in range(2, 20)]
+        folder.metrics_jsonl.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
         add(folder, 1)
         yield folder
 

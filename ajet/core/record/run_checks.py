@@ -69,19 +69,10 @@ class MetricsHistory:
 
     @classmethod
     def read(cls, path: Path) -> MetricsHistory:
-        """Reads `logs/metrics.jsonl`, from which the rows of lost steps are cut off already. A row
-        that cannot be read is left out and said."""
+        """Reads `logs/metrics.jsonl`, from which the rows of lost steps are cut off already."""
         history = cls()
-        for number, line in enumerate(path.read_bytes().splitlines(), 1):
-            try:
-                row = json.loads(line)
-                step = int(row.pop("step"))
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                logger.warning(
-                    f"{path}: line {number} cannot be read and is left out of the checks"
-                )
-                continue
-            history.add(step, {k: float(v) for k, v in row.items() if isinstance(v, int | float)})
+        for step, metrics in metrics_rows(path):
+            history.add(step, metrics)
         return history
 
     def add(self, step: int, metrics: Metrics) -> None:
@@ -102,6 +93,19 @@ class MetricsHistory:
         """Returns the range of the last steps as text."""
         first, last = self.steps[-number:][0][0], self.steps[-1][0]
         return f"step {last}" if first == last else f"steps {first} to {last}"
+
+
+def metrics_rows(path: Path) -> Iterator[tuple[int, Metrics]]:
+    """Yields each row of `logs/metrics.jsonl` with its step; `time` is among its numbers. A row
+    that cannot be read is left out and said."""
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            row = json.loads(line)
+            step = int(row.pop("step"))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            logger.warning(f"{path}: line {number} cannot be read and is left out of the checks")
+            continue
+        yield step, {k: float(v) for k, v in row.items() if isinstance(v, int | float)}
 
 
 Check = Callable[[MetricsHistory], RunWarning | None]
