@@ -234,9 +234,9 @@ class NodeMemoryInputs:
     workers: int = 1
     weight_bytes: int = 2
     reads_model: bool = True
-    """True on the node of trainer rank 0."""
+    """Whether it is the node of trainer rank 0, which reads the whole model."""
     weight_versions: int = WEIGHT_VERSIONS
-    """Those in shared memory at once."""
+    """The number of weight versions that are in shared memory at once."""
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ class RunProcesses:
         )
 
     def _sends_adapters(self) -> bool:
-        """True if the engines can add the run's adapters to their weights themselves."""
+        """Returns whether the engines can add the run's adapters to their weights themselves."""
         if not self._has_engines or not self._config.ajet.trainer_common.lora.rank:
             return False
         if self._engine == "sglang":

@@ -248,7 +248,7 @@ class Broadcast:
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """Weights that do not leave their devices: each rank hands them to the engines on its own.
+    """Hands weights over without their leaving the device: each rank to the engines on its own.
 
     `rank_of` has the number of the rank beside each engine, by the engine's name.
     """

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.core.errors import CheckpointError, ConfigError
-from ajet.core.record.episode_reader import where_clause
+from ajet.core.record.episode_reader import RowSelection, where_clause
 from ajet.core.record.episode_schema import database_problem, open_for_reading
 from ajet.core.record.run_folder import is_file
 
@@ -95,22 +95,13 @@ FROM whole JOIN first USING (task_id) JOIN last USING (task_id)
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
-    """Selects episodes; a field that is None selects all. Ranges include both ends. `text` is
-    words, each of which begins a word that was said; `tool` was called, `agent` called the
-    model."""
+class Selection(RowSelection):
+    """Selects episodes by more than their rows. `text` is words, each of which begins a word that
+    was said; `tool` was called, `agent` called the model."""
 
-    first_step: int | None = None
-    last_step: int | None = None
-    mode: str | None = None
-    status: str | None = None
-    is_success: bool | None = None
-    min_reward: float | None = None
-    max_reward: float | None = None
     min_tokens: int | None = None
     max_tokens: int | None = None
     min_staleness: int | None = None
-    group_id: str | None = None
     task_id: str | None = None
     tag: str | None = None
     tool: str | None = None
@@ -125,17 +116,10 @@ class Selection:
     def where(self) -> tuple[str, list[Any]]:
         """Returns SQL conditions and their arguments."""
         conditions = {
-            "step >= ?": self.first_step,
-            "step <= ?": self.last_step,
-            "mode = ?": self.mode,
-            "status = ?": self.status,
-            "is_success = ?": self.is_success,
-            "reward >= ?": self.min_reward,
-            "reward <= ?": self.max_reward,
+            **self.conditions(),
             "num_sampled_tokens >= ?": self.min_tokens,
             "num_sampled_tokens <= ?": self.max_tokens,
             "staleness >= ?": self.min_staleness,
-            "group_id = ?": self.group_id,
             "task_id = ?": self.task_id,
             "tasks_id IN (SELECT tasks_id FROM tags WHERE tag = ?)": self.tag,
             "id IN (SELECT id FROM called WHERE tool = ?)": self.tool,

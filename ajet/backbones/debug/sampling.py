@@ -1,4 +1,4 @@
-"""What samples on backbone debug: the engine that shares the policy's weights, or one server.
+"""Chooses and runs what samples on backbone debug: the policy's own engine, or one server.
 
     shared     the in-process engine: new weights are there as soon as they are published
     server     vLLM or SGLang in a process of its own: weights reach it through files in shared
@@ -69,7 +69,7 @@ class Sampling(Protocol):
 
 
 class SharedSampling:
-    """The in-process engine over the policy's own weights, which change in place."""
+    """Samples with the in-process engine over the policy's own weights, which change in place."""
 
     def __init__(self, engine: InProcessEngine) -> None:
         self.endpoint = engine
@@ -110,7 +110,7 @@ class ServedEndpoint(ModelEndpoint):
 
 
 class ServerSampling:
-    """One server, which is started with the policy's weights and ended with the run."""
+    """Samples with one server, which starts with the policy's weights and ends with the run."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A run in one process, whose engine shares the policy's weights or is one server (sampling.py).
+"""Trains in one process; the engine shares the policy's weights or is one server (sampling.py).
 
     each step: tasks -> episodes -> judge -> rewards, KL, values -> advantages -> update -> publish
                -> record

@@ -49,9 +49,9 @@ def where_clause(conditions: Mapping[str, Any]) -> tuple[str, list[Any]]:
 
 
 @dataclass(frozen=True, slots=True)
-class EpisodeFilter:
-    """Selects episodes; a field that is None selects all. Ranges include both ends; `text` is
-    searched in the query."""
+class RowSelection:
+    """Selects episodes by what is in their rows; a field that is None selects all. Ranges include
+    both ends."""
 
     first_step: int | None = None
     last_step: int | None = None
@@ -60,12 +60,11 @@ class EpisodeFilter:
     is_success: bool | None = None
     min_reward: float | None = None
     max_reward: float | None = None
-    text: str | None = None
     group_id: str | None = None
 
-    def where(self) -> tuple[str, list[Any]]:
-        """Returns SQL conditions and their arguments."""
-        conditions = {
+    def conditions(self) -> dict[str, Any]:
+        """Returns SQL conditions with the argument of each."""
+        return {
             "step >= ?": self.first_step,
             "step <= ?": self.last_step,
             "mode = ?": self.mode,
@@ -73,10 +72,20 @@ class EpisodeFilter:
             "is_success = ?": self.is_success,
             "reward >= ?": self.min_reward,
             "reward <= ?": self.max_reward,
-            "query LIKE ? ESCAPE '!'": None if not self.text else _like_pattern(self.text),
             "group_id = ?": self.group_id,
         }
-        return where_clause(conditions)
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeFilter(RowSelection):
+    """Selects episodes as `RowSelection` does; `text` is searched in the query."""
+
+    text: str | None = None
+
+    def where(self) -> tuple[str, list[Any]]:
+        """Returns SQL conditions and their arguments."""
+        query = None if not self.text else _like_pattern(self.text)
+        return where_clause({**self.conditions(), "query LIKE ? ESCAPE '!'": query})
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""An engine that gives an episode's first calls their recorded replies, and samples its later ones.
+"""Gives an episode's first calls their recorded replies, and samples its later ones.
 
     engine = ForkEngine(recorded_calls, num_given=2, engine=in_process_engine)
 
