@@ -68,8 +68,7 @@ def train(arm: str, seed: int, folder: Path) -> Path:
     overrides = [f"ajet.seed={seed}", f"ajet.experiment_name={name}", *ARMS[arm]]
     if arm in FROM_SUPERVISED:
         overrides.append(f"ajet.model.path={last_checkpoint(folder / f'trained_{seed}')}")
-    if not (folder / name / "summary.json").exists():
-        ajet(*given, *overrides)
+    ajet(*given, *overrides)  # says that it is complete where it is, and goes on where it is not
     return folder / name
 
 

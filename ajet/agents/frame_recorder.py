@@ -11,7 +11,6 @@ and one warning is logged. An error here never fails the episode. Not covered: d
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from loguru import logger
 
 from ajet.core.config import AjetConfig
 from ajet.core.environment.environment import Frame
-from ajet.core.environment.frames import frame_problem, save_frames
+from ajet.core.environment.frames import frame_problem, gif_file, save_frames
 from ajet.core.environment.live import LiveEnvironment
 from ajet.core.errors import EnvironmentFault
 from ajet.core.task.workflow_task import WorkflowTask
@@ -29,11 +28,10 @@ _warned: set[str] = set()
 
 
 class FrameRecorder:
-    """Collects the frames of one episode and writes them to a folder."""
+    """Collects the frames of one episode and writes them to a GIF and a PNG."""
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self._folder = folder
-        self._name = name
+    def __init__(self, gif: Path) -> None:
+        self._gif = gif
         self._frames: list[Frame] = []
         self._draws = True
 
@@ -55,9 +53,9 @@ class FrameRecorder:
     async def save(self) -> None:
         """Writes the frames to files, in a thread."""
         try:
-            await run_in_thread(partial(save_frames, self._frames, self._folder, self._name))
+            await run_in_thread(partial(save_frames, self._frames, self._gif))
         except (OSError, ValueError) as error:
-            _warn_once(f"no pictures in {self._folder}: {error}")
+            _warn_once(f"no pictures in {self._gif.parent}: {error}")
 
 
 def frame_recorder_for(config: AjetConfig, workflow_task: WorkflowTask) -> FrameRecorder | None:
@@ -74,8 +72,7 @@ def frame_recorder_for(config: AjetConfig, workflow_task: WorkflowTask) -> Frame
         return None
     assert section.render_save_dir is not None
     root = config.run_folder / Path(section.render_save_dir).expanduser()
-    name = re.sub(r"[^\w.-]", "_", workflow_task.task_id)
-    return FrameRecorder(root / f"step_{workflow_task.step:06d}", name)
+    return FrameRecorder(gif_file(root, workflow_task.step, workflow_task.task_id))
 
 
 def with_render_dir(config: AjetConfig, folder: Path | None) -> AjetConfig:

@@ -10,7 +10,7 @@ What the model was shown and has said leaves the machine with it, so everything 
 a secret, or is one that this process knows, is replaced: in texts, and in the tokens that spell it.
 
 Not covered: two starts of runs as a diff, two episodes of a task other than its first and last, one
-token through training.
+token through training, forks.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def stored_answers(page: RunPage, episodes: Sequence[str] | None = None) -> Answ
         query = {"step": step, "mode": mode, "group_id": group_id}
         answers[_key("group", query)] = page.group(query)
     for row in rows:
-        answers[f"episode/{row['episode_id']}"] = page.episode(row["episode_id"])
+        episode = {**page.episode(row["episode_id"]), "forks": []}
+        answers[f"episode/{row['episode_id']}"] = episode
     for each in (answers["run"], answers["runs"]["runs"][0]):
         each["folder"] = page.folder.path.name
     return _redacted(answers)

@@ -9,6 +9,7 @@ folder, also while the run goes on; nothing is written.
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import threading
@@ -17,9 +18,11 @@ from dataclasses import fields
 from statistics import fmean, pvariance
 from typing import Any
 
+from ajet.core.environment.frames import gif_file
 from ajet.core.errors import ConfigError
-from ajet.core.record.episode_reader import EpisodeReader
+from ajet.core.record.episode_reader import EpisodeReader, EpisodeRow
 from ajet.core.record.evaluation import IntervalEstimate, paired_difference, share_over_tasks
+from ajet.core.record.fork_folder import read_forks
 from ajet.core.record.origin import RunOrigin
 from ajet.core.record.run_folder import RunFolder, is_file
 from ajet.core.record.scores import read_scores
@@ -34,6 +37,8 @@ from ajet.logview.same_prefix import same_prefix
 from ajet.logview.token_text import TokenText, tokenizer_of
 
 MAX_PAGE, MAX_TASKS = 500, 500
+MAX_PICTURE_BYTES = 4_000_000
+RENDER_SAVE_DIR = "ajet.environment.render_save_dir"
 MAX_NUMBER = 2**62  # SQLite's integers have 64 bits
 TASK_SORTS = {"task": "task_id", "episodes": "num", "steps": "num_steps"}
 TASK_SORTS |= {name: name for name in ("change", "first", "last", "reward")}
@@ -265,7 +270,23 @@ class RunPage:
         with EpisodeReader(self.folder.episodes_db) as reader:
             row = reader.episode(episode_id).row
             members = self._index.group(row.step, row.mode, row.group_id)
-            return episode_data(reader, episode_id, members, self._token_text())
+            data = episode_data(reader, episode_id, members, self._token_text())
+        picture = self._picture(row) if row.mode == "eval" and row.rollout_index == 0 else None
+        return {**data, "picture": picture, "forks": read_forks(self.folder, episode_id)}
+
+    def _picture(self, row: EpisodeRow) -> str | None:
+        """Returns the GIF that `ajet.environment.render_save_dir` asked for, as a data address;
+        None where there is none in the run folder."""
+        below = self.config().get(RENDER_SAVE_DIR, "None")
+        if below == "None":
+            return None
+        file = gif_file(self.folder.path / below, row.step, row.task_id).resolve()
+        if not file.is_relative_to(self.folder.path.resolve()) or not is_file(file):
+            return None
+        content = file.read_bytes()
+        if len(content) > MAX_PICTURE_BYTES or not content.startswith(b"GIF8"):
+            return None
+        return f"data:image/gif;base64,{base64.b64encode(content).decode('ascii')}"
 
     def comparison(self) -> dict[str, Any]:
         """Returns what stands in a table of runs."""

@@ -9,7 +9,8 @@
     GET /api/events              server-sent events: which run has written a step
     GET /api/run, origin, metrics, changes, steps, step, tasks, task, compare, group, episodes,
         episode/{id}, token
-                                 of the run that ?run=NAME says, or of the first (run_page.py)
+                                 of the run that ?run=NAME says, or of the first (run_page.py);
+                                 NAME/forks/FOLDER are forks of one of its episodes
 
 It listens on the loopback interface alone, reads only, and answers only requests whose Host header
 names this machine, and whose Origin does where they have one: a web site that points its own name
@@ -105,9 +106,11 @@ class Pages:
             name: RunPage(RunFolder(path))
             for name, path in zip(_names(folders), folders, strict=True)
         }
+        self._forks: dict[str, RunPage] = {}
+        self._lock = threading.Lock()
 
     def close(self) -> None:
-        for page in self.by_name.values():
+        for page in [*self.by_name.values(), *self._forks.values()]:
             page.close()
 
     def answer(self, path: str, query: dict[str, str]) -> dict[str, Any]:
@@ -121,7 +124,7 @@ class Pages:
             }
         if name == "difference":
             return self._difference(query)
-        page = self.by_name[query.get("run") or next(iter(self.by_name))]
+        page = self._page(query.get("run") or next(iter(self.by_name)))
         if name.startswith("episode/"):
             return page.episode(unquote(name.removeprefix("episode/")))
         of_run = {
@@ -141,6 +144,19 @@ class Pages:
             "group": page.group,
         }
         return of_run[name]() if name in of_run else of_query[name](query)
+
+    def _page(self, name: str) -> RunPage:
+        """Returns the page of a run, or of forks of one of its episodes: RUN/forks/FOLDER."""
+        run, is_fork, folder = name.rpartition("/forks/")
+        if name in self.by_name or not is_fork:
+            return self.by_name[name]
+        with self._lock:
+            if name not in self._forks:
+                forks = self.by_name[run].folder.forks
+                there = forks.iterdir() if forks.is_dir() else ()
+                path = {each.name: each for each in there if not each.is_symlink()}[folder]
+                self._forks[name] = RunPage(RunFolder(path))
+            return self._forks[name]
 
     def _difference(self, query: dict[str, str]) -> dict[str, Any]:
         """Returns what differs between two starts, each given as RUN:NUMBER (`left`, `right`): by

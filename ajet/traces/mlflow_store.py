@@ -77,7 +77,7 @@ class MlflowTarget:
             span_type=TYPES[span.kind],
             parent_span=parent,
             inputs=span.inputs,
-            attributes=span.attributes,
+            attributes=span.attributes | _token_usage(span),
             start_time_ns=int(span.started_s * 1e9),
             **own,
         )
@@ -85,6 +85,17 @@ class MlflowTarget:
     def _fault(self, error: Exception) -> TraceError:
         first_line = next(iter(str(error).splitlines()), type(error).__name__)
         return TraceError(f"MLflow at {self._mlflow.get_tracking_uri()}: {first_line}")
+
+
+def _token_usage(span: Span) -> dict[str, Any]:
+    """Returns what MLflow sums over a trace: the tokens of a call of the model."""
+    if span.kind != "model":
+        return {}
+    read, written = (
+        int(span.attributes[f"gen_ai.usage.{way}_tokens"]) for way in ("input", "output")
+    )
+    usage = {"input_tokens": read, "output_tokens": written, "total_tokens": read + written}
+    return {"mlflow.chat.tokenUsage": usage}
 
 
 def _end(begun: Any, span: Span) -> None:

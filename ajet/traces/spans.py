@@ -85,7 +85,7 @@ def episode_spans(record: EpisodeRecord, run: RunFacts, ended_by_s: float) -> li
             began_s,
             began_s + length_s,
             attributes,
-            inputs=row.query if task is None else task.main_query,
+            inputs=(row.query if task is None else task.main_query) or row.task_id,
             outputs=record.metadata.get("final_answer"),
             error=row.error if row.status in FAILED else None,
         )

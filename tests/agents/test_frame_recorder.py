@@ -70,7 +70,7 @@ async def test_a_folder_that_cannot_be_written_costs_no_reward(tmp_path):
 
 
 def test_frames_of_different_sizes_and_kinds_share_one_size(tmp_path):
-    save_frames(["You are here.\n#_#", np.zeros((90, 5, 3), np.uint8), ""], tmp_path, "mixed")
+    save_frames(["You are here.\n#_#", np.zeros((90, 5, 3), np.uint8), ""], tmp_path / "mixed.gif")
     with Image.open(tmp_path / "mixed.gif") as film:
         assert film.n_frames == 3
         assert film.size[0] > 50

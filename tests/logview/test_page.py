@@ -1,5 +1,6 @@
 """What a reader sees and does on the page, in a real browser."""
 
+import json
 import re
 from dataclasses import replace
 
@@ -352,3 +353,23 @@ def test_axe_finds_nothing_serious(browser, url, scheme):
                 for node in each["nodes"]
             ]
     assert found == []
+
+
+def test_the_forks_of_an_episode_are_one_click_from_it_and_lead_back(browser, tmp_path):
+    folder = write_run(tmp_path / "math")
+    forked = write_run(folder.forks / "000001-train-0000-00-turn-1")
+    interval = {"value": 0.25, "low": 0.05, "high": 0.7}
+    table = {"episode": "000001-train-0000-00", "turn": 1, "model": "checkpoint a/step_000003"}
+    table |= {"success": interval, "reward": interval, "forks": [1, 2, 3, 4]}
+    (forked.path / "fork.json").write_text(json.dumps(table))
+    with LogviewServer([folder.path], port=0) as server, opened_page(browser, server.url) as page:
+        visit(page, server.url, "episode/000001-train-0000-00")
+        forks = page.locator("section[aria-label=Forks]")
+        said = (
+            "4 forks from call 2 succeed 0.25 [0.05, 0.70], reward 0.25 [0.05, 0.70] by step_000003"
+        )
+        assert said in forks.inner_text()
+        forks.locator("a").click()
+        page.wait_for_selector(".lanes")
+        page.locator("#crumbs a", has_text="math").first.click()
+        page.wait_for_function("() => location.hash === '#/math'")

@@ -236,3 +236,57 @@ def test_two_episodes_of_a_task_are_those_of_the_first_and_the_last_evaluation(f
     assert (other["left"], other["right"]) == ("000005-train-0000-00", "000010-eval-0000-00")
     with pytest.raises(KeyError):
         page.compare({"task_id": "task-0", "right": "no episode of it"})
+
+
+GIF = b"GIF89a" + bytes(8)
+
+
+def test_an_episode_of_a_validation_has_the_picture_that_lies_in_the_run_folder(folder, page):
+    with EpisodeStore(folder.episodes_db) as store:
+        store.write(3, held_out(3, 1))
+    first, second = (row["episode_id"] for row in page.episodes({"sort": "step"})["episodes"])
+    file = folder.path / "frames" / "step_000003" / "task-0.gif"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(GIF)
+    assert page.episode(first)["picture"] is None, "the config draws none"
+    folder.config_yaml.write_text("ajet: {environment: {render_save_dir: frames}}")
+    assert page.episode(first)["picture"] == "data:image/gif;base64,R0lGODlhAAAAAAAAAAA="
+    assert page.episode(second)["picture"] is None, "only a group's first member is drawn"
+    file.write_bytes(b"<svg onload=alert(1)>")
+    assert page.episode(first)["picture"] is None
+
+
+def test_a_picture_outside_the_run_folder_is_not_read(folder, page, tmp_path):
+    with EpisodeStore(folder.episodes_db) as store:
+        store.write(3, held_out(3, 1))
+    [first, _] = (row["episode_id"] for row in page.episodes({"sort": "step"})["episodes"])
+    file = tmp_path / "frames" / "step_000003" / "task-0.gif"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(GIF)
+    for outside in (file.parents[1], "../frames"):
+        folder.config_yaml.write_text(f"ajet: {{environment: {{render_save_dir: {outside}}}}}")
+        assert page.episode(first)["picture"] is None
+    (folder.path / "linked").symlink_to(file.parents[1])
+    folder.config_yaml.write_text("ajet: {environment: {render_save_dir: linked}}")
+    assert page.episode(first)["picture"] is None
+
+
+def test_an_episode_lists_its_own_forks_by_turn_and_leaves_out_what_is_not_whole(folder, page):
+    with EpisodeStore(folder.episodes_db) as store:
+        store.write(3, held_out(3, 1))
+    [first, _] = (row["episode_id"] for row in page.episodes({"sort": "step"})["episodes"])
+    interval = {"value": 0.5, "low": 0.1, "high": 0.9}
+    table = {"episode": first, "model": "m", "success": interval, "reward": interval}
+    for name, content in {
+        f"{first}-turn-10": json.dumps({**table, "turn": 10, "forks": [1]}),
+        f"{first}-turn-2": json.dumps({**table, "turn": 2, "forks": [1, 2, 3]}),
+        f"{first}-turn-3": json.dumps({**table, "episode": "another", "turn": 3, "forks": []}),
+        f"{first}-turn-4": "{",
+        f"{first}-turn-5": "[]",
+    }.items():
+        (folder.forks / name).mkdir(parents=True)
+        (folder.forks / name / "fork.json").write_text(content)
+    (folder.forks / f"{first}-turn-6").mkdir()
+    forks = page.episode(first)["forks"]
+    assert [(each["turn"], each["num_forks"]) for each in forks] == [(2, 3), (10, 1)]
+    assert forks[0]["folder"] == f"{first}-turn-2" and forks[0]["success"] == interval

@@ -280,3 +280,15 @@ def test_a_port_in_use_is_one_line_and_without_a_port_another_is_taken(folder):
 
 def test_the_server_listens_on_the_loopback_interface_alone(client):
     assert client._address.startswith("127.0.0.1:")
+
+
+def test_forks_are_pages_of_their_run_and_nothing_else_is(folder, client, tmp_path):
+    name = "000001-eval-0000-00-turn-0"
+    write_run(folder.forks / name)
+    assert client.json(f"/api/run?run=math/forks/{name}")["count"] == 4
+    assert client.json("/api/runs")["runs"][0]["name"] == "math"
+    write_run(tmp_path / "other")
+    (folder.forks / "linked").symlink_to(tmp_path / "other")
+    for wrong in ("absent", "..", ".", "", "linked", f"{name}/logs", "../../other"):
+        assert client.get(f"/api/run?run=math/forks/{wrong}")[0].status == 404
+    assert client.get(f"/api/run?run=other/forks/{name}")[0].status == 404

@@ -131,3 +131,8 @@ def test_episodes_at_a_time_have_slots_of_their_own_in_perfetto(tmp_path):
     assert slots == [(0, 100.0, 13.0), (1, 105.0, 13.0), (0, 113.0, 13.0)]
     phases = [(e["name"], e["ts"] / 1e6, e["dur"] / 1e6) for e in events if e.get("cat") == "phase"]
     assert phases == [("rollout", 100.0, 26.0), ("update", 126.0, 4.0)]
+
+
+def test_an_episode_whose_task_says_nothing_has_the_name_of_its_task_as_input(tmp_path):
+    [root, *_] = episode_spans(recorded(tmp_path, episode(query="", turns=())), RUN, 5000.0)
+    assert root.inputs == "task-0"

@@ -200,6 +200,8 @@ def test_mlflow_has_the_spans_of_an_episode_below_it(folder, monkeypatch):
     root, *calls = fake.begun
     assert [span.span_type for span in fake.begun] == ["AGENT", "CHAT_MODEL", "TOOL", "CHAT_MODEL"]
     assert root.parent_span is None and all(call.parent_span is root for call in calls)
+    usage = {"input_tokens": 10, "output_tokens": 3, "total_tokens": 13}
+    assert calls[0].attributes["mlflow.chat.tokenUsage"] == usage  # MLflow sums it over a trace
     assert root.experiment_id == "7" and root.tags["ajet.episode_id"] == names(1)[0]
     assert fake.ended[-1] == ("invoke_agent lake", "OK", 1012500000000)  # the episode ends last
 

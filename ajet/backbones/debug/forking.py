@@ -37,7 +37,7 @@ from ajet.core.inference.engines.replay import RecordedCall
 from ajet.core.judge import make_judge
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.record.episode_reader import EpisodeRecord
-from ajet.core.record.fork_folder import recorded_trajectory, write_forks
+from ajet.core.record.fork_folder import FORK_JSON, recorded_trajectory, write_forks
 from ajet.core.record.recorded_run import RecordedRun
 from ajet.core.rollout.admission import AdmittedEpisodes
 from ajet.core.rollout.episode import OnError
@@ -198,7 +198,7 @@ def fork_episode(
     original = recorded_trajectory(record, point.plan)
     report = ForkReport(original, forks, turn, served.name, sampling, str(run.folder.path))
     folder = write_forks(run, config, [original, *forks], f"{point.plan.episode_id}-turn-{turn}")
-    report.write(folder / "fork.json")
+    report.write(folder / FORK_JSON)
     return replace(report, folder=folder)
 
 

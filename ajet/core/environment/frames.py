@@ -46,16 +46,20 @@ def frame_problem(frame: Any) -> str | None:
     return None
 
 
-def save_frames(frames: Sequence[Frame], folder: Path, name: str) -> None:
-    """Writes `name`.gif and `name`.png."""
+def gif_file(root: Path, step: int, task_id: str) -> Path:
+    """Returns where the pictures of an episode of a validation are, below `render_save_dir`."""
+    name = re.sub(r"[^\w.-]", "_", task_id)
+    return root / f"step_{step:06d}" / f"{name}.gif"
+
+
+def save_frames(frames: Sequence[Frame], gif: Path) -> None:
+    """Writes a GIF of the frames, and beside it a PNG of all of them on one sheet."""
     pictures = _pad_to_one_size([frame_to_image(frame) for frame in frames])
-    folder.mkdir(parents=True, exist_ok=True)
+    gif.parent.mkdir(parents=True, exist_ok=True)
     durations = [FRAME_MS] * (len(pictures) - 1) + [LAST_FRAME_MS]
     first, *rest = pictures
-    first.save(
-        folder / f"{name}.gif", save_all=True, append_images=rest, duration=durations, loop=0
-    )
-    contact_sheet(pictures).save(folder / f"{name}.png")
+    first.save(gif, save_all=True, append_images=rest, duration=durations, loop=0)
+    contact_sheet(pictures).save(gif.with_suffix(".png"))
 
 
 def frame_to_image(frame: Frame) -> Image:

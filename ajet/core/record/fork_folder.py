@@ -11,11 +11,12 @@ So `ajet view`, `ajet replay` and `ajet audit` take it. Nothing else of the run 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ajet.core.record.atomic_file import writing
 from ajet.core.record.episode_reader import EpisodeRecord, TurnRecord
@@ -28,6 +29,8 @@ from ajet.core.trajectory.turn import Turn
 if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
     from ajet.core.record.recorded_run import RecordedRun
+
+FORK_JSON = "fork.json"
 
 
 def write_forks(
@@ -48,6 +51,26 @@ def write_forks(
     with EpisodeStore(folder.episodes_db) as store:
         store.write(plan.step, [Group(plan.group_id, numbered, plan.task)])
     return folder.path
+
+
+def read_forks(run: RunFolder, episode_id: str) -> list[dict[str, Any]]:
+    """Returns the tables of `ajet fork` for one episode, by turn, each with the `folder` that it
+    is in. One that cannot be read, or is not whole yet, is left out."""
+    if not run.forks.is_dir():
+        return []
+    found = []
+    for folder in sorted(run.forks.iterdir()):
+        if not folder.name.startswith(f"{episode_id}-turn-"):
+            continue
+        try:
+            table = json.loads((folder / FORK_JSON).read_text("utf-8"))
+            names = ("turn", "model", "success", "reward")
+            row = {**{name: table[name] for name in names}, "num_forks": len(table["forks"])}
+            if table["episode"] == episode_id:
+                found.append({**row, "turn": int(row["turn"]), "folder": folder.name})
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return sorted(found, key=lambda row: row["turn"])
 
 
 def recorded_trajectory(record: EpisodeRecord, plan: WorkflowTask) -> Trajectory:

@@ -325,6 +325,8 @@ class EpisodeRunner:
         return nobody_gives_one and plan.mode != "eval" and not self.limits.needs_reward
 
     async def _verdict(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> Verdict:
+        if self.judge is None:  # the workflow's own reward is only checked
+            return await self._verdict_in_slot(workflow_task, output)
         with in_call(f"judge {type(self.judge).__name__}"):
             return await self._verdict_in_slot(workflow_task, output)
 

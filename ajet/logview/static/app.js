@@ -87,7 +87,10 @@ function put(place, page, isRefresh) {
   byId("page").replaceChildren(...page.content);
   byId("page").dataset.address = location.hash;
   byId("nav").replaceChildren(...navigation(place));
-  byId("crumbs").replaceChildren(...(page.crumbs ?? []).map(([text, href]) =>
+  const [of_run, is_fork] = place.run.split("/forks/");
+  /** @type {[string, string | null][]} */
+  const crumbs = is_fork ? [[of_run, link(of_run)], ...(page.crumbs ?? [])] : page.crumbs ?? [];
+  byId("crumbs").replaceChildren(...crumbs.map(([text, href]) =>
     (href ? el("a", { href }, text) : el("span", { "aria-current": "page" }, text))));
   if (focused) focusNamed(focused);
   else if (!isRefresh && !isSamePlace) {

@@ -16,7 +16,7 @@ export async function show({ run, path, query, set }) {
   const data = await get(`episode/${encodeURIComponent(id)}`, { run });
   const colour = colourOf(query.colour ?? (data.turns.some((/** @type {Turn} */ turn) => turn.sampled.advantages) ? "advantage" : "mask"));
   const isTokens = query.view === "tokens";
-  const isFrames = query.view === "frames" && data.turns.length > 0;
+  const isFrames = query.view === "frames" && (data.turns.length > 0 || data.picture);
   const at = data.members.findIndex((/** @type {any} */ member) => member.episode_id === id);
   const to = (/** @type {number} */ index) => (data.members[index] ? link(run, ["episode", data.members[index].episode_id], query) : null);
   const strongest = strongestOf(data.turns.map((/** @type {Turn} */ turn) => turn.sampled));
@@ -38,7 +38,7 @@ export async function show({ run, path, query, set }) {
   }
   const turns = el("div", { id: "turns" }, data.turns.map((/** @type {Turn} */ turn) => card(turn, data.turns, isTokens, colour, strongest, chosen)));
   showNumbers(turns, choose);
-  const frames = isFrames ? player(framesOf(data.turns, contentOf), Number(query.frame ?? 1) - 1, (frame) => set({ frame: frame + 1 }, true)) : null;
+  const frames = isFrames && data.turns.length ? player(framesOf(data.turns, contentOf), Number(query.frame ?? 1) - 1, (frame) => set({ frame: frame + 1 }, true)) : null;
   const commands = el("div", {});
   get("origin", { run }).then((origin) => commands.replaceChildren(...copyable(origin, id, chosen ? chosen[0] : data.turns.length - 1)))
     .catch((error) => commands.replaceChildren(el("p", { class: "dim" }, error.message)));
@@ -52,12 +52,14 @@ export async function show({ run, path, query, set }) {
     el("a", { href: group }, "side by side"), el("a", { href: link(run, ["task", data.task_id]) }, "this task through the steps")),
     verdict(data),
     facts(data),
+    forksOf(run, data),
     waterfall(data),
     tree(data.turns),
     el("div", { class: "choices", role: "group", "aria-label": "How the episode is shown" },
       el("button", { name: "view-conversation", "aria-pressed": String(!isTokens && !isFrames), click: () => set({ view: null, frame: null }) }, "conversation"),
       el("button", { name: "view-tokens", "aria-pressed": String(isTokens), click: () => set({ view: "tokens", frame: null }) }, "every token"),
-      data.turns.length > 1 ? el("button", { name: "view-frames", "aria-pressed": String(isFrames), click: () => set({ view: "frames", token: null }) }, "frames") : null),
+      data.turns.length > 1 || data.picture ? el("button", { name: "view-frames", "aria-pressed": String(isFrames), click: () => set({ view: "frames", token: null }) }, "frames") : null),
+    isFrames && data.picture ? el("img", { class: "picture", src: data.picture, alt: "the environment, drawn after each step" }) : null,
     frames ? frames.element : colourChoice(colour, (chosen) => set({ colour: chosen })),
     data.turns.length === 0 ? el("p", { class: "box" }, "The model was not called in this episode.") : frames ? null : turns,
     frames ? null : panel,
@@ -110,6 +112,24 @@ function facts(data) {
     ...Object.fromEntries(Object.entries(data.log_metrics).map(([name, each]) => [name, short(/** @type {number} */ (each))])),
   };
   return el("p", { class: "facts" }, Object.entries(shown).map(([name, text]) => el("span", {}, el("b", {}, name), ` ${text}`)));
+}
+
+/** Lists what `ajet fork` has tried from turns of this episode: the value of each, and the forks.
+ * @param {string} run @param {any} data */
+function forksOf(run, data) {
+  /** @type {{folder: string, turn: number, model: string, num_forks: number, success: import("../data.js").Interval,
+   *   reward: import("../data.js").Interval}[]} */
+  const forks = data.forks;
+  if (forks.length === 0) return null;
+  const address = (/** @type {string} */ folder) => link(`${run}/forks/${folder}`, ["group", data.step, data.mode, data.group_id]);
+  return el("section", { class: "box", "aria-label": "Forks" }, el("h2", {}, "what if it had acted otherwise"),
+    el("ul", {}, forks.map((fork) => el("li", {}, el("a", { href: address(fork.folder) }, `${plural(fork.num_forks, "fork")} from call ${fork.turn + 1}`),
+      ` succeed ${interval(fork.success)}, reward ${interval(fork.reward)}`, el("span", { class: "dim", title: fork.model }, ` by ${fork.model.split("/").at(-1)}`)))));
+}
+
+/** @param {import("../data.js").Interval} found */
+function interval({ value, low, high }) {
+  return `${number(value)} [${number(low)}, ${number(high)}]`;
 }
 
 /** Shows when the model worked and when the rest did: the calls as bars over the episode's time.
