@@ -8,7 +8,7 @@ MLflow gives traces ids of its own: one that is sent twice is there twice.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -91,9 +91,8 @@ def _token_usage(span: Span) -> dict[str, Any]:
     """Returns what MLflow sums over a trace: the tokens of a call of the model."""
     if span.kind != "model":
         return {}
-    read, written = (
-        int(span.attributes[f"gen_ai.usage.{way}_tokens"]) for way in ("input", "output")
-    )
+    attributes: Mapping[str, Any] = span.attributes
+    read, written = (attributes[f"gen_ai.usage.{way}_tokens"] for way in ("input", "output"))
     usage = {"input_tokens": read, "output_tokens": written, "total_tokens": read + written}
     return {"mlflow.chat.tokenUsage": usage}
 
