@@ -48,7 +48,7 @@ def audit(
             total=min(num, limit or num),
             console=screen,
             transient=True,
-            disable=not screen.is_terminal,
+            disable=not screen.can_redraw,
         )
         report = AuditReport.of(recorded, episodes)
     if out == Path("-"):

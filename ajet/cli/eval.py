@@ -213,7 +213,7 @@ def episode_progress() -> Iterator[tuple[Callable[[int], None], Callable[[], Non
     from ajet.core.terminal import Console
 
     screen = Console(stderr=True)
-    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as progress:
+    with Progress(console=screen, transient=True, disable=not screen.can_redraw) as progress:
         bar = progress.add_task("episodes", total=None)
         yield (
             lambda total: progress.update(bar, total=total),

@@ -8,7 +8,8 @@ would make an emoji.
 Not covered: what the user's code prints itself; lines of the log (cli/screen_log.py).
 """
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Console as RichConsole
@@ -23,6 +24,15 @@ class Console(RichConsole):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(emoji=False, **options)
+        self._is_forced: bool | None = options.get("force_terminal")
+
+    @property
+    def can_redraw(self) -> bool:
+        """Tells whether lines that were printed can be written over, as a live display does: on a
+        terminal, but not in a file, even if FORCE_COLOR is set, and not in a notebook's cell."""
+        if self._is_forced is not None:
+            return self._is_forced
+        return self.is_interactive and self.file.isatty() and not in_notebook(os.environ)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -30,3 +40,9 @@ class Console(RichConsole):
         for segment in super().render(renderable, options):
             is_control = segment.control is not None
             yield segment if is_control else Segment(printable(segment.text), segment.style)
+
+
+def in_notebook(environ: Mapping[str, str]) -> bool:
+    """Tells whether the process was started by a notebook's cell. A cell gives its commands a
+    pseudo-terminal, prints what they write, and obeys no movement of the cursor."""
+    return "JPY_PARENT_PID" in environ or "inline" in environ.get("MPLBACKEND", "")

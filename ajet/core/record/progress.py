@@ -81,7 +81,7 @@ class TrainingProgress:
         self._live: Live | None = None
 
     def __enter__(self) -> TrainingProgress:
-        if self.console.is_terminal:
+        if self.console.can_redraw:
             self._live = Live(self, console=self.console, refresh_per_second=4)
             self._live.start()
         return self
