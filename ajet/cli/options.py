@@ -1,12 +1,27 @@
 """Defines the options that several commands share, each with its help."""
 
+from glob import escape, glob
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+
+
+def yaml_files(incomplete: str) -> list[str]:
+    """Returns the YAML files and folders that begin with what was typed, for the shell."""
+    found = [path for path in glob(f"{escape(incomplete)}*") if not Path(path).name.startswith(".")]
+    folders = [f"{path}/" for path in found if Path(path).is_dir()]
+    return sorted([*folders, *(path for path in found if path.endswith((".yaml", ".yml")))])
+
+
 Conf = Annotated[
-    Path, typer.Option("--conf", help="The YAML that names workflow, tasks, judge and model.")
+    Path,
+    typer.Option(
+        "--conf",
+        help="The YAML that names workflow, tasks, judge and model.",
+        autocompletion=yaml_files,
+    ),
 ]
 Backbone = Annotated[
     Literal["debug", "verl", "trinity"] | None,
