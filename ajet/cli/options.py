@@ -1,18 +1,23 @@
 """Defines the options that several commands share, each with its help."""
 
-from glob import escape, glob
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 
-
 def yaml_files(incomplete: str) -> list[str]:
     """Returns the YAML files and folders that begin with what was typed, for the shell."""
-    found = [path for path in glob(f"{escape(incomplete)}*") if not Path(path).name.startswith(".")]
-    folders = [f"{path}/" for path in found if Path(path).is_dir()]
-    return sorted([*folders, *(path for path in found if path.endswith((".yaml", ".yml")))])
+    head, slash, name = incomplete.rpartition("/")
+    folder = Path(head + slash).expanduser()
+    if not folder.is_dir():
+        return []
+    found = [path for path in folder.iterdir() if path.name.startswith(name)]
+    return sorted(
+        f"{head}{slash}{path.name}{'/' * path.is_dir()}"
+        for path in found
+        if path.suffix in (".yaml", ".yml") or (path.is_dir() and not path.name.startswith("."))
+    )
 
 
 Conf = Annotated[
