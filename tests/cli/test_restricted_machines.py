@@ -90,7 +90,9 @@ def test_a_command_whose_extra_is_missing_names_it_in_one_line(command, tmp_path
 
 @pytest.mark.parametrize("command", [f"check --conf {GAME}", "view recorded --export page.html"])
 def test_check_and_view_need_nothing_that_windows_lacks(command, folder):
-    done = run({**WINDOWS, "before": []}, f"examples guess_number ; {command}", folder)
+    done = run(
+        {**WINDOWS, "before": ["numpy", "loguru"]}, f"examples guess_number ; {command}", folder
+    )
     assert done.returncode == 0, done.stderr
 
 
