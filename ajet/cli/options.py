@@ -6,18 +6,9 @@ from typing import Annotated, Literal
 import typer
 
 
-def yaml_files(incomplete: str) -> list[str]:
-    """Returns the YAML files and folders that begin with what was typed, for the shell."""
-    head, slash, name = incomplete.rpartition("/")
-    folder = Path(head + slash).expanduser()
-    if not folder.is_dir():
-        return []
-    found = [path for path in folder.iterdir() if path.name.startswith(name)]
-    return sorted(
-        f"{head}{slash}{path.name}{'/' * path.is_dir()}"
-        for path in found
-        if path.suffix in (".yaml", ".yml") or (path.is_dir() and not path.name.startswith("."))
-    )
+def no_words() -> list[str]:
+    """Returns no completions, after which a shell completes a path by itself."""
+    return []
 
 
 Conf = Annotated[
@@ -25,7 +16,7 @@ Conf = Annotated[
     typer.Option(
         "--conf",
         help="The YAML that names workflow, tasks, judge and model.",
-        autocompletion=yaml_files,
+        autocompletion=no_words,
     ),
 ]
 Backbone = Annotated[
@@ -34,11 +25,19 @@ Backbone = Annotated[
 ]
 ExpDir = Annotated[
     Path | None,
-    typer.Option("--exp-dir", help="The folder of run folders. [default: launcher_record]"),
+    typer.Option(
+        "--exp-dir",
+        help="The folder of run folders. [default: launcher_record]",
+        autocompletion=no_words,
+    ),
 ]
 ProjectDir = Annotated[
     Path | None,
-    typer.Option("--project-dir", help="Look for the config's modules and files here first."),
+    typer.Option(
+        "--project-dir",
+        help="Look for the config's modules and files here first.",
+        autocompletion=no_words,
+    ),
 ]
 Verbose = Annotated[
     bool, typer.Option("--verbose", help="Show the traceback of an error (or AJET_TRACEBACK=1).")
