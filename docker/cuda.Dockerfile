@@ -16,10 +16,11 @@ COPY pyproject.toml setup.py MANIFEST.in README.md CHANGELOG.md LICENSE ./
 COPY ajet ajet
 COPY tutorial tutorial
 RUN uv pip install --system --no-cache --compile-bytecode --torch-backend "$TORCH_BACKEND" \
-      '.[train,agentscope,datasets,langgraph,lora,mcp,mlflow,ray]' \
-    && useradd --create-home ajet
+      '.[train,agentscope,datasets,langgraph,lora,mcp,mlflow,ray]'
 
-USER ajet
+# Any user may run it (docker run --user): caches go to /tmp.
+ENV HOME=/tmp
+USER 1000
 WORKDIR /work
 ENTRYPOINT ["ajet"]
 CMD ["--help"]

@@ -17,7 +17,7 @@ CHANGELOG = Path(__file__).parents[1] / "CHANGELOG.md"
 def notes(changelog: str, version: str) -> str:
     """Returns the text between the heading of a version and the next one. A heading may have a date
     after the version. The text is empty where there is none."""
-    heading = rf"^## \[?{re.escape(version.removeprefix('v'))}\]?(?: .*)?\n(.*?)(?=^## |\Z)"
+    heading = rf"^## \[?{re.escape(version.removeprefix('v'))}\]?(?: [^\n]*)?\n(.*?)(?=^## |\Z)"
     found = re.search(heading, changelog, re.DOTALL | re.MULTILINE)
     return found[1].strip() if found else ""
 
