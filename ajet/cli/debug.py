@@ -40,6 +40,7 @@ def debug(
     from ajet.cli.preflight import check_classes
     from ajet.core.config import load_config
     from ajet.core.descriptors import raise_descriptor_limit
+    from ajet.core.error_text import extra_advice
     from ajet.core.errors import AjetError
     from ajet.core.record.screen_log import begin_screen_log
 
@@ -58,7 +59,7 @@ def debug(
     except AjetError:
         raise
     except Exception as error:  # the user needs their own traceback
-        if verbose:
+        if verbose or (isinstance(error, ModuleNotFoundError) and extra_advice(error.name or "")):
             raise
         typer.echo(_error_message(error), err=True, nl=False)
         raise typer.Exit(1) from error

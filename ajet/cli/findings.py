@@ -15,7 +15,6 @@ import inspect
 import json
 import os
 import re
-import resource
 import shutil
 import textwrap
 from collections.abc import Iterable, Iterator
@@ -303,8 +302,7 @@ def _files_finding(episodes: int) -> Finding:
 def _processes_finding(episodes: int) -> Finding:
     programs = min(episodes, MAX_PROGRAMS)
     needed = BASE_PROCESSES + PROCESSES_PER_PROGRAM * programs
-    soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    limits = [soft] if soft != resource.RLIM_INFINITY and os.getuid() else []
+    limits = _limit_of_processes()
     pids = number_in(Path("/sys/fs/cgroup/pids.max"))
     limits += [pids] if pids is not None else []
     return _compared(
@@ -315,6 +313,16 @@ def _processes_finding(episodes: int) -> Finding:
         level="warning",
         is_count=True,
     )
+
+
+def _limit_of_processes() -> list[int]:
+    """Returns the limit of this user's processes, if there is one that holds for it."""
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows
+        return []
+    soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    return [soft] if soft != resource.RLIM_INFINITY and os.getuid() else []
 
 
 def _disk_finding(config: AjetConfig, shape: ModelShape) -> Finding:

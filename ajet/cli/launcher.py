@@ -5,7 +5,7 @@
          export | prepare-data | distill-data |
          view | stop | replay | fork | score |
          audit | env-check | servers | trace |
-         schema
+         schema | examples
 
 Exit codes: 0 done, 1 the user's error in one line, 2 wrong usage, 130 stopped by Ctrl-C, 143 by
 SIGTERM. This module only wires.
@@ -25,6 +25,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from ajet.cli.process_end import end_within
+from ajet.core.error_text import extra_advice
 from ajet.core.errors import AjetError
 from ajet.core.plain_value import printable
 from ajet.core.redaction import redact
@@ -49,8 +50,9 @@ COMMANDS = {
     "servers": "ajet.cli.servers:servers",
     "trace": "ajet.cli.trace:trace",
     "schema": "ajet.cli.schema:schema",
+    "examples": "ajet.cli.examples:examples",
 }
-ROOT_OPTIONS = ("--help", "-h", "--version")
+ROOT_OPTIONS = ("--help", "-h", "--version", "--install-completion", "--show-completion")
 TAKES_A_CONFIG = ("train", "debug", "eval", "check", "plan")
 DASHED_OVERRIDE = re.compile(r"--?[A-Za-z_]\w*(\.\w+)+(=.*)?", re.DOTALL)
 TAKES_A_VALUE = ("--conf", "--backbone", "--exp-dir", "--project-dir", "--debug", "--db")
@@ -75,6 +77,8 @@ class Launcher(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.obj = {"traceback": "--verbose" in args or bool(os.environ.get("AJET_TRACEBACK"))}
+        if ctx.resilient_parsing:  # the shell completes a line that is not yet whole
+            return super().parse_args(ctx, command_first(args))
         if (mistake := mistyped_command(args)) is not None:
             ctx.fail(mistake)
         if (mistake := override_with_dashes(args)) is not None:
@@ -88,6 +92,16 @@ class Launcher(TyperGroup):
             if ctx.obj["traceback"]:
                 raise
             typer.echo(printable(redact(f"error: {error}")), err=True)
+            raise typer.Exit(1) from error
+        except ModuleNotFoundError as error:
+            advice = extra_advice(error.name or "")
+            if ctx.obj["traceback"] or not advice:
+                raise
+            typer.echo(
+                f"error: ajet {ctx.invoked_subcommand} needs {error.name}, which is not installed: "
+                f"{advice}",
+                err=True,
+            )
             raise typer.Exit(1) from error
 
 
@@ -160,7 +174,6 @@ def _print_version(is_given: bool) -> None:
 app = typer.Typer(
     cls=Launcher,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: rich alone takes longer to import than typer
     context_settings={"help_option_names": ["-h", "--help"]},

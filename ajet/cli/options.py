@@ -5,8 +5,19 @@ from typing import Annotated, Literal
 
 import typer
 
+
+def no_words() -> list[str]:
+    """Returns no completions, after which a shell completes a path by itself."""
+    return []
+
+
 Conf = Annotated[
-    Path, typer.Option("--conf", help="The YAML that names workflow, tasks, judge and model.")
+    Path,
+    typer.Option(
+        "--conf",
+        help="The YAML that names workflow, tasks, judge and model.",
+        autocompletion=no_words,
+    ),
 ]
 Backbone = Annotated[
     Literal["debug", "verl", "trinity"] | None,
@@ -14,11 +25,19 @@ Backbone = Annotated[
 ]
 ExpDir = Annotated[
     Path | None,
-    typer.Option("--exp-dir", help="The folder of run folders. [default: launcher_record]"),
+    typer.Option(
+        "--exp-dir",
+        help="The folder of run folders. [default: launcher_record]",
+        autocompletion=no_words,
+    ),
 ]
 ProjectDir = Annotated[
     Path | None,
-    typer.Option("--project-dir", help="Look for the config's modules and files here first."),
+    typer.Option(
+        "--project-dir",
+        help="Look for the config's modules and files here first.",
+        autocompletion=no_words,
+    ),
 ]
 Verbose = Annotated[
     bool, typer.Option("--verbose", help="Show the traceback of an error (or AJET_TRACEBACK=1).")

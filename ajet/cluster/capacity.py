@@ -33,8 +33,11 @@ THIS_MACHINE = "this machine"
 
 def local_node() -> Node:
     """Returns this machine's resources."""
-    cpus = float(len(os.sched_getaffinity(0)))
-    return Node(THIS_MACHINE, cpus, local_gpus(), memory=machine_memory() / GIB)
+    has_affinity = hasattr(os, "sched_getaffinity")  # macOS has not
+    cpus = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    memory = machine_memory()
+    assert memory is not None, "Ray's backbones do not run on Windows"
+    return Node(THIS_MACHINE, float(cpus), local_gpus(), memory=memory / GIB)
 
 
 def check_local(config: AjetConfig) -> Placement:

@@ -4,8 +4,11 @@ import os
 from pathlib import Path
 
 
-def machine_memory() -> int:
-    """Returns the bytes of memory of this machine, or of its container where that is less."""
+def machine_memory() -> int | None:
+    """Returns the bytes of memory of this machine, or of its container where that is less; None
+    where the system does not tell (Windows)."""
+    if not hasattr(os, "sysconf"):
+        return None
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = number_in(Path("/sys/fs/cgroup/memory.max"))
     return min(total, limit) if limit is not None else total

@@ -19,7 +19,6 @@ run that begins removes folders in shared memory whose lock is free: their run w
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from hashlib import sha256
@@ -31,6 +30,7 @@ from loguru import logger
 from ajet.cluster.placement import Placement
 from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError
+from ajet.core.file_lock import take
 from ajet.core.weight_sync.folder import shared_memory_root
 from ajet.core.weight_sync.manifest import SyncMethod
 
@@ -149,7 +149,7 @@ def make_weight_store(run_folder: Path, *, in_memory: bool, notice: str | None =
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir(parents=True, exist_ok=True)
     _locks[root] = (root / OWNER).open("w")
-    fcntl.flock(_locks[root], fcntl.LOCK_EX)
+    take(_locks[root])
     return root
 
 
@@ -173,7 +173,7 @@ def remove_abandoned(folder: Path) -> list[Path]:
 def _is_abandoned(root: Path) -> bool:
     try:
         with (root / OWNER).open() as owner:
-            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            take(owner, wait=False)
     except BlockingIOError:
         return False
     except FileNotFoundError:  # another run is just making it

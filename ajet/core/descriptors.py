@@ -10,7 +10,12 @@ A process may raise its own limit, the soft one, up to the hard one; many system
 from __future__ import annotations
 
 import errno
-import resource
+import sys
+
+try:
+    import resource
+except ModuleNotFoundError:  # Windows
+    resource = None
 
 MAX_DESCRIPTORS = 1 << 20
 """A larger limit helps nobody, and slows programs that close every possible descriptor."""
@@ -24,7 +29,9 @@ NONE_LEFT = f"Errno {errno.EMFILE}: no file descriptor was left"
 
 
 def descriptor_limit() -> int:
-    """Returns the limit that a command which runs episodes will have."""
+    """Returns the limit that a command which runs episodes will have. Windows has none."""
+    if resource is None:
+        return sys.maxsize
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     return highest if soft == resource.RLIM_INFINITY else max(soft, highest)
@@ -34,6 +41,8 @@ def raise_descriptor_limit() -> int:
     """Raises the soft limit of this process to the hard one, and returns it. Its children have the
     same limit."""
     limit = descriptor_limit()
+    if resource is None:
+        return limit
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     return limit

@@ -1,17 +1,33 @@
-"""Tells whether a process holds the kernel's lock on a file.
+"""Locks files by the kernel's flock, which ends with the process that took it.
 
-Not covered: taking one (record/run_folder.py, rollout/stop_request.py).
+Windows has no such lock. There nothing is locked: no second process is kept out of a run folder
+(record/run_folder.py says so), and `is_held` is always False.
 """
 
-import fcntl
 from pathlib import Path
+from typing import IO, Any
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # Windows
+    fcntl = None
+
+HAS_LOCKS = fcntl is not None
+
+
+def take(file: IO[Any] | int, *, shared: bool = False, wait: bool = True) -> None:
+    """Locks an open file, or a descriptor, until it is closed. Raises BlockingIOError without
+    `wait` where another process holds the lock."""
+    if fcntl is not None:
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        fcntl.flock(file, kind if wait else kind | fcntl.LOCK_NB)
 
 
 def is_held(lock: Path) -> bool:
     """Returns True if a process of this machine holds the lock."""
     try:
         with lock.open("r", encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            take(file, shared=True, wait=False)
     except BlockingIOError:
         return True
     except OSError:

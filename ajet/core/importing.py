@@ -5,8 +5,9 @@
 
 A file is keyed by its real path: two files named workflow.py are two modules. The file's own folder
 is on sys.path, so it may import what lies beside it (later too, inside a function); where two
-folders have a helper.py, each file that loads gets its own folder's. Every mistake is one line with
-file and line, the class's own (no `execute`, a constructor that cannot be called) included.
+folders have a helper.py, each file that loads gets its own folder's. `tutorial.x` that is in no
+folder is the package's `ajet.examples.x`. Every mistake is one line with file and line, the class's
+own (no `execute`, a constructor that cannot be called) included.
 
 Not covered: a file that changes while the run goes on; an import inside a function, of a name that
 lies in two folders: it finds one of the two for both.
@@ -23,6 +24,7 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import partial
 from hashlib import sha256
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -57,6 +59,29 @@ R = TypeVar("R")
 _user_folders: set[Path] = set()
 _hidden_modules: dict[Path, dict[str, ModuleType]] = {}
 """Maps a folder of user files to its modules that another folder's replaced in sys.modules."""
+
+
+class ExamplesFinder:
+    """Finds `tutorial` and what is below it in ajet.examples where no folder on sys.path has it, so
+    that a config names an example in the same way in the repository and beside a wheel."""
+
+    @classmethod
+    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Returns where the module is, or None for any other package."""
+        top, *below = name.split(".")
+        packaged = importlib.util.find_spec("ajet.examples") if top == "tutorial" else None
+        if packaged is None or not packaged.submodule_search_locations:
+            return None
+        folder = Path(packaged.submodule_search_locations[0])
+        if not below:
+            return importlib.util.spec_from_file_location(
+                name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+            )
+        return PathFinder.find_spec(name, [str(folder.joinpath(*below[:-1]))])
+
+
+if ExamplesFinder not in sys.meta_path:
+    sys.meta_path.append(ExamplesFinder)
 
 
 def load_object(spec: str, *, base_dirs: Sequence[Path], kind: type[T], where: str) -> type[T]:
@@ -270,11 +295,11 @@ def _is_absent(source: str, cause: BaseException | None) -> bool:
 
 
 def _in_other_package(source: str, cause: BaseException | None) -> ModuleType | None:
-    """Finds `tutorial.x` where a `tutorial` folder found first hides the package that has `x`."""
+    """Finds `folder.x` where a `folder` found first on the path hides the package that has `x`."""
     if not _is_absent(source, cause) or "." not in source:
         return None
     relative = Path(*source.split("."))
-    for folder in map(Path, [*sys.path, Path(__file__).resolve().parents[2]]):
+    for folder in map(Path, sys.path):
         for file in (folder / relative.with_suffix(".py"), folder / relative / "__init__.py"):
             if file.is_file():
                 return _import_file(str(file), [folder])

@@ -43,7 +43,15 @@ _SET_CHILD_SUBREAPER = 36
 
 def guarded(command: Sequence[str], *, grace_s: float = 0.0, pid_file: object = "") -> list[str]:
     """Returns the command line that runs `command` under a guard, for a child of this process.
-    `pid_file` is a path that holds the id of the process group while it runs."""
+    `pid_file` is a path that holds the id of the process group while it runs. Raises ConfigError on
+    another system than Linux."""
+    if sys.platform != "linux":
+        from ajet.core.errors import ConfigError
+
+        raise ConfigError(
+            f"{command[0]}: children of a run (MCP servers, inference servers, the math judge) are "
+            f"guarded by Linux, and this is {sys.platform}: run ajet in a Linux container"
+        )
     script = [sys.executable, "-I", "-S", os.path.abspath(__file__)]  # noqa: PTH100, see above
     return [*script, str(os.getpid()), str(grace_s), str(pid_file), *command]
 

@@ -25,7 +25,6 @@ settings is refused. Not covered: a shared file system without `flock`.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 import json
 import os
@@ -38,6 +37,7 @@ from typing import IO, TYPE_CHECKING, Any
 from ajet.core import seeding
 from ajet.core.config.task_judge import Criterion, RubricsAutoGrader
 from ajet.core.errors import CheckpointError, ConfigError, DataError
+from ajet.core.file_lock import take
 from ajet.core.record.atomic_file import write_text_atomically
 from ajet.core.shared_call import SharedCalls
 from ajet.core.task.task import Task
@@ -291,9 +291,7 @@ class _RubricStore:
             self.write(())
         row = {"key": key, "question": question, "criteria": [c.model_dump() for c in criteria]}
         with self._questions.open("ab") as file:
-            fcntl.flock(
-                file, fcntl.LOCK_EX
-            )  # held until the file is closed; writing one line is quick
+            take(file)  # held until the file is closed; writing one line is quick
             _cut_torn_line(self._questions)
             file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
 
@@ -301,7 +299,7 @@ class _RubricStore:
 def _try_lock(file: IO[str]) -> bool:
     """Returns whether this process got the lock, which it then holds until the file is closed."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        take(file, wait=False)
     except BlockingIOError:
         return False
     return True

@@ -11,11 +11,17 @@ The same program gives the same answer again, `random` and the order of sets inc
 sandbox/program.py says what is NOT covered by that (os.urandom, addresses, time, threads).
 """
 
+from __future__ import annotations
+
 import math
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any
 
 from ajet.core.activity import in_call
-from ajet.sandbox import pool
+from ajet.core.errors import EnvironmentFault
+
+if TYPE_CHECKING:
+    from ajet.sandbox.pool import SandboxPool
 
 _has_reported = False
 
@@ -34,7 +40,7 @@ async def run_python(code: str, timeout: float = 300, **kwargs: Any) -> str:
     if seconds is None:
         return _format_output(-1, "", f"timeout={timeout!r} is no positive number of seconds")
     with in_call("tool execute_python_code"):
-        outcome = await pool.default_pool().run(str(code), seconds)
+        outcome = await _pool().run(str(code), seconds)
     _report_once()
     return _format_output(outcome.returncode, outcome.stdout, outcome.stderr)
 
@@ -66,9 +72,22 @@ def _format_output(returncode: int, stdout: str, stderr: str) -> str:
     )
 
 
+def _pool() -> SandboxPool:
+    """Returns this process's sandbox. It stands on Linux's system calls, and is imported there
+    alone."""
+    if sys.platform != "linux":
+        raise EnvironmentFault(
+            f"execute_python_code: programs run in a sandbox of Linux, and this is {sys.platform}: "
+            "run ajet in a Linux container, or give the agent another tool"
+        )
+    from ajet.sandbox.pool import default_pool
+
+    return default_pool()
+
+
 def sandbox_report() -> str:
     """Returns one line that says how programs are confined on this machine."""
-    return pool.default_pool().report()
+    return _pool().report()
 
 
 def _report_once() -> None:
@@ -80,5 +99,5 @@ def _report_once() -> None:
     _has_reported = True
     from loguru import logger
 
-    is_weak = pool.default_pool().is_weak
+    is_weak = _pool().is_weak
     logger.log("WARNING" if is_weak else "DEBUG", sandbox_report())

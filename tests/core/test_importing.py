@@ -105,6 +105,24 @@ def test_the_tutorials_judge_is_found_whatever_the_current_folder_holds(tmp_path
     assert done.stdout == "MathAnswerAsJudge\n", done.stderr
 
 
+def test_an_example_may_import_another_one_that_is_in_the_package_alone(tmp_path):
+    write(tmp_path / "cwd" / "tutorial" / "__init__.py", "")
+    own = "from tutorial.example_math_agent.workflow import SYSTEM_PROMPT\n" + FLOW.format(name="x")
+    write(tmp_path / "cwd" / "tutorial" / "example_own" / "flow.py", own)
+    code = (
+        "from ajet.core.importing import load_object\n"
+        "from ajet import Workflow\n"
+        "spec = 'tutorial.example_own.flow->Flow'\n"
+        "print(load_object(spec, base_dirs=[], kind=Workflow, where='here').__name__)\n"
+        "import sys; print(sys.modules['tutorial.example_math_agent'].__spec__.origin)\n"
+    )
+    command = [sys.executable, "-c", code]
+    cwd = tmp_path / "cwd"
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
+    assert done.stdout.startswith("Flow\n"), done.stderr
+    assert str(tmp_path) not in done.stdout
+
+
 def test_a_users_own_tutorial_folder_comes_before_the_projects(tmp_path):
     write(tmp_path / "cwd" / "tutorial" / "own_flow.py", FLOW.format(name="mine"))
     assert load("tutorial.own_flow->Flow").name == "mine"

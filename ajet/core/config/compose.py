@@ -101,6 +101,14 @@ def _unknown_override_problem(override: str, known: Any) -> str:
     return f"{root}: {section_problem}" if section_problem else unknown_override(override, known)
 
 
+def _example(path: Path) -> str | None:
+    """Returns the name of the example that a path of the documentation is in."""
+    match path.parts:
+        case ("tutorial", folder, _) if folder.startswith("example_"):
+            return folder.removeprefix("example_")
+    return None
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """Returns the YAML's own mapping. Raises ConfigError of one line when there is no such file or
     it is no mapping."""
@@ -110,7 +118,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if path.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"{path}: a config ends in .yaml")
     if not path.is_file():
-        raise ConfigError(f"{path}: no such config file (the current folder is {Path.cwd()})")
+        hint = f"; copy the example: ajet examples {name}" if (name := _example(path)) else ""
+        raise ConfigError(f"{path}: no such config file (the current folder is {Path.cwd()}){hint}")
     try:
         text = path.read_text(encoding="utf-8")
         node = yaml.compose(text)

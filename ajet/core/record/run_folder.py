@@ -32,7 +32,6 @@ share a folder over NFS without lock support.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import secrets
@@ -44,9 +43,12 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import IO
 
+from loguru import logger
+
 from ajet.core.config import AjetConfig
 from ajet.core.config.redacted import redacted_config
 from ajet.core.errors import CheckpointError
+from ajet.core.file_lock import HAS_LOCKS, take
 from ajet.core.record.atomic_file import write_text_atomically, writing
 
 LOCK = ".lock"
@@ -249,8 +251,10 @@ def shown_path(path: Path) -> str:
 
 
 def _acquire(lock: IO[str], path: Path) -> None:
+    if not HAS_LOCKS:
+        logger.warning("{}: this system locks no files: start no second run in this folder", path)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        take(lock, wait=False)
     except BlockingIOError:
         lock.seek(0)
         holder = lock.read().strip() or "unknown"
@@ -278,7 +282,8 @@ def _close_in_forked_children(lock: IO[str]) -> None:
         if (file := reference()) is not None and not file.closed:
             file.close()
 
-    os.register_at_fork(after_in_child=close)
+    if hasattr(os, "register_at_fork"):  # Windows never forks
+        os.register_at_fork(after_in_child=close)
 
 
 def _copy(source: Path, target: Path) -> bool:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import sys
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -71,9 +70,13 @@ class RunSummary:
 
 def peak_rss_bytes() -> int:
     """Returns the largest amount of memory that this process and its living children have used, in
-    bytes."""
+    bytes. It is this process's alone on macOS, and 0 on Windows, where nothing is measured."""
     own = _status_bytes(os.getpid(), "VmHWM")
     if own is None:  # not Linux
+        try:
+            import resource
+        except ModuleNotFoundError:
+            return 0
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     # getrusage would work for this process, but it keeps the parent's peak across exec

@@ -5,7 +5,6 @@ Not covered: the run's side (stops.py, watch.py).
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ajet.core.errors import CheckpointError
-from ajet.core.file_lock import is_held
+from ajet.core.file_lock import is_held, take
 from ajet.core.rollout.stops import EPISODE_ID, TAKEN
 
 ANSWER_S = 10.0
@@ -62,7 +61,7 @@ def held_request(request: Path) -> Iterator[None]:
     try:
         request.parent.mkdir(exist_ok=True)
         file = new.open("w", encoding="utf-8")
-        fcntl.flock(file, fcntl.LOCK_EX)
+        take(file)
         new.rename(request)
     except OSError as error:
         raise CheckpointError(f"{request} cannot be written: {error.strerror}") from error

@@ -15,7 +15,6 @@ reader, or a version is removed while it is read.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -26,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from ajet.core.file_lock import take
 from ajet.core.weight_sync.adapters import Adapters
 from ajet.core.weight_sync.manifest import Manifest, TensorInfo, WeightsError
 
@@ -110,7 +110,7 @@ class FolderSource:
             self.manifest()  # raises, and says it
             raise
         try:
-            fcntl.flock(lock, fcntl.LOCK_SH)
+            take(lock, shared=True)
             yield
         finally:
             os.close(lock)
@@ -259,7 +259,7 @@ def _remove_unless_locked(path: Path) -> bool:
         shutil.rmtree(path, ignore_errors=True)
         return True
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        take(lock, wait=False)
         temporary = path.rename(path.with_name(f".{path.name}.removed"))
     except BlockingIOError:
         return False

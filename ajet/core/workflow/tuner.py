@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.core.task.workflow_task import LARGEST_REWARD
 from ajet.core.workflow.bridge import run_on_loop
+from ajet.core.workflow.chat_reply import ChatReply
 
 if TYPE_CHECKING:
     from agentscope.model import ChatModelBase
@@ -130,7 +131,7 @@ class ModelTuner:
         target_tag: str | None = None,
         tool_choice: str | None = None,
         **sampling: Any,
-    ) -> dict[str, Any]:
+    ) -> ChatReply:
         """Returns the model's reply as an assistant message in OpenAI's form.
 
         Tool calls that could not be read are in `content` as they were written, and again in
@@ -147,7 +148,7 @@ class ModelTuner:
             overrides=SamplingOverrides(**sampling),
         )
         turn = await run_on_loop(self._recorder.loop, call)
-        reply = copy.deepcopy(turn.reply)  # the agent may edit its own
+        reply = ChatReply(copy.deepcopy(turn.reply), turn.completion)  # the agent may edit its own
         if malformed := turn.notes.get("malformed_calls"):
             reply["malformed_tool_calls"] = list(malformed)
         return reply

@@ -1,13 +1,14 @@
 """What a workflow can do with its model without any framework."""
 
 import copy
+import json
 import re
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from ajet import ModelTuner
+from ajet import ChatReply, ModelTuner
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.trajectory.limits import EpisodeLimits
@@ -43,6 +44,19 @@ async def test_chat_gives_a_message_that_the_agent_may_edit(recorder):
     assert turn.reply["content"] == "hello"
     assert (turn.agent_name, turn.target_tag) == ("default", "red")
     assert turn.notes["sampling"] == {"max_tokens": 7}
+
+
+async def test_a_reply_has_its_tokens_and_is_sent_back_like_the_dict_that_it_is(recorder):
+    tuner = ModelTuner(recorder)
+    reply = await tuner.chat(HI)
+    assert isinstance(reply, ChatReply) and json.loads(json.dumps(reply)) == dict(reply)
+    assert (reply.text, reply.tool_calls, reply.malformed_tool_calls) == ("hello", [], [])
+    assert reply.completion is recorder.turns[0].completion
+    again = [*HI, copy.deepcopy(reply), *HI]
+    assert tuner.prompt_ids(again) == tuner.prompt_ids([*HI, dict(reply), *HI])
+    await tuner.chat(again)
+    assert type(recorder.turns[1].messages[1]) is dict
+    assert len(timelines(recorder.turns)) == 1  # the sampled ids were sent back
 
 
 async def test_generate_takes_and_gives_token_ids(recorder):

@@ -1,0 +1,58 @@
+"""Implements `ajet examples [NAME]...`: lists the examples, or copies some into ./tutorial."""
+
+from importlib.resources import files
+from pathlib import Path
+from shutil import copyfile, copytree, ignore_patterns
+from typing import Annotated
+
+import typer
+
+from ajet.core.errors import ConfigError
+
+TARGET = Path("tutorial")
+"""The folder by which documentation, YAMLs and imports name the examples."""
+PREFIX = "example_"
+
+
+def known_names(incomplete: str = "") -> list[str]:
+    """Returns the names of the examples that begin so, for `ajet examples` and for the shell."""
+    folders = Path(str(files("ajet.examples"))).glob(f"{PREFIX}*")
+    names = (folder.name.removeprefix(PREFIX) for folder in folders if folder.is_dir())
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+def examples(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME]...",
+            help="Examples to copy into ./tutorial.",
+            autocompletion=known_names,
+        ),
+    ] = None,
+) -> None:
+    """List the examples, or copy some to ./tutorial, where their YAMLs and the documentation
+    expect them.
+
+    `ajet examples math_agent`, then `ajet --conf tutorial/example_math_agent/demo.yaml`.
+    """
+    source = Path(str(files("ajet.examples")))
+    known = known_names()
+    if not names:
+        for name in known:
+            readme = source / f"{PREFIX}{name}" / "README.md"
+            title = readme.read_text(encoding="utf-8").partition("\n")[0]
+            typer.echo(f"{name:<18} {title.lstrip('# ')}")
+        return
+    chosen = [name.removeprefix(PREFIX) for name in names]
+    if unknown := sorted(set(chosen) - set(known)):
+        raise ConfigError(f"examples: no {', '.join(unknown)}; there are {', '.join(known)}")
+    targets = {source / f"{PREFIX}{name}": TARGET / f"{PREFIX}{name}" for name in chosen}
+    if there := [str(target) for target in targets.values() if target.exists()]:
+        raise ConfigError(f"examples: {', '.join(there)}: there already; move it away to copy anew")
+    for folder, target in targets.items():
+        copytree(folder, target, ignore=ignore_patterns("__pycache__"))
+        configs = sorted(path.name for path in target.glob("*.yaml"))
+        typer.echo(f"{target}: {', '.join(configs)}; its README.md has the commands")
+    if not (TARGET / "__init__.py").exists():
+        copyfile(source / "__init__.py", TARGET / "__init__.py")

@@ -1,0 +1,19 @@
+# ajet on CPUs. From the root of the repository:
+#   docker build -f docker/cpu.Dockerfile -t ajet:cpu .
+#   docker run --rm -v "$PWD:/work" ajet:cpu --conf tutorial/example_math_agent/demo.yaml --backbone debug
+FROM python:3.12-slim
+
+RUN pip install --no-cache-dir "uv==0.9.*"
+WORKDIR /src
+COPY pyproject.toml setup.py MANIFEST.in README.md CHANGELOG.md LICENSE ./
+COPY ajet ajet
+COPY tutorial tutorial
+RUN uv pip install --system --no-cache --compile-bytecode --torch-backend cpu \
+      '.[train,agentscope,datasets,langgraph,mcp,mlflow]'
+
+# Any user may run it (docker run --user): caches go to /tmp.
+ENV HOME=/tmp
+USER 1000
+WORKDIR /work
+ENTRYPOINT ["ajet"]
+CMD ["--help"]

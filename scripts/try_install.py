@@ -1,0 +1,156 @@
+"""Installs the built packages into fresh environments, and uses them outside the repository.
+
+    make dist && python scripts/try_install.py                   this interpreter, the light install
+    python scripts/try_install.py --extras train train,agentscope    and two steps, in each of these
+    … --python python3.11 python3.12 python3.13 --installer uv pip --artifact wheel sdist
+
+For each interpreter, installer and artifact it prints the seconds of the installation, and those of
+the CPU, and exits with 1 if anything failed. Everything is in a folder that is removed. It
+checks that the wheel has all files that are in the repository, and no top-level package but ajet.
+What follows `--` is for the installer: -- --find-links wheels. Not covered: the other extras, which
+`make setup` installs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from itertools import product
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+CHECKED = "tutorial/example_token_loop/demo.yaml"
+LIGHT = (
+    ("--version",),
+    ("examples", "math_agent", "token_loop"),
+    ("check", "--conf", CHECKED),
+    ("schema", "--out", "schema.json"),
+    ("convert", "--from", "verl", CHECKED, "--out", "converted.yaml"),
+)
+TRAINED = {"train": "token_loop", "train,agentscope": "math_agent"}
+"""Maps extras to the example that needs no other."""
+TWO_STEPS = (
+    *("ajet.trainer_common.total_training_steps=2", "ajet.trainer_common.test_freq=-1"),
+    *("ajet.trainer_common.val_before_train=false", "ajet.data.train_batch_size=4"),
+)
+HEAVY = ("torch", "transformers", "tensorboard", "agentscope", "ray", "mcp")
+
+
+class Failed(Exception):
+    """Raised with what a command printed, when it failed."""
+
+
+def check_wheel(wheel: Path) -> None:
+    """Raises Failed unless the wheel has every tracked file of ajet/ and tutorial/ but READMEs of
+    packages, and nothing beside ajet."""
+    names = zipfile.ZipFile(wheel).namelist()
+    top = {name.partition("/")[0] for name in names}
+    if others := [name for name in top if name != "ajet" and not name.endswith(".dist-info")]:
+        raise Failed(f"{wheel.name} has top-level names beside ajet: {', '.join(others)}")
+    listed = run(["git", "ls-files", "ajet", "tutorial"], ROOT).splitlines()
+    examples = [name.replace("tutorial/", "ajet/examples/", 1) for name in listed]
+    wanted = {n for n in examples if not n.endswith(".md") or n.startswith("ajet/examples/")}
+    if missing := sorted(wanted - set(names)):
+        raise Failed(f"{wheel.name} lacks {', '.join(missing)}")
+
+
+def run(command: list[str], folder: Path) -> str:
+    """Returns what the command prints; raises Failed where it exits with another code than 0."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise Failed(
+            f"{' '.join(command)} exited with {done.returncode}:\n{done.stdout}{done.stderr}"
+        )
+    return done.stdout
+
+
+def train_commands(extras: str) -> list[tuple[str, ...]]:
+    """Returns the commands that train an example for two steps, and look at what came of it."""
+    conf = f"tutorial/example_{TRAINED[extras]}/demo.yaml"
+    experiment = f"ajet.experiment_name={TRAINED[extras]}"
+    trained = f"runs/{TRAINED[extras]}"
+    return [
+        ("--conf", conf, "--backbone", "debug", "--exp-dir", "runs", experiment, *TWO_STEPS),
+        ("eval", "--conf", conf, "--checkpoint", trained, "--num-tasks", "2", "-k", "1"),
+        ("view", trained, "--export", "page.html"),
+    ]
+
+
+def try_one(
+    python: str, installer: str, artifact: Path, folder: Path, options: argparse.Namespace
+) -> str:
+    """Installs, uses, and returns a line of times."""
+    run([python, "-m", "venv", *(["--without-pip"] if installer == "uv" else []), "env"], folder)
+    binaries = folder / "env" / ("Scripts" if os.name == "nt" else "bin")
+    pip = [str(binaries / "python"), "-m", "pip", "install", "--quiet"]
+    if installer == "uv":
+        pip = ["uv", "pip", "install", "--quiet", "--python", str(binaries / "python")]
+    times = []
+    for extras in ("", *options.extras):
+        begun, cpu = time.perf_counter(), children_cpu_s()
+        wanted = f"ajet[{extras}]" if extras else "ajet"
+        run([*pip, *options.installer_options, f"{wanted} @ {artifact.as_uri()}"], folder)
+        seconds, cpu_s = time.perf_counter() - begun, children_cpu_s() - cpu
+        times.append(f"{wanted} in {seconds:.1f} s, {cpu_s:.1f} of the CPU")
+        if not extras:
+            check_light(binaries, folder)
+        for command in train_commands(extras) if extras else LIGHT:
+            run([str(binaries / "ajet"), *command], folder)
+    return "; ".join(times)
+
+
+def children_cpu_s() -> float:
+    """Returns the seconds of the CPU that ended child processes have used; 0 on Windows."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+def check_light(binaries: Path, folder: Path) -> None:
+    """Raises Failed if something heavy was installed, or the types are not found."""
+    script = (
+        "from importlib.util import find_spec as find; import ajet, pathlib; "
+        f"print([name for name in {HEAVY} if find(name)], "
+        "(pathlib.Path(ajet.__file__).parent / 'py.typed').is_file())"
+    )
+    printed = run([str(binaries / "python"), "-c", script], folder).strip()
+    if printed != "[] True":
+        raise Failed(f"the light install has more than it should, or no py.typed: {printed}")
+
+
+def main() -> int:
+    """Tries every combination, and returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--python", nargs="+", default=[sys.executable])
+    parser.add_argument("--installer", nargs="+", default=["uv"], choices=("uv", "pip"))
+    parser.add_argument("--artifact", nargs="+", default=["wheel"], choices=("wheel", "sdist"))
+    parser.add_argument("--dist", type=Path, default=ROOT / "dist")
+    parser.add_argument("--extras", nargs="+", default=[], choices=TRAINED)
+    parser.add_argument("installer_options", nargs="*", help="after --, for the installer")
+    options = parser.parse_args()
+    globs = {"wheel": "*.whl", "sdist": "*.tar.gz"}
+    found = {kind: file for kind, glob in globs.items() for file in options.dist.glob(glob)}
+    if len(found) < len(globs):
+        print(f"error: {options.dist}: no wheel and sdist there; run make dist")
+        return 1
+    check_wheel(found["wheel"])
+    failures = 0
+    for python, installer, kind in product(options.python, options.installer, options.artifact):
+        with tempfile.TemporaryDirectory(prefix="ajet-install-") as folder:
+            try:
+                line = try_one(python, installer, found[kind], Path(folder), options)
+            except Failed as failure:
+                line, failures = f"FAILED: {failure}", failures + 1
+        print(f"{Path(python).name}, {installer}, {kind}: {line}", flush=True)
+    return min(failures, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
