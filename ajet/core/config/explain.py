@@ -16,19 +16,26 @@ from pydantic_core import ErrorDetails
 
 from ajet.core.config.overrides import override_key
 from ajet.core.config.redacted import redacted_value, shown_override
+from ajet.core.error_codes import Code
+from ajet.core.errors import ConfigError
 
 MAX_SHOWN = 5
 
 
-def explain(error: ValidationError, root: type[BaseModel], origin: "Origin") -> str:
-    """Returns the only mistake in a line; several of them indented, the first few when there are
-    many."""
-    found = [_line(details, root, origin) for details in error.errors(include_url=False)]
+def explained(error: ValidationError, root: type[BaseModel], origin: "Origin") -> ConfigError:
+    """Returns an error with the only mistake in a line; with several of them indented, the first
+    few when there are many."""
+    details = error.errors(include_url=False)
+    found = [_line(each, root, origin) for each in details]
     lines = [f"{where}: {problem}" for where, problem in dict(reversed(found)).items()][::-1]
     if len(lines) == 1:
-        return lines[0]
+        is_unknown = details[0]["type"] == "extra_forbidden"
+        return ConfigError(lines[0], code=Code.UNKNOWN_KEY if is_unknown else Code.WRONG_VALUE)
     more = [f"… and {len(lines) - MAX_SHOWN} more"] if len(lines) > MAX_SHOWN else []
-    return "\n  ".join([f"{len(lines)} mistakes in the config:", *lines[:MAX_SHOWN], *more])
+    return ConfigError(
+        "\n  ".join([f"{len(lines)} mistakes in the config:", *lines[:MAX_SHOWN], *more]),
+        code=Code.SEVERAL_MISTAKES,
+    )
 
 
 class Origin:

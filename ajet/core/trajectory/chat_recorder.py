@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.inference.chat_template import ChatTemplate, normalised
 from ajet.core.inference.endpoint import ChatEndpoint, ChatReply, Completion, SamplingParams
@@ -80,18 +81,23 @@ class ChatRecorder(BaseRecorder):
     async def give(self, *_arguments: Any, **_options: Any) -> Turn:
         raise ConfigError(
             "model_tuner.give() writes token ids, which a chat endpoint does not show; it is for "
-            "training"
+            "training",
+            code=Code.NO_TOKEN_IDS,
         )
 
     async def generate(self, prompt_ids: Sequence[int], **_options: Any) -> Turn:
         raise ConfigError(
             "model_tuner.generate() takes token ids, which a chat endpoint does not show; "
-            "use model_tuner.chat() or an agent framework"
+            "use model_tuner.chat() or an agent framework",
+            code=Code.NO_TOKEN_IDS,
         )
 
     @property
     def template(self) -> ChatTemplate:
-        raise ConfigError("model_tuner: a chat endpoint shows no token ids; only text can be used")
+        raise ConfigError(
+            "model_tuner: a chat endpoint shows no token ids; only text can be used",
+            code=Code.NO_TOKEN_IDS,
+        )
 
     @property
     def shows_tools(self) -> bool:

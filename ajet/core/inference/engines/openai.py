@@ -15,6 +15,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.inference.endpoint import (
     ChatReply,
@@ -46,7 +47,10 @@ class OpenAIEngine:
         from ajet.core.http_client import openai_http_client
 
         if not base_url.startswith(("http://", "https://")):
-            raise ConfigError(f"endpoint {base_url!r}: an address begins with http:// or https://")
+            raise ConfigError(
+                f"endpoint {base_url!r}: an address begins with http:// or https://",
+                code=Code.CHAT_ADDRESS,
+            )
         self._model = model
         self._client = AsyncOpenAI(
             base_url=base_url,
