@@ -5,7 +5,7 @@
          export | prepare-data | distill-data |
          view | stop | replay | fork | score |
          audit | env-check | servers | trace |
-         schema
+         schema | explain
 
 Exit codes: 0 done, 1 the user's error in one line, 2 wrong usage, 130 stopped by Ctrl-C, 143 by
 SIGTERM. This module only wires.
@@ -15,7 +15,8 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from types import TracebackType
 from typing import Any
@@ -25,6 +26,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from ajet.cli.process_end import end_within
+from ajet.core.error_codes import Code
 from ajet.core.errors import AjetError
 from ajet.core.plain_value import printable
 from ajet.core.redaction import redact
@@ -49,7 +51,17 @@ COMMANDS = {
     "servers": "ajet.cli.servers:servers",
     "trace": "ajet.cli.trace:trace",
     "schema": "ajet.cli.schema:schema",
+    "explain": "ajet.cli.explain:explain",
 }
+UsageError: Any = typer.BadParameter.__mro__[1]
+"""Is click's class. It is in the package click or within typer, by typer's version."""
+CODES_OF_USAGE = {
+    "NoSuchOption": Code.NO_SUCH_OPTION,
+    "MissingParameter": Code.ARGUMENT_MISSING,
+    "BadOptionUsage": Code.ARGUMENT_MISSING,
+    "NoArgsIsHelpError": None,  # its message is the help
+}
+"""Maps a class of click's to its kind; all others are about a value."""
 ROOT_OPTIONS = ("--help", "-h", "--version")
 TAKES_A_CONFIG = ("train", "debug", "eval", "check", "plan")
 DASHED_OVERRIDE = re.compile(r"--?[A-Za-z_]\w*(\.\w+)+(=.*)?", re.DOTALL)
@@ -76,19 +88,33 @@ class Launcher(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.obj = {"traceback": "--verbose" in args or bool(os.environ.get("AJET_TRACEBACK"))}
         if (mistake := mistyped_command(args)) is not None:
-            ctx.fail(mistake)
+            ctx.fail(f"{mistake} [{Code.NO_SUCH_COMMAND}]")
         if (mistake := override_with_dashes(args)) is not None:
-            ctx.fail(mistake)
-        return super().parse_args(ctx, command_first(args))
+            ctx.fail(f"{mistake} [{Code.OVERRIDE_WITH_DASHES}]")
+        with _usage_errors_with_code():
+            return super().parse_args(ctx, command_first(args))
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with _usage_errors_with_code():
+                return super().invoke(ctx)
         except AjetError as error:
             if ctx.obj["traceback"]:
                 raise
-            typer.echo(printable(redact(f"error: {error}")), err=True)
+            typer.echo(printable(redact(f"error: {error.with_code()}")), err=True)
             raise typer.Exit(1) from error
+
+
+@contextmanager
+def _usage_errors_with_code() -> Iterator[None]:
+    """Adds the code to the message of an error of usage that typer raises."""
+    try:
+        yield
+    except UsageError as error:
+        code = CODES_OF_USAGE.get(type(error).__name__, Code.OPTION_VALUE)
+        if code is None:
+            raise
+        raise UsageError(f"{error.format_message()} [{code}]", error.ctx) from error
 
 
 def command_first(args: Sequence[str]) -> list[str]:
@@ -176,7 +202,8 @@ def root(
     """Train the language model behind your agent.
 
     `ajet --conf X.yaml [OPTIONS] [KEY=VALUE]...` is `ajet train --conf X.yaml …`;
-    `ajet train --help` lists its options.
+    `ajet train --help` lists its options. An error ends with its code in brackets: `ajet explain
+    CODE` says what it means and what to do.
     """
 
 

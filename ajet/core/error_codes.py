@@ -1146,3 +1146,13 @@ class Code(Enum):
         ("a variable that the shell would fill in",),
         "Write the value out, and convert again.",
     )
+
+
+def codes_by_area() -> dict[str, list[Code]]:
+    """Returns the codes of each area, by the area's title, in the order of `AREAS` and of their
+    numbers."""
+    codes = sorted(Code, key=lambda code: code.value)
+    return {
+        title: [code for code in codes if code.value.startswith(f"AJ-{area}-")]
+        for area, title in AREAS.items()
+    }

@@ -33,6 +33,11 @@ class AjetError(Exception):
         super().__init__(message)
         self.code = code or self.usual_code
 
+    def with_code(self) -> str:
+        """Returns the message as the command line shows it: the code ends its first line."""
+        first, *more = str(self).split("\n")
+        return "\n".join([f"{first} [{self.code}]", *more])
+
 
 class ConfigError(AjetError):
     """Raised when the config is wrong: a key, a type, a path or a class it names."""

@@ -30,7 +30,7 @@ def main() -> None:
             HOST, args.port, "the service", "choose another --port, or 0 for any free one"
         )
     except ConfigError as error:
-        parser.error(str(error))
+        parser.error(error.with_code())
     splits = {"train": args.num_train, "validation": args.num_validation}
     app = make_app({args.env: maker}, splits)
     config = uvicorn.Config(
