@@ -27,6 +27,7 @@ from typer.main import get_command
 
 from ajet.cli.process_end import end_within
 from ajet.core.error_codes import Code
+from ajet.core.error_text import extra_advice
 from ajet.core.errors import AjetError
 from ajet.core.plain_value import printable
 from ajet.core.redaction import redact
@@ -101,8 +102,18 @@ class Launcher(TyperGroup):
         except AjetError as error:
             if ctx.obj["traceback"]:
                 raise
-            typer.echo(printable(redact(f"error: {error.with_code()}")), err=True)
+            _print_error(error.with_code())
             raise typer.Exit(1) from error
+        except ModuleNotFoundError as error:
+            advice = extra_advice(error.name or "")
+            if ctx.obj["traceback"] or not advice:
+                raise
+            _print_error(f"{error.name} is not installed: {advice} [{Code.PACKAGE_MISSING}]")
+            raise typer.Exit(1) from error
+
+
+def _print_error(line: str) -> None:
+    typer.echo(printable(redact(f"error: {line}")), err=True)
 
 
 @contextmanager
@@ -114,7 +125,9 @@ def _usage_errors_with_code() -> Iterator[None]:
         code = CODES_OF_USAGE.get(type(error).__name__, Code.OPTION_VALUE)
         if code is None:
             raise
-        raise UsageError(f"{error.format_message()} [{code}]", error.ctx) from error
+        # typer writes choices a line each, and pydantic's words before some messages.
+        message = " ".join(error.format_message().replace("Value error, ", "").split())
+        raise UsageError(f"{message} [{code}]", error.ctx) from error
 
 
 def command_first(args: Sequence[str]) -> list[str]:

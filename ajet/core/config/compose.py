@@ -33,6 +33,19 @@ DEFAULTS = ["verl_default", "trinity_default", "ajet_default", "_self_"]
 PACKAGED = [Path(default_config.__file__).parent / folder for folder in ("", "verl", "trinity")]
 MAX_VALUES = 100_000
 NAME = "__ajet_run__"
+YAML_ADVICE = {
+    "found character '\\t'": (False, "indent with spaces, not with a tab"),
+    "mapping values are not allowed": (
+        False,
+        "indent the line as its neighbours are, and quote a value that has a colon",
+    ),
+    "expected <block end>": (False, "indent the line as its neighbours are"),
+    "could not find expected ':'": (True, "write a key as `key: value`, with a space"),
+    "expected ',' or": (True, "close the bracket, and quote a value that has a bracket in it"),
+    "found unexpected end of stream": (True, "close the quote"),
+}
+"""Maps how a problem of the parser's begins to what to do, and to whether it is rather to be done
+where the parser began the part that it did not understand."""
 
 
 class Composed(NamedTuple):
@@ -260,7 +273,14 @@ def _yaml_error(path: Path, error: Exception) -> str:
         return (
             f"{path}:{line}: not valid YAML: the character #x{error.character:02x} is not allowed"
         )
-    mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or _message_of(error, path)
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem is None:
+        return f"{path}: not valid YAML: {_message_of(error, path)}"
+    mark, problem = error.problem_mark, error.problem
+    for start, (is_begin, advice) in YAML_ADVICE.items():
+        if problem.startswith(start):
+            # Where something is not closed the parser notices it lines later.
+            mark = error.context_mark or mark if is_begin else mark
+            problem = f"{problem}: {advice}"
+            break
     location = f"{path}:{mark.line + 1}" if mark else f"{path}"
     return f"{location}: not valid YAML: {problem}"

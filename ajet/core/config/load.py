@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ajet.core.config.compose import Composed, compose
+from ajet.core.config.compose import Composed, compose, read_yaml
 from ajet.core.config.explain import Origin, explained
 from ajet.core.config.kinds import forced_values
 from ajet.core.config.nested import with_values
@@ -199,6 +199,14 @@ def _require(config: AjetConfig, required: Sequence[str], path: Path) -> None:
         for name in key.split("."):
             value = getattr(value, name)
         if value is None:
+            sections = list(read_yaml(path))
+            if "ajet" not in sections and "defaults" not in sections:
+                there = f"it has {', '.join(sections)}" if sections else "it is empty"
+                raise ConfigError(
+                    f"{path}: the file has no section 'ajet:', {there}; write ajet: and below it, "
+                    "indented, model, rollout and the other sections",
+                    code=Code.CONFIG_FORM,
+                )
             sentence = _description(key)
             raise ConfigError(f"{path}: {key} is missing. {sentence}", code=Code.KEY_MISSING)
 

@@ -198,9 +198,7 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
 def open_for_reading(path: Path) -> sqlite3.Connection:
     """Opens a read-only connection, which sees each step as soon as it is written."""
     if not is_file(path):
-        raise CheckpointError(
-            f"{path}: no such file; is this the folder of a run?", code=Code.RUN_NOT_FOUND
-        )
+        raise CheckpointError(_not_a_run(path), code=Code.RUN_NOT_FOUND)
     try:
         connection, known = _read_only(path, "mode=ro")
     except sqlite3.OperationalError as error:
@@ -211,6 +209,19 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
         raise CheckpointError(f"{path} holds no episodes", code=Code.RUN_NOT_FOUND)
     connection.row_factory = sqlite3.Row
     return connection
+
+
+def _not_a_run(path: Path) -> str:
+    """Says what is in the place of a run's file, and which runs are below its folder."""
+    folder = path.parent
+    if not folder.is_dir():
+        return f"{folder}: no such folder; give the folder of a run, as launcher_record/NAME"
+    below = sorted(file.parent for file in folder.glob(f"*/{path.name}"))
+    there = f"it holds {', '.join(each.name for each in below[:5])}" if below else ""
+    return (
+        f"{folder}: not the folder of a run (no {path.name}); "
+        f"{there or 'give one, as launcher_record/NAME'}"
+    )
 
 
 def _read_only(path: Path, options: str) -> tuple[sqlite3.Connection, bool]:

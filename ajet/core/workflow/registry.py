@@ -15,6 +15,7 @@ of verl's form (loop_listing.py). Not covered: the agents themselves.
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from collections.abc import Callable, Iterable
 from importlib import import_module
@@ -126,6 +127,10 @@ class WorkflowFactory:
         if (found := registered_workflow(spec)) is not None:
             return cls(found)
         if "->" not in spec:
+            if (meant := re.fullmatch(r"(.+\.py)[:.](\w+)", spec)) is not None:
+                raise ConfigError(
+                    f"{where}: {spec!r}: write {meant[1]}->{meant[2]}", code=Code.OWN_SPEC_FORM
+                )
             raise ConfigError(
                 f"{where}: nothing is registered as {spec!r}; name a class as path/file.py->Class, "
                 f"or an agent: {unknown_agent_hint(spec)}",
