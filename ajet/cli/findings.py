@@ -2,6 +2,7 @@
 
     model      does the path lead to weights, a tokenizer and a chat template?
     reward     is there a judge, or does the workflow's source give a reward?
+    data       are there as many tasks as a step takes?
     clipping   do the bounds fit the loss?
     machine    open files, memory, /dev/shm, processes and disk against what the numbers need
 
@@ -73,6 +74,20 @@ def run_findings(config: AjetConfig, workflows: Iterable[type[Workflow]]) -> lis
         *_model_findings(config),
         *(_reward_finding(config, workflow) for workflow in workflows),
         *_clip_findings(config),
+    ]
+
+
+def data_findings(plan: BatchPlan) -> list[Finding]:
+    """Returns a warning where a step needs more tasks than there are, which a run may do."""
+    wanted, there = plan.tasks_per_step, plan.num_tasks
+    if wanted <= there:
+        return []
+    return [
+        Finding(
+            "warning",
+            f"data: a step takes {wanted:,} tasks (ajet.data.train_batch_size), and there are "
+            f"{there:,}: it plays the same ones again; lower it, or give more tasks",
+        )
     ]
 
 

@@ -53,7 +53,7 @@ def read_script(path: Path, entry: Sequence[str]) -> CommandLine:
             if match := _ASSIGNMENT.fullmatch(word):
                 variables[match[1]] = match[2]
     raise ConfigError(
-        f"{path}: no command here calls {' or '.join(entry)}; give the YAML itself, or the script "
+        f"{path}: no command here calls {' or '.join(each.strip('.') for each in entry)}; give the YAML itself, or the script "
         "that starts the training",
         code=Code.NOT_CONVERTIBLE,
     )

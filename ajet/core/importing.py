@@ -15,6 +15,7 @@ lies in two folders: it finds one of the two for both.
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 import sysconfig
 import traceback
@@ -112,11 +113,19 @@ def load_module(source: str, *, base_dirs: Sequence[Path], where: str) -> Module
     return _load(source, base_dirs, f"{where}: {source!r}")
 
 
+def arrow_form(spec: str) -> str | None:
+    """Returns ``file.py->Name`` for ``file.py:Name`` and ``file.py.Name``, which other tools write;
+    None for anything else."""
+    meant = re.fullmatch(r"(.+\.py)[:.](\w+)", spec)
+    return f"{meant[1]}{ARROW}{meant[2]}" if meant else None
+
+
 def _split_spec(spec: str, what: str, where: str) -> tuple[str, str]:
     source, arrow, name = (part.strip() for part in spec.partition(ARROW))
     if not (source and arrow and name):
+        form = arrow_form(spec) or f"file.py->{what} or package.module->{what}"
         raise ConfigError(
-            f"{where}: {spec!r}: write file.py->{what} or package.module->{what}",
+            f"{where}: {spec!r}: write {form}",
             code=Code.OWN_SPEC_FORM,
         )
     return source, name

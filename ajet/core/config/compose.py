@@ -89,9 +89,9 @@ def compose(path: Path, overrides: Sequence[str]) -> Composed:
             if misplaced:
                 raise ConfigError(misplaced, code=Code.CONFIG_FORM) from error
             raise ConfigError(
-                f"{path}: {_message_of(error, path)}", code=Code.REFERENCE_FAILS
+                _reference_problem(error, origin), code=Code.REFERENCE_FAILS
             ) from error
-        if "Could not override" in str(error):
+        if "Could not override" in str(error) or "Could not delete" in str(error):
             known = OmegaConf.to_container(_hydra_compose(path, []), resolve=False)
             problem, code = _unknown_override_problem(override, known), Code.UNKNOWN_KEY
         elif "Error merging override" in str(error):
@@ -255,6 +255,22 @@ def _failed_override(error: Exception, overrides: Sequence[str]) -> str | None:
     named = re.search(r"Could not .*?'([^']+)'|override (\S+)", str(error))
     keys = {override_key(group) for group in named.groups() if group} if named else set()
     return next((each for each in overrides if override_key(each) in keys), None)
+
+
+def _reference_problem(error: Exception, origin: Origin) -> str:
+    """Says which ``${…}`` has no value, at which key. Other errors of Hydra's are as they are."""
+    from omegaconf.errors import OmegaConfBaseException
+
+    key = error.full_key if isinstance(error, OmegaConfBaseException) else None
+    where = f"{origin.of(key)}: {key}" if key else str(origin.path)
+    if variable := re.search(r"Environment variable '([^']+)' not found", str(error)):
+        return (
+            f"{where}: the environment variable {variable[1]} is not set; set it, or write "
+            f"${{oc.env:{variable[1]},DEFAULT}}"
+        )
+    if name := re.search(r"Interpolation key '([^']+)' not found", str(error)):
+        return f"{where}: ${{{name[1]}}} names no key; write a key of the config, or the value"
+    return f"{origin.path}: {_message_of(error, origin.path)}"
 
 
 def _message_of(error: Exception, path: Path) -> str:

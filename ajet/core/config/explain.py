@@ -5,6 +5,7 @@
 One mistake is one line; several are a line that counts them, then one each.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -102,6 +103,10 @@ def _line(details: ErrorDetails, root: type[BaseModel], origin: Origin) -> tuple
     if details["type"] == "value_error":
         return where, message_of(details)
     given = _short_repr(redacted_value(key, details["input"]))
+    if details["type"] == "literal_error":
+        choices = re.findall(r"'([^']*)'", details["msg"])
+        close = get_close_matches(str(details["input"]), choices, 1)
+        given += f"; did you mean {close[0]!r}?" if close else ""
     if details["type"] == "model_type":
         return where, f"a section is expected here, got {given}"
     return where, f"{_wanted(details)}, got {given}"

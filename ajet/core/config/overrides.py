@@ -94,6 +94,9 @@ def unknown_override(override: str, composed: Mapping[str, Any]) -> str:
             break
         section = section[name]
     close = get_close_matches(path[-1], [str(key) for key in section], 1)
+    if override.startswith("~"):
+        hint = f"did you mean {close[0]!r}?" if close else "there is nothing to take out"
+        return f"{'.'.join(path)}: no such key; {hint}"
     hint = f"did you mean {close[0]!r}? To" if close else "to"
     added = shown_override(override).lstrip("+")
     return f"{'.'.join(path)}: no such key; {hint} add it, write +{added}"

@@ -15,7 +15,6 @@ of verl's form (loop_listing.py). Not covered: the agents themselves.
 from __future__ import annotations
 
 import difflib
-import re
 import sys
 from collections.abc import Callable, Iterable
 from importlib import import_module
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.core.importing import line_of, load_module, load_object
+from ajet.core.importing import arrow_form, line_of, load_module, load_object
 from ajet.core.plain_value import plain_text
 from ajet.core.workflow.agent_loop import as_loop_workflow, is_agent_loop
 from ajet.core.workflow.graph import as_workflow, is_graph
@@ -127,10 +126,8 @@ class WorkflowFactory:
         if (found := registered_workflow(spec)) is not None:
             return cls(found)
         if "->" not in spec:
-            if (meant := re.fullmatch(r"(.+\.py)[:.](\w+)", spec)) is not None:
-                raise ConfigError(
-                    f"{where}: {spec!r}: write {meant[1]}->{meant[2]}", code=Code.OWN_SPEC_FORM
-                )
+            if (form := arrow_form(spec)) is not None:
+                raise ConfigError(f"{where}: {spec!r}: write {form}", code=Code.OWN_SPEC_FORM)
             raise ConfigError(
                 f"{where}: nothing is registered as {spec!r}; name a class as path/file.py->Class, "
                 f"or an agent: {unknown_agent_hint(spec)}",
