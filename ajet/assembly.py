@@ -22,6 +22,7 @@ from loguru import logger
 from ajet.agents.tools.listing import find_file
 from ajet.core.config import AjetConfig
 from ajet.core.config.precision import dtype_on
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.inference.endpoint import ChatEndpoint, ModelEndpoint, SamplingParams
 from ajet.core.judge import judge_class, judge_spec
@@ -193,7 +194,8 @@ def make_critic(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = N
     if own.tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
         raise ConfigError(
             f"ajet.trainer_common.critic.path: the tokenizer of {path!r} has other tokens than the "
-            "policy's; take a model with the same one, or null"
+            "policy's; take a model with the same one, or null",
+            code=Code.OTHER_TOKENIZER,
         )
     return Critic(own.model, CriticSettings.from_config(config), ranks or ONE_RANK)
 
@@ -225,7 +227,8 @@ def make_teacher(
     if own.tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
         raise ConfigError(
             f"ajet.distillation.path: the tokenizer of {section.path!r} has other tokens than the "
-            "policy's, whose tokens it is to score: take a teacher with the same tokenizer"
+            "policy's, whose tokens it is to score: take a teacher with the same tokenizer",
+            code=Code.OTHER_TOKENIZER,
         )
     settings = UpdateSettings(
         temperature=config.ajet.rollout.temperature,

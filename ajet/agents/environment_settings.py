@@ -24,6 +24,7 @@ from ajet.core.config.environment import CustomEnv, EnvManager
 from ajet.core.environment.foreign import reads_replies
 from ajet.core.environment.live import EnvironmentContext, close_quietly, open_environment
 from ajet.core.environment.registry import GAMES, EnvironmentMaker, environment_maker
+from ajet.core.error_codes import Code
 from ajet.core.error_text import one_line
 from ajet.core.errors import ConfigError
 from ajet.core.task.environment import played_tags
@@ -106,9 +107,11 @@ def _config_errors(where: str, env_type: str) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
+        raise ConfigError(f"{where}: {error}", code=Code.ENVIRONMENT_SETTING) from error
     except (Exception, SystemExit) as error:  # the environment may raise anything
-        raise ConfigError(f"{where}: {env_type}: {one_line(error)}") from error
+        raise ConfigError(
+            f"{where}: {env_type}: {one_line(error)}", code=Code.ENVIRONMENT_FAILS
+        ) from error
 
 
 class _ConfigIdentity:
@@ -138,7 +141,8 @@ def _build_settings(config: AjetConfig, tag: str, split: str, template: str) -> 
         known = ", ".join(section.custom_envs) or "none"
         raise ConfigError(
             f"{SECTION}.custom_envs has no {tag!r} ({known}): the agents of environments play "
-            "tasks of task_reader.type: environment"
+            "tasks of task_reader.type: environment",
+            code=Code.NO_SUCH_ENVIRONMENT,
         )
     custom, where = section.custom_envs[tag], f"{SECTION}.custom_envs.{tag}"
     maker = environment_maker(
@@ -147,7 +151,8 @@ def _build_settings(config: AjetConfig, tag: str, split: str, template: str) -> 
     if custom.action_pattern is not None and reads_replies(maker.kind):
         raise ConfigError(
             f"{where}.action_pattern: {maker.kind.__name__} finds the action in a reply itself, by "
-            "its own action_pattern (env_config): write action_pattern: null here"
+            "its own action_pattern (env_config): write action_pattern: null here",
+            code=Code.ENVIRONMENT_TEXT,
         )
     system, own_template = custom.agent_system_template, custom.agent_template
     return EnvironmentSettings(
@@ -185,16 +190,19 @@ def _check_limits(config: AjetConfig, settings: EnvironmentSettings) -> None:
     if custom.isolation == "inline" and custom.env_type == "env_service":
         raise ConfigError(
             f"{where}.isolation is inline, but a service is waited for: write auto, thread or "
-            "process"
+            "process",
+            code=Code.ENVIRONMENT_SETTING,
         )
     if custom.max_steps > rollout.multi_turn.max_steps:
         raise ConfigError(
             f"{where}.max_steps is {custom.max_steps}, more than the model calls of an episode: "
-            f"raise ajet.rollout.multi_turn.max_steps ({rollout.multi_turn.max_steps})"
+            f"raise ajet.rollout.multi_turn.max_steps ({rollout.multi_turn.max_steps})",
+            code=Code.KEYS_CONFLICT,
         )
     if custom.max_tokens_per_step > rollout.max_response_length_in_one_turn:
         raise ConfigError(
             f"{where}.max_tokens_per_step is {custom.max_tokens_per_step}, more than "
             "ajet.rollout.max_response_length_in_one_turn "
-            f"({rollout.max_response_length_in_one_turn}): raise that, or lower this"
+            f"({rollout.max_response_length_in_one_turn}): raise that, or lower this",
+            code=Code.KEYS_CONFLICT,
         )

@@ -14,6 +14,7 @@ import re
 from collections.abc import Collection
 from string import Formatter
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
 EPISODE_PLACEHOLDERS = (
@@ -53,12 +54,13 @@ def checked_template(template: str, known: Collection[str], where: str) -> str:
     try:
         fields = [name for _, name, _, _ in Formatter().parse(template) if name is not None]
     except ValueError as error:
-        raise ConfigError(f"{where}: {error}; {BRACE_HINT}") from None
+        raise ConfigError(f"{where}: {error}; {BRACE_HINT}", code=Code.ENVIRONMENT_TEXT) from None
     unknown = next((name for name in fields if name not in known), None)
     if unknown is not None:
         raise ConfigError(
             f"{where}: no placeholder {{{unknown}}}; there are "
-            f"{', '.join(f'{{{name}}}' for name in known)} ({BRACE_HINT})"
+            f"{', '.join(f'{{{name}}}' for name in known)} ({BRACE_HINT})",
+            code=Code.ENVIRONMENT_TEXT,
         )
     _check_forms(template, known, where)
     return template
@@ -70,7 +72,8 @@ def _check_forms(template: str, known: Collection[str], where: str) -> None:
         template.format(**{name: 1 if name in NUMBER_PLACEHOLDERS else "text" for name in known})
     except (KeyError, IndexError, ValueError, AttributeError) as error:
         raise ConfigError(
-            f"{where}: a placeholder's form is wrong: {type(error).__name__}: {error}"
+            f"{where}: a placeholder's form is wrong: {type(error).__name__}: {error}",
+            code=Code.ENVIRONMENT_TEXT,
         ) from None
 
 
@@ -96,11 +99,14 @@ def _compiled(pattern: str, where: str) -> re.Pattern[str]:
     try:
         compiled = re.compile(pattern, re.DOTALL)
     except (re.error, OverflowError, RecursionError) as error:
-        raise ConfigError(f"{where}: {pattern!r} is no regular expression: {error}") from None
+        raise ConfigError(
+            f"{where}: {pattern!r} is no regular expression: {error}", code=Code.ENVIRONMENT_TEXT
+        ) from None
     if compiled.groups != 1:
         raise ConfigError(
             f"{where}: {pattern!r} has {compiled.groups} groups: put the action, and nothing else, "
-            "in parentheses; other ones are written (?:…)"
+            "in parentheses; other ones are written (?:…)",
+            code=Code.ENVIRONMENT_TEXT,
         )
     return compiled
 

@@ -25,6 +25,7 @@ from langgraph.graph import END, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 
 from ajet.agents.react import MODEL_ERRORS
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.importing import line_of
 from ajet.core.workflow.adapters.langchain import LangChainModel
@@ -75,7 +76,8 @@ class ReactAgentLoop(AgentLoopBase):
         if not hasattr(cls, "tools"):
             raise ConfigError(
                 f"{line_of(cls)}: {cls.__name__} has no tools: set cls.tools in init_class before "
-                "super().init_class(…), or in the class"
+                "super().init_class(…), or in the class",
+                code=Code.TOOL_CLASS,
             )
         graph = StateGraph(MessagesState)
         graph.add_node("agent", _reply)

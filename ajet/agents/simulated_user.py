@@ -25,6 +25,7 @@ from ajet.agents.tools.listing import find_file, read_listing
 from ajet.agents.tools.toolbox import extra_info
 from ajet.core.config import AjetConfig
 from ajet.core.config.section import Section
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.importing import (
     as_import_spec,
@@ -150,7 +151,9 @@ def _load_cached(file: Path, _changed_ns: int, base_dirs: tuple[Path, ...]) -> d
         require_method(kind, "generate_response", BaseInteraction, arguments, where)
         name = form.name or kind.__name__
         if name in interactions_by_name:
-            raise ConfigError(f"{entry.where}: two simulated users are called {name!r}")
+            raise ConfigError(
+                f"{entry.where}: two simulated users are called {name!r}", code=Code.TOOL_TWICE
+            )
         interactions_by_name[name] = run_user_code(
             partial(kind, {"name": name} | form.config), where
         )
@@ -163,7 +166,8 @@ def _chosen(interactions: dict[str, Any], name: Any, task_id: str) -> Any:
     if name not in interactions:
         known = ", ".join(interactions)
         raise ConfigError(
-            f"task {task_id}: extra_info.interaction_kwargs.name is {name!r}; {KEY} has {known}"
+            f"task {task_id}: extra_info.interaction_kwargs.name is {name!r}; {KEY} has {known}",
+            code=Code.TASK_SETTING,
         )
     return interactions[name]
 

@@ -19,6 +19,7 @@ from ajet import assembly
 from ajet.agents.frame_recorder import with_render_dir
 from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, DataError
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import SamplingParams
@@ -103,7 +104,8 @@ class EvaluationPlan:
             raise ConfigError(
                 f"the {split} split holds rows with given replies, which no workflow plays: "
                 "evaluate tasks, with ajet.kind=reinforcement, or ajet.supervised.validation=tasks "
-                "for the validation split"
+                "for the validation split",
+                code=Code.KEYS_CONFLICT,
             )
         reader = make_reader(config)
         tasks = reader.get_validation_tasks() if is_held_out else reader.get_training_tasks()
@@ -132,7 +134,10 @@ def _no_validation_task(config: AjetConfig) -> DataError:
     }
     kind = config.ajet.task_reader.type
     mend = f"set ajet.task_reader.{keys[kind]}" if kind in keys else f"give some in {kind}"
-    return DataError(f"there is no validation task; {mend} or pass --split training")
+    return DataError(
+        f"there is no validation task; {mend} or pass --split training",
+        code=Code.NO_VALIDATION_TASK,
+    )
 
 
 async def measure(

@@ -20,6 +20,7 @@ from pathlib import Path
 from loguru import logger
 
 from ajet.core.config import AjetConfig
+from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError, RunComplete
 from ajet.core.interrupt import Interrupt
 from ajet.core.record.run_folder import RunFolder, shown_path
@@ -88,7 +89,10 @@ def hand_over(config: AjetConfig) -> Path:
 
     checkpoint = newest_checkpoint(RunFolder(config.run_folder).checkpoints)
     if checkpoint is None:
-        raise CheckpointError(f"stage {config.stage} has no checkpoint in {config.run_folder}")
+        raise CheckpointError(
+            f"stage {config.stage} has no checkpoint in {config.run_folder}",
+            code=Code.CHECKPOINT_NOT_FOUND,
+        )
     out = config.run_folder / f"model_{step_of(checkpoint):06d}"
     loaded = assembly.load_policy_model(config, device="cpu")
     export_model(loaded, checkpoint, out, lora=LoraSettings.from_config(config))

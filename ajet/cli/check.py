@@ -44,9 +44,10 @@ def _check(config: "AjetConfig", conf: Path) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from ajet.cli.findings import machine_findings, run_findings
+    from ajet.cli.findings import data_findings, machine_findings, run_findings
     from ajet.cli.notices import show_notices
     from ajet.cli.preflight import check_agents, check_run, cluster_notices
+    from ajet.core.error_codes import Code
     from ajet.core.errors import ConfigError
     from ajet.core.judge import judge_spec, make_judge
     from ajet.core.redaction import redact
@@ -79,11 +80,15 @@ def _check(config: "AjetConfig", conf: Path) -> None:
     Console().print(table)
     show_notices([*config.notices, *cluster], err=False)
     kinds = WorkflowFactory.from_config(config).classes_for([*tasks, *held_out])
-    findings = [*run_findings(config, kinds), *machine_findings(config, plan)]
+    findings = [
+        *run_findings(config, kinds),
+        *data_findings(plan),
+        *machine_findings(config, plan),
+    ]
     for finding in findings:
         typer.echo(redact(str(finding)))
     if num_errors := sum(finding.level == "error" for finding in findings):
-        raise ConfigError(f"{num_errors} of these lines would stop the run")
+        raise ConfigError(f"{num_errors} of these lines would stop the run", code=Code.CHECK_FAILED)
     if config.ajet.backbone != "trinity" or config.trinity.mode not in ("bench", "serve"):
         start = describe_start(config, RunTasks.of(config, tasks, held_out))
         typer.echo(redact(f"start: {start}"))

@@ -43,13 +43,16 @@ def convert(
     """
     from ajet.convert import convert as converted
     from ajet.convert import yaml_text
+    from ajet.core.error_codes import Code
     from ajet.core.errors import ConfigError
 
     if out is not None and out.suffix not in (".yaml", ".yml"):
-        raise ConfigError(f"--out {out}: a config ends in .yaml")
+        raise ConfigError(f"--out {out}: a config ends in .yaml", code=Code.OPTION_VALUE)
     if out is not None and out.exists() and (out.samefile(source) or not overwrite):
         hint = "give another --out" if out.samefile(source) else "add --overwrite to replace it"
-        raise ConfigError(f"--out {out}: this file is there already; {hint}")
+        raise ConfigError(
+            f"--out {out}: this file is there already; {hint}", code=Code.OUTPUT_EXISTS
+        )
     result = converted(system, source, overrides or [])
     text = yaml_text(result)
     if out is None:

@@ -13,6 +13,7 @@ from functools import partial
 
 import typer
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
 HOST = "127.0.0.1"
@@ -40,11 +41,15 @@ def _wait_for_editor(port: int, _workflow: type) -> None:
     try:
         import debugpy
     except ModuleNotFoundError as error:
-        raise ConfigError("--debugger debugpy needs a package: pip install debugpy") from error
+        raise ConfigError(
+            "--debugger debugpy needs a package: pip install debugpy", code=Code.PACKAGE_MISSING
+        ) from error
     try:
         host, port = debugpy.listen((HOST, port))
     except RuntimeError as error:
         where = f"--debugger debugpy: {HOST}:{port}"
-        raise ConfigError(f"{where} cannot be used ({error}); give a --debugger-port") from error
+        raise ConfigError(
+            f"{where} cannot be used ({error}); give a --debugger-port", code=Code.PORT_IN_USE
+        ) from error
     typer.echo(f"attach an editor to {host}:{port} (Ctrl-C ends)", err=True)
     debugpy.wait_for_client()

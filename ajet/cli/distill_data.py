@@ -21,6 +21,7 @@ def distill_data(
     verbose: Verbose = False,
 ) -> None:
     """Write a run's good episodes as rows of chat messages, with the ids that were sampled."""
+    from ajet.core.error_codes import Code
     from ajet.core.errors import DataError
     from ajet.core.record.recorded_run import RecordedRun
     from ajet.core.record.screen_log import begin_screen_log
@@ -32,7 +33,10 @@ def distill_data(
     with recorded.reader() as reader:
         found = recorded_rows(reader, recorded.template, min_reward=min_reward, per_task=per_task)
     if not found.rows:
-        raise DataError(f"{run}: no episode of training earned {min_reward:g} or more")
+        raise DataError(
+            f"{run}: no episode of training earned {min_reward:g} or more",
+            code=Code.NO_GOOD_EPISODE,
+        )
     write_jsonl(out, found.rows)
     typer.echo(
         f"{out}: {len(found.rows):,} rows, {found.num_exact:,} of them with the very prompts that "

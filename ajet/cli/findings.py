@@ -2,6 +2,7 @@
 
     model      does the path lead to weights, a tokenizer and a chat template?
     reward     is there a judge, or does the workflow's source give a reward?
+    data       are there as many tasks as a step takes?
     clipping   do the bounds fit the loss?
     machine    open files, memory, /dev/shm, processes and disk against what the numbers need
 
@@ -31,6 +32,7 @@ from ajet.cluster.model_shape import EMBEDDED, ModelShape, find_config, read_sha
 from ajet.core.config import AjetConfig
 from ajet.core.config.precision import BYTES, describe_precision, dtype_on
 from ajet.core.descriptors import descriptor_limit, descriptors_needed
+from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
 from ajet.core.judge import judge_spec
 from ajet.core.run.batch_plan import BatchPlan
@@ -44,6 +46,7 @@ API_MODEL = re.compile(
 )
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 WEIGHTS = ("*.safetensors", "*.bin")
+NO_TOKENIZER = "no tokenizer (tokenizer.json)"
 PROCESSES_PER_PROGRAM = 2
 """A program in the sandbox and what it starts."""
 MAX_PROGRAMS = 64
@@ -53,13 +56,15 @@ BASE_PROCESSES = 64
 
 @dataclass(frozen=True)
 class Finding:
-    """Holds one line about the config: what is asked for, and what to do if that cannot be."""
+    """Holds one line about the config: what is asked for, and what to do if that cannot be. An
+    error has its kind."""
 
     level: Level
     text: str
+    code: Code | None = None
 
     def __str__(self) -> str:
-        return f"{self.level}: {self.text}"
+        return f"{self.level}: {self.text}{f' [{self.code}]' if self.code else ''}"
 
 
 def run_findings(config: AjetConfig, workflows: Iterable[type[Workflow]]) -> list[Finding]:
@@ -68,6 +73,20 @@ def run_findings(config: AjetConfig, workflows: Iterable[type[Workflow]]) -> lis
         *_model_findings(config),
         *(_reward_finding(config, workflow) for workflow in workflows),
         *_clip_findings(config),
+    ]
+
+
+def data_findings(plan: BatchPlan) -> list[Finding]:
+    """Returns a warning where a step needs more tasks than there are, which a run may do."""
+    wanted, there = plan.tasks_per_step, plan.num_tasks
+    if wanted <= there:
+        return []
+    return [
+        Finding(
+            "warning",
+            f"data: a step takes {wanted:,} tasks (ajet.data.train_batch_size), and there are "
+            f"{there:,}: it plays the same ones again; lower it, or give more tasks",
+        )
     ]
 
 
@@ -112,9 +131,14 @@ def _model_findings(config: AjetConfig) -> Iterator[Finding]:
             "error",
             f"{where}: this is the name of a model behind an API, and ajet trains open weights: "
             "give a folder or a name on the Hub, such as Qwen/Qwen2.5-0.5B-Instruct",
+            Code.MODEL_NOT_FOUND,
         )
     elif path.startswith((".", "/", "~")) or path.count("/") > 1 or path.endswith(".gguf"):
-        yield Finding("error", f"{where}: no such file or folder ({local.absolute()})")
+        yield Finding(
+            "error",
+            f"{where}: no such file or folder ({local.absolute()})",
+            Code.MODEL_NOT_FOUND,
+        )
     else:
         yield _hub_finding(path, where, config.ajet.model.chat_template is not None)
 
@@ -128,7 +152,8 @@ def _embedded_findings(path: str, config: AjetConfig) -> Iterator[Finding]:
     close = get_close_matches(name, known, 1)
     names = ", ".join(f"embedded:{each}" for each in known)
     hint = f"did you mean 'embedded:{close[0]}'?" if close else f"there are {names}"
-    yield Finding("error", f"ajet.model.path: {path}: no such model in this package; {hint}")
+    problem = f"ajet.model.path: {path}: no such model in this package; {hint}"
+    yield Finding("error", problem, Code.MODEL_NOT_FOUND)
 
 
 def _folder_findings(folder: Path, config: AjetConfig) -> Iterator[Finding]:
@@ -139,14 +164,18 @@ def _folder_findings(folder: Path, config: AjetConfig) -> Iterator[Finding]:
     if not any(any(folder.glob(pattern)) for pattern in WEIGHTS):
         missing.append("no weights (*.safetensors)")
     if not any((folder / name).is_file() for name in TOKENIZERS):
-        missing.append("no tokenizer (tokenizer.json)")
+        missing.append(NO_TOKENIZER)
     if missing:
         yield Finding(
-            "error", f"{where}: {', '.join(missing)}; give a folder as transformers saves"
+            "error",
+            f"{where}: {', '.join(missing)}; give a folder as transformers saves",
+            Code.NO_TOKENIZER if missing == [NO_TOKENIZER] else Code.MODEL_NOT_FOUND,
         )
     elif config.ajet.model.chat_template is None and not _has_template(folder):
         yield Finding(
-            "error", f"{where}: its tokenizer has no chat template; give ajet.model.chat_template"
+            "error",
+            f"{where}: its tokenizer has no chat template; give ajet.model.chat_template",
+            Code.NO_CHAT_TEMPLATE,
         )
     else:
         yield Finding("ok", f"{where}: weights, tokenizer and chat template are there")
@@ -170,7 +199,10 @@ def _hub_finding(path: str, where: str, has_own_template: bool) -> Finding:
     try:
         cached = try_to_load_from_cache(path, "config.json")
     except HFValidationError as error:
-        return Finding("error", f"{where}: no folder, and no name on the Hub: {error}")
+        reason = " ".join(str(error).split())
+        hint = "; write a variable of the environment as ${oc.env:NAME}" if "$" in path else ""
+        problem = f"{where}: no folder, and no name on the Hub: {reason}{hint}"
+        return Finding("error", problem, Code.MODEL_NOT_FOUND)
     if not isinstance(cached, str):
         return Finding(
             "warning",
@@ -223,6 +255,7 @@ def _reward_finding(config: AjetConfig, workflow: type[Workflow]) -> Finding:
         "error",
         f"reward: nobody gives one: {workflow.__name__} returns a WorkflowOutput without reward= "
         "and ajet.task_judge.judge_protocol is null; set one of them",
+        Code.REWARD_MISSING,
     )
 
 
@@ -385,7 +418,8 @@ def _compared(
     shown = f"{there:,}" if is_count else _gb(there)
     if needed <= there:
         return Finding("ok", f"{what}; there are {shown}")
-    return Finding(level, f"{what}; there are {shown}: {fix}")
+    code = Code.MACHINE_TOO_SMALL if level == "error" else None
+    return Finding(level, f"{what}; there are {shown}: {fix}", code)
 
 
 def _gb(num_bytes: int) -> str:

@@ -5,7 +5,7 @@
          export | prepare-data | distill-data |
          view | stop | replay | fork | score |
          audit | env-check | servers | trace |
-         schema | examples
+         schema | examples | explain
 
 Exit codes: 0 done, 1 the user's error in one line, 2 wrong usage, 130 stopped by Ctrl-C, 143 by
 SIGTERM. This module only wires.
@@ -15,7 +15,8 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from types import TracebackType
 from typing import Any
@@ -25,6 +26,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from ajet.cli.process_end import end_within
+from ajet.core.error_codes import Code
 from ajet.core.error_text import extra_advice
 from ajet.core.errors import AjetError
 from ajet.core.plain_value import printable
@@ -51,7 +53,17 @@ COMMANDS = {
     "trace": "ajet.cli.trace:trace",
     "schema": "ajet.cli.schema:schema",
     "examples": "ajet.cli.examples:examples",
+    "explain": "ajet.cli.explain:explain",
 }
+UsageError: Any = typer.BadParameter.__mro__[1]
+"""Is click's class. It is in the package click or within typer, by typer's version."""
+CODES_OF_USAGE = {
+    "NoSuchOption": Code.NO_SUCH_OPTION,
+    "MissingParameter": Code.ARGUMENT_MISSING,
+    "BadOptionUsage": Code.ARGUMENT_MISSING,
+    "NoArgsIsHelpError": None,  # its message is the help
+}
+"""Maps a class of click's to its kind; all others are about a value."""
 ROOT_OPTIONS = ("--help", "-h", "--version", "--install-completion", "--show-completion")
 TAKES_A_CONFIG = ("train", "debug", "eval", "check", "plan")
 DASHED_OVERRIDE = re.compile(r"--?[A-Za-z_]\w*(\.\w+)+(=.*)?", re.DOTALL)
@@ -80,29 +92,49 @@ class Launcher(TyperGroup):
         if ctx.resilient_parsing:  # the shell completes a line that is not yet whole
             return super().parse_args(ctx, command_first(args))
         if (mistake := mistyped_command(args)) is not None:
-            ctx.fail(mistake)
+            ctx.fail(f"{mistake} [{Code.NO_SUCH_COMMAND}]")
         if (mistake := override_with_dashes(args)) is not None:
-            ctx.fail(mistake)
-        return super().parse_args(ctx, command_first(args))
+            ctx.fail(f"{mistake} [{Code.OVERRIDE_WITH_DASHES}]")
+        with _usage_errors_with_code():
+            return super().parse_args(ctx, command_first(args))
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with _usage_errors_with_code():
+                return super().invoke(ctx)
         except AjetError as error:
             if ctx.obj["traceback"]:
                 raise
-            typer.echo(printable(redact(f"error: {error}")), err=True)
+            _print_error(error.with_code())
             raise typer.Exit(1) from error
         except ModuleNotFoundError as error:
             advice = extra_advice(error.name or "")
             if ctx.obj["traceback"] or not advice:
                 raise
-            typer.echo(
-                f"error: ajet {ctx.invoked_subcommand} needs {error.name}, which is not installed: "
-                f"{advice}",
-                err=True,
+            command = f"ajet {ctx.invoked_subcommand}"
+            _print_error(
+                f"{command} needs {error.name}, which is not installed: {advice} "
+                f"[{Code.PACKAGE_MISSING}]"
             )
             raise typer.Exit(1) from error
+
+
+def _print_error(line: str) -> None:
+    typer.echo(printable(redact(f"error: {line}")), err=True)
+
+
+@contextmanager
+def _usage_errors_with_code() -> Iterator[None]:
+    """Adds the code to the message of an error of usage that typer raises."""
+    try:
+        yield
+    except UsageError as error:
+        code = CODES_OF_USAGE.get(type(error).__name__, Code.OPTION_VALUE)
+        if code is None:
+            raise
+        # typer writes choices a line each, and pydantic's words before some messages.
+        message = " ".join(error.format_message().replace("Value error, ", "").split())
+        raise UsageError(f"{message} [{code}]", error.ctx) from error
 
 
 def command_first(args: Sequence[str]) -> list[str]:
@@ -189,7 +221,8 @@ def root(
     """Train the language model behind your agent.
 
     `ajet --conf X.yaml [OPTIONS] [KEY=VALUE]...` is `ajet train --conf X.yaml …`;
-    `ajet train --help` lists its options.
+    `ajet train --help` lists its options. An error ends with its code in brackets: `ajet explain
+    CODE` says what it means and what to do.
     """
 
 

@@ -61,6 +61,7 @@ def plan(
     from ajet.cluster.capacity import cluster_plan
     from ajet.cluster.episode_size import EpisodeSize
     from ajet.core.config import load_stages
+    from ajet.core.error_codes import Code
     from ajet.core.errors import ConfigError
     from ajet.core.record.screen_log import begin_screen_log
     from ajet.core.terminal import Console
@@ -77,7 +78,9 @@ def plan(
         if config.ajet.backbone == "debug":
             problems = show_one_gpu_plan(config, title, size, sheet, model_config)
             if problems:
-                raise ConfigError(f"{stage}does not fit: {'; '.join(problems)}")
+                raise ConfigError(
+                    f"{stage}does not fit: {'; '.join(problems)}", code=Code.DOES_NOT_FIT
+                )
             typer.echo("ok: by these estimates it fits")
             continue
         described = described_nodes(config, nodes, gpus, host_memory)
@@ -89,7 +92,7 @@ def plan(
             typer.echo("ok: it can be placed")
             continue
         if problems := found.problems():
-            raise ConfigError(f"{stage}does not fit: {'; '.join(problems)}")
+            raise ConfigError(f"{stage}does not fit: {'; '.join(problems)}", code=Code.DOES_NOT_FIT)
         if found.knows_nodes():
             typer.echo("ok: by these estimates it fits")
         else:

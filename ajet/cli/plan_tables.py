@@ -18,6 +18,7 @@ from ajet.cluster.gpus import local_gpus
 from ajet.cluster.placement import Node, configured_nodes
 from ajet.cluster.plan import ClusterPlan
 from ajet.core.config import AjetConfig
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
 SIZES = {"": 1.0, "GIB": 1.0, "GB": 1.0, "G": 1.0, "MIB": 1 / 1024, "MB": 1 / 1024}
@@ -99,7 +100,10 @@ def described_gpu(name: str | None, memory: str | None) -> Gpu:
     if name is None and memory is None and (here := local_gpu()) is not None:
         return here
     if name is not None and name not in GPUS:
-        raise ConfigError(f"--gpu {name}: known are {', '.join(GPUS)}; take one and --gpu-memory")
+        raise ConfigError(
+            f"--gpu {name}: known are {', '.join(GPUS)}; take one and --gpu-memory",
+            code=Code.OPTION_VALUE,
+        )
     sheet = GPUS[name or "a100"]
     return sheet if memory is None else replace(sheet, memory=_gib("--gpu-memory", memory))
 
@@ -107,5 +111,5 @@ def described_gpu(name: str | None, memory: str | None) -> Gpu:
 def _gib(option: str, text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     if not match or match[2].upper() not in SIZES or not float(match[1]):
-        raise ConfigError(f"{option} {text}: write it as 80GB or 24576MiB")
+        raise ConfigError(f"{option} {text}: write it as 80GB or 24576MiB", code=Code.OPTION_VALUE)
     return float(match[1]) * SIZES[match[2].upper()]

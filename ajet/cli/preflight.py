@@ -24,6 +24,7 @@ from ajet.cluster.session import require_ray
 from ajet.core.config import AjetConfig
 from ajet.core.config.precision import describe_precision
 from ajet.core.config.trainer import TrainerConfig
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, ModelError
 from ajet.core.importing import ARROW, load_attribute, require_method, require_no_arguments
 from ajet.core.judge import judge_class, judge_spec
@@ -60,7 +61,7 @@ def check_run(config: AjetConfig, *, stops_at_findings: bool = True) -> list[str
     findings = run_findings(config, workflows)
     for finding in findings:
         if finding.level == "error":
-            raise ConfigError(finding.text)
+            raise ConfigError(finding.text, code=finding.code)
     return [finding.text for finding in findings if finding.level == "warning"]
 
 
@@ -125,7 +126,8 @@ def _check_folder_names(config: AjetConfig) -> None:
         except UnicodeEncodeError as error:
             raise ConfigError(
                 f"{str(folder)!a}: the locale's encoding {sys.getfilesystemencoding()} has no "
-                "letters for this folder's name; set LC_ALL=C.UTF-8, or use another folder"
+                "letters for this folder's name; set LC_ALL=C.UTF-8, or use another folder",
+                code=Code.FOLDER_NAME,
             ) from error
 
 
@@ -183,7 +185,8 @@ def _check_files(config: AjetConfig) -> None:
     if template is not None and not template_file(template).is_file():
         raise ConfigError(
             f"ajet.model.chat_template: {template}: no such file (the current folder is "
-            f"{Path.cwd()}); give a jinja file"
+            f"{Path.cwd()}); give a jinja file",
+            code=Code.TEMPLATE_NOT_FOUND,
         )
     resume = config.ajet.trainer_common.resume
     # Where the last start is recorded, another model is a change (core/run/start.py).
@@ -197,10 +200,14 @@ def _check_files(config: AjetConfig) -> None:
     if not Path(resume).is_dir():
         raise ConfigError(
             f"{where}: no such folder; give auto, disable or a checkpoint's folder "
-            "(checkpoints/step_… in a run folder)"
+            "(checkpoints/step_… in a run folder)",
+            code=Code.CHECKPOINT_NOT_FOUND,
         )
     if not (Path(resume) / "manifest.json").is_file():
-        raise ConfigError(f"{where}: no checkpoint is in this folder (it has no manifest.json)")
+        raise ConfigError(
+            f"{where}: no checkpoint is in this folder (it has no manifest.json)",
+            code=Code.CHECKPOINT_NOT_FOUND,
+        )
     _check_model(config, Path(resume))
 
 
@@ -217,7 +224,8 @@ def _check_model(config: AjetConfig, checkpoint: Path) -> None:
             raise ConfigError(
                 f"checkpoint {checkpoint} is of another model: its {name} is {saved[name]}, "
                 f"that of ajet.model.path ({config.ajet.model.path}) is {model[name]}; give "
-                "the model of the run that wrote it, or another experiment_name"
+                "the model of the run that wrote it, or another experiment_name",
+                code=Code.CHECKPOINT_DIFFERS,
             )
 
 

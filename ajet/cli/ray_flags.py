@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -53,7 +54,9 @@ def session_settings(flags: RayFlags, debug: str | None) -> "SessionSettings":
         raise typer.BadParameter("give one of --with-ray and --with-ray-cluster")
     tags = debug_tags(debug or "")
     if debug is not None and not tags:
-        raise ConfigError('--debug: name a tag, as in bp("TAG"); several as "A|B"')
+        raise ConfigError(
+            '--debug: name a tag, as in bp("TAG"); several as "A|B"', code=Code.OPTION_VALUE
+        )
     if tags:
         os.environ[TAGS_VARIABLE] = "|".join(tags)
     return SessionSettings(

@@ -54,6 +54,7 @@ def score(
 
 def _chosen(folder: Path, steps: str) -> list[Path]:
     """Returns the folders of the checkpoints of these steps, the earliest first."""
+    from ajet.core.error_codes import Code
     from ajet.core.errors import ConfigError
     from ajet.core.update.manifest import REPLACED, candidates, step_of
 
@@ -70,6 +71,7 @@ def _chosen(folder: Path, steps: str) -> list[Path]:
         has = f"those of steps {', '.join(map(str, kept))}" if kept else "none"
         raise ConfigError(
             f"--checkpoints {steps}: no checkpoint of step {', '.join(absent)} in {folder}, "
-            f"which has {has}; max_checkpoints_to_keep says how many a run keeps"
+            f"which has {has}; max_checkpoints_to_keep says how many a run keeps",
+            code=Code.CHECKPOINT_NOT_FOUND,
         )
     return [kept[step] for step in sorted(map(int, wanted))]

@@ -50,6 +50,7 @@ def trace(
 
     `ajet.trainer_common.traces` does it while a run goes on.
     """
+    from ajet.core.error_codes import Code
     from ajet.core.errors import ConfigError
     from ajet.core.record.screen_log import begin_screen_log
     from ajet.traces.export import TraceExport
@@ -58,9 +59,15 @@ def trace(
     receivers = [("otlp", otlp)] if otlp is not None else []
     receivers += [("mlflow", mlflow)] if mlflow is not None else []
     if not receivers and perfetto is None:
-        raise ConfigError("say where traces go: --otlp default, --mlflow default, --perfetto FILE")
+        raise ConfigError(
+            "say where traces go: --otlp default, --mlflow default, --perfetto FILE",
+            code=Code.OPTIONS_TOGETHER,
+        )
     if follow and (perfetto is not None or len(receivers) > 1 or step is not None or episode):
-        raise ConfigError("--follow sends all episodes to one receiver: --otlp or --mlflow")
+        raise ConfigError(
+            "--follow sends all episodes to one receiver: --otlp or --mlflow",
+            code=Code.OPTIONS_TOGETHER,
+        )
     export = TraceExport(run)
     chosen = {"step": step, "episodes": episode or []}
     if perfetto is not None:

@@ -12,6 +12,7 @@ from ajet.core.redaction import redact
 
 if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
+    from ajet.core.errors import RunChanged
     from ajet.core.record.summary import RunSummary
 
 ACCEPT = "ajet.trainer_common.accept_changes=true"
@@ -111,7 +112,7 @@ def train(
         elif (summary := fit(stages[0])) is not None:
             print_summary(Console(), summary, stages[0].run_folder, conf, shown)
     except RunComplete as complete:
-        typer.echo(str(complete))
+        typer.echo(complete.with_code())
         return
     except KeyboardInterrupt:
         raise typer.Exit(interrupt.exit_code) from None
@@ -119,9 +120,9 @@ def train(
         raise typer.Exit(interrupt.exit_code)
 
 
-def _answered(config: "AjetConfig", changed: Exception) -> "AjetConfig":
+def _answered(config: "AjetConfig", changed: "RunChanged") -> "AjetConfig":
     """Asks what becomes of a run whose experiment has changed; returns the config that does it."""
-    typer.echo(redact(str(changed)), err=True)
+    typer.echo(redact(changed.with_code()), err=True)
     answer = ""
     while answer not in ("g", "n", "q"):
         question = "(g)o on with the changes, begin a(n)ew, or (q)uit?"

@@ -59,15 +59,22 @@ def view(
 
 def _write(folders: list[Path], file: Path | None, episodes: str | None) -> str:
     """Writes the page as a file, and returns what to say of it."""
+    from ajet.core.error_codes import Code
     from ajet.core.errors import ConfigError
     from ajet.core.record.run_folder import RunFolder
     from ajet.logview.page_file import write_page
     from ajet.logview.run_page import RunPage
 
     if file is None:
-        raise ConfigError("--episodes chooses what --export FILE.html writes: give both")
+        raise ConfigError(
+            "--episodes chooses what --export FILE.html writes: give both",
+            code=Code.OPTIONS_TOGETHER,
+        )
     if len(folders) > 1:
-        raise ConfigError(f"--export {file}: one file holds one run, not {len(folders)}")
+        raise ConfigError(
+            f"--export {file}: one file holds one run, not {len(folders)}",
+            code=Code.OPTIONS_TOGETHER,
+        )
     names = None if episodes is None else [name for name in episodes.split(",") if name]
     page = RunPage(RunFolder(folders[0]))
     try:

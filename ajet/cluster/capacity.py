@@ -26,6 +26,7 @@ from ajet.cluster.placement import (
 )
 from ajet.cluster.plan import ClusterPlan
 from ajet.core.config import AjetConfig
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, ModelError
 
 THIS_MACHINE = "this machine"
@@ -82,7 +83,7 @@ def configured_placement(config: AjetConfig) -> Placement:
 def require_memory(config: AjetConfig, placement: Placement, gpu: Gpu) -> None:
     """Raises ConfigError for the first thing that does not fit."""
     for problem in memory_problems(config, placement, gpu):
-        raise ConfigError(problem)
+        raise ConfigError(problem, code=Code.TOO_FEW_GPUS)
 
 
 def memory_problems(config: AjetConfig, placement: Placement, gpu: Gpu) -> list[str]:

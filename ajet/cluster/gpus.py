@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.process_guard import guarded
 
@@ -55,7 +56,8 @@ def require_free_gpus(
         if gpu.total and gpu.used > (1 - FREE_SHARE) * gpu.total:
             raise ConfigError(
                 f"GPU {gpu.index} is in use: {gpu.used / 1024:.1f} of {gpu.total / 1024:.1f} GiB; "
-                "wait, choose others with CUDA_VISIBLE_DEVICES, or pass --skip-check-avail-gpu"
+                "wait, choose others with CUDA_VISIBLE_DEVICES, or pass --skip-check-avail-gpu",
+                code=Code.GPU_IN_USE,
             )
 
 

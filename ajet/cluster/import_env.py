@@ -15,6 +15,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
 
@@ -36,6 +37,7 @@ class ImportEnv:
         except OSError as error:
             raise ConfigError(
                 f"{self.folder}: {error.strerror} on {os.uname().nodename}: every machine of the "
-                "cluster needs the project in the same folder"
+                "cluster needs the project in the same folder",
+                code=Code.PROJECT_NOT_ON_NODE,
             ) from error
         sys.path += [each for each in self.search_path if each not in sys.path]

@@ -30,6 +30,7 @@ from ajet.cluster.model_shape import ModelShape, shape_of
 from ajet.cluster.plan import format_seconds
 from ajet.core.config import AjetConfig
 from ajet.core.config.precision import BYTES, dtype_on, state_dtype
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.update.settings import UpdateSettings
@@ -212,7 +213,9 @@ def local_plan(config: AjetConfig, batch: BatchPlan, size: EpisodeSize) -> Local
     """Measures this machine and returns the plan."""
     path = config.ajet.model.path
     if path is None:
-        raise ConfigError("ajet.model.path: a plan needs the model whose shape it measures")
+        raise ConfigError(
+            "ajet.model.path: a plan needs the model whose shape it measures", code=Code.KEY_MISSING
+        )
     model_config = _model_config(path)
     shape = shape_of(model_config.to_dict(), path)
     rollout = config.ajet.rollout

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
 
 QKV_BIAS = ("qwen2",)
@@ -95,7 +96,8 @@ def shape_of(config: Mapping[str, Any], where: str) -> ModelShape:
     family = config.get("model_type")
     if family not in DENSE:
         raise ModelError(
-            f"{where}: model_type {family!r}: memory is estimated for {', '.join(DENSE)} alone"
+            f"{where}: model_type {family!r}: memory is estimated for {', '.join(DENSE)} alone",
+            code=Code.MODEL_UNSUPPORTED,
         )
     try:
         heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
@@ -112,7 +114,9 @@ def shape_of(config: Mapping[str, Any], where: str) -> ModelShape:
             qk_norm=family in QK_NORM,
         )
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise ModelError(f"{where}: not the config.json of a {family} model: {error}") from error
+        raise ModelError(
+            f"{where}: not the config.json of a {family} model: {error}", code=Code.MODEL_NOT_LOADED
+        ) from error
 
 
 def find_config(path: str, *, download: bool) -> Path:
@@ -124,7 +128,10 @@ def find_config(path: str, *, download: bool) -> Path:
     if local.is_dir():
         return local / "config.json"
     if local.is_file() or path.endswith(".gguf"):
-        raise ModelError(f"model '{path}': a GGUF file has no config.json to estimate memory from")
+        raise ModelError(
+            f"model '{path}': a GGUF file has no config.json to estimate memory from",
+            code=Code.MODEL_UNSUPPORTED,
+        )
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -137,8 +144,12 @@ def find_config(path: str, *, download: bool) -> Path:
 
             return Path(hf_hub_download(path, "config.json"))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise ModelError(f"model '{path}': no config.json: {_first_line(error)}") from error
-    raise ModelError(f"model '{path}': its config.json is not on this machine")
+        raise ModelError(
+            f"model '{path}': no config.json: {_first_line(error)}", code=Code.MODEL_NOT_FOUND
+        ) from error
+    raise ModelError(
+        f"model '{path}': its config.json is not on this machine", code=Code.MODEL_NOT_FOUND
+    )
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -146,9 +157,11 @@ def _read_json(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelError(f"{file}: no model's config.json can be read there: {error}") from error
+        raise ModelError(
+            f"{file}: no model's config.json can be read there: {error}", code=Code.MODEL_NOT_LOADED
+        ) from error
     if not isinstance(content, dict):
-        raise ModelError(f"{file}: a model's config.json is a mapping")
+        raise ModelError(f"{file}: a model's config.json is a mapping", code=Code.MODEL_NOT_LOADED)
     return content
 
 

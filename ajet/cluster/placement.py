@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ajet.core.config import AjetConfig
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
 Role = Literal["trainer", "engine", "worker"]
@@ -207,7 +208,8 @@ def _choose_nodes(request: ResourceRequest, nodes: Sequence[Node]) -> list[Node]
     if len(nodes) < request.nnodes:
         raise ConfigError(
             f"ajet.trainer_common.nnodes={request.nnodes}: the cluster has "
-            f"{_count(len(nodes), 'node')}; add nodes or lower it"
+            f"{_count(len(nodes), 'node')}; add nodes or lower it",
+            code=Code.TOO_FEW_GPUS,
         )
     by_gpus = sorted(range(len(nodes)), key=lambda index: -nodes[index].gpus)
     used = [nodes[index] for index in sorted(by_gpus[: request.nnodes])]
@@ -217,7 +219,8 @@ def _choose_nodes(request: ResourceRequest, nodes: Sequence[Node]) -> list[Node]
         if node.gpus < wanted:
             raise ConfigError(
                 f"ajet.trainer_common.{GPUS_PER_NODE}={wanted}: {node.name} has "
-                f"{_count(node.gpus, 'GPU')}; lower it, or leave it out to take what there is"
+                f"{_count(node.gpus, 'GPU')}; lower it, or leave it out to take what there is",
+                code=Code.TOO_FEW_GPUS,
             )
     return [replace(node, gpus=wanted) for node in used]
 
@@ -230,7 +233,8 @@ def _on_gpus(
     if request.generates and request.in_process and request.tensor_parallel > 1:
         raise ConfigError(
             f"{PARALLEL}={request.tensor_parallel}: the in-process engine computes on one GPU; "
-            "leave it at 1, or set ajet.rollout.name to vllm or sglang"
+            "leave it at 1, or set ajet.rollout.name to vllm or sglang",
+            code=Code.PARALLEL_SIZE,
         )
     if not request.samples:
         return _ranks(request, for_trainer or devices) if request.trains else (), ()
@@ -263,7 +267,8 @@ def _remaining_devices(
     if not left:
         raise ConfigError(
             f"{others_key} takes all {len(devices)} GPUs and leaves the {role} none: shorten it, "
-            f"or say {key} (on another machine they are numbered from 0, too)"
+            f"or say {key} (on another machine they are numbered from 0, too)",
+            code=Code.TOO_FEW_GPUS,
         )
     return left
 
@@ -280,7 +285,8 @@ def _side_by_side(
     if both:
         raise ConfigError(
             f"{TRAINER_MAP} and {ENGINE_MAP} share GPU {devices.index(both[0])}: backbone trinity "
-            "keeps them apart; choose others, or set trinity.mode=colocate"
+            "keeps them apart; choose others, or set trinity.mode=colocate",
+            code=Code.TOO_FEW_GPUS,
         )
     if for_engines is None:
         free = [device for device in devices if device not in (for_trainer or ())]
@@ -294,7 +300,8 @@ def _side_by_side(
     if not rest:
         raise ConfigError(
             f"{ENGINE_MAP} takes all {len(devices)} GPUs and leaves the trainer none: shorten it, "
-            "or set trinity.mode=colocate or --backbone verl, where they share GPUs"
+            "or set trinity.mode=colocate or --backbone verl, where they share GPUs",
+            code=Code.TOO_FEW_GPUS,
         )
     return _ranks(request, rest), engines
 
@@ -307,7 +314,8 @@ def _check_gpu_count(request: ResourceRequest, total: int, free: int, *, has_tra
     raise ConfigError(
         f"too few GPUs: {_count(engines, 'engine')} of {_count(size, 'GPU')} ({ENGINES}, "
         f"{PARALLEL}) and the trainer need {engines * size + max(1, total - free)}, there "
-        f"{'is' if total == 1 else 'are'} {total}; with --backbone verl they share them"
+        f"{'is' if total == 1 else 'are'} {total}; with --backbone verl they share them",
+        code=Code.TOO_FEW_GPUS,
     )
 
 
@@ -332,7 +340,8 @@ def _engines(
         raise ConfigError(
             f"{ENGINES}={wanted} of {_count(size, 'GPU')} ({PARALLEL}): there is room for "
             f"{len(groups)} on {_count(len(devices), 'GPU')} of {_count(len(by_node), 'node')}; "
-            "lower one of them"
+            "lower one of them",
+            code=Code.TOO_FEW_GPUS,
         )
     chosen = groups[::-1][:wanted] if from_the_end else groups[:wanted]
     return tuple(
@@ -345,7 +354,8 @@ def _check_divides(size: int, by_node: dict[int, list[int]]) -> None:
         if len(gpus) % size:
             raise ConfigError(
                 f"{PARALLEL}={size} does not divide the {_count(len(gpus), 'GPU')} of a node: an "
-                f"engine is within one node; choose a divisor, or say how many with {ENGINES}"
+                f"engine is within one node; choose a divisor, or say how many with {ENGINES}",
+                code=Code.PARALLEL_SIZE,
             )
 
 
@@ -355,7 +365,8 @@ def _ranks(request: ResourceRequest, devices: list[tuple[int, int]]) -> tuple[Pr
     if wanted > len(devices):
         raise ConfigError(
             f"{RANKS}={wanted}: the trainer has {_count(len(devices), 'GPU')}, and a rank needs "
-            "one; lower it or leave it out"
+            "one; lower it or leave it out",
+            code=Code.TOO_FEW_GPUS,
         )
     return tuple(
         Process("trainer", rank, bundle, (gpu,))
@@ -372,12 +383,14 @@ def _on_cpus(
     ):
         if devices:
             raise ConfigError(
-                f"{key} names GPUs, and the nodes have none for the run; leave it out"
+                f"{key} names GPUs, and the nodes have none for the run; leave it out",
+                code=Code.TOO_FEW_GPUS,
             )
     if request.tensor_parallel > 1:
         raise ConfigError(
             f"{PARALLEL}={request.tensor_parallel}: there is no GPU, and on CPU an engine is one "
-            "process; leave it at 1"
+            "process; leave it at 1",
+            code=Code.PARALLEL_SIZE,
         )
     ranks = (request.n_trainer_ranks or 1) if request.trains else 0
     engines = (request.n_engines or 1) if request.generates and request.samples else 0
@@ -418,7 +431,8 @@ def _check_sequence_parallel(request: ResourceRequest, ranks: int) -> None:
     if ranks % request.sequence_parallel:
         raise ConfigError(
             f"{SEQUENCE}={request.sequence_parallel} does not divide the "
-            f"{_count(ranks, 'trainer rank')}; choose a divisor"
+            f"{_count(ranks, 'trainer rank')}; choose a divisor",
+            code=Code.PARALLEL_SIZE,
         )
 
 
@@ -431,7 +445,8 @@ def _devices_of(
     if max(numbers) >= len(devices):
         raise ConfigError(
             f"{key} names GPU {max(numbers)}: the run has {_count(len(devices), 'GPU')}, numbered "
-            "from 0 over its nodes (nnodes, n_gpus_per_node)"
+            "from 0 over its nodes (nnodes, n_gpus_per_node)",
+            code=Code.TOO_FEW_GPUS,
         )
     return [devices[number] for number in sorted(numbers)]
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ajet.cluster.placement import SMALLEST_SHARE, Placement, Process
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
 RESERVE_TIMEOUT_S = 120.0
@@ -65,7 +66,7 @@ def reserve(
     )
     try:
         if not group.wait(timeout_s):
-            raise ConfigError(_not_free_message(placement, timeout_s))
+            raise ConfigError(_not_free_message(placement, timeout_s), code=Code.TOO_FEW_GPUS)
         ids = [_gpu_ids(group, bundle, placement) for bundle in range(len(placement.nodes))]
         yield Reservation(group, tuple(ids), dict(environment))
     finally:

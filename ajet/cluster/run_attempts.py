@@ -17,6 +17,7 @@ from ajet.cluster.placement import Placement, Process, ResourceRequest, place_pr
 from ajet.cluster.placement_groups import reserve
 from ajet.cluster.session import RaySession, SessionSettings, ray_session
 from ajet.core.config import AjetConfig
+from ajet.core.error_codes import Code
 from ajet.core.errors import RunFailed
 from ajet.core.interrupt import Interrupt, catch_interrupts
 from ajet.core.record.run_folder import RunFolder
@@ -90,7 +91,8 @@ def run_with_restarts(
             if losses == MAX_LOSSES:
                 raise RunFailed(
                     f"{lost}, {losses} times after step {step}; {folder.logs} and Ray's logs "
-                    "say more; the same command goes on from there"
+                    "say more; the same command goes on from there",
+                    code=Code.PROCESS_LOST,
                 ) from lost
             logger.warning(f"{lost}: the run goes on from its last checkpoint (step {step})")
             config = resumed(config)

@@ -40,6 +40,7 @@ from ajet.cluster.placement import Node
 from ajet.cluster.probe import one_line
 from ajet.core.breakpoint import TAGS_VARIABLE
 from ajet.core.config import AjetConfig
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.process_guard import guarded
 
@@ -137,7 +138,8 @@ def serve_as_node(settings: SessionSettings, print_line: Print = lambda text: No
             if number == START_TRIES or not node.was_too_slow:
                 reason = node.failure_reason()
                 raise ConfigError(
-                    f"this node cannot serve the Ray of {connection.address}: {reason}"
+                    f"this node cannot serve the Ray of {connection.address}: {reason}",
+                    code=Code.RAY_UNREACHABLE,
                 )
         print_line(TOO_SLOW)
     return True
@@ -148,7 +150,8 @@ def require_ray() -> None:
     if find_spec("ray") is None:
         raise ConfigError(
             "backbones verl and trinity need Ray, which is not installed; pip install 'ajet[ray]' "
-            "(--backbone debug trains without it)"
+            "(--backbone debug trains without it)",
+            code=Code.PACKAGE_MISSING,
         )
 
 
@@ -165,7 +168,8 @@ def choose_connection(settings: SessionSettings, environ: Mapping[str, str]) -> 
         return RayConnection("lead" if _leads(master, environ) else "serve", address)
     raise ConfigError(
         "--with-ray-cluster: neither RAY_ADDRESS nor MASTER_ADDR is set; set one (host:6379), or "
-        "use --with-ray to start a Ray on this machine"
+        "use --with-ray to start a Ray on this machine",
+        code=Code.RAY_ADDRESS,
     )
 
 
@@ -173,12 +177,14 @@ def _joinable(address: str) -> str:
     if "://" in address:
         raise ConfigError(
             f"RAY_ADDRESS={address}: a client's or a dashboard's address; run ajet on a node of "
-            "the cluster with the head's own, as host:6379 or auto"
+            "the cluster with the head's own, as host:6379 or auto",
+            code=Code.RAY_ADDRESS,
         )
     if address == "local":
         raise ConfigError(
             "RAY_ADDRESS=local names no cluster; with --with-ray-cluster set it to the head's "
-            "(host:6379), or unset it and use --with-ray to start a Ray on this machine"
+            "(host:6379), or unset it and use --with-ray to start a Ray on this machine",
+            code=Code.RAY_ADDRESS,
         )
     is_bare_ipv6 = address.count(":") > 1 and "]" not in address
     if address != "auto" and (is_bare_ipv6 or not address.rpartition(":")[2].isdigit()):
@@ -196,7 +202,9 @@ def _port(text: str) -> int:
     if not text:
         return HEAD_PORT
     if not text.isdigit() or not 0 < int(text) < 65536:
-        raise ConfigError(f"MASTER_PORT={text}: a port is expected, as {HEAD_PORT}")
+        raise ConfigError(
+            f"MASTER_PORT={text}: a port is expected, as {HEAD_PORT}", code=Code.RAY_ADDRESS
+        )
     return int(text)
 
 
@@ -281,7 +289,8 @@ def start_ray(folder: Path, **options: Any) -> None:
             if number == START_TRIES or "timed out" not in reason:
                 raise ConfigError(
                     f"Ray did not start on this machine: {reason} (tried {number}x: is the "
-                    "machine overloaded, or its disk full?)"
+                    "machine overloaded, or its disk full?)",
+                    code=Code.RAY_UNREACHABLE,
                 ) from error
             logger.warning(f"Ray did not start, {reason}; trying again")
 
@@ -347,7 +356,8 @@ def _require_token() -> None:
             "--with-ray-cluster: no token is here, and a Ray head without one lets anybody who "
             "reaches its port run code; run `ray get-auth-token --generate` and copy "
             "~/.ray/auth_token to every node, or set RAY_AUTH_MODE=disabled in a network that you "
-            "trust"
+            "trust",
+            code=Code.RAY_ADDRESS,
         )
 
 
@@ -406,7 +416,8 @@ def _check_cluster(address: str, timeout_s: float | None = None) -> None:
     if address != "auto" and not _is_reachable(address):
         raise ConfigError(
             f"no Ray answers at {address}; is it running (`ray start --head` there), and is the "
-            "port open?"
+            "port open?",
+            code=Code.RAY_UNREACHABLE,
         )
     timeout_s = PROBE_TIMEOUT_S if timeout_s is None else timeout_s
     command = [sys.executable, "-m", "ajet.cluster.probe", address]
@@ -417,11 +428,14 @@ def _check_cluster(address: str, timeout_s: float | None = None) -> None:
     except subprocess.TimeoutExpired:
         raise ConfigError(
             f"what listens at {address} does not answer as a Ray does (within "
-            f"{timeout_s:.0f} s); give the head's address, as host:{HEAD_PORT}"
+            f"{timeout_s:.0f} s); give the head's address, as host:{HEAD_PORT}",
+            code=Code.RAY_UNREACHABLE,
         ) from None
     if probe.returncode:
         last = (probe.stdout or probe.stderr).strip().splitlines() or ["it ended without a word"]
-        raise ConfigError(f"the Ray of {address} cannot be joined: {last[-1]}")
+        raise ConfigError(
+            f"the Ray of {address} cannot be joined: {last[-1]}", code=Code.RAY_UNREACHABLE
+        )
 
 
 def _is_reachable(address: str) -> bool:
@@ -451,7 +465,8 @@ def _await_head(address: str, print_line: Print) -> None:
         if time.monotonic() > deadline:
             raise ConfigError(
                 f"no head answers at {address} (MASTER_ADDR) within {NODES_TIMEOUT_S:.0f} s; is "
-                "that node running the same command, and is the port open?"
+                "that node running the same command, and is the port open?",
+                code=Code.RAY_UNREACHABLE,
             )
         time.sleep(POLL_S)
 
@@ -465,7 +480,9 @@ def _head(port: int, print_line: Print) -> Iterator[str]:
         try:
             _check_cluster(address)
         except ConfigError as error:
-            raise ConfigError(f"MASTER_PORT={port} is in use on this node: {error}") from error
+            raise ConfigError(
+                f"MASTER_PORT={port} is in use on this node: {error}", code=Code.PORT_IN_USE
+            ) from error
         yield address
         return
     _require_token()
@@ -477,7 +494,8 @@ def _head(port: int, print_line: Print) -> Iterator[str]:
                 return
             if number == START_TRIES or not node.was_too_slow:
                 raise ConfigError(
-                    f"a Ray head at port {port} did not start: {node.failure_reason()}"
+                    f"a Ray head at port {port} did not start: {node.failure_reason()}",
+                    code=Code.RAY_UNREACHABLE,
                 )
         print_line(TOO_SLOW)
 

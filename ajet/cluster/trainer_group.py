@@ -29,6 +29,7 @@ from ajet.cluster.import_env import ImportEnv
 from ajet.cluster.node_network import Listener, failure_line, unreachable, use_interface_of
 from ajet.cluster.weight_store import remove_weight_store
 from ajet.core.config import AjetConfig
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.trajectory.trajectory import Group, Trajectory
 from ajet.core.trajectory.turn import GIVEN, HINTED, Turn
@@ -325,7 +326,7 @@ class TrainerGroup:
         failure = failure_line(addresses, await self._all("unreachable", addresses))
         await self._all("stop_listening")
         if failure is not None:
-            raise ConfigError(failure)
+            raise ConfigError(failure, code=Code.RANKS_NOT_JOINED)
         host, port = addresses[0]
         hands_over = self._rank_of is not None
         given = (self._config, host, port, self._weights_root, self._broadcast_width, hands_over)

@@ -29,6 +29,7 @@ from loguru import logger
 
 from ajet.cluster.placement import Placement
 from ajet.core.config import AjetConfig
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.file_lock import take
 from ajet.core.weight_sync.folder import shared_memory_root
@@ -56,7 +57,8 @@ def sync_method(config: AjetConfig, placement: Placement) -> tuple[SyncMethod, s
     if requested == "memory" and len(placement.nodes) > 1:
         raise ConfigError(
             f"{key}: trainer and engines share no memory on {len(placement.nodes)} nodes; set "
-            "checkpoint or nccl"
+            "checkpoint or nccl",
+            code=Code.WEIGHTS_WAY,
         )
     if config.trinity.mode == "train" and requested != "checkpoint":
         return (
@@ -69,7 +71,7 @@ def sync_method(config: AjetConfig, placement: Placement) -> tuple[SyncMethod, s
     if requested == "ipc":
         problem = _handover_problem(placement) if takes_turns else "trinity.mode is not colocate"
         if problem:
-            raise ConfigError(f"{key}: {problem}; set nccl")
+            raise ConfigError(f"{key}: {problem}; set nccl", code=Code.WEIGHTS_WAY)
     if requested == "nccl" and takes_turns:
         found = _best_of_turns(placement)
         return found, f"{key}: trainer and engines share devices, weights travel as {found}"
@@ -85,9 +87,11 @@ def _method_of_turns(config: AjetConfig, placement: Placement) -> tuple[SyncMeth
         found = _best_of_turns(placement)
         return found, notice if found == files else None
     if requested == "ipc" and (problem := _handover_problem(placement)):
-        raise ConfigError(f"{key}: {problem}; set auto")
+        raise ConfigError(f"{key}: {problem}; set auto", code=Code.WEIGHTS_WAY)
     if requested == "memory" and files != "memory":
-        raise ConfigError(f"{key}: trainer, engines and ajet share no memory; set auto")
+        raise ConfigError(
+            f"{key}: trainer, engines and ajet share no memory; set auto", code=Code.WEIGHTS_WAY
+        )
     return requested, None
 
 

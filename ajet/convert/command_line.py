@@ -17,6 +17,7 @@ from typing import Any
 
 from ajet.convert.source import SourceConfig, set_at
 from ajet.core.config.nested import flatten
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
@@ -41,7 +42,7 @@ def read_script(path: Path, entry: Sequence[str]) -> CommandLine:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
+        raise ConfigError(f"{path}: cannot be read: {error}", code=Code.NOT_CONVERTIBLE) from error
     variables = {"HOME": "~", "PWD": "."}
     for words in _commands(_without_comments(text), path):
         words = [_filled(word, variables) for word in words]
@@ -52,8 +53,9 @@ def read_script(path: Path, entry: Sequence[str]) -> CommandLine:
             if match := _ASSIGNMENT.fullmatch(word):
                 variables[match[1]] = match[2]
     raise ConfigError(
-        f"{path}: no command here calls {' or '.join(entry)}; give the YAML itself, or the script "
-        "that starts the training"
+        f"{path}: no command here calls {' or '.join(each.strip('.') for each in entry)}; give the YAML itself, or the script "
+        "that starts the training",
+        code=Code.NOT_CONVERTIBLE,
     )
 
 
@@ -127,7 +129,9 @@ def _commands(text: str, path: Path) -> list[list[str]]:
             else:
                 commands[-1].append(word.replace(_SPACE, " "))
     except ValueError as error:
-        raise ConfigError(f"{path}: not a shell script that can be read: {error}") from error
+        raise ConfigError(
+            f"{path}: not a shell script that can be read: {error}", code=Code.NOT_CONVERTIBLE
+        ) from error
     return commands
 
 

@@ -15,6 +15,7 @@ from ajet.convert.command_line import CommandLine, read_script, with_overrides
 from ajet.convert.draft import Absent, Conversion, Draft
 from ajet.convert.refusals import drop_refused
 from ajet.convert.source import SourceConfig, read_file, resolve
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
 YAML = (".yaml", ".yml")
@@ -73,7 +74,7 @@ def convert(system: str, path: Path | str, overrides: Sequence[str] = ()) -> Con
         kind.take(draft)
     except (TypeError, ValueError, AttributeError) as error:  # such as text instead of a list
         problem = f"a value is not of the kind that {kind.name} takes: {error}"
-        raise ConfigError(f"{path}: {problem}") from error
+        raise ConfigError(f"{path}: {problem}", code=Code.NOT_CONVERTIBLE) from error
     draft.classify_remaining(kind.absent)
     drop_refused(result)
     if "ajet.model.path" not in result.values:
@@ -86,9 +87,13 @@ def _read(kind: System, path: Path) -> tuple[SourceConfig, list[str]]:
     if path.suffix in YAML:
         return read_file(path, kind.known_defaults), []
     if not path.is_file():
-        raise ConfigError(f"{path}: no such file (the current folder is {Path.cwd()})")
+        raise ConfigError(
+            f"{path}: no such file (the current folder is {Path.cwd()})", code=Code.NOT_CONVERTIBLE
+        )
     if not kind.entry:
-        raise ConfigError(f"{path}: a config of {kind.name} ends in .yaml")
+        raise ConfigError(
+            f"{path}: a config of {kind.name} ends in .yaml", code=Code.NOT_CONVERTIBLE
+        )
     command = read_script(path, kind.entry)
     name = _config_name(command)
     if not name:

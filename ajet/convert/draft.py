@@ -17,6 +17,7 @@ from typing import Any, Literal
 from ajet.convert.source import ResolvedConfig
 from ajet.core.config.nested import flatten
 from ajet.core.config.tree import AjetConfig
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.redaction import FreeForm
 
@@ -125,7 +126,10 @@ class Draft:
         if value is None:
             return 0
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(f"{self.result.source}: {key}: a number is expected, got {value!r}")
+            raise ConfigError(
+                f"{self.result.source}: {key}: a number is expected, got {value!r}",
+                code=Code.CONVERT_VALUE,
+            )
         return value
 
     def section(self, key: str) -> Mapping[str, Any]:
@@ -134,7 +138,10 @@ class Draft:
         if value is None:
             return {}
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{self.result.source}: {key}: a section is expected, got {value!r}")
+            raise ConfigError(
+                f"{self.result.source}: {key}: a section is expected, got {value!r}",
+                code=Code.CONVERT_VALUE,
+            )
         return value
 
     def set(self, target: str, value: Any, *keys: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from ajet.core.config.compose import read_yaml
 from ajet.core.config.nested import flatten, merge, texts
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
@@ -48,11 +49,13 @@ def read_file(
     """Reads a YAML and merges it with the files of its `defaults:`. `known_defaults` are names that
     the system itself ships."""
     if path.resolve() in seen:
-        raise ConfigError(f"{path}: defaults: this file includes itself")
+        raise ConfigError(f"{path}: defaults: this file includes itself", code=Code.CONVERT_VALUE)
     written = read_yaml(path)
     entries = written.pop("defaults", None) or []
     if not isinstance(entries, list):
-        raise ConfigError(f"{path}: defaults: a list is expected, got {entries!r}")
+        raise ConfigError(
+            f"{path}: defaults: a list is expected, got {entries!r}", code=Code.CONVERT_VALUE
+        )
     below, above, missing = _included(entries, path, known_defaults, (*seen, path.resolve()))
     values = merge(merge(below, written), above)
     return SourceConfig(values, set(flatten(written)), missing)

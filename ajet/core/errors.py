@@ -8,16 +8,35 @@
     ├── ChatError             somebody else's model (a judge's, say) gave no answer
     ├── RunChanged            an unfinished run would go on as another experiment
     ├── RunComplete           the run has no step left; the command line ends with exit code 0
-    └── RunFailed             the run stops itself: too many failed episodes, lost processes, a
-                              sampler that is not the trainer's policy any more
+    ├── RunFailed             the run stops itself: too many failed episodes, lost processes, a
+    │                         sampler that is not the trainer's policy any more
+    └── TraceError            a receiver of traces does not take them
 
-A message says what, where and what to do. An episode's own failure is not in this tree: it is an
-`EpisodeStatus` (see trajectory/trajectory.py); `EnvironmentFault` decides which one.
+A message says what, where and what to do. A class is what callers catch; the kind of mistake, of
+which there are more, is the error's `code` (error_codes.py). An episode's own failure is not in
+this tree: it is an `EpisodeStatus` (see trajectory/trajectory.py); `EnvironmentFault` decides which
+one.
 """
+
+from typing import ClassVar
+
+from ajet.core.error_codes import Code
 
 
 class AjetError(Exception):
-    """Base class of errors that the user can correct; the message is one line."""
+    """Base class of errors that the user can correct; the message is one line. A class whose errors
+    are all of one kind has that kind as its `usual_code`; the others are raised with a `code`."""
+
+    usual_code: ClassVar[Code] = Code.RAISED_BY_OWN_CODE
+
+    def __init__(self, message: str, *, code: Code | None = None) -> None:
+        super().__init__(message)
+        self.code = code or self.usual_code
+
+    def with_code(self) -> str:
+        """Returns the message as the command line shows it: the code ends its first line."""
+        first, *more = str(self).split("\n")
+        return "\n".join([f"{first} [{self.code}]", *more])
 
 
 class ConfigError(AjetError):
@@ -43,13 +62,19 @@ class ChatError(AjetError):
 class RunChanged(AjetError):
     """Raised when an unfinished run would go on with another workflow, judge, data or setting."""
 
+    usual_code = Code.RUN_CHANGED
+
 
 class RunComplete(AjetError):
     """Raised when a run that is started again is finished already."""
 
+    usual_code = Code.RUN_COMPLETE
+
 
 class TraceError(AjetError):
     """Raised when a receiver of traces does not take them."""
+
+    usual_code = Code.TRACES_NOT_TAKEN
 
 
 class RunFailed(AjetError):

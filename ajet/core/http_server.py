@@ -21,6 +21,7 @@ from typing import Literal
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
 MIB = 1 << 20
@@ -59,7 +60,8 @@ def listening_socket(host: str, port: int, whose: str, remedy: str) -> socket.so
     except OSError as error:
         listener.close()
         raise ConfigError(
-            f"{whose} cannot listen on {host}:{port}: {error.strerror}; {remedy}"
+            f"{whose} cannot listen on {host}:{port}: {error.strerror}; {remedy}",
+            code=Code.PORT_IN_USE,
         ) from error
     listener.listen(BACKLOG)
     return listener

@@ -16,6 +16,7 @@ lies in two folders: it finds one of the two for both.
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 import sysconfig
 import traceback
@@ -29,6 +30,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+from ajet.core.error_codes import Code
 from ajet.core.error_text import extra_advice, message_of
 from ajet.core.errors import AjetError, ConfigError
 from ajet.core.plain_value import printable, type_name
@@ -97,7 +99,9 @@ def load_function(spec: str, *, base_dirs: Sequence[Path], where: str) -> Callab
     if not callable(found) or inspect.isclass(found):
         kind = "class" if inspect.isclass(found) else type(found).__name__
         name = _split_spec(spec, "function", where)[1]
-        raise ConfigError(f"{where}: {spec!r}: {name!r} is a {kind}, no function")
+        raise ConfigError(
+            f"{where}: {spec!r}: {name!r} is a {kind}, no function", code=Code.OWN_WRONG_KIND
+        )
     return found
 
 
@@ -114,7 +118,10 @@ def load_attribute(
         own = [key for key, value in vars(module).items() if is_named(value)]
         close = get_close_matches(name, own, 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ConfigError(f"{where}: {spec!r}: {source} has no {what} {name!r}{hint}")
+        raise ConfigError(
+            f"{where}: {spec!r}: {source} has no {what} {name!r}{hint}",
+            code=Code.OWN_NAME_NOT_FOUND,
+        )
     return found
 
 
@@ -131,10 +138,21 @@ def load_module(source: str, *, base_dirs: Sequence[Path], where: str) -> Module
     return _load(source, base_dirs, f"{where}: {source!r}")
 
 
+def arrow_form(spec: str) -> str | None:
+    """Returns ``file.py->Name`` for ``file.py:Name`` and ``file.py.Name``, which other tools write;
+    None for anything else."""
+    meant = re.fullmatch(r"(.+\.py)[:.](\w+)", spec)
+    return f"{meant[1]}{ARROW}{meant[2]}" if meant else None
+
+
 def _split_spec(spec: str, what: str, where: str) -> tuple[str, str]:
     source, arrow, name = (part.strip() for part in spec.partition(ARROW))
     if not (source and arrow and name):
-        raise ConfigError(f"{where}: {spec!r}: write file.py->{what} or package.module->{what}")
+        form = arrow_form(spec) or f"file.py->{what} or package.module->{what}"
+        raise ConfigError(
+            f"{where}: {spec!r}: write {form}",
+            code=Code.OWN_SPEC_FORM,
+        )
     return source, name
 
 
@@ -147,7 +165,7 @@ def _load(source: str, base_dirs: Sequence[Path], prefix: str) -> ModuleType:
             else _import_module(source, search)
         )
     except ConfigError as error:
-        raise ConfigError(f"{prefix}: {error}") from error.__cause__
+        raise ConfigError(f"{prefix}: {error}", code=error.code) from error.__cause__
 
 
 def construct(kind: type[T], config: Any, where: str) -> T:
@@ -157,7 +175,8 @@ def construct(kind: type[T], config: Any, where: str) -> T:
     if arguments is None:
         raise ConfigError(
             f"{where}: {line_of(kind)}: {kind.__name__} is made as {kind.__name__}(config): "
-            "give the other arguments of its __init__ defaults"
+            "give the other arguments of its __init__ defaults",
+            code=Code.OWN_SIGNATURE,
         )
     return run_user_code(partial(kind, *arguments), where)
 
@@ -167,14 +186,21 @@ def require_method(kind: type, name: str, base: type, arguments: Sequence[str], 
     arguments."""
     wanted = f"{name}(self, {', '.join(arguments)})"
     if kind is base:
-        raise ConfigError(f"{where}: names {base.__name__} itself: name your class derived from it")
+        raise ConfigError(
+            f"{where}: names {base.__name__} itself: name your class derived from it",
+            code=Code.OWN_WRONG_KIND,
+        )
     if getattr(kind, name, None) in (None, getattr(base, name)):
-        raise ConfigError(f"{where}: {line_of(kind)}: {kind.__name__} does not define {wanted}")
+        raise ConfigError(
+            f"{where}: {line_of(kind)}: {kind.__name__} does not define {wanted}",
+            code=Code.OWN_METHOD_MISSING,
+        )
     is_bound = isinstance(inspect.getattr_static(kind, name), staticmethod | classmethod)
     if not _accepts(getattr(kind, name), len(arguments) + (not is_bound)):
         raise ConfigError(
             f"{where}: {line_of(kind)}: {kind.__name__}.{name} cannot be called with "
-            f"({', '.join(arguments)}): write {wanted}"
+            f"({', '.join(arguments)}): write {wanted}",
+            code=Code.OWN_SIGNATURE,
         )
 
 
@@ -185,7 +211,8 @@ def require_methods(kind: type, names: Sequence[str], base: type, where: str) ->
     if missing:
         raise ConfigError(
             f"{where}: {line_of(kind)}: {kind.__name__} has no {' and no '.join(missing)}: derive "
-            f"it from ajet.{base.__name__}, or write {', '.join(names)}"
+            f"it from ajet.{base.__name__}, or write {', '.join(names)}",
+            code=Code.OWN_METHOD_MISSING,
         )
 
 
@@ -194,7 +221,9 @@ def require_package(name: str, *, extra: str, wanted_by: str) -> None:
     if sys.modules.get(name) is None and (
         name in sys.modules or importlib.util.find_spec(name) is None
     ):
-        raise ConfigError(f"{wanted_by} needs {name}: pip install 'ajet[{extra}]'")
+        raise ConfigError(
+            f"{wanted_by} needs {name}: pip install 'ajet[{extra}]'", code=Code.PACKAGE_MISSING
+        )
 
 
 def require_no_arguments(kind: type, where: str) -> None:
@@ -202,7 +231,8 @@ def require_no_arguments(kind: type, where: str) -> None:
     if not _accepts(kind, 0):
         raise ConfigError(
             f"{where}: {line_of(kind)}: {kind.__name__} is made as {kind.__name__}(): "
-            "give the arguments of its __init__ defaults"
+            "give the arguments of its __init__ defaults",
+            code=Code.OWN_SIGNATURE,
         )
 
 
@@ -212,7 +242,9 @@ def run_user_code(action: Callable[[], R], where: str) -> R:
     try:
         return action()
     except (Exception, SystemExit) as error:  # the user's code may raise anything
-        raise ConfigError(f"{where}: {_describe(error)}") from error
+        raise ConfigError(
+            f"{where}: {_describe(error)}", code=Code.OWN_CONSTRUCTOR_FAILS
+        ) from error
 
 
 def add_to_path(folders: Sequence[Path]) -> None:
@@ -246,7 +278,7 @@ def _import_file(source: str, search: Sequence[Path]) -> ModuleType:
     found = next((file for file in candidates if file.is_file()), None)
     if found is None:
         tried = ", ".join(map(str, candidates))
-        raise ConfigError(f"no such file; looked for {tried}")
+        raise ConfigError(f"no such file; looked for {tried}", code=Code.OWN_FILE_NOT_FOUND)
     name = f"ajet_user_{found.stem}_{sha256(str(found).encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
@@ -278,7 +310,8 @@ def _import_module(source: str, search: Sequence[Path]) -> ModuleType:
             folders = ", ".join(map(str, search))
             raise ConfigError(
                 f"no module {_missing_module_name(error.__cause__)!r}; looked in the installed "
-                f"packages and {folders}. Run from the project's root or pass --project-dir"
+                f"packages and {folders}. Run from the project's root or pass --project-dir",
+                code=Code.OWN_FILE_NOT_FOUND,
             ) from error.__cause__
         raise
 
@@ -339,10 +372,11 @@ def _load_user_module(action: Callable[[], R], subject: str) -> R:
         return action()
     except SystemExit as error:
         raise ConfigError(
-            f'{_describe(error, subject)} while it loads; put that under if __name__ == "__main__"'
+            f'{_describe(error, subject)} while it loads; put that under if __name__ == "__main__"',
+            code=Code.OWN_FILE_FAILS,
         ) from error
     except Exception as error:  # the user's module may raise anything as it loads
-        raise ConfigError(_describe(error, subject)) from error
+        raise ConfigError(_describe(error, subject), code=Code.OWN_FILE_FAILS) from error
 
 
 def _describe(error: BaseException, subject: str | None = None) -> str:
@@ -420,13 +454,19 @@ def _find_class(module: ModuleType, name: str, kind: type[T], prefix: str) -> ty
         close = get_close_matches(name, own or classes, 1)
         listed = f"it has {', '.join(own)}" if own else "it defines no class"
         hint = f"did you mean {close[0]!r}?" if close else listed
-        raise ConfigError(f"{prefix}: {file} has no class {name!r}; {hint}")
+        raise ConfigError(
+            f"{prefix}: {file} has no class {name!r}; {hint}", code=Code.OWN_NAME_NOT_FOUND
+        )
     if not inspect.isclass(found):
-        raise ConfigError(f"{prefix}: {name!r} in {file} is a {type(found).__name__}, no class")
+        raise ConfigError(
+            f"{prefix}: {name!r} in {file} is a {type(found).__name__}, no class",
+            code=Code.OWN_WRONG_KIND,
+        )
     if not issubclass(found, kind):
         is_public = hasattr(sys.modules["ajet"], kind.__name__)
         base = f"{'ajet' if is_public else kind.__module__}.{kind.__name__}"
         raise ConfigError(
-            f"{prefix}: {line_of(found)}: {name} is not a {kind.__name__}; derive it from {base}"
+            f"{prefix}: {line_of(found)}: {name} is not a {kind.__name__}; derive it from {base}",
+            code=Code.OWN_WRONG_KIND,
         )
     return found

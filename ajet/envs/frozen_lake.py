@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ajet.core.environment.environment import Environment, Frame, Info
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.seeding import derive
 from ajet.envs.split import belongs_to
@@ -161,14 +162,23 @@ def _info(view: _TileView, is_valid: bool, is_effective: bool) -> Info:
 
 def _check(size: int, p: float, view: View, shows_something: bool) -> None:
     if size < 2:
-        raise ConfigError(f"frozen_lake: size {size}: a map has at least 2 rows")
+        raise ConfigError(
+            f"frozen_lake: size {size}: a map has at least 2 rows", code=Code.ENVIRONMENT_SETTING
+        )
     if not 0 < p <= 1:
-        raise ConfigError(f"frozen_lake: p {p}: the chance of ice is above 0 and at most 1")
+        raise ConfigError(
+            f"frozen_lake: p {p}: the chance of ice is above 0 and at most 1",
+            code=Code.ENVIRONMENT_SETTING,
+        )
     if view not in get_args(View):
-        raise ConfigError(f"frozen_lake: view {view!r}: choose {', '.join(get_args(View))}")
+        raise ConfigError(
+            f"frozen_lake: view {view!r}: choose {', '.join(get_args(View))}",
+            code=Code.ENVIRONMENT_SETTING,
+        )
     if not shows_something:
         raise ConfigError(
-            "frozen_lake: view none shows nothing; set show_neighbours or show_position"
+            "frozen_lake: view none shows nothing; set show_neighbours or show_position",
+            code=Code.ENVIRONMENT_SETTING,
         )
 
 
@@ -178,16 +188,25 @@ def _fixed_map(given: str | Sequence[str]) -> Rows:
         from gymnasium.envs.toy_text.frozen_lake import MAPS
 
         if given not in FIXED_MAPS:
-            raise ConfigError(f"frozen_lake: map {given!r}: write 4x4, 8x8 or a list of rows")
+            raise ConfigError(
+                f"frozen_lake: map {given!r}: write 4x4, 8x8 or a list of rows",
+                code=Code.ENVIRONMENT_SETTING,
+            )
         return tuple(MAPS[given])
     rows = tuple(given)
     if not rows or any(len(row) != len(rows[0]) for row in rows):
-        raise ConfigError("frozen_lake: map: the rows are not of one length")
+        raise ConfigError(
+            "frozen_lake: map: the rows are not of one length", code=Code.ENVIRONMENT_SETTING
+        )
     odd = next((letter for row in rows for letter in row if letter not in NAMES), None)
     if odd is not None:
-        raise ConfigError(f"frozen_lake: map: {odd!r} is none of S, F, H and G")
+        raise ConfigError(
+            f"frozen_lake: map: {odd!r} is none of S, F, H and G", code=Code.ENVIRONMENT_SETTING
+        )
     if not _can_be_crossed(rows):
-        raise ConfigError("frozen_lake: map: no way over the ice leads from S to G")
+        raise ConfigError(
+            "frozen_lake: map: no way over the ice leads from S to G", code=Code.ENVIRONMENT_SETTING
+        )
     return rows
 
 
@@ -202,7 +221,8 @@ def _generated_map(size: int, p: float, seed: int, split: str | None) -> Rows:
             return rows
     raise ConfigError(
         f"frozen_lake: of {MAX_DRAWS} maps with size {size} and p {p} none can be crossed and is "
-        f"of split {split}; take a larger size or a p nearer to 0.8"
+        f"of split {split}; take a larger size or a p nearer to 0.8",
+        code=Code.NO_INSTANCE,
     )
 
 

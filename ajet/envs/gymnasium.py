@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from ajet.core.environment.environment import Environment, Frame, Info
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
 MAX_NUMBERS = 1024
@@ -99,10 +100,14 @@ class GymnasiumEnvironment(Environment):
         if self.names is None:
             known = (spaces.Discrete, spaces.Text, spaces.Box, spaces.MultiDiscrete)
             if not isinstance(space, (*known, spaces.MultiBinary)):
-                raise ConfigError(f"{self.env_id}: actions of {space} cannot be written as text")
+                raise ConfigError(
+                    f"{self.env_id}: actions of {space} cannot be written as text",
+                    code=Code.ENVIRONMENT_FAILS,
+                )
         elif not isinstance(space, spaces.Discrete) or len(self.names) != space.n:
             raise ConfigError(
-                f"{self.env_id}: env_config.actions has {len(self.names)} names for {space}"
+                f"{self.env_id}: env_config.actions has {len(self.names)} names for {space}",
+                code=Code.ENVIRONMENT_SETTING,
             )
 
     def _form(self) -> str:
@@ -184,7 +189,8 @@ def _check_observations(space: Any, env_id: str) -> None:
     if not isinstance(space, numbers) or np.prod(space.shape or ()) > MAX_NUMBERS:
         raise ConfigError(
             f"{env_id}: observations of {space} cannot be written as text; wrap it in an "
-            "Environment of your own, as file.py->Class"
+            "Environment of your own, as file.py->Class",
+            code=Code.ENVIRONMENT_FAILS,
         )
 
 
@@ -202,7 +208,9 @@ def _make_env(env_id: str, make: Mapping[str, Any]) -> Any:
     try:
         return gymnasium.make(env_id, disable_env_checker=True, **make)
     except (gymnasium.error.Error, TypeError, ValueError, ImportError) as error:
-        raise ConfigError(f"gymnasium: {env_id}: {' '.join(str(error).split())}") from error
+        raise ConfigError(
+            f"gymnasium: {env_id}: {' '.join(str(error).split())}", code=Code.ENVIRONMENT_FAILS
+        ) from error
 
 
 def _kept_info(info: Mapping[str, Any]) -> Info:

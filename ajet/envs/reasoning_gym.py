@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ajet.core.environment.environment import Environment, Info
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.importing import require_package
 from ajet.envs.global_random import PrivateRandom
@@ -39,7 +40,10 @@ class ReasoningGymEnvironment(Environment):
         require_package("reasoning_gym", extra="reasoning-gym", wanted_by=f"reasoning_gym:{name}")
         for taken in ("seed", "size"):
             if taken in settings:
-                raise ConfigError(f"reasoning_gym:{name}: env_config.{taken}: the episode's seed")
+                raise ConfigError(
+                    f"reasoning_gym:{name}: env_config.{taken}: the episode's seed",
+                    code=Code.ENVIRONMENT_SETTING,
+                )
         self.name, self.settings = name, settings
         self.instruction = "Answer the question. Write the answer and nothing else."
         self._dataset: Any = self._new_dataset(0)
@@ -93,7 +97,9 @@ class ReasoningGymEnvironment(Environment):
         try:
             return reasoning_gym.create_dataset(self.name, seed=seed, **self.settings)
         except (ValueError, TypeError, AssertionError) as error:
-            raise ConfigError(f"reasoning_gym:{self.name}: {_line(error)}") from error
+            raise ConfigError(
+                f"reasoning_gym:{self.name}: {_line(error)}", code=Code.ENVIRONMENT_FAILS
+            ) from error
 
     def _score(self, action: str) -> tuple[float, bool]:
         """Returns the score, and whether the family's scorer could compute it. An answer on which

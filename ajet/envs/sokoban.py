@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ajet.core.environment.environment import Environment, Frame, Info
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.seeding import derive
 from ajet.envs.sokoban_rooms import (
@@ -173,21 +174,26 @@ class Sokoban(Environment):
             f"sokoban: {MAX_DRAWS} draws gave no room with dim_room "
             f"[{self._height}, {self._width}], num_boxes {self._num_boxes}, search_depth "
             f"{self._search_depth} and max_steps {self._max_steps}; take a larger room, fewer "
-            "boxes or more of the last two"
+            "boxes or more of the last two",
+            code=Code.NO_INSTANCE,
         )
 
 
 def _check(dim_room: Sequence[int], num_boxes: int, max_steps: int, search_depth: int) -> None:
     if len(dim_room) != 2 or min(dim_room) < 3:
         raise ConfigError(
-            f"sokoban: dim_room {list(dim_room)}: write height and width, each at least 3"
+            f"sokoban: dim_room {list(dim_room)}: write height and width, each at least 3",
+            code=Code.ENVIRONMENT_SETTING,
         )
     if min(num_boxes, max_steps, search_depth) < 1:
-        raise ConfigError("sokoban: num_boxes, max_steps and search_depth are at least 1")
+        raise ConfigError(
+            "sokoban: num_boxes, max_steps and search_depth are at least 1",
+            code=Code.ENVIRONMENT_SETTING,
+        )
 
 
 def _fixed_room(rows: Sequence[str]) -> Room:
     try:
         return read_room(rows)
     except ValueError as error:
-        raise ConfigError(f"sokoban: room: {error}") from None
+        raise ConfigError(f"sokoban: room: {error}", code=Code.ENVIRONMENT_SETTING) from None

@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ajet.core.environment.environment import Environment, Info
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.importing import require_package
 from ajet.core.seeding import derive
@@ -43,7 +44,10 @@ class TextArenaEnvironment(Environment):
         self._bare = _bare(self._game)
         # A game does not say for how many players it is, but its reset() names its state's class.
         if any(name in SEVERAL_PLAYERS for name in type(self._bare).reset.__code__.co_names):
-            raise ConfigError(f"textarena:{env_id}: a game for several players; take one for one")
+            raise ConfigError(
+                f"textarena:{env_id}: a game for several players; take one for one",
+                code=Code.ENVIRONMENT_FAILS,
+            )
         self._random = PrivateRandom(0)
         self._is_over = False
         self.observation = ""
@@ -116,12 +120,16 @@ def _make_game(env_id: str, settings: Mapping[str, Any]) -> Any:
     from textarena.envs.registration import ENV_REGISTRY
 
     if env_id not in ENV_REGISTRY:
-        raise ConfigError(f"textarena:{env_id}: textarena has no game of that id")
+        raise ConfigError(
+            f"textarena:{env_id}: textarena has no game of that id", code=Code.NO_SUCH_ENVIRONMENT
+        )
     try:
         return textarena.make(env_id, **settings)
     except Exception as error:  # a game's constructor may raise anything
         message = " ".join(str(error).strip("* \n").split())[:200]
-        raise ConfigError(f"textarena:{env_id}: {type(error).__name__}: {message}") from error
+        raise ConfigError(
+            f"textarena:{env_id}: {type(error).__name__}: {message}", code=Code.ENVIRONMENT_FAILS
+        ) from error
 
 
 def _bare(game: Any) -> Any:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet.core import seeding
 from ajet.core.config.task_judge import Criterion, Grading
+from ajet.core.error_codes import Code
 from ajet.core.errors import ChatError
 from ajet.core.judge.judge_client import judge_client
 from ajet.core.task.task import Task
@@ -74,7 +75,8 @@ class Grader:
             ]
         raise ChatError(
             f"model {self.client.model} gave no reply that can be read, asked "
-            f"{self._section.max_corrections + 1} times: {problem}"
+            f"{self._section.max_corrections + 1} times: {problem}",
+            code=Code.GRADE_UNREADABLE,
         )
 
     async def grade(

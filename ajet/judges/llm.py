@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.judge.judge import BaseJudge, GroupJudge
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
@@ -63,6 +64,8 @@ def verdict_with_reason(grade: Grade, output: WorkflowOutput) -> tuple[float, bo
 def _grader(config: AjetConfig, default: str) -> Grader:
     section = config.ajet.task_judge.llm
     if section.model_name is None:
-        raise ConfigError("ajet.task_judge.llm.model_name is missing. The judging model.")
+        raise ConfigError(
+            "ajet.task_judge.llm.model_name is missing. The judging model.", code=Code.JUDGE_SETTING
+        )
     template = checked_template(section.prompt, default, "ajet.task_judge.llm.prompt")
     return Grader(config, section, model=section.model_name, template=template)

@@ -36,6 +36,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from ajet.core import seeding
 from ajet.core.config.task_judge import Criterion, RubricsAutoGrader
+from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError, ConfigError, DataError
 from ajet.core.file_lock import take
 from ajet.core.record.atomic_file import write_text_atomically
@@ -211,10 +212,14 @@ def _grades(task: Task) -> str:
     if not isinstance(candidates, list) or not candidates:
         raise DataError(
             f"graded example {task.task_id}: give answer and score, or candidates (it has "
-            f"{sorted(row)})"
+            f"{sorted(row)})",
+            code=Code.ROW_FORM,
         )
     if not all(isinstance(each, dict) and {"answer", "rank"} <= set(each) for each in candidates):
-        raise DataError(f"graded example {task.task_id}: a candidate has an answer and a rank")
+        raise DataError(
+            f"graded example {task.task_id}: a candidate has an answer and a rank",
+            code=Code.ROW_FORM,
+        )
     return "".join(
         f"\nAn answer of rank {each['rank']}:\n{fenced('answer', str(each['answer']))}"
         for each in candidates
@@ -241,13 +246,15 @@ class _RubricStore:
             made_with = dict(stored["made_with"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
-                f"{self._grader} cannot be read: {error!r}; move it away"
+                f"{self._grader} cannot be read: {error!r}; move it away",
+                code=Code.RECORD_UNREADABLE,
             ) from None
         other = [k for k, v in self._creation_settings.items() if made_with.get(k) != v]
         if other:
             raise ConfigError(
                 f"{self._grader} was made with another {' and '.join(other)}: move it away with "
-                f"{QUESTIONS_JSONL} to make new rubrics, or choose another experiment_name"
+                f"{QUESTIONS_JSONL} to make new rubrics, or choose another experiment_name",
+                code=Code.RUBRICS_CHANGED,
             )
         return shared, self._read_questions()
 
@@ -276,7 +283,8 @@ class _RubricStore:
         except (ValueError, KeyError, TypeError) as error:
             what = " ".join(str(error).split())[:100]
             raise CheckpointError(
-                f"{self._questions} cannot be read: {type(error).__name__}: {what}; move it away"
+                f"{self._questions} cannot be read: {type(error).__name__}: {what}; move it away",
+                code=Code.RECORD_UNREADABLE,
             ) from error
 
     def write(self, shared: Criteria) -> None:

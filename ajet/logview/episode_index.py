@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError, ConfigError
 from ajet.core.record.episode_reader import RowSelection, where_clause
 from ajet.core.record.episode_schema import database_problem, open_for_reading
@@ -160,7 +161,9 @@ class EpisodeIndex:
         where, arguments = which.where()
         sign, name = ("DESC", sort[1:]) if sort.startswith("-") else ("ASC", sort)
         if name not in SORTS:
-            raise ConfigError(f"sort={sort!r}: choose from {', '.join(SORTS)}")
+            raise ConfigError(
+                f"sort={sort!r}: choose from {', '.join(SORTS)}", code=Code.OPTION_VALUE
+            )
         with self._current(which.needs_words) as connection:
             if sort == NEWEST_FIRST:  # later episodes do not shift its pages
                 where, arguments = f"{where} AND id < ?", [*arguments, after or 2**62]
@@ -265,7 +268,9 @@ class EpisodeIndex:
         try:
             yield
         except sqlite3.DatabaseError as error:
-            raise CheckpointError(database_problem(self._path, error)) from error
+            raise CheckpointError(
+                database_problem(self._path, error), code=Code.RECORD_UNREADABLE
+            ) from error
 
     def _empty(self) -> None:
         self._connection.executescript(_EMPTIED + _TABLES)
@@ -444,5 +449,7 @@ def _match(text: str) -> str:
     has signs in it, as `print(3*4)`, is a phrase of its words."""
     words = [word for word in text.split() if any(map(str.isalnum, word))]
     if not words:
-        raise ConfigError(f"text={text!r} has no letters or digits to search for")
+        raise ConfigError(
+            f"text={text!r} has no letters or digits to search for", code=Code.OPTION_VALUE
+        )
     return " AND ".join('"{}"*'.format(_spaced(word).strip().replace('"', " ")) for word in words)

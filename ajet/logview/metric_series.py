@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
 
 Rows = dict[int, dict[str, float]]
@@ -36,7 +37,9 @@ class MetricSeries:
         except FileNotFoundError:  # the run is still starting
             return {}
         except OSError as error:
-            raise CheckpointError(f"{self._path} cannot be read: {error.strerror}") from error
+            raise CheckpointError(
+                f"{self._path} cannot be read: {error.strerror}", code=Code.RECORD_UNREADABLE
+            ) from error
         return self._read[1]
 
     def data(self, wanted: Iterable[str]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.record.atomic_file import write_text_atomically
 from ajet.core.redaction import REDACTED, redact
@@ -58,7 +59,8 @@ def stored_answers(page: RunPage, episodes: Sequence[str] | None = None) -> Answ
     if len(rows) > MAX_EPISODES:
         raise ConfigError(
             f"{len(rows)} episodes are too many for one file (at most {MAX_EPISODES}); choose with "
-            "--episodes ID,…"
+            "--episodes ID,…",
+            code=Code.OPTION_VALUE,
         )
     metrics = page.metrics({"names": ",".join(page.metrics({})["names"])})
     answers: Answers = {

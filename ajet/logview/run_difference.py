@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from ajet.core.config.nested import flatten
+from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
 from ajet.core.record.run_folder import RunFolder, is_file
 from ajet.core.run.attempt_record import read_attempts
@@ -74,7 +75,9 @@ def read_config(file: Path) -> dict[str, str]:
         return {name: str(value) for name, value in flatten(values).items()}
     except (OSError, ValueError, AttributeError, RecursionError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
-        raise CheckpointError(f"{file} cannot be read: {reason}") from error
+        raise CheckpointError(
+            f"{file} cannot be read: {reason}", code=Code.RECORD_UNREADABLE
+        ) from error
 
 
 def _code(folder: Path) -> Mapping[str, str]:
@@ -88,7 +91,9 @@ def _code(folder: Path) -> Mapping[str, str]:
             for path in files
         }
     except OSError as error:
-        raise CheckpointError(f"{folder} cannot be read: {error.strerror}") from error
+        raise CheckpointError(
+            f"{folder} cannot be read: {error.strerror}", code=Code.RECORD_UNREADABLE
+        ) from error
 
 
 def _file_difference(name: str, left: str | None, right: str | None) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from statistics import fmean, pvariance
 from typing import Any
 
 from ajet.core.environment.frames import gif_file
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.record.episode_reader import EpisodeReader, EpisodeRow
 from ajet.core.record.evaluation import IntervalEstimate, paired_difference, share_over_tasks
@@ -354,7 +355,9 @@ def _sorted_tasks(tasks: Sequence[Row], sort: str) -> list[Row]:
     the number are last."""
     name = sort.removeprefix("-")
     if name not in TASK_SORTS:
-        raise ConfigError(f"sort={sort!r}: choose from {', '.join(TASK_SORTS)}")
+        raise ConfigError(
+            f"sort={sort!r}: choose from {', '.join(TASK_SORTS)}", code=Code.OPTION_VALUE
+        )
     column = TASK_SORTS[name]
     known = [task for task in tasks if task[column] is not None]
     known.sort(key=lambda task: task[column], reverse=sort.startswith("-"))
@@ -428,9 +431,9 @@ def _number(query: Query, name: str, kind: type[int] | type[float]) -> Any:
     try:
         number = kind(value)
     except ValueError:
-        raise ConfigError(f"{name}={value!r} is not a number") from None
+        raise ConfigError(f"{name}={value!r} is not a number", code=Code.OPTION_VALUE) from None
     if not -MAX_NUMBER < number < MAX_NUMBER:
-        raise ConfigError(f"{name}={value!r} is no number of an episode")
+        raise ConfigError(f"{name}={value!r} is no number of an episode", code=Code.OPTION_VALUE)
     return number
 
 

@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import AjetError, ConfigError
 from ajet.core.record.run_folder import RunFolder
 from ajet.logview.run_difference import Start, difference, starts_of
@@ -364,7 +365,8 @@ def _bind(port: int | None) -> _Server:
         if port is None:
             return _Server(("127.0.0.1", 0), _Handler)
         raise ConfigError(
-            f"--port {port}: {error.strerror}; choose another, or 0 for any free one"
+            f"--port {port}: {error.strerror}; choose another, or 0 for any free one",
+            code=Code.PORT_IN_USE,
         ) from error
 
 

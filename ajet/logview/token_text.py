@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from ajet.core.error_codes import Code
 from ajet.core.error_text import one_line
 from ajet.core.errors import ModelError
 from ajet.core.record.run_folder import RunFolder, is_file
@@ -73,7 +74,9 @@ def tokenizer_of(folder: RunFolder) -> Tokenizer | None:
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises plain exceptions for a damaged file
-        raise ModelError(f"{file}: the tokenizer does not load: {one_line(error)}") from error
+        raise ModelError(
+            f"{file}: the tokenizer does not load: {one_line(error)}", code=Code.NO_TOKENIZER
+        ) from error
 
 
 def _byte_of() -> dict[str, int]:

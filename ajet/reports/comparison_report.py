@@ -24,6 +24,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.record.atomic_file import write_text_atomically
 from ajet.core.record.comparison import Comparison, Pair, PlayedTask, Tasks, compare
@@ -106,7 +107,9 @@ class ComparisonReport:
             parts.append(ComparedPart(name, figures, *sides, list(_notes(name, a, b, figures))))
         if not parts:
             have = " and ".join(f"{each.subject}: {', '.join(each.parts)}" for each in (a, b))
-            raise ConfigError(f"--compare: the two have no task in common ({have})")
+            raise ConfigError(
+                f"--compare: the two have no task in common ({have})", code=Code.RESULT_FILE
+            )
         return cls(a.subject, b.subject, parts)
 
     def write(self, file: Path) -> tuple[Path, ...]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, DataError
 from ajet.core.record.comparison import PlayedTask, Tasks
 from ajet.reports.evaluation_report import EvaluationReport
@@ -39,10 +40,13 @@ class RecordedEvaluation:
             suites = plain["suites"] if "suites" in plain else [plain | {"name": plain["split"]}]
             return cls._from_plain(str(plain["subject"]), {str(s["name"]): s for s in suites})
         except OSError as error:
-            raise ConfigError(f"{option} {file}: {error.strerror}") from error
+            raise ConfigError(
+                f"{option} {file}: {error.strerror}", code=Code.RESULT_FILE
+            ) from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(
-                f"{option} {file}: not a result of `ajet eval … --out {file.name}`"
+                f"{option} {file}: not a result of `ajet eval … --out {file.name}`",
+                code=Code.RESULT_FILE,
             ) from error
 
     @classmethod

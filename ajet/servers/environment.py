@@ -22,6 +22,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Literal
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.process_guard import guarded
 
@@ -80,7 +81,9 @@ def server_package(name: str) -> ServerPackage:
         if package.name == name:
             return package
     names = ", ".join(package.name for package in PACKAGES)
-    raise ConfigError(f"no inference server is called {name!r}: there are {names}")
+    raise ConfigError(
+        f"no inference server is called {name!r}: there are {names}", code=Code.UNKNOWN_NAME
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,18 +147,21 @@ def require_server(engine: ServerName, *, on_gpu: bool) -> InstalledServer:
         return found
     if found is not None:
         raise ConfigError(
-            f"{found.python} has {found.package.name} {found.version}, {found.support}"
+            f"{found.python} has {found.package.name} {found.version}, {found.support}",
+            code=Code.SERVER_NOT_INSTALLED,
         )
     devices = {package.on_gpu: package for package in PACKAGES if package.engine == engine}
     device = "GPUs" if on_gpu else "the CPU"
     if on_gpu not in devices:
         raise ConfigError(
             f"ajet.rollout.name={engine}: there is no {engine} for {device}; take in_process or "
-            "vllm, or set ajet.rollout.server.python to a Python that has one"
+            "vllm, or set ajet.rollout.server.python to a Python that has one",
+            code=Code.SERVER_NOT_INSTALLED,
         )
     raise ConfigError(
         f"ajet.rollout.name={engine}: no {engine} for {device} is installed on this machine: "
-        f"{devices[on_gpu].advice} (or set ajet.rollout.server.python to a Python that has one)"
+        f"{devices[on_gpu].advice} (or set ajet.rollout.server.python to a Python that has one)",
+        code=Code.SERVER_NOT_INSTALLED,
     )
 
 
@@ -171,7 +177,8 @@ def install(package: ServerPackage, show: Callable[[str], None]) -> InstalledSer
         if is_there and other.package.name != package.name:
             raise ConfigError(
                 f"{folder} has {other.package.name} {other.version}, and {package.name} would take "
-                f"its place: remove that folder first (rm -r {folder})"
+                f"its place: remove that folder first (rm -r {folder})",
+                code=Code.SERVER_INSTALL_FAILED,
             )
     python = folder / "bin" / "python"
     if not python.exists():
@@ -200,4 +207,6 @@ def _run(command: Sequence[str], show: Callable[[str], None]) -> None:
     show(text)
     status = subprocess.run(guarded(command)).returncode
     if status:
-        raise ConfigError(f"this command ended with status {status}: {text}")
+        raise ConfigError(
+            f"this command ended with status {status}: {text}", code=Code.SERVER_INSTALL_FAILED
+        )

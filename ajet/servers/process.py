@@ -24,6 +24,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
 from ajet.core.inference.replica import ReplicaDown
 from ajet.core.process_guard import guarded
@@ -82,7 +83,8 @@ class ServerProcess:
             self.stop_now()
             raise ModelError(
                 f"inference server {self.name} was not healthy after {deadline_s:g} s: "
-                f"{self.last_lines()}"
+                f"{self.last_lines()}",
+                code=Code.SERVER_NOT_STARTED,
             ) from None
         except BaseException:
             self.stop_now()
@@ -95,7 +97,8 @@ class ServerProcess:
         status = self._process.poll()
         if status is not None:
             raise ModelError(
-                f"inference server {self.name} ended with status {status}: {self.last_lines()}"
+                f"inference server {self.name} ended with status {status}: {self.last_lines()}",
+                code=Code.SERVER_NOT_STARTED,
             )
 
     def last_lines(self) -> str:
@@ -161,7 +164,9 @@ def check_port(host: str, port: int, whose: str) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise ModelError(f"{whose}: port {port} of {host}: {error.strerror}") from error
+            raise ModelError(
+                f"{whose}: port {port} of {host}: {error.strerror}", code=Code.SERVER_NOT_STARTED
+            ) from error
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -24,6 +24,7 @@ from typing import Any
 
 import httpx
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
 from ajet.core.http_client import LimitedAsyncClient
 from ajet.core.inference.endpoint import Completion, ContextOverflow, SamplingParams
@@ -245,7 +246,11 @@ class ServerReplica:
         if response.status_code != 200:
             reason = " ".join(response.text.split())[:MAX_ERROR_CHARACTERS]
             line = f"{self.name}: {method} {path}: {response.status_code} {reason}".strip()
-            raise ReplicaDown(line) if response.status_code >= 500 else ModelError(line)
+            raise (
+                ReplicaDown(line)
+                if response.status_code >= 500
+                else ModelError(line, code=Code.SERVER_REFUSES)
+            )
         is_json = "json" in response.headers.get("content-type", "")
         return response.json() if is_json and response.content else None
 

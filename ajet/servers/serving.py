@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ajet.core.config.precision import asked_dtype
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.servers.environment import PACKAGES, ServerName, find_server, require_server
 from ajet.servers.process import free_port
@@ -53,7 +54,8 @@ def engine_name(config: AjetConfig, *, on_gpu: bool) -> EngineName:
     if rollout.server.python is not None:
         raise ConfigError(
             f"ajet.rollout.server.python={rollout.server.python}: say which server this Python "
-            "has, ajet.rollout.name=vllm or sglang"
+            "has, ajet.rollout.name=vllm or sglang",
+            code=Code.SERVER_SETTING,
         )
     return server_of_gpus()
 
@@ -98,7 +100,8 @@ def server_of_gpus() -> ServerName:
     commands = " or ".join(package.advice for package in PACKAGES if package.on_gpu)
     raise ConfigError(
         "ajet.rollout.name=auto: no inference server for GPUs is installed on this machine: "
-        f"{commands} (or set ajet.rollout.name to in_process)"
+        f"{commands} (or set ajet.rollout.name to in_process)",
+        code=Code.SERVER_NOT_INSTALLED,
     )
 
 
@@ -110,7 +113,8 @@ def server_python(config: AjetConfig, *, engine: ServerName, on_gpu: bool) -> st
     if shutil.which(given) is None:
         raise ConfigError(
             f"ajet.rollout.server.python: {given}: no such program on this machine; give the path "
-            f"of a Python that has {engine}, or leave it out"
+            f"of a Python that has {engine}, or leave it out",
+            code=Code.SERVER_NOT_INSTALLED,
         )
     return given
 
@@ -143,7 +147,7 @@ def _check_cuts(config: AjetConfig) -> None:
     }
     for key, sampling in where.items():
         if problem := cut_problem(sampling):
-            raise ConfigError(f"{key}: {problem}")
+            raise ConfigError(f"{key}: {problem}", code=Code.SERVER_SETTING)
 
 
 async def start_server(

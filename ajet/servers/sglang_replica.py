@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import Completion, SamplingParams
 from ajet.core.weight_sync.folder import FolderSource
@@ -101,7 +102,8 @@ class SglangReplica(ServerReplica):
         if version_numbers(version) < version_numbers(oldest):
             raise ModelError(
                 f"{self.name}: SGLang {version} lets a stranger run code in it; install sglang>="
-                f"{oldest}"
+                f"{oldest}",
+                code=Code.PACKAGE_VERSION,
             )
         return version
 
@@ -111,13 +113,18 @@ class SglangReplica(ServerReplica):
         """Samples a continuation; see `ServerReplica.sample`."""
         version = self.version
         if problem := cut_problem(sampling):
-            raise ModelError(f"{self.name}: request {request_id}: {problem}")
+            raise ModelError(
+                f"{self.name}: request {request_id}: {problem}", code=Code.SERVER_REFUSES
+            )
         body = request_body(prompt_ids, sampling, request_id)
         answer = await self.request("POST", "/generate", json=body)
         info = answer["meta_info"]
         reason = (info["finish_reason"] or {}).get("type")
         if reason not in FINISH_REASONS:
-            raise ModelError(f"{self.name}: request {request_id}: {info['finish_reason']}")
+            raise ModelError(
+                f"{self.name}: request {request_id}: {info['finish_reason']}",
+                code=Code.SERVER_REFUSES,
+            )
         if reason == "stop":
             self._check_stop(info["finish_reason"].get("matched"), sampling, request_id)
         sampled = info.get("output_token_logprobs") or []
@@ -263,7 +270,8 @@ class SglangReplica(ServerReplica):
             raise ModelError(
                 f"{self.name}: request {request_id}: SGLang stopped at {matched!r}, which is not "
                 f"among the stop tokens {list(sampling.stop_token_ids)}; name it in eos_token_id "
-                "of the model's generation_config.json, or take it out of its config.json"
+                "of the model's generation_config.json, or take it out of its config.json",
+                code=Code.TOKENS_NOT_KNOWN,
             )
 
     def _logprobs_after_cut(self, info: dict[str, Any], count: int) -> tuple[float, ...]:
@@ -273,7 +281,8 @@ class SglangReplica(ServerReplica):
         if logprobs is None or len(logprobs) != count:
             raise ModelError(
                 f"{self.name}: this SGLang gives no log-probabilities after a cut; set top_p: 1.0 "
-                "and top_k: -1"
+                "and top_k: -1",
+                code=Code.TOKENS_NOT_KNOWN,
             )
         return tuple(map(float, logprobs))
 

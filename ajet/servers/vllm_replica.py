@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import Completion, SamplingParams
 from ajet.core.inference.replica import ReplicaDown
@@ -71,7 +72,10 @@ class VllmReplica(ServerReplica):
             return Completion(tuple(prompt_ids), (), (), "abort", version)
         (choice,) = answer["choices"]
         if choice["finish_reason"] not in FINISH_REASONS:
-            raise ModelError(f"{self.name}: request {request_id}: {choice['finish_reason']}")
+            raise ModelError(
+                f"{self.name}: request {request_id}: {choice['finish_reason']}",
+                code=Code.SERVER_REFUSES,
+            )
         return Completion(
             prompt_ids=tuple(prompt_ids),
             token_ids=tuple(choice["token_ids"] or ()),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
 from ajet.core.task.huggingface import read_split, splits_of
 from ajet.core.task.jsonl import write_jsonl
@@ -56,11 +57,14 @@ class DataRecipe:
     def _read(self, split: str) -> list[tuple[str, str]]:
         source = str(self.source.resolve()) if self.source else HUB[self.name]
         if self.source and not self.source.exists():
-            raise DataError(f"--from {self.source}: no such folder or file")
+            raise DataError(
+                f"--from {self.source}: no such folder or file", code=Code.DATA_NOT_FOUND
+            )
         if self.source and self.source.is_file():
             raise DataError(
                 f"--from {self.source}: one file cannot be both splits; give the folder that has "
-                "train and test files"
+                "train and test files",
+                code=Code.SPLIT_NOT_FOUND,
             )
         question, answer = FIELDS[self.name]
         pairs = []
@@ -68,12 +72,14 @@ class DataRecipe:
             if question not in row or answer not in row:
                 raise DataError(
                     f"{source}: {split} row {number} lacks {question!r} or {answer!r}; "
-                    f"it has {', '.join(row)}"
+                    f"it has {', '.join(row)}",
+                    code=Code.ROW_FORM,
                 )
             text = row[answer]
             if not isinstance(row[question], str) or not isinstance(text, str):
                 raise DataError(
-                    f"{source}: {split} row {number}: {question!r} and {answer!r} must be text"
+                    f"{source}: {split} row {number}: {question!r} and {answer!r} must be text",
+                    code=Code.ROW_FORM,
                 )
             pairs.append((row[question], final_part(text) if answer == "solution" else text))
         return pairs
@@ -90,7 +96,9 @@ def write_splits(
         for path, split_rows in rows.items():
             _write(path, split_rows)
     except OSError as error:
-        raise DataError(f"{out}: cannot write the data: {error.strerror}") from error
+        raise DataError(
+            f"{out}: cannot write the data: {error.strerror}", code=Code.OUTPUT_NOT_WRITTEN
+        ) from error
     return {path: len(split_rows) for path, split_rows in rows.items()}
 
 
@@ -102,7 +110,8 @@ def _refuse_second_file(out: Path, form: str) -> None:
             if file != out / f"{split}.{form}":
                 raise DataError(
                     f"{file}: it is the {split} split of --out {out} already; remove it or choose "
-                    "another --out"
+                    "another --out",
+                    code=Code.OUTPUT_EXISTS,
                 )
 
 
@@ -114,5 +123,7 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> None:
         import pyarrow
         from pyarrow import parquet
     except ModuleNotFoundError as error:
-        raise DataError("Parquet needs pyarrow: pip install 'ajet[datasets]'") from error
+        raise DataError(
+            "Parquet needs pyarrow: pip install 'ajet[datasets]'", code=Code.PACKAGE_MISSING
+        ) from error
     parquet.write_table(pyarrow.Table.from_pylist(rows), path)

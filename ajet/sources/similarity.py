@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -124,10 +125,13 @@ class Embeddings:
                 reply = wait(self._embed, texts)
         except OpenAIError as error:
             detail = " ".join(str(error).split())[:200]
-            raise DataError(f"deduplication: {where}: {detail}") from error
+            raise DataError(
+                f"deduplication: {where}: {detail}", code=Code.SERVICE_ANSWER
+            ) from error
         if len(reply.data) != len(texts):
             raise DataError(
-                f"deduplication: {where} gave {len(reply.data)} vectors for {len(texts)}"
+                f"deduplication: {where} gave {len(reply.data)} vectors for {len(texts)}",
+                code=Code.SERVICE_ANSWER,
             )
         for text, item in zip(texts, reply.data, strict=True):
             self._vectors[text] = _unit(item.embedding)
@@ -176,7 +180,8 @@ def _base_url(settings: DeduplicationSettings) -> str:
     if not settings.base_url:
         raise ConfigError(
             f"deduplication: model {settings.model} needs base_url, the address of its service; "
-            "or leave model out to compare the texts themselves"
+            "or leave model out to compare the texts themselves",
+            code=Code.KEY_MISSING,
         )
     return settings.base_url.rstrip("/") + "/"
 

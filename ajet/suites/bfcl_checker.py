@@ -23,6 +23,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.suites.package_data import package_folder
 from ajet.suites.suite import Prompting
@@ -79,7 +80,10 @@ def _checker() -> tuple[Callable[..., dict[str, Any]], Any]:
     }
     spec = find_spec(CHECKER)
     if spec is None or spec.loader is None:
-        raise ConfigError(f"bfcl_eval has no {CHECKER}: install a version that has: {INSTALL} -U")
+        raise ConfigError(
+            f"bfcl_eval has no {CHECKER}: install a version that has: {INSTALL} -U",
+            code=Code.PACKAGE_VERSION,
+        )
     module: Any = module_from_spec(spec)
     before = sys.modules.get(HANDLERS)
     sys.modules[HANDLERS] = handlers

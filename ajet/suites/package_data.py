@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, DataError
 from ajet.core.task.jsonl import rows_of_lines
 
@@ -21,7 +22,7 @@ def package_folder(module: str, *, install: str, wanted_by: str) -> Path:
     """Returns the folder of an installed package, without importing it."""
     spec = find_spec(module)
     if spec is None or not spec.submodule_search_locations:
-        raise ConfigError(f"{wanted_by} needs {module}: {install}")
+        raise ConfigError(f"{wanted_by} needs {module}: {install}", code=Code.PACKAGE_MISSING)
     return Path(spec.submodule_search_locations[0])
 
 
@@ -35,14 +36,17 @@ def read_json(file: Path) -> Any:
     try:
         return json.loads(_content(file))
     except ValueError as error:
-        raise DataError(f"{file}: not JSON: {error}") from error
+        raise DataError(f"{file}: not JSON: {error}", code=Code.SUITE_DATA) from error
 
 
 def field(row: dict[str, Any], name: str, kind: type | tuple[type, ...], where: object) -> Any:
     """Returns a field of a row. Raises DataError where it is missing or of another type."""
     if not isinstance(row.get(name), kind):
         given = f"is of type {type(row[name]).__name__}" if name in row else "is missing"
-        raise DataError(f"{where}: row {row.get('id', row.get('task_id', '?'))}: {name} {given}")
+        raise DataError(
+            f"{where}: row {row.get('id', row.get('task_id', '?'))}: {name} {given}",
+            code=Code.SUITE_DATA,
+        )
     return row[name]
 
 
@@ -53,4 +57,4 @@ def _content(file: Path) -> str:
                 return opened.read()
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError, EOFError) as error:
-        raise DataError(f"{file}: cannot be read: {error}") from error
+        raise DataError(f"{file}: cannot be read: {error}", code=Code.SUITE_DATA) from error

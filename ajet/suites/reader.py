@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.task.reader import BaseTaskReader
 from ajet.core.task.task import Task
@@ -22,11 +23,14 @@ class SuiteReader(BaseTaskReader):
     """Returns the tasks of one suite."""
 
     def get_training_tasks(self) -> list[Task]:
-        raise ConfigError("suite: its tasks are for measuring; train on data of your own")
+        raise ConfigError(
+            "suite: its tasks are for measuring; train on data of your own",
+            code=Code.SUITE_IS_FOR_MEASURING,
+        )
 
     def get_validation_tasks(self) -> list[Task]:
         section = SuiteSection.from_config(self.config)
         folder = None if section.data is None else Path(section.data)
         if folder is not None and not folder.is_dir():
-            raise ConfigError(f"suite.data: {folder}: no such folder")
+            raise ConfigError(f"suite.data: {folder}: no such folder", code=Code.DATA_NOT_FOUND)
         return find_suite(section.name).read_tasks(folder)

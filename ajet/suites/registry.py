@@ -11,6 +11,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from pathlib import Path
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.suites import arc, bfcl, gsm8k, humaneval
 from ajet.suites.suite import Suite
@@ -31,7 +32,7 @@ def find_suite(name: str) -> Suite:
         return SUITES[name]
     close = get_close_matches(name, SUITES, 1)
     hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(SUITES)}"
-    raise ConfigError(f"no suite {name!r}; {hint}")
+    raise ConfigError(f"no suite {name!r}; {hint}", code=Code.UNKNOWN_NAME)
 
 
 def suite_overrides(suite: Suite, data: Path | None, num_samples: int) -> list[str]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast
 from pydantic import Field, ValidationError
 
 from ajet.core.config.section import Section
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -83,7 +84,9 @@ class SuiteSection(Section):
             first = error.errors()[0]
             key = ".".join(["suite", *map(str, first["loc"])])
             known = ", ".join(cls.model_fields)
-            raise ConfigError(f"{key}: {first['msg']}; suite has {known}") from error
+            raise ConfigError(
+                f"{key}: {first['msg']}; suite has {known}", code=Code.UNKNOWN_KEY
+            ) from error
 
 
 def prompting(model_tuner: ModelTuner) -> Prompting:

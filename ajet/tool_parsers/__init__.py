@@ -6,6 +6,7 @@ sampled, only what the agent gets.
 
 from typing import Protocol
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.tool_parser import ParsedReply, ToolCall, ToolParser
@@ -105,5 +106,7 @@ def parser_for(template: ChatTemplate, name: str = "auto") -> ToolParser:
         )
     if name not in PARSERS:
         known = ", ".join(["auto", *PARSERS])
-        raise ConfigError(f"no tool parser named {name!r}: choose one of {known}")
+        raise ConfigError(
+            f"no tool parser named {name!r}: choose one of {known}", code=Code.UNKNOWN_NAME
+        )
     return PARSERS[name].from_template(template.text)

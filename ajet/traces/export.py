@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from loguru import logger
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError, TraceError
 from ajet.core.record.atomic_file import write_text_atomically, writing
 from ajet.core.record.episode_reader import EpisodeReader, EpisodeRecord, EpisodeRow
@@ -156,7 +157,8 @@ class TraceExport:
             return {}
         except ValueError as error:
             raise CheckpointError(
-                f"{self._progress} is damaged: {error}; remove it, and all episodes are sent again"
+                f"{self._progress} is damaged: {error}; remove it, and all episodes are sent again",
+                code=Code.RECORD_UNREADABLE,
             ) from error
         return content
 

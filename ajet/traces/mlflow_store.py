@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, TraceError
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.trackers import choose_mlflow_experiment
@@ -40,7 +41,8 @@ class MlflowTarget:
             self._mlflow: Any = import_module("mlflow")
         except ModuleNotFoundError as error:
             raise ConfigError(
-                "MLflow is not installed; pip install 'ajet[mlflow]' or choose --otlp"
+                "MLflow is not installed; pip install 'ajet[mlflow]' or choose --otlp",
+                code=Code.PACKAGE_MISSING,
             ) from error
         try:
             self._experiment_id = choose_mlflow_experiment(self._mlflow, folder, project, uri)

@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, TraceError
 from ajet.traces.spans import RunFacts, Span
 
@@ -29,7 +30,8 @@ class OtlpTarget:
             from opentelemetry.sdk.util.instrumentation import InstrumentationScope
         except ModuleNotFoundError as error:
             raise ConfigError(
-                "OTLP needs a package that is not installed; pip install 'ajet[otlp]'"
+                "OTLP needs a package that is not installed; pip install 'ajet[otlp]'",
+                code=Code.PACKAGE_MISSING,
             ) from error
         self._resource = Resource.create({"service.name": "ajet", "ajet.run_id": run.run_id})
         self._scope = InstrumentationScope("ajet.traces")

@@ -145,7 +145,8 @@ def test_a_checkpoint_that_does_not_fit_or_is_not_there_is_one_line(project):
     absent = run(*command, "launcher_record/run")
     assert absent.exit_code == 1
     assert absent.stderr == (
-        "error: no checkpoint in launcher_record/run; give a run folder or its checkpoints/step_N\n"
+        "error: no checkpoint in launcher_record/run; give a run folder or its checkpoints/step_N "
+        "[AJ-RUN-006]\n"
     )
 
 

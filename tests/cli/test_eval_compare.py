@@ -94,4 +94,4 @@ def test_wrong_usage_is_said(project, args, problem):
 def test_a_file_that_is_not_there_is_said_before_a_model_is_measured(project):
     result = run("eval", "--compare", "embedded:math", "none.json", "--conf", "run.yaml")
     assert result.exit_code == 1
-    assert result.stderr == "error: --compare none.json: No such file or directory\n"
+    assert result.stderr == "error: --compare none.json: No such file or directory [AJ-DAT-014]\n"

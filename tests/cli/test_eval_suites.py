@@ -152,7 +152,9 @@ def test_a_run_is_measured_from_its_folder_and_compared_with_its_base_model(proj
 def test_a_suite_that_is_not_there_names_one_that_is(project):
     result = run("--suite", "bfcl_simpel", "--model", "embedded:math")
     assert result.exit_code == 1
-    assert result.stderr == "error: no suite 'bfcl_simpel'; did you mean 'bfcl_simple'?\n"
+    assert (
+        result.stderr == "error: no suite 'bfcl_simpel'; did you mean 'bfcl_simple'? [AJ-CFG-015]\n"
+    )
 
 
 def test_a_model_must_be_named(project):

@@ -39,7 +39,7 @@ def error_line(*args: str) -> str:
     result = run("fork", *args)
     assert result.exit_code == 1, result.output
     [line] = result.stderr.splitlines()
-    return line.removeprefix("error: ")
+    return line.removeprefix("error: ").partition(" [AJ-")[0]
 
 
 def rows_of(database: Path):

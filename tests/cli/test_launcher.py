@@ -1,6 +1,7 @@
 """The command line: what it runs, its exit codes, and one line for a user's mistake."""
 
 import json
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -91,12 +92,14 @@ def check(*args: str):
 
 
 def error_line(result) -> str:
-    """The one line of a user's mistake, exit code 1, nothing else."""
+    """The one line of a user's mistake without its code, exit code 1, nothing else."""
     assert result.exit_code == 1, result.output
     assert "Traceback" not in result.output
     lines = [line for line in result.stderr.splitlines() if not line.startswith("notice: ")]
-    assert len(lines) == 1 and lines[0].startswith("error: "), result.stderr
-    return lines[0].removeprefix("error: ")
+    assert len(lines) == 1, result.stderr
+    found = re.fullmatch(r"error: (.*) \[AJ-[A-Z]{3}-\d{3}\]", lines[0])
+    assert found, result.stderr
+    return found[1]
 
 
 def numbers(result) -> dict[str, str]:
@@ -353,7 +356,7 @@ def test_several_mistakes_are_counted_and_told_one_a_line(project):
     result = check("ajet.sed=1", "ajet.modl=2")
     assert result.exit_code == 1
     assert result.stderr.splitlines() == [
-        "error: 2 mistakes in the config:",
+        "error: 2 mistakes in the config: [AJ-CFG-014]",
         "  override 'ajet.sed=1': ajet.sed: no such key; did you mean 'seed'?",
         "  override 'ajet.modl=2': ajet.modl: no such key; did you mean 'model'?",
     ]

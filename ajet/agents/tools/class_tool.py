@@ -20,6 +20,7 @@ from typing import Any
 from ajet.agents.tools.call import as_tool_result, invoke, run_cleanup, run_with_timeout
 from ajet.agents.tools.schema import OpenAIFunctionToolSchema, plain_schema
 from ajet.agents.tools.source import OpenTool, ToolEpisode
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.importing import line_of, run_user_code
 
@@ -42,7 +43,8 @@ class ClassTool:
         if not isinstance(function, dict) or not isinstance(name, str) or not name:
             raise ConfigError(
                 f"{where}: tool_schema has no name that is text: write "
-                "{type: function, function: {name: …, description: …, parameters: {…}}}"
+                "{type: function, function: {name: …, description: …, parameters: {…}}}",
+                code=Code.TOOL_SCHEMA,
             )
         function.setdefault("parameters", {"type": "object", "properties": {}})
 
@@ -82,7 +84,8 @@ def refuse_agent_data(kind: type, where: str) -> None:
     if code is not None and "agent_data" in (*code.co_varnames, *code.co_consts):
         raise ConfigError(
             f"{where}: {line_of(kind)}: {kind.__name__}.execute asks for agent_data, the state of "
-            "verl's own loop, which there is not here: keep the episode's state by instance_id"
+            "verl's own loop, which there is not here: keep the episode's state by instance_id",
+            code=Code.TOOL_CLASS,
         )
 
 
@@ -111,7 +114,8 @@ def _kwargs_of_tool(tools_kwargs: Mapping[str, Any], name: str) -> Mapping[str, 
     tool_kwargs = tools_kwargs.get(name) or {}
     if not isinstance(tool_kwargs, Mapping):
         raise ConfigError(
-            f"extra_info.tools_kwargs.{name} of the row is no object: {tool_kwargs!r}"
+            f"extra_info.tools_kwargs.{name} of the row is no object: {tool_kwargs!r}",
+            code=Code.TASK_SETTING,
         )
     return tool_kwargs
 

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from ajet.core.config.compose import read_yaml
 from ajet.core.config.explain import message_of
 from ajet.core.config.section import Section
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.redaction import FreeForm, remember_secrets
 
@@ -37,7 +38,9 @@ class Entry:
         try:
             return form.model_validate(self.values)
         except ValidationError as error:
-            raise ConfigError(f"{self.where}: {_mistake(error, form)}") from error
+            raise ConfigError(
+                f"{self.where}: {_mistake(error, form)}", code=Code.TOOL_LISTING
+            ) from error
 
 
 def find_file(path: str, base_dirs: Sequence[Path], key: str) -> Path:
@@ -45,7 +48,10 @@ def find_file(path: str, base_dirs: Sequence[Path], key: str) -> Path:
     tried = [folder / Path(path).expanduser() for folder in base_dirs]
     found = next((file for file in tried if file.is_file()), None)
     if found is None:
-        raise ConfigError(f"{key}: {path}: no such file; looked for {', '.join(map(str, tried))}")
+        raise ConfigError(
+            f"{key}: {path}: no such file; looked for {', '.join(map(str, tried))}",
+            code=Code.TOOL_LISTING,
+        )
     return found.resolve()
 
 
@@ -57,17 +63,21 @@ def read_listing(file: Path, section: str) -> list[Entry]:
     try:
         written = OmegaConf.to_container(OmegaConf.create(read_yaml(file)), resolve=True)
     except OmegaConfBaseException as error:  # an interpolation: ${oc.env:NAME}
-        raise ConfigError(f"{file}: {str(error).splitlines()[0]}") from error
+        raise ConfigError(
+            f"{file}: {str(error).splitlines()[0]}", code=Code.TOOL_LISTING
+        ) from error
     assert isinstance(written, dict)
     free_form = FreeForm()
     free_form.allowed(written)
     remember_secrets(free_form.secrets)
     listed = written.pop(section, None)
     if written or not isinstance(listed, list):
-        raise ConfigError(f"{file}: the file has one key, {section}, with a list")
+        raise ConfigError(
+            f"{file}: the file has one key, {section}, with a list", code=Code.TOOL_LISTING
+        )
     for order, values in enumerate(listed):
         if not isinstance(values, Mapping):
-            raise ConfigError(f"{file}: {section}[{order}] is no mapping")
+            raise ConfigError(f"{file}: {section}[{order}] is no mapping", code=Code.TOOL_LISTING)
     return [
         Entry(dict(values), f"{file.name}: {section}[{order}]")
         for order, values in enumerate(listed)

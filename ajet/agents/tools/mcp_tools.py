@@ -27,6 +27,7 @@ from ajet.agents.tools.function import tool_schema
 from ajet.agents.tools.mcp_session import McpAddress, McpConnectionLost, McpSession, open_session
 from ajet.agents.tools.source import OpenTool, ToolEpisode
 from ajet.core.bounded_loop import run_bounded
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, EnvironmentFault
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class McpTools:
         try:
             return run_bounded(look())
         except EnvironmentFault as error:
-            raise ConfigError(f"{self._where}: {error}") from error
+            raise ConfigError(f"{self._where}: {error}", code=Code.TOOL_SERVER) from error
 
     @asynccontextmanager
     async def open(self, episode: ToolEpisode) -> AsyncGenerator[list[OpenTool], None]:
@@ -98,12 +99,14 @@ class McpTools:
         offered = {tool.name: tool for tool in session.tools}
         if len(offered) < len(session.tools):
             raise ConfigError(
-                f"{self._where}: MCP server {str(self._address)!r} has several tools of one name"
+                f"{self._where}: MCP server {str(self._address)!r} has several tools of one name",
+                code=Code.TOOL_TWICE,
             )
         if missing := [name for name in self._names or () if name not in offered]:
             raise ConfigError(
                 f"{self._where}: MCP server {str(self._address)!r} has no tool {missing[0]!r}; "
-                f"it has {', '.join(offered) or 'none'}"
+                f"it has {', '.join(offered) or 'none'}",
+                code=Code.TOOL_SERVER,
             )
         chosen = offered if self._names is None else {name: offered[name] for name in self._names}
         return [

@@ -39,6 +39,7 @@ from ajet.agents.tools.tool import METHODS, BaseTool
 from ajet.core.activity import in_call
 from ajet.core.config import AjetConfig
 from ajet.core.config.section import Section
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.importing import (
     as_import_spec,
@@ -105,7 +106,10 @@ class Toolbox:
         tool class's other methods."""
         tools_kwargs = extra_info(workflow_task).get("tools_kwargs") or {}
         if not isinstance(tools_kwargs, Mapping):
-            raise ConfigError(f"task {workflow_task.task_id}: extra_info.tools_kwargs is no object")
+            raise ConfigError(
+                f"task {workflow_task.task_id}: extra_info.tools_kwargs is no object",
+                code=Code.TASK_SETTING,
+            )
         episode = ToolEpisode(workflow_task.episode_id, tools_kwargs, timeout_s)
         async with AsyncExitStack() as stack:
             opened = [await stack.enter_async_context(each.open(episode)) for each in self._sources]
@@ -215,7 +219,9 @@ def _checked(schemas: Sequence[dict[str, Any]]) -> None:
     names: set[str] = set()
     for function in (schema["function"] for schema in schemas):
         if function["name"] in names:
-            raise ConfigError(f"{KEY}: two tools are called {function['name']!r}")
+            raise ConfigError(
+                f"{KEY}: two tools are called {function['name']!r}", code=Code.TOOL_TWICE
+            )
         names.add(function["name"])
         check_parameters(function["name"], function["parameters"])
 
@@ -235,7 +241,9 @@ def _source(entry: Entry, file: Path, base_dirs: tuple[Path, ...]) -> ToolSource
         return _class_source(entry.validated_as(ClassEntry), entry.where, base_dirs)
     if "mcp" in entry.values:
         return _mcp_source(entry.validated_as(McpEntry), entry.where, file.parent)
-    raise ConfigError(f"{entry.where}: a tool is one of function, class_name, mcp")
+    raise ConfigError(
+        f"{entry.where}: a tool is one of function, class_name, mcp", code=Code.TOOL_LISTING
+    )
 
 
 def _class_source(form: ClassEntry, where: str, base_dirs: tuple[Path, ...]) -> ClassTool:
@@ -251,7 +259,10 @@ def _class_source(form: ClassEntry, where: str, base_dirs: tuple[Path, ...]) -> 
 def _mcp_source(form: McpEntry, where: str, folder: Path) -> McpTools:
     server = form.mcp
     if (server.command is None) == (server.url is None):
-        raise ConfigError(f"{where}.mcp: give a command (a server to start) or a url, one of them")
+        raise ConfigError(
+            f"{where}.mcp: give a command (a server to start) or a url, one of them",
+            code=Code.TOOL_LISTING,
+        )
     address = McpAddress(
         command=server.command,
         args=tuple(server.args),

@@ -28,6 +28,7 @@ from ajet.backbones.debug.replaying import recorded_plan
 from ajet.backbones.evaluating import Subject, load_subject
 from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, DataError
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import ModelEndpoint, SamplingParams
@@ -65,9 +66,12 @@ class ForkPoint:
         name, last = record.row.episode_id, len(record.turns) - 1
         if not 0 <= turn <= last:
             have = f"turns 0 to {last}" if last > 0 else f"{last + 1} turns"
-            raise DataError(f"--turn {turn}: episode {name} has {have}")
+            raise DataError(f"--turn {turn}: episode {name} has {have}", code=Code.FORK_IMPOSSIBLE)
         if any(each.notes.get(GIVEN) for each in record.turns):
-            raise DataError(f"episode {name}: its replies were given to it: no model to fork")
+            raise DataError(
+                f"episode {name}: its replies were given to it: no model to fork",
+                code=Code.FORK_IMPOSSIBLE,
+            )
         return cls(record, recorded_plan(record, config), turn)
 
     def plans(self, num_forks: int) -> list[WorkflowTask]:
@@ -132,7 +136,7 @@ class Forking:
             for plan in plans:
                 answers_of_episodes.pop(plan.episode_id, None)
         if (line := self._departure(point, forked)) is not None:
-            raise DataError(line)
+            raise DataError(line, code=Code.FORK_IMPOSSIBLE)
         forks = [trajectory for trajectory in results if trajectory is not None]
         for fork in forks:
             _check_prefix(point, fork, forked.missing_calls(fork.episode_id))
@@ -186,7 +190,8 @@ def fork_episode(
     assert isinstance(served.engine, InProcessEngine) and served.template is not None
     if served.template.vocabulary_hash != run.template.vocabulary_hash:
         raise ConfigError(
-            f"{served.name} has other tokens than the run: its recorded ids mean nothing to it"
+            f"{served.name} has other tokens than the run: its recorded ids mean nothing to it",
+            code=Code.OTHER_TOKENIZER,
         )
     if subject.checkpoint is not None:
         served.engine.publish(step_of(find_checkpoint(subject.checkpoint)))
@@ -216,7 +221,8 @@ def _check_prefix(point: ForkPoint, fork: Trajectory, missing: Sequence[int]) ->
     if missing:
         end = f"it ended as {fork.ended_as}" + (f": {fork.error}" if fork.error else "")
         raise DataError(
-            f"turn {missing[0]} was recorded, and {fork.episode_id} did not make it; {end}"
+            f"turn {missing[0]} was recorded, and {fork.episode_id} did not make it; {end}",
+            code=Code.FORK_IMPOSSIBLE,
         )
     for now, then in zip(fork.turns[: point.turn + 1], point.record.turns, strict=False):
         if now.completion.prompt_ids != tuple(then.prompt_ids.tolist()):
@@ -230,5 +236,6 @@ def _check_prefix(point: ForkPoint, fork: Trajectory, missing: Sequence[int]) ->
             if value != recorded:
                 raise DataError(
                     f"turn {then.turn_index}: the {what} departs from the record: recorded is "
-                    f"{recorded!r}, now it is {value!r}"
+                    f"{recorded!r}, now it is {value!r}",
+                    code=Code.FORK_IMPOSSIBLE,
                 )

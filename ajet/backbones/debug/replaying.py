@@ -23,6 +23,7 @@ from ajet import assembly
 from ajet.agents.frame_recorder import with_render_dir
 from ajet.core.bounded_loop import GRACE_S, run_bounded
 from ajet.core.config import AjetConfig
+from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
 from ajet.core.inference.engines.replay import RecordedCall, ReplayEngine
 from ajet.core.judge import make_judge
@@ -130,7 +131,8 @@ def _read_again(task_id: str, mode: str, config: AjetConfig) -> Task:
     if found is None:
         raise DataError(
             f"task {task_id} could not be recorded whole, and the {mode} tasks of "
-            f"{config.ajet.task_reader.type} have none of that id now"
+            f"{config.ajet.task_reader.type} have none of that id now",
+            code=Code.RUN_NOT_REBUILT,
         )
     return found
 

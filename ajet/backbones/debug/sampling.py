@@ -21,6 +21,7 @@ from loguru import logger
 from ajet import assembly
 from ajet.cluster.weight_store import make_weight_store, remove_weight_store
 from ajet.core.config import AjetConfig
+from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import Completion, ModelEndpoint, SamplingParams
 from ajet.core.inference.replica import ReplicaDown
@@ -176,7 +177,8 @@ class ServerSampling:
         except ReplicaDown as down:
             raise ModelError(
                 f"{down}; see {shown_path(self._log)}. The same command goes on from the last "
-                "checkpoint"
+                "checkpoint",
+                code=Code.ENGINE_FAILED,
             ) from down
 
 

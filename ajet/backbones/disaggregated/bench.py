@@ -10,6 +10,7 @@ import json
 
 from ajet.backbones.evaluating import Subject, evaluate_subject
 from ajet.core.config import AjetConfig
+from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.step_metrics import held_out_metrics
@@ -22,7 +23,9 @@ def bench(config: AjetConfig, console: Console) -> None:
     folder = RunFolder(config.run_folder)
     found = sorted(folder.checkpoints.glob("step_*"), key=step_of)
     if not found:
-        raise CheckpointError(f"no checkpoint in {folder.checkpoints}: train first")
+        raise CheckpointError(
+            f"no checkpoint in {folder.checkpoints}: train first", code=Code.CHECKPOINT_NOT_FOUND
+        )
     with folder.bench_jsonl.open("w", encoding="utf-8") as file:
         for path in found:
             report = evaluate_subject(config, Subject(checkpoint=path))

@@ -47,6 +47,7 @@ from ajet.core.bounded_loop import first_of
 from ajet.core.buffer.buffer import ATTEMPT, ATTEMPTS, TRAINED, AttemptOver, GroupBuffer
 from ajet.core.buffer.journal import Journal
 from ajet.core.config import AjetConfig
+from ajet.core.error_codes import Code
 from ajet.core.errors import RunFailed
 from ajet.core.interrupt import Interrupt
 from ajet.core.record.run_folder import RunFolder, shown_path
@@ -129,7 +130,7 @@ class TrainerCommand:
             self.versions.end()
             self.buffer.close()
         if self._failure is not None:
-            raise RunFailed(f"the explorer gave up: {self._failure}")
+            raise RunFailed(f"the explorer gave up: {self._failure}", code=Code.PROCESS_LOST)
 
     def on_checkpoint(self) -> None:
         """Is called when another checkpoint was written."""

@@ -29,6 +29,7 @@ import numpy as np
 from ajet.core.advantage.comparison import episodes_of, spread_evenly
 from ajet.core.advantage.credit import AdvantageOptions, Advantages, EpisodeCredit, GroupCredit
 from ajet.core.config import AjetConfig
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.importing import ARROW, load_function, run_user_code
 
@@ -60,20 +61,26 @@ class OwnEstimator:
     def _turns(self, episode: EpisodeCredit, result: dict[Any, Any]) -> tuple[Any, ...]:
         name, wanted = episode.episode_id, episode.lengths_T.tolist()
         if name not in result:
-            raise ConfigError(f"{self.where}: it returned nothing for episode {name}")
+            raise ConfigError(
+                f"{self.where}: it returned nothing for episode {name}", code=Code.OWN_RESULT
+            )
         try:
             turns = tuple(np.array(turn, np.float32) for turn in result[name])
         except (TypeError, ValueError) as error:
             raise ConfigError(
-                f"{self.where}: episode {name}: give one array of numbers for each turn ({error})"
+                f"{self.where}: episode {name}: give one array of numbers for each turn ({error})",
+                code=Code.OWN_RESULT,
             ) from error
         if [turn.shape for turn in turns] != [(length,) for length in wanted]:
             raise ConfigError(
                 f"{self.where}: episode {name}: its turns have {wanted} trained tokens, the arrays "
-                f"{[turn.shape for turn in turns]}"
+                f"{[turn.shape for turn in turns]}",
+                code=Code.OWN_RESULT,
             )
         if not all(np.isfinite(turn).all() for turn in turns):
-            raise ConfigError(f"{self.where}: episode {name}: a number is not finite")
+            raise ConfigError(
+                f"{self.where}: episode {name}: a number is not finite", code=Code.OWN_RESULT
+            )
         return turns
 
 
@@ -105,12 +112,14 @@ def numbers_of(result: Any, groups: Sequence[GroupCredit], where: str) -> list[f
         numbers = [float(number) for number in result]
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"{where}: give a list of {num_episodes} numbers, one for each episode ({error})"
+            f"{where}: give a list of {num_episodes} numbers, one for each episode ({error})",
+            code=Code.OWN_RESULT,
         ) from error
     if len(numbers) != num_episodes:
         raise ConfigError(
-            f"{where}: it returned {len(numbers)} numbers for {num_episodes} episodes"
+            f"{where}: it returned {len(numbers)} numbers for {num_episodes} episodes",
+            code=Code.OWN_RESULT,
         )
     if not all(map(math.isfinite, numbers)):
-        raise ConfigError(f"{where}: a number that it returned is not finite")
+        raise ConfigError(f"{where}: a number that it returned is not finite", code=Code.OWN_RESULT)
     return numbers

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from ajet.core.advantage.comparison import Comparison, compare_scores, episodes_of
 from ajet.core.advantage.credit import EpisodeCredit, GroupCredit, RewardGrouping
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
 
@@ -46,7 +47,8 @@ class RewardShaping:
         if self.overlong_buffer > self.max_response_length:
             raise ConfigError(
                 f"ajet.trainer_common.algorithm.overlong.buffer_len: {self.overlong_buffer} is "
-                f"more than ajet.data.max_response_length ({self.max_response_length})"
+                f"more than ajet.data.max_response_length ({self.max_response_length})",
+                code=Code.KEYS_CONFLICT,
             )
 
 

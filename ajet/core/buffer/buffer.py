@@ -41,6 +41,7 @@ from ajet.core.buffer.staleness import StalenessBound, version_range
 from ajet.core.buffer.tables import groups as table
 from ajet.core.buffer.tables import notes as note_table
 from ajet.core.buffer.tables import open_engine, redacted, uses
+from ajet.core.error_codes import Code
 from ajet.core.error_text import first_line
 from ajet.core.errors import CheckpointError, ConfigError, DataError
 from ajet.core.trajectory.trajectory import Group
@@ -133,7 +134,8 @@ class GroupBuffer:
         if capacity is not None and capacity < bound.groups_per_step:
             raise ConfigError(
                 f"trinity.buffer.capacity={capacity}: a step takes {bound.groups_per_step} groups "
-                "(ajet.data.train_batch_size), so it must hold as many"
+                "(ajet.data.train_batch_size), so it must hold as many",
+                code=Code.KEYS_CONFLICT,
             )
         self.bound = bound
         self._run = run
@@ -394,7 +396,8 @@ class GroupBuffer:
             reason = first_line(str(cause)) if is_safe else type(cause).__name__
             raise CheckpointError(
                 f"the buffer {self._url} failed: {reason}; the run goes on from its last "
-                "checkpoint when that is mended"
+                "checkpoint when that is mended",
+                code=Code.BUFFER_UNUSABLE,
             ) from error
 
     def _ready_indices(self, *, counts: bool) -> Select[Any]:

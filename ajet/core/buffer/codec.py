@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from ajet.core.activity import TimedCall
+from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
 from ajet.core.inference.endpoint import Completion
 from ajet.core.plain_value import plain_value
@@ -54,11 +55,16 @@ def encode(groups: Sequence[Group]) -> bytes:
 def decode(content: bytes) -> list[Group]:
     """Returns the groups that `encode` was given; DataError if the bytes are not such."""
     if not isinstance(content, bytes) or not content.startswith(MAGIC):
-        raise DataError("its groups are of another version of ajet: begin with an empty one")
+        raise DataError(
+            "its groups are of another version of ajet: begin with an empty one",
+            code=Code.BUFFER_UNUSABLE,
+        )
     try:
         return _decoded(content)
     except DAMAGE as error:
-        raise DataError(f"one of its groups is damaged: {error}") from error
+        raise DataError(
+            f"one of its groups is damaged: {error}", code=Code.BUFFER_UNUSABLE
+        ) from error
 
 
 def _decoded(content: bytes) -> list[Group]:

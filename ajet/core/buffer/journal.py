@@ -27,6 +27,7 @@ from typing import Any, Self
 from ajet.core.buffer.codec import decode, encode
 from ajet.core.buffer.staleness import version_range
 from ajet.core.config import AjetConfig
+from ajet.core.error_codes import Code
 from ajet.core.error_text import first_line
 from ajet.core.errors import CheckpointError, DataError
 from ajet.core.rollout.request import episode_id_of
@@ -131,7 +132,8 @@ class Journal:
         except (sqlite3.Error, DataError, ValueError) as error:
             raise CheckpointError(
                 f"{self._path} cannot be used: {first_line(str(error))}; mend that, or move it "
-                "away, and episodes of unfinished groups are played again"
+                "away, and episodes of unfinished groups are played again",
+                code=Code.BUFFER_UNUSABLE,
             ) from error
 
     def _require_fingerprint(self, fingerprint: str) -> None:

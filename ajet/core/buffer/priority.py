@@ -11,6 +11,7 @@ too old; it then expires and is counted.
 from collections.abc import Callable
 from statistics import pstdev
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.trajectory.trajectory import Group
 
@@ -34,7 +35,9 @@ def priority_named(name: str) -> Priority:
     """Returns the priority of this name; ConfigError if there is none."""
     if name not in PRIORITIES:
         raise ConfigError(
-            f"trinity.buffer.priority: there is no {name!r}; choose {', '.join(sorted(PRIORITIES))}"
+            f"trinity.buffer.priority: there is no {name!r}; "
+            f"choose {', '.join(sorted(PRIORITIES))}",
+            code=Code.UNKNOWN_NAME,
         )
     return PRIORITIES[name]
 

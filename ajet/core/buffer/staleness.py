@@ -39,6 +39,7 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from ajet.core.config import AjetConfig
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.rollout.batch import BatchSettings
 from ajet.core.trajectory.trajectory import Group
@@ -61,7 +62,8 @@ class StalenessBound:
         if lead > self.max_staleness:
             raise ConfigError(
                 f"trinity.max_staleness={self.max_staleness}: weights every {self.sync_interval} "
-                f"steps and {self.groups_ahead} groups ahead need {lead}; raise it or lower those"
+                f"steps and {self.groups_ahead} groups ahead need {lead}; raise it or lower those",
+                code=Code.KEYS_CONFLICT,
             )
 
     @classmethod

@@ -37,6 +37,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, IntegrityError, ProgrammingError, SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
+from ajet.core.error_codes import Code
 from ajet.core.error_text import first_line
 from ajet.core.errors import CheckpointError, ConfigError
 
@@ -82,25 +83,30 @@ def open_engine(url: str) -> Engine:
     try:
         parsed = make_url(url)
     except ArgumentError as error:  # its message holds the whole text: it is not repeated
-        raise ConfigError(f"{where}: not a database's address; write postgresql://…") from error
+        raise ConfigError(
+            f"{where}: not a database's address; write postgresql://…", code=Code.BUFFER_UNUSABLE
+        ) from error
     try:
         engine = _create_engine(parsed)
         _create_tables(engine)
     except ImportError as error:
         raise ConfigError(
             f"{where}: the driver of {redacted(url)} is not installed ({error.name}); for "
-            "PostgreSQL pip install 'psycopg[binary]' and write postgresql+psycopg://…"
+            "PostgreSQL pip install 'psycopg[binary]' and write postgresql+psycopg://…",
+            code=Code.PACKAGE_MISSING,
         ) from error
     except (SQLAlchemyError, UnicodeDecodeError) as error:
         if parsed.get_backend_name() == "sqlite" and Path(parsed.database or "").exists():
             reason = first_line(str(getattr(error, "orig", None) or error))
             raise CheckpointError(
                 f"{parsed.database} cannot be used: {reason}; mend that, or move it away, and "
-                "groups that were finished and not trained are lost"
+                "groups that were finished and not trained are lost",
+                code=Code.BUFFER_UNUSABLE,
             ) from error
         raise ConfigError(
             f"{where}: {redacted(url)} cannot be opened ({type(error).__name__}); is it running, "
-            "and are its name and password right?"
+            "and are its name and password right?",
+            code=Code.BUFFER_UNUSABLE,
         ) from error
     return engine
 

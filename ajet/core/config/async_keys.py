@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
 RATIO, SECTION = "async_generation_ratio", "async_training"
@@ -46,12 +47,15 @@ def take_async_keys(values: dict[str, Any]) -> None:
 
 def _take_section(values: dict[str, Any], section: Any) -> None:
     if not isinstance(section, Mapping):
-        raise ConfigError(f"{SECTION}: a section is expected, got {section!r}")
+        raise ConfigError(
+            f"{SECTION}: a section is expected, got {section!r}", code=Code.WRONG_VALUE
+        )
     for key, value in section.items():
         if key not in KNOWN and WITHOUT_EFFECT.get(key, math.nan) != value:
             raise ConfigError(
                 f"{SECTION}.{key}={value} is refused: it has no counterpart; leave it out "
-                f"(taken are {', '.join(KNOWN)})"
+                f"(taken are {', '.join(KNOWN)})",
+                code=Code.KEY_REFUSED,
             )
     interval = int(_number(SECTION, section.get(KNOWN[0], 1)))
     threshold = _number(SECTION, section.get(KNOWN[1], 0))
@@ -64,7 +68,9 @@ def _take_section(values: dict[str, Any], section: Any) -> None:
 
 def _number(key: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ConfigError(f"{key}: a number from 0 is expected, got {value!r}")
+        raise ConfigError(
+            f"{key}: a number from 0 is expected, got {value!r}", code=Code.WRONG_VALUE
+        )
     return value
 
 
@@ -77,6 +83,7 @@ def _set(values: dict[str, Any], key: str, value: Any, source: str) -> None:
     defaults = {"sync_interval": 1, "partial_rollout": "continue"}
     if values.get(name) not in (None, value, defaults.get(name)):
         raise ConfigError(
-            f"{source} and trinity.{key} are one key with two values: {value}, {values[name]}"
+            f"{source} and trinity.{key} are one key with two values: {value}, {values[name]}",
+            code=Code.KEYS_CONFLICT,
         )
     values[name] = value

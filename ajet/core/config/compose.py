@@ -26,12 +26,26 @@ from ajet.core.config.overrides import hydra_override, override_key, unknown_ove
 from ajet.core.config.redacted import shown_override
 from ajet.core.config.tree import AjetSection
 from ajet.core.config.unknown_sections import unknown_section_problem
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
 DEFAULTS = ["verl_default", "trinity_default", "ajet_default", "_self_"]
 PACKAGED = [Path(default_config.__file__).parent / folder for folder in ("", "verl", "trinity")]
 MAX_VALUES = 100_000
 NAME = "__ajet_run__"
+YAML_ADVICE = {
+    "found character '\\t'": (False, "indent with spaces, not with a tab"),
+    "mapping values are not allowed": (
+        False,
+        "indent the line as its neighbours are, and quote a value that has a colon",
+    ),
+    "expected <block end>": (False, "indent the line as its neighbours are"),
+    "could not find expected ':'": (True, "write a key as `key: value`, with a space"),
+    "expected ',' or": (True, "close the bracket, and quote a value that has a bracket in it"),
+    "found unexpected end of stream": (True, "close the quote"),
+}
+"""Maps how a problem of the parser's begins to what to do, and to whether it is rather to be done
+where the parser began the part that it did not understand."""
 
 
 class Composed(NamedTuple):
@@ -66,21 +80,27 @@ def compose(path: Path, overrides: Sequence[str]) -> Composed:
         plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
         written = OmegaConf.to_container(composed, resolve=False)
     except MissingConfigException as error:
-        raise ConfigError(_missing_config(path, error)) from error
+        raise ConfigError(_missing_config(path, error), code=Code.DEFAULTS_NOT_FOUND) from error
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         override = _failed_override(error, overrides)
         if override is None:
             typed = {"ajet": AjetSection().model_dump()}
             misplaced = mapping_and_list_problem(yaml_content, typed, origin)
-            raise ConfigError(misplaced or f"{path}: {_message_of(error, path)}") from error
-        if "Could not override" in str(error):
+            if misplaced:
+                raise ConfigError(misplaced, code=Code.CONFIG_FORM) from error
+            raise ConfigError(
+                _reference_problem(error, origin), code=Code.REFERENCE_FAILS
+            ) from error
+        if "Could not override" in str(error) or "Could not delete" in str(error):
             known = OmegaConf.to_container(_hydra_compose(path, []), resolve=False)
-            problem = _unknown_override_problem(override, known)
+            problem, code = _unknown_override_problem(override, known), Code.UNKNOWN_KEY
         elif "Error merging override" in str(error):
             problem = "a list is given for a section, or a section for a list"
+            code = Code.CONFIG_FORM
         else:
-            problem = _message_of(error, path)
-        raise ConfigError(f"override {shown_override(override)!r}: {problem}") from error
+            problem, code = _message_of(error, path), Code.OVERRIDE_FORM
+        line = f"override {shown_override(override)!r}: {problem}"
+        raise ConfigError(line, code=code) from error
     assert isinstance(plain, dict)
     values = {str(key): value for key, value in plain.items()}
     return Composed(values, environment_references(written), _hydra_notices(boilerplate))
@@ -116,23 +136,29 @@ def read_yaml(path: Path) -> dict[str, Any]:
     from omegaconf.errors import OmegaConfBaseException
 
     if path.suffix not in (".yaml", ".yml"):
-        raise ConfigError(f"{path}: a config ends in .yaml")
+        raise ConfigError(f"{path}: a config ends in .yaml", code=Code.CONFIG_NOT_FOUND)
     if not path.is_file():
         hint = f"; copy the example: ajet examples {name}" if (name := _example(path)) else ""
-        raise ConfigError(f"{path}: no such config file (the current folder is {Path.cwd()}){hint}")
+        raise ConfigError(
+            f"{path}: no such config file (the current folder is {Path.cwd()}){hint}",
+            code=Code.CONFIG_NOT_FOUND,
+        )
     try:
         text = path.read_text(encoding="utf-8")
         node = yaml.compose(text)
         if node is not None:
             check_size(node, path)
         if node is not None and not isinstance(node, yaml.MappingNode):
-            raise ConfigError(f"{path}: a config is a mapping with a section 'ajet:'")
+            raise ConfigError(
+                f"{path}: a config is a mapping with a section 'ajet:'", code=Code.CONFIG_FORM
+            )
         yaml_content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, OSError) as error:
-        raise ConfigError(_yaml_error(path, error)) from error
+        raise ConfigError(_yaml_error(path, error), code=Code.YAML_INVALID) from error
     except RecursionError as error:
         raise ConfigError(
-            f"{path}: not valid YAML: an anchor (&name) refers to itself, or it nests too deeply"
+            f"{path}: not valid YAML: an anchor (&name) refers to itself, or it nests too deeply",
+            code=Code.YAML_INVALID,
         ) from error
     assert isinstance(yaml_content, dict)
     return _with_present_names({str(key): value for key, value in yaml_content.items()}, path)
@@ -144,7 +170,10 @@ def _with_present_names(yaml_content: dict[str, Any], path: Path) -> dict[str, A
     if FORMER_SECTION not in yaml_content:
         return yaml_content
     if "ajet" in yaml_content:
-        raise ConfigError(f"{path}: {FORMER_SECTION}: is the former name of ajet:, which is there")
+        raise ConfigError(
+            f"{path}: {FORMER_SECTION}: is the former name of ajet:, which is there",
+            code=Code.KEYS_CONFLICT,
+        )
     present = {"ajet" if key == FORMER_SECTION else key: yaml_content[key] for key in yaml_content}
     if isinstance(listed := present.get("defaults"), list):
         former = FORMER_DEFAULTS
@@ -168,7 +197,8 @@ def check_size(root: yaml.Node, path: Path) -> None:
     if size_of(root) > MAX_VALUES:
         raise ConfigError(
             f"{path}: its aliases (*name) multiply it to more than {MAX_VALUES} values; write it "
-            "without them"
+            "without them",
+            code=Code.CONFIG_FORM,
         )
 
 
@@ -185,17 +215,23 @@ def _defaults(listed: Any, path: Path) -> list[Any]:
     if listed is None:
         return DEFAULTS
     if not isinstance(listed, list):
-        raise ConfigError(f"{path}: defaults: a list is expected, got {listed!r}")
+        raise ConfigError(
+            f"{path}: defaults: a list is expected, got {listed!r}", code=Code.CONFIG_FORM
+        )
     return listed if "_self_" in listed else [*listed, "_self_"]
 
 
 def _own_search_path(boilerplate: Any, path: Path) -> list[str]:
     """Returns the user's own `hydra.searchpath` folders that exist, as absolute ones."""
     if not isinstance(boilerplate, dict):
-        raise ConfigError(f"{path}: hydra: a section is expected here, got {boilerplate!r}")
+        raise ConfigError(
+            f"{path}: hydra: a section is expected here, got {boilerplate!r}", code=Code.CONFIG_FORM
+        )
     listed = boilerplate.get("searchpath") or []
     if not isinstance(listed, list):
-        raise ConfigError(f"{path}: hydra.searchpath: a list is expected, got {listed!r}")
+        raise ConfigError(
+            f"{path}: hydra.searchpath: a list is expected, got {listed!r}", code=Code.CONFIG_FORM
+        )
     found = []
     for entry in listed:
         scheme, _, location = str(entry).partition("://")
@@ -206,7 +242,8 @@ def _own_search_path(boilerplate: Any, path: Path) -> list[str]:
             found += [f"file://{folder.resolve()}" for folder in folders if folder.is_dir()]
         else:
             raise ConfigError(
-                f"{path}: hydra.searchpath: {entry!r}: write file://folder or pkg://module"
+                f"{path}: hydra.searchpath: {entry!r}: write file://folder or pkg://module",
+                code=Code.CONFIG_FORM,
             )
     return list(dict.fromkeys(found))
 
@@ -229,6 +266,22 @@ def _failed_override(error: Exception, overrides: Sequence[str]) -> str | None:
     return next((each for each in overrides if override_key(each) in keys), None)
 
 
+def _reference_problem(error: Exception, origin: Origin) -> str:
+    """Says which ``${…}`` has no value, at which key. Other errors of Hydra's are as they are."""
+    from omegaconf.errors import OmegaConfBaseException
+
+    key = error.full_key if isinstance(error, OmegaConfBaseException) else None
+    where = f"{origin.of(key)}: {key}" if key else str(origin.path)
+    if variable := re.search(r"Environment variable '([^']+)' not found", str(error)):
+        return (
+            f"{where}: the environment variable {variable[1]} is not set; set it, or write "
+            f"${{oc.env:{variable[1]},DEFAULT}}"
+        )
+    if name := re.search(r"Interpolation key '([^']+)' not found", str(error)):
+        return f"{where}: ${{{name[1]}}} names no key; write a key of the config, or the value"
+    return f"{origin.path}: {_message_of(error, origin.path)}"
+
+
 def _message_of(error: Exception, path: Path) -> str:
     """Returns Hydra's message in one line; a key that Hydra names last comes first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -245,7 +298,14 @@ def _yaml_error(path: Path, error: Exception) -> str:
         return (
             f"{path}:{line}: not valid YAML: the character #x{error.character:02x} is not allowed"
         )
-    mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or _message_of(error, path)
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem is None:
+        return f"{path}: not valid YAML: {_message_of(error, path)}"
+    mark, problem = error.problem_mark, error.problem
+    for start, (is_begin, advice) in YAML_ADVICE.items():
+        if problem.startswith(start):
+            # Where something is not closed the parser notices it lines later.
+            mark = error.context_mark or mark if is_begin else mark
+            problem = f"{problem}: {advice}"
+            break
     location = f"{path}:{mark.line + 1}" if mark else f"{path}"
     return f"{location}: not valid YAML: {problem}"

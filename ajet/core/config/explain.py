@@ -5,6 +5,7 @@
 One mistake is one line; several are a line that counts them, then one each.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,19 +17,26 @@ from pydantic_core import ErrorDetails
 
 from ajet.core.config.overrides import override_key
 from ajet.core.config.redacted import redacted_value, shown_override
+from ajet.core.error_codes import Code
+from ajet.core.errors import ConfigError
 
 MAX_SHOWN = 5
 
 
-def explain(error: ValidationError, root: type[BaseModel], origin: "Origin") -> str:
-    """Returns the only mistake in a line; several of them indented, the first few when there are
-    many."""
-    found = [_line(details, root, origin) for details in error.errors(include_url=False)]
+def explained(error: ValidationError, root: type[BaseModel], origin: "Origin") -> ConfigError:
+    """Returns an error with the only mistake in a line; with several of them indented, the first
+    few when there are many."""
+    details = error.errors(include_url=False)
+    found = [_line(each, root, origin) for each in details]
     lines = [f"{where}: {problem}" for where, problem in dict(reversed(found)).items()][::-1]
     if len(lines) == 1:
-        return lines[0]
+        is_unknown = details[0]["type"] == "extra_forbidden"
+        return ConfigError(lines[0], code=Code.UNKNOWN_KEY if is_unknown else Code.WRONG_VALUE)
     more = [f"… and {len(lines) - MAX_SHOWN} more"] if len(lines) > MAX_SHOWN else []
-    return "\n  ".join([f"{len(lines)} mistakes in the config:", *lines[:MAX_SHOWN], *more])
+    return ConfigError(
+        "\n  ".join([f"{len(lines)} mistakes in the config:", *lines[:MAX_SHOWN], *more]),
+        code=Code.SEVERAL_MISTAKES,
+    )
 
 
 class Origin:
@@ -95,6 +103,10 @@ def _line(details: ErrorDetails, root: type[BaseModel], origin: Origin) -> tuple
     if details["type"] == "value_error":
         return where, message_of(details)
     given = _short_repr(redacted_value(key, details["input"]))
+    if details["type"] == "literal_error":
+        choices = re.findall(r"'([^']*)'", details["msg"])
+        close = get_close_matches(str(details["input"]), choices, 1)
+        given += f"; did you mean {close[0]!r}?" if close else ""
     if details["type"] == "model_type":
         return where, f"a section is expected here, got {given}"
     return where, f"{_wanted(details)}, got {given}"

@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ajet.core.config.compose import Composed, compose
-from ajet.core.config.explain import Origin, explain
+from ajet.core.config.compose import Composed, compose, read_yaml
+from ajet.core.config.explain import Origin, explained
 from ajet.core.config.kinds import forced_values
 from ajet.core.config.nested import with_values
 from ajet.core.config.redacted import redacted_keys, redacted_value, remember_secrets_of
@@ -23,6 +23,7 @@ from ajet.core.config.stages import values_of_stage
 from ajet.core.config.support import refusals_and_notices
 from ajet.core.config.tree import AjetConfig
 from ajet.core.config.unknown_sections import unknown_section_problem
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
 REQUIRED = ("ajet.model.path",)
@@ -63,7 +64,8 @@ def load_stages(
     if whole.ajet.trainer_common.resume not in ("auto", "disable"):
         raise ConfigError(
             f"{path}: ajet.trainer_common.resume names the checkpoint of one run, and this one has "
-            "stages, each of which goes on by itself: give auto or disable"
+            "stages, each of which goes on by itself: give auto or disable",
+            code=Code.KEYS_CONFLICT,
         )
     stages: list[AjetConfig] = []
     for name in whole.ajet.stages:
@@ -71,7 +73,7 @@ def load_stages(
         try:
             stages.append(_checked(composed, in_stage, exp_dir, project_dir, required))
         except ConfigError as error:
-            raise ConfigError(f"stage {name}: {error}") from error
+            raise ConfigError(f"stage {name}: {error}", code=error.code) from error
     return stages
 
 
@@ -81,7 +83,9 @@ def _origin(path: Path | str, overrides: Sequence[str], backbone: str | None) ->
 
 def _composed(origin: Origin, project_dir: Path | str | None) -> Composed:
     if project_dir is not None and not Path(project_dir).is_dir():
-        raise ConfigError(f"--project-dir {project_dir}: no such folder")
+        raise ConfigError(
+            f"--project-dir {project_dir}: no such folder", code=Code.PROJECT_DIR_MISSING
+        )
     return compose(origin.path, origin.overrides)
 
 
@@ -102,7 +106,7 @@ def _checked(
     try:
         config = AjetConfig.model_validate(_without_empty_sections(values))
     except ValidationError as error:
-        raise ConfigError(explain(error, AjetConfig, origin)) from error
+        raise explained(error, AjetConfig, origin) from error
     config = _with_exp_dir(config, path, exp_dir, origin)
     if stage is not None:
         config = _in_folder_of_stage(config, path, stage)
@@ -117,7 +121,7 @@ def _checked(
     refused, unused = refusals_and_notices(config)
     config._notices = [*composed.notices, *unknown_here, *forced, *unused]
     for key, reason in refused:
-        raise ConfigError(f"{origin.of(key)}: {key} is refused: {reason}")
+        raise ConfigError(f"{origin.of(key)}: {key} is refused: {reason}", code=Code.KEY_REFUSED)
     return config
 
 
@@ -157,7 +161,7 @@ def _refuse_unknown_sections(values: Mapping[str, Any], origin: Origin) -> None:
     user's own."""
     for name in values:
         if problem := unknown_section_problem(name):
-            raise ConfigError(f"{origin.of(name)}: {name}: {problem}")
+            raise ConfigError(f"{origin.of(name)}: {name}: {problem}", code=Code.UNKNOWN_KEY)
 
 
 def _refuse_redacted(config: AjetConfig, origin: Origin) -> None:
@@ -166,7 +170,8 @@ def _refuse_redacted(config: AjetConfig, origin: Origin) -> None:
     for key in redacted_keys(config.to_dict(), except_for=config.ajet.not_secret):
         raise ConfigError(
             f"{origin.of(key)}: {key}: *** stands for a value that ajet does not store: write the "
-            f"value itself, as {key}=…; to mean three stars, name {key} in ajet.not_secret"
+            f"value itself, as {key}=…; to mean three stars, name {key} in ajet.not_secret",
+            code=Code.REDACTED_VALUE,
         )
 
 
@@ -179,7 +184,8 @@ def _with_exp_dir(
         key = "ajet.experiment_dir"
         raise ConfigError(
             f"{origin.of(key)}: {key} names the run folder, and --exp-dir {exp_dir} gives another: "
-            "leave one of them out"
+            "leave one of them out",
+            code=Code.KEYS_CONFLICT,
         )
     name = config.ajet.experiment_name
     folder = Path(exp_dir) / (path.stem if name == "read_yaml_name" else name)
@@ -193,8 +199,16 @@ def _require(config: AjetConfig, required: Sequence[str], path: Path) -> None:
         for name in key.split("."):
             value = getattr(value, name)
         if value is None:
+            sections = list(read_yaml(path))
+            if "ajet" not in sections and "defaults" not in sections:
+                there = f"it has {', '.join(sections)}" if sections else "it is empty"
+                raise ConfigError(
+                    f"{path}: the file has no section 'ajet:', {there}; write ajet: and below it, "
+                    "indented, model, rollout and the other sections",
+                    code=Code.CONFIG_FORM,
+                )
             sentence = _description(key)
-            raise ConfigError(f"{path}: {key} is missing. {sentence}")
+            raise ConfigError(f"{path}: {key} is missing. {sentence}", code=Code.KEY_MISSING)
 
 
 def _description(key: str) -> str:

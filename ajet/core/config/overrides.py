@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from ajet.core.config.redacted import redacted_value, shown_override
 from ajet.core.config.tree import AjetConfig
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
 TYPED_ROOTS = tuple(AjetConfig.model_fields)
@@ -35,7 +36,10 @@ def hydra_override(override: str) -> str:
 
     key, equals, value = override.partition("=")
     if not _KEY.fullmatch(key) or not (equals or override.startswith("~")):
-        raise ConfigError(f"{_quoted(override)}: write key=value, for example ajet.seed=1")
+        raise ConfigError(
+            f"{_quoted(override)}: write key=value, for example ajet.seed=1",
+            code=Code.OVERRIDE_FORM,
+        )
     _refuse_foreign(override)
     try:
         parsed = OverridesParser.create().parse_override(override)
@@ -43,7 +47,9 @@ def hydra_override(override: str) -> str:
         override = f"{key}={_quote(value)}"
         parsed = OverridesParser.create().parse_override(override)
     if parsed.is_sweep_override():
-        raise ConfigError(f"{_quoted(override)}: one value only; write a list as [a,b]")
+        raise ConfigError(
+            f"{_quoted(override)}: one value only; write a list as [a,b]", code=Code.OVERRIDE_FORM
+        )
     if isinstance(parsed.value(), bool | int | float) and _is_text(override_key(override)):
         override = f"{key}={_quote(value)}"
     # Hydra would refuse a key that no YAML names, though the tree may have it. The ++ makes Hydra
@@ -60,7 +66,9 @@ def override_value(override: str) -> tuple[str, Any]:
 
     parsed = OverridesParser.create().parse_override(hydra_override(override))
     if parsed.is_delete():
-        raise ConfigError(f"{_quoted(override)}: a value is expected here, as key=value")
+        raise ConfigError(
+            f"{_quoted(override)}: a value is expected here, as key=value", code=Code.OVERRIDE_FORM
+        )
     return override_key(override), _plain(parsed.value())
 
 
@@ -86,6 +94,9 @@ def unknown_override(override: str, composed: Mapping[str, Any]) -> str:
             break
         section = section[name]
     close = get_close_matches(path[-1], [str(key) for key in section], 1)
+    if override.startswith("~"):
+        hint = f"did you mean {close[0]!r}?" if close else "there is nothing to take out"
+        return f"{'.'.join(path)}: no such key; {hint}"
     hint = f"did you mean {close[0]!r}? To" if close else "to"
     added = shown_override(override).lstrip("+")
     return f"{'.'.join(path)}: no such key; {hint} add it, write +{added}"
@@ -100,11 +111,15 @@ def _refuse_foreign(override: str) -> None:
     if root == "hydra":
         raise ConfigError(
             f"{_quoted(override)}: settings of Hydra's own are not taken; leave it out (a YAML's "
-            "hydra.searchpath is read)"
+            "hydra.searchpath is read)",
+            code=Code.OVERRIDE_FORM,
         )
     key = override.partition("=")[0]
     if root in TYPED_ROOTS and ("/" in key or "@" in key):
-        raise ConfigError(f"{_quoted(override)}: write a key of the tree as {root}.…=value")
+        raise ConfigError(
+            f"{_quoted(override)}: write a key of the tree as {root}.…=value",
+            code=Code.OVERRIDE_FORM,
+        )
 
 
 def _is_text(key: str) -> bool:

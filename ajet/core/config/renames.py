@@ -9,6 +9,7 @@ from typing import Any
 
 from ajet.core.config.agentjet_keys import ABSENT, MOVED, OTHER_NAMES
 from ajet.core.config.async_keys import take_async_keys
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
 RENAMED = {
@@ -39,7 +40,10 @@ def apply_renames(
             continue
         present = _get(values, new)
         if present not in (None, given, _get(defaults, new)):
-            raise ConfigError(f"{old} and {new} are one key with two values: {given}, {present}")
+            raise ConfigError(
+                f"{old} and {new} are one key with two values: {given}, {present}",
+                code=Code.KEYS_CONFLICT,
+            )
         _set(values, new, given)
     take_async_keys(values)
     for (key, theirs), ours in OTHER_NAMES.items():
@@ -60,7 +64,9 @@ def _take_absent(values: dict[str, Any]) -> list[str]:
         if given is None or given in absent.off:
             continue
         if absent.refused:
-            raise ConfigError(f"{key}={given} is refused: {absent.reason}; leave it out")
+            raise ConfigError(
+                f"{key}={given} is refused: {absent.reason}; leave it out", code=Code.KEY_REFUSED
+            )
         notices.append(f"ignored: {key}={given} ({absent.reason})")
     return notices
 

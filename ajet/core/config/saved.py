@@ -14,10 +14,11 @@ from pydantic import ValidationError
 
 from ajet.core.config.compose import check_size
 from ajet.core.config.environment_reference import resolved, stored_references
-from ajet.core.config.explain import Origin, explain
+from ajet.core.config.explain import Origin, explained
 from ajet.core.config.overrides import override_value
 from ajet.core.config.redacted import remember_secrets_of
 from ajet.core.config.tree import AjetConfig
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
 
@@ -31,7 +32,7 @@ def saved_config(
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         if not isinstance(node, yaml.MappingNode):
-            raise ConfigError(f"{file} is damaged: it holds no config")
+            raise ConfigError(f"{file} is damaged: it holds no config", code=Code.RECORD_UNREADABLE)
         check_size(node, file)
         written = loader.construct_document(node)
         values = resolved(written)
@@ -40,8 +41,10 @@ def saved_config(
         config = AjetConfig.model_validate(values)
     except (OSError, ValueError, TypeError, yaml.YAMLError, RecursionError) as error:
         if isinstance(error, ValidationError):
-            raise ConfigError(explain(error, AjetConfig, Origin(file, overrides))) from error
-        raise ConfigError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
+            raise explained(error, AjetConfig, Origin(file, overrides)) from error
+        raise ConfigError(
+            f"{file} cannot be read: {' '.join(str(error).split())}", code=Code.RECORD_UNREADABLE
+        ) from error
     config._references = stored_references(written)
     remember_secrets_of(config)
     config._yaml_path = yaml_path

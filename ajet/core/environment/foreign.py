@@ -20,6 +20,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 from ajet.core.environment.environment import Environment, Frame, Info
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, EnvironmentFault
 from ajet.core.importing import line_of
 from ajet.core.plain_value import type_name
@@ -96,12 +97,14 @@ def adapted(kind: type, where: str) -> type[Environment]:
         raise ConfigError(
             f"{where}: {line_of(kind)}: {kind.__name__} is no environment: it has no "
             f"{' and no '.join(missing)}; write reset(seed) and step(action), or derive it from "
-            "ajet.core.environment.environment.Environment"
+            "ajet.core.environment.environment.Environment",
+            code=Code.NOT_AN_ENVIRONMENT,
         )
     if not accepted_arguments(kind.reset, {"seed": None}):  # pyright: ignore[reportAttributeAccessIssue]
         raise ConfigError(
             f"{where}: {line_of(kind)}: {kind.__name__}.reset takes no seed: write "
-            "reset(self, seed=None), because the episodes of a group play one instance"
+            "reset(self, seed=None), because the episodes of a group play one instance",
+            code=Code.NOT_AN_ENVIRONMENT,
         )
     copied = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
     signature = {"__signature__": inspect.signature(kind), "environment_class": kind}

@@ -22,6 +22,7 @@ from typing import Any
 
 from ajet.core.environment.environment import Environment
 from ajet.core.environment.foreign import adapted
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.importing import load_object
 
@@ -68,7 +69,9 @@ def environment_maker(
     if known is not None and unknown is not None:
         close = get_close_matches(unknown, known, 1)
         hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known) or 'none'}"
-        raise ConfigError(f"{where}: {env_type} has no setting {unknown!r}; {hint}")
+        raise ConfigError(
+            f"{where}: {env_type} has no setting {unknown!r}; {hint}", code=Code.ENVIRONMENT_SETTING
+        )
     return EnvironmentMaker(kind, arguments, env_type, env_config, tuple(base_dirs))
 
 
@@ -98,5 +101,6 @@ def _kind_of(
         return load(PREFIXED["gymnasium"]), (env_type,)
     raise ConfigError(
         f"{where}: no environment {env_type!r}; there are {', '.join(BUILT_IN)}, "
-        f"{', '.join(f'{each}:ID' for each in PREFIXED)}, or your own class as file.py->Class"
+        f"{', '.join(f'{each}:ID' for each in PREFIXED)}, or your own class as file.py->Class",
+        code=Code.NO_SUCH_ENVIRONMENT,
     )

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.core.address import checked_address
+from ajet.core.error_codes import Code
 from ajet.core.errors import ChatError, ConfigError
 from ajet.core.inference.engines.openai import KEY_VARIABLES, MAX_RETRIES, NO_KEY, api_key
 from ajet.core.inference.rate_limit import RateLimit
@@ -67,7 +68,8 @@ class ChatClient:
         if self.base_url == OPENAI_URL and self._api_key == NO_KEY:
             raise ConfigError(
                 f"model {model}: no address and no key for OpenAI's: give base_url (or set "
-                f"OPENAI_BASE_URL), or set {CHAT_KEY_VARIABLES[0]}"
+                f"OPENAI_BASE_URL), or set {CHAT_KEY_VARIABLES[0]}",
+                code=Code.CHAT_ADDRESS,
             )
         self._cache = ReplyCache(Path(cache_path)) if cache_path else None
         self._max_parallel = max_parallel
@@ -169,7 +171,7 @@ class ChatClient:
         line = " ".join(f"model {self.model} at {self.base_url}: {reason}".split())
         if self._api_key != NO_KEY:
             line = line.replace(self._api_key, "***")
-        return ChatError(line[:MAX_ERROR_CHARACTERS])
+        return ChatError(line[:MAX_ERROR_CHARACTERS], code=Code.CHAT_NO_ANSWER)
 
 
 class _LoopState:
@@ -189,7 +191,8 @@ def checked_url(base_url: str) -> str:
         return checked_address(base_url)
     except ValueError as error:
         raise ConfigError(
-            f"base_url: {error} (a key is read from {CHAT_KEY_VARIABLES[0]})"
+            f"base_url: {error} (a key is read from {CHAT_KEY_VARIABLES[0]})",
+            code=Code.CHAT_ADDRESS,
         ) from None
 
 

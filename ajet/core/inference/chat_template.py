@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
 
 if TYPE_CHECKING:
@@ -102,7 +103,8 @@ class ChatTemplate:
         if not tokenizer.chat_template:
             raise ModelError(
                 f"the tokenizer of {tokenizer.name_or_path or 'the model'!r} has no chat template: "
-                "use an instruct model, or put a chat_template.jinja into its folder"
+                "use an instruct model, or put a chat_template.jinja into its folder",
+                code=Code.NO_CHAT_TEMPLATE,
             )
         self._tokenizer = tokenizer
         self._control_ids = {
@@ -214,7 +216,8 @@ class ChatTemplate:
         except (TemplateError, TypeError) as error:
             roles = ", ".join(str(message.get("role")) for message in messages)
             raise ModelError(
-                f"the chat template cannot render messages ({roles}): {error}"
+                f"the chat template cannot render messages ({roles}): {error}",
+                code=Code.TEMPLATE_FAILS,
             ) from error
         assert isinstance(text, str)
         return text
@@ -447,7 +450,8 @@ def _only_text(message: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(message["content"], str):
         raise ModelError(
             f"a message ({message.get('role')}) has content that is not text: the models served "
-            "here read text alone"
+            "here read text alone",
+            code=Code.TEMPLATE_FAILS,
         )
     return message
 

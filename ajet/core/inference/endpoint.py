@@ -144,7 +144,7 @@ class WaveEndpoint(ModelEndpoint, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ChatReply:
+class ChatCompletion:
     """An assistant message in OpenAI's form, with the server's token counts if it gives them."""
 
     message: dict[str, Any]
@@ -163,7 +163,7 @@ class ChatEndpoint(Protocol):
         tools: list[dict[str, Any]] | None,
         sampling: SamplingParams,
         tool_choice: str | None,
-    ) -> ChatReply: ...
+    ) -> ChatCompletion: ...
 
 
 class ContextOverflow(Exception):

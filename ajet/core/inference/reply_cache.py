@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ChatError
 
 WAIT_S = 10.0  # the longest wait for another process that writes
@@ -61,4 +62,6 @@ class ReplyCache:
         try:
             return action()
         except (sqlite3.Error, OSError) as error:
-            raise ChatError(f"cache {self.path} cannot be used: {error}; move it away") from error
+            raise ChatError(
+                f"cache {self.path} cannot be used: {error}; move it away", code=Code.CACHE_UNUSABLE
+            ) from error

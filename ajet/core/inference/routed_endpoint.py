@@ -20,6 +20,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import Completion, ModelEndpoint, SamplingParams
 from ajet.core.inference.replica import Replica, ReplicaDown
@@ -101,7 +102,8 @@ class RoutedEndpoint(ModelEndpoint):
                     num_failed += 1
                     if num_failed == self._max_tries:
                         raise ModelError(
-                            f"request {full_id}: {num_failed} tries failed, the last one: {down}"
+                            f"request {full_id}: {num_failed} tries failed, the last one: {down}",
+                            code=Code.ENGINE_FAILED,
                         ) from down
                     continue
                 if piece.finish_reason != "abort" or request.is_given_up:

@@ -31,6 +31,7 @@ from typing import Self
 from loguru import logger
 
 from ajet.core.config import AjetConfig
+from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
 from ajet.core.inference.gate import Gate
 from ajet.core.inference.replica import Replica, ReplicaDown
@@ -282,10 +283,12 @@ class Router:
                         return self._routing.assign(request_id)
                     except NoReplica:
                         if not any(member.watcher for member in self._members.values()):
-                            raise ModelError(self._no_replica_message()) from None
+                            raise ModelError(
+                                self._no_replica_message(), code=Code.ENGINE_FAILED
+                            ) from None
                         await changed.wait()
         except TimeoutError:
-            raise ModelError(self._no_replica_message()) from None
+            raise ModelError(self._no_replica_message(), code=Code.ENGINE_FAILED) from None
         finally:
             self._given_up.discard(request_id)
 
@@ -479,10 +482,10 @@ class Router:
                         if member.report is not None and member.version == version:
                             return member.report
                     if not any(member.watcher for member in self._members.values()):
-                        raise ModelError(self._no_replica_message())
+                        raise ModelError(self._no_replica_message(), code=Code.ENGINE_FAILED)
                     await changed.wait()
         except TimeoutError:
-            raise ModelError(self._no_replica_message()) from None
+            raise ModelError(self._no_replica_message(), code=Code.ENGINE_FAILED) from None
 
     def _active_members(self) -> list[_Member]:
         return [member for member in self._members.values() if member.is_active]

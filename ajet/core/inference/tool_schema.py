@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 def check_parameters(name: str, parameters: Any) -> None:
     """Raises a `ConfigError` if the parameters are no JSON schema."""
     if not isinstance(parameters, Mapping):
-        raise ConfigError(f"tool {name!r}: its parameters are no JSON schema: no object")
+        raise ConfigError(
+            f"tool {name!r}: its parameters are no JSON schema: no object", code=Code.TOOL_SCHEMA
+        )
     with _schema_errors(name):
         validator = _validator(name, _as_json(parameters))
         _follow_references(validator.schema, type(validator))
@@ -48,9 +51,13 @@ def _schema_errors(name: str) -> Iterator[None]:
     try:
         yield
     except Unresolvable as error:
-        raise ConfigError(f"tool {name!r}: its parameters refer to {error.ref!r}") from None
+        raise ConfigError(
+            f"tool {name!r}: its parameters refer to {error.ref!r}", code=Code.TOOL_SCHEMA
+        ) from None
     except RecursionError:
-        raise ConfigError(f"tool {name!r}: its parameters refer to themselves") from None
+        raise ConfigError(
+            f"tool {name!r}: its parameters refer to themselves", code=Code.TOOL_SCHEMA
+        ) from None
 
 
 def _as_json(parameters: Mapping[str, Any]) -> str:
@@ -69,7 +76,9 @@ def _validator(name: str, schema: str) -> Any:
         validator_class.check_schema(parameters)
     except (SchemaError, AttributeError, ValueError) as error:  # the last two: its `$schema`
         reason = " ".join(getattr(error, "message", "its $schema is no address").split())[:200]
-        raise ConfigError(f"tool {name!r}: its parameters are no JSON schema: {reason}") from None
+        raise ConfigError(
+            f"tool {name!r}: its parameters are no JSON schema: {reason}", code=Code.TOOL_SCHEMA
+        ) from None
     return validator_class(parameters, registry=Registry())  # the default one goes to the net
 
 

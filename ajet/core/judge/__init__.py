@@ -7,11 +7,14 @@ returns. The judges that come with ajet are in ajet/judges. It ignores tokens an
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ajet.core.importing import construct, load_object
+from ajet.core.error_codes import Code
+from ajet.core.errors import ConfigError
+from ajet.core.importing import ARROW, arrow_form, construct, load_object
 from ajet.core.judge.judge import BaseJudge
 
 if TYPE_CHECKING:
@@ -44,6 +47,13 @@ def judge_class(spec: str | None, base_dirs: Sequence[Path] = ()) -> type[BaseJu
         module, _, name = JUDGES[spec].partition(":")
         return getattr(import_module(module), name)
     where = "ajet.task_judge.judge_protocol"
+    if ARROW not in spec and arrow_form(spec) is None:
+        names = [name for name in JUDGES if " " not in name]
+        close = get_close_matches(spec, names, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
+        raise ConfigError(
+            f"{where}: no judge {spec!r}; {hint} (your own: file.py->Class)", code=Code.UNKNOWN_NAME
+        )
     return load_object(spec, base_dirs=base_dirs, kind=BaseJudge, where=where)
 
 

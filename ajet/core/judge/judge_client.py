@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.inference.chat_client import ChatClient
 
@@ -39,7 +40,8 @@ def user_judge_client(config: AjetConfig | None) -> ChatClient:
     if config is None or model is None:
         raise ConfigError(
             "this judge asks a model: set ajet.task_judge.alien_llm_model, "
-            "and call super().__init__(config) in the judge's __init__"
+            "and call super().__init__(config) in the judge's __init__",
+            code=Code.JUDGE_SETTING,
         )
     return judge_client(config, model)
 

@@ -30,6 +30,7 @@ from ajet.core.advantage.credit import Advantages, GroupCredit, credit_of
 from ajet.core.advantage.kl_controller import KLController
 from ajet.core.advantage.kl_in_reward import penalise_kl
 from ajet.core.config import AjetConfig
+from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError, DataError
 from ajet.core.learning.teacher import Teacher
 from ajet.core.rollout.batch import without_truncated
@@ -182,7 +183,10 @@ class Learner:
         pairs = zip(samples, self.policy.score(samples), strict=True)
         logprobs = [score[sample.stream("cross_entropy") != 0] for sample, score in pairs]
         if not logprobs:
-            raise DataError("no held-out row could be given: each failed, or is beyond a limit")
+            raise DataError(
+                "no held-out row could be given: each failed, or is beyond a limit",
+                code=Code.ROW_NOT_TRAINABLE,
+            )
         return -float(np.concatenate(logprobs).mean(dtype=np.float64))
 
     def state_dict(self) -> PolicyState:
@@ -211,7 +215,8 @@ class Learner:
         if "critic" not in state:
             raise CheckpointError(
                 "the checkpoint has no critic, which adv_estimator gae needs: go on with the "
-                "estimator that it was made with, or start anew with --no-resume"
+                "estimator that it was made with, or start anew with --no-resume",
+                code=Code.CHECKPOINT_DIFFERS,
             )
         self.critic.load_state_dict(tensors, state["critic"])
 

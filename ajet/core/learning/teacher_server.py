@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ajet.core.config import AjetConfig
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, RunFailed
 from ajet.core.http_client import LimitedAsyncClient, blocking
 from ajet.core.inference.engines.openai import KEY_VARIABLES, NO_KEY, api_key
@@ -91,7 +92,7 @@ class TeacherServer:
             with blocking() as wait:
                 wait(self._check, tokenizer, max_model_len)
         except RunFailed as error:
-            raise ConfigError(f"ajet.distillation: {error}") from None
+            raise ConfigError(f"ajet.distillation: {error}", code=Code.CHAT_ADDRESS) from None
 
     def score(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
         """Implements `Scorer.score`. Raises RunFailed on every rank if a request of one failed."""
@@ -105,7 +106,7 @@ class TeacherServer:
             failure = str(error)
         gathered = self._ranks.all_gather((scores, failure))
         if failures := [failure for _, failure in gathered if failure is not None]:
-            raise RunFailed(failures[0])
+            raise RunFailed(failures[0], code=Code.CHAT_NO_ANSWER)
         shares = [iter(share) for share, _ in gathered]
         trained = (n for n, sample in enumerate(samples) if sample.num_trained)
         found = {n: next(shares[k % len(shares)]) for k, n in enumerate(trained)}
@@ -224,7 +225,9 @@ class TeacherServer:
         if self._key != NO_KEY:
             line = line.replace(self._key, "***")
         line = printable(line)[:MAX_ERROR_CHARACTERS]
-        return RunFailed(f"teacher {self._at.model} at {self._at.base_url}: {line}")
+        return RunFailed(
+            f"teacher {self._at.model} at {self._at.base_url}: {line}", code=Code.CHAT_NO_ANSWER
+        )
 
 
 def completions_body(model: str, ids: list[int]) -> dict[str, Any]:

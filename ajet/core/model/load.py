@@ -27,6 +27,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
 from ajet.core.model.allocator import is_large, keep_freed_memory
 from ajet.core.model.precision import to_float64
@@ -91,7 +92,10 @@ def load_model(
         path, "tokenizer", AutoTokenizer.from_pretrained, source.name_or_path, **options
     )
     if len(tokenizer) < 2:
-        raise ModelError(f"model '{path}': its tokenizer is empty; save one beside the weights")
+        raise ModelError(
+            f"model '{path}': its tokenizer is empty; save one beside the weights",
+            code=Code.NO_TOKENIZER,
+        )
     if chat_template is not None:
         tokenizer.chat_template = _read_template(chat_template)
     if not with_weights:
@@ -142,7 +146,8 @@ def find_source(path: str) -> ModelSource:
         return _hub_source(path)
     raise ModelError(
         f"model '{path}': no such file or folder; give a transformers folder, a .gguf file, "
-        f"a hub name or {_embedded_names()}"
+        f"a hub name or {_embedded_names()}",
+        code=Code.MODEL_NOT_FOUND,
     )
 
 
@@ -150,7 +155,8 @@ def _embedded_folder(name: str) -> Path:
     folder = EMBEDDED_DIR / name
     if not name or not (folder / "config.json").is_file():
         raise ModelError(
-            f"model '{EMBEDDED}{name}': not in this package; there is {_embedded_names()}"
+            f"model '{EMBEDDED}{name}': not in this package; there is {_embedded_names()}",
+            code=Code.MODEL_NOT_FOUND,
         )
     return folder
 
@@ -162,9 +168,15 @@ def _embedded_names() -> str:
 
 def _gguf_source(file: Path) -> ModelSource:
     if file.suffix != ".gguf":
-        raise ModelError(f"model '{file}': is a file but not a .gguf; give the folder around it")
+        raise ModelError(
+            f"model '{file}': is a file but not a .gguf; give the folder around it",
+            code=Code.MODEL_NOT_FOUND,
+        )
     if find_spec("gguf") is None:
-        raise ModelError(f"model '{file}': reading GGUF needs a package: pip install 'ajet[gguf]'")
+        raise ModelError(
+            f"model '{file}': reading GGUF needs a package: pip install 'ajet[gguf]'",
+            code=Code.PACKAGE_MISSING,
+        )
     return ModelSource(str(file.parent), {"gguf_file": file.name})
 
 
@@ -177,11 +189,15 @@ def _dense_gguf() -> dict[str, Any]:
 
 def _check_folder(folder: Path) -> None:
     if not (folder / "config.json").is_file():
-        raise ModelError(f"model '{folder}': no config.json there; give a transformers folder")
+        raise ModelError(
+            f"model '{folder}': no config.json there; give a transformers folder",
+            code=Code.MODEL_NOT_FOUND,
+        )
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise ModelError(
             f"model '{folder}': no tokenizer there (no {TOKENIZER_FILES[0]}); "
-            "save it beside the weights with tokenizer.save_pretrained"
+            "save it beside the weights with tokenizer.save_pretrained",
+            code=Code.NO_TOKENIZER,
         )
 
 
@@ -203,7 +219,8 @@ def _hub_source(name: str) -> ModelSource:
         raise ModelError(
             f"model '{name}': no such folder, not in the local cache, and the hub did not give it "
             f"({_one_line(error)}); give the path of a folder, set HF_HOME to a cache that has it, "
-            f"or take one that comes with this package: {_embedded_names()}"
+            f"or take one that comes with this package: {_embedded_names()}",
+            code=Code.MODEL_NOT_FOUND,
         ) from error
     return ModelSource(name, {})
 
@@ -213,7 +230,10 @@ def _load(path: str, what: str, load: Callable[..., Any], name_or_path: str, **o
         with _without_progress_bar():
             return load(name_or_path, **options)
     except LOAD_ERRORS as error:
-        raise ModelError(f"model '{path}': its {what} does not load: {_one_line(error)}") from error
+        raise ModelError(
+            f"model '{path}': its {what} does not load: {_one_line(error)}",
+            code=Code.MODEL_NOT_LOADED,
+        ) from error
 
 
 @contextmanager
@@ -254,9 +274,14 @@ def _read_template(file: str) -> str:
     try:
         return template_file(file).read_text(encoding="utf-8")
     except OSError as error:
-        raise ModelError(f"chat template '{file}': {error.strerror}; give a jinja file") from error
+        raise ModelError(
+            f"chat template '{file}': {error.strerror}; give a jinja file",
+            code=Code.TEMPLATE_NOT_FOUND,
+        ) from error
     except UnicodeDecodeError as error:
-        raise ModelError(f"chat template '{file}': not a text file in UTF-8") from error
+        raise ModelError(
+            f"chat template '{file}': not a text file in UTF-8", code=Code.TEMPLATE_NOT_FOUND
+        ) from error
 
 
 def resolve_device(device: str) -> torch.device:
@@ -265,11 +290,16 @@ def resolve_device(device: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     known = re.fullmatch(r"cpu|cuda(?::(\d+))?", device)
     if not known:
-        raise ModelError(f"device '{device}': unknown; use auto, cpu, cuda or cuda:N")
+        raise ModelError(
+            f"device '{device}': unknown; use auto, cpu, cuda or cuda:N", code=Code.DEVICE
+        )
     num = torch.cuda.device_count()
     if device != "cpu" and int(known[1] or 0) >= num:
         there = f"cuda:0 to cuda:{num - 1}" if num else "no CUDA device"
-        raise ModelError(f"device '{device}': torch finds {there} on this machine; use auto or cpu")
+        raise ModelError(
+            f"device '{device}': torch finds {there} on this machine; use auto or cpu",
+            code=Code.DEVICE,
+        )
     return torch.device(device)
 
 
@@ -277,7 +307,9 @@ def _dtype(dtype: str, device: torch.device) -> torch.dtype:
     if dtype == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     if dtype not in DTYPES:
-        raise ModelError(f"dtype '{dtype}': unknown; use auto, {', '.join(DTYPES)}")
+        raise ModelError(
+            f"dtype '{dtype}': unknown; use auto, {', '.join(DTYPES)}", code=Code.DEVICE
+        )
     return DTYPES[dtype]
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
 
 if TYPE_CHECKING:
@@ -14,13 +15,19 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     try:
         is_there = (folder / "tokenizer_config.json").is_file()
     except PermissionError as error:
-        raise ModelError(f"{folder} cannot be read: {error.strerror}") from error
+        raise ModelError(
+            f"{folder} cannot be read: {error.strerror}", code=Code.NO_TOKENIZER
+        ) from error
     if not is_there:
-        raise ModelError(f"{folder}: no tokenizer there; it is kept when a run begins")
+        raise ModelError(
+            f"{folder}: no tokenizer there; it is kept when a run begins", code=Code.NO_TOKENIZER
+        )
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # the tokenizers library raises plain exceptions for a damaged file
         one_line = " ".join(str(error).split())[:300]
-        raise ModelError(f"{folder}: the tokenizer does not load: {one_line}") from error
+        raise ModelError(
+            f"{folder}: the tokenizer does not load: {one_line}", code=Code.NO_TOKENIZER
+        ) from error

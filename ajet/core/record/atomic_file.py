@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ajet.core.error_codes import Code
 from ajet.core.error_text import first_line
 from ajet.core.errors import CheckpointError
 
@@ -38,5 +39,6 @@ def writing(what: Path | str) -> Iterator[None]:
     except OSError as error:
         raise CheckpointError(
             f"{what} cannot be written: {error.strerror or first_line(str(error))}; make room, or "
-            "mend the disk, then resume"
+            "mend the disk, then resume",
+            code=Code.RECORD_UNWRITABLE,
         ) from error

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ajet.core.activity import TimedCall
+from ajet.core.error_codes import Code
 from ajet.core.error_text import one_line
 from ajet.core.errors import CheckpointError, DataError
 from ajet.core.inference.endpoint import Completion
@@ -204,10 +205,13 @@ class EpisodeReader:
         try:
             yield
         except sqlite3.DatabaseError as error:
-            raise CheckpointError(database_problem(self._path, error)) from error
+            raise CheckpointError(
+                database_problem(self._path, error), code=Code.RECORD_UNREADABLE
+            ) from error
         except (ValueError, TypeError, IndexError, AttributeError, zlib.error) as error:
             raise CheckpointError(
-                f"{self._path} is damaged: {one_line(error)}; restore a copy of it"
+                f"{self._path} is damaged: {one_line(error)}; restore a copy of it",
+                code=Code.RECORD_UNREADABLE,
             ) from error
 
     def list(
@@ -315,9 +319,15 @@ class EpisodeReader:
             return found[0]
         if found:
             some = ", ".join(found[:3])
-            raise DataError(f"{len(found)} episodes begin with {name!r} ({some}, …): write more")
+            raise DataError(
+                f"{len(found)} episodes begin with {name!r} ({some}, …): write more",
+                code=Code.EPISODE_NOT_FOUND,
+            )
         near = ", ".join(get_close_matches(name, self._neighbours(name), 3, 0.5))
-        raise DataError(f"no episode {name!r}; {f'near: {near}' if near else 'see ajet view'}")
+        raise DataError(
+            f"no episode {name!r}; {f'near: {near}' if near else 'see ajet view'}",
+            code=Code.EPISODE_NOT_FOUND,
+        )
 
     def _neighbours(self, name: str) -> list[str]:
         """Returns the ids before and after `name` in their order."""

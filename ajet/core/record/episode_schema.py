@@ -46,6 +46,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
 from ajet.core.record.run_folder import is_file
 from ajet.core.trajectory.trained_tokens import NUMBERS
@@ -190,24 +191,37 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
             connection.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
         connection.execute(_ADDED)
     except sqlite3.Error as error:
-        raise CheckpointError(database_problem(path, error)) from error
+        raise CheckpointError(database_problem(path, error), code=Code.RECORD_UNREADABLE) from error
     return connection
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
     """Opens a read-only connection, which sees each step as soon as it is written."""
     if not is_file(path):
-        raise CheckpointError(f"{path}: no such file; is this the folder of a run?")
+        raise CheckpointError(_not_a_run(path), code=Code.RUN_NOT_FOUND)
     try:
         connection, known = _read_only(path, "mode=ro")
     except sqlite3.OperationalError as error:
         connection, known = _unwritable(path, error)
     except sqlite3.DatabaseError as error:
-        raise CheckpointError(database_problem(path, error)) from error
+        raise CheckpointError(database_problem(path, error), code=Code.RECORD_UNREADABLE) from error
     if not known:
-        raise CheckpointError(f"{path} holds no episodes")
+        raise CheckpointError(f"{path} holds no episodes", code=Code.RUN_NOT_FOUND)
     connection.row_factory = sqlite3.Row
     return connection
+
+
+def _not_a_run(path: Path) -> str:
+    """Says what is in the place of a run's file, and which runs are below its folder."""
+    folder = path.parent
+    if not folder.is_dir():
+        return f"{folder}: no such folder; give the folder of a run, as launcher_record/NAME"
+    below = sorted(file.parent for file in folder.glob(f"*/{path.name}"))
+    there = f"it holds {', '.join(each.name for each in below[:5])}" if below else ""
+    return (
+        f"{folder}: not the folder of a run (no {path.name}); "
+        f"{there or 'give one, as launcher_record/NAME'}"
+    )
 
 
 def _read_only(path: Path, options: str) -> tuple[sqlite3.Connection, bool]:
@@ -222,12 +236,15 @@ def _unwritable(path: Path, error: sqlite3.Error) -> tuple[sqlite3.Connection, b
     if log.exists() and log.stat().st_size:
         raise CheckpointError(
             f"{path} cannot be read: {error}; it has a write-ahead log, so copy the run folder to "
-            "a place that can be written to"
+            "a place that can be written to",
+            code=Code.RECORD_UNREADABLE,
         ) from error
     try:
         return _read_only(path, "immutable=1")
     except sqlite3.Error as failed:
-        raise CheckpointError(database_problem(path, failed)) from failed
+        raise CheckpointError(
+            database_problem(path, failed), code=Code.RECORD_UNREADABLE
+        ) from failed
 
 
 def database_problem(path: Path, error: sqlite3.Error) -> str:
@@ -261,6 +278,7 @@ def _is_current(connection: sqlite3.Connection, path: Path) -> bool:
     if found not in (0, VERSION):
         raise CheckpointError(
             f"{path} has format {found}, this ajet reads format {VERSION}; "
-            "use the ajet that wrote it, or another run folder"
+            "use the ajet that wrote it, or another run folder",
+            code=Code.RECORD_VERSION,
         )
     return found == VERSION

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
 from ajet.core.plain_value import plain_text, plain_value
 from ajet.core.record.episode_schema import (
@@ -201,7 +202,9 @@ class _Transaction:
         try:
             self._connection.execute("BEGIN IMMEDIATE")
         except sqlite3.Error as error:
-            raise CheckpointError(database_problem(self._path, error)) from error
+            raise CheckpointError(
+                database_problem(self._path, error), code=Code.RECORD_UNWRITABLE
+            ) from error
         return self._connection
 
     def __exit__(
@@ -215,7 +218,9 @@ class _Transaction:
         if error is not None and self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
         if isinstance(error, sqlite3.Error):
-            raise CheckpointError(database_problem(self._path, error)) from error
+            raise CheckpointError(
+                database_problem(self._path, error), code=Code.RECORD_UNWRITABLE
+            ) from error
 
 
 def loss_masks(samples: Iterable[TrainingSample]) -> Masks:

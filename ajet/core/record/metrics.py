@@ -28,6 +28,7 @@ from loguru import logger
 
 from ajet.core.config import AjetConfig
 from ajet.core.config.redacted import redacted_config
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.record.atomic_file import write_text_atomically, writing
 from ajet.core.record.run_folder import RunFolder
@@ -152,7 +153,9 @@ def _sink_class(name: str) -> type[Sink]:
     if name not in SINKS:
         near = difflib.get_close_matches(name, SINKS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(SINKS)}"
-        raise ConfigError(f"ajet.trainer_common.logger: no logger {name!r}; {hint}")
+        raise ConfigError(
+            f"ajet.trainer_common.logger: no logger {name!r}; {hint}", code=Code.UNKNOWN_NAME
+        )
     return SINKS[name]
 
 

@@ -17,6 +17,7 @@ from datetime import datetime
 from pathlib import Path
 
 from ajet.core.config import AjetConfig
+from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
 from ajet.core.record.atomic_file import write_text_atomically
 
@@ -55,6 +56,10 @@ class RunOrigin:
             datetime.fromisoformat(origin.begun)
             return origin
         except FileNotFoundError as error:
-            raise CheckpointError(f"{file}: no such file; is this the folder of a run?") from error
+            raise CheckpointError(
+                f"{file}: no such file; is this the folder of a run?", code=Code.RUN_NOT_FOUND
+            ) from error
         except (OSError, ValueError, TypeError) as error:
-            raise CheckpointError(f"{file} cannot be read: {error}") from error
+            raise CheckpointError(
+                f"{file} cannot be read: {error}", code=Code.RECORD_UNREADABLE
+            ) from error

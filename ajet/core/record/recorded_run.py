@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from ajet.core.config.redacted import redacted_keys
 from ajet.core.config.saved import saved_config
 from ajet.core.config.support import unread_keys
+from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
 from ajet.core.record.episode_reader import EpisodeReader
 from ajet.core.record.origin import RunOrigin
@@ -67,7 +68,8 @@ class RecordedRun:
         if not folder.is_dir():
             raise CheckpointError(
                 f"the run was started in {folder}, which is not there any more; "
-                "give its config with --conf (and --project-dir)"
+                "give its config with --conf (and --project-dir)",
+                code=Code.RUN_NOT_REBUILT,
             )
         return folder
 
@@ -88,7 +90,8 @@ class RecordedRun:
             conf = f"--conf {self.origin.yaml}" if self.origin.yaml else "--conf with its YAML"
             raise CheckpointError(
                 f"{self.folder.config_yaml} does not have the value of {', '.join(missing)}: a run "
-                f"folder keeps no secrets; give {given}, or {conf}"
+                f"folder keeps no secrets; give {given}, or {conf}",
+                code=Code.RUN_NOT_REBUILT,
             )
 
 

@@ -47,6 +47,7 @@ from loguru import logger
 
 from ajet.core.config import AjetConfig
 from ajet.core.config.redacted import redacted_config
+from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
 from ajet.core.file_lock import HAS_LOCKS, take
 from ajet.core.record.atomic_file import write_text_atomically, writing
@@ -76,7 +77,8 @@ class RunFolder:
         except OSError as error:
             raise CheckpointError(
                 f"run folder {folder.path} cannot be made: {error.strerror}; "
-                "choose another place with --exp-dir"
+                "choose another place with --exp-dir",
+                code=Code.RUN_FOLDER_UNUSABLE,
             ) from error
         _acquire(lock, folder.path)
         _close_in_forked_children(lock)
@@ -122,7 +124,10 @@ class RunFolder:
                 temporary.unlink()
         run_id = file.read_text(encoding="utf-8", errors="replace").strip()
         if not re.fullmatch("[0-9a-f]{32}", run_id):
-            raise CheckpointError(f"{file} is damaged: it is no run id; restore a copy of it")
+            raise CheckpointError(
+                f"{file} is damaged: it is no run id; restore a copy of it",
+                code=Code.RECORD_UNREADABLE,
+            )
         return run_id
 
     @property
@@ -238,7 +243,9 @@ def is_file(path: Path) -> bool:
     try:
         return path.is_file()
     except PermissionError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+        raise CheckpointError(
+            f"{path} cannot be read: {error.strerror}", code=Code.RECORD_UNREADABLE
+        ) from error
 
 
 def shown_path(path: Path) -> str:
@@ -261,13 +268,15 @@ def _acquire(lock: IO[str], path: Path) -> None:
         lock.close()
         raise CheckpointError(
             f"run folder {path} is in use by process {holder}; wait for it, stop it, "
-            "or choose another ajet.experiment_name or --exp-dir"
+            "or choose another ajet.experiment_name or --exp-dir",
+            code=Code.RUN_IN_USE,
         ) from None
     except OSError as error:
         lock.close()
         raise CheckpointError(
             f"run folder {path} cannot be locked: {error.strerror}; choose a disk with locks "
-            "(flock) with --exp-dir"
+            "(flock) with --exp-dir",
+            code=Code.RUN_FOLDER_UNUSABLE,
         ) from error
     with writing(lock.name):
         os.truncate(lock.fileno(), 0)

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
 from ajet.core.record.atomic_file import write_text_atomically
 
@@ -65,7 +66,9 @@ class RunSummary:
             known = {name: content.pop(name) for name in names if name in content}
             return cls(**known, extra=content)
         except (OSError, ValueError, TypeError, RecursionError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from error
+            raise CheckpointError(
+                f"{path} cannot be read: {error}", code=Code.RECORD_UNREADABLE
+            ) from error
 
 
 def peak_rss_bytes() -> int:

@@ -20,6 +20,7 @@ from typing import Any
 from loguru import logger
 
 from ajet.core.config.redacted import shown_override
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.sink import RunInfo
@@ -149,7 +150,10 @@ class PrometheusSink:
         host = os.environ.get("OTEL_EXPORTER_PROMETHEUS_HOST", "localhost")
         port = os.environ.get("OTEL_EXPORTER_PROMETHEUS_PORT", "9464")
         if not port.isdecimal() or int(port) >= 2**16:
-            raise ConfigError(f"OTEL_EXPORTER_PROMETHEUS_PORT={port}: give a port of 0 to 65535")
+            raise ConfigError(
+                f"OTEL_EXPORTER_PROMETHEUS_PORT={port}: give a port of 0 to 65535",
+                code=Code.WRONG_VALUE,
+            )
         try:
             self._server, self._thread = self._client.start_http_server(
                 int(port), host, self._registry
@@ -157,7 +161,8 @@ class PrometheusSink:
         except OSError as error:
             raise ConfigError(
                 f"ajet.trainer_common.logger: prometheus cannot serve at {host}:{port}: "
-                f"{error.strerror}; set OTEL_EXPORTER_PROMETHEUS_PORT, 0 for any free one"
+                f"{error.strerror}; set OTEL_EXPORTER_PROMETHEUS_PORT, 0 for any free one",
+                code=Code.PORT_IN_USE,
             ) from error
         logger.info(f"metrics for Prometheus: http://{host}:{self._server.server_port}/metrics")
 
@@ -216,7 +221,8 @@ def not_installed(
 ) -> ConfigError:
     return ConfigError(
         f"ajet.trainer_common.{key}: {package!r} needs a package that is not installed; "
-        f"pip install 'ajet[{package}]' or {instead}"
+        f"pip install 'ajet[{package}]' or {instead}",
+        code=Code.PACKAGE_MISSING,
     )
 
 
@@ -226,4 +232,7 @@ def _warn_offline(name: str, folder: Path) -> None:
 
 def _refused(name: str, error: Exception) -> ConfigError:
     first_line = next(iter(str(error).splitlines()), type(error).__name__)
-    return ConfigError(f"ajet.trainer_common.logger: {name} does not start: {first_line}")
+    return ConfigError(
+        f"ajet.trainer_common.logger: {name} does not start: {first_line}",
+        code=Code.LOGGER_NOT_STARTED,
+    )

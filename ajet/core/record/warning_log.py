@@ -22,6 +22,7 @@ from typing import IO
 
 from loguru import logger
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
 from ajet.core.record.atomic_file import write_text_atomically, writing
 from ajet.core.redaction import redact
@@ -88,7 +89,9 @@ def warning_rows(path: Path) -> list[RunWarning | None]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+        raise CheckpointError(
+            f"{path} cannot be read: {error.strerror}", code=Code.RECORD_UNREADABLE
+        ) from error
 
 
 def _warning(line: bytes) -> RunWarning | None:

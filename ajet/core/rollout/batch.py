@@ -29,6 +29,7 @@ from statistics import pvariance
 from typing import Self
 
 from ajet.core.config import AjetConfig
+from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.rollout.request import RolloutRequest, RolloutRunner
@@ -240,7 +241,8 @@ def _refuse_truncated(groups: Sequence[Group]) -> None:
     for t in (t for group in groups for t in group.trajectories if _is_cut(t)):
         raise DataError(
             f"row {t.workflow_task.task_id}: {t.error} ({limit_of(t.error)}); raise it, take the "
-            "row out, or set ajet.supervised.too_long=leave_out"
+            "row out, or set ajet.supervised.too_long=leave_out",
+            code=Code.ROW_TOO_LONG,
         )
 
 

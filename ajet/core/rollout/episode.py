@@ -42,6 +42,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from loguru import logger
 
 from ajet.core.activity import Activity, CurrentCall, in_call
+from ajet.core.error_codes import Code
 from ajet.core.error_text import first_line, message_of, one_line
 from ajet.core.errors import AjetError, BlockingCall, ConfigError, EnvironmentFault
 from ajet.core.inference.endpoint import ChatEndpoint, ModelEndpoint, SamplingParams
@@ -189,7 +190,10 @@ class EpisodeRunner:
         """Implements `EpisodeExecutor.run`. With the failure policy ``retry`` an episode that fails
         is run again, with seeds of its own; the failed attempts are kept in the trajectory."""
         if plan.mode == "train" and self._chat_endpoint is not None:
-            raise ConfigError("a chat endpoint shows no token ids: evaluate it, it cannot train")
+            raise ConfigError(
+                "a chat endpoint shows no token ids: evaluate it, it cannot train",
+                code=Code.NO_TOKEN_IDS,
+            )
         retries = self.limits.max_retries if self.limits.failure_policy == "retry" else 0
         failed: list[Trajectory] = []
         activity: Activity | None = None

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ajet.core.descriptors import NONE_LEFT, descriptor_limit
+from ajet.core.error_codes import Code
 from ajet.core.errors import ChatError, EnvironmentFault, RunFailed
 from ajet.core.rollout.limits import FailurePolicy
 from ajet.core.trajectory.limits import EndpointFault, EpisodeClosed, EpisodeTruncated
@@ -47,7 +48,8 @@ def check_failure_rate(failed: Sequence[Trajectory], total: int, max_rate: float
         return
     raise RunFailed(
         f"{_failure_counts(failed, total)}, more than "
-        f"ajet.rollout.max_failure_rate={max_rate:g}; first: {failed[0].error}"
+        f"ajet.rollout.max_failure_rate={max_rate:g}; first: {failed[0].error}",
+        code=Code.TOO_MANY_FAILURES,
     )
 
 

@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.judge.judge import BaseJudge, GroupJudge
@@ -450,6 +451,7 @@ def has_trained_agent(groups: Sequence[Group]) -> bool:
         names = sorted({turn.agent_name for turn in turns} | {turn.target_tag for turn in turns})
         raise ConfigError(
             "the workflow's trainable_targets match none of its agents: "
-            f"the agent names and target tags in use are {', '.join(names)}"
+            f"the agent names and target tags in use are {', '.join(names)}",
+            code=Code.TRAINABLE_TARGETS,
         )
     return bool(turns)

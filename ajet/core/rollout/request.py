@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ajet.core import seeding
 from ajet.core.activity import CurrentCall
+from ajet.core.error_codes import Code
 from ajet.core.error_text import one_line
 from ajet.core.errors import DataError
 from ajet.core.inference.endpoint import SamplingParams
@@ -111,7 +112,8 @@ def _copy_of(task: Task) -> Task:
         return copy.deepcopy(task)
     except (Exception, SystemExit) as error:
         raise DataError(
-            f"task {task.task_id}: its messages or metadata cannot be copied: {one_line(error)}"
+            f"task {task.task_id}: its messages or metadata cannot be copied: {one_line(error)}",
+            code=Code.ROW_FORM,
         ) from error
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
 from ajet.core.file_lock import is_held, take
 from ajet.core.rollout.stops import EPISODE_ID, TAKEN
@@ -33,10 +34,13 @@ def ask_to_stop(
     if not EPISODE_ID.fullmatch(episode_id):
         raise CheckpointError(
             f"{episode_id!r} is no episode's id: they look like 000003-train-0004-02, and the "
-            "display names the one that is waited for"
+            "display names the one that is waited for",
+            code=Code.NOTHING_TO_STOP,
         )
     if not any(map(is_held, locks)):
-        raise CheckpointError(f"no process on this machine runs {run}: nothing to stop")
+        raise CheckpointError(
+            f"no process on this machine runs {run}: nothing to stop", code=Code.NOTHING_TO_STOP
+        )
     request, taken = folder / episode_id, folder / (episode_id + TAKEN)
     with held_request(request):
         end_s = time.monotonic() + wait_s
@@ -48,7 +52,8 @@ def ask_to_stop(
         request.unlink(missing_ok=True)
         raise CheckpointError(
             f"{episode_id} does not run now in {run}: the display and logs/run.log name the "
-            "episode that is waited for"
+            "episode that is waited for",
+            code=Code.NOTHING_TO_STOP,
         )
     return f"{episode_id} is stopped"
 
@@ -64,6 +69,8 @@ def held_request(request: Path) -> Iterator[None]:
         take(file)
         new.rename(request)
     except OSError as error:
-        raise CheckpointError(f"{request} cannot be written: {error.strerror}") from error
+        raise CheckpointError(
+            f"{request} cannot be written: {error.strerror}", code=Code.RECORD_UNWRITABLE
+        ) from error
     with file:
         yield

@@ -27,6 +27,7 @@ from pathlib import Path
 
 from loguru import logger
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
 from ajet.core.file_lock import is_held
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
@@ -89,7 +90,9 @@ class StopRequests:
             with self._record.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
         except OSError as error:
-            raise CheckpointError(f"{self._record} cannot be written: {error.strerror}") from error
+            raise CheckpointError(
+                f"{self._record} cannot be written: {error.strerror}", code=Code.RECORD_UNWRITABLE
+            ) from error
 
     def _is_asked(self, name: str) -> bool:
         """Returns False for what a command left that was killed: the episode may not even have

@@ -23,6 +23,7 @@ import yaml
 from ajet.core.config import AjetConfig
 from ajet.core.config.effects import Effect
 from ajet.core.config.nested import flatten
+from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
 from ajet.core.record.atomic_file import write_text_atomically
 from ajet.core.record.run_folder import RunFolder
@@ -131,7 +132,8 @@ def earlier_identity(folder: RunFolder) -> RunIdentity | None:
     except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(
-            f"{folder.config_yaml} cannot be read: {reason}; begin anew with --no-resume"
+            f"{folder.config_yaml} cannot be read: {reason}; begin anew with --no-resume",
+            code=Code.RECORD_UNREADABLE,
         ) from error
 
 
@@ -153,4 +155,6 @@ def _copy(source: Path, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
     except OSError as error:
-        raise CheckpointError(f"{target} cannot be written: {error.strerror}") from error
+        raise CheckpointError(
+            f"{target} cannot be written: {error.strerror}", code=Code.RECORD_UNWRITABLE
+        ) from error

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ajet.core.config import AjetConfig
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.run.validation_sample import validation_sample
@@ -66,7 +67,8 @@ def make_cursor(config: AjetConfig, tasks: list[Task]) -> DataCursor | ResultCur
     if config.ajet.task_reader.type == "environment":
         raise ConfigError(
             f"ajet.data.sampler={data.sampler}: environments (task_reader environment) are new "
-            "ones at each step, so no result is of the next one; use uniform"
+            "ones at each step, so no result is of the next one; use uniform",
+            code=Code.KEYS_CONFLICT,
         )
     path = data.curriculum.results_path
     start = () if path is None else read_results(resolve(path, config.base_dirs), tasks)

@@ -30,6 +30,7 @@ from loguru import logger
 
 from ajet.core.config import AjetConfig
 from ajet.core.config.effects import Effect
+from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError, RunChanged, RunComplete
 from ajet.core.file_lock import is_held
 from ajet.core.record.run_folder import EXPLORER_LOCK, LOCK, RunFolder
@@ -79,7 +80,7 @@ def open_run(config: AjetConfig, tasks: RunTasks) -> Iterator[RunFolder]:
         start = decide_start(config, folder, identity, tasks.total_steps)
         if start.sets_aside:
             if refusal := _refusal_to_set_aside(folder):
-                raise CheckpointError(refusal)
+                raise CheckpointError(refusal, code=Code.RUN_FOLDER_UNUSABLE)
             folder = _set_aside(folder)
         elif not start.first_step and _change_experiment(start.changes):
             _forget_episodes(folder)
@@ -239,7 +240,9 @@ def _set_aside(folder: RunFolder) -> RunFolder:
     try:
         folder.path.rename(aside)
     except OSError as error:
-        raise CheckpointError(f"{folder.path} cannot be renamed: {error.strerror}") from error
+        raise CheckpointError(
+            f"{folder.path} cannot be renamed: {error.strerror}", code=Code.RUN_FOLDER_UNUSABLE
+        ) from error
     folder.close()
     new = RunFolder.open(folder.path)
     for replies in aside.glob("judge_replies.sqlite*"):

@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Any
 
 from ajet.core.config import AjetConfig
+from ajet.core.error_codes import Code
 from ajet.core.errors import RunFailed
 from ajet.core.interrupt import Interrupt
 from ajet.core.record.evaluation import success_by_task
@@ -251,7 +252,8 @@ class TrainingRun:
         if line is not None:
             raise RunFailed(
                 f"stopped after step {step} (ajet.trainer_common.sampler_gap.action=stop): {line}; "
-                "its checkpoint is written, and the same command goes on from there"
+                "its checkpoint is written, and the same command goes on from there",
+                code=Code.SAMPLER_GAP,
             )
 
     def _is_multiple(self, frequency: int) -> bool:

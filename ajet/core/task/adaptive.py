@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ajet.core.config import AjetConfig
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.seeding import derive
 from ajet.core.task.results import ResultLog, TaskResults
@@ -73,7 +74,8 @@ class AdaptiveSampler:
                 known = ", ".join(sorted(set(map(str, self._tags))))
                 raise ConfigError(
                     f"{QUOTAS}: no training task has the {settings.tag_field} {tag!r}; there are "
-                    f"{known}"
+                    f"{known}",
+                    code=Code.UNKNOWN_NAME,
                 )
 
     def _tag_of(self, task: Task) -> str | None:

@@ -17,6 +17,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
 from ajet.core.plain_value import plain_text
 from ajet.core.task.reader import MAX_ID_LENGTH, are_messages, check_split
@@ -52,7 +53,10 @@ def chat_tasks(
 def _chat_task(row: Mapping[str, Any], own_id: str, where: str, train_on: str) -> Task:
     messages = _with_weights(_messages(row, where), train_on)
     if not any(is_trained(each) for each in messages):
-        raise DataError(f"{where}: none of its messages is an assistant's with a weight")
+        raise DataError(
+            f"{where}: none of its messages is an assistant's with a weight",
+            code=Code.ROW_NOT_TRAINABLE,
+        )
     questions = [each["content"] for each in messages if each["role"] == "user"]
     given_id = row.get("task_id")
     return Task(
@@ -74,7 +78,7 @@ def is_trained(message: Mapping[str, Any]) -> bool:
 def _messages(row: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     """Returns the row's conversation in OpenAI's form."""
     if not isinstance(row, Mapping):
-        raise DataError(f"{where} is a {type(row).__name__}, not an object")
+        raise DataError(f"{where} is a {type(row).__name__}, not an object", code=Code.ROW_FORM)
     if row.get("messages") is not None:
         return [_message(each, where) for each in _listed(row["messages"], f"{where}: messages")]
     if row.get("conversations") is not None:
@@ -84,13 +88,14 @@ def _messages(row: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
         prompt = _as_messages(row["prompt"], "user", f"{where}: prompt")
         return prompt + _as_messages(row["completion"], "assistant", f"{where}: completion")
     raise DataError(
-        f"{where} has neither {SHAPES}; it has {', '.join(map(str, row)) or 'no field'}"
+        f"{where} has neither {SHAPES}; it has {', '.join(map(str, row)) or 'no field'}",
+        code=Code.ROW_FORM,
     )
 
 
 def _listed(value: Any, where: str) -> Sequence[Mapping[str, Any]]:
     if not value or not are_messages(value):
-        raise DataError(f"{where} is no list of messages")
+        raise DataError(f"{where} is no list of messages", code=Code.ROW_FORM)
     return value
 
 
@@ -104,9 +109,11 @@ def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     plain = {key: value for key, value in message.items() if value is not None}
     role = plain.get("role")
     if role not in ("system", "developer", "user", "assistant", "tool"):
-        raise DataError(f"{where}: a message's role is {role!r}")
+        raise DataError(f"{where}: a message's role is {role!r}", code=Code.ROW_FORM)
     if plain.get("weight", 1) not in (0, 1):
-        raise DataError(f"{where}: a message's weight is {plain['weight']!r}; give 0 or 1")
+        raise DataError(
+            f"{where}: a message's weight is {plain['weight']!r}; give 0 or 1", code=Code.ROW_FORM
+        )
     return {"content": None, **plain}
 
 
@@ -117,7 +124,8 @@ def _from_sharegpt(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     if role is None:
         raise DataError(
             f"{where}: a message is from {message.get('from')!r}; there are "
-            f"{', '.join(SHAREGPT_ROLES)}"
+            f"{', '.join(SHAREGPT_ROLES)}",
+            code=Code.ROW_FORM,
         )
     weight = {} if message.get("weight") is None else {"weight": message["weight"]}
     return _message({"role": role, "content": message.get("value"), **weight}, where)
@@ -140,11 +148,13 @@ def _tools(given: Any, where: str) -> list[dict[str, Any]] | None:
         try:
             given = json.loads(given) if given.strip() else None
         except ValueError as error:
-            raise DataError(f"{where}: tools is text and no JSON: {error}") from error
+            raise DataError(
+                f"{where}: tools is text and no JSON: {error}", code=Code.ROW_FORM
+            ) from error
     if not given:
         return None
     if not are_messages(given):
-        raise DataError(f"{where}: tools is no list of objects")
+        raise DataError(f"{where}: tools is no list of objects", code=Code.ROW_FORM)
     return [
         dict(each) if "function" in each else {"type": "function", "function": dict(each)}
         for each in given

@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError, DataError
 from ajet.core.seeding import derive
 from ajet.core.task.results import GroupResult
@@ -32,7 +33,7 @@ class DataCursor:
         own_order: Callable[[int], list[int]] | None = None,
     ) -> None:
         if num_tasks < 1:
-            raise DataError("there is no training task")
+            raise DataError("there is no training task", code=Code.NO_TASK)
         assert batch_size >= 1
         self.num_tasks = num_tasks
         self.batch_size = batch_size
@@ -95,10 +96,12 @@ class DataCursor:
             if state.get(name) != getattr(self, name):
                 raise CheckpointError(
                     f"the checkpoint's data had {name}={state.get(name)}, this run has "
-                    f"{getattr(self, name)}: use the same data and seed, or pass --no-resume"
+                    f"{getattr(self, name)}: use the same data and seed, or pass --no-resume",
+                    code=Code.CHECKPOINT_DIFFERS,
                 )
         if not isinstance(taken := state.get("taken"), int) or taken < 0:
             raise CheckpointError(
-                f"the checkpoint's position in the data is {taken!r}: pass --no-resume"
+                f"the checkpoint's position in the data is {taken!r}: pass --no-resume",
+                code=Code.CHECKPOINT_DIFFERS,
             )
         self._taken = taken

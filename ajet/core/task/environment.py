@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.task.reader import BaseTaskReader
 from ajet.core.task.task import Task
@@ -53,13 +54,15 @@ class EnvironmentReader(BaseTaskReader):
         if sum(parts) != size:
             raise ConfigError(
                 f"{SECTION}.{name}.num_groups_partition adds up to {sum(parts)}, "
-                f"{size_key} is {size}: make them equal"
+                f"{size_key} is {size}: make them equal",
+                code=Code.KEYS_CONFLICT,
             )
         fewest = min(parts)
         if fewest < 1:
             raise ConfigError(
                 f"{SECTION}.{name}: no group is left for {tags[parts.index(fewest)]!r}: "
-                f"raise {size_key}, or leave it out of tags"
+                f"raise {size_key}, or leave it out of tags",
+                code=Code.KEYS_CONFLICT,
             )
         order_keys = [
             ((number + 0.5) / part, order, number)
@@ -80,7 +83,8 @@ def played_tags(section: EnvironmentConfig, manager: EnvManager) -> Sequence[str
     if not tags:
         raise ConfigError(
             f"{SECTION}.custom_envs is empty: name an environment in it, as "
-            "FrozenLake4: {env_type: frozen_lake}"
+            "FrozenLake4: {env_type: frozen_lake}",
+            code=Code.NO_SUCH_ENVIRONMENT,
         )
     return tags
 

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
 
 PROBE_TIMEOUT_S = 3.0
@@ -27,7 +28,8 @@ def read_hub(path: str, split: str) -> list[dict[str, Any]]:
         import datasets.config
     except ModuleNotFoundError as error:
         raise DataError(
-            f"{path}: no such local folder, and a Hub data set needs: pip install 'ajet[datasets]'"
+            f"{path}: no such local folder, and a Hub data set needs: pip install 'ajet[datasets]'",
+            code=Code.PACKAGE_MISSING,
         ) from error
     if datasets.config.HF_HUB_OFFLINE or _takes_connections(datasets.config.HF_ENDPOINT):
         return _load(path, split)
@@ -43,7 +45,9 @@ def _load(path: str, split: str) -> list[dict[str, Any]]:
         try:
             return [dict(row) for row in load_dataset(name, config, split=split)]  # pyright: ignore[reportArgumentType, reportCallIssue]
         except ValueError as error:
-            raise DataError(f"{path}: {' '.join(str(error).split())}") from error
+            raise DataError(
+                f"{path}: {' '.join(str(error).split())}", code=Code.HUB_UNREACHABLE
+            ) from error
         except ConnectionError as error:
             failure = error
             break
@@ -52,7 +56,8 @@ def _load(path: str, split: str) -> list[dict[str, Any]]:
     raise DataError(
         f"{path}: neither a local folder nor reachable on the Hub ({type(failure).__name__}). "
         "Offline, write a folder with `ajet prepare-data NAME --from FILES --out DIR` and set "
-        "ajet.task_reader.huggingface_dat_repo.dataset_path to it"
+        "ajet.task_reader.huggingface_dat_repo.dataset_path to it",
+        code=Code.HUB_UNREACHABLE,
     )
 
 

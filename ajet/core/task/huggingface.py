@@ -17,6 +17,7 @@ from typing import Any
 
 from loguru import logger
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, DataError
 from ajet.core.task.hub import read_hub
 from ajet.core.task.jsonl import CSV, read_jsonl, read_text, resolve
@@ -50,7 +51,8 @@ class HuggingFaceReader(BaseTaskReader):
             raise ConfigError(
                 f"ajet.task_reader.huggingface_dat_repo.validation_split={split}: {file} is one "
                 "file, which is the training split alone; give a folder with a file for each "
-                "split, or set validation_split=null"
+                "split, or set validation_split=null",
+                code=Code.SPLIT_NOT_FOUND,
             )
         logger.warning(
             "no validation tasks: {} is one file, which is the training split alone; "
@@ -62,7 +64,10 @@ class HuggingFaceReader(BaseTaskReader):
     def _path(self) -> str:
         path = self.config.ajet.task_reader.huggingface_dat_repo.dataset_path
         if path is None:
-            raise ConfigError("ajet.task_reader.huggingface_dat_repo.dataset_path is missing")
+            raise ConfigError(
+                "ajet.task_reader.huggingface_dat_repo.dataset_path is missing",
+                code=Code.KEY_MISSING,
+            )
         return path
 
     def _single_file(self) -> Path | None:
@@ -83,18 +88,27 @@ def read_split(path: str, split: str, base_dirs: list[Path]) -> list[dict[str, A
         return _read_folder(_embedded(path.removeprefix(EMBEDDED)), split)
     path_on_disk = resolve(path, base_dirs)
     if path_on_disk.is_file():
-        raise DataError(f"{path_on_disk}: one file has no split {split!r}; give a folder of splits")
+        raise DataError(
+            f"{path_on_disk}: one file has no split {split!r}; give a folder of splits",
+            code=Code.SPLIT_NOT_FOUND,
+        )
     if path_on_disk.is_dir():
         return _read_folder(path_on_disk, split)
     if path.startswith((".", "/", "~")) or path.endswith((*READABLE, CSV)):
-        raise DataError(f"{path}: no such data folder or file; looked in {_join_paths(base_dirs)}")
+        raise DataError(
+            f"{path}: no such data folder or file; looked in {_join_paths(base_dirs)}",
+            code=Code.DATA_NOT_FOUND,
+        )
     return read_hub(path, split)
 
 
 def _embedded(name: str) -> Path:
     names = sorted(file.parent.name for file in EMBEDDED_DIR.glob("*/train.jsonl"))
     if name not in names:
-        raise DataError(f"{EMBEDDED}{name}: no such data in this package; there is {names}")
+        raise DataError(
+            f"{EMBEDDED}{name}: no such data in this package; there is {names}",
+            code=Code.DATA_NOT_FOUND,
+        )
     return EMBEDDED_DIR / name
 
 
@@ -104,15 +118,22 @@ def _read_folder(folder: Path, split: str) -> list[dict[str, Any]]:
         if not splits or (split not in splits and file.name.startswith(split)):
             return read_jsonl(file)  # raises the error for CSV
     if not splits:
-        raise DataError(f"{folder}: no data file here; one of *{', *'.join(READABLE)} is needed")
+        raise DataError(
+            f"{folder}: no data file here; one of *{', *'.join(READABLE)} is needed",
+            code=Code.DATA_FORMAT,
+        )
     if split not in splits:
-        raise DataError(f"{folder}: no split {split!r}; there are {', '.join(sorted(splits))}")
+        raise DataError(
+            f"{folder}: no split {split!r}; there are {', '.join(sorted(splits))}",
+            code=Code.SPLIT_NOT_FOUND,
+        )
     files = splits[split]
     other = next((file for file in files if file.suffix != files[0].suffix), None)
     if other is not None:
         raise DataError(
             f"{folder}: {files[0].relative_to(folder)} and {other.relative_to(folder)} are both "
-            f"the split {split!r}, in two formats; keep one"
+            f"the split {split!r}, in two formats; keep one",
+            code=Code.DATA_FORMAT,
         )
     return _read_files(files)
 
@@ -149,10 +170,14 @@ def _read_json(file: Path) -> list[dict[str, Any]]:
     try:
         rows = json.loads(text)
     except json.JSONDecodeError as error:
-        raise DataError(f"{file}:{error.lineno}: not valid JSON: {error.msg}") from error
+        raise DataError(
+            f"{file}:{error.lineno}: not valid JSON: {error.msg}", code=Code.ROW_NOT_JSON
+        ) from error
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
-            raise DataError(f"{file}: row {number} is a {type(row).__name__}, not an object")
+            raise DataError(
+                f"{file}: row {number} is a {type(row).__name__}, not an object", code=Code.ROW_FORM
+            )
     return rows
 
 
@@ -160,11 +185,16 @@ def _read_parquet(file: Path) -> list[dict[str, Any]]:
     try:
         from pyarrow import ArrowException, parquet
     except ModuleNotFoundError as error:
-        raise DataError(f"{file}: Parquet needs pyarrow: pip install 'ajet[datasets]'") from error
+        raise DataError(
+            f"{file}: Parquet needs pyarrow: pip install 'ajet[datasets]'",
+            code=Code.PACKAGE_MISSING,
+        ) from error
     try:
         return parquet.read_table(file).to_pylist()
     except (ArrowException, OSError) as error:
-        raise DataError(f"{file}: not a readable Parquet file: {error}") from error
+        raise DataError(
+            f"{file}: not a readable Parquet file: {error}", code=Code.DATA_UNREADABLE
+        ) from error
 
 
 def _join_paths(folders: list[Path]) -> str:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, DataError
 from ajet.core.task.reader import BaseTaskReader
 from ajet.core.task.task import Task
@@ -21,9 +22,9 @@ REFUSED = {
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """Returns the file's rows; empty lines are skipped."""
     if not path.is_file():
-        raise DataError(f"{path.absolute()}: no such data file")
+        raise DataError(f"{path.absolute()}: no such data file", code=Code.DATA_NOT_FOUND)
     if path.suffix in REFUSED:
-        raise DataError(f"{path}: {REFUSED[path.suffix]}")
+        raise DataError(f"{path}: {REFUSED[path.suffix]}", code=Code.DATA_FORMAT)
     return rows_of_lines(read_text(path), path)
 
 
@@ -41,9 +42,13 @@ def read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        raise DataError(f"{path}:{line}: not UTF-8; save the file in UTF-8") from error
+        raise DataError(
+            f"{path}:{line}: not UTF-8; save the file in UTF-8", code=Code.ROW_NOT_JSON
+        ) from error
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+        raise DataError(
+            f"{path}: cannot be read: {error.strerror}", code=Code.DATA_UNREADABLE
+        ) from error
 
 
 def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -66,7 +71,10 @@ def existing_file(path: str, base_dirs: list[Path], where: str) -> Path:
     file = resolve(path, base_dirs)
     if not file.is_file():
         tried = dict.fromkeys(str((folder / file).absolute()) for folder in [*base_dirs, Path()])
-        raise DataError(f"{where}: {path}: no such data file; looked for {', '.join(tried)}")
+        raise DataError(
+            f"{where}: {path}: no such data file; looked for {', '.join(tried)}",
+            code=Code.DATA_NOT_FOUND,
+        )
     return file
 
 
@@ -74,13 +82,17 @@ def _parse(line: str, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
-        raise DataError(f"{where}: not valid JSON: {error.msg}") from error
+        raise DataError(f"{where}: not valid JSON: {error.msg}", code=Code.ROW_NOT_JSON) from error
     except RecursionError as error:
-        raise DataError(f"{where}: its values are nested too deeply") from error
+        raise DataError(
+            f"{where}: its values are nested too deeply", code=Code.ROW_NOT_JSON
+        ) from error
     except ValueError as error:  # an integer of more digits than Python reads
-        raise DataError(f"{where}: not valid JSON: {error}") from error
+        raise DataError(f"{where}: not valid JSON: {error}", code=Code.ROW_NOT_JSON) from error
     if not isinstance(row, dict):
-        raise DataError(f"{where}: a line is one JSON object, got a {type(row).__name__}")
+        raise DataError(
+            f"{where}: a line is one JSON object, got a {type(row).__name__}", code=Code.ROW_FORM
+        )
     return row
 
 
@@ -90,7 +102,10 @@ class JsonlReader(BaseTaskReader):
     def get_training_tasks(self) -> list[Task]:
         path = self.config.ajet.task_reader.jsonl_dataset_file.training.file_path
         if path is None:
-            raise ConfigError("ajet.task_reader.jsonl_dataset_file.training.file_path is missing")
+            raise ConfigError(
+                "ajet.task_reader.jsonl_dataset_file.training.file_path is missing",
+                code=Code.KEY_MISSING,
+            )
         return self._read(path, "train")
 
     def get_validation_tasks(self) -> list[Task]:

@@ -28,6 +28,7 @@ from functools import partial
 from typing import Any
 
 from ajet.core.config import AjetConfig
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.importing import load_function, run_user_code
 from ajet.core.seeding import derive
@@ -79,11 +80,14 @@ def _checked(result: Any, size: int, num_tasks: int, when: str) -> list[int]:
     try:
         order = [int(index) for index in result]
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{WHERE}: give a list of {size} indices of tasks ({error})") from error
+        raise ConfigError(
+            f"{WHERE}: give a list of {size} indices of tasks ({error})", code=Code.OWN_RESULT
+        ) from error
     if len(order) != size or not all(0 <= index < num_tasks for index in order):
         raise ConfigError(
             f"{WHERE}: {when}: it returned {len(order)} indices from "
             f"{min(order, default=None)} to {max(order, default=None)}: give {size} from 0 to "
-            f"{num_tasks - 1}"
+            f"{num_tasks - 1}",
+            code=Code.OWN_RESULT,
         )
     return order

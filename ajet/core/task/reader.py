@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
 from ajet.core.plain_value import plain_text
 from ajet.core.task.task import Task
@@ -146,21 +147,28 @@ def task_from_row(
 ) -> Task:
     """Returns the row as a task. `index` counts from 0; messages count rows from 1."""
     if not isinstance(row, Mapping):
-        raise DataError(f"{source}: row {index + 1} is a {type(row).__name__}, not an object")
+        raise DataError(
+            f"{source}: row {index + 1} is a {type(row).__name__}, not an object",
+            code=Code.ROW_FORM,
+        )
     wanted = (query_field,) if query_field else QUERY_FIELDS
     name = next((field for field in wanted if row.get(field) is not None), None)
     if name is None and not may_lack_question:
         raise DataError(
             f"{source}: row {index + 1} has none of the fields {', '.join(wanted)}; it has "
             f"{', '.join(map(str, row)) or 'no field'}. Name the question's field in "
-            "ajet.task_reader.query_field"
+            "ajet.task_reader.query_field",
+            code=Code.ROW_FORM,
         )
     where = f"{source}: row {index + 1}: {name}"
     query, messages = _query_and_messages(row[name], where) if name else (NO_QUESTION, [])
     _refuse_images(row, query, f"{source}: row {index + 1}")
     own_messages = row.get("init_messages")
     if own_messages and not are_messages(own_messages):
-        raise DataError(f"{source}: row {index + 1}: init_messages is not a list of chat messages")
+        raise DataError(
+            f"{source}: row {index + 1}: init_messages is not a list of chat messages",
+            code=Code.ROW_FORM,
+        )
     return Task(
         task_id=plain_text(row["task_id"], MAX_ID_LENGTH)
         if row.get("task_id") is not None
@@ -177,7 +185,10 @@ def _refuse_images(row: Mapping[str, Any], query: str, where: str) -> None:
     form of verl's and ChatLearn's data sets."""
     for field, mark in IMAGE_MARKS.items():
         if mark in query and row.get(field) is not None:
-            raise DataError(f"{where}: {mark} stands for one of its {field}: questions are text")
+            raise DataError(
+                f"{where}: {mark} stands for one of its {field}: questions are text",
+                code=Code.ROW_FORM,
+            )
 
 
 def _metadata(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -196,7 +207,9 @@ def _query_and_messages(value: Any, where: str) -> tuple[str, list[dict[str, Any
         *before, last = [dict(message) for message in value]
         if isinstance(last.get("content"), str) and last.get("role") == "user":
             return last["content"], before
-    raise DataError(f"{where} is neither text nor chat messages that end with the user's")
+    raise DataError(
+        f"{where} is neither text nor chat messages that end with the user's", code=Code.ROW_FORM
+    )
 
 
 def are_messages(value: Any) -> bool:
@@ -209,12 +222,13 @@ def are_messages(value: Any) -> bool:
 def check_split(tasks: Sequence[Task], *, split: str, source: str) -> None:
     """Raises DataError if a split has no task, or two tasks with one id."""
     if not tasks:
-        raise DataError(f"{source}: the {split} split is empty")
+        raise DataError(f"{source}: the {split} split is empty", code=Code.NO_TASK)
     if duplicates := first_duplicate_ids(tasks):
         first, second = duplicates
         raise DataError(
             f"{source}: rows {first} and {second} have one task_id {tasks[first - 1].task_id!r}; "
-            "give each its own, or leave the field out"
+            "give each its own, or leave the field out",
+            code=Code.TASK_ID_TWICE,
         )
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError, DataError
 from ajet.core.task.results import GroupResult, ResultLog
 
@@ -40,7 +41,7 @@ class ResultCursor:
     ) -> None:
         """`start` are results from before the run."""
         if num_tasks < 1:
-            raise DataError("there is no training task")
+            raise DataError("there is no training task", code=Code.NO_TASK)
         self.num_tasks, self.batch_size, self.seed = num_tasks, batch_size, seed
         self._sampler = sampler
         self._log = ResultLog(num_tasks)
@@ -71,11 +72,13 @@ class ResultCursor:
             if state.get(name) != getattr(self, name):
                 raise CheckpointError(
                     f"the checkpoint's data had {name}={state.get(name)}, this run has "
-                    f"{getattr(self, name)}: use the same data and seed, or pass --no-resume"
+                    f"{getattr(self, name)}: use the same data and seed, or pass --no-resume",
+                    code=Code.CHECKPOINT_DIFFERS,
                 )
         if "results" not in state:
             raise CheckpointError(
                 "the checkpoint has no results of tasks, which ajet.data.sampler needs: use the "
-                "sampler that it was written with, or pass --no-resume"
+                "sampler that it was written with, or pass --no-resume",
+                code=Code.CHECKPOINT_DIFFERS,
             )
         self._log.load_state_dict(state["results"])

@@ -19,6 +19,7 @@ from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError, DataError
 from ajet.core.task.task import Task
 
@@ -132,10 +133,14 @@ class ResultLog:
             found = [taken.pop(index, TaskResults()) for index in range(len(self.of_task))]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(
-                "the checkpoint's results of tasks cannot be read: pass --no-resume"
+                "the checkpoint's results of tasks cannot be read: pass --no-resume",
+                code=Code.CHECKPOINT_DIFFERS,
             ) from error
         if taken:
-            raise CheckpointError("the checkpoint's results are of other tasks: pass --no-resume")
+            raise CheckpointError(
+                "the checkpoint's results are of other tasks: pass --no-resume",
+                code=Code.CHECKPOINT_DIFFERS,
+            )
         self.of_task = found
 
 
@@ -149,15 +154,17 @@ def read_results(file: Path, tasks: Sequence[Task]) -> list[GroupResult]:
             if task.task_id in played
         ]
     except OSError as error:
-        raise DataError(f"{WHERE}: {file}: {error.strerror}") from error
+        raise DataError(f"{WHERE}: {file}: {error.strerror}", code=Code.RESULT_FILE) from error
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{WHERE}: {file}: not a result of `ajet eval --split training --out FILE`"
+            f"{WHERE}: {file}: not a result of `ajet eval --split training --out FILE`",
+            code=Code.RESULT_FILE,
         ) from error
     if not found:
         raise DataError(
             f"{WHERE}: {file} has no training task of this run: measure them with "
-            "ajet eval --split training"
+            "ajet eval --split training",
+            code=Code.RESULT_FILE,
         )
     return found
 

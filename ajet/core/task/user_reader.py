@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from ajet.core.config import AjetConfig
+from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
 from ajet.core.importing import construct, line_of, run_user_code
 from ajet.core.plain_value import plain_text, type_name
@@ -43,7 +44,9 @@ class UserReader(BaseTaskReader):
         tasks = self._tasks("get_training_tasks")
         if not tasks:
             where = self._where("get_training_tasks")
-            raise DataError(f"{where} gave an empty list; a run needs training tasks")
+            raise DataError(
+                f"{where} gave an empty list; a run needs training tasks", code=Code.NO_TASK
+            )
         return tasks
 
     def get_validation_tasks(self) -> list[Task]:
@@ -54,10 +57,13 @@ class UserReader(BaseTaskReader):
         if own is getattr(BaseTaskReader, method):
             raise DataError(
                 f"{self.prefix}: {line_of(self.kind)}: {self.kind.__name__} does not define "
-                f"{method}(); it returns a list of ajet.Task"
+                f"{method}(); it returns a list of ajet.Task",
+                code=Code.OWN_METHOD_MISSING,
             )
         if inspect.iscoroutinefunction(own):
-            raise DataError(f"{self._where(method)} is async; write a plain def")
+            raise DataError(
+                f"{self._where(method)} is async; write a plain def", code=Code.OWN_SIGNATURE
+            )
         given = run_user_code(getattr(self.inner, method), self.prefix)
         split = method.removeprefix("get_").removesuffix("_tasks")
         return _checked(given, split, self._where(method))
@@ -71,19 +77,23 @@ def _checked(given: Any, split: str, where: str) -> list[Task]:
     """Returns what the class returned, with an id for each task that has none. Raises DataError
     unless it is a list of complete tasks whose ids differ."""
     if not isinstance(given, list | tuple):
-        raise DataError(f"{where} gave a {type_name(type(given))}; return a list of ajet.Task")
+        raise DataError(
+            f"{where} gave a {type_name(type(given))}; return a list of ajet.Task",
+            code=Code.OWN_RESULT,
+        )
     tasks = []
     for index, task in enumerate(_items(given)):
         place = f"{where}: number {index + 1} of the list"
         if problem := run_user_code(partial(_task_problem, task), place):
-            raise DataError(f"{place} {problem}")
+            raise DataError(f"{place} {problem}", code=Code.OWN_RESULT)
         run_user_code(partial(copy.deepcopy, task), f"{place} cannot be copied for an episode")
         tasks.append(_with_plain_texts(task, f"{split}-{index}"))
     if duplicates := first_duplicate_ids(tasks):
         first, second = duplicates
         raise DataError(
             f"{where}: numbers {first} and {second} of the list have one task_id "
-            f"{tasks[first - 1].task_id!r}; give each its own"
+            f"{tasks[first - 1].task_id!r}; give each its own",
+            code=Code.TASK_ID_TWICE,
         )
     return tasks
 

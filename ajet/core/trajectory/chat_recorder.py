@@ -16,9 +16,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.inference.chat_template import ChatTemplate, normalised
-from ajet.core.inference.endpoint import ChatEndpoint, ChatReply, Completion, SamplingParams
+from ajet.core.inference.endpoint import ChatEndpoint, ChatCompletion, Completion, SamplingParams
 from ajet.core.trajectory.base_recorder import BaseRecorder, SamplingOverrides, drop_none
 from ajet.core.trajectory.limits import EpisodeClosed
 from ajet.core.trajectory.plain_trajectory import plain_messages
@@ -80,18 +81,23 @@ class ChatRecorder(BaseRecorder):
     async def give(self, *_arguments: Any, **_options: Any) -> Turn:
         raise ConfigError(
             "model_tuner.give() writes token ids, which a chat endpoint does not show; it is for "
-            "training"
+            "training",
+            code=Code.NO_TOKEN_IDS,
         )
 
     async def generate(self, prompt_ids: Sequence[int], **_options: Any) -> Turn:
         raise ConfigError(
             "model_tuner.generate() takes token ids, which a chat endpoint does not show; "
-            "use model_tuner.chat() or an agent framework"
+            "use model_tuner.chat() or an agent framework",
+            code=Code.NO_TOKEN_IDS,
         )
 
     @property
     def template(self) -> ChatTemplate:
-        raise ConfigError("model_tuner: a chat endpoint shows no token ids; only text can be used")
+        raise ConfigError(
+            "model_tuner: a chat endpoint shows no token ids; only text can be used",
+            code=Code.NO_TOKEN_IDS,
+        )
 
     @property
     def shows_tools(self) -> bool:
@@ -117,7 +123,7 @@ def _openai_form(message: Mapping[str, Any]) -> dict[str, Any]:
     return form
 
 
-def _checked_reply(index: int, answer: ChatReply) -> tuple[dict[str, Any], list[str]]:
+def _checked_reply(index: int, answer: ChatCompletion) -> tuple[dict[str, Any], list[str]]:
     """Returns the reply for the agent, and its calls whose arguments are not a JSON object.
 
     These calls become text in the reply.

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
 
 if TYPE_CHECKING:
@@ -32,13 +33,15 @@ def given_reply_ids(
     if not whole.startswith(prompt):
         raise DataError(
             "the chat template does not write an assistant message as its generation prompt begins "
-            "one: give the reply's token_ids, or another ajet.model.chat_template"
+            "one: give the reply's token_ids, or another ajet.model.chat_template",
+            code=Code.ROW_NOT_TRAINABLE,
         )
     end = _end_of_turn(template, whole, len(prompt))
     if end is None:
         raise DataError(
             "the chat template writes no token that ends a reply after an assistant message: give "
-            "the reply's token_ids, or another ajet.model.chat_template"
+            "the reply's token_ids, or another ajet.model.chat_template",
+            code=Code.ROW_NOT_TRAINABLE,
         )
     return tuple(template.encode(whole[len(prompt) : end]))
 

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
 from ajet.core.task.task import Task
 from ajet.core.trajectory.sample import TrainingSample
@@ -37,7 +38,8 @@ def hint_for(hint: str, task: Task) -> str:
     missing = [name for name in PLACEHOLDER.findall(hint) if fields.get(name) is None]
     if missing:
         raise DataError(
-            f"task {task.task_id}: its row has no {missing[0]!r}, named in ajet.distillation.hint"
+            f"task {task.task_id}: its row has no {missing[0]!r}, named in ajet.distillation.hint",
+            code=Code.ROW_FORM,
         )
     return PLACEHOLDER.sub(lambda found: str(fields[found[1]]), hint)
 
@@ -46,7 +48,10 @@ def with_hint(messages: Sequence[dict[str, Any]], hint: str) -> list[dict[str, A
     """Returns the messages with the hint at the end of the first user message."""
     users = (n for n, message in enumerate(messages) if message.get("role") == "user")
     if (first := next(users, None)) is None:
-        raise DataError("ajet.distillation.hint: the chat has no user message to add the hint to")
+        raise DataError(
+            "ajet.distillation.hint: the chat has no user message to add the hint to",
+            code=Code.ROW_FORM,
+        )
     content = messages[first].get("content")
     if isinstance(content, list):
         content = [*content, {"type": "text", "text": f"\n\n{hint}"}]
@@ -67,7 +72,8 @@ class HintedSample:
         if root is None or HINTED not in root.notes:
             raise DataError(
                 f"episode {of.episode_id}: ajet.distillation.hint needs chat messages, and this "
-                "conversation began with token ids"
+                "conversation began with token ids",
+                code=Code.ROW_FORM,
             )
         prompt = np.array(root.notes[HINTED], np.int64)
         self._start, self._shift = len(root.completion.prompt_ids), len(prompt)

@@ -39,6 +39,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
 from ajet.core.update.manifest import (
     FORMAT,
@@ -152,7 +153,8 @@ class _CheckpointWriter:
             shutil.rmtree(self.writing, ignore_errors=True)
         raise CheckpointError(
             f"checkpoint {self.target} was not saved: {reason}; earlier checkpoints are intact, "
-            "make room, mend the disk or choose another folder, and resume"
+            "make room, mend the disk or choose another folder, and resume",
+            code=Code.CHECKPOINT_NOT_SAVED,
         ) from cause
 
 
@@ -215,7 +217,8 @@ def checked_state(kind: type[State], content: Any, path: Path) -> State:
 def unusable(path: Path, reason: str) -> CheckpointError:
     """Returns the error of a checkpoint that cannot be used."""
     return CheckpointError(
-        f"checkpoint {path} cannot be used: {reason}; move it away to go on from an earlier one"
+        f"checkpoint {path} cannot be used: {reason}; move it away to go on from an earlier one",
+        code=Code.CHECKPOINT_UNUSABLE,
     )
 
 
@@ -235,7 +238,7 @@ def _from_rank_0(ranks: Ranks, find: Callable[[], Any]) -> Any:
             fault = str(error)
     found, fault = ranks.all_gather((found, fault))[0]
     if fault is not None:
-        raise CheckpointError(fault)
+        raise CheckpointError(fault, code=Code.CHECKPOINT_UNUSABLE)
     return found
 
 

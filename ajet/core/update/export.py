@@ -17,6 +17,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError, ConfigError
 from ajet.core.model.load import LoadedModel
 from ajet.core.update.checkpoint import read_weights
@@ -42,9 +43,13 @@ def export_model(
     It changes `loaded`.
     """
     if adapter and lora is None:
-        raise ConfigError("--adapter: the run trained all weights, it has no adapters")
+        raise ConfigError(
+            "--adapter: the run trained all weights, it has no adapters", code=Code.OPTION_VALUE
+        )
     if out.exists():
-        raise CheckpointError(f"{out}: is there already; name a folder that is not")
+        raise CheckpointError(
+            f"{out}: is there already; name a folder that is not", code=Code.OUTPUT_EXISTS
+        )
     model: Any = with_lora(loaded.model, lora) if lora else loaded.model
     with of_checkpoint(checkpoint):
         load_weights(trainable(model), read_weights(checkpoint))
@@ -58,4 +63,6 @@ def export_model(
         writing.rename(out)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(writing, ignore_errors=True)
-        raise CheckpointError(f"{out} was not written: {reason_of(error)}") from error
+        raise CheckpointError(
+            f"{out} was not written: {reason_of(error)}", code=Code.OUTPUT_NOT_WRITTEN
+        ) from error

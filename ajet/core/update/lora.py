@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.seeding import derive
 from ajet.core.update.settings import LoraSettings
@@ -27,7 +28,9 @@ def with_lora(model: nn.Module, lora: LoraSettings) -> nn.Module:
     try:
         import peft
     except ImportError:
-        raise ConfigError("lora: peft is not installed; run pip install 'ajet[lora]'") from None
+        raise ConfigError(
+            "lora: peft is not installed; run pip install 'ajet[lora]'", code=Code.PACKAGE_MISSING
+        ) from None
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
     config = peft.LoraConfig(
         r=lora.rank,
@@ -45,7 +48,8 @@ def with_lora(model: nn.Module, lora: LoraSettings) -> nn.Module:
             return peft.get_peft_model(untyped, config)
         except ValueError as error:
             raise ConfigError(
-                f"lora.targets={lora.targets!r}: {str(error).splitlines()[0]}"
+                f"lora.targets={lora.targets!r}: {str(error).splitlines()[0]}",
+                code=Code.MODEL_UNSUPPORTED,
             ) from error
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from loguru import logger
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
 
 MANIFEST = "manifest.json"
@@ -34,7 +35,8 @@ def newest_checkpoint(folder: Path, warnings: list[str] | None = None) -> Path |
     if warnings:
         raise CheckpointError(
             f"no usable checkpoint in {folder}: {'; '.join(warnings)}; "
-            "mend its disk, or remove the folder to start afresh"
+            "mend its disk, or remove the folder to start afresh",
+            code=Code.CHECKPOINT_UNUSABLE,
         )
     return None
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
 
 WHAT_TO_DO = "use the model and lora settings of the run that wrote it"
@@ -15,6 +16,8 @@ WHAT_TO_DO = "use the model and lora settings of the run that wrote it"
 
 class WeightMismatch(CheckpointError):
     """Raised with the name of a tensor and what is wrong with it."""
+
+    usual_code = Code.CHECKPOINT_DIFFERS
 
     def __str__(self) -> str:
         return f"checkpoint does not fit the model: {self.args[0]}; {WHAT_TO_DO}"
@@ -27,5 +30,6 @@ def of_checkpoint(path: Path) -> Iterator[None]:
         yield
     except WeightMismatch as mismatch:
         raise CheckpointError(
-            f"checkpoint {path} does not fit the model: {mismatch.args[0]}; {WHAT_TO_DO}"
+            f"checkpoint {path} does not fit the model: {mismatch.args[0]}; {WHAT_TO_DO}",
+            code=mismatch.code,
         ) from mismatch

@@ -23,6 +23,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from ajet.core.config import AjetConfig
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.model.load import resolve_device
 from ajet.core.rendezvous import join, listen
@@ -115,7 +116,8 @@ class TorchRanks:
         if self.size % width:
             raise ConfigError(
                 f"ulysses_sequence_parallel_size={width}: does not divide the number of trainer "
-                f"ranks ({self.size})"
+                f"ranks ({self.size})",
+                code=Code.PARALLEL_SIZE,
             )
         self.dp_size, self.dp_rank = self.size // width, self.rank // width
         self.sequence = SequenceGroup.of(self._device.type, self.size, width)
@@ -182,7 +184,8 @@ def connect(
         raise ConfigError(
             f"trainer rank {rank} of {size} could not join the others at {host}:{port} ({reason}); "
             "the port must be free on rank 0's machine, all ranks must start, and the interface of "
-            f"each (GLOO_SOCKET_IFNAME: {interface}) must reach the others"
+            f"each (GLOO_SOCKET_IFNAME: {interface}) must reach the others",
+            code=Code.RANKS_NOT_JOINED,
         ) from error
 
 

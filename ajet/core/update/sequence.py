@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.model.decoder import Attend
 
@@ -57,7 +58,8 @@ class SequenceGroup:
             raise ConfigError(
                 f"ulysses_sequence_parallel_size={self.size}: does not fit a model of {num_heads} "
                 f"heads and {num_kv_heads} key-value heads; it must divide both, or divide the "
-                "first and be a multiple of the second"
+                "first and be a multiple of the second",
+                code=Code.PARALLEL_SIZE,
             )
 
     def local_slice(self, num_tokens: int) -> slice:

@@ -12,6 +12,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.config.algorithm import PolicyLossName
 from ajet.core.config.import_path import ARROW
 from ajet.core.config.precision import Dtype, dtype_on
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
 KLType = Literal["low_var_kl", "low_var_kl+", "k1", "k2"]
@@ -139,7 +140,8 @@ class CorrectionSettings:
         _check_choices(self)
         if not 0 <= self.lower < self.upper:
             raise ConfigError(
-                f"upper={self.upper}: must be above lower ({self.lower}), which is not negative"
+                f"upper={self.upper}: must be above lower ({self.lower}), which is not negative",
+                code=Code.UPDATE_SETTING,
             )
 
 
@@ -163,7 +165,8 @@ class OptimizerSettings:
         if self.lr_schedule != "constant" and self.total_steps <= self.warmup_steps:
             raise ConfigError(
                 f"lr_schedule={self.lr_schedule} needs total_steps above warmup_steps "
-                f"({self.warmup_steps}), got {self.total_steps}"
+                f"({self.warmup_steps}), got {self.total_steps}",
+                code=Code.UPDATE_SETTING,
             )
 
 
@@ -277,16 +280,24 @@ class UpdateSettings(OptimizerSettings):
         if self.old_logprobs == "sampler" and self.correction.level != "none":
             raise ConfigError(
                 f"old_logprobs=sampler: a correction of level {self.correction.level} needs the "
-                "trainer's"
+                "trainer's",
+                code=Code.UPDATE_SETTING,
             )
         if ARROW not in self.policy_loss and self.policy_loss not in get_args(PolicyLossName):
             names = ", ".join(get_args(PolicyLossName))
-            raise ConfigError(f"policy_loss={self.policy_loss!r}: choose one of {names}")
+            raise ConfigError(
+                f"policy_loss={self.policy_loss!r}: choose one of {names}", code=Code.UPDATE_SETTING
+            )
         for name in ("temperature", "sapo_tau_pos", "sapo_tau_neg", "dppo_max_ratio"):
             if not getattr(self, name) > 0:
-                raise ConfigError(f"{name}={getattr(self, name)}: training needs one above 0")
+                raise ConfigError(
+                    f"{name}={getattr(self, name)}: training needs one above 0",
+                    code=Code.UPDATE_SETTING,
+                )
         if self.dual_clip is not None and not self.dual_clip > 1:
-            raise ConfigError(f"dual_clip={self.dual_clip}: must be above 1")
+            raise ConfigError(
+                f"dual_clip={self.dual_clip}: must be above 1", code=Code.UPDATE_SETTING
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +338,9 @@ class CriticSettings(OptimizerSettings):
         OptimizerSettings.__post_init__(self)
         _check_at_least_one(self, "ppo_epochs", "mini_batch_num", "max_tokens_per_micro_batch")
         if not self.cliprange_value > 0:
-            raise ConfigError(f"cliprange_value={self.cliprange_value}: must be above 0")
+            raise ConfigError(
+                f"cliprange_value={self.cliprange_value}: must be above 0", code=Code.UPDATE_SETTING
+            )
 
 
 def optimizer_steps(config: AjetConfig) -> int:
@@ -372,16 +385,22 @@ def _check_choices(settings: object) -> None:
     for name, allowed in CHOICES.items():
         value = getattr(settings, name, allowed[0])
         if value not in allowed:
-            raise ConfigError(f"{name}={value!r}: choose one of {', '.join(allowed)}")
+            raise ConfigError(
+                f"{name}={value!r}: choose one of {', '.join(allowed)}", code=Code.UPDATE_SETTING
+            )
 
 
 def _check_at_least_one(settings: object, *names: str) -> None:
     for name in names:
         if getattr(settings, name) < 1:
-            raise ConfigError(f"{name}={getattr(settings, name)}: must be at least 1")
+            raise ConfigError(
+                f"{name}={getattr(settings, name)}: must be at least 1", code=Code.UPDATE_SETTING
+            )
 
 
 def _check_not_negative(settings: object, *names: str) -> None:
     for name in names:
         if not getattr(settings, name) >= 0:
-            raise ConfigError(f"{name}={getattr(settings, name)}: must not be negative")
+            raise ConfigError(
+                f"{name}={getattr(settings, name)}: must not be negative", code=Code.UPDATE_SETTING
+            )

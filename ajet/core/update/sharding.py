@@ -39,6 +39,7 @@ from torch.distributed.fsdp import (
     register_fsdp_forward_method,
 )
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.model.decoder import decoder_layers
 from ajet.core.model.precision import to_wide_dtype, wide_dtype
@@ -103,7 +104,8 @@ def _receive(module: nn.Module, mesh: DeviceMesh) -> None:
         if other != described[0]:
             raise ConfigError(
                 f"trainer rank {rank} has made another model than rank 0: all machines need the "
-                "same files of ajet.model.path and the same versions of transformers and peft"
+                "same files of ajet.model.path and the same versions of transformers and peft",
+                code=Code.PROJECT_NOT_ON_NODE,
             )
     dtypes = [[tensor.dtype for tensor in given.values()]]
     dist.broadcast_object_list(dtypes, 0, device=torch.device("cpu"))

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
 from ajet.core.update.checkpoint import WEIGHT_PREFIX, read_weights
 from ajet.core.update.lora import with_lora
@@ -31,7 +32,10 @@ def find_checkpoint(path: Path) -> Path:
             return newest
     if path.name.startswith("step_"):
         return path
-    raise CheckpointError(f"no checkpoint in {path}; give a run folder or its checkpoints/step_N")
+    raise CheckpointError(
+        f"no checkpoint in {path}; give a run folder or its checkpoints/step_N",
+        code=Code.CHECKPOINT_NOT_FOUND,
+    )
 
 
 def overlay_checkpoint(model: nn.Module, path: Path, lora: LoraSettings | None) -> None:

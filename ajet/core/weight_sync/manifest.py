@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
 from ajet.core.weight_sync.adapters import Adapters
 from ajet.core.weight_sync.checksum import combined_checksum, tensor_checksum
@@ -28,6 +29,8 @@ MAX_NAMED = 3
 
 class WeightsError(ModelError):
     """Reports in one line that weights did not arrive as they were sent, or do not fit."""
+
+    usual_code = Code.WEIGHTS_NOT_ARRIVED
 
 
 @dataclass(frozen=True, slots=True)

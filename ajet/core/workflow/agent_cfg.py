@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.plain_value import plain_text
 
@@ -34,12 +35,14 @@ def read_agent_cfg(path: Any, base_dirs: Sequence[Path]) -> DictConfig:
         found = next((candidate for candidate in candidates if candidate.is_file()), None)
     except (OSError, ValueError, RuntimeError) as error:  # no file has such a name
         raise ConfigError(
-            f"agent_cfg_path {plain_text(path, MAX_PATH_SHOWN)!r} of a task: no file's name"
+            f"agent_cfg_path {plain_text(path, MAX_PATH_SHOWN)!r} of a task: no file's name",
+            code=Code.TASK_SETTING,
         ) from error
     if found is None:
         tried = ", ".join(map(str, dict.fromkeys(candidates)))
         raise ConfigError(
-            f"agent_cfg_path {str(path)!r} of a task: no such file; looked for {tried}"
+            f"agent_cfg_path {str(path)!r} of a task: no such file; looked for {tried}",
+            code=Code.TASK_SETTING,
         )
     return _read(found)
 
@@ -53,9 +56,13 @@ def _read(path: Path | None) -> DictConfig:
         cfg = OmegaConf.create() if path is None else OmegaConf.load(path)
     except YAMLError as error:
         reason = " ".join(str(error).split())
-        raise ConfigError(f"{path} (agent_cfg_path of a task): no valid YAML: {reason}") from error
+        raise ConfigError(
+            f"{path} (agent_cfg_path of a task): no valid YAML: {reason}", code=Code.TASK_SETTING
+        ) from error
     if not isinstance(cfg, DictConfig):
-        raise ConfigError(f"{path} (agent_cfg_path of a task): holds no keys with values")
+        raise ConfigError(
+            f"{path} (agent_cfg_path of a task): holds no keys with values", code=Code.TASK_SETTING
+        )
     OmegaConf.set_readonly(cfg, True)  # the episodes share it
     limits_of(cfg)
     return cfg
@@ -66,7 +73,10 @@ def limits_of(cfg: DictConfig) -> dict[str, int]:
     given = {name: cfg.get(name) for name in LIMITS}
     for name, value in given.items():
         if value is not None and (type(value) is not int or value < 1):
-            raise ConfigError(f"agent_cfg_path of a task: {name} is {value!r}, no positive number")
+            raise ConfigError(
+                f"agent_cfg_path of a task: {name} is {value!r}, no positive number",
+                code=Code.TASK_SETTING,
+            )
     return {LIMITS[name]: value for name, value in given.items() if value is not None}
 
 

@@ -43,6 +43,7 @@ from weakref import WeakSet
 
 from loguru import logger
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.importing import line_of
 from ajet.core.signatures import accepted_arguments, required_names
@@ -233,7 +234,8 @@ class LoopWorkflow(Workflow):
             raise ConfigError(
                 f"{line_of(kind)}: {kind.__name__} takes verl's tools, which ajet gives to "
                 f"tool_agent alone (ajet.rollout.multi_turn.tool_config_path is {path}): name "
-                "tool_agent in the rows, or make the tools in init_class and take none"
+                "tool_agent in the rows, or make the tools in init_class and take none",
+                code=Code.TOOL_CLASS,
             )
 
     def _make_loop(self, given: Mapping[str, Any]) -> Any:
@@ -272,19 +274,28 @@ def check_agent_loop(workflow: type[LoopWorkflow], where: str) -> None:
     location = f"{where}: {line_of(kind)}: {kind.__name__}"
     run = getattr(kind, "run", None)
     if run is None or run is AgentLoopBase.run or getattr(run, "__isabstractmethod__", False):
-        raise ConfigError(f"{location} does not define async run(self, sampling_params, **kwargs)")
+        raise ConfigError(
+            f"{location} does not define async run(self, sampling_params, **kwargs)",
+            code=Code.OWN_METHOD_MISSING,
+        )
     if not inspect.iscoroutinefunction(run):
-        raise ConfigError(f"{location}.run is not async: write async def run(self, …)")
+        raise ConfigError(
+            f"{location}.run is not async: write async def run(self, …)", code=Code.OWN_SIGNATURE
+        )
     known = (*ARGUMENTS, *FORMER_ARGUMENTS, *workflow.settings)
     for name in required_names(kind):
         if name not in known:
             raise ConfigError(
                 f"{location} is made with {', '.join(ARGUMENTS)}: give {name} of its __init__ a "
-                "default, or a value in the file of agent_loop_config_path"
+                "default, or a value in the file of agent_loop_config_path",
+                code=Code.OWN_SIGNATURE,
             )
     for name in workflow.settings:
         if name in ARGUMENTS or not accepted_arguments(kind, {name: None}):
-            raise ConfigError(f"{location} takes no {name}, which agent_loop_config_path gives it")
+            raise ConfigError(
+                f"{location} takes no {name}, which agent_loop_config_path gives it",
+                code=Code.OWN_SIGNATURE,
+            )
 
 
 def to_workflow_output(result: Any, model_tuner: ModelTuner, kind: type) -> WorkflowOutput:

@@ -33,6 +33,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.importing import line_of, require_package
 from ajet.core.signatures import accepted_arguments, required_names
@@ -181,14 +182,21 @@ def check_graph(kind: type, where: str) -> None:
     location = f"{where}: {line_of(kind)}: {kind.__name__}"
     run = getattr(kind, "run", None)
     if run is None or run is BaseAgentGraph.run:
-        raise ConfigError(f"{location} does not define async run(self, messages, **kwargs)")
+        raise ConfigError(
+            f"{location} does not define async run(self, messages, **kwargs)",
+            code=Code.OWN_METHOD_MISSING,
+        )
     if not inspect.iscoroutinefunction(run):
-        raise ConfigError(f"{location}.run is not async: write async def run(self, messages, …)")
+        raise ConfigError(
+            f"{location}.run is not async: write async def run(self, messages, …)",
+            code=Code.OWN_SIGNATURE,
+        )
     for name in required_names(kind):
         if name not in CONSTRUCTOR_ARGUMENTS:
             raise ConfigError(
                 f"{location} is made with {', '.join(CONSTRUCTOR_ARGUMENTS)}: "
-                f"give {name} of its __init__ a default"
+                f"give {name} of its __init__ a default",
+                code=Code.OWN_SIGNATURE,
             )
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.importing import as_import_spec, load_object
 
@@ -44,7 +45,9 @@ def listed_loops(config: AjetConfig) -> Iterator[ListedLoop]:
     file = next((each for each in candidates if each.is_file()), None)
     if file is None:
         tried = ", ".join(map(str, dict.fromkeys(candidates)))
-        raise ConfigError(f"{KEY}: {path}: no such file; looked for {tried}")
+        raise ConfigError(
+            f"{KEY}: {path}: no such file; looked for {tried}", code=Code.TOOL_LISTING
+        )
     for order, entry in enumerate(_entries(file)):
         yield _listed(entry, f"{file.name}: [{order}]", (file.parent, *config.base_dirs))
 
@@ -53,10 +56,15 @@ def _listed(entry: Any, where: str, base_dirs: tuple[Path, ...]) -> ListedLoop:
     given = dict(entry) if isinstance(entry, Mapping) else {}
     name, target = given.pop("name", None), given.pop("_target_", None)
     if not (isinstance(name, str) and name and isinstance(target, str)):
-        raise ConfigError(f"{where}: write an agent loop as name: … and _target_: module.Class")
+        raise ConfigError(
+            f"{where}: write an agent loop as name: … and _target_: module.Class",
+            code=Code.TOOL_LISTING,
+        )
     settings = {key: value for key, value in given.items() if key not in IGNORED}
     if unknown := [key for key in settings if str(key).startswith("_")]:
-        raise ConfigError(f"{where}: no key {unknown[0]!r} here: leave it out")
+        raise ConfigError(
+            f"{where}: no key {unknown[0]!r} here: leave it out", code=Code.TOOL_LISTING
+        )
     where = f"{where}._target_"
     kind = load_object(as_import_spec(target), base_dirs=base_dirs, kind=object, where=where)
     return ListedLoop(name, kind, settings, f"{where}: {target!r}")
@@ -70,7 +78,11 @@ def _entries(file: Path) -> list[Any]:
     try:
         entries = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
     except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: no valid YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(
+            f"{file}: no valid YAML: {' '.join(str(error).split())}", code=Code.TOOL_LISTING
+        ) from error
     if not isinstance(entries, list):
-        raise ConfigError(f"{file}: a list of agent loops is expected: - name: …")
+        raise ConfigError(
+            f"{file}: a list of agent loops is expected: - name: …", code=Code.TOOL_LISTING
+        )
     return entries

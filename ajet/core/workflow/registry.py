@@ -21,8 +21,9 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Self, TypeVar
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.core.importing import line_of, load_module, load_object
+from ajet.core.importing import arrow_form, line_of, load_module, load_object
 from ajet.core.plain_value import plain_text
 from ajet.core.workflow.agent_loop import as_loop_workflow, is_agent_loop
 from ajet.core.workflow.graph import as_workflow, is_graph
@@ -52,7 +53,10 @@ _WORKFLOWS: dict[str, type[Workflow]] = {}
 def register(agent_name: str) -> Callable[[type[T]], type[T]]:
     """Returns a class decorator: tasks with this `agent_name` run the class."""
     if agent_name in BUILT_IN_AGENTS:
-        raise ConfigError(f"agent_name {agent_name!r} is one of ajet's own agents: choose another")
+        raise ConfigError(
+            f"agent_name {agent_name!r} is one of ajet's own agents: choose another",
+            code=Code.NAME_TAKEN,
+        )
 
     def decorate(kind: type[T]) -> type[T]:
         _add(agent_name, workflow_for(kind, f"@register({agent_name!r})", agent_name))
@@ -70,7 +74,8 @@ def workflow_for(kind: type, where: str, agent_name: str | None = None) -> type[
     if not is_loop and not is_graph(kind):
         raise ConfigError(
             f"{where}: {line_of(kind)}: {kind.__name__} is not a Workflow; "
-            "derive it from ajet.Workflow"
+            "derive it from ajet.Workflow",
+            code=Code.OWN_WRONG_KIND,
         )
     for existing in _WORKFLOWS.values():
         wraps = getattr(existing, "loop_class" if is_loop else "graph_class", None)
@@ -121,9 +126,12 @@ class WorkflowFactory:
         if (found := registered_workflow(spec)) is not None:
             return cls(found)
         if "->" not in spec:
+            if (form := arrow_form(spec)) is not None:
+                raise ConfigError(f"{where}: {spec!r}: write {form}", code=Code.OWN_SPEC_FORM)
             raise ConfigError(
                 f"{where}: nothing is registered as {spec!r}; name a class as path/file.py->Class, "
-                f"or an agent: {unknown_agent_hint(spec)}"
+                f"or an agent: {unknown_agent_hint(spec)}",
+                code=Code.AGENT_NOT_REGISTERED,
             )
         kind = load_object(spec, base_dirs=config.base_dirs, kind=object, where=where)
         return cls(workflow_for(kind, f"{where}: {spec!r}"))
@@ -141,7 +149,8 @@ class WorkflowFactory:
             raise ConfigError(
                 f"task {task.task_id}: no workflow is registered as agent_name "
                 f"{plain_text(name, MAX_NAME_SHOWN)!r}; "
-                f"{unknown_agent_hint(str(name))}"
+                f"{unknown_agent_hint(str(name))}",
+                code=Code.AGENT_NOT_REGISTERED,
             )
         return found
 
@@ -161,11 +170,14 @@ def unknown_agent_hint(name: str) -> str:
 
 def _register_listed(listed: ListedLoop) -> None:
     if listed.name in BUILT_IN_AGENTS:
-        raise ConfigError(f"{listed.where}: {listed.name!r} is one of ajet's own agents")
+        raise ConfigError(
+            f"{listed.where}: {listed.name!r} is one of ajet's own agents", code=Code.NAME_TAKEN
+        )
     if not is_agent_loop(listed.kind):
         raise ConfigError(
             f"{listed.where}: {line_of(listed.kind)}: {listed.kind.__name__} is no agent loop: "
-            "derive it from ajet.compat.verl.AgentLoopBase"
+            "derive it from ajet.compat.verl.AgentLoopBase",
+            code=Code.OWN_WRONG_KIND,
         )
     existing = _WORKFLOWS.get(listed.name)
     known = (getattr(existing, "loop_class", None), getattr(existing, "settings", None))
@@ -178,7 +190,8 @@ def _add(agent_name: str, workflow: type[Workflow]) -> None:
     if existing is not None and _qualified_name(existing) != _qualified_name(workflow):
         raise ConfigError(
             f"agent_name {agent_name!r} is registered twice: "
-            f"by {_qualified_name(existing)} and by {_qualified_name(workflow)}"
+            f"by {_qualified_name(existing)} and by {_qualified_name(workflow)}",
+            code=Code.NAME_TAKEN,
         )
     _WORKFLOWS[agent_name] = workflow
 

@@ -28,6 +28,7 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.seeding import derive
 from ajet.envs.webshop.generated_products import generated_goals, generated_products
@@ -70,11 +71,17 @@ def catalogue_of(
     generated one."""
     if products is None:
         if attributes or goals:
-            raise ConfigError("webshop: env_config.attributes and goals need env_config.products")
+            raise ConfigError(
+                "webshop: env_config.attributes and goals need env_config.products",
+                code=Code.ENVIRONMENT_SETTING,
+            )
         with _lock:
             return _generated_catalogue(num_products)
     if attributes is None:
-        raise ConfigError("webshop: env_config.products needs attributes (items_ins_v2.json)")
+        raise ConfigError(
+            "webshop: env_config.products needs attributes (items_ins_v2.json)",
+            code=Code.ENVIRONMENT_SETTING,
+        )
     with _lock:
         return _read(products, attributes, goals, num_products)
 
@@ -82,7 +89,10 @@ def catalogue_of(
 @cache
 def _generated_catalogue(num_products: int | None) -> Catalogue:
     if num_products is not None and num_products < 1:
-        raise ConfigError(f"webshop: env_config.num_products is {num_products}; take at least 1")
+        raise ConfigError(
+            f"webshop: env_config.num_products is {num_products}; take at least 1",
+            code=Code.ENVIRONMENT_SETTING,
+        )
     products = generated_products()[:num_products]
     return Catalogue(products, with_price_bounds(generated_goals(products), products))
 
@@ -99,10 +109,14 @@ def _read(products: str, attributes: str, goals: str | None, num_products: int |
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"webshop: {products}: not in the form of items_shuffle.json and its companions "
-            f"({type(error).__name__}: {error})"
+            f"({type(error).__name__}: {error})",
+            code=Code.ENVIRONMENT_SETTING,
         ) from error
     if not catalogue.goals:
-        raise ConfigError(f"webshop: {goals or attributes}: no goal for a product of {products}")
+        raise ConfigError(
+            f"webshop: {goals or attributes}: no goal for a product of {products}",
+            code=Code.ENVIRONMENT_SETTING,
+        )
     return catalogue
 
 
@@ -205,9 +219,12 @@ def _json(path: str, kind: type, key: str) -> Any:
         with Path(path).expanduser().open(encoding="utf-8") as file:
             content = json.load(file)
     except OSError as error:
-        raise ConfigError(f"{where}: {error.strerror}") from error
+        raise ConfigError(f"{where}: {error.strerror}", code=Code.ENVIRONMENT_SETTING) from error
     except ValueError as error:
-        raise ConfigError(f"{where}: no JSON: {error}") from error
+        raise ConfigError(f"{where}: no JSON: {error}", code=Code.ENVIRONMENT_SETTING) from error
     if not isinstance(content, kind):
-        raise ConfigError(f"{where}: its JSON is no {'object' if kind is dict else 'list'}")
+        raise ConfigError(
+            f"{where}: its JSON is no {'object' if kind is dict else 'list'}",
+            code=Code.ENVIRONMENT_SETTING,
+        )
     return content

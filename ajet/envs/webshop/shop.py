@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ajet.core.environment.environment import Environment, Info
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.envs.webshop.catalogue import catalogue_of
 from ajet.envs.webshop.matching import token_set_ratio
@@ -66,7 +67,8 @@ class WebShop(Environment):
     ) -> None:
         if observation_mode not in FORMS:
             raise ConfigError(
-                f"webshop: env_config.observation_mode: {observation_mode!r}: text or text_rich"
+                f"webshop: env_config.observation_mode: {observation_mode!r}: text or text_rich",
+                code=Code.ENVIRONMENT_SETTING,
             )
         self._catalogue = catalogue_of(products, attributes, goals, num_products)
         self._write = FORMS[observation_mode]
@@ -82,7 +84,8 @@ class WebShop(Environment):
         if not goals:
             raise ConfigError(
                 f"webshop: {len(self._catalogue.goals)} goals are too few for any to be of "
-                f"{split}; take a larger num_products"
+                f"{split}; take a larger num_products",
+                code=Code.NO_INSTANCE,
             )
         self.goal = random.Random(seed).choice(goals)
         self._state, self._visited, self._is_over = ShopState(), frozenset[str](), False

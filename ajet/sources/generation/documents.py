@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ajet.core.config.task_reader import DocumentReader
+from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
 from ajet.core.record.atomic_file import write_text_atomically
 from ajet.core.task.jsonl import read_text, resolve
@@ -49,7 +50,9 @@ def read_chunks(section: DocumentReader, base_dirs: list[Path], cache: Path) -> 
     files = [file for path in paths for file in _files(resolve(path, base_dirs))]
     chunks = [chunk for file in files for chunk in _chunks_of(file, section, cache)]
     if paths and not chunks:
-        raise DataError(f"{', '.join(paths)}: there is no text in these documents")
+        raise DataError(
+            f"{', '.join(paths)}: there is no text in these documents", code=Code.TASKS_NOT_MADE
+        )
     return chunks
 
 
@@ -75,12 +78,18 @@ def _files(path: Path) -> Sequence[Path]:
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.suffix.lower() in READABLE)
         if not files:
-            raise DataError(f"{path}: no document here; one of *{', *'.join(READABLE)} is needed")
+            raise DataError(
+                f"{path}: no document here; one of *{', *'.join(READABLE)} is needed",
+                code=Code.DATA_FORMAT,
+            )
         return files
     if not path.is_file():
-        raise DataError(f"{path}: no such document or folder")
+        raise DataError(f"{path}: no such document or folder", code=Code.DATA_NOT_FOUND)
     if path.suffix.lower() not in READABLE:
-        raise DataError(f"{path}: this kind is not read; give one of {', '.join(READABLE)}")
+        raise DataError(
+            f"{path}: this kind is not read; give one of {', '.join(READABLE)}",
+            code=Code.DATA_FORMAT,
+        )
     return [path]
 
 
@@ -115,11 +124,13 @@ def _pdf_text(file: Path) -> str:
         from pypdf import PdfReader  # pyright: ignore[reportMissingImports]
         from pypdf.errors import PyPdfError  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError as error:
-        raise DataError(f"{file}: PDF needs pypdf: {EXTRA}") from error
+        raise DataError(f"{file}: PDF needs pypdf: {EXTRA}", code=Code.PACKAGE_MISSING) from error
     try:
         return "\n\n".join(page.extract_text() for page in PdfReader(file).pages)
     except (PyPdfError, OSError) as error:
-        raise DataError(f"{file}: not a readable PDF: {error}") from error
+        raise DataError(
+            f"{file}: not a readable PDF: {error}", code=Code.DATA_UNREADABLE
+        ) from error
 
 
 def _docx_text(file: Path) -> str:
@@ -127,15 +138,21 @@ def _docx_text(file: Path) -> str:
         from docx import Document  # pyright: ignore[reportMissingImports]
         from docx.opc.exceptions import PackageNotFoundError  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError as error:
-        raise DataError(f"{file}: .docx needs python-docx: {EXTRA}") from error
+        raise DataError(
+            f"{file}: .docx needs python-docx: {EXTRA}", code=Code.PACKAGE_MISSING
+        ) from error
     try:
         return "\n\n".join(paragraph.text for paragraph in Document(str(file)).paragraphs)
     except (PackageNotFoundError, OSError, KeyError) as error:
-        raise DataError(f"{file}: not a readable .docx file: {error}") from error
+        raise DataError(
+            f"{file}: not a readable .docx file: {error}", code=Code.DATA_UNREADABLE
+        ) from error
 
 
 def _bytes(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise DataError(f"{file}: cannot be read: {error.strerror}") from error
+        raise DataError(
+            f"{file}: cannot be read: {error.strerror}", code=Code.DATA_UNREADABLE
+        ) from error

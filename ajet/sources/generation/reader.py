@@ -24,6 +24,7 @@ from loguru import logger
 
 from ajet.core.bounded_loop import run_bounded
 from ajet.core.config.task_reader import DataGeneration
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, DataError
 from ajet.core.record.atomic_file import write_text_atomically
 from ajet.core.task.jsonl import read_jsonl
@@ -46,7 +47,8 @@ class DataGenerationReader(BaseTaskReader):
         if not examples and not chunks:
             raise ConfigError(
                 f"{SECTION}: there is nothing to make tasks of: give "
-                "document_reader.document_path or query_reader.type"
+                "document_reader.document_path or query_reader.type",
+                code=Code.KEY_MISSING,
             )
         file = self._cache_dir / f"tasks-{self._key(chunks, examples)}.jsonl"
         if not file.is_file():
@@ -135,7 +137,9 @@ class DataGenerationReader(BaseTaskReader):
             f" ({dropped})" if dropped else ""
         )
         if not num_made:
-            raise DataError(f"{SECTION}: {self._section.llm_model} made {summary}")
+            raise DataError(
+                f"{SECTION}: {self._section.llm_model} made {summary}", code=Code.TASKS_NOT_MADE
+            )
         if num_made < generator.num_tasks:
             logger.warning("data_generation: only {}", summary)
         else:

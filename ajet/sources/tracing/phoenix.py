@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from loguru import logger
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
 from ajet.sources.tracing.spans import Span, add_annotation, spans_in
 
@@ -85,7 +86,10 @@ class PhoenixServer:
             if not cursor:
                 return
             if str(cursor) in seen:
-                raise DataError(f"{self._where(path)}: the page {cursor!r} leads back to itself")
+                raise DataError(
+                    f"{self._where(path)}: the page {cursor!r} leads back to itself",
+                    code=Code.SERVICE_ANSWER,
+                )
             seen.add(str(cursor))
 
     def _where(self, path: str) -> str:
@@ -105,9 +109,17 @@ class PhoenixServer:
         except httpx.HTTPStatusError as error:
             detail = " ".join(error.response.text.split())[:200]
             hint = f"; is {KEY_VARIABLE} set?" if error.response.status_code in (401, 403) else ""
-            raise DataError(f"{where}: HTTP {error.response.status_code} {detail}{hint}") from error
+            raise DataError(
+                f"{where}: HTTP {error.response.status_code} {detail}{hint}",
+                code=Code.SERVICE_ANSWER,
+            ) from error
         except (httpx.HTTPError, ValueError) as error:
-            raise DataError(f"{where}: {type(error).__name__}: {error}") from error
+            raise DataError(
+                f"{where}: {type(error).__name__}: {error}", code=Code.SERVICE_ANSWER
+            ) from error
         if not isinstance(reply, dict) or not isinstance(reply.get("data"), list):
-            raise DataError(f"{where}: the answer has no list `data`; is this a Phoenix server?")
+            raise DataError(
+                f"{where}: the answer has no list `data`; is this a Phoenix server?",
+                code=Code.SERVICE_ANSWER,
+            )
         return reply

@@ -24,6 +24,7 @@ from pathlib import Path
 from loguru import logger
 
 from ajet.core.config.tracing import read_filter
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, DataError
 from ajet.core.record.atomic_file import write_text_atomically
 from ajet.core.task.jsonl import read_jsonl, resolve
@@ -75,7 +76,7 @@ class TracingReader(BaseTaskReader):
         )
         summary = _summary(len(found) + num_without, len(selected), dropped_before + dropped)
         if not selected:
-            raise DataError(f"{section.base_url}: no task: {summary}")
+            raise DataError(f"{section.base_url}: no task: {summary}", code=Code.TASKS_NOT_MADE)
         logger.info("tracing: {}: {}", section.base_url, summary)
         return selected
 
@@ -83,13 +84,16 @@ class TracingReader(BaseTaskReader):
         section = self.config.ajet.task_reader.tracing
         base_url = section.base_url
         if base_url is None:
-            raise ConfigError(f"{SECTION}.base_url is missing")
+            raise ConfigError(f"{SECTION}.base_url is missing", code=Code.KEY_MISSING)
         if base_url.startswith(("http://", "https://")):
             return conversations_in(read_phoenix(base_url, section.project))
         path = resolve(base_url, self.config.base_dirs)
         path = path / "episodes.sqlite" if path.is_dir() else path
         if not path.is_file():
-            raise DataError(f"{SECTION}.base_url: {path}: no such file, and no http:// address")
+            raise DataError(
+                f"{SECTION}.base_url: {path}: no such file, and no http:// address",
+                code=Code.DATA_NOT_FOUND,
+            )
         with path.open("rb") as file:
             is_sqlite = file.read(len(SQLITE_HEAD)) == SQLITE_HEAD
         return read_sqlite(path) if is_sqlite else conversations_in(_spans_of_file(path))
@@ -108,7 +112,8 @@ def _spans_of_file(path: Path) -> list[Span]:
         found = list(spans_in(record))
         if not found and "resourceSpans" not in record:
             raise DataError(
-                f"{path}: object {number} is no span: it has neither resourceSpans nor attributes"
+                f"{path}: object {number} is no span: it has neither resourceSpans nor attributes",
+                code=Code.ROW_FORM,
             )
         spans += found
     return spans

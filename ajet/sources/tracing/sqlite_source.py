@@ -18,6 +18,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
 from ajet.core.record.episode_reader import EpisodeReader, EpisodeRow
 from ajet.sources.tracing.conversation import Conversation, conversation_of
@@ -41,10 +42,13 @@ def read_sqlite(path: Path) -> tuple[list[Conversation], int]:
                 if table in names:
                     return conversations_in(_spans(database, table, path))
     except sqlite3.Error as error:
-        raise DataError(f"{path}: cannot be read as SQLite: {error}") from error
+        raise DataError(
+            f"{path}: cannot be read as SQLite: {error}", code=Code.DATA_UNREADABLE
+        ) from error
     raise DataError(
         f"{path}: there are the tables {', '.join(sorted(names)) or 'none'}; episodes, "
-        "conversations, spans or span_table is needed"
+        "conversations, spans or span_table is needed",
+        code=Code.DATA_FORMAT,
     )
 
 
@@ -76,7 +80,7 @@ def _row_conversations(database: sqlite3.Connection, path: Path) -> Iterator[Con
         where = f"{path}: conversations, row {number}"
         messages = _json(fields.get("messages"), list, f"{where}: messages")
         if not all(isinstance(message, dict) for message in messages):
-            raise DataError(f"{where}: messages is not a list of chat messages")
+            raise DataError(f"{where}: messages is not a list of chat messages", code=Code.ROW_FORM)
         score, label = fields.get("score"), fields.get("label")
         yield conversation_of(
             str(fields.get("id") or number),
@@ -100,7 +104,10 @@ def _json(text: Any, kind: type, where: str) -> Any:
     try:
         value = json.loads(text)
     except (TypeError, ValueError) as error:
-        raise DataError(f"{where}: no JSON") from error
+        raise DataError(f"{where}: no JSON", code=Code.ROW_FORM) from error
     if not isinstance(value, kind):
-        raise DataError(f"{where}: a {kind.__name__} is expected, got a {type(value).__name__}")
+        raise DataError(
+            f"{where}: a {kind.__name__} is expected, got a {type(value).__name__}",
+            code=Code.ROW_FORM,
+        )
     return value

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.core.environment.registry import environment_maker
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.tools.env_service.server import Maker, make_app
 
@@ -29,7 +30,7 @@ def main() -> None:
             HOST, args.port, "the service", "choose another --port, or 0 for any free one"
         )
     except ConfigError as error:
-        parser.error(str(error))
+        parser.error(error.with_code())
     splits = {"train": args.num_train, "validation": args.num_validation}
     app = make_app({args.env: maker}, splits)
     config = uvicorn.Config(
@@ -45,14 +46,18 @@ def checked_maker(env_type: str, config: str, base_dirs: Sequence[Path]) -> Make
     try:
         settings: Any = json.loads(config)
     except ValueError as error:
-        raise ConfigError(f"--config: no JSON: {error}") from error
+        raise ConfigError(f"--config: no JSON: {error}", code=Code.OPTION_VALUE) from error
     if not isinstance(settings, dict):
-        raise ConfigError("--config: no JSON object, such as '{\"high\": 100}'")
+        raise ConfigError(
+            "--config: no JSON object, such as '{\"high\": 100}'", code=Code.OPTION_VALUE
+        )
     maker = environment_maker(env_type, settings, base_dirs, "--env")
     try:
         maker().close()
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"--config: {' '.join(str(error).split())}") from error
+        raise ConfigError(
+            f"--config: {' '.join(str(error).split())}", code=Code.OPTION_VALUE
+        ) from error
     return maker
 
 

@@ -28,6 +28,7 @@ from functools import cache
 from typing import Any, Self
 
 from ajet.core.activity import in_call
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, EnvironmentFault
 from ajet.core.plain_value import plain_text, printable
 from ajet.core.task.reader import MAX_ID_LENGTH
@@ -83,7 +84,8 @@ class EnvServiceClient:
         if not base_url.startswith(("http://", "https://")):
             raise ConfigError(
                 f"ajet.task_reader.env_service.env_url: {base_url!r}: an address begins with "
-                "http:// or https://"
+                "http:// or https://",
+                code=Code.ENVIRONMENT_SERVICE,
             )
         self.base_url = base_url.rstrip("/")
         self.env_type = env_type

@@ -23,6 +23,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
 from ajet.core.environment.environment import Environment, Info
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, EnvironmentFault
 from ajet.core.seeding import derive
 from ajet.tools.env_service.client import TIMEOUT_S, EnvServiceClient, Observation
@@ -53,7 +54,8 @@ class ServedEnvironment(Environment):
         if not env_url.startswith(("http://", "https://")):
             raise ConfigError(
                 f"env_service: env_config.env_url: {env_url!r}: an address begins with http:// or "
-                "https://"
+                "https://",
+                code=Code.ENVIRONMENT_SERVICE,
             )
         self._splits = {"train": training_split, "validation": validation_split}
         self._action_preference = env_action_preference

@@ -18,6 +18,7 @@ from typing import Any, Self
 from loguru import logger
 
 from ajet.core.config import AjetConfig
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, EnvironmentFault
 from ajet.core.task.workflow_task import WorkflowTask
 from ajet.tools.env_service.client import BACKOFF_S, TIMEOUT_S, EnvServiceClient, Observation
@@ -77,7 +78,7 @@ def environment_host(config: AjetConfig) -> EnvServiceHost | None:
         return None
     for name in ("env_url", "env_type"):
         if not getattr(section, name):
-            raise ConfigError(f"{SECTION}.{name} is missing")
+            raise ConfigError(f"{SECTION}.{name} is missing", code=Code.KEY_MISSING)
     assert section.env_url and section.env_type
     return EnvServiceHost(
         section.env_url, section.env_type, action_preference=section.env_action_preference

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
@@ -28,7 +29,8 @@ class EnvServiceJudge(BaseJudge):
         if reader != "env_service" and "->" not in reader:
             raise ConfigError(
                 "ajet.task_judge.judge_protocol: env_service asks the task's environment, and "
-                f"ajet.task_reader.type={reader} gives tasks without one; set type: env_service"
+                f"ajet.task_reader.type={reader} gives tasks without one; set type: env_service",
+                code=Code.JUDGE_SETTING,
             )
 
     async def compute_reward(

@@ -12,6 +12,7 @@ from __future__ import annotations
 from loguru import logger
 
 from ajet.core.bounded_loop import run_bounded
+from ajet.core.error_codes import Code
 from ajet.core.errors import DataError, EnvironmentFault
 from ajet.core.task.reader import BaseTaskReader, first_duplicate_ids
 from ajet.core.task.task import Task
@@ -25,7 +26,10 @@ class EnvServiceReader(BaseTaskReader):
         split = self.config.ajet.task_reader.env_service.training_split
         tasks = self._list(split)
         if not tasks:
-            raise DataError(f"{SECTION}.training_split: the service has no task in {split!r}")
+            raise DataError(
+                f"{SECTION}.training_split: the service has no task in {split!r}",
+                code=Code.ENVIRONMENT_SERVICE,
+            )
         return tasks
 
     def get_validation_tasks(self) -> list[Task]:
@@ -43,11 +47,14 @@ class EnvServiceReader(BaseTaskReader):
         try:
             names = run_bounded(_task_ids(host, split))
         except EnvironmentFault as fault:
-            raise DataError(f"{SECTION}.env_url: {fault}") from fault
+            raise DataError(f"{SECTION}.env_url: {fault}", code=Code.ENVIRONMENT_SERVICE) from fault
         tasks = [Task(name, "", env_type=host.env_type) for name in names]
         if duplicates := first_duplicate_ids(tasks):
             name = tasks[duplicates[0] - 1].task_id
-            raise DataError(f"{host.url}: the split {split!r} lists the task {name!r} twice")
+            raise DataError(
+                f"{host.url}: the split {split!r} lists the task {name!r} twice",
+                code=Code.ENVIRONMENT_SERVICE,
+            )
         return tasks
 
 

@@ -25,6 +25,7 @@ import yaml
 from ajet.core.config import AjetConfig
 from ajet.core.config.compose import compose, read_yaml
 from ajet.core.config.renames import apply_renames
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, RunFailed
 from ajet.core.importing import ARROW
 from ajet.core.process_guard import guarded
@@ -135,7 +136,8 @@ class AgentJetJob:
         else:
             raise ConfigError(
                 f"set_data: type {type!r} is none of hf and random_dummy: set "
-                "job.config.ajet.task_reader, or give a base_yaml_config"
+                "job.config.ajet.task_reader, or give a base_yaml_config",
+                code=Code.JOB_SETTING,
             )
         return self
 
@@ -179,7 +181,10 @@ class AgentJetJob:
             process.terminate()
             exit_code = process.wait()
         if exit_code:
-            raise RunFailed(f"the run {name} ended with exit code {exit_code}; it says why above")
+            raise RunFailed(
+                f"the run {name} ended with exit code {exit_code}; it says why above",
+                code=Code.PROCESS_LOST,
+            )
         return self
 
     def _set(self, key: str, value: Any) -> None:
@@ -190,7 +195,7 @@ class AgentJetJob:
 
 def _check_argument(name: str, value: Any) -> None:
     if name in REFUSED and value:
-        raise ConfigError(f"AgentJetJob: {name} is refused: {REFUSED[name]}")
+        raise ConfigError(f"AgentJetJob: {name} is refused: {REFUSED[name]}", code=Code.JOB_SETTING)
     if name not in ARGUMENTS and name not in REFUSED:
         close = get_close_matches(name, ARGUMENTS, 1)
         hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(ARGUMENTS)}"
@@ -221,7 +226,8 @@ def _spec_of(workflow: type) -> str:
     if not inspect.isclass(workflow) or "<locals>" in workflow.__qualname__:
         raise ConfigError(
             f"set_workflow: {workflow!r} is no class of a module: give one that a file defines, "
-            "or its name as file.py->Class"
+            "or its name as file.py->Class",
+            code=Code.JOB_SETTING,
         )
     module = workflow.__module__
     source = module if "." in module else str(Path(inspect.getfile(workflow)).resolve())
@@ -235,5 +241,6 @@ def _require_own_process() -> None:
     if spec is not None and spec.name == "ajet.cli.launcher":
         raise ConfigError(
             "job.tune() is called while a run loads this file: "
-            'put it under if __name__ == "__main__"'
+            'put it under if __name__ == "__main__"',
+            code=Code.JOB_SETTING,
         )

@@ -7,6 +7,7 @@ DASHSCOPE_API_KEY_BACKUP=sk-c        tried next; may be left out
 import itertools
 import os
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
 KEYS, BACKUP_KEYS = "DASHSCOPE_API_KEY", "DASHSCOPE_API_KEY_BACKUP"
@@ -21,7 +22,8 @@ def keys_to_try(num_attempts: int) -> list[str]:
     regular, backup = _keys(KEYS), _keys(BACKUP_KEYS)
     if not regular:
         raise ConfigError(
-            f"DashScope has no key: set {KEYS} (several as A|B, further ones in {BACKUP_KEYS})"
+            f"DashScope has no key: set {KEYS} (several as A|B, further ones in {BACKUP_KEYS})",
+            code=Code.CHAT_ADDRESS,
         )
     shift = next(_calls) % len(regular)
     regular = regular[shift:] + regular[:shift]

@@ -20,6 +20,7 @@ from ajet.compat.agentjet.task_rollout.dashscope_keys import (
     keys_to_try,
     without_keys,
 )
+from ajet.core.error_codes import Code
 from ajet.core.errors import ChatError
 
 __all__ = ["create_external_llm_fn"]
@@ -63,6 +64,6 @@ def create_external_llm_fn(
             if number < ATTEMPTS:
                 logger.warning("{}; asked again in {:g} s", reason, retry_wait_s)
                 time.sleep(retry_wait_s)
-        raise ChatError(f"{reason} (tried {ATTEMPTS} times)")
+        raise ChatError(f"{reason} (tried {ATTEMPTS} times)", code=Code.CHAT_NO_ANSWER)
 
     return external_llm_chat_fn

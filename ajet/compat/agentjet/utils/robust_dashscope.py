@@ -16,6 +16,7 @@ from ajet.compat.agentjet.task_rollout.dashscope_keys import (
     keys_to_try,
     without_keys,
 )
+from ajet.core.error_codes import Code
 from ajet.core.errors import ChatError
 
 __all__ = ["RobustDashScopeChatModel"]
@@ -53,4 +54,4 @@ class RobustDashScopeChatModel(DashScopeChatModel):
             if number < self.max_try:
                 logger.warning("{}; asked again in {:g} s", reason, self.retry_wait_s)
                 await asyncio.sleep(self.retry_wait_s)
-        raise ChatError(f"{reason} (tried {self.max_try} times)")
+        raise ChatError(f"{reason} (tried {self.max_try} times)", code=Code.CHAT_NO_ANSWER)

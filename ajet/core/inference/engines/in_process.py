@@ -26,6 +26,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import AjetError, ModelError
 from ajet.core.inference.endpoint import (
     Completion,
@@ -449,6 +450,8 @@ def _reject(future: "asyncio.Future[Completion]", error: Exception) -> None:
         if isinstance(error, AjetError):
             future.set_exception(type(error)(*error.args))
         else:
-            wrapped = ModelError(f"in-process engine: {type(error).__name__}: {error}")
+            wrapped = ModelError(
+                f"in-process engine: {type(error).__name__}: {error}", code=Code.ENGINE_FAILED
+            )
             wrapped.__cause__ = error
             future.set_exception(wrapped)

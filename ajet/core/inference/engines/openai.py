@@ -15,9 +15,10 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.inference.endpoint import (
-    ChatReply,
+    ChatCompletion,
     ContextOverflow,
     FinishReason,
     SamplingParams,
@@ -46,7 +47,10 @@ class OpenAIEngine:
         from ajet.core.http_client import openai_http_client
 
         if not base_url.startswith(("http://", "https://")):
-            raise ConfigError(f"endpoint {base_url!r}: an address begins with http:// or https://")
+            raise ConfigError(
+                f"endpoint {base_url!r}: an address begins with http:// or https://",
+                code=Code.CHAT_ADDRESS,
+            )
         self._model = model
         self._client = AsyncOpenAI(
             base_url=base_url,
@@ -62,7 +66,7 @@ class OpenAIEngine:
         tools: list[dict[str, Any]] | None,
         sampling: SamplingParams,
         tool_choice: str | None,
-    ) -> ChatReply:
+    ) -> ChatCompletion:
         """Returns one reply. Raises `ContextOverflow` if the server says that the prompt is too
         long."""
         from openai import BadRequestError
@@ -78,7 +82,7 @@ class OpenAIEngine:
             raise ConnectionError(f"no choices in the answer of {self._client.base_url}")
         choice, usage = completion.choices[0], completion.usage
         finish: FinishReason = "length" if choice.finish_reason == "length" else "stop"
-        return ChatReply(
+        return ChatCompletion(
             choice.message.model_dump(exclude_none=True),
             finish,
             usage.prompt_tokens if usage else None,

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.engines.uniform import uniforms
@@ -89,7 +90,8 @@ def inverse_cdf(probs: Tensor, u: Tensor) -> Tensor:
     if not bool(torch.isfinite(total).all()):
         raise ModelError(
             "the model's logits are not finite: its weights have diverged; "
-            "lower the learning rate or resume from an earlier checkpoint"
+            "lower the learning rate or resume from an earlier checkpoint",
+            code=Code.DIVERGED,
         )
     target = _first_below(u.unsqueeze(1) * total, total)
     block = torch.searchsorted(cdf, target, right=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.model.allocator import is_large
 from ajet.core.model.decoder import Decoder
@@ -45,7 +46,8 @@ def make_layout(
     if name != "padded" and not flat:
         raise ConfigError(
             f"batch_layout={name}: model type {model.config.model_type!r} has no flat forward; "
-            "use batch_layout=padded"
+            "use batch_layout=padded",
+            code=Code.MODEL_UNSUPPORTED,
         )
     if recompute == "auto":
         recompute = is_large(model)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.model.decoder import decoder_layers, recomputed
 from ajet.core.update.layouts.layout import ForwardOutput, Row
@@ -33,7 +34,8 @@ class PaddedLayout:
         if sequence is not None:
             raise ConfigError(
                 f"ulysses_sequence_parallel_size={sequence.size}: rows in batch_layout padded are "
-                "not divided; use tree or packed, with a model that has a flat forward, or 1"
+                "not divided; use tree or packed, with a model that has a flat forward, or 1",
+                code=Code.PARALLEL_SIZE,
             )
         self.model = model
         self.device = device

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from ajet.core.config import AjetConfig
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.importing import ARROW, construct, load_attribute, run_user_code
 from ajet.core.update.losses.token_loss import LossInputs, PolicyLoss, TokenLoss
@@ -49,10 +50,15 @@ def own_loss(config: AjetConfig) -> PolicyLoss | None:
     if inspect.isfunction(found):
         return PolicyLoss(OwnTokens(found), needs_advantage=False)
     if not inspect.isclass(found):
-        raise ConfigError(f"{WHERE}: {spec!r}: name a function or a class")
+        raise ConfigError(
+            f"{WHERE}: {spec!r}: name a function or a class", code=Code.OWN_WRONG_KIND
+        )
     made: Any = construct(found, config, WHERE)
     if not callable(getattr(made, "of_tokens", None)):
-        raise ConfigError(f"{WHERE}: {spec!r}: the class has no of_tokens(self, tokens, settings)")
+        raise ConfigError(
+            f"{WHERE}: {spec!r}: the class has no of_tokens(self, tokens, settings)",
+            code=Code.OWN_METHOD_MISSING,
+        )
     if not callable(getattr(made, "of_mini_batch", None)):
         return PolicyLoss(OwnTokens(made.of_tokens), needs_advantage=False)
     numbers = OwnMiniBatch(made.of_mini_batch)
@@ -73,11 +79,13 @@ class OwnTokens:
         if not isinstance(loss_M, Tensor) or tuple(loss_M.shape) != wanted:
             given = tuple(loss_M.shape) if isinstance(loss_M, Tensor) else type(loss_M).__name__
             raise ConfigError(
-                f"{WHERE}: it returned {given}: return a tensor of {wanted}, a loss for each token"
+                f"{WHERE}: it returned {given}: return a tensor of {wanted}, a loss for each token",
+                code=Code.OWN_RESULT,
             )
         if torch.is_grad_enabled() and len(loss_M) and not loss_M.requires_grad:
             raise ConfigError(
-                f"{WHERE}: its loss has no gradient: compute it from tokens.logprobs_M"
+                f"{WHERE}: its loss has no gradient: compute it from tokens.logprobs_M",
+                code=Code.OWN_RESULT,
             )
         return found or TokenLoss(loss_M, tokens.ratio_M.detach())
 
@@ -91,7 +99,10 @@ class OwnMiniBatch:
     def __call__(self, tokens: MiniBatchTokens, settings: UpdateSettings) -> TokenNumbers:
         result = run_user_code(partial(self.function, tokens, settings), WHERE)
         if not isinstance(result, dict):
-            raise ConfigError(f"{WHERE}: of_mini_batch returned {type(result).__name__}, no dict")
+            raise ConfigError(
+                f"{WHERE}: of_mini_batch returned {type(result).__name__}, no dict",
+                code=Code.OWN_RESULT,
+            )
         wanted = tokens.logprobs_M.shape
         numbers: dict[str, Any] = {}
         for name, values in result.items():
@@ -99,7 +110,8 @@ class OwnMiniBatch:
             if values_M.shape != wanted or values_M.dtype.kind not in "fiub":
                 raise ConfigError(
                     f"{WHERE}: of_mini_batch's {name!r} is {values_M.dtype} of {values_M.shape}: "
-                    f"give a number for each token, {wanted}"
+                    f"give a number for each token, {wanted}",
+                    code=Code.OWN_RESULT,
                 )
             numbers[str(name)] = values_M.astype(np.float64)
         return numbers

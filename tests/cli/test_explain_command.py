@@ -1,0 +1,42 @@
+"""`ajet explain`: what a code means, all of them, and codes that there are not."""
+
+import pytest
+from typer.testing import CliRunner
+
+from ajet.cli.launcher import app
+from ajet.core.error_codes import Code
+
+
+def explain(*args: str):
+    return CliRunner().invoke(app, ["explain", *args])
+
+
+@pytest.mark.parametrize("written", ["AJ-CFG-004", "cfg-004", "[AJ-CFG-004]"])
+def test_a_code_is_explained_however_it_is_copied(written):
+    result = explain(written)
+    assert result.exit_code == 0
+    first, *_ = result.stdout.splitlines()
+    assert first == "AJ-CFG-004: no such key"
+    code = Code.UNKNOWN_KEY
+    assert code.meaning in result.stdout and f"What to do: {code.remedy}" in result.stdout
+    assert [f"- {cause}" in result.stdout for cause in code.causes] == [True, True, True]
+
+
+def test_without_a_code_all_are_listed_by_area():
+    lines = explain().stdout.splitlines()
+    assert [line for line in lines if line.startswith("  AJ-")] == [
+        f"  {code}  {code.title}"
+        for area in dict.fromkeys(line[5:8] for line in lines if line.startswith("  AJ-"))
+        for code in sorted(Code, key=str)
+        if code.value.startswith(f"AJ-{area}-")
+    ]
+    assert lines[:2] == ["The command line", "  AJ-USE-001  no such command"]
+
+
+def test_an_unknown_code_names_close_ones():
+    result = explain("AJ-CFG-400")
+    assert result.exit_code == 1
+    assert result.stderr.startswith(
+        "error: AJ-CFG-400: no error has this code; did you mean AJ-CFG-"
+    )
+    assert "`ajet explain` lists all" in explain("nothing").stderr
