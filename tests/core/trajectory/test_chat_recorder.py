@@ -4,7 +4,7 @@ import pytest
 
 from ajet.core import seeding
 from ajet.core.errors import ConfigError
-from ajet.core.inference.endpoint import ChatReply, ContextOverflow, SamplingParams
+from ajet.core.inference.endpoint import ChatCompletion, ContextOverflow, SamplingParams
 from ajet.core.rollout.episode import EpisodeRunner
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.limits import RolloutLimits
@@ -43,7 +43,7 @@ class ChatEndpointFake:
         self.asked.append((messages, tools, sampling, tool_choice))
         if isinstance(self.message, Exception):
             raise self.message
-        return ChatReply(self.message, "stop", 11, 7)
+        return ChatCompletion(self.message, "stop", 11, 7)
 
 
 def recorder(message, **limits):
