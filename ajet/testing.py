@@ -8,9 +8,9 @@
         assert episode.is_success
         assert "42" in episode.turns[1].messages[-1]["content"]      # what the tool answered
 
-Workflow, tools, environment and judge are those of the YAML, called as in a validation. An exception
-of theirs is raised as it is. Not covered: tokens, chat templates and their limits, which only a model
-has; tests that run on an event loop themselves: write `def test_…`.
+Workflow, tools, environment and judge are those of the YAML, called as in a validation; their
+exceptions are raised as they are. Not covered: tokens, chat templates and their limits, which only
+a model has; tests that run on an event loop themselves: write `def test_…`.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def play(
     `reward`, `output`, and `turns` with the `messages` that the model was shown and its `reply`.
 
     `row` is the task's, as in the YAML's data; without one it is the first held-out task, or the
-    first of training. `overrides` are those of the command line: ajet.seed=1. Raises ConfigError for
-    a mistake in the YAML, and EndpointFault where the agent calls the model once too often.
+    first of training. `overrides` are those of the command line: ajet.seed=1. Raises ConfigError
+    for a mistake in the YAML, and EndpointFault where the agent calls the model once too often.
     """
     from ajet.core.config import load_config
 

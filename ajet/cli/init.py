@@ -1,4 +1,4 @@
-"""Implements `ajet init`: writes a project of the user's own, or puts an agent behind a workflow."""
+"""Implements `ajet init`: writes a new project, or puts an existing agent behind a workflow."""
 
 import sys
 from pathlib import Path
@@ -97,9 +97,7 @@ def _write_kind(folder: Path, name: str) -> None:
     _show_next(commands, "README.md says which three lines make it yours.")
 
 
-def _write_workflow(
-    folder: Path | None, file: Path, agent: str | None, model: str | None
-) -> None:
+def _write_workflow(folder: Path | None, file: Path, agent: str | None, model: str | None) -> None:
     from ajet.projects.existing_agent import project_files, project_folder
     from ajet.projects.files import write_files
     from ajet.projects.found_agent import chosen_agent, found_agents

@@ -1,1 +1,4 @@
-"""A project of the user's own: a kind, or a file with an agent  ->  files that train as they are."""
+"""Projects of the user's own: a kind, or a file that holds an agent -> files that train.
+
+Not known here: how a run goes.
+"""

@@ -3,8 +3,8 @@
     templates/shared/vscode/launch.json   ->   .vscode/launch.json
     templates/math/train.yaml.jinja       ->   train.yaml, with its variables filled in
 
-A file that ends in .jinja is a template of Jinja; every other one is taken as it is. Names in DOTTED
-have no dot in the package.
+A file that ends in .jinja is a template of Jinja; every other one is taken as it is. Names in
+DOTTED have no dot in the package.
 """
 
 from __future__ import annotations

@@ -28,13 +28,14 @@ class Game:
             return self._shown(), 0.0, False, False, self._info(False, is_valid=False)
         guess = int(text)
         self.left -= 1
+        is_possible = self.low <= guess <= self.high
         if guess < self.number:
             self.low = max(self.low, guess + 1)
         elif guess > self.number:
             self.high = min(self.high, guess - 1)
         is_found = guess == self.number
         # YOURS (2 of 3): the reward of a step. An episode's is the sum over its steps.
-        reward = 1.0 if is_found else 0.0
+        reward = 1.0 if is_found else 0.0 if is_possible else -0.2
         is_over = is_found or self.left == 0
         shown = "The game is over." if is_over else self._shown()
         return shown, reward, is_over, False, self._info(is_found, is_valid=True)

@@ -6,7 +6,7 @@ from ajet import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 
 
 class Agent(Workflow):
-    """Runs `solve` in this process; a program of another language would be started here."""
+    """Runs `solve` in this process; a program in another language would be started here."""
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         base_url, api_key = model_tuner.as_oai_baseurl_apikey()

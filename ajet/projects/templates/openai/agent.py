@@ -40,7 +40,7 @@ async def solve(question: str, client: AsyncOpenAI) -> str:
 
 
 class Agent(Workflow):
-    """Hands the trained model to `solve` as an OpenAI client, whose requests stay in the process."""
+    """Hands the trained model to `solve` as an OpenAI client, whose requests stay in here."""
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         client = model_tuner.as_raw_openai_sdk_client()
