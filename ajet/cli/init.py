@@ -85,7 +85,7 @@ def _write_kind(folder: Path, name: str) -> None:
     if name not in KINDS:
         raise typer.BadParameter(f"--kind {name}: there are {', '.join(KINDS)}")
     kind = KINDS[name]
-    project = re.sub(r"[^\w.-]+", "_", folder.resolve().name) or "agent"
+    project = re.sub(r"[^\w.-]+", "_", folder.resolve().name).strip(".-") or "agent"
     schema = json.dumps(config_schema(), indent=1, ensure_ascii=False) + "\n"
     files = kind.files(project) | {".vscode/ajet.schema.json": schema}
     write_files(folder, files)
