@@ -1,8 +1,8 @@
 """Defines the command line: `ajet`, and `python -m ajet.cli.launcher`.
 
     ajet --conf X.yaml --backbone debug key=value      trains, as does `ajet train …`
-    ajet debug | eval | check | plan | convert |       one file each, loaded when it is asked for
-         export | prepare-data | distill-data |
+    ajet init | debug | eval | check | plan |          one file each, loaded when it is asked for
+         convert | export | prepare-data | distill-data |
          view | stop | replay | fork | score |
          audit | env-check | servers | trace |
          schema | examples | explain
@@ -33,6 +33,7 @@ from ajet.core.plain_value import printable
 from ajet.core.redaction import redact
 
 COMMANDS = {
+    "init": "ajet.cli.init:init",
     "train": "ajet.cli.train:train",
     "debug": "ajet.cli.debug:debug",
     "eval": "ajet.cli.eval:evaluate",

@@ -1,0 +1,137 @@
+"""Implements `ajet init`: writes a new project, or puts an existing agent behind a workflow."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ajet.cli.options import Verbose
+
+if TYPE_CHECKING:
+    from ajet.projects.found_agent import FoundAgent
+
+KIND_NAMES = ("langgraph", "openai", "agentscope", "chat", "environment", "http", "tools")
+
+
+def init(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="[DIR]", help="Where it is written. [default: this folder]"),
+    ] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option("--kind", metavar="|".join(KIND_NAMES), help="What the agent is written in."),
+    ] = None,
+    from_agent: Annotated[
+        Path | None,
+        typer.Option(
+            "--from-agent",
+            metavar="FILE.py",
+            help="Put the agent of this file behind a workflow, beside it. The file is read, "
+            "neither run nor changed.",
+        ),
+    ] = None,
+    agent: Annotated[
+        str | None,
+        typer.Option("--agent", help="Which function, class or variable of the file is the agent."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="With --from-agent: the model that is trained.")
+    ] = None,
+    verbose: Verbose = False,
+) -> None:
+    """Write a project that trains as it is: agent, judge, tasks, YAML, a test, VS Code's settings.
+
+    With --from-agent: a workflow for an agent that you have, with a judge and tasks to fill in. A
+    file that is there is never written over.
+    """
+    if from_agent is None:
+        if agent is not None or model is not None:
+            raise typer.BadParameter("--agent and --model go with --from-agent")
+        _write_kind(folder or Path(), kind or _asked_kind())
+    elif kind is not None:
+        raise typer.BadParameter("--from-agent finds out the kind: leave --kind out")
+    else:
+        _write_workflow(folder, from_agent, agent, model)
+
+
+def _asked_kind() -> str:
+    from ajet.core.errors import ConfigError
+    from ajet.projects.kind import KINDS
+
+    if not sys.stdin.isatty():
+        raise ConfigError(f"--kind is missing: give one of {', '.join(KINDS)}")
+    for each in KINDS.values():
+        typer.echo(f"  {each.name:<12} {each.about}")
+    return _choice("kind", list(KINDS))
+
+
+def _choice(what: str, names: list[str]) -> str:
+    import click
+
+    return typer.prompt(what, type=click.Choice(names))
+
+
+def _write_kind(folder: Path, name: str) -> None:
+    import json
+    import re
+    from importlib.util import find_spec
+
+    from ajet.core.config.json_schema import config_schema
+    from ajet.projects.files import write_files
+    from ajet.projects.kind import KINDS
+
+    if name not in KINDS:
+        raise typer.BadParameter(f"--kind {name}: there are {', '.join(KINDS)}")
+    kind = KINDS[name]
+    project = re.sub(r"[^\w.-]+", "_", folder.resolve().name).strip(".-") or "agent"
+    schema = json.dumps(config_schema(), indent=1, ensure_ascii=False) + "\n"
+    files = kind.files(project) | {".vscode/ajet.schema.json": schema}
+    write_files(folder, files)
+    typer.echo(f"{folder}: {', '.join(sorted(files))}")
+    commands = [] if folder.resolve() == Path.cwd() else [f"cd {folder}"]
+    if kind.package is not None and find_spec(kind.package) is None:
+        commands.append(f"pip install 'ajet[{kind.extra}]'      # {kind.package} is not installed")
+    commands += ["ajet check --conf train.yaml", "ajet --conf train.yaml --backbone debug"]
+    _show_next(commands, "README.md says which three lines make it yours.")
+
+
+def _write_workflow(folder: Path | None, file: Path, agent: str | None, model: str | None) -> None:
+    from ajet.projects.existing_agent import project_files, project_folder
+    from ajet.projects.files import write_files
+    from ajet.projects.found_agent import chosen_agent, found_agents
+
+    target = project_folder(file)
+    if folder is not None and folder.resolve() != target.resolve():
+        raise typer.BadParameter(
+            f"{folder}: the workflow imports {file.name}, so it is written into {target}: leave "
+            "DIR out"
+        )
+    agents = found_agents(file)
+    if agent is None and len(agents) > 1 and sys.stdin.isatty():
+        for each in agents:
+            typer.echo(f"  {each.name:<12} {each.described}")
+        agent = _choice("agent", [each.name for each in agents])
+    found: FoundAgent = chosen_agent(agents, agent, file)
+    files = project_files(found, file, target, model)
+    write_files(target, files)
+    typer.echo(f"found: {file}:{found.line}: {found.described}")
+    typer.echo(f"{target}: {', '.join(sorted(files))}")
+    here = target.resolve() == Path.cwd()
+    conf = "train.yaml" if here else str(target / "train.yaml")
+    test = "test_workflow.py" if here else str(target / "test_workflow.py")
+    check = f"ajet check --conf {conf}"
+    if model is None:
+        check += "      # when ajet.model.path in it is filled in"
+    _show_next(
+        [f"pytest {test}", check, f"ajet debug --conf {conf} --tasks 2"],
+        "Fill in the judge (judge.py) and the tasks (tasks.jsonl, tasks_held_out.jsonl).",
+    )
+
+
+def _show_next(commands: list[str], last: str) -> None:
+    typer.echo("next:")
+    for command in commands:
+        typer.echo(f"  {command}")
+    typer.echo(last)

@@ -1,0 +1,71 @@
+"""Makes a project's files from templates, and writes them beside what is there.
+
+    templates/shared/vscode/launch.json   ->   .vscode/launch.json
+    templates/math/train.yaml.jinja       ->   train.yaml, with its variables filled in
+
+A file that ends in .jinja is a template of Jinja; every other one is taken as it is. Names in
+DOTTED have no dot in the package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ajet.core.errors import ConfigError
+
+TEMPLATES = Path(__file__).parent / "templates"
+DOTTED = ("vscode", "gitignore")
+TEMPLATE = ".jinja"
+
+
+def rendered(folders: Sequence[str], variables: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the text of each file of these folders by the path that it is to have. A file of a
+    later folder replaces that of an earlier one."""
+    from jinja2 import Environment, StrictUndefined
+
+    jinja = Environment(
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    files: dict[str, str] = {}
+    for folder in folders:
+        root = TEMPLATES / folder
+        for file in sorted(path for path in root.rglob("*") if _is_template(path)):
+            text = file.read_text(encoding="utf-8")
+            name = _written_name(file.relative_to(root))
+            files[name] = jinja.from_string(text).render(variables) if _is_jinja(file) else text
+    return files
+
+
+def write_files(folder: Path, files: Mapping[str, str]) -> None:
+    """Writes the files into the folder. Raises ConfigError, and writes nothing, where one is there
+    already."""
+    there = [name for name in files if (folder / name).exists()]
+    if there:
+        raise ConfigError(
+            f"{folder}: {', '.join(there)} {'is' if len(there) == 1 else 'are'} there already, and "
+            "nothing was written: move what is there away, or give another folder"
+        )
+    for name, text in files.items():
+        path = folder / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _is_template(path: Path) -> bool:
+    return path.is_file() and "__pycache__" not in path.parts
+
+
+def _is_jinja(path: Path) -> bool:
+    return path.suffix == TEMPLATE
+
+
+def _written_name(path: Path) -> str:
+    """Returns the path in the project, with the dots that names in the package lack."""
+    first, *others = path.parts
+    parts = [f".{first}" if first in DOTTED else first, *others]
+    return "/".join(parts).removesuffix(TEMPLATE)

@@ -1,0 +1,119 @@
+"""The kinds of project that `ajet init` makes: which templates, how many steps, what they need.
+
+    KINDS["langgraph"].files("my_agent")   ->   {"agent.py": "…", "train.yaml": "…", …}
+
+A kind's files are those of its folders in templates/, a later folder's before an earlier one's.
+Not covered: the project of an agent that is there already (existing_agent.py).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+from ajet.core.task.huggingface import EMBEDDED_DIR
+from ajet.core.task.jsonl import read_jsonl
+from ajet.projects.files import rendered
+
+TRAINED, HELD_OUT = 1024, 128
+"""How many of the embedded word problems a project gets as its tasks."""
+ROLES = {
+    "agent.py": "the agent",
+    "workflow.py": "hands the trained model to the agent",
+    "tools.py": "the agent's tools, as Python functions",
+    "tools.yaml": "lists them",
+    "game.py": "the environment, with its rewards",
+    "judge.py": "when an answer is right",
+    "tasks.jsonl": "what it is trained on",
+    "tasks_held_out.jsonl": "what its success is measured on, and never trained",
+    "train.yaml": "names all of them, and the model",
+    "test_agent.py": "tests them with replies that are given",
+    ".vscode": "VS Code: run, debug, and completion for `train.yaml`",
+}
+"""What the README says of a file."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Describes one kind. `package` is what it imports beyond ajet's own requirements, and `extra`
+    the extra of ajet that installs it. `workflow` is what `ajet.rollout.user_workflow` names."""
+
+    name: str
+    about: str
+    folders: tuple[str, ...] = ("shared", "math")
+    workflow: str = "agent.py->Agent"
+    steps: int = 24
+    package: str | None = None
+    extra: str | None = None
+    needs_tasks: bool = field(default=True, kw_only=True)
+
+    def files(self, project: str) -> dict[str, str]:
+        """Returns the text of each file by its path in the project's folder."""
+        tasks = word_problems() if self.needs_tasks else {}
+        variables = {
+            "name": project,
+            "kind": self.name,
+            "about": self.about,
+            "workflow": self.workflow,
+            "steps": self.steps,
+            "extra": self.extra,
+        }
+        found = rendered((*self.folders, self.name), variables | {"files": {}})
+        named = {name: role for name, role in ROLES.items() if _has(name, {**found, **tasks})}
+        return rendered((*self.folders, self.name), variables | {"files": named}) | tasks
+
+
+def _has(name: str, files: dict[str, str]) -> bool:
+    return any(file == name or file.startswith(f"{name}/") for file in files)
+
+
+def word_problems(num_trained: int = TRAINED, num_held_out: int = HELD_OUT) -> dict[str, str]:
+    """Returns the two files of tasks: embedded word problems, each a row of question and answer."""
+    splits = {
+        "tasks.jsonl": ("train", num_trained),
+        "tasks_held_out.jsonl": ("test", num_held_out),
+    }
+    return {name: _lines(split, number) for name, (split, number) in splits.items()}
+
+
+def _lines(split: str, number: int) -> str:
+    rows = read_jsonl(EMBEDDED_DIR / "arithmetic" / f"{split}.jsonl")[:number]
+    return "".join(
+        json.dumps({"question": row["question"], "answer": row["answer"].rpartition("#### ")[2]})
+        + "\n"
+        for row in rows
+    )
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind(
+            "langgraph",
+            "A LangGraph agent (LangChain's `create_agent`) that solves word problems with a tool.",
+            package="langchain",
+            extra="langgraph",
+        ),
+        Kind("openai", "An agent on OpenAI's client that solves word problems with a tool."),
+        Kind(
+            "agentscope",
+            "An AgentScope `ReActAgent` that solves word problems with a tool.",
+            package="agentscope",
+            extra="agentscope",
+        ),
+        Kind("chat", "An agent without a framework that solves word problems with a tool."),
+        Kind(
+            "environment",
+            "An environment, a number to be found, and ajet's own agent that plays it.",
+            folders=("shared",),
+            steps=40,
+            needs_tasks=False,
+        ),
+        Kind(
+            "http",
+            "An agent that speaks HTTP with its model and solves word problems with a tool.",
+            workflow="workflow.py->Agent",
+        ),
+        Kind("tools", "Tools, and ajet's own agent that solves word problems with them."),
+    )
+}

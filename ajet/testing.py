@@ -1,0 +1,115 @@
+"""Plays one episode of a config with replies that are given, so that a test needs no model.
+
+    from ajet.testing import play, tool_call
+
+    def test_a_right_answer_is_a_success():
+        replies = [tool_call("execute_python_code", code="print(6 * 7)"), r"\\boxed{42}"]
+        episode = play("train.yaml", replies, {"question": "6 times 7?", "answer": "42"})
+        assert episode.is_success
+        assert "42" in episode.turns[1].messages[-1]["content"]      # what the tool answered
+
+Workflow, tools, environment and judge are those of the YAML, called as in a validation; their
+exceptions are raised as they are. Not covered: tokens, chat templates and their limits, which only
+a model has; tests that run on an event loop themselves: write `def test_…`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet.core.inference.endpoint import ChatReply, SamplingParams
+
+if TYPE_CHECKING:
+    from ajet.core.config import AjetConfig
+    from ajet.core.task.task import Task
+    from ajet.core.trajectory.trajectory import Trajectory
+
+Reply = str | Mapping[str, Any]
+"""A reply's text, or a whole assistant message in OpenAI's form."""
+
+
+def tool_call(name: str, **arguments: Any) -> dict[str, Any]:
+    """Returns the assistant message that calls the tool `name` with these arguments."""
+    function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
+    call = {"id": "", "type": "function", "function": function}  # the recorder gives it an id
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def play(
+    conf: str | Path,
+    replies: Sequence[Reply],
+    row: Mapping[str, Any] | None = None,
+    *,
+    overrides: Sequence[str] = (),
+) -> Trajectory:
+    """Returns the judged episode of a task whose model gives these replies in turn: `is_success`,
+    `reward`, `output`, and `turns` with the `messages` that the model was shown and its `reply`.
+
+    `row` is the task's, as in the YAML's data; without one it is the first held-out task, or the
+    first of training. `overrides` are those of the command line: ajet.seed=1. Raises ConfigError
+    for a mistake in the YAML, and EndpointFault where the agent calls the model once too often.
+    """
+    from ajet.core.config import load_config
+
+    config = load_config(conf, list(overrides), backbone="debug", required=())
+    return asyncio.run(_episode(config, _task(config, row), ScriptedReplies(replies)))
+
+
+class ScriptedReplies:
+    """Answers chat messages with given replies, one after another."""
+
+    def __init__(self, replies: Sequence[Reply]) -> None:
+        self._replies = [
+            {"role": "assistant", "content": reply} if isinstance(reply, str) else dict(reply)
+            for reply in replies
+        ]
+        self._num_calls = 0
+
+    async def chat(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        sampling: SamplingParams,
+        tool_choice: str | None,
+    ) -> ChatReply:
+        """Returns the next reply. Raises ValueError where there is none left."""
+        if self._num_calls == len(self._replies):
+            raise ValueError(
+                f"the agent called the model {self._num_calls + 1} times, but play() was given "
+                f"{len(self._replies)} replies: give one more, or end the agent's loop earlier"
+            )
+        reply = copy.deepcopy(self._replies[self._num_calls])
+        self._num_calls += 1
+        return ChatReply(reply, "stop")
+
+
+def _task(config: AjetConfig, row: Mapping[str, Any] | None) -> Task:
+    from ajet.core.task.reader import make_reader
+
+    reader = make_reader(config)
+    if row is None:
+        return (reader.get_validation_tasks() or reader.get_training_tasks())[0]
+    return reader.tasks_from_rows([row], is_training=False, split="test", source="play()")[0]
+
+
+async def _episode(config: AjetConfig, task: Task, replies: ScriptedReplies) -> Trajectory:
+    from ajet.assembly import make_gateway, make_runner
+    from ajet.core.judge import make_judge
+    from ajet.core.rollout.request import RolloutRequest
+
+    gateway = make_gateway(config)
+    judge = make_judge(config)
+    try:
+        runner = make_runner(
+            config, replies, None, judge=judge, mode="eval", gateway=gateway, debug=True
+        )
+        request = RolloutRequest([task], step=0, mode="eval", num_repeat=1)
+        (group,) = await runner.rollout(request)
+    finally:
+        gateway.close()
+    return group.trajectories[0]

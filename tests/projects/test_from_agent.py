@@ -1,0 +1,312 @@
+"""`ajet init --from-agent`: the agent is found without being run, and plays with given replies."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ajet.cli.launcher import app
+from ajet.core.errors import ConfigError
+from ajet.projects.found_agent import chosen_agent, found_agents
+from ajet.testing import play, tool_call
+
+ROW = {"question": "What is 6 times 7?", "answer": "42"}
+
+LANGCHAIN_BUILDER = '''
+from langchain.agents import create_agent
+
+
+def times(a: int, b: int) -> int:
+    """Multiply."""
+    return a * b
+
+
+def build(model, *, style="short"):
+    return create_agent(model, [times], system_prompt=f"Be {style}.")
+
+
+if __name__ == "__main__":
+    raise SystemExit("the file was run")
+'''
+LANGCHAIN_VARIABLE = '''
+from langchain.agents import create_agent
+from langchain_core.language_models.fake_chat_models import FakeListChatModel as SomeModel
+
+PROMPT = "You multiply."
+
+
+def times(a: int, b: int) -> int:
+    """Multiply."""
+    return a * b
+
+
+agent = create_agent(SomeModel(responses=["no"]), tools=[times], system_prompt=PROMPT)
+'''
+LANGGRAPH_BUILDER = """
+from langgraph.graph import END, START, MessagesState, StateGraph
+
+
+def build_graph(llm):
+    async def ask(state):
+        return {"messages": [await llm.ainvoke(state["messages"])]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("ask", ask)
+    graph.add_edge(START, "ask")
+    graph.add_edge("ask", END)
+    return graph.compile()
+"""
+AGENTSCOPE_VARIABLE = """
+from agentscope.agent import ReActAgent
+from agentscope.formatter import DashScopeChatFormatter
+from agentscope.memory import InMemoryMemory
+from agentscope.model import DashScopeChatModel
+
+memory = InMemoryMemory()
+agent = ReActAgent(
+    name="solver",
+    sys_prompt="Answer.",
+    model=DashScopeChatModel("qwen-max", api_key="none"),
+    formatter=DashScopeChatFormatter(),
+    memory=memory,
+)
+"""
+AGENTSCOPE_BUILDER = """
+from agentscope.agent import ReActAgent
+from agentscope.formatter import DashScopeChatFormatter
+
+
+def make(model):
+    return ReActAgent(
+        name="solver", sys_prompt="Answer.", model=model, formatter=DashScopeChatFormatter()
+    )
+"""
+OPENAI_FUNCTION = """
+from openai import AsyncOpenAI
+
+
+async def solve(question: str, client: AsyncOpenAI, model: str = "gpt-5") -> str:
+    said = [{"role": "user", "content": question}]
+    reply = await client.chat.completions.create(model=model, messages=said)
+    return reply.choices[0].message.content
+"""
+OPENAI_CLASS = """
+from openai import OpenAI
+
+
+class Solver:
+    def __init__(self, client: OpenAI, model):
+        self.client, self.model = client, model
+
+    def _say(self, text):
+        return [{"role": "user", "content": text}]
+
+    def run(self, text):
+        create = self.client.chat.completions.create
+        return create(model=self.model, messages=self._say(text)).choices[0].message.content
+"""
+ADDRESS_CLASS = """
+from openai import OpenAI
+
+
+class Solver:
+    def __init__(self, base_url="https://api.example.org/v1", api_key=None, temperature=0.0):
+        self.client = OpenAI(base_url=base_url, api_key=api_key)
+
+    def answer(self, text):
+        said = [{"role": "user", "content": text}]
+        reply = self.client.chat.completions.create(model="gpt-5", messages=said)
+        return reply.choices[0].message.content
+"""
+PROGRAM = """
+import json
+import os
+import sys
+import urllib.request
+
+if __name__ == "__main__":
+    said = [{"role": "user", "content": QUESTION}]
+    request = urllib.request.Request(
+        os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+        json.dumps({"model": "gpt-5", "messages": said}).encode(),
+        {
+            "authorization": "Bearer " + os.environ["OPENAI_API_KEY"],
+            "content-type": "application/json",
+        },
+    )
+    with urllib.request.urlopen(request) as answer:
+        print(json.load(answer)["choices"][0]["message"]["content"])
+"""
+AGENTS = {
+    "langchain_builder": (LANGCHAIN_BUILDER, "langchain", "build"),
+    "langchain_variable": (LANGCHAIN_VARIABLE, "langchain", "agent"),
+    "langgraph_builder": (LANGGRAPH_BUILDER, "langchain", "build_graph"),
+    "agentscope_variable": (AGENTSCOPE_VARIABLE, "agentscope", "agent"),
+    "agentscope_builder": (AGENTSCOPE_BUILDER, "agentscope", "make"),
+    "openai_function": (OPENAI_FUNCTION, "openai", "solve"),
+    "openai_class": (OPENAI_CLASS, "openai", "Solver"),
+    "address_class": (ADDRESS_CLASS, "address", "Solver"),
+    "program": (PROGRAM.replace("QUESTION", "sys.argv[1]"), "program", "program.py"),
+    "piped": (PROGRAM.replace("QUESTION", "sys.stdin.read()"), "program", "piped.py"),
+}
+
+
+def init(*arguments: object):
+    return CliRunner().invoke(app, ["init", *map(str, arguments)])
+
+
+def written(folder: Path, text: str, name: str = "my_agent") -> Path:
+    file = folder / f"{name}.py"
+    file.write_text(text)
+    return file
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_the_written_workflow_gives_the_agent_the_model_and_its_answer_is_judged(name, tmp_path):
+    text, handing, agent = AGENTS[name]
+    file = written(tmp_path, text, name)
+    found = chosen_agent(found_agents(file), None, file)
+    assert (found.handing, found.name) == (handing, agent)
+    result = init("--from-agent", file)
+    assert result.exit_code == 0, result.output
+    assert f"found: {file}:{found.line}: " in result.stdout
+    assert file.read_text() == text
+    episode = play(tmp_path / "train.yaml", ["The answer is 42."], ROW)
+    assert episode.is_success
+    assert "6 times 7" in str(episode.turns[0].messages)
+    assert not play(tmp_path / "train.yaml", ["I do not know."], ROW).is_success
+
+
+def test_tools_and_prompt_of_a_call_that_is_repeated_are_the_users_own(tmp_path):
+    file = written(tmp_path, LANGCHAIN_VARIABLE)
+    assert init("--from-agent", file).exit_code == 0
+    episode = play(tmp_path / "train.yaml", [tool_call("times", a=6, b=7), "It is 42"], ROW)
+    prompt, answer = episode.turns[0].messages, episode.turns[1].messages[-1]
+    assert (prompt[0]["content"], answer["content"]) == ("You multiply.", "42")
+    assert [tool["function"]["name"] for tool in episode.turns[0].tools or ()] == ["times"]
+
+
+def test_an_agents_memory_is_not_shared_by_episodes(tmp_path):
+    file = written(tmp_path, AGENTSCOPE_VARIABLE)
+    call = chosen_agent(found_agents(file), None, file).call
+    keywords = [each.arg for each in ast.parse(call).body[0].value.keywords]
+    assert keywords == ["name", "sys_prompt", "model", "formatter"]
+
+
+def test_the_files_are_checked_and_their_test_passes(tmp_path):
+    file = written(tmp_path, OPENAI_FUNCTION)
+    assert init("--from-agent", file, "--model", "embedded:math").exit_code == 0
+    checked = CliRunner().invoke(app, ["check", "--conf", str(tmp_path / "train.yaml")])
+    assert checked.exit_code == 0, checked.output
+    assert "warning" not in checked.output
+    test = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_workflow.py"]
+    ended = subprocess.run(test, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout
+
+
+def test_without_a_model_the_check_says_which_key_is_missing(tmp_path):
+    assert init("--from-agent", written(tmp_path, OPENAI_FUNCTION)).exit_code == 0
+    checked = CliRunner().invoke(app, ["check", "--conf", str(tmp_path / "train.yaml")])
+    assert checked.exit_code == 1
+    assert "ajet.model.path" in checked.stderr
+
+
+def test_a_module_of_a_package_is_imported_by_its_whole_name(tmp_path):
+    package = tmp_path / "agents" / "maths"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent):
+        (folder / "__init__.py").touch()
+    file = written(package, "from .ask import solve_with as solve\n" + ADDRESS_CLASS)
+    (package / "ask.py").write_text("def solve_with(text): return text\n")
+    assert init("--from-agent", file).exit_code == 0
+    assert "import agents.maths.my_agent as mine" in (tmp_path / "workflow.py").read_text()
+    assert play(tmp_path / "train.yaml", ["42"], ROW).is_success
+
+
+def test_two_agents_are_named_and_one_is_chosen(tmp_path):
+    file = written(tmp_path, OPENAI_FUNCTION + ADDRESS_CLASS)
+    result = init("--from-agent", file)
+    assert result.exit_code == 1
+    assert "found: solve (line 5), Solver (line 13); give --agent" in result.stderr
+    assert not (tmp_path / "workflow.py").exists()
+    assert "no agent of this name" in init("--from-agent", file, "--agent", "Solve").stderr
+    assert init("--from-agent", file, "--agent", "Solver").exit_code == 0
+    assert "mine.Solver(base_url=base_url" in (tmp_path / "workflow.py").read_text()
+
+
+REFUSED = {
+    "its nodes have their model already": (
+        "from langgraph.graph import StateGraph\nb = StateGraph(dict)\ngraph = b.compile()\n"
+    ),
+    "'toolkit' in this call is only known where it stands": (
+        "from agentscope.agent import ReActAgent\ndef main():\n    toolkit = 1\n"
+        "    agent = ReActAgent(name='a', model=object(), toolkit=toolkit)\n"
+    ),
+    "it takes no model: give it an argument `model`": (
+        "def build(size):\n    graph = object()\n    return graph.compile()\n"
+    ),
+    "it also needs tools: give them defaults": (
+        "from langchain.agents import create_agent\n"
+        "def build(model, tools):\n    return create_agent(model, tools)\n"
+    ),
+    "it takes a, b besides, where one question is expected": "def solve(client, a, b): pass\n",
+    "which method answers a question?": (
+        "class Solver:\n    def __init__(self, client): pass\n"
+        "    def first(self, a): pass\n    def second(self, a): pass\n"
+    ),
+    "give it an argument `client`, or `base_url` and `api_key`": (
+        "from openai import OpenAI\ndef solve(question):\n    return OpenAI()\n"
+    ),
+    "no agent was found in it, and it does nothing when it is run": "x = 1\n",
+    "it reads no question": 'if __name__ == "__main__":\n    print("OPENAI_BASE_URL")\n',
+    "it does not ask the environment for the model's address": (
+        'import sys\nif __name__ == "__main__":\n    print(sys.argv)\n'
+    ),
+    "line 4 writes the model's address": (
+        "import sys\nfrom openai import OpenAI\nif __name__ == '__main__':\n"
+        "    OpenAI(base_url='https://api.example.org/v1'); print(sys.argv)\n"
+    ),
+    "no valid Python": "def solve(:\n",
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_cannot_be_given_the_model_is_said_in_one_line(reason, tmp_path):
+    result = init("--from-agent", written(tmp_path, REFUSED[reason]))
+    assert result.exit_code == 1
+    assert reason in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["my_agent.py"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("no.py", "no such file"), ("an-agent.py", "cannot be imported")]
+)
+def test_a_file_that_cannot_be_the_agents_is_said(name, reason, tmp_path):
+    if name == "an-agent.py":
+        (tmp_path / name).touch()
+    with pytest.raises(ConfigError, match=reason):
+        found_agents(tmp_path / name)
+
+
+def test_nothing_is_written_over(tmp_path):
+    file = written(tmp_path, OPENAI_FUNCTION)
+    (tmp_path / "judge.py").write_text("mine")
+    result = init("--from-agent", file)
+    assert (result.exit_code, (tmp_path / "judge.py").read_text()) == (1, "mine")
+    assert "judge.py is there already, and nothing was written" in result.stderr
+    assert not (tmp_path / "workflow.py").exists()
+
+
+def test_options_that_do_not_fit_are_wrong_usage(tmp_path):
+    file = written(tmp_path, OPENAI_FUNCTION)
+    for arguments in (
+        ["--from-agent", file, "--kind", "openai"],
+        [tmp_path / "elsewhere", "--from-agent", file],
+        ["--kind", "openai", "--model", "some"],
+        ["--kind", "openal"],
+    ):
+        assert init(*arguments).exit_code == 2, arguments
