@@ -19,7 +19,7 @@ from typing import Any
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.inference.chat_template import ChatTemplate, normalised
-from ajet.core.inference.endpoint import ChatEndpoint, ChatCompletion, Completion, SamplingParams
+from ajet.core.inference.endpoint import ChatCompletion, ChatEndpoint, Completion, SamplingParams
 from ajet.core.trajectory.base_recorder import BaseRecorder, SamplingOverrides, drop_none
 from ajet.core.trajectory.limits import EpisodeClosed
 from ajet.core.trajectory.plain_trajectory import plain_messages

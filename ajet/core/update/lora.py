@@ -45,12 +45,21 @@ def with_lora(model: nn.Module, lora: LoraSettings) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(derive(lora.seed, "lora"))
         try:
-            return peft.get_peft_model(untyped, config)
+            wrapped = peft.get_peft_model(untyped, config)
         except ValueError as error:
             raise ConfigError(
                 f"lora.targets={lora.targets!r}: {str(error).splitlines()[0]}",
                 code=Code.MODEL_UNSUPPORTED,
             ) from error
+    base: Any = wrapped.get_base_model()
+    embedding, head = base.get_input_embeddings(), base.get_output_embeddings()
+    if hasattr(head, "lora_A") and head.weight is embedding.weight:
+        raise ConfigError(
+            f"lora.targets={lora.targets!r}: the output layer's weights are the embedding's (tied), "
+            "so an engine would not get its adapter; leave the output layer out",
+            code=Code.MODEL_UNSUPPORTED,
+        )
+    return wrapped
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import torch
 from update_fixtures import forked_groups, tiny_model
 
 from ajet.core.errors import CheckpointError, ConfigError
+from ajet.core.update.lora import with_lora
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import LoraSettings, UpdateSettings
 
@@ -67,6 +68,13 @@ def test_a_target_that_does_not_exist_is_one_line():
     with pytest.raises(ConfigError, match="no_such_proj") as caught:
         Policy(tiny_model(), UpdateSettings(lora=lora))
     assert "\n" not in str(caught.value)
+
+
+def test_an_adapter_of_an_output_layer_that_is_the_embedding_is_refused():
+    lora = LoraSettings(rank=2, targets=("q_proj", "lm_head"))
+    with pytest.raises(ConfigError, match="output layer's weights are the embedding's"):
+        with_lora(tiny_model(), lora)
+    with_lora(tiny_model(tie_word_embeddings=False), lora)  # a weight of its own in an engine
 
 
 @pytest.mark.parametrize("layout", ["padded", "tree"])
