@@ -1,8 +1,9 @@
-"""Runs a page of docs/ as a reader would: writes its files, types its commands, compares its output.
+"""Runs a page as a reader would: writes its files, types its commands, compares what they print.
 
     ```python title="agent.py"              is written into the folder
     ```bash                                 is run there by bash, which ends at the first error
     ```bash title="minutes of computing"    the same, unless `long=False`
+    ```bash title="for reading"             is not run
     ```text title="it prints, …"            the lines that the bash block before it prints, in this
                                             order; others may stand between them where it has a …
 
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FENCE = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
+READING = "for reading"
 MINUTES = "minutes of computing"
 PRINTS = "it prints"
 
@@ -59,13 +61,13 @@ def blocks(page: Path) -> list[Block]:
     return [
         block
         for block in found
-        if block.is_file or block.language == "bash" or block.title.startswith(PRINTS)
+        if block.is_file
+        or (block.language == "bash" and block.title != READING)
+        or block.title.startswith(PRINTS)
     ]
 
 
-def run(
-    page: Path, folder: Path, environment: Mapping[str, str], *, long: bool
-) -> Iterator[Done]:
+def run(page: Path, folder: Path, environment: Mapping[str, str], *, long: bool) -> Iterator[Done]:
     """Follows a page in a folder and yields each block that was done. Raises `GuideError` where a
     command fails or prints something else than the page shows."""
     output = ""

@@ -76,10 +76,7 @@ class Pages:
             return match[0]  # a page that is written here; the builder checks it
         if not file.exists():
             raise SystemExit(f"{source}: the link {target} leads to no file")
-        if in_docs:
-            page = str(file.relative_to(ROOT / "docs"))
-        else:
-            page = self._page_of(file)
+        page = str(file.relative_to(ROOT / "docs")) if in_docs else self._page_of(file)
         return f"{before}{os.path.relpath(page, Path(place).parent)}{anchor}{after}"
 
     def _page_of(self, file: Path) -> str:
@@ -115,8 +112,8 @@ def config_pages() -> Iterator[tuple[str, str]]:
     """Yields a page for each section of the tree, as (name, text): what is below `ajet`, and the
     two backbones' own sections."""
     head = (
-        "A key that is not here is refused. `yes` is honoured; *refused* ends the start with a line "
-        "unless the key has its default; *no effect* is said in one notice. Which keys are read "
+        "A key that is not here is refused. `yes` is honoured; *refused* ends the start with a "
+        "line unless the key has its default; *no effect* is said in one notice. Which keys are read "
         "may depend on others: `ajet check` says it of your config."
     )
     sections: list[tuple[str, type[Section], list[str]]] = []
@@ -124,12 +121,18 @@ def config_pages() -> Iterator[tuple[str, str]]:
         own = []
         for name, inner in section_of(field).model_fields.items():
             if section_of(inner) is not None:
-                sections.append((f"{root}.{name}", section_of(inner), [*section_of(inner).model_fields]))
+                sections.append(
+                    (f"{root}.{name}", section_of(inner), [*section_of(inner).model_fields])
+                )
             else:
                 own.append(name)
         sections.append((root, section_of(field), own))
-    for path, section, names in sorted(sections, key=lambda each: (not each[0].startswith("ajet"), each[0])):
-        rows = [row for name in names for row in _rows(f"{path}.{name}", section.model_fields[name])]
+    for path, section, names in sorted(
+        sections, key=lambda each: (not each[0].startswith("ajet"), each[0])
+    ):
+        rows = [
+            row for name in names for row in _rows(f"{path}.{name}", section.model_fields[name])
+        ]
         if not rows:
             continue
         said = (inspect.getdoc(section) or "").partition("\n\n")[0].replace("\n", " ")
@@ -197,7 +200,9 @@ def metric_rows() -> list[tuple[str, str, str]]:
     is`, with more indentation for what continues."""
     rows: list[list[str]] = []
     for module, group in METRIC_MODULES.items():
-        text = ast.get_docstring(ast.parse((ROOT / module).read_text(encoding="utf-8")), clean=False)
+        text = ast.get_docstring(
+            ast.parse((ROOT / module).read_text(encoding="utf-8")), clean=False
+        )
         is_row = False
         for line in (text or "").splitlines():
             if found := METRIC.match(line):
@@ -208,7 +213,9 @@ def metric_rows() -> list[tuple[str, str, str]]:
                 continue
             is_row = found is not None
             if not is_row and line.startswith("    "):
-                raise SystemExit(f"{module}: no metric and its sentence, two spaces apart: {line!r}")
+                raise SystemExit(
+                    f"{module}: no metric and its sentence, two spaces apart: {line!r}"
+                )
     return [(names, said, module) for names, said, module in rows]
 
 
@@ -228,8 +235,8 @@ def is_documented(name: str) -> bool:
 def metrics_page() -> str:
     rows = [(f"`{names}`", said, f"`{module}`") for names, said, module in metric_rows()]
     return (
-        "# Metrics\n\nEach step is a line of `logs/metrics.jsonl` in the run folder, and goes to every "
-        "tracker of `ajet.trainer_common.logger`. The part before the `/` is the group under which "
+        "# Metrics\n\nEach step is a line of `logs/metrics.jsonl` in the run folder, and goes to "
+        "every tracker of `ajet.trainer_common.logger`. The part before the `/` is the group under which "
         "a page shows it; `…` stands for any ending. "
         "[What a run warns of](../warnings.md) is computed from them.\n\n"
         + table(("metric", "what it is", "computed in"), rows)
@@ -259,7 +266,9 @@ def python_page() -> str:
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Returns a table in Markdown; a bar within a cell is escaped once."""
     lines = [head, ["---"] * len(head), *rows]
-    cells = [[re.sub(r"(?<!\\)\|", r"\\|", " ".join(cell.split())) for cell in row] for row in lines]
+    cells = [
+        [re.sub(r"(?<!\\)\|", r"\\|", " ".join(cell.split())) for cell in row] for row in lines
+    ]
     return "\n".join(f"| {' | '.join(row)} |" for row in cells) + "\n"
 
 

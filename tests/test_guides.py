@@ -1,4 +1,4 @@
-"""The guides are true: their files are written, their commands are run, their output is compared."""
+"""The guides are true: files are written, commands are run, what they print is compared."""
 
 import json
 import os
@@ -68,7 +68,13 @@ def test_files_are_written_and_commands_run_in_their_order(tmp_path):
 
 @pytest.mark.parametrize(
     ("shown", "is_true"),
-    [("1\n2\n", True), ("1\n…\n3\n", True), ("1\n3\n", False), ("3\n…\n1\n", False), ("4\n", False)],
+    [
+        ("1\n2\n", True),
+        ("1\n…\n3\n", True),
+        ("1\n3\n", False),
+        ("3\n…\n1\n", False),
+        ("4\n", False),
+    ],
 )
 def test_what_a_page_shows_must_be_printed_in_its_order(tmp_path, shown, is_true):
     text = f'```bash\nprintf "1\\n2\\n3\\n"\n```\n\n```text title="it prints"\n{shown}```\n'

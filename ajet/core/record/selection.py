@@ -2,7 +2,7 @@
 
     selection/redundancy/kept             24     episodes that it kept
     selection/redundancy/left_out          8     episodes that this selection kept out
-    selection/redundancy/turns_kept      3.1     calls of the model in those that it kept, on average
+    selection/redundancy/turns_kept      3.1     their calls of the model, on average
     selection/redundancy/turns_left_out  5.2     the same in those that it kept out
     selection/redundancy/turns_bias     -2.1     the difference: short episodes are preferred
 

@@ -29,8 +29,8 @@
     reward/overlong, reward/clipped              share of episodes that `reward_shaping` changed
     sync/seconds, sync/bytes                     bringing the new weights to the engines
     staleness/mean, staleness/max, …             updates between sampling a token and training it
-    trainer/waited_s, buffer/ready, …            on trinity: the trainer's waits, groups on their way
-    workflow/…                                   means of `WorkflowOutput.log_metrics`, of games by tag
+    trainer/waited_s, buffer/ready, …            on trinity: waits, groups on their way
+    workflow/…                                   means of what workflows and games log
     run/attempt                                  the start of the run that made the step
     held_out/…                                   of a validation, logged at the step it came after;
                                                  held_out/success/TAG of one tag's tasks
