@@ -44,7 +44,7 @@ check: $(READY)
 # The builder has an environment of its own, .venv-site, with the pins of [dependency-groups].
 site: $(VENV)-site/.ready $(READY)
 	@$(BIN)/python scripts/site_pages.py
-	@$(VENV)-site/bin/zensical build --strict --clean -f build/site/mkdocs.yml
+	@NO_COLOR=1 $(VENV)-site/bin/zensical build --strict --clean -f build/site/mkdocs.yml
 	@$(BIN)/python scripts/site_pages.py --check
 	@echo "To read it: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site/html"
 

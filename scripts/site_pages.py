@@ -112,31 +112,27 @@ def config_pages() -> Iterator[tuple[str, str]]:
     """Yields a page for each section of the tree, as (name, text): what is below `ajet`, and the
     two backbones' own sections."""
     head = (
-        "A key that is not here is refused. `yes` is honoured; *refused* ends the start with a "
-        "line unless the key has its default; *no effect* is said in one notice. Which keys are read "
-        "may depend on others: `ajet check` says it of your config."
+        "A key that is not here is refused. *Refused* ends the start with a "
+        "line unless the key has its default; *no effect* is said in one notice. Which keys are "
+        "read may depend on others: `ajet check` says it of your config."
     )
-    sections: list[tuple[str, type[Section], list[str]]] = []
+    sections: list[tuple[str, Any, list[str]]] = []
     for root, field in AjetConfig.model_fields.items():
         own = []
         for name, inner in section_of(field).model_fields.items():
-            if section_of(inner) is not None:
-                sections.append(
-                    (f"{root}.{name}", section_of(inner), [*section_of(inner).model_fields])
-                )
-            else:
+            if section_of(inner) is None:
                 own.append(name)
+            else:
+                below = section_of(inner)
+                sections.append((f"{root}.{name}", below, [*below.model_fields]))
         sections.append((root, section_of(field), own))
-    for path, section, names in sorted(
-        sections, key=lambda each: (not each[0].startswith("ajet"), each[0])
-    ):
-        rows = [
-            row for name in names for row in _rows(f"{path}.{name}", section.model_fields[name])
-        ]
+    for path, section, names in sorted(sections, key=lambda each: each[0].split(".")):
+        fields = section.model_fields
+        rows = [row for name in names for row in _rows(name, fields[name])]
         if not rows:
             continue
         said = (inspect.getdoc(section) or "").partition("\n\n")[0].replace("\n", " ")
-        columns = ("key", "type", "default", "what it does", *ALL_BACKBONES)
+        columns = (f"below `{path}`", "type, default", "what it does", "backbones")
         yield path, f"# {path}\n\n{said}\n\n{head}\n\n{table(columns, rows)}"
 
 
@@ -154,16 +150,21 @@ def _rows(path: str, field: FieldInfo) -> Iterator[Sequence[str]]:
         return
     default = field.get_default(call_default_factory=True)
     shown = "" if default is PydanticUndefined else f"`{_yaml(default)}`"
-    honours = [_honours(field, backbone) for backbone in ALL_BACKBONES]
-    yield (f"`{path}`", type_text(field.annotation), shown, field.description or "", *honours)
+    kind = f"{type_text(field.annotation)}, {shown}".removesuffix(", ")
+    yield f"`{path}`", kind, field.description or "", _honoured(field)
 
 
-def _honours(field: FieldInfo, backbone: str) -> str:
-    for mark in field.metadata:
-        if isinstance(mark, NotBuilt | NoEffect) and backbone in mark.on:
-            word = "refused" if isinstance(mark, NotBuilt) else "no effect"
-            return f"*{word}*: {mark.reason}"
-    return "yes"
+def _honoured(field: FieldInfo) -> str:
+    """Returns which backbones honour a key; of the others, what they make of it, and why."""
+    said = [
+        (mark.on, f"{'refused' if isinstance(mark, NotBuilt) else 'no effect'}: {mark.reason}")
+        for mark in field.metadata
+        if isinstance(mark, NotBuilt | NoEffect)
+    ]
+    honour = [name for name in ALL_BACKBONES if not any(name in on for on, _ in said)]
+    yes = "all" if len(honour) == len(ALL_BACKBONES) else ", ".join(honour)
+    others = [f"{'all' if on == ALL_BACKBONES else ', '.join(on)}: *{text}*" for on, text in said]
+    return "; ".join(filter(None, [yes, *others]))
 
 
 def _yaml(value: Any) -> str:
@@ -236,8 +237,8 @@ def metrics_page() -> str:
     rows = [(f"`{names}`", said, f"`{module}`") for names, said, module in metric_rows()]
     return (
         "# Metrics\n\nEach step is a line of `logs/metrics.jsonl` in the run folder, and goes to "
-        "every tracker of `ajet.trainer_common.logger`. The part before the `/` is the group under which "
-        "a page shows it; `…` stands for any ending. "
+        "every tracker of `ajet.trainer_common.logger`. The part before the `/` is the group under "
+        "which a page shows it; `…` stands for any ending. "
         "[What a run warns of](../warnings.md) is computed from them.\n\n"
         + table(("metric", "what it is", "computed in"), rows)
     )
@@ -310,7 +311,8 @@ def stage() -> None:
 
 ASSET = re.compile(
     r"""<(?:script|img|iframe|source|video|audio)\b[^>]*\bsrc=["']?((?:https?:)?//[^"'\s>]+)"""
-    r"""|<link\b(?=[^>]*\brel=["']?(?:stylesheet|icon|preload|preconnect|modulepreload))[^>]*\bhref=["']?((?:https?:)?//[^"'\s>]+)"""
+    r"""|<link\b(?=[^>]*\brel=["']?(?:stylesheet|icon|preload|preconnect|modulepreload))"""
+    r"""[^>]*\bhref=["']?((?:https?:)?//[^"'\s>]+)"""
     r"""|@import\s+(?:url\()?["']?((?:https?:)?//[^"')\s]+)|url\(["']?((?:https?:)?//[^"')\s]+)"""
 )
 
