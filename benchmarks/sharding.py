@@ -17,7 +17,7 @@ or it would be the peak of its own reserves; every arm pays for that in time.
 
 Seconds are wall time, the median of the rounds; CPU seconds are those of all ranks together. Both
 are of this allocator's setting, which costs FSDP's gathering most: they bound the usual time from
-above. Those in the results were taken on a busy machine besides, so the README has none of them.
+above. Those in the results were taken on a busy machine besides, so the table has none of them.
 
 Not covered: GPUs, several machines, offload (on a CPU it is none), low precision.
 """

@@ -1,7 +1,7 @@
-"""The README's table of figures, made from the JSON files in benchmarks/results.
+"""The table of docs/figures.md, made from the JSON files in benchmarks/results.
 
     python benchmarks/table.py            # prints it
-    python benchmarks/table.py --write    # puts it between the README's two marks
+    python benchmarks/table.py --write    # puts it between the two marks of docs/figures.md
 
 Every figure is a ratio within one run, or a count, or comes with the machine it was measured on;
 the third column is the goal, or the limit that no program could pass.
@@ -14,7 +14,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"
-README = ROOT / "README.md"
+PAGE = ROOT / "docs/figures.md"
 BEGIN, END = "<!-- figures: python benchmarks/table.py --write -->\n", "<!-- end of figures -->\n"
 Row = tuple[str, str, str, str]
 """What, measured, goal or limit, script."""
@@ -538,7 +538,7 @@ def table() -> str:
     ]
     lines = ["| on two CPU cores | measured | goal, limit | script |", "|---|---|---|---|"]
     for what, measured, goal, script in rows:
-        link = f"[{script}](benchmarks/{script}.py)"
+        link = f"[{script}](../benchmarks/{script}.py)"
         lines.append(f"| {what} | {measured} | {goal} | {link} |")
     return "\n".join(lines) + "\n"
 
@@ -549,10 +549,10 @@ def main() -> None:
     if not parser.parse_args().write:
         print(table(), end="")
         return
-    text = README.read_text()
+    text = PAGE.read_text()
     before, _, rest_of_text = text.partition(BEGIN)
     _, _, after = rest_of_text.partition(END)
-    README.write_text(f"{before}{BEGIN}\n{table()}\n{END}{after}")
+    PAGE.write_text(f"{before}{BEGIN}\n{table()}\n{END}{after}")
 
 
 if __name__ == "__main__":

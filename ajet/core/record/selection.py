@@ -1,10 +1,10 @@
 """Measures what each selection does to a step's batch: what it keeps and what it leaves out.
 
-    selection/redundancy/kept            24     episodes that it kept
-    selection/redundancy/left_out         8     episodes that this selection kept out
-    selection/redundancy/turns_kept     3.1     their calls of the model, on average, …
-    selection/redundancy/turns_left_out 5.2
-    selection/redundancy/turns_bias    -2.1     … and the difference: short episodes are preferred
+    selection/redundancy/kept             24     episodes that it kept
+    selection/redundancy/left_out          8     episodes that this selection kept out
+    selection/redundancy/turns_kept      3.1     their calls of the model, on average
+    selection/redundancy/turns_left_out  5.2     the same in those that it kept out
+    selection/redundancy/turns_bias     -2.1     the difference: short episodes are preferred
 
 `tokens_…` are those sampled for training, `reward_…` is of those that have one: an episode that was
 stopped on its way has none, and its turns and tokens are those up to there. A selection that left

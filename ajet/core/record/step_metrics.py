@@ -11,7 +11,8 @@
                                                  new branch though a recorded one matched
     turns/sampling_not_taken                     calls that asked for a temperature of their own
     turns/malformed_nonsense, …                  replies that failed the check
-    timelines/per_episode, timelines/merge_ratio calls, and how far the trie folded them
+    timelines/per_episode                        paths of tokens in an episode
+    timelines/merge_ratio                        calls of the model for each of them
     timelines/token_ratio                        tokens of one row a call, over those of timelines
     drift/checked, drift/rate, …                 calls whose fresh render would have other ids, and
                                                  the first position that differs
@@ -25,6 +26,12 @@
     rollout/…                                    speed, greedy episodes included
     baseline/…                                   greedy episodes, above in rollout/… alone (remax)
     advantage/…, kl_in_reward/…, critic/…, update/…   the learner's own figures
+    reward/overlong, reward/clipped              share of episodes that `reward_shaping` changed
+    sync/seconds, sync/bytes                     bringing the new weights to the engines
+    staleness/mean, staleness/max, …             updates between sampling a token and training it
+    trainer/waited_s, buffer/ready, …            on trinity: waits, groups on their way
+    workflow/…                                   means of what workflows and games log
+    run/attempt                                  the start of the run that made the step
     held_out/…                                   of a validation, logged at the step it came after;
                                                  held_out/success/TAG of one tag's tasks
 

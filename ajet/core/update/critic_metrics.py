@@ -1,11 +1,13 @@
 """Metrics of one update of the critic.
 
-loss                 of a mini-batch's tokens, averaged over the optimizer steps
-clip_fraction        tokens that the clip left without gradient
-value_mean return_mean
-explained_variance   1 - var(return - value) / var(return), of the values before the update;
-                     left out where all returns are equal or one is not finite
-grad_norm, lr, optimizer_steps, nonfinite_steps, trained_tokens, seconds
+    loss                         of a mini-batch's tokens, averaged over the optimizer steps
+    clip_fraction                tokens that the clip left without gradient
+    value_mean return_mean       means over the trained tokens, before the update
+    explained_variance           1 - var(return - value) / var(return), of the values before the
+                                 update; left out where all returns are equal or one is not finite
+    grad_norm lr optimizer_steps nonfinite_steps trained_tokens seconds    as of the policy's update
+
+Each is under `critic/` in a step's metrics.
 """
 
 from __future__ import annotations

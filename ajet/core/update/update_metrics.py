@@ -1,8 +1,8 @@
 """Metrics of one update of the policy: sums over micro-batches, turned into floats at the end.
 
     loss                         the objective, averaged over mini-batches
-    pg_loss kl cross_entropy     means of a component's value over the tokens that carry it, left
-    kl_teacher                   out where none does; without a coefficient `kl` is 0
+    pg_loss kl cross_entropy kl_teacher    means of a component's value over the tokens that carry
+                                 it, left out where none does; without a coefficient `kl` is 0
     entropy                      mean over trained tokens
     clip_fraction_low/high/…     share of tokens that a bound of the loss acted on; a loss without
                                  bounds has none
