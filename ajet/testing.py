@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.core.inference.endpoint import ChatReply, SamplingParams
+from ajet.core.inference.endpoint import ChatCompletion, SamplingParams
 
 if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
@@ -76,7 +76,7 @@ class ScriptedReplies:
         tools: list[dict[str, Any]] | None,
         sampling: SamplingParams,
         tool_choice: str | None,
-    ) -> ChatReply:
+    ) -> ChatCompletion:
         """Returns the next reply. Raises ValueError where there is none left."""
         if self._num_calls == len(self._replies):
             raise ValueError(
@@ -85,7 +85,7 @@ class ScriptedReplies:
             )
         reply = copy.deepcopy(self._replies[self._num_calls])
         self._num_calls += 1
-        return ChatReply(reply, "stop")
+        return ChatCompletion(reply, "stop")
 
 
 def _task(config: AjetConfig, row: Mapping[str, Any] | None) -> Task:
