@@ -49,6 +49,8 @@ METRIC_MODULES = {
     "ajet/core/update/critic_metrics.py": "critic/",
 }
 """The modules whose docstrings say what a metric is, with the group of those that have none."""
+WIDE = "---\nhide: [toc]\n---\n\n"
+"""Gives a page the width of the list of its headings."""
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".toml": "toml", ".sh": "bash"}
 
 
@@ -101,9 +103,9 @@ class Pages:
 
 
 def command_pages() -> Iterator[tuple[str, str]]:
-    """Yields a page for each command, as (name, text): its `--help`, in 100 columns."""
+    """Yields a page for each command, as (name, text): its `--help`, in 88 columns."""
     for name in COMMANDS:
-        shown = CliRunner().invoke(app, [name, "--help"], terminal_width=100, max_content_width=100)
+        shown = CliRunner().invoke(app, [name, "--help"], terminal_width=88, max_content_width=88)
         said = shown.output.replace("Usage: root ", "Usage: ajet ")
         yield name, f"# ajet {name}\n\n```text\n{said.strip()}\n```\n"
 
@@ -133,7 +135,7 @@ def config_pages() -> Iterator[tuple[str, str]]:
             continue
         said = (inspect.getdoc(section) or "").partition("\n\n")[0].replace("\n", " ")
         columns = (f"below `{path}`", "type, default", "what it does", "backbones")
-        yield path, f"# {path}\n\n{said}\n\n{head}\n\n{table(columns, rows)}"
+        yield path, f"{WIDE}# {path}\n\n{said}\n\n{head}\n\n{table(columns, rows)}"
 
 
 def section_of(field: FieldInfo) -> Any:

@@ -28,6 +28,7 @@ LONG = (
     "tests/core/run/",
     "tests/core/rollout/test_hostile_values.py",
     "tests/tutorial/",
+    "tests/test_guides.py",
 )
 """Files whose tests start many processes or runs. They come first, so that where several processes
 share the tests (`make test`) none of them is left with a long file at the end."""
