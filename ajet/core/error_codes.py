@@ -380,7 +380,7 @@ class Code(Enum):
     )
     JOB_SETTING = (
         "AJ-OWN-014",
-        "AgentJetJob cannot do that",
+        "a job cannot be started so",
         "A program that starts a run by AgentJetJob asks for something that is not there.",
         ("a setting of another backbone", "tune() is called while a file is loaded"),
         "Set what the line names in the job's config.",

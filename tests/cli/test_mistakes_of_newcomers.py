@@ -133,7 +133,7 @@ def test_there_are_more_than_forty_and_each_error_has_its_code():
 def test_a_port_in_use_is_one_line(project, finished_run):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        result = run(f"ajet view {finished_run / 'solver'} --port {port} --no-open")
+        result = run(f"ajet view {finished_run / 'solver'} --port {port} --no-browser")
     assert result.exit_code == 1
     assert result.stderr == (
         f"error: --port {port}: Address already in use; choose another, or 0 for any free one "
