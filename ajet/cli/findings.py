@@ -199,9 +199,10 @@ def _hub_finding(path: str, where: str, has_own_template: bool) -> Finding:
     try:
         cached = try_to_load_from_cache(path, "config.json")
     except HFValidationError as error:
-        reason = " ".join(str(error).split())
-        hint = "; write a variable of the environment as ${oc.env:NAME}" if "$" in path else ""
-        problem = f"{where}: no folder, and no name on the Hub: {reason}{hint}"
+        reason = f"no folder, and no name on the Hub: {' '.join(str(error).split())}"
+        if "$" in path:
+            reason = "a variable of the environment is written as ${oc.env:NAME}"
+        problem = f"{where}: {reason}"
         return Finding("error", problem, Code.MODEL_NOT_FOUND)
     if not isinstance(cached, str):
         return Finding(

@@ -234,10 +234,10 @@ def _check_loggers(trainer: TrainerConfig) -> None:
     there."""
     for name in trainer.logger:
         if name in PACKAGES and not _is_installed(PACKAGES[name]):
-            raise not_installed(name)
+            raise not_installed(name, PACKAGES[name])
     for name in trainer.traces:
         if not _is_installed(MODULES[name]):
-            raise not_installed(name, "traces", "choose [] for none")
+            raise not_installed(name, MODULES[name], "traces", "choose [] for none")
 
 
 def _is_installed(module: str) -> bool:

@@ -41,6 +41,7 @@ from ajet.cluster.probe import one_line
 from ajet.core.breakpoint import TAGS_VARIABLE
 from ajet.core.config import AjetConfig
 from ajet.core.error_codes import Code
+from ajet.core.error_text import extra_advice
 from ajet.core.errors import ConfigError
 from ajet.core.process_guard import guarded
 
@@ -149,7 +150,7 @@ def require_ray() -> None:
     """Raises ConfigError if Ray is not installed."""
     if find_spec("ray") is None:
         raise ConfigError(
-            "backbones verl and trinity need Ray, which is not installed; pip install 'ajet[ray]' "
+            f"backbones verl and trinity need Ray, which is not installed; {extra_advice('ray')} "
             "(--backbone debug trains without it)",
             code=Code.PACKAGE_MISSING,
         )

@@ -52,9 +52,10 @@ def read_script(path: Path, entry: Sequence[str]) -> CommandLine:
         for word in words:
             if match := _ASSIGNMENT.fullmatch(word):
                 variables[match[1]] = match[2]
+    names = " or ".join(each.strip(".") for each in entry)
     raise ConfigError(
-        f"{path}: no command here calls {' or '.join(each.strip('.') for each in entry)}; give the YAML itself, or the script "
-        "that starts the training",
+        f"{path}: no command here calls {names}; give the YAML itself, or the script that starts "
+        "the training",
         code=Code.NOT_CONVERTIBLE,
     )
 

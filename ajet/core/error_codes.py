@@ -380,7 +380,7 @@ class Code(Enum):
     )
     JOB_SETTING = (
         "AJ-OWN-014",
-        "AgentJetJob cannot do that",
+        "a job cannot be started so",
         "A program that starts a run by AgentJetJob asks for something that is not there.",
         ("a setting of another backbone", "tune() is called while a file is loaded"),
         "Set what the line names in the job's config.",
@@ -770,7 +770,7 @@ class Code(Enum):
         "a process of the run was lost",
         "A process of the run ended, and starting it again did not help.",
         ("out of memory", "a machine that went away"),
-        "logs/ of the run folder says more; the same command goes on from the last checkpoint.",
+        "See logs/ of the run folder; the same command goes on from the last checkpoint.",
     )
     FORK_IMPOSSIBLE = (
         "AJ-RUN-017",

@@ -216,13 +216,13 @@ def require_methods(kind: type, names: Sequence[str], base: type, where: str) ->
         )
 
 
-def require_package(name: str, *, extra: str, wanted_by: str) -> None:
+def require_package(name: str, *, wanted_by: str) -> None:
     """Raises ConfigError, with what to install, unless the package is installed."""
     if sys.modules.get(name) is None and (
         name in sys.modules or importlib.util.find_spec(name) is None
     ):
         raise ConfigError(
-            f"{wanted_by} needs {name}: pip install 'ajet[{extra}]'", code=Code.PACKAGE_MISSING
+            f"{wanted_by} needs {name}: {extra_advice(name)}", code=Code.PACKAGE_MISSING
         )
 
 

@@ -37,7 +37,7 @@ class ReasoningGymEnvironment(Environment):
     episode's seed decides."""
 
     def __init__(self, name: str, **settings: Any) -> None:
-        require_package("reasoning_gym", extra="reasoning-gym", wanted_by=f"reasoning_gym:{name}")
+        require_package("reasoning_gym", wanted_by=f"reasoning_gym:{name}")
         for taken in ("seed", "size"):
             if taken in settings:
                 raise ConfigError(

@@ -37,7 +37,7 @@ class TextArenaEnvironment(Environment):
     """Wraps a game of textarena; `env_id` is the id under which textarena registers it."""
 
     def __init__(self, env_id: str, **settings: Any) -> None:
-        require_package("textarena", extra="textarena", wanted_by=f"textarena:{env_id}")
+        require_package("textarena", wanted_by=f"textarena:{env_id}")
         self.env_id = env_id
         with lock:
             self._game = _make_game(env_id, settings)

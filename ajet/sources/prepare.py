@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ajet.core.error_codes import Code
+from ajet.core.error_text import extra_advice
 from ajet.core.errors import DataError
 from ajet.core.task.huggingface import read_split, splits_of
 from ajet.core.task.jsonl import write_jsonl
@@ -124,6 +125,6 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> None:
         from pyarrow import parquet
     except ModuleNotFoundError as error:
         raise DataError(
-            "Parquet needs pyarrow: pip install 'ajet[datasets]'", code=Code.PACKAGE_MISSING
+            f"Parquet needs pyarrow: {extra_advice('pyarrow')}", code=Code.PACKAGE_MISSING
         ) from error
     parquet.write_table(pyarrow.Table.from_pylist(rows), path)

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from ajet.core.error_codes import Code
+from ajet.core.error_text import extra_advice
 from ajet.core.errors import ConfigError, TraceError
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.trackers import choose_mlflow_experiment
@@ -41,7 +42,7 @@ class MlflowTarget:
             self._mlflow: Any = import_module("mlflow")
         except ModuleNotFoundError as error:
             raise ConfigError(
-                "MLflow is not installed; pip install 'ajet[mlflow]' or choose --otlp",
+                f"MLflow is not installed; {extra_advice('mlflow')} or choose --otlp",
                 code=Code.PACKAGE_MISSING,
             ) from error
         try:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ajet.core.error_codes import Code
+from ajet.core.error_text import extra_advice
 from ajet.core.errors import ConfigError, TraceError
 from ajet.traces.spans import RunFacts, Span
 
@@ -30,7 +31,7 @@ class OtlpTarget:
             from opentelemetry.sdk.util.instrumentation import InstrumentationScope
         except ModuleNotFoundError as error:
             raise ConfigError(
-                "OTLP needs a package that is not installed; pip install 'ajet[otlp]'",
+                f"OTLP needs a package that is not installed; {extra_advice('opentelemetry')}",
                 code=Code.PACKAGE_MISSING,
             ) from error
         self._resource = Resource.create({"service.name": "ajet", "ajet.run_id": run.run_id})

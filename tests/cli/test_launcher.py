@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ajet.cli.launcher import app, command_first, mistyped_command
+from ajet.cli.launcher import COMMANDS, app, command_first, mistyped_command
 from ajet.core.workflow import registry
 
 FLOW = """
@@ -274,6 +274,15 @@ def test_check_names_the_package_that_a_logger_needs(project, name):
     Path(name).mkdir()  # wandb leaves such a folder behind
     line = error_line(check(f"ajet.trainer_common.logger={name}"))
     assert f"{name!r} needs a package that is not installed; pip install 'ajet[{name}]'" in line
+
+
+def test_a_package_of_an_extra_that_a_command_lacks_is_one_line(tmp_path, monkeypatch):
+    if find_spec("pypdf"):
+        pytest.skip("pypdf is installed")
+    (tmp_path / "a_command.py").write_text("def read() -> None:\n    import pypdf\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(COMMANDS, "read", "a_command:read")
+    assert error_line(run("read")) == "pypdf is not installed: pip install 'ajet[documents]'"
 
 
 def test_check_makes_the_judge(project):

@@ -68,6 +68,7 @@ def test_without_a_terminal_a_changed_run_is_refused_in_one_line(toy):
     assert toy.finish(FAILS, TWO, "ajet.seed=3") == 1
     (line,) = toy.errors()[before:]
     assert line.startswith("error: ") and "ajet.seed 0 -> 3" in line
+    assert line.endswith("[AJ-RUN-004]")
 
 
 @pytest.mark.parametrize(("answer", "exit_code"), [("q", 1), ("g", 0), ("n", 0)])

@@ -72,7 +72,7 @@ def test_a_code_is_of_an_area_and_its_row_is_whole_sentences():
         assert code.meaning.endswith("."), code
         assert code.remedy[0] in "`'" or code.remedy[0].isupper(), code
         assert code.remedy.endswith((".", ")")) and code.causes, code
-        assert code.title[0].islower() and not code.title.endswith("."), code
+        assert not code.title.endswith("."), code
 
 
 def test_titles_tell_kinds_apart():

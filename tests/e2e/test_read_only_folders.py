@@ -110,7 +110,7 @@ def test_a_start_in_a_folder_that_may_only_be_read_is_one_line(copy):
     said = looked_at(copy, start=["--conf", str(copy.folder / "toy.yaml"), "--backbone", "debug"])
     assert said["start"][1] == (
         f"error: run folder {copy.path} cannot be made: Permission denied; "
-        "choose another place with --exp-dir\n"
+        "choose another place with --exp-dir [AJ-RUN-002]\n"
     )
 
 

@@ -30,7 +30,7 @@ def test_a_folder_that_is_no_run_is_one_line(tmp_path, given, folder):
     )
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
-    assert f"{folder}/episodes.sqlite: no such file; is this the folder of a run?" in done.stderr
+    assert f"{folder}: no such folder; give the folder of a run, as" in done.stderr
 
 
 def test_a_folder_of_run_folders_is_all_of_them(tmp_path):

@@ -88,9 +88,9 @@ def compose(path: Path, overrides: Sequence[str]) -> Composed:
             misplaced = mapping_and_list_problem(yaml_content, typed, origin)
             if misplaced:
                 raise ConfigError(misplaced, code=Code.CONFIG_FORM) from error
-            raise ConfigError(
-                _reference_problem(error, origin), code=Code.REFERENCE_FAILS
-            ) from error
+            is_reference = "interpolation" in str(error).lower()
+            code = Code.REFERENCE_FAILS if is_reference else Code.CONFIG_FORM
+            raise ConfigError(_hydra_problem(error, origin), code=code) from error
         if "Could not override" in str(error) or "Could not delete" in str(error):
             known = OmegaConf.to_container(_hydra_compose(path, []), resolve=False)
             problem, code = _unknown_override_problem(override, known), Code.UNKNOWN_KEY
@@ -266,8 +266,9 @@ def _failed_override(error: Exception, overrides: Sequence[str]) -> str | None:
     return next((each for each in overrides if override_key(each) in keys), None)
 
 
-def _reference_problem(error: Exception, origin: Origin) -> str:
-    """Says which ``${…}`` has no value, at which key. Other errors of Hydra's are as they are."""
+def _hydra_problem(error: Exception, origin: Origin) -> str:
+    """Returns Hydra's error in a line; for a ``${…}`` without a value with its key and what to
+    do."""
     from omegaconf.errors import OmegaConfBaseException
 
     key = error.full_key if isinstance(error, OmegaConfBaseException) else None

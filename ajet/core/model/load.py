@@ -28,6 +28,7 @@ from transformers import (
 )
 
 from ajet.core.error_codes import Code
+from ajet.core.error_text import extra_advice
 from ajet.core.errors import ModelError
 from ajet.core.model.allocator import is_large, keep_freed_memory
 from ajet.core.model.precision import to_float64
@@ -174,7 +175,7 @@ def _gguf_source(file: Path) -> ModelSource:
         )
     if find_spec("gguf") is None:
         raise ModelError(
-            f"model '{file}': reading GGUF needs a package: pip install 'ajet[gguf]'",
+            f"model '{file}': reading GGUF needs a package: {extra_advice('gguf')}",
             code=Code.PACKAGE_MISSING,
         )
     return ModelSource(str(file.parent), {"gguf_file": file.name})

@@ -21,6 +21,7 @@ from loguru import logger
 
 from ajet.core.config.redacted import shown_override
 from ajet.core.error_codes import Code
+from ajet.core.error_text import extra_advice
 from ajet.core.errors import ConfigError
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.sink import RunInfo
@@ -213,15 +214,15 @@ def _import(package: str) -> ModuleType:
     try:
         return importlib.import_module(PACKAGES[package])
     except ModuleNotFoundError as error:
-        raise not_installed(package) from error
+        raise not_installed(package, PACKAGES[package]) from error
 
 
 def not_installed(
-    package: str, key: str = "logger", instead: str = "choose tensorboard"
+    package: str, module: str, key: str = "logger", instead: str = "choose tensorboard"
 ) -> ConfigError:
     return ConfigError(
         f"ajet.trainer_common.{key}: {package!r} needs a package that is not installed; "
-        f"pip install 'ajet[{package}]' or {instead}",
+        f"{extra_advice(module)} or {instead}",
         code=Code.PACKAGE_MISSING,
     )
 

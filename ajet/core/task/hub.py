@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from ajet.core.error_codes import Code
+from ajet.core.error_text import extra_advice
 from ajet.core.errors import DataError
 
 PROBE_TIMEOUT_S = 3.0
@@ -28,7 +29,7 @@ def read_hub(path: str, split: str) -> list[dict[str, Any]]:
         import datasets.config
     except ModuleNotFoundError as error:
         raise DataError(
-            f"{path}: no such local folder, and a Hub data set needs: pip install 'ajet[datasets]'",
+            f"{path}: no such local folder, and a Hub data set needs: {extra_advice('datasets')}",
             code=Code.PACKAGE_MISSING,
         ) from error
     if datasets.config.HF_HUB_OFFLINE or _takes_connections(datasets.config.HF_ENDPOINT):

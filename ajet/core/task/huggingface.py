@@ -18,6 +18,7 @@ from typing import Any
 from loguru import logger
 
 from ajet.core.error_codes import Code
+from ajet.core.error_text import extra_advice
 from ajet.core.errors import ConfigError, DataError
 from ajet.core.task.hub import read_hub
 from ajet.core.task.jsonl import CSV, read_jsonl, read_text, resolve
@@ -186,7 +187,7 @@ def _read_parquet(file: Path) -> list[dict[str, Any]]:
         from pyarrow import ArrowException, parquet
     except ModuleNotFoundError as error:
         raise DataError(
-            f"{file}: Parquet needs pyarrow: pip install 'ajet[datasets]'",
+            f"{file}: Parquet needs pyarrow: {extra_advice('pyarrow')}",
             code=Code.PACKAGE_MISSING,
         ) from error
     try:

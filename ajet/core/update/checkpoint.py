@@ -235,10 +235,10 @@ def _from_rank_0(ranks: Ranks, find: Callable[[], Any]) -> Any:
         try:
             found = find()
         except CheckpointError as error:
-            fault = str(error)
+            fault = error
     found, fault = ranks.all_gather((found, fault))[0]
     if fault is not None:
-        raise CheckpointError(fault, code=Code.CHECKPOINT_UNUSABLE)
+        raise CheckpointError(str(fault), code=fault.code)
     return found
 
 

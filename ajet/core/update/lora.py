@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ajet.core.error_codes import Code
+from ajet.core.error_text import extra_advice
 from ajet.core.errors import ConfigError
 from ajet.core.seeding import derive
 from ajet.core.update.settings import LoraSettings
@@ -29,7 +30,7 @@ def with_lora(model: nn.Module, lora: LoraSettings) -> nn.Module:
         import peft
     except ImportError:
         raise ConfigError(
-            "lora: peft is not installed; run pip install 'ajet[lora]'", code=Code.PACKAGE_MISSING
+            f"lora: peft is not installed; run {extra_advice('peft')}", code=Code.PACKAGE_MISSING
         ) from None
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
     config = peft.LoraConfig(

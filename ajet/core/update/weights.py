@@ -16,7 +16,7 @@ from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
 from ajet.core.update.checkpoint import WEIGHT_PREFIX, read_weights
 from ajet.core.update.lora import with_lora
-from ajet.core.update.manifest import newest_checkpoint
+from ajet.core.update.manifest import candidates, newest_checkpoint
 from ajet.core.update.mismatch import WeightMismatch, of_checkpoint
 from ajet.core.update.settings import LoraSettings
 from ajet.core.update.shards import copy_tensor
@@ -30,10 +30,12 @@ def find_checkpoint(path: Path) -> Path:
         newest = newest_checkpoint(folder)
         if newest is not None:
             return newest
-    if path.name.startswith("step_"):
+    if path.name.startswith("step_") and path.is_dir():
         return path
+    beside = [each.name for each in candidates(path.parent)]
+    there = f"; there {'is' if len(beside) == 1 else 'are'} {', '.join(beside)}" if beside else ""
     raise CheckpointError(
-        f"no checkpoint in {path}; give a run folder or its checkpoints/step_N",
+        f"no checkpoint in {path}{there}; give a run folder or its checkpoints/step_N",
         code=Code.CHECKPOINT_NOT_FOUND,
     )
 

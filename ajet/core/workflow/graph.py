@@ -178,7 +178,7 @@ def is_graph(kind: type) -> bool:
 
 def check_graph(kind: type, where: str) -> None:
     """Raises a ConfigError unless an episode can make the graph and run it."""
-    require_package("langgraph", extra="langgraph", wanted_by=f"{where}: {kind.__name__}")
+    require_package("langgraph", wanted_by=f"{where}: {kind.__name__}")
     location = f"{where}: {line_of(kind)}: {kind.__name__}"
     run = getattr(kind, "run", None)
     if run is None or run is BaseAgentGraph.run:

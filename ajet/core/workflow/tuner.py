@@ -91,7 +91,7 @@ class ModelTuner:
         out, `debug_model` is returned instead, and its calls are not recorded."""
         from ajet.core.importing import require_package
 
-        require_package("agentscope", extra="agentscope", wanted_by="as_agentscope_model()")
+        require_package("agentscope", wanted_by="as_agentscope_model()")
         from ajet.core.workflow.adapters.agentscope import AgentScopeModel
 
         agent_name, target_tag = agent_name or self.agent_name, target_tag or self.target_tag
@@ -231,7 +231,7 @@ class ModelTuner:
         workflow's `trainable_targets` leave this agent out, `debug_model` is returned instead."""
         from ajet.core.importing import require_package
 
-        require_package("langchain_core", extra="langgraph", wanted_by="as_langchain_model()")
+        require_package("langchain_core", wanted_by="as_langchain_model()")
         from ajet.core.workflow.adapters.langchain import LangChainModel
 
         agent_name, target_tag = agent_name or self.agent_name, target_tag or self.target_tag

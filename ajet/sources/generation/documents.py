@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ajet.core.config.task_reader import DocumentReader
 from ajet.core.error_codes import Code
+from ajet.core.error_text import extra_advice
 from ajet.core.errors import DataError
 from ajet.core.record.atomic_file import write_text_atomically
 from ajet.core.task.jsonl import read_text, resolve
@@ -25,7 +26,6 @@ from ajet.core.task.jsonl import read_text, resolve
 TEXT = (".txt", ".md", ".markdown", ".rst")
 PDF, DOCX = ".pdf", ".docx"
 READABLE = (*TEXT, PDF, DOCX)
-EXTRA = "pip install 'ajet[documents]'"
 
 _UNIT_ENDS = {
     "sentence": re.compile(r"(?<=[.!?])(?=\s)|(?<=[。！？])"),
@@ -124,7 +124,9 @@ def _pdf_text(file: Path) -> str:
         from pypdf import PdfReader  # pyright: ignore[reportMissingImports]
         from pypdf.errors import PyPdfError  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError as error:
-        raise DataError(f"{file}: PDF needs pypdf: {EXTRA}", code=Code.PACKAGE_MISSING) from error
+        raise DataError(
+            f"{file}: PDF needs pypdf: {extra_advice('pypdf')}", code=Code.PACKAGE_MISSING
+        ) from error
     try:
         return "\n\n".join(page.extract_text() for page in PdfReader(file).pages)
     except (PyPdfError, OSError) as error:
@@ -139,7 +141,7 @@ def _docx_text(file: Path) -> str:
         from docx.opc.exceptions import PackageNotFoundError  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError as error:
         raise DataError(
-            f"{file}: .docx needs python-docx: {EXTRA}", code=Code.PACKAGE_MISSING
+            f"{file}: .docx needs python-docx: {extra_advice('docx')}", code=Code.PACKAGE_MISSING
         ) from error
     try:
         return "\n\n".join(paragraph.text for paragraph in Document(str(file)).paragraphs)
