@@ -1,14 +1,17 @@
 """Each kind of project is checked without a warning, its test passes, and it trains."""
 
 import json
+import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from typer.testing import CliRunner
 
-from ajet.cli.init import KIND_NAMES
+from ajet.cli.init import KindName
 from ajet.cli.launcher import app
 from ajet.core.config.json_schema import config_schema
 from ajet.projects.kind import KINDS
@@ -16,6 +19,7 @@ from ajet.projects.kind import KINDS
 EDITOR = {".gitignore"} | {
     f".vscode/{name}.json" for name in ("ajet.schema", "extensions", "launch", "settings")
 }
+KIND_NAMES = get_args(KindName)
 SHARED = EDITOR | {"README.md", "train.yaml", "test_agent.py"}
 TASKS = {"judge.py", "tasks.jsonl", "tasks_held_out.jsonl"}
 OWN = {
@@ -142,3 +146,13 @@ def test_any_folders_name_becomes_a_runs_name(name, tmp_path):
     assert run(f"{tmp_path}/{name}", "--kind", "environment").exit_code == 0
     checked = run("--conf", folder / "train.yaml", command="check")
     assert checked.exit_code == 0, checked.output
+
+
+def test_on_a_terminal_the_kind_is_asked_for(tmp_path):
+    terminal, of_command = pty.openpty()
+    command = [sys.executable, "-m", "ajet.cli.launcher", "init", str(tmp_path)]
+    os.write(terminal, b"environment\n")
+    ended = subprocess.run(command, stdin=of_command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "kind (langgraph, openai, agentscope, chat, environment, http, tools)" in ended.stdout
+    assert (tmp_path / "game.py").exists()
