@@ -107,7 +107,7 @@ def _write_workflow(folder: Path | None, file: Path, agent: str | None, model: s
             f"{folder}: the workflow imports {file.name}, so it is written into {target}: leave "
             "DIR out"
         )
-    agents = found_agents(file)
+    agents = found_agents(file, agent)
     if agent is None and len(agents) > 1 and sys.stdin.isatty():
         for each in agents:
             typer.echo(f"  {each.name:<12} {each.described}")

@@ -53,12 +53,14 @@ class FoundAgent:
     call: str = ""
     answers: bool = False
     is_async: bool = False
+    has_sync_client: bool = False
     problem: str | None = None
 
 
-def found_agents(file: Path) -> list[FoundAgent]:
+def found_agents(file: Path, name: str | None = None) -> list[FoundAgent]:
     """Returns the agents that can be given the trained model; the file as a program where there is
-    none. Raises ConfigError, with the reason, where that is impossible too."""
+    none. Raises ConfigError, with the reason, where that is impossible too, or for the agent of
+    this name."""
     if file.suffix != ".py" or not file.is_file():
         what = "no such file" if not file.exists() else "no Python file"
         raise ConfigError(f"--from-agent {file}: {what}; give the .py file that holds the agent")
@@ -74,12 +76,14 @@ def found_agents(file: Path) -> list[FoundAgent]:
     source = Source(tree)
     agents = [*source.agents()]
     usable = [agent for agent in agents if agent.problem is None]
-    if usable:
-        return usable
+    unusable = [agent for agent in agents if agent.problem is not None]
     program = source.program(file.name)
-    if program.problem is None:
+    named = [agent for agent in unusable if agent.name == name]
+    if usable and not named:
+        return usable
+    if program.problem is None and not named:
         return [program]
-    first = next(iter(agents), program)
+    first = [*named, *unusable, program][0]
     raise ConfigError(f"--from-agent {file}:{first.line}: {first.described}: {first.problem}")
 
 
@@ -168,11 +172,11 @@ class Source:
         if not isinstance(init, Function):
             return
         parameters = _Parameters.of(init, is_method=True)
-        if any(_last_name(base) == "ReActAgent" for base in node.bases):
+        if any(_last_name(base) in ("ReActAgent", "AgentBase") for base in node.bases):
             model = parameters.first(MODEL_NAMES)
             problem = None if model else "its __init__ takes no model: give it an argument `model`"
             call = f"{MINE}.{node.name}({model}=model)"
-            described = f"the ReActAgent {node.name}"
+            described = f"the AgentScope agent {node.name}"
             agent = FoundAgent("agentscope", node.name, node.lineno, described, call)
             yield _checked(agent, parameters.without(model), problem)
             return
@@ -181,6 +185,7 @@ class Source:
             return
         method, problem = _method_of(node)
         called = "" if method is None or method.name == "__call__" else f".{method.name}"
+        is_async = isinstance(method, ast.AsyncFunctionDef)
         agent = FoundAgent(
             given.handing,
             node.name,
@@ -188,7 +193,8 @@ class Source:
             f"the class {node.name}, which takes {', '.join(given.values)}",
             f"{MINE}.{node.name}({given.keywords}){called}(question)",
             answers=True,
-            is_async=isinstance(method, ast.AsyncFunctionDef),
+            is_async=is_async,
+            has_sync_client=parameters.has_sync_client(is_async=is_async),
         )
         yield _checked(agent, parameters.without(*given.values), problem)
 
@@ -214,6 +220,7 @@ class Source:
         """Returns the agent of a function that takes the model and a question."""
         others = parameters.without(*given.values)
         listed = ", ".join(others.required)
+        is_async = isinstance(node, ast.AsyncFunctionDef)
         agent = FoundAgent(
             given.handing,
             node.name,
@@ -221,7 +228,8 @@ class Source:
             f"{node.name}(), which takes {', '.join(given.values)}",
             f"{MINE}.{node.name}({listed}=question, {given.keywords})",
             answers=True,
-            is_async=isinstance(node, ast.AsyncFunctionDef),
+            is_async=is_async,
+            has_sync_client=parameters.has_sync_client(is_async=is_async),
         )
         if len(others.required) == 1:
             return agent
@@ -415,6 +423,12 @@ class _Parameters:
             if any(word in CLIENTS for word in re.findall(r"\w+", annotation)):
                 return name
         return "client" if "client" in self.annotations else None
+
+    def has_sync_client(self, *, is_async: bool) -> bool:
+        """Tells whether the client is one that blocks: by its annotation, or else by the function
+        that uses it."""
+        words = re.findall(r"\w+", self.annotations.get(self.client() or "", ""))
+        return "AsyncOpenAI" not in words and ("OpenAI" in words or not is_async)
 
     def without(self, *names: str | None) -> _Parameters:
         kept = {name: kind for name, kind in self.annotations.items() if name not in names}

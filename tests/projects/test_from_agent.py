@@ -313,6 +313,22 @@ def test_a_file_that_cannot_be_the_agents_is_said(name, reason, tmp_path):
         found_agents(tmp_path / name)
 
 
+def test_an_agent_that_is_named_and_cannot_be_given_the_model_is_refused_with_its_reason(tmp_path):
+    unusable = "\n\ndef compare(client, first, second):\n    pass\n"
+    file = written(tmp_path, OPENAI_FUNCTION + unusable)
+    result = init("--from-agent", file, "--agent", "compare")
+    assert result.exit_code == 1
+    assert "it takes first, second besides, where one question is expected" in result.stderr
+
+
+def test_a_client_is_of_the_kind_that_its_annotation_says(tmp_path):
+    found = {}
+    for kind in ("AsyncOpenAI", "OpenAI"):
+        file = written(tmp_path, f"def solve(question, client: {kind} | None = None): pass\n")
+        (found[kind],) = found_agents(file)
+    assert (found["AsyncOpenAI"].has_sync_client, found["OpenAI"].has_sync_client) == (False, True)
+
+
 def test_nothing_is_written_over(tmp_path):
     file = written(tmp_path, OPENAI_FUNCTION)
     (tmp_path / "judge.py").write_text("mine")
