@@ -114,6 +114,14 @@ def test_an_editor_finds_the_schema_of_the_yaml(tmp_path):
     assert ["--conf", "train.yaml", "--backbone", "debug"] in args
 
 
+def test_the_game_is_sound_and_a_random_agent_finds_some_numbers(tmp_path):
+    assert run(tmp_path, "--kind", "environment").exit_code == 0
+    checked = run("--conf", tmp_path / "train.yaml", command="env-check")
+    assert checked.exit_code == 0, checked.output
+    assert "sound: the same seed gives the same episode" in checked.stdout
+    assert "no group of the random agent carries a signal" not in checked.stdout
+
+
 def test_nothing_is_written_over(tmp_path):
     (tmp_path / "agent.py").write_text("mine")
     result = run(tmp_path, "--kind", "chat")
