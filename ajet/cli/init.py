@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -11,17 +11,16 @@ from ajet.cli.options import Verbose
 if TYPE_CHECKING:
     from ajet.projects.found_agent import FoundAgent
 
-KIND_NAMES = ("langgraph", "openai", "agentscope", "chat", "environment", "http", "tools")
+KindName = Literal["langgraph", "openai", "agentscope", "chat", "environment", "http", "tools"]
 
 
 def init(
     folder: Annotated[
         Path | None,
-        typer.Argument(metavar="[DIR]", help="Where it is written. [default: this folder]"),
+        typer.Argument(metavar="DIR", help="Where it is written. [default: this folder]"),
     ] = None,
     kind: Annotated[
-        str | None,
-        typer.Option("--kind", metavar="|".join(KIND_NAMES), help="What the agent is written in."),
+        KindName | None, typer.Option("--kind", help="What the agent is written in.")
     ] = None,
     from_agent: Annotated[
         Path | None,
@@ -68,9 +67,11 @@ def _asked_kind() -> str:
 
 
 def _choice(what: str, names: list[str]) -> str:
-    import click
-
-    return typer.prompt(what, type=click.Choice(names))
+    """Asks until the answer is one of the names."""
+    while True:
+        name = typer.prompt(f"{what} ({', '.join(names)})")
+        if name in names:
+            return name
 
 
 def _write_kind(folder: Path, name: str) -> None:
@@ -82,8 +83,6 @@ def _write_kind(folder: Path, name: str) -> None:
     from ajet.projects.files import write_files
     from ajet.projects.kind import KINDS
 
-    if name not in KINDS:
-        raise typer.BadParameter(f"--kind {name}: there are {', '.join(KINDS)}")
     kind = KINDS[name]
     project = re.sub(r"[^\w.-]+", "_", folder.resolve().name).strip(".-") or "agent"
     schema = json.dumps(config_schema(), indent=1, ensure_ascii=False) + "\n"
@@ -108,7 +107,7 @@ def _write_workflow(folder: Path | None, file: Path, agent: str | None, model: s
             f"{folder}: the workflow imports {file.name}, so it is written into {target}: leave "
             "DIR out"
         )
-    agents = found_agents(file)
+    agents = found_agents(file, agent)
     if agent is None and len(agents) > 1 and sys.stdin.isatty():
         for each in agents:
             typer.echo(f"  {each.name:<12} {each.described}")

@@ -17,10 +17,11 @@ from __future__ import annotations
 import ast
 import builtins
 import copy
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeGuard
 
 from ajet.core.errors import ConfigError
 
@@ -41,22 +42,25 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class FoundAgent:
-    """Describes an agent of the file. `call` is the Python expression that makes or calls it in the
-    workflow; for a program it says where the question goes, ``argument`` or ``stdin``. With
-    `problem` it cannot be given the trained model as it is."""
+    """Describes an agent of the file. `call` is the expression of the workflow that makes it, or,
+    where it `answers`, that answers the question; for a program it says where the question goes,
+    ``argument`` or ``stdin``. With `problem` it cannot be given the trained model as it is."""
 
     handing: Handing
     name: str
     line: int
     described: str
     call: str = ""
+    answers: bool = False
     is_async: bool = False
+    has_sync_client: bool = False
     problem: str | None = None
 
 
-def found_agents(file: Path) -> list[FoundAgent]:
+def found_agents(file: Path, name: str | None = None) -> list[FoundAgent]:
     """Returns the agents that can be given the trained model; the file as a program where there is
-    none. Raises ConfigError, with the reason, where that is impossible too."""
+    none. Raises ConfigError, with the reason, where that is impossible too, or for the agent of
+    this name."""
     if file.suffix != ".py" or not file.is_file():
         what = "no such file" if not file.exists() else "no Python file"
         raise ConfigError(f"--from-agent {file}: {what}; give the .py file that holds the agent")
@@ -72,12 +76,14 @@ def found_agents(file: Path) -> list[FoundAgent]:
     source = Source(tree)
     agents = [*source.agents()]
     usable = [agent for agent in agents if agent.problem is None]
-    if usable:
-        return usable
+    unusable = [agent for agent in agents if agent.problem is not None]
     program = source.program(file.name)
-    if program.problem is None:
+    named = [agent for agent in unusable if agent.name == name]
+    if usable and not named:
+        return usable
+    if program.problem is None and not named:
         return [program]
-    first = next(iter(agents), program)
+    first = [*named, *unusable, program][0]
     raise ConfigError(f"--from-agent {file}:{first.line}: {first.described}: {first.problem}")
 
 
@@ -100,6 +106,8 @@ class Source:
     def __init__(self, tree: ast.Module) -> None:
         self._tree = tree
         self._names = {name for node in tree.body for name in _bound_names(node)}
+        self._imported = {name for node in ast.walk(tree) for name in _imported_packages(node)}
+        self._own = {node.name for node in tree.body if isinstance(node, Function)}
 
     def agents(self) -> Iterator[FoundAgent]:
         """Yields what looks like an agent of a framework or on a client, in the file's order."""
@@ -134,136 +142,165 @@ class Source:
                 f"it does not ask the environment for the model's address: read it from "
                 f"{ADDRESS_VARIABLES[0]}, and the key from OPENAI_API_KEY"
             )
-        return FoundAgent("program", name, 1, described, question or "", True, problem)
+        return FoundAgent("program", name, 1, described, question or "", problem=problem)
 
     # --- functions, classes, variables -----------------------------------------------------------
 
     def _of_function(self, node: Function) -> Iterator[FoundAgent]:
-        makers = [call for call in ast.walk(node) if _is_maker(call)]
-        if makers and any(isinstance(each, ast.Return) and each.value for each in ast.walk(node)):
-            yield self._builder(node, makers[0])
+        """Yields what makes an agent and returns it, or answers a question."""
+        parameters = _Parameters.of(node)
+        makers = [call for call in ast.walk(node) if self._is_maker(call)]
+        if makers and (self._returns_agent(node) or _last_name(makers[0].func) == "compile"):
+            yield self._builder(node, parameters, makers[0])
+        elif (given := self._given(node, parameters)) is not None:
+            yield self._answering(node, parameters, given)
         elif makers:
-            yield self._rebuilt(node.name, makers[0], in_function=True)
-        else:
-            yield from self._client_function(node)
+            yield self._rebuilt(node.name, makers[0], f"{_shown(makers[0])} in {node.name}()")
+        elif any(_last_name(each.func) in CLIENTS for each in _calls(node)):
+            described = f"{node.name}(), which makes a client of its own"
+            problem = "give it an argument `client`, or `base_url` and `api_key`"
+            yield FoundAgent("openai", node.name, node.lineno, described, problem=problem)
 
     def _of_variable(self, node: ast.Assign | ast.AnnAssign) -> Iterator[FoundAgent]:
         target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-        if isinstance(target, ast.Name) and node.value is not None and _is_maker(node.value):
-            yield self._rebuilt(target.id, node.value, in_function=False)
+        maker = node.value
+        if isinstance(target, ast.Name) and maker is not None and self._is_maker(maker):
+            yield self._rebuilt(target.id, maker, f"{target.id} = {_shown(maker)}")
 
     def _of_class(self, node: ast.ClassDef) -> Iterator[FoundAgent]:
         init = next((each for each in node.body if _is_function(each, "__init__")), None)
         if not isinstance(init, Function):
             return
         parameters = _Parameters.of(init, is_method=True)
-        if any(_last_name(base) == "ReActAgent" for base in node.bases):
+        if any(_last_name(base) in ("ReActAgent", "AgentBase") for base in node.bases):
             model = parameters.first(MODEL_NAMES)
-            yield self._checked(
-                FoundAgent(
-                    "agentscope", node.name, node.lineno, f"the ReActAgent {node.name}",
-                    f"{MINE}.{node.name}({model}=model)",
-                ),
-                parameters.without(model),
-                None if model else "its __init__ takes no model: give it an argument `model`",
-            )  # fmt: skip
+            problem = None if model else "its __init__ takes no model: give it an argument `model`"
+            call = f"{MINE}.{node.name}({model}=model)"
+            described = f"the AgentScope agent {node.name}"
+            agent = FoundAgent("agentscope", node.name, node.lineno, described, call)
+            yield _checked(agent, parameters.without(model), problem)
             return
-        given = self._client_arguments(parameters)
+        given = self._given(init, parameters)
         if given is None:
             return
-        handing, arguments, others = given
         method, problem = _method_of(node)
-        is_async = isinstance(method, ast.AsyncFunctionDef)
         called = "" if method is None or method.name == "__call__" else f".{method.name}"
-        yield self._checked(
-            FoundAgent(
-                handing, node.name, node.lineno, f"the class {node.name}, which takes {arguments}",
-                f"{MINE}.{node.name}({_keywords(arguments)}){called}(question)", is_async,
-            ),
-            others,
-            problem,
-        )  # fmt: skip
+        is_async = isinstance(method, ast.AsyncFunctionDef)
+        agent = FoundAgent(
+            given.handing,
+            node.name,
+            node.lineno,
+            f"the class {node.name}, which takes {', '.join(given.values)}",
+            f"{MINE}.{node.name}({given.keywords}){called}(question)",
+            answers=True,
+            is_async=is_async,
+            has_sync_client=parameters.has_sync_client(is_async=is_async),
+        )
+        yield _checked(agent, parameters.without(*given.values), problem)
 
-    def _builder(self, node: Function, maker: ast.Call) -> FoundAgent:
+    def _builder(self, node: Function, parameters: _Parameters, maker: ast.Call) -> FoundAgent:
         """Returns the agent of a function that makes and returns one."""
-        parameters = _Parameters.of(node)
-        handing = _framework(maker)
-        passed = {each.id for each in _model_of(maker) if isinstance(each, ast.Name)}
-        model = next((name for name in parameters.names if name in passed), None)
-        model = model or parameters.first(MODEL_NAMES)
+        model = self._model_parameter(node, parameters)
+        described = f"{node.name}(), which makes {_shown(maker)}"
         if model is None and _last_name(maker.func) != "compile":
-            return self._rebuilt(node.name, maker, in_function=True)
+            return self._rebuilt(node.name, maker, described)
         is_async = isinstance(node, ast.AsyncFunctionDef)
         call = f"{MINE}.{node.name}({model}=model)"
-        return self._checked(
-            FoundAgent(
-                handing, node.name, node.lineno, f"{node.name}(), which makes {_shown(maker)}",
-                f"(await {call})" if is_async else call, is_async,
-            ),
-            parameters.without(model),
-            None if model else "it takes no model: give it an argument `model`, and hand it in",
-        )  # fmt: skip
+        problem = None if model else "it takes no model: give it an argument `model`, and use that"
+        agent = FoundAgent(
+            _framework(maker),
+            node.name,
+            node.lineno,
+            described,
+            f"await {call}" if is_async else call,
+        )
+        return _checked(agent, parameters.without(model), problem)
 
-    def _rebuilt(self, name: str, maker: ast.Call, *, in_function: bool) -> FoundAgent:
+    def _answering(self, node: Function, parameters: _Parameters, given: _Given) -> FoundAgent:
+        """Returns the agent of a function that takes the model and a question."""
+        others = parameters.without(*given.values)
+        listed = ", ".join(others.required)
+        is_async = isinstance(node, ast.AsyncFunctionDef)
+        agent = FoundAgent(
+            given.handing,
+            node.name,
+            node.lineno,
+            f"{node.name}(), which takes {', '.join(given.values)}",
+            f"{MINE}.{node.name}({listed}=question, {given.keywords})",
+            answers=True,
+            is_async=is_async,
+            has_sync_client=parameters.has_sync_client(is_async=is_async),
+        )
+        if len(others.required) == 1:
+            return agent
+        taken = f"it takes {listed} besides" if listed else "it takes nothing besides"
+        return replace(agent, problem=f"{taken}, where one question is expected")
+
+    def _rebuilt(self, name: str, maker: ast.Call, described: str) -> FoundAgent:
         """Returns the agent of a call that the workflow repeats with the trained model."""
-        where = f"{_shown(maker)} in {name}()" if in_function else f"{name} = {_shown(maker)}"
-        handing = _framework(maker)
-        agent = FoundAgent(handing, name, maker.lineno, where)
+        agent = FoundAgent(_framework(maker), name, maker.lineno, described)
         advice = "make it in a function with an argument `model` that returns it"
         if _last_name(maker.func) == "compile":
-            problem = f"its nodes have their model already: {advice}"
-            return _with(agent, problem=problem)
+            return replace(agent, problem=f"its nodes have their model already: {advice}")
         call, problem = self._with_model(maker)
         if problem is not None:
-            return _with(agent, problem=f"{problem}: {advice}")
-        return _with(agent, call=call)
+            return replace(agent, problem=f"{problem}: {advice}")
+        return replace(agent, call=call)
 
-    def _client_function(self, node: Function) -> Iterator[FoundAgent]:
-        parameters = _Parameters.of(node)
-        given = self._client_arguments(parameters)
-        if given is None:
-            if any(_last_name(each.func) in CLIENTS for each in _calls(node)):
-                described = f"{node.name}(), which makes a client of its own"
-                problem = "give it an argument `client`, or `base_url` and `api_key`"
-                yield FoundAgent("openai", node.name, node.lineno, described, problem=problem)
-            return
-        handing, arguments, others = given
-        described = f"{node.name}(), which takes {arguments}"
-        call = f"{MINE}.{node.name}(question, {_keywords(arguments)})"
-        agent = FoundAgent(handing, node.name, node.lineno, described, call)
-        required = [name for name in others.required if name not in MODEL_NAMES]
-        if not required or len(required) > 1:
-            listed = ", ".join(required) or "no other"
-            problem = f"it takes {listed} besides, where one question is expected"
-            yield _with(agent, problem=problem)
-            return
-        question = required[0]
-        is_async = isinstance(node, ast.AsyncFunctionDef)
-        call = f"{MINE}.{node.name}({question}=question, {_keywords(arguments)})"
-        yield _with(agent, call=call, is_async=is_async)
+    # --- where a model goes in -------------------------------------------------------------------
 
-    def _client_arguments(self, parameters: _Parameters) -> tuple[Handing, str, _Parameters] | None:
-        """Returns how the model is handed to these parameters, which of them take it, and the
-        others; None where none does."""
-        client = parameters.client()
-        base_url = parameters.first(ADDRESS_NAMES)
-        taken = [name for name in (client, base_url) if name]
-        if not taken:
+    def _given(self, node: Function, parameters: _Parameters) -> _Given | None:
+        """Returns how the trained model is handed to these parameters; None where none takes it."""
+        name = {each: '"ajet"' for each in ("model", "model_name") if each in parameters.required}
+        if (client := parameters.client()) is not None:
+            return _Given("openai", {client: "client"} | name)
+        if (base_url := parameters.first(ADDRESS_NAMES)) is not None:
+            key = {"api_key": "api_key"} if "api_key" in parameters.names else {}
+            return _Given("address", {base_url: "base_url"} | key | name)
+        if (model := self._model_parameter(node, parameters)) is None:
             return None
-        handing: Handing = "openai" if client else "address"
-        if not client and "api_key" in parameters.names:
-            taken.append("api_key")
-        if client:
-            taken = taken[:1]
-        names = [*taken, *(n for n in ("model", "model_name") if n in parameters.required)]
-        return handing, ", ".join(names), parameters.without(*names)
+        if self._imported & {"langchain", "langgraph", "langchain_core"}:
+            return _Given("langchain", {model: "model"})
+        return _Given("agentscope", {model: "model"}) if "agentscope" in self._imported else None
 
-    def _checked(self, agent: FoundAgent, others: _Parameters, problem: str | None) -> FoundAgent:
-        """Returns the agent, with the problem of arguments that nobody can give."""
-        if problem is None and others.required:
-            listed = ", ".join(others.required)
-            problem = f"it also needs {listed}: give them defaults"
-        return agent if problem is None else _with(agent, problem=problem)
+    def _model_parameter(self, node: Function, parameters: _Parameters) -> str | None:
+        """Returns the parameter that is a framework's model: what an agent is made of, else one of
+        a model's usual name that is no text."""
+        makers = [call for call in ast.walk(node) if self._is_maker(call)]
+        passed = {each for call in makers for each in _names_of_model(call)}
+        given = [
+            name for name in parameters.names if name in passed and name not in parameters.texts
+        ]
+        usual = [name for name in MODEL_NAMES if name in parameters.names]
+        return next((name for name in [*given, *usual] if name not in parameters.texts), None)
+
+    def _is_maker(self, node: ast.AST) -> TypeGuard[ast.Call]:
+        """Tells whether this call makes an agent of a framework that the file imports."""
+        if not isinstance(node, ast.Call):
+            return False
+        name = _last_name(node.func)
+        if name == "compile":  # a graph's: re.compile takes an argument
+            is_method = isinstance(node.func, ast.Attribute)
+            return is_method and not node.args and "langgraph" in self._imported
+        if name in GRAPH_MAKERS:
+            return bool(self._imported & {"langchain", "langgraph"}) and name not in self._own
+        return name == "ReActAgent" and "agentscope" in self._imported
+
+    def _returns_agent(self, node: Function) -> bool:
+        """Tells whether the function returns what a maker made."""
+        made = {
+            target.id
+            for each in ast.walk(node)
+            if isinstance(each, ast.Assign) and self._is_maker(each.value)
+            for target in each.targets
+            if isinstance(target, ast.Name)
+        }
+        returned = [each.value for each in ast.walk(node) if isinstance(each, ast.Return)]
+        return any(
+            value is not None
+            and (self._is_maker(value) or (isinstance(value, ast.Name) and value.id in made))
+            for value in returned
+        )
 
     # --- repeating a call, and programs ----------------------------------------------------------
 
@@ -297,15 +334,22 @@ class Source:
         return ast.unparse(call), None
 
     def _question_source(self) -> str | None:
-        for node in ast.walk(self._tree):
-            if isinstance(node, ast.Attribute) and node.attr in ("argv", "add_argument"):
-                return "argument"
-        for node in ast.walk(self._tree):
-            if isinstance(node, ast.Attribute) and node.attr == "stdin":
-                return "stdin"
-            if isinstance(node, ast.Call) and _last_name(node.func) == "input":
-                return "stdin"
-        return None
+        """Returns where the program reads its question; None where that is unclear."""
+        declared = [
+            each.args[0].value
+            for each in _calls(self._tree)
+            if _last_name(each.func) == "add_argument"
+            and each.args
+            and isinstance(each.args[0], ast.Constant)
+        ]
+        if declared:
+            positional = [name for name in declared if not str(name).startswith("-")]
+            return "argument" if len(positional) == 1 else None
+        attributes = {node.attr for node in ast.walk(self._tree) if isinstance(node, ast.Attribute)}
+        if "argv" in attributes:
+            return "argument"
+        asks = any(_last_name(call.func) == "input" for call in _calls(self._tree))
+        return "stdin" if asks or "stdin" in attributes else None
 
     def _fixed_address(self) -> int | None:
         """Returns the line of a client whose address is written in the file."""
@@ -326,28 +370,44 @@ class Source:
 
 
 @dataclass(frozen=True)
+class _Given:
+    """Says how the trained model is handed to parameters: each with the workflow's expression."""
+
+    handing: Handing
+    values: dict[str, str]
+
+    @property
+    def keywords(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in self.values.items())
+
+
+@dataclass(frozen=True)
 class _Parameters:
-    """The parameters of a function by name, with their annotations as text."""
+    """Holds the parameters of a function by name, with their annotations as text. `texts` are those
+    that are strings by annotation or default."""
 
     annotations: dict[str, str]
     required: tuple[str, ...]
+    texts: frozenset[str]
 
     @classmethod
     def of(cls, node: Function, *, is_method: bool = False) -> _Parameters:
         arguments = node.args
         positional = [*arguments.posonlyargs, *arguments.args]
-        first_default = len(positional) - len(arguments.defaults)
-        required = [each.arg for each in positional[:first_default]]
-        required += [
-            each.arg
-            for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-            if default is None
-        ]
+        padding: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults))
+        defaults = [*padding, *arguments.defaults, *arguments.kw_defaults]
+        pairs = list(zip([*positional, *arguments.kwonlyargs], defaults, strict=True))
         annotations = {
-            each.arg: ast.unparse(each.annotation) if each.annotation else ""
-            for each in [*positional, *arguments.kwonlyargs]
+            each.arg: ast.unparse(each.annotation) if each.annotation else "" for each, _ in pairs
         }
-        found = cls(annotations, tuple(required))
+        required = tuple(each.arg for each, default in pairs if default is None)
+        texts = {
+            each.arg
+            for each, default in pairs
+            if annotations[each.arg].startswith("str")
+            or (isinstance(default, ast.Constant) and isinstance(default.value, str))
+        }
+        found = cls(annotations, required, frozenset(texts))
         return found.without(positional[0].arg) if is_method and positional else found
 
     @property
@@ -360,13 +420,26 @@ class _Parameters:
     def client(self) -> str | None:
         """Returns the parameter that is an OpenAI client, by its annotation or its name."""
         for name, annotation in self.annotations.items():
-            if any(word in CLIENTS for word in annotation.replace("|", ".").split(".")):
+            if any(word in CLIENTS for word in re.findall(r"\w+", annotation)):
                 return name
         return "client" if "client" in self.annotations else None
 
+    def has_sync_client(self, *, is_async: bool) -> bool:
+        """Tells whether the client is one that blocks: by its annotation, or else by the function
+        that uses it."""
+        words = re.findall(r"\w+", self.annotations.get(self.client() or "", ""))
+        return "AsyncOpenAI" not in words and ("OpenAI" in words or not is_async)
+
     def without(self, *names: str | None) -> _Parameters:
         kept = {name: kind for name, kind in self.annotations.items() if name not in names}
-        return _Parameters(kept, tuple(name for name in self.required if name in kept))
+        return _Parameters(kept, tuple(each for each in self.required if each in kept), self.texts)
+
+
+def _checked(agent: FoundAgent, others: _Parameters, problem: str | None) -> FoundAgent:
+    """Returns the agent, with the problem of arguments that nobody can give."""
+    if problem is None and others.required:
+        problem = f"it also needs {', '.join(others.required)}: give them defaults"
+    return agent if problem is None else replace(agent, problem=problem)
 
 
 def _method_of(node: ast.ClassDef) -> tuple[Function | None, str | None]:
@@ -387,43 +460,21 @@ def _method_of(node: ast.ClassDef) -> tuple[Function | None, str | None]:
     return None, f"which method answers a question? ({listed} take one argument): call it `run`"
 
 
-def _with(agent: FoundAgent, **changes: object) -> FoundAgent:
-    from dataclasses import replace
-
-    return replace(agent, **changes)  # pyright: ignore[reportArgumentType]
-
-
-def _keywords(arguments: str) -> str:
-    """Returns the arguments of a call that hands the model in: client=client, base_url=base_url."""
-    values = {"model": '"ajet"', "model_name": '"ajet"', "api_base": "base_url"}
-    names = [name.strip() for name in arguments.split(",")]
-    return ", ".join(f"{name}={values.get(name, name)}" for name in names)
-
-
 def _calls(tree: ast.AST) -> Iterator[ast.Call]:
     return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-
-
-def _is_maker(node: ast.AST) -> bool:
-    """Tells whether this call makes an agent of a framework."""
-    if not isinstance(node, ast.Call):
-        return False
-    name = _last_name(node.func)
-    if name == "compile":  # a graph's: re.compile and compile() take arguments
-        is_method = isinstance(node.func, ast.Attribute)
-        return is_method and not node.args
-    return name in (*GRAPH_MAKERS, "ReActAgent")
 
 
 def _framework(maker: ast.Call) -> Handing:
     return "agentscope" if _last_name(maker.func) == "ReActAgent" else "langchain"
 
 
-def _model_of(maker: ast.Call) -> Iterator[ast.expr]:
-    """Yields what the call is given as its model."""
-    yield from (each.value for each in maker.keywords if each.arg == "model")
+def _names_of_model(maker: ast.Call) -> Iterator[str]:
+    """Yields the variable that the call is given as its model."""
     position = 2 if _last_name(maker.func) == "ReActAgent" else 0
-    yield from maker.args[position : position + 1]
+    given = [each.value for each in maker.keywords if each.arg == "model"]
+    for value in [*given, *maker.args[position : position + 1]]:
+        if isinstance(value, ast.Name):
+            yield value.id
 
 
 def _shown(maker: ast.Call) -> str:
@@ -442,6 +493,14 @@ def _is_function(node: ast.stmt, name: str) -> bool:
 
 def _is_main_guard(node: ast.stmt) -> bool:
     return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
+
+
+def _imported_packages(node: ast.AST) -> Iterator[str]:
+    """Yields the packages that an import statement imports from."""
+    if isinstance(node, ast.Import):
+        yield from (each.name.partition(".")[0] for each in node.names)
+    elif isinstance(node, ast.ImportFrom) and not node.level:
+        yield (node.module or "").partition(".")[0]
 
 
 def _bound_names(node: ast.stmt) -> Iterator[str]:

@@ -327,7 +327,7 @@ def test_check_shows_a_path_with_brackets_as_it_is(project):
     [
         ("chek --conf x.yaml", "no such command: 'chek'; did you mean 'check'?"),
         ("--conf x.yaml chek", "no such command: 'chek'; did you mean 'check'?"),
-        ("foo --conf x.yaml", "no such command: 'foo'; there are train, debug, eval, check"),
+        ("foo --conf x.yaml", "no such command: 'foo'; there are init, train, debug, eval"),
         ("--conf x.yaml a=1", None),
         ("--conf chek --backbone debug", None),
         ("train trian", None),

@@ -98,8 +98,8 @@ from openai import OpenAI
 
 
 class Solver:
-    def __init__(self, client: OpenAI, model):
-        self.client, self.model = client, model
+    def __init__(self, api: OpenAI, model):
+        self.client, self.model = api, model
 
     def _say(self, text):
         return [{"role": "user", "content": text}]
@@ -120,6 +120,25 @@ class Solver:
         said = [{"role": "user", "content": text}]
         reply = self.client.chat.completions.create(model="gpt-5", messages=said)
         return reply.choices[0].message.content
+"""
+LANGCHAIN_CLASS = """
+from langchain.agents import create_agent
+
+
+class Solver:
+    def __init__(self, llm, style="short"):
+        self.graph = create_agent(llm, [], system_prompt=style)
+
+    def ask(self, text):
+        said = {"messages": [{"role": "user", "content": text}]}
+        return self.graph.invoke(said)["messages"][-1].text
+"""
+LANGCHAIN_FUNCTION = """
+from langchain_core.messages import HumanMessage
+
+
+async def solve(text, llm, model_name="some"):
+    return (await llm.ainvoke([HumanMessage(text)])).text
 """
 PROGRAM = """
 import json
@@ -144,6 +163,8 @@ AGENTS = {
     "langchain_builder": (LANGCHAIN_BUILDER, "langchain", "build"),
     "langchain_variable": (LANGCHAIN_VARIABLE, "langchain", "agent"),
     "langgraph_builder": (LANGGRAPH_BUILDER, "langchain", "build_graph"),
+    "langchain_class": (LANGCHAIN_CLASS, "langchain", "Solver"),
+    "langchain_function": (LANGCHAIN_FUNCTION, "langchain", "solve"),
     "agentscope_variable": (AGENTSCOPE_VARIABLE, "agentscope", "agent"),
     "agentscope_builder": (AGENTSCOPE_BUILDER, "agentscope", "make"),
     "openai_function": (OPENAI_FUNCTION, "openai", "solve"),
@@ -246,7 +267,7 @@ REFUSED = {
         "    agent = ReActAgent(name='a', model=object(), toolkit=toolkit)\n"
     ),
     "it takes no model: give it an argument `model`": (
-        "def build(size):\n    graph = object()\n    return graph.compile()\n"
+        "import langgraph\ndef build(size):\n    graph = object()\n    return graph.compile()\n"
     ),
     "it also needs tools: give them defaults": (
         "from langchain.agents import create_agent\n"
@@ -290,6 +311,22 @@ def test_a_file_that_cannot_be_the_agents_is_said(name, reason, tmp_path):
         (tmp_path / name).touch()
     with pytest.raises(ConfigError, match=reason):
         found_agents(tmp_path / name)
+
+
+def test_an_agent_that_is_named_and_cannot_be_given_the_model_is_refused_with_its_reason(tmp_path):
+    unusable = "\n\ndef compare(client, first, second):\n    pass\n"
+    file = written(tmp_path, OPENAI_FUNCTION + unusable)
+    result = init("--from-agent", file, "--agent", "compare")
+    assert result.exit_code == 1
+    assert "it takes first, second besides, where one question is expected" in result.stderr
+
+
+def test_a_client_is_of_the_kind_that_its_annotation_says(tmp_path):
+    found = {}
+    for kind in ("AsyncOpenAI", "OpenAI"):
+        file = written(tmp_path, f"def solve(question, client: {kind} | None = None): pass\n")
+        (found[kind],) = found_agents(file)
+    assert (found["AsyncOpenAI"].has_sync_client, found["OpenAI"].has_sync_client) == (False, True)
 
 
 def test_nothing_is_written_over(tmp_path):

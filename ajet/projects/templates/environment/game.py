@@ -40,6 +40,10 @@ class Game:
         shown = "The game is over." if is_over else self._shown()
         return shown, reward, is_over, False, self._info(is_found, is_valid=True)
 
+    def sample_random_action(self) -> str:
+        """Returns any action, for `ajet env-check`, which plays without a model."""
+        return str(random.randint(1, self.highest))
+
     def _shown(self) -> str:
         # YOURS (3 of 3): what the agent sees. The embedded model knows this text alone.
         guesses = "guess" if self.left == 1 else "guesses"

@@ -26,7 +26,8 @@ async def solve(question: str, base_url: str, api_key: str) -> str:
         {"role": "user", "content": question},
     ]
     reply: dict[str, Any] = {}
-    # Training gives each episode a deadline of its own, so a request may take as long as it takes.
+    # No timeout: training gives each episode a deadline. No certificates: they are loaded for each
+    # client, and the address is plain HTTP on this machine.
     async with httpx.AsyncClient(timeout=None, verify=False) as client:
         for _ in range(MAX_TURNS):
             response = await client.post(

@@ -14,6 +14,7 @@ Please solve the math problem given to you.
 You can write and execute Python code to perform calculation or verify your answer.
 You should return your final answer within \\boxed{}.
 """
+TOOLS: list[Any] = [PYTHON_TOOL]
 MAX_TURNS = 2
 
 
@@ -26,12 +27,13 @@ async def solve(question: str, client: AsyncOpenAI) -> str:
     answer = ""
     for _ in range(MAX_TURNS):
         completion = await client.chat.completions.create(
-            model="ajet", messages=messages, tools=[PYTHON_TOOL]
+            model="ajet", messages=messages, tools=TOOLS
         )
         reply = completion.choices[0].message
         answer = reply.content or ""
         messages.append(reply.model_dump(exclude_none=True))
         for call in reply.tool_calls or ():
+            assert call.type == "function"
             result = await answer_python_call(call.function.arguments)
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
         if not reply.tool_calls:
