@@ -51,9 +51,6 @@ def test_the_version_is_the_same_everywhere():
 
 
 def test_containers_install_extras_that_there_are():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
     for file in (ROOT / "docker").glob("*.Dockerfile"):
         [named] = re.findall(r"'\.\[([\w,-]+)\]'", file.read_text())
         assert set(named.split(",")) <= set(PROJECT["optional-dependencies"]), file.name

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
 TARGET = Path("tutorial")
@@ -46,10 +47,16 @@ def examples(
         return
     chosen = [name.removeprefix(PREFIX) for name in names]
     if unknown := sorted(set(chosen) - set(known)):
-        raise ConfigError(f"examples: no {', '.join(unknown)}; there are {', '.join(known)}")
+        raise ConfigError(
+            f"examples: no {', '.join(unknown)}; there are {', '.join(known)}",
+            code=Code.UNKNOWN_NAME,
+        )
     targets = {source / f"{PREFIX}{name}": TARGET / f"{PREFIX}{name}" for name in chosen}
     if there := [str(target) for target in targets.values() if target.exists()]:
-        raise ConfigError(f"examples: {', '.join(there)}: there already; move it away to copy anew")
+        raise ConfigError(
+            f"examples: {', '.join(there)}: there already; move it away to copy anew",
+            code=Code.OUTPUT_EXISTS,
+        )
     for folder, target in targets.items():
         copytree(folder, target, ignore=ignore_patterns("__pycache__"))
         configs = sorted(path.name for path in target.glob("*.yaml"))

@@ -56,11 +56,14 @@ def init(
 
 
 def _asked_kind() -> str:
+    from ajet.core.error_codes import Code
     from ajet.core.errors import ConfigError
     from ajet.projects.kind import KINDS
 
     if not sys.stdin.isatty():
-        raise ConfigError(f"--kind is missing: give one of {', '.join(KINDS)}")
+        raise ConfigError(
+            f"--kind is missing: give one of {', '.join(KINDS)}", code=Code.ARGUMENT_MISSING
+        )
     for each in KINDS.values():
         typer.echo(f"  {each.name:<12} {each.about}")
     return _choice("kind", list(KINDS))

@@ -46,11 +46,13 @@ def guarded(command: Sequence[str], *, grace_s: float = 0.0, pid_file: object = 
     `pid_file` is a path that holds the id of the process group while it runs. Raises ConfigError on
     another system than Linux."""
     if sys.platform != "linux":
+        from ajet.core.error_codes import Code
         from ajet.core.errors import ConfigError
 
         raise ConfigError(
             f"{command[0]}: children of a run (MCP servers, inference servers, the math judge) are "
-            f"guarded by Linux, and this is {sys.platform}: run ajet in a Linux container"
+            f"guarded by Linux, and this is {sys.platform}: run ajet in a Linux container",
+            code=Code.MACHINE_TOO_SMALL,
         )
     script = [sys.executable, "-I", "-S", os.path.abspath(__file__)]  # noqa: PTH100, see above
     return [*script, str(os.getpid()), str(grace_s), str(pid_file), *command]

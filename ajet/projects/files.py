@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -45,7 +46,8 @@ def write_files(folder: Path, files: Mapping[str, str]) -> None:
     if there:
         raise ConfigError(
             f"{folder}: {', '.join(there)} {'is' if len(there) == 1 else 'are'} there already, and "
-            "nothing was written: move what is there away, or give another folder"
+            "nothing was written: move what is there away, or give another folder",
+            code=Code.OUTPUT_EXISTS,
         )
     for name, text in files.items():
         path = folder / name
@@ -53,7 +55,9 @@ def write_files(folder: Path, files: Mapping[str, str]) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
         except OSError as error:
-            raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+            raise ConfigError(
+                f"{path}: cannot be written: {error.strerror}", code=Code.OUTPUT_NOT_WRITTEN
+            ) from error
 
 
 def _is_template(path: Path) -> bool:

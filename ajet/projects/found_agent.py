@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeGuard
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
 Handing = Literal["langchain", "agentscope", "openai", "address", "program"]
@@ -63,16 +64,22 @@ def found_agents(file: Path, name: str | None = None) -> list[FoundAgent]:
     this name."""
     if file.suffix != ".py" or not file.is_file():
         what = "no such file" if not file.exists() else "no Python file"
-        raise ConfigError(f"--from-agent {file}: {what}; give the .py file that holds the agent")
+        raise ConfigError(
+            f"--from-agent {file}: {what}; give the .py file that holds the agent",
+            code=Code.OWN_FILE_NOT_FOUND,
+        )
     if not file.stem.isidentifier():
         raise ConfigError(
             f"--from-agent {file}: {file.stem!r} cannot be imported: give the file a name of "
-            "letters, digits and underscores"
+            "letters, digits and underscores",
+            code=Code.OWN_FILE_FAILS,
         )
     try:
         tree = ast.parse(file.read_bytes(), filename=str(file))
     except (SyntaxError, ValueError) as error:
-        raise ConfigError(f"--from-agent {file}: no valid Python: {error}") from error
+        raise ConfigError(
+            f"--from-agent {file}: no valid Python: {error}", code=Code.OWN_FILE_FAILS
+        ) from error
     source = Source(tree)
     agents = [*source.agents()]
     usable = [agent for agent in agents if agent.problem is None]
@@ -84,7 +91,10 @@ def found_agents(file: Path, name: str | None = None) -> list[FoundAgent]:
     if program.problem is None and not named:
         return [program]
     first = [*named, *unusable, program][0]
-    raise ConfigError(f"--from-agent {file}:{first.line}: {first.described}: {first.problem}")
+    raise ConfigError(
+        f"--from-agent {file}:{first.line}: {first.described}: {first.problem}",
+        code=Code.OWN_WRONG_KIND,
+    )
 
 
 def chosen_agent(agents: list[FoundAgent], name: str | None, file: Path) -> FoundAgent:
@@ -93,10 +103,16 @@ def chosen_agent(agents: list[FoundAgent], name: str | None, file: Path) -> Foun
     if name is not None:
         named = next((agent for agent in agents if agent.name == name), None)
         if named is None:
-            raise ConfigError(f"--agent {name}: no agent of this name in {file}; found: {names}")
+            raise ConfigError(
+                f"--agent {name}: no agent of this name in {file}; found: {names}",
+                code=Code.OWN_NAME_NOT_FOUND,
+            )
         return named
     if len(agents) > 1:
-        raise ConfigError(f"--from-agent {file}: which is the agent? found: {names}; give --agent")
+        raise ConfigError(
+            f"--from-agent {file}: which is the agent? found: {names}; give --agent",
+            code=Code.ARGUMENT_MISSING,
+        )
     return agents[0]
 
 

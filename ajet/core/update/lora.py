@@ -56,8 +56,8 @@ def with_lora(model: nn.Module, lora: LoraSettings) -> nn.Module:
     embedding, head = base.get_input_embeddings(), base.get_output_embeddings()
     if hasattr(head, "lora_A") and head.weight is embedding.weight:
         raise ConfigError(
-            f"lora.targets={lora.targets!r}: the output layer's weights are the embedding's (tied), "
-            "so an engine would not get its adapter; leave the output layer out",
+            f"lora.targets={lora.targets!r}: the output layer's weights are the embedding's, so an "
+            "engine would not get its adapter; leave the output layer out",
             code=Code.MODEL_UNSUPPORTED,
         )
     return wrapped
