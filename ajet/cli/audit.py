@@ -33,7 +33,7 @@ def audit(
     from ajet.core.record.episode_reader import EpisodeFilter
     from ajet.core.record.recorded_run import RecordedRun
     from ajet.core.record.screen_log import begin_screen_log
-    from ajet.core.terminal import Console
+    from ajet.core.terminal import Console, can_redraw
     from ajet.reports.audit_report import AuditReport
 
     begin_screen_log(verbose)
@@ -48,7 +48,7 @@ def audit(
             total=min(num, limit or num),
             console=screen,
             transient=True,
-            disable=not screen.can_redraw,
+            disable=not can_redraw(screen),
         )
         report = AuditReport.of(recorded, episodes)
     if out == Path("-"):

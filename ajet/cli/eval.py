@@ -210,10 +210,10 @@ def episode_progress() -> Iterator[tuple[Callable[[int], None], Callable[[], Non
     that ends."""
     from rich.progress import Progress
 
-    from ajet.core.terminal import Console
+    from ajet.core.terminal import Console, can_redraw
 
     screen = Console(stderr=True)
-    with Progress(console=screen, transient=True, disable=not screen.can_redraw) as progress:
+    with Progress(console=screen, transient=True, disable=not can_redraw(screen)) as progress:
         bar = progress.add_task("episodes", total=None)
         yield (
             lambda total: progress.update(bar, total=total),

@@ -10,7 +10,6 @@ A traceback leaves out the frames by which this package reached the user's code.
 user's code called, this package included, stays.
 """
 
-import sysconfig
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -64,7 +63,7 @@ EXTRAS = {
 }
 """Maps a module to the extra of ajet that installs it (pyproject.toml)."""
 _OWN_CODE = str(Path(__file__).parents[1])
-_STDLIB = sysconfig.get_path("stdlib")
+_STDLIB = str(Path(traceback.__file__).parent)
 
 
 def one_line(error: BaseException) -> str:

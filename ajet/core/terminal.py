@@ -24,15 +24,6 @@ class Console(RichConsole):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(emoji=False, **options)
-        self._is_forced: bool | None = options.get("force_terminal")
-
-    @property
-    def can_redraw(self) -> bool:
-        """Tells whether lines that were printed can be written over, as a live display does: on a
-        terminal, but not in a file, even if FORCE_COLOR is set, and not in a notebook's cell."""
-        if self._is_forced is not None:
-            return self._is_forced
-        return self.is_interactive and self.file.isatty() and not in_notebook(os.environ)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -40,6 +31,14 @@ class Console(RichConsole):
         for segment in super().render(renderable, options):
             is_control = segment.control is not None
             yield segment if is_control else Segment(printable(segment.text), segment.style)
+
+
+def can_redraw(console: RichConsole) -> bool:
+    """Tells whether lines that were printed can be written over, as a live display does: on a
+    terminal, but not in a file, even if FORCE_COLOR is set, and not in a notebook's cell."""
+    if console.file.isatty():
+        return console.is_interactive and not in_notebook(os.environ)
+    return console.is_interactive and not os.environ.get("FORCE_COLOR")
 
 
 def in_notebook(environ: Mapping[str, str]) -> bool:

@@ -47,4 +47,4 @@ def test_an_unknown_example_is_one_line_with_those_that_there_are():
 def test_a_config_of_an_example_that_is_not_copied_says_how_to_copy_it():
     done = run("check", "--conf", "tutorial/example_debate/demo.yaml")
     assert done.exit_code == 1
-    assert done.stderr.rstrip().endswith("copy the example: ajet examples debate")
+    assert done.stderr.rstrip().endswith("copy the example: ajet examples debate [AJ-CFG-001]")

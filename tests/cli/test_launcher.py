@@ -282,7 +282,9 @@ def test_a_package_of_an_extra_that_a_command_lacks_is_one_line(tmp_path, monkey
     (tmp_path / "a_command.py").write_text("def read() -> None:\n    import pypdf\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(COMMANDS, "read", "a_command:read")
-    assert error_line(run("read")) == "pypdf is not installed: pip install 'ajet[documents]'"
+    assert error_line(run("read")) == (
+        "ajet read needs pypdf, which is not installed: pip install 'ajet[documents]'"
+    )
 
 
 def test_check_makes_the_judge(project):

@@ -444,7 +444,7 @@ def test_the_first_held_out_episodes_are_drawn_where_the_config_says(tmp_path):
         asked = {f"{ENV}.{name}": value for name, value in given.items()}
         config = config_of({"ajet.experiment_dir": str(tmp_path)} | asked)
         recorder = frame_recorder_for(config, who)
-        return recorder and recorder._folder
+        return recorder and recorder._gif.parent
 
     assert place(0) is None
     assert place(0, render_save_dir="frames") == tmp_path / "frames" / "step_000004"

@@ -763,7 +763,7 @@ def test_an_override_has_hydras_value(text, value):
 
 
 def test_a_script_that_starts_nothing_is_one_line(tmp_path):
-    with pytest.raises(ConfigError, match=r"no command here calls verl\."):
+    with pytest.raises(ConfigError, match=r"no command here calls verl;"):
         convert("verl", written(tmp_path, "echo hello", "run.sh"))
 
 

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from ajet.core.terminal import Console
+from ajet.core.terminal import Console, can_redraw
 
 
 def test_a_part_of_an_address_is_no_emoji():
@@ -27,7 +27,7 @@ def terminal(monkeypatch):
 
 
 def test_a_terminal_is_redrawn(terminal):
-    assert Console(file=terminal).can_redraw
+    assert can_redraw(Console(file=terminal))
 
 
 @pytest.mark.parametrize(
@@ -43,9 +43,9 @@ def test_a_cell_of_a_notebook_gets_plain_lines_though_it_is_a_terminal(
     terminal, monkeypatch, name, value
 ):
     monkeypatch.setenv(name, value)
-    assert not Console(file=terminal).can_redraw
+    assert not can_redraw(Console(file=terminal))
 
 
 def test_a_file_gets_plain_lines_also_where_colours_are_asked_for(terminal, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert not Console(file=io.StringIO()).can_redraw
+    assert not can_redraw(Console(file=io.StringIO()))

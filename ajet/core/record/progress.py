@@ -34,7 +34,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ajet.core.activity import CurrentCall
-from ajet.core.terminal import Console
+from ajet.core.terminal import Console, can_redraw
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 
 RECENT_STEPS = 10  # the time left is estimated from these, as late steps take longer
@@ -81,7 +81,7 @@ class TrainingProgress:
         self._live: Live | None = None
 
     def __enter__(self) -> TrainingProgress:
-        if self.console.can_redraw:
+        if can_redraw(self.console):
             self._live = Live(self, console=self.console, refresh_per_second=4)
             self._live.start()
         return self

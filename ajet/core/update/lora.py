@@ -54,10 +54,11 @@ def with_lora(model: nn.Module, lora: LoraSettings) -> nn.Module:
             ) from error
     base: Any = wrapped.get_base_model()
     embedding, head = base.get_input_embeddings(), base.get_output_embeddings()
-    if hasattr(head, "lora_A") and head.weight is embedding.weight:
+    is_adapted = any(hasattr(layer, "lora_A") for layer in (embedding, head))
+    if is_adapted and head.weight is embedding.weight:
         raise ConfigError(
-            f"lora.targets={lora.targets!r}: the output layer's weights are the embedding's, so an "
-            "engine would not get its adapter; leave the output layer out",
+            f"lora.targets={lora.targets!r}: the output layer's weights are the embedding's, so no "
+            "engine could have an adapter of one of them alone; leave both out",
             code=Code.MODEL_UNSUPPORTED,
         )
     return wrapped

@@ -288,7 +288,7 @@ def test_a_file_that_is_no_store_is_refused_in_one_line(path):
     path.write_text("not a database, but long enough to look like one" * 30)
     with pytest.raises(CheckpointError, match="not a database"):
         EpisodeStore(path)
-    with pytest.raises(CheckpointError, match="no such file"):
+    with pytest.raises(CheckpointError, match="not the folder of a run"):
         EpisodeReader(path.with_name("absent.sqlite"))
 
 

@@ -70,8 +70,9 @@ def test_a_target_that_does_not_exist_is_one_line():
     assert "\n" not in str(caught.value)
 
 
-def test_an_adapter_of_an_output_layer_that_is_the_embedding_is_refused():
-    lora = LoraSettings(rank=2, targets=("q_proj", "lm_head"))
+@pytest.mark.parametrize("layer", ["lm_head", "embed_tokens"])
+def test_an_adapter_of_an_output_layer_that_is_the_embedding_is_refused(layer):
+    lora = LoraSettings(rank=2, targets=("q_proj", layer))
     with pytest.raises(ConfigError, match="output layer's weights are the embedding's"):
         with_lora(tiny_model(), lora)
     with_lora(tiny_model(tie_word_embeddings=False), lora)  # a weight of its own in an engine
