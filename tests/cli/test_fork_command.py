@@ -104,7 +104,7 @@ def test_what_cannot_be_forked_is_one_line(folder):
     assert "no episode '000001-train-0000-07'" in error_line(
         RUN, "000001-train-0000-07", "--turn", "0"
     )
-    assert "is this the folder of a run?" in error_line("toy", FIRST, "--turn", "0")
+    assert "not the folder of a run" in error_line("toy", FIRST, "--turn", "0")
     other = ToyRun(folder / "edited")
     workflow = WORKFLOW.replace("The tool says", "A tool says")
     (other.folder / "workflow.py").write_text(workflow)

@@ -84,8 +84,8 @@ def test_the_beginning_of_an_id_is_enough_where_only_one_begins_so(folder):
 
 
 def test_what_is_no_run_folder_is_one_line(folder):
-    assert "is this the folder of a run?" in error_line(run("replay", "toy", FIRST))
-    assert "is this the folder of a run?" in error_line(run("audit", "toy"))
+    assert "not the folder of a run" in error_line(run("replay", "toy", FIRST))
+    assert "not the folder of a run" in error_line(run("audit", "toy"))
 
 
 def test_a_run_whose_folder_is_gone_asks_for_a_config(folder, tmp_path):
