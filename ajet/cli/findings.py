@@ -4,7 +4,8 @@
     reward     is there a judge, or does the workflow's source give a reward?
     data       are there as many tasks as a step takes?
     clipping   do the bounds fit the loss?
-    machine    open files, memory, /dev/shm, processes and disk against what the numbers need
+    machine    packages, open files, memory, /dev/shm, processes and disk against what the numbers
+               need
 
 Each finding is one line: ok, warning or error, with what to do. `ajet check` shows all of them;
 `ajet train` stops at errors of model, reward and clipping. The needs are estimates from the config
@@ -21,6 +22,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -33,6 +35,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.config.precision import BYTES, describe_precision, dtype_on
 from ajet.core.descriptors import descriptor_limit, descriptors_needed
 from ajet.core.error_codes import Code
+from ajet.core.error_text import extra_advice
 from ajet.core.errors import ModelError
 from ajet.core.judge import judge_spec
 from ajet.core.run.batch_plan import BatchPlan
@@ -96,7 +99,7 @@ def machine_findings(config: AjetConfig, plan: BatchPlan) -> list[Finding]:
     episodes = min(config.ajet.rollout.max_env_worker, plan.max_episodes_per_step)
     shape = _shape(config)
     on_gpu = Path("/dev/nvidiactl").exists() and config.ajet.model.device != "cpu"
-    found = [_files_finding(episodes), _processes_finding(episodes)]
+    found = [*_package_findings(), _files_finding(episodes), _processes_finding(episodes)]
     if not runs_on_ray(config):
         found.append(Finding("ok", describe_precision(config, gpu=on_gpu)))
     if shape is None:
@@ -110,6 +113,16 @@ def machine_findings(config: AjetConfig, plan: BatchPlan) -> list[Finding]:
     elif not on_gpu:
         found.append(_memory_finding(config, shape))
     return found
+
+
+def _package_findings() -> list[Finding]:
+    """Returns a warning where the packages that train are not installed."""
+    missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
+    if not missing:
+        return []
+    named = " and ".join(missing)
+    advice = extra_advice(missing[0])
+    return [Finding("warning", f"packages: a run needs {named}, which this lacks: {advice}")]
 
 
 # --- the model -----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import json
 import re
 import resource
+import sys
 from pathlib import Path
 
 import pytest
@@ -199,3 +200,12 @@ def test_what_the_hubs_cache_has_of_a_model_is_told(files, told, tmp_path, monke
     config = AjetConfig.model_validate({"ajet": {"model": {"path": "some/model"}}})
     (finding,) = [each for each in run_findings(config, []) if "on the Hub" in each.text]
     assert finding.text.endswith(told) or f"{told}," in finding.text
+
+
+def test_a_light_install_is_told_which_extra_a_run_needs(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)  # as where it is not installed
+    config = config_of(model={"path": "embedded:math", "device": "cpu"})
+    found = [str(each) for each in machine_findings(config, BatchPlan(config, 10, 0))]
+    assert found[0] == (
+        "warning: packages: a run needs torch, which this lacks: pip install 'ajet[train]'"
+    )
