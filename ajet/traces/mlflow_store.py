@@ -8,9 +8,9 @@ MLflow gives traces ids of its own: one that is sent twice is there twice.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 from ajet.core.error_codes import Code
 from ajet.core.error_text import extra_advice
@@ -94,8 +94,9 @@ def _token_usage(span: Span) -> dict[str, Any]:
     """Returns what MLflow sums over a trace: the tokens of a call of the model."""
     if span.kind != "model":
         return {}
-    attributes: Mapping[str, Any] = span.attributes
-    read, written = (attributes[f"gen_ai.usage.{way}_tokens"] for way in ("input", "output"))
+    read, written = (
+        cast("int", span.attributes[f"gen_ai.usage.{way}_tokens"]) for way in ("input", "output")
+    )
     usage = {"input_tokens": read, "output_tokens": written, "total_tokens": read + written}
     return {"mlflow.chat.tokenUsage": usage}
 
