@@ -27,8 +27,8 @@ $(READY): pyproject.toml setup.py constraints.txt tests/references.txt
 demo: $(READY)
 	@$(BIN)/ajet --conf tutorial/example_math_agent/demo.yaml --backbone debug
 
-# Four processes, since tests wait for processes of their own; a file at a time: module fixtures are made once. tests/conftest.py puts the files
-# that take longest first.
+# Four processes, since tests wait for processes of their own; a file at a time, since module
+# fixtures are made once. tests/conftest.py puts the files that take longest first.
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
