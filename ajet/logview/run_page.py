@@ -15,12 +15,13 @@ import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from statistics import fmean, pvariance
 from typing import Any
 
 from ajet.core.environment.frames import gif_file
 from ajet.core.error_codes import Code
-from ajet.core.errors import ConfigError
+from ajet.core.errors import CheckpointError, ConfigError
 from ajet.core.record.episode_reader import EpisodeReader, EpisodeRow
 from ajet.core.record.evaluation import IntervalEstimate, paired_difference, share_over_tasks
 from ajet.core.record.fork_folder import read_forks
@@ -57,6 +58,7 @@ class RunPage:
         self._index = EpisodeIndex(folder.episodes_db)
         self._lock = threading.Lock()
         self._text: TokenText | None = None
+        self._pictures: tuple[tuple[int, int] | None, Path | None] = (None, None)
 
     def close(self) -> None:
         self._index.close()
@@ -278,16 +280,28 @@ class RunPage:
     def _picture(self, row: EpisodeRow) -> str | None:
         """Returns the GIF that `ajet.environment.render_save_dir` asked for, as a data address;
         None where there is none in the run folder."""
-        below = self.config().get(RENDER_SAVE_DIR, "None")
-        if below == "None":
+        root = self._pictures_folder()
+        if root is None:
             return None
-        file = gif_file(self.folder.path / below, row.step, row.task_id).resolve()
+        file = gif_file(root, row.step, row.task_id).resolve()
         if not file.is_relative_to(self.folder.path.resolve()) or not is_file(file):
             return None
         content = file.read_bytes()
         if len(content) > MAX_PICTURE_BYTES or not content.startswith(b"GIF8"):
             return None
         return f"data:image/gif;base64,{base64.b64encode(content).decode('ascii')}"
+
+    def _pictures_folder(self) -> Path | None:
+        """Returns the folder of `ajet.environment.render_save_dir`; None where the stored config
+        has none or cannot be read. The config is parsed again only when it was written again."""
+        stat = _stat(self.folder, "config.yaml")
+        if stat != self._pictures[0]:
+            try:
+                below = self.config().get(RENDER_SAVE_DIR, "None")
+            except CheckpointError:
+                below = "None"
+            self._pictures = (stat, None if below == "None" else self.folder.path / below)
+        return self._pictures[1]
 
     def comparison(self) -> dict[str, Any]:
         """Returns what stands in a table of runs."""

@@ -30,7 +30,7 @@ ROLES = {
     "test_agent.py": "tests them with replies that are given",
     ".vscode": "VS Code: run, debug, and completion for `train.yaml`",
 }
-"""What the README says of a file."""
+"""Maps a file of a project to what its README says of it."""
 
 
 @dataclass(frozen=True)

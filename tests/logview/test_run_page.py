@@ -256,6 +256,14 @@ def test_an_episode_of_a_validation_has_the_picture_that_lies_in_the_run_folder(
     assert page.episode(first)["picture"] is None
 
 
+def test_an_episode_is_shown_where_the_stored_config_is_damaged(folder, page):
+    with EpisodeStore(folder.episodes_db) as store:
+        store.write(3, held_out(3, 1))
+    [first, _] = (row["episode_id"] for row in page.episodes({"sort": "step"})["episodes"])
+    folder.config_yaml.write_text("ajet: {")
+    assert page.episode(first)["picture"] is None
+
+
 def test_a_picture_outside_the_run_folder_is_not_read(folder, page, tmp_path):
     with EpisodeStore(folder.episodes_db) as store:
         store.write(3, held_out(3, 1))
