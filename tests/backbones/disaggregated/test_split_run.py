@@ -82,6 +82,15 @@ def played(run):
         ).fetchall()
 
 
+def statuses(run):
+    """The episodes of each step with how they ended and the number of their turns."""
+    with sqlite3.connect(run.path / "episodes.sqlite") as connection:
+        return connection.execute(
+            "SELECT step, episodes.episode_id, status, ended_as, error, count(turn_index) FROM "
+            "episodes LEFT JOIN turns USING (episode_id) GROUP BY 2 ORDER BY 1, 2"
+        ).fetchall()
+
+
 def test_in_turns_two_processes_make_the_run_of_one(toy):
     one = toy("one")
     settings = [*SMALL, "ajet.trainer_common.total_training_steps=3"]
@@ -109,7 +118,7 @@ def test_ahead_each_may_be_killed_and_the_run_ends_within_its_bound(toy):
     found = {}
     for episode, step, _, _, version in played(run):
         found[episode] = min(step - 1 - version, found.get(episode, 9))
-    assert len(found) == 5 * EPISODES  # none is lost, none is there twice
+    assert len(found) == 5 * EPISODES, statuses(run)  # none is lost, none is there twice
     assert set(found.values()) <= {0, 1}
     summary = json.loads((run.path / "summary.json").read_text())
     assert summary["steps"] == 5 and set(summary["staleness"]) <= {"0", "1"}
