@@ -82,13 +82,11 @@ def played(run):
         ).fetchall()
 
 
-def statuses(run):
-    """The episodes of each step with how they ended and the number of their turns."""
+def endings(run):
+    """Each recorded episode with its status and the reason for it."""
     with sqlite3.connect(run.path / "episodes.sqlite") as connection:
-        return connection.execute(
-            "SELECT step, episodes.episode_id, status, ended_as, error, count(turn_index) FROM "
-            "episodes LEFT JOIN turns USING (episode_id) GROUP BY 2 ORDER BY 1, 2"
-        ).fetchall()
+        rows = connection.execute("SELECT episode_id, status, error FROM episodes").fetchall()
+    return {episode: (status, error) for episode, status, error in rows}
 
 
 def test_in_turns_two_processes_make_the_run_of_one(toy):
@@ -115,11 +113,16 @@ def test_ahead_each_may_be_killed_and_the_run_ends_within_its_bound(toy):
             each.send_signal(signal.SIGKILL)
             each.wait(10)
     both(run, ahead, steps=5)
+    # Updates that were lost with the kill may make a group too old to be trained: another is.
+    trained = {e for e, (status, _) in endings(run).items() if status == "ok"}
+    assert len(trained) == 5 * EPISODES, endings(run)  # none is lost, none is there twice
+    left_out = {error for _, error in endings(run).values() if error is not None}
+    assert left_out <= {"its oldest token got more than 1 updates old (trinity.max_staleness)"}
     found = {}
     for episode, step, _, _, version in played(run):
-        found[episode] = min(step - 1 - version, found.get(episode, 9))
-    assert len(found) == 5 * EPISODES, statuses(run)  # none is lost, none is there twice
-    assert set(found.values()) <= {0, 1}
+        if episode in trained:
+            found[episode] = min(step - 1 - version, found.get(episode, 9))
+    assert set(found.values()) <= {0, 1} and set(found) == trained
     summary = json.loads((run.path / "summary.json").read_text())
     assert summary["steps"] == 5 and set(summary["staleness"]) <= {"0", "1"}
 
