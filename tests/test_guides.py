@@ -36,12 +36,14 @@ def followed(tmp_path_factory):
     return follow
 
 
+@pytest.mark.guide
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
 def test_a_guide_does_what_it_says(page, followed):
     _, done = followed(page)
     assert any(each.block.language == "bash" for each in done)
 
 
+@pytest.mark.guide
 def test_every_metric_that_a_run_writes_is_in_the_reference(followed):
     from scripts.site_pages import is_documented
 

@@ -32,6 +32,18 @@ from ajet.core.errors import ConfigError
 DEFAULTS = ["verl_default", "trinity_default", "ajet_default", "_self_"]
 PACKAGED = [Path(default_config.__file__).parent / folder for folder in ("", "verl", "trinity")]
 MAX_VALUES = 100_000
+HYDRAS_OWN = (
+    "output",
+    "launcher",
+    "sweeper",
+    "help",
+    "hydra_help",
+    "hydra_logging",
+    "job_logging",
+    "env",
+)
+"""Names the groups of Hydra's own configuration. None of it is read here, and loading it takes a
+quarter of the time of a composition."""
 NAME = "__ajet_run__"
 YAML_ADVICE = {
     "found character '\\t'": (False, "indent with spaces, not with a tab"),
@@ -212,13 +224,20 @@ def _hydra_notices(boilerplate: dict[str, Any]) -> list[str]:
 
 
 def _defaults(listed: Any, path: Path) -> list[Any]:
+    """Returns the list of defaults with `_self_` in it, and without Hydra's own configuration
+    where the list does not choose some of it itself."""
     if listed is None:
-        return DEFAULTS
+        listed = DEFAULTS
     if not isinstance(listed, list):
         raise ConfigError(
             f"{path}: defaults: a list is expected, got {listed!r}", code=Code.CONFIG_FORM
         )
-    return listed if "_self_" in listed else [*listed, "_self_"]
+    if "_self_" not in listed:
+        listed = [*listed, "_self_"]
+    keys = [str(key) for each in listed if isinstance(each, dict) for key in each]
+    chosen = {key.removeprefix("override ").strip(" /") for key in keys}
+    left_out = [f"hydra/{group}" for group in HYDRAS_OWN if f"hydra/{group}" not in chosen]
+    return [*listed, *({f"override {group}": None} for group in left_out)]
 
 
 def _own_search_path(boilerplate: Any, path: Path) -> list[str]:

@@ -94,6 +94,12 @@ def test_the_tutorials_yaml_loads_from_a_foreign_folder(tmp_path, monkeypatch):
     assert len(config.notices) == 3  # the three keys that one process has no use for
 
 
+@pytest.mark.parametrize("chosen", ["override hydra/job_logging", "override /hydra/help"])
+def test_a_yaml_may_choose_among_hydras_own_settings_which_are_not_read(tmp_path, chosen):
+    defaults = f"defaults: [ajet_default, _self_, {{{chosen}: default}}]\n"
+    assert load_config(write(tmp_path, defaults + MINIMAL)).ajet.model.path is not None
+
+
 def test_the_boilerplate_changes_nothing(tmp_path):
     plain = load_config(write(tmp_path, TUTORIAL, "a.yaml"))
     dressed = load_config(write(tmp_path, TUTORIAL + BOILERPLATE, "b.yaml"))
