@@ -1,10 +1,16 @@
 """`ajet explain`: what a code means, all of them, and codes that there are not."""
 
+from pathlib import Path
+from typing import get_args
+
 import pytest
 from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
 from ajet.core.error_codes import Code
+from ajet.core.record.warning_names import WARNINGS, WarningName
+
+ROOT = Path(__file__).parents[2]
 
 
 def explain(*args: str):
@@ -33,10 +39,22 @@ def test_without_a_code_all_are_listed_by_area():
     assert lines[:2] == ["The command line", "  AJ-USE-001  no such command"]
 
 
+@pytest.mark.parametrize("name", get_args(WarningName))
+def test_a_warning_is_explained_by_its_name_and_stands_in_the_docs(name):
+    kind = WARNINGS[name]
+    assert explain(name).stdout == f"{name}\n\n{kind.when}\n\nWhat to do: {kind.look}\n"
+    assert f"  {name}\n" in explain().stdout
+    assert f"`{name}`" in (ROOT / "docs/warnings.md").read_text()
+
+
+def test_a_misspelt_warning_names_the_close_one():
+    assert "did you mean no_signal?" in explain("no_singal").stderr
+
+
 def test_an_unknown_code_names_close_ones():
     result = explain("AJ-CFG-400")
     assert result.exit_code == 1
     assert result.stderr.startswith(
-        "error: AJ-CFG-400: no error has this code; did you mean AJ-CFG-"
+        "error: AJ-CFG-400: no error has this code and no warning this name; did you mean AJ-CFG-"
     )
     assert "`ajet explain` lists all" in explain("nothing").stderr

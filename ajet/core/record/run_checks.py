@@ -29,6 +29,7 @@ from loguru import logger
 
 from ajet.core.record.evaluation import wilson
 from ajet.core.record.warning_log import RunWarning
+from ajet.core.record.warning_names import WarningName
 
 Z_999 = 3.290526731491894
 """The normal quantile of a two-sided 99.9 % interval."""
@@ -190,13 +191,23 @@ def reward_without_success(history: MetricsHistory) -> RunWarning | None:
 
 def length_correlation(history: MetricsHistory) -> RunWarning | None:
     """Warns where the reward follows the length of the replies."""
-    return _correlation(history, "length", "the length of the replies", "longer", "shorter")
+    return _correlation(
+        history,
+        "length_correlation",
+        "correlation/reply_length",
+        "the length of the replies",
+        ("longer", "shorter"),
+    )
 
 
 def format_correlation(history: MetricsHistory) -> RunWarning | None:
     """Warns where the reward follows the share of well-formed replies."""
     return _correlation(
-        history, "format", "the form of the replies", "well-formed", "malformed or cut"
+        history,
+        "format_correlation",
+        "correlation/reply_format",
+        "the form of the replies",
+        ("well-formed", "malformed or cut"),
     )
 
 
@@ -239,7 +250,7 @@ def run_checks(max_sampler_kl: float) -> tuple[Check, ...]:
     )
 
 
-def _warning(history: MetricsHistory, name: str, text: str, **values: float) -> RunWarning:
+def _warning(history: MetricsHistory, name: WarningName, text: str, **values: float) -> RunWarning:
     return RunWarning(history.steps[-1][0] if history.steps else 0, name, text, values)
 
 
@@ -282,14 +293,19 @@ def _rise(history: MetricsHistory, first: int, last: int) -> tuple[float, float]
 
 
 def _correlation(
-    history: MetricsHistory, kind: str, what: str, more: str, less: str
+    history: MetricsHistory,
+    name: WarningName,
+    metric: str,
+    what: str,
+    more_and_less: tuple[str, str],
 ) -> RunWarning | None:
     """Warns where the interval of the correlation, pooled over steps by Fisher's z, lies beyond
-    `MAX_CORRELATION`."""
+    `MAX_CORRELATION`; `more_and_less` says which replies earn more at a positive and at a negative
+    one."""
     pairs = [
-        (metrics[f"correlation/reply_{kind}"], metrics["correlation/episodes"])
+        (metrics[metric], metrics["correlation/episodes"])
         for _, metrics in history.steps[-WINDOW:]
-        if f"correlation/reply_{kind}" in metrics and metrics["correlation/episodes"] > 3
+        if metric in metrics and metrics["correlation/episodes"] > 3
     ]
     number = sum(episodes for _, episodes in pairs)
     if number < MIN_CORRELATED:
@@ -300,10 +316,10 @@ def _correlation(
     if abs(mean) - half <= math.atanh(MAX_CORRELATION):
         return None
     r, low, high = math.tanh(mean), math.tanh(mean - half), math.tanh(mean + half)
-    which = more if r > 0 else less
+    which = more_and_less[0 if r > 0 else 1]
     return _warning(
         history,
-        f"{kind}_correlation",
+        name,
         f"the reward follows {what}: r = {r:+.2f} within groups (99.9 % interval {low:+.2f} to "
         f"{high:+.2f}, {number:.0f} episodes of {history.recent_steps()}); {which} replies earn "
         "more: look whether they are better",

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from loguru import logger
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-NO_SIGNAL = "no_signal"
+NO_SIGNAL: Final = "no_signal"
 """The name of the warning of a step that has nothing to learn from."""
 
 

@@ -25,6 +25,7 @@ from loguru import logger
 from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
 from ajet.core.record.atomic_file import write_text_atomically, writing
+from ajet.core.record.warning_names import WarningName
 from ajet.core.redaction import redact
 
 
@@ -34,7 +35,7 @@ class RunWarning:
     it."""
 
     step: int
-    name: str
+    name: WarningName
     text: str
     values: Mapping[str, float] = field(default_factory=dict)
     time: float = field(default_factory=time.time)
