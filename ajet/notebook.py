@@ -1,0 +1,189 @@
+"""Trains from a notebook's cell, which shows the run while it goes on.
+
+    from ajet import notebook
+
+    run = notebook.train("math.yaml", "ajet.trainer_common.total_training_steps=20")
+
+The run is the command's own, in a process that ends with the notebook's kernel. The cell shows the
+curves of reward and success, held-out success, and the last lines of the command's output. The
+kernel's interrupt (Stop) is the command's Ctrl-C: the step in progress is finished and saved, and
+a second interrupt ends the run at once; the same cell goes on from there.
+
+Not covered: `ajet view` in a cell, and runs that another process has started.
+"""
+
+from __future__ import annotations
+
+import html
+import importlib
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ajet.core.error_codes import Code
+from ajet.core.errors import ConfigError, RunFailed
+
+Points = Sequence[tuple[int, float]]
+"""The values of a metric, each with its step."""
+Show = Callable[[str], None]
+"""A function that puts HTML in the place of what it showed before."""
+CURVES = {"reward/mean": "#4269d0", "reward/success": "#3ca951", "held_out/success": "#ff725c"}
+"""The metrics that are drawn, each with its colour."""
+WIDTH, HEIGHT, MARGIN = 560, 140, 8
+LINES, TAIL_BYTES, POLL_S = 6, 16384, 1.0
+
+
+def train(
+    conf: str | Path,
+    *overrides: str,
+    backbone: str | None = None,
+    exp_dir: str | Path | None = None,
+    show: Show | None = None,
+) -> Path:
+    """Trains as `ajet --conf CONF [OVERRIDE …]` does, and returns the run folder.
+
+    `show` is given the HTML of the view once a second; by default the cell shows it, which needs
+    IPython. Raises ConfigError for a mistake in the config, RunFailed with the command's own line
+    where it fails, and KeyboardInterrupt after a run that was interrupted.
+    """
+    from ajet.core.config import load_config
+
+    config = load_config(conf, list(overrides), backbone=backbone, exp_dir=exp_dir)
+    show = show or _cell()
+    command = [sys.executable, "-m", "ajet.cli.launcher", "train", "--conf", str(conf)]
+    command += ["--backbone", config.ajet.backbone]
+    command += ["--exp-dir", str(exp_dir)] if exp_dir is not None else []
+    with tempfile.TemporaryFile() as output:
+        status = _follow([*command, *overrides], config.run_folder, output.fileno(), show)
+        last = _lines(output.fileno())[-1:] or ["it said nothing"]
+    if status in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+        raise KeyboardInterrupt
+    if status != 0:
+        text, _, code = last[0].removeprefix("error: ").removesuffix("]").rpartition(" [")
+        known = {each.value: each for each in Code}
+        raise RunFailed(text or last[0], code=known.get(code, Code.PROCESS_LOST))
+    return config.run_folder
+
+
+def _follow(command: Sequence[str], run_folder: Path, output: int, show: Show) -> int:
+    """Runs the command with its output in a file, shows the run until it ends, and returns the
+    exit code."""
+    from ajet.core.process_guard import guarded
+
+    is_guarded = sys.platform == "linux"
+    started_s = time.time()
+    plain = {name: value for name, value in os.environ.items() if name != "FORCE_COLOR"}
+    process = subprocess.Popen(
+        guarded(command, grace_s=60.0) if is_guarded else list(command),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=plain | {"NO_COLOR": "1"},
+        start_new_session=True,  # an interrupt of the kernel reaches the command once, by us
+    )
+    try:
+        while process.poll() is None:
+            try:
+                show(_view(run_folder, started_s, output))
+                process.wait(POLL_S)
+            except subprocess.TimeoutExpired:
+                continue
+            except KeyboardInterrupt:
+                _interrupt(process.pid, is_guarded)
+        show(_view(run_folder, started_s, output))
+        return process.returncode
+    finally:
+        process.terminate()
+
+
+def _interrupt(pid: int, is_guarded: bool) -> None:
+    """Sends SIGINT to the command, which is below two processes of its guard."""
+    try:
+        for _ in range(2 if is_guarded else 0):
+            pid = int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+        os.kill(pid, signal.SIGINT)
+    except (OSError, IndexError):
+        return  # it is ending, or has not begun
+
+
+def _cell() -> Show:
+    """Returns what shows HTML in the cell that runs."""
+    try:
+        display = importlib.import_module("IPython.display")
+    except ImportError as error:
+        raise ConfigError(
+            "ajet.notebook shows the run in a cell, and IPython is not installed: pip install "
+            "ipython, or give show=",
+            code=Code.PACKAGE_MISSING,
+        ) from error
+    handle = display.DisplayHandle()
+    handle.display(display.HTML(""))
+    return lambda text: handle.update(display.HTML(text))
+
+
+def _lines(output: int) -> list[str]:
+    """Returns the lines that the command has written so far."""
+    size = os.fstat(output).st_size
+    text = os.pread(output, TAIL_BYTES, max(0, size - TAIL_BYTES)).decode(errors="replace")
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def _view(run_folder: Path, started_s: float, output: int) -> str:
+    """Returns the run as HTML: curves, and the command's last lines."""
+    lines = html.escape("\n".join(_lines(output)[-LINES:]))
+    return (
+        f'<div style="font-family:sans-serif;max-width:{WIDTH}px">'
+        f"<b>{html.escape(run_folder.name)}</b>{_chart(_curves(run_folder, started_s))}"
+        f'<pre style="font-size:11px;white-space:pre-wrap">{lines}</pre></div>'
+    )
+
+
+def _curves(run_folder: Path, started_s: float) -> dict[str, Points]:
+    """Returns the curves of the run so far. A file that this run has not written to is that of an
+    earlier one."""
+    from ajet.core.record.run_checks import metrics_rows
+    from ajet.core.record.run_folder import RunFolder
+
+    path = RunFolder(run_folder).metrics_jsonl
+    if not path.is_file() or path.stat().st_mtime < started_s - 1:
+        return {}
+    rows = list(metrics_rows(path))
+    found = {name: [(step, row[name]) for step, row in rows if name in row] for name in CURVES}
+    return {name: points for name, points in found.items() if points}
+
+
+def _chart(curves: dict[str, Points]) -> str:
+    """Returns the curves as one SVG with a common scale from 0, or the lowest value, to 1, or the
+    highest; below it each name with its first and its last value."""
+    finite = [point for points in curves.values() for point in points if math.isfinite(point[1])]
+    if not finite:
+        return ""
+    low, high = min(0.0, *(v for _, v in finite)), max(1.0, *(v for _, v in finite))
+    last_step = max(1, *(step for step, _ in finite))
+
+    def place(step: int, value: float) -> tuple[float, float]:
+        x = MARGIN + (WIDTH - 2 * MARGIN) * step / last_step
+        return x, HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * (value - low) / (high - low)
+
+    drawn, legend = [], []
+    for name, points in curves.items():
+        at = [place(*point) for point in points if math.isfinite(point[1])]
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
+        drawn.append(f'<polyline points="{line}" fill="none" stroke="{CURVES[name]}"/>')
+        drawn += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2" fill="{CURVES[name]}"/>' for x, y in at]
+        values = " → ".join(f"{value:.3g}" for _, value in (points[0], points[-1])[: len(points)])
+        legend.append(
+            f'<span style="color:{CURVES[name]};white-space:nowrap">● {name} {values}</span>'
+        )
+    label = f"Curves of {', '.join(curves)} over {last_step} steps, from {low:g} to {high:g}"
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="100%" role="img" aria-label="{label}">'
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="none" stroke="#8888"/>'
+        f"{''.join(drawn)}</svg><div>{' '.join(legend)}</div>"
+    )

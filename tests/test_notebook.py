@@ -1,0 +1,63 @@
+"""`ajet.notebook`: a run from a cell, with what is shown of it."""
+
+import os
+import re
+import signal
+import threading
+
+import pytest
+
+from ajet import notebook
+from ajet.core.errors import ConfigError, RunFailed
+
+TWO = "ajet.trainer_common.total_training_steps=2"
+SMALL = ("ajet.data.train_batch_size=2", "ajet.rollout.num_repeat=2")
+
+
+def test_a_cell_trains_and_shows_the_curves_and_the_last_lines(toy, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as a kernel sets it
+    shown = []
+    folder = notebook.train("toy.yaml", TWO, *SMALL, show=shown.append)
+    assert folder.resolve() == toy.path and (folder / "checkpoints/step_000002").is_dir()
+    assert "<svg" not in shown[0]  # nothing is recorded yet
+    assert re.search(r"reward/mean [\d.]+ → [\d.]+", shown[-1])
+    assert len(re.findall("<polyline", shown[-1])) == 2  # no held-out tasks, so no third curve
+    assert "ajet view launcher_record/toy" in shown[-1] and "\x1b" not in shown[-1]
+
+
+def test_a_run_that_fails_raises_the_line_that_the_command_said(toy):
+    with pytest.raises(RunFailed, match="no_model") as raised:
+        notebook.train("toy.yaml", TWO, f"ajet.model.path={toy.folder}/no_model", show=print)
+    assert raised.value.code.value.startswith("AJ-MOD-")
+
+
+def test_a_mistake_in_the_config_is_raised_before_anything_starts(toy):
+    with pytest.raises(ConfigError, match="temprature"):
+        notebook.train("toy.yaml", "ajet.rollout.temprature=1", show=print)
+
+
+def test_an_interrupt_finishes_the_step_and_the_same_cell_goes_on(toy):
+    timers = []
+
+    def show(text):
+        if "<polyline" in text and not timers:  # the first step is recorded
+            timers.append(threading.Timer(0.0, os.kill, (os.getpid(), signal.SIGINT)))
+            timers[0].start()
+
+    many = "ajet.trainer_common.total_training_steps=400"
+    with pytest.raises(KeyboardInterrupt):
+        notebook.train("toy.yaml", many, *SMALL, show=show)
+    first = toy.steps_saved()[-1]
+    assert first < 400 and timers
+    notebook.train(
+        "toy.yaml", f"ajet.trainer_common.total_training_steps={first + 1}", *SMALL, show=print
+    )
+    assert toy.steps_saved()[-1] == first + 1
+
+
+def test_the_scale_of_the_curves_holds_values_outside_of_0_to_1():
+    chart = notebook._chart({"reward/mean": [(0, -1.0), (10, 3.0)]})
+    # 140 high with margins of 8: the lowest value lies at 132, the highest at 8.
+    assert 'points="8.0,132.0 552.0,8.0"' in chart
+    assert "reward/mean -1 → 3" in chart
+    assert notebook._chart({"reward/mean": [(1, float("nan"))]}) == ""
