@@ -50,7 +50,9 @@ def serve(
     check_can_serve(config)
     show_notices([*config.notices, *check_run(config)])
     key = os.environ.get(KEY_VARIABLE) or f"sk-serve-{secrets.token_hex(16)}"
-    gateway = ExchangeGateway(config, make_exchange(config), key)
+    at = config.ajet.serve
+    port = None if at.port == "auto" else at.port
+    gateway = ExchangeGateway(make_exchange(config), key, at.host, port)
     typer.echo(_address(gateway.listen(), config, None if KEY_VARIABLE in os.environ else key))
     interrupt = Interrupt()
     try:

@@ -11,7 +11,7 @@ A claim is one attempt at an episode in one client's hands. Its id is random, so
 back after the claim is over, or after the server has started again, cannot end somebody else's
 attempt. Every state is under one lock; futures carry results between the threads.
 
-Not covered: HTTP (routes.py), the episode's workflow (workflow.py), keys of the model (the gateway).
+Not covered: HTTP (routes.py), the episode's workflow (workflow.py), the model's keys (the gateway).
 """
 
 from __future__ import annotations
@@ -321,7 +321,7 @@ class EpisodeExchange:
                 "episode_timeout_s": self.episode_timeout_s,
             }
 
-    # --- below, the caller holds the lock ----------------------------------------------------------
+    # --- below, the caller holds the lock --------------------------------------------------------
 
     def _claim(self, claim_id: str) -> Claim:
         """Returns a claim that its client may still work on, or has ended."""

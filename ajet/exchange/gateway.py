@@ -9,13 +9,12 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING
 
-from ajet.core.workflow.gateway.gateway import Gateway, GatewayResponse
+from ajet.core.workflow.gateway.gateway import HOST, Gateway, GatewayResponse
 from ajet.core.workflow.registry import WorkflowFactory
 from ajet.exchange.journal import AcknowledgingJournal
 from ajet.exchange.workflow import ClientOwned
 
 if TYPE_CHECKING:
-    from ajet.core.config import AjetConfig
     from ajet.core.rollout.request import EpisodeJournal
     from ajet.core.workflow.gateway.dialects import Dialect
     from ajet.core.workflow.gateway.keys import Grant
@@ -29,11 +28,12 @@ LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 class ExchangeGateway(Gateway):
     """Serves the model to agents and the exchange to clients that have the server's key."""
 
-    def __init__(self, config: AjetConfig, exchange: EpisodeExchange, key: str) -> None:
-        port = config.ajet.serve.port
-        super().__init__(None if port == "auto" else port)
-        self.exchange = exchange
-        self.host = config.ajet.serve.host
+    def __init__(
+        self, exchange: EpisodeExchange, key: str, host: str = HOST, port: int | None = None
+    ) -> None:
+        """`port=None` means any free port."""
+        super().__init__(port)
+        self.exchange, self.host = exchange, host
         self._key = key
 
     @property

@@ -4,8 +4,8 @@
                                             ├─ aborted  -> agent_error
                                             └─ silent   -> env_error
 
-The episode's deadline (`ajet.rollout.episode_timeout_s`) counts from the claim on. Not covered: what
-becomes of an episode that failed (core/rollout), and of one whose reward is None (the judge).
+The episode's deadline (`ajet.rollout.episode_timeout_s`) counts from the claim on. Not covered:
+what becomes of an episode that failed (core/rollout), and of one whose reward is None (the judge).
 """
 
 from __future__ import annotations
