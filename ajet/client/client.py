@@ -7,7 +7,7 @@
         …
         episode.end(reward=1.0)                        # returns once it is judged and stored
 
-    @client.episode                                    # the same: begin, run, end with what it returns
+    @client.episode                                    # the same; ended with what it returns
     def solve(episode):
         …
         return 1.0
@@ -70,7 +70,7 @@ class EpisodeClient:
         mode: str | None = None,
     ) -> Episode:
         """Waits for an episode and begins it. `task` is the client's own, with a task_id and what
-        else it has of main_query, init_messages and metadata; `task_id` chooses one of the server's.
+        else it has of main_query, init_messages and metadata; `task_id` chooses one of the run's.
         Raises `RunOver` when the run has ended."""
         operation = protocol.begin(
             task=task, task_id=task_id, agents=agents, mode=mode, patience_s=self.patience_s

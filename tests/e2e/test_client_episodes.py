@@ -28,7 +28,7 @@ ajet:
     max_model_len: 512
     failure_policy: retry
   task_judge: {judge_protocol: null}
-  serve: {port: auto, heartbeat_s: 3.0}
+  serve: {port: auto, heartbeat_s: 6.0}
   trainer_common: {total_training_steps: 2, save_freq: 1, test_freq: 0, torch_threads: 1}
 """
 KEY = "sk-test"

@@ -123,11 +123,13 @@ async def test_an_episode_past_its_deadline_is_over_and_its_late_end_is_told_why
 
 
 async def test_a_silent_client_loses_its_episode_which_is_offered_again():
-    exchange = EpisodeExchange(heartbeat_s=0.2)
+    now_s = [0.0]
+    exchange = EpisodeExchange(heartbeat_s=0.2, clock=lambda: now_s[0])
     async with served(exchange=exchange, failure_policy="retry") as server:
         step = server.rollout(TASKS[:1], num_repeat=1)
         gone = await server.begin()
         assert (await server.chat(gone)).status_code == 200
+        now_s[0] += 1.0
         claim, outcome = await server.play(0.5)
         [group] = await step
         late = await server.end(gone)
@@ -363,6 +365,21 @@ async def test_a_body_has_a_limit():
     async with served() as server:
         answer = await server.post("/episodes", {"task": {"task_id": "x" * (33 << 20)}})
     assert answer.status_code == 413
+
+
+async def test_many_clients_have_episodes_at_the_same_time_and_none_fails():
+    tasks = [Task(f"t{n}", f"question {n}") for n in range(25)]
+    async with served(max_env_worker=100) as server:
+        step = server.rollout(tasks, num_repeat=4)
+        claims = await asyncio.gather(*(server.begin() for _ in range(100)))
+        assert (await server.get("/status"))["num_claimed"] == 100
+        for _ in range(2):
+            calls = await asyncio.gather(*map(server.chat, claims))
+            assert {call.status_code for call in calls} == {200}
+        ends = await asyncio.gather(*map(server.end, claims))
+        groups = await step
+    assert [end.json()["status"] for end in ends] == ["ok"] * 100
+    assert [len(t.turns) for group in groups for t in group.trajectories] == [2] * 100
 
 
 def test_the_workflow_of_clients_says_that_it_needs_a_server():
