@@ -39,8 +39,7 @@ def serve(
     from ajet.core.interrupt import Interrupt
     from ajet.core.record.screen_log import begin_screen_log
     from ajet.core.terminal import Console
-    from ajet.exchange.gateway import ExchangeGateway
-    from ajet.exchange.setup import check_can_serve, make_exchange
+    from ajet.exchange.setup import check_can_serve, make_exchange_gateway
     from ajet.reports.summary_table import print_summary
 
     begin_screen_log(verbose)
@@ -50,9 +49,7 @@ def serve(
     check_can_serve(config)
     show_notices([*config.notices, *check_run(config)])
     key = os.environ.get(KEY_VARIABLE) or f"sk-serve-{secrets.token_hex(16)}"
-    at = config.ajet.serve
-    port = None if at.port == "auto" else at.port
-    gateway = ExchangeGateway(make_exchange(config), key, at.host, port)
+    gateway = make_exchange_gateway(config, key)
     typer.echo(_address(gateway.listen(), config, None if KEY_VARIABLE in os.environ else key))
     interrupt = Interrupt()
     try:

@@ -4,6 +4,7 @@ ended. It needs httpx alone; it imports nothing else of ajet."""
 from ajet.client.async_client import AsyncEpisode, AsyncEpisodeClient
 from ajet.client.client import Episode, EpisodeClient
 from ajet.client.protocol import (
+    EpisodeData,
     EpisodeOver,
     Outcome,
     RunOver,
@@ -16,6 +17,7 @@ __all__ = [
     "AsyncEpisodeClient",
     "Episode",
     "EpisodeClient",
+    "EpisodeData",
     "EpisodeOver",
     "Outcome",
     "RunOver",

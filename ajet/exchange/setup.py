@@ -1,4 +1,5 @@
-"""Makes the exchange of a config, and refuses configs whose episodes clients cannot run."""
+"""Makes the gateway and exchange of a config, and refuses configs whose episodes clients cannot
+run."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from ajet.core.errors import ConfigError
 from ajet.core.judge import judge_class, judge_spec
 from ajet.core.judge.judge import GroupJudge
 from ajet.exchange.exchange import EpisodeExchange
+from ajet.exchange.gateway import ExchangeGateway
 
 
 def check_can_serve(config: AjetConfig) -> None:
@@ -29,8 +31,15 @@ def check_can_serve(config: AjetConfig) -> None:
             raise ConfigError(f"ajet serve: {key}: {reason}", code=Code.KEYS_CONFLICT)
 
 
-def make_exchange(config: AjetConfig) -> EpisodeExchange:
-    """Makes the exchange with the settings of `ajet.serve`."""
+def make_exchange_gateway(config: AjetConfig, key: str) -> ExchangeGateway:
+    """Makes the gateway and its exchange with the settings of `ajet.serve`; `key` is the
+    server's."""
+    serve = config.ajet.serve
+    port = None if serve.port == "auto" else serve.port
+    return ExchangeGateway(_exchange(config), key, serve.host, port)
+
+
+def _exchange(config: AjetConfig) -> EpisodeExchange:
     serve = config.ajet.serve
     judge = judge_class(judge_spec(config.ajet.task_judge), config.base_dirs)
     return EpisodeExchange(

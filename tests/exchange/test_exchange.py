@@ -2,15 +2,20 @@
 
 import asyncio
 import json
+import re
+from pathlib import Path
 
 import pytest
+from fastapi import FastAPI
 
 from ajet import BaseJudge, GroupJudge, Task
 from ajet.core.errors import ConfigError
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from ajet.exchange.exchange import EpisodeExchange
+from ajet.exchange.gateway import ExchangeGateway
+from ajet.exchange.routes import add_routes
 from ajet.exchange.workflow import ClientOwned
-from tests.exchange.served import KEY, TASKS, MemoryJournal, served
+from tests.exchange.served import API, KEY, TASKS, MemoryJournal, served
 
 
 class Answers(BaseJudge):
@@ -395,3 +400,16 @@ async def test_a_task_of_the_data_is_not_changed_by_a_clients():
         await server.play(task={"task_id": "mine"})
         [group] = await step
     assert (task.task_id, group.trajectories[0].workflow_task.task_id) == ("t", "mine")
+
+
+def test_the_reference_has_every_route():
+    page = (Path(__file__).parents[2] / "docs/episodes_over_http.md").read_text("utf-8")
+    app = FastAPI()
+    add_routes(app, ExchangeGateway(EpisodeExchange(), KEY))
+    served_paths = {
+        f"{method} {route.path.replace('claim_id', 'id')}"
+        for route in app.routes
+        if route.path.startswith(API)
+        for method in route.methods - {"HEAD"}
+    }
+    assert set(re.findall(r"^\| `((?:GET|POST) \S+)` \|", page, re.MULTILINE)) == served_paths
