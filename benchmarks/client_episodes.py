@@ -6,7 +6,7 @@ The server is the exchange, gateway, rollout and journal (SQLite) of `ajet serve
 thinks for 0.4 to 0.6 s and answers with the time that it really took. Each client is a plain
 asyncio one in another process with a connection of its own: it begins an episode, waits until all
 clients have one, calls the model five times, one after the other, and ends the episode with a
-reward. What a call costs is its whole time less the model's. Both processes' CPU seconds are those of the system.
+reward. What a call costs is its whole time less the model's. CPU seconds are those of each process.
 Goal: every client has its episode at the same time, and none fails.
 """
 
@@ -46,11 +46,8 @@ API = "/ajet/v1"
 class Client:
     """One connection, which is kept."""
 
-    @classmethod
-    async def open(cls, port: int) -> Client:
-        client = cls()
-        client._reader, client._writer = await asyncio.open_connection("127.0.0.1", port)
-        return client
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
 
     async def post(self, path: str, body: Any, key: str = KEY) -> tuple[int, dict[str, Any]]:
         content = json.dumps(body).encode()
@@ -64,7 +61,7 @@ class Client:
 
 async def play(port: int, barrier: asyncio.Barrier, found: dict[str, list[float]]) -> None:
     """Runs one episode as a client does; appends to `found` what it took."""
-    client = await Client.open(port)
+    client = Client(*await asyncio.open_connection("127.0.0.1", port))
     begun = time.perf_counter()
     status, claim = await client.post(f"{API}/episodes", {"wait_s": 300})
     found["begin_s"].append(time.perf_counter() - begun)

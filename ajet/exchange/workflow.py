@@ -11,7 +11,7 @@ what becomes of an episode that failed (core/rollout), and of one whose reward i
 from __future__ import annotations
 
 import asyncio
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from ajet.core.activity import in_call
 from ajet.core.error_codes import Code
@@ -43,9 +43,13 @@ class ClientOwned(Workflow):
             )
 
     @classmethod
-    def of(cls, exchange: EpisodeExchange) -> type[Self]:
+    def of(cls, at: EpisodeExchange) -> type[ClientOwned]:
         """Returns the class whose episodes are offered at this exchange."""
-        return type(cls.__name__, (cls,), {"exchange": exchange, "__module__": cls.__module__})
+
+        class Offered(cls):
+            exchange = at
+
+        return Offered
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         assert self.exchange is not None
