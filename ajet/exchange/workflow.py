@@ -49,6 +49,8 @@ class ClientOwned(Workflow):
         class Offered(cls):
             exchange = at
 
+        Offered.__name__ = cls.__name__  # in messages
+
         return Offered
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:

@@ -387,6 +387,21 @@ async def test_many_clients_have_episodes_at_the_same_time_and_none_fails():
     assert [len(t.turns) for group in groups for t in group.trajectories] == [2] * 100
 
 
+async def test_two_models_learn_apart_from_an_episode_that_is_begun_at_two_servers():
+    async with served() as pro, served() as con:
+        steps = [pro.rollout(TASKS[:1], num_repeat=1), con.rollout(TASKS[:1], num_repeat=1)]
+        sides = [await server.begin() for server in (pro, con)]
+        assert (await pro.chat(sides[0], "for it?")).status_code == 200
+        assert (await con.chat(sides[1], "against it?")).status_code == 200
+        assert (await con.chat(sides[0])).status_code == 401
+        await pro.end(sides[0], 1.0)
+        await con.end(sides[1], 0.0)
+        [[won], [lost]] = [await step for step in steps]
+    assert (won.trajectories[0].reward, lost.trajectories[0].reward) == (1.0, 0.0)
+    said = [group.trajectories[0].turns[0].messages[0]["content"] for group in (won, lost)]
+    assert said == ["for it?", "against it?"]
+
+
 def test_the_workflow_of_clients_says_that_it_needs_a_server():
     with pytest.raises(ConfigError, match="ajet serve --conf"):
         ClientOwned()
