@@ -280,11 +280,12 @@ def make_runner(
     limits: RolloutLimits | None = None,
     on_error: OnError | None = None,
     observe: Callable[[WorkflowTask], CallObserver] | None = None,
+    workflows: WorkflowFactory | None = None,
 ) -> GroupRunner:
     """Makes a runner of the config's workflow against any endpoint; a chat endpoint has no
     template. A run makes one judge and one gateway for all its runners. `limits` replaces the
-    config's. `observe` is called with each episode that begins, and returns what is told of its
-    calls."""
+    config's, `workflows` the config's workflow. `observe` is called with each episode that begins,
+    and returns what is told of its calls."""
     from ajet.tool_parsers import parser_for
 
     gives = config.learns_from_rows(is_training=mode == "train")
@@ -292,7 +293,9 @@ def make_runner(
         endpoint=endpoint,
         template=template,
         parser=parser_for(template, config.ajet.rollout.tool_parser) if template else None,
-        workflow=WorkflowFactory.of_rows() if gives else WorkflowFactory.from_config(config),
+        workflow=WorkflowFactory.of_rows()
+        if gives
+        else workflows or WorkflowFactory.from_config(config),
         judge=None if gives else judge,
         limits=limits or RolloutLimits.from_config(config),
         sampling=SamplingParams.from_config(config, mode),

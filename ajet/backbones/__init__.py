@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
     from ajet.core.interrupt import Interrupt
     from ajet.core.record.summary import RunSummary
+    from ajet.exchange.gateway import ExchangeGateway
 
 BACKBONES = {
     "debug": "ajet.backbones.debug.backbone->DebugBackbone",
@@ -57,10 +58,13 @@ def make_backbone(
 
 
 def make_debug_backbone(
-    config: "AjetConfig", interrupt: "Interrupt | None" = None
+    config: "AjetConfig",
+    interrupt: "Interrupt | None" = None,
+    gateway: "ExchangeGateway | None" = None,
 ) -> "DebugBackbone":
-    """Makes the backbone that also debugs and evaluates, in this process."""
+    """Makes the backbone that also debugs and evaluates, in this process. With `gateway`, clients
+    run the episodes of its training."""
     with infrequent_gc():  # see make_backbone
         from ajet.backbones.debug.backbone import DebugBackbone
 
-    return DebugBackbone(config, interrupt=interrupt)
+    return DebugBackbone(config, interrupt=interrupt, gateway=gateway)

@@ -5,7 +5,7 @@
          convert | export | prepare-data | distill-data |
          view | stop | replay | fork | score |
          audit | env-check | servers | trace |
-         schema | examples | explain
+         serve | schema | examples | explain
 
 Exit codes: 0 done, 1 the user's error in one line, 2 wrong usage, 130 stopped by Ctrl-C, 143 by
 SIGTERM. This module only wires.
@@ -51,6 +51,7 @@ COMMANDS = {
     "audit": "ajet.cli.audit:audit",
     "env-check": "ajet.cli.env_check:env_check",
     "servers": "ajet.cli.servers:servers",
+    "serve": "ajet.cli.serve:serve",
     "trace": "ajet.cli.trace:trace",
     "schema": "ajet.cli.schema:schema",
     "examples": "ajet.cli.examples:examples",
@@ -66,7 +67,7 @@ CODES_OF_USAGE = {
 }
 """Maps a class of click's to its kind; all others are about a value."""
 ROOT_OPTIONS = ("--help", "-h", "--version", "--install-completion", "--show-completion")
-TAKES_A_CONFIG = ("train", "debug", "eval", "check", "plan")
+TAKES_A_CONFIG = ("train", "serve", "debug", "eval", "check", "plan")
 DASHED_OVERRIDE = re.compile(r"--?[A-Za-z_]\w*(\.\w+)+(=.*)?", re.DOTALL)
 TAKES_A_VALUE = ("--conf", "--backbone", "--exp-dir", "--project-dir", "--debug", "--db")
 

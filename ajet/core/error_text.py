@@ -31,7 +31,6 @@ EXTRAS = {
     "fastapi": "train",
     "gguf": "gguf",
     "gymnasium": "train",
-    "httpx": "train",
     "jinja2": "train",
     "jsonschema": "train",
     "langchain": "langgraph",

@@ -87,7 +87,7 @@ def test_arguments_come_before_the_base_yaml_and_old_keys_are_under_their_presen
     ("arguments", "error", "message"),
     [
         ({"batchsize": 4}, TypeError, "no argument 'batchsize'; did you mean 'batch_size'"),
-        ({"swarm_mode": True}, ConfigError, "swarm_mode is refused: episodes run in the run"),
+        ({"swarm_mode": True}, ConfigError, "swarm_mode is refused: clients run the episodes of"),
     ],
 )
 def test_an_argument_that_cannot_be_honoured_is_refused(arguments, error, message):

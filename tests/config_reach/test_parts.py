@@ -748,6 +748,11 @@ ADAPTIVE, CURRICULUM = "tests/core/task/test_adaptive.py", "ajet.data.curriculum
 ALL_CUT = "test_replies_without_a_valid_call_end_the_episode_and_one_with_a_valid_call_starts_anew"
 
 ELSEWHERE: dict[str, dict[str, list[str]]] = {
+    "the server of episodes that clients run": {
+        "tests/exchange/test_setup.py::test_the_server_has_the_configs_settings": [
+            f"ajet.serve.{name}" for name in ("host", "port", "heartbeat_s", "tasks")
+        ],
+    },
     "the runs of a config": {
         "tests/core/learning/test_teacher.py"
         "::test_the_config_names_the_teacher_and_the_weight_of_the_rewards": [

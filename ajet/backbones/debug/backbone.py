@@ -12,6 +12,7 @@ from ajet.core.record.summary import RunSummary
 from ajet.core.run.start import open_run
 from ajet.core.terminal import Console
 from ajet.core.trajectory.trajectory import Trajectory
+from ajet.exchange.gateway import ExchangeGateway
 from ajet.reports.evaluation_report import EvaluationReport
 
 
@@ -23,8 +24,11 @@ class DebugBackbone:
         config: AjetConfig,
         console: Console | None = None,
         interrupt: Interrupt | None = None,
+        gateway: ExchangeGateway | None = None,
     ) -> None:
+        """With `gateway`, clients run the episodes of `fit`."""
         self.config = config
+        self.gateway = gateway
         self.console = console or Console()
         self.interrupt = interrupt
 
@@ -34,7 +38,8 @@ class DebugBackbone:
             open_run(self.config, assembly.read_tasks(self.config)) as folder,
             catch_interrupts(self.interrupt) as interrupt,
         ):
-            return DebugTraining(self.config, folder, interrupt, self.console).fit()
+            training = DebugTraining(self.config, folder, interrupt, self.console, self.gateway)
+            return training.fit()
 
     def evaluate(self, subject: Subject, **options: Any) -> EvaluationReport:
         """Measures the success of `subject` on a split; see `evaluate_subject`."""

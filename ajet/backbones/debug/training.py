@@ -7,32 +7,47 @@ Nothing depends on timing (the in-process engine works in waves, seeds are deriv
 run that is killed at any moment and resumed from its last checkpoint ends with the weights of an
 uninterrupted one, bit for bit.
 
+With clients that own the episodes (ajet/exchange) the engine does not work in waves, and which
+episodes there are depends on the clients: such runs are not repeated bit for bit. Each episode is
+stored in a journal before its client is told, and a resumed run takes it from there.
+
 Not covered: several processes or devices.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
+from loguru import logger
+
 from ajet import assembly
 from ajet.backbones.debug.sampling import chosen_engine, make_sampling
 from ajet.backbones.local_run import begin_local_run
 from ajet.core.bounded_loop import run_bounded
+from ajet.core.buffer.journal import Journal
 from ajet.core.config import AjetConfig
 from ajet.core.errors import RunFailed
 from ajet.core.interrupt import Interrupt
 from ajet.core.judge import make_judge
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.summary import RunSummary
+from ajet.core.rollout.request import step_of_group
 from ajet.core.terminal import Console
 from ajet.core.trajectory.trajectory import Group
+from ajet.exchange.gateway import ExchangeGateway
 
 
 class DebugTraining:
     """One attempt of a run: the objects that live from its first step to its last."""
 
     def __init__(
-        self, config: AjetConfig, folder: RunFolder, interrupt: Interrupt, console: Console
+        self,
+        config: AjetConfig,
+        folder: RunFolder,
+        interrupt: Interrupt,
+        console: Console,
+        gateway: ExchangeGateway | None = None,
     ) -> None:
+        """With `gateway`, clients run the episodes."""
         self.folder = folder
         tasks = assembly.read_tasks(config)
         assembly.set_threads(config)
@@ -42,8 +57,13 @@ class DebugTraining:
         self.learner = assembly.make_learner(config, loaded)
         self.sampling = make_sampling(config, folder, engine, loaded, self.learner, template)
         endpoint = self.sampling.endpoint
-        self.gateway = assembly.make_gateway(config)
-        shared = {"judge": make_judge(config), "gateway": self.gateway}
+        self.gateway = gateway or assembly.make_gateway(config)
+        workflows = None if gateway is None else gateway.workflows
+        shared = {
+            "judge": make_judge(config),
+            "gateway": self.gateway,
+            "workflows": workflows,
+        }
         runner = assembly.make_runner(config, endpoint, template, mode="train", **shared)
         self.validator = assembly.make_runner(config, endpoint, template, mode="eval", **shared)
         self.run, self.checkpoints, _ = begin_local_run(
@@ -57,6 +77,11 @@ class DebugTraining:
             interrupt=interrupt,
             console=console,
         )
+        self.journal: Journal | None = None
+        if gateway is not None:
+            self.journal = open_journal(config, folder, self.run.state.step)
+            runner = runner.with_journal(gateway.acknowledging(self.journal))
+            self.validator = self.validator.with_journal(gateway.acknowledging(None))
         self.batches = self.run.batches(runner)
 
     def fit(self) -> RunSummary:
@@ -80,6 +105,8 @@ class DebugTraining:
         finally:
             self.gateway.close()
             await self.sampling.close()
+            if self.journal is not None:
+                self.journal.close()
 
     async def _validate_if_due(self) -> None:
         """Validates if it is due. What the engine cached of it is dropped: a cached prefix rounds
@@ -104,3 +131,13 @@ class DebugTraining:
 
     async def _save(self, step: int, run: dict[str, Any]) -> None:
         self.checkpoints.save(self.folder.checkpoints, step, run)
+        if self.journal is not None:
+            self.journal.keep_only(lambda group_id: step_of_group(group_id) > step)
+
+
+def open_journal(config: AjetConfig, folder: RunFolder, step: int) -> Journal:
+    """Opens the journal of a run that goes on behind `step`."""
+    journal = Journal.open(folder.finished_db, config, assembly.user_files(config))
+    if num_finished := journal.reopen({"": step}):
+        logger.info(f"{num_finished} episodes that an earlier attempt finished are not run again")
+    return journal

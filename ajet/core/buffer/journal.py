@@ -11,7 +11,7 @@ config and code; `reopen` removes the others. An episode that failed is not stor
 The trainer's attempts are told apart by name where explorer and trainer are separate processes.
 
 Not covered: whole groups of an asynchronous run (buffer.py); backbone debug, whose results depend
-bit for bit on which episodes run together.
+bit for bit on which episodes run together, unless clients own the episodes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Defines small sections of `ajet:`: timelines, debugging, the task runner, the HTTP gateway."""
+"""Defines small sections of `ajet:`: timelines, debugging, the task runner, HTTP servers."""
 
 from typing import Annotated, Literal
 
@@ -110,4 +110,29 @@ class InterchangeServerConfig(Section):
     )
     max_inference_tracker_threads: Annotated[int, NoEffect(ONE_THREAD)] = Field(
         default=64, ge=1, description="Model calls of the gateway at a time."
+    )
+
+
+class ServeConfig(Section):
+    """Configures `ajet serve`: episodes that clients run."""
+
+    host: str = Field(
+        default="127.0.0.1",
+        min_length=1,
+        description="The address that `ajet serve` listens on; clients of other machines need one "
+        "of this machine's, or 0.0.0.0. There is no TLS.",
+    )
+    port: Annotated[int, Field(ge=1, le=65535)] | Literal["auto"] = Field(
+        default=8182, description="The port of `ajet serve`; auto takes a free one."
+    )
+    heartbeat_s: float = Field(
+        default=120.0,
+        gt=0,
+        description="Seconds of a client's silence, without a call of the model, after which its "
+        "episode ends as env_error.",
+    )
+    tasks: Literal["config", "client"] = Field(
+        default="config",
+        description="Whose tasks the episodes run: config, those of task_reader, or client, which "
+        "brings one to each episode; task_reader then says only how many there are.",
     )

@@ -27,6 +27,7 @@ from ajet.core.config.services import (
     ContextTrackerConfig,
     DebugConfig,
     InterchangeServerConfig,
+    ServeConfig,
     TaskRunnerConfig,
 )
 from ajet.core.config.task_judge import TaskJudgeConfig
@@ -100,6 +101,9 @@ class AjetSection(Section):
     ] = Field(default=False, description="Serve the model to workflows over HTTP; always so.")
     interchange_server: InterchangeServerConfig = Field(
         default=InterchangeServerConfig(), description="The HTTP gateway."
+    )
+    serve: ServeConfig = Field(
+        default=ServeConfig(), description="`ajet serve`: episodes that clients run."
     )
 
     @field_validator("experiment_name")

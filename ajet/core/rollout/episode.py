@@ -12,7 +12,8 @@ An attempt ends in one of these ways:
     is stopped by a person       -> stopped, between two calls of the model (stops.py); likewise
 
 The deadline counts the workflow's own seconds. Waiting for an endpoint that computes in waves does
-not count: there it waits for other episodes, and one that hangs would time out all of them.
+not count: there it waits for other episodes, and one that hangs would time out all of them. Nor
+does what a workflow spends in `ModelTuner.pause_deadline`.
 
 The workflow runs as a task of its own, so neither swallowing a cancellation (AgentScope's agents
 do) nor calling `sys.exit` reaches the rollout. A plain `def execute` runs in a thread, where it may
@@ -487,7 +488,8 @@ class Attempt:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             return
         while not task.done() and not self._stopped.done():
-            used_s = time.perf_counter() - self._started_s - self._recorder.wave_wait_s
+            waited_s = self._recorder.wave_wait_s + self._recorder.paused_s
+            used_s = time.perf_counter() - self._started_s - waited_s
             if used_s >= timeout_s:
                 return
             left_s = max(timeout_s - used_s, MIN_WAIT_S)
@@ -574,9 +576,9 @@ class Attempt:
             "workflow_s": time.perf_counter() - self._started_s,
             "model_s": sum(turn.ended_s - turn.started_s for turn in turns),
         }
-        return Trajectory(
-            self._workflow_task, turns, status, output=output, error=error, timings=timings
-        )
+        plan, own = self._workflow_task, self._tuner.own_task
+        plan = plan if own is None else replace(plan, task=own)
+        return Trajectory(plan, turns, status, output=output, error=error, timings=timings)
 
 
 def awaits_group_verdict(trajectory: Trajectory) -> bool:

@@ -151,6 +151,8 @@ class BaseRecorder:
         self._created_s = time.perf_counter()
         self._computes_in_waves = False
         self._num_in_flight, self._busy_since_s, self._endpoint_s = 0, 0.0, 0.0
+        self._pause_s = 0.0
+        self._paused_since_s: float | None = None
 
     async def chat(
         self,
@@ -216,6 +218,21 @@ class BaseRecorder:
         """
         current_s = self._clock() - self._busy_since_s if self._num_in_flight else 0.0
         return self._endpoint_s + current_s if self._computes_in_waves else 0.0
+
+    @property
+    def paused_s(self) -> float:
+        """Returns the seconds spent in `pausing_deadline`."""
+        since_s = self._paused_since_s
+        return self._pause_s + (0.0 if since_s is None else self._clock() - since_s)
+
+    @contextmanager
+    def pausing_deadline(self) -> Iterator[None]:
+        """Surrounds waiting that does not count towards the episode's deadline."""
+        self._paused_since_s = self._clock()
+        try:
+            yield
+        finally:
+            self._pause_s, self._paused_since_s = self.paused_s, None
 
     @property
     def sampling(self) -> SamplingParams:

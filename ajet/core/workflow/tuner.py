@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from ajet.core.task.workflow_task import LARGEST_REWARD
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from ajet.core.inference.endpoint import Completion
+    from ajet.core.task.task import Task
     from ajet.core.trajectory.base_recorder import BaseRecorder
     from ajet.core.workflow.gateway.gateway import Address, Gateway
     from ajet.core.workflow.gateway.keys import Grant
@@ -65,6 +67,7 @@ class ModelTuner:
         self._response_numbers = itertools.count()  # one count for all clients
         self._agentscope: ChatModelBase | None = None
         self._models: dict[str, ChatModelBase] = {}
+        self.own_task: Task | None = None
 
     async def __call__(
         self,
@@ -268,6 +271,16 @@ class ModelTuner:
         """Lowers this episode's limits: calls of the model, and tokens of a prompt and its reply.
         The call that exceeds one ends the episode as truncated."""
         self._recorder.tighten_limits(max_steps, max_model_len)
+
+    def set_task(self, task: Task) -> None:
+        """Replaces the task of the episode, for a workflow that gets its task elsewhere: the judge
+        and the record have this one."""
+        self.own_task = task
+
+    def pause_deadline(self) -> AbstractContextManager[None]:
+        """Returns a context whose seconds do not count towards `ajet.rollout.episode_timeout_s`,
+        for waiting that is not the agent's own."""
+        return self._recorder.pausing_deadline()
 
     def as_raw_openai_sdk_client(
         self,

@@ -6,7 +6,8 @@
     job.dump_job_as_yaml("math.yaml")      # what `ajet --conf math.yaml` runs
     job.tune()                             # or: runs it, and returns when it is over
 
-`job.config.ajet.…` holds every setting, to read and to change. Not covered: the swarm.
+`job.config.ajet.…` holds every setting, to read and to change. Not covered: a server of
+episodes (`ajet serve`).
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ ARGUMENTS = {
         "ajet.context_tracker.timeline_merging_policy.timeline_compare_level"
     ),
 }
-NO_SWARM = "episodes run in the run itself; there is no swarm"
+NO_SWARM = "clients run the episodes of `ajet serve --conf X.yaml`, and no key turns that on"
 IN_RUN_FOLDER = "every episode and metric is in the run folder (`ajet view`)"
 REFUSED = {
     "swarm_mode": NO_SWARM,

@@ -82,7 +82,7 @@ class Gateway:
     def __init__(self, port: int | None = None, stall_s: float = STALL_S) -> None:
         """`port=None` means any free port."""
         self.keys = KeyRing()
-        self._port = port
+        self.port = port
         self._stall_s = stall_s
         self._lock = threading.Lock()
         self._server: GatewayServer | None = None
@@ -95,10 +95,14 @@ class Gateway:
         """Starts the server if it does not run, and returns its base URL."""
         with self._lock:
             if self._server is None:
-                from ajet.core.workflow.gateway.server import GatewayServer
-
-                self._server = GatewayServer(self, HOST, self._port)
+                self._server = self.make_server()
             return self._server.base_url
+
+    def make_server(self) -> GatewayServer:
+        """Makes the HTTP server, which listens at once."""
+        from ajet.core.workflow.gateway.server import GatewayServer, make_app
+
+        return GatewayServer(make_app(self), HOST, self.port)
 
     def close(self) -> None:
         """Stops the server, if one runs."""
@@ -110,7 +114,7 @@ class Gateway:
     async def respond(self, dialect: Dialect, grant: Grant, body: bytes) -> GatewayResponse:
         """Returns the response to a request in this dialect; errors are responses too."""
         try:
-            request = dialect.parse(_parse_json_object(body), grant)
+            request = dialect.parse(parse_json_object(body), grant)
             turns = await self._sample(grant, request)
             grant.recorder.refused_request = None
             if request.stream:
@@ -205,7 +209,8 @@ def models_response(path: str) -> GatewayResponse | None:
     return GatewayResponse(200, _encode_json(entry)) if path.startswith("/v1/models/") else None
 
 
-def _parse_json_object(body: bytes) -> Mapping[str, Any]:
+def parse_json_object(body: bytes) -> Mapping[str, Any]:
+    """Returns the object that the body is; refuses any other body."""
     try:
         value = json.loads(body)
     except (ValueError, RecursionError) as error:

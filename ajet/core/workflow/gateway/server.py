@@ -36,21 +36,20 @@ MAX_BODY_BYTES = 32 << 20
 LIMITS = ServerLimits(max_body_bytes=MAX_BODY_BYTES + (1 << 20))
 """The limit of a body comes after the gateway's own, which answers in the client's form."""
 CLOSE_S = 5.0
+PORT_KEY = "ajet.interchange_server.interchange_server_port"
 
 
 class GatewayServer:
     """The HTTP server in a thread of its own; it listens as soon as it is made."""
 
-    def __init__(self, gateway: Gateway, host: str, port: int | None) -> None:
+    def __init__(self, app: FastAPI, host: str, port: int | None, port_key: str = PORT_KEY) -> None:
+        """`port_key` is the config's key of the port, for the error where it cannot be had."""
         self._socket = listening_socket(
-            host,
-            port or 0,
-            "the model's gateway",
-            "set ajet.interchange_server.interchange_server_port to auto",
+            host, port or 0, "the model's gateway", f"set {port_key} to auto"
         )
         self.base_url = f"http://{host}:{self._socket.getsockname()[1]}/v1"
         config = uvicorn.Config(
-            make_app(gateway),
+            app,
             http=limited_protocol(LIMITS),
             ws="none",
             log_config=None,
@@ -89,12 +88,12 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 def _endpoint(gateway: Gateway, dialect: Dialect) -> Endpoint:
     async def handle(request: Request) -> Response:
         try:
-            grant = gateway.grant(_key(request))
-            body = await _body(request)
+            grant = gateway.grant(key_of(request))
+            body = await body_of(request)
         except RequestError as error:
-            return _response(error_response(dialect, error))
+            return to_response(error_response(dialect, error))
         answering = asyncio.ensure_future(gateway.respond(dialect, grant, body))
-        return await _response_unless_disconnected(request, answering)
+        return await response_unless_disconnected(request, answering)
 
     return handle
 
@@ -102,24 +101,24 @@ def _endpoint(gateway: Gateway, dialect: Dialect) -> Endpoint:
 def _models_endpoint(gateway: Gateway) -> Endpoint:
     async def handle(request: Request) -> Response:
         try:
-            gateway.grant(_key(request))
+            gateway.grant(key_of(request))
         except RequestError as error:
-            return _response(error_response(DIALECTS[0], error))
+            return to_response(error_response(DIALECTS[0], error))
         listing = models_response(request.url.path)
         assert listing is not None
-        return _response(listing)
+        return to_response(listing)
 
     return handle
 
 
-async def _response_unless_disconnected(
+async def response_unless_disconnected(
     request: Request, answering: asyncio.Future[GatewayResponse]
 ) -> Response:
     """Returns the response. If the client disconnects before it is there, its call is cancelled."""
     gone = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
         await asyncio.wait({answering, gone}, return_when=asyncio.FIRST_COMPLETED)
-        return _response(answering.result()) if answering.done() else Response(status_code=499)
+        return to_response(answering.result()) if answering.done() else Response(status_code=499)
     finally:
         answering.cancel()
         gone.cancel()
@@ -130,7 +129,7 @@ async def _wait_for_disconnect(request: Request) -> None:
         pass
 
 
-async def _body(request: Request) -> bytes:
+async def body_of(request: Request) -> bytes:
     """Returns the whole body; it raises `RequestError` (413) as soon as the body is too large."""
     chunks, size = [], int(request.headers.get("content-length") or 0)
     if size <= MAX_BODY_BYTES:
@@ -145,12 +144,12 @@ async def _body(request: Request) -> bytes:
     return b"".join(chunks)
 
 
-def _key(request: Request) -> str:
+def key_of(request: Request) -> str:
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
 
 
-def _response(answer: GatewayResponse) -> Response:
+def to_response(answer: GatewayResponse) -> Response:
     if answer.events is not None:
         return StreamingResponse(answer.events, answer.status, answer.headers)
     return Response(answer.body, answer.status, answer.headers)
@@ -162,4 +161,4 @@ async def _not_served(request: Request, error: Exception) -> Response:
     served = ", ".join(f"/v1{dialect.path}" for dialect in DIALECTS)
     message = f"{request.method} {request.url.path} is not served; there are POST {served}"
     body = openai_error(RequestError(message, status=status, code="unknown_url"))
-    return _response(GatewayResponse(status, json.dumps(body).encode()))
+    return to_response(GatewayResponse(status, json.dumps(body).encode()))

@@ -1,5 +1,5 @@
-"""Stands for an import path of AgentJet's swarm, which is refused."""
+"""Provides an earlier path of AgentJet's `SwarmClient`."""
 
-from ajet.compat.agentjet.swarm import refuse
+from ajet.compat.agentjet.tuner_lib.experimental.swarm_client import SwarmClient
 
-refuse("SwarmClient")
+__all__ = ["SwarmClient"]

@@ -1,5 +1,130 @@
-"""Stands for an import path of AgentJet's swarm, which is refused."""
+"""Provides AgentJet's `ajet.tuner_lib.experimental.swarm_client`, over a server of `ajet serve`.
 
-from ajet.compat.agentjet.swarm import refuse
+    swarm = SwarmClient("http://127.0.0.1:8182")      # the key is AJET_SERVE_API_KEY
+    episode_uuid, api = swarm.begin_episode(task=task)
+    swarm.end_episode(task, episode_uuid, workflow_output)
 
-refuse("SwarmClient")
+One argument is new: the task, when the episode begins, because a group is planned with its task.
+The server has `ajet.serve.tasks=client`. Not covered: what configures, starts or stops the server
+over HTTP, which is refused; throttle policies.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from loguru import logger
+
+from ajet.client import Episode, EpisodeClient, ServeError, ServerUnreachable
+from ajet.compat.agentjet.tuner_lib.as_oai_baseurl_apikey import OpenaiBaseUrlAndApiKey
+from ajet.core.task.task import Task
+from ajet.core.task.workflow_task import WorkflowOutput
+
+ROLLING, UNREACHABLE = "ENGINE.ROLLING", "ENGINE.CANNOT_CONNECT"
+OFFLINE = "ENGINE.OFFLINE"
+SERVED = "the server has its config and is started and stopped where it runs: ajet serve --conf"
+
+
+class SwarmClient:
+    """Begins and ends episodes of the client's own tasks. Several threads may share it."""
+
+    def __init__(self, server_url: str, verbose: bool = True) -> None:
+        self.server_url = server_url
+        self._client = EpisodeClient(server_url)
+        self._episodes: dict[str, Episode] = {}
+
+    def begin_episode(
+        self,
+        discard_episode_timeout: float | None = None,
+        episode_type: str = "train",
+        throttle_policy: Any = None,
+        *,
+        task: Task | None = None,
+    ) -> tuple[str, OpenaiBaseUrlAndApiKey]:
+        """Waits for an episode of `task`. `discard_episode_timeout` is the server's
+        `ajet.serve.heartbeat_s`; a larger one is said to have no effect."""
+        if task is None:
+            raise TypeError(
+                "begin_episode: give task=…, the one that end_episode gets: a group is planned "
+                "with its task"
+            )
+        if throttle_policy is not None:
+            raise TypeError("begin_episode: throttle_policy has no counterpart: leave it out")
+        own = {
+            "task_id": task.task_id,
+            "main_query": task.main_query,
+            "init_messages": task.init_messages,
+            "metadata": task.metadata,
+        }
+        episode = self._client.begin(task=own, mode=episode_type)
+        if (discard_episode_timeout or 0) > episode.data.heartbeat_s:
+            logger.warning(
+                f"discard_episode_timeout={discard_episode_timeout:g} has no effect: the server "
+                f"ends an idle episode after {episode.data.heartbeat_s:g} s "
+                "(ajet.serve.heartbeat_s)"
+            )
+        self._episodes[episode.data.id] = episode
+        return episode.data.id, OpenaiBaseUrlAndApiKey(episode.base_url, episode.api_key)
+
+    def end_episode(self, task: Task, episode_uuid: str, workflow_output: WorkflowOutput) -> None:
+        """Ends the episode, and returns when it is judged and stored."""
+        episode = self._episodes[episode_uuid]
+        if task.task_id != episode.task["task_id"]:
+            raise ValueError(
+                f"end_episode: the episode began with task {episode.task['task_id']!r}, not "
+                f"{task.task_id!r}"
+            )
+        del self._episodes[episode_uuid]
+        episode.end(
+            workflow_output.reward,
+            is_success=workflow_output.is_success,
+            metadata=workflow_output.metadata,
+            metrics=workflow_output.log_metrics,
+        )
+
+    def abort_episode(self, episode_uuid: str) -> None:
+        """Gives the episode up: with ajet.rollout.failure_policy=retry it is offered again."""
+        self._episodes.pop(episode_uuid).abort("abort_episode")
+
+    def can_continue_episode(self, episode_uuid: str) -> bool:
+        """Returns whether the episode is still this client's."""
+        episode = self._episodes.get(episode_uuid)
+        try:
+            if episode is not None:
+                episode.heartbeat()
+        except ServeError:
+            return False
+        return episode is not None
+
+    def get_engine_status(self) -> tuple[str, dict[str, Any]]:
+        """Returns AgentJet's name of the server's state, and its status."""
+        try:
+            status = self._client.status()
+        except ServerUnreachable:
+            return UNREACHABLE, {}
+        return OFFLINE if status["state"] == "over" else ROLLING, status
+
+    def auto_sync_train_config_and_start_engine(
+        self, agent_jet_job: Any, force_restart: bool = False
+    ) -> None:
+        """Returns if the server runs, as AgentJet's does where it runs already: `agent_jet_job` is
+        not sent."""
+        state, _ = self.get_engine_status()
+        if force_restart or state != ROLLING:
+            self._refuse(f"auto_sync_train_config_and_start_engine ({state})")
+        logger.warning(f"the settings of AgentJetJob are not sent: {SERVED}")
+
+    def sync_train_config(self, agent_jet_job: Any) -> NoReturn:
+        self._refuse("sync_train_config")
+
+    def start_engine(self) -> NoReturn:
+        self._refuse("start_engine")
+
+    def stop_engine(self) -> NoReturn:
+        self._refuse("stop_engine")
+
+    def _refuse(self, name: str) -> NoReturn:
+        raise RuntimeError(
+            f"{name}: {SERVED} X.yaml ajet.serve.tasks=client (AgentJetJob.dump_job_as_yaml writes "
+            "the YAML)"
+        )

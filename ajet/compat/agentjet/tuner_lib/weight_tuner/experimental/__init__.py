@@ -1,1 +1,1 @@
-"""AgentJet's import path of the swarm, which is refused."""
+"""Provides AgentJet's import path of its client of episodes."""

@@ -1,0 +1,78 @@
+"""Implements `ajet serve`: a training whose episodes are run by clients over HTTP."""
+
+import os
+import secrets
+from typing import TYPE_CHECKING
+
+import typer
+
+from ajet.cli.options import Conf, ExpDir, Overrides, ProjectDir, Verbose
+
+if TYPE_CHECKING:
+    from ajet.core.config import AjetConfig
+
+KEY_VARIABLE = "AJET_SERVE_API_KEY"
+SETS = ("ajet.rollout.user_workflow=client_owned", "ajet.rollout.deterministic=false")
+"""Clients are not waited for by each other's episodes, so the engine does not work in waves."""
+
+
+def serve(
+    conf: Conf,
+    overrides: Overrides = None,
+    exp_dir: ExpDir = None,
+    project_dir: ProjectDir = None,
+    verbose: Verbose = False,
+) -> None:
+    """Train on episodes that clients run, over HTTP (backbone debug).
+
+    A client begins an episode, calls the model with OpenAI's or Anthropic's API, and ends the
+    episode with a reward: `ajet.client`, or any HTTP client. The server's key is AJET_SERVE_API_KEY
+    of the environment, or a new one that is printed. Ctrl-C once stops after the step, twice at
+    once; the same command goes on from the last checkpoint.
+    """
+    from ajet.backbones import make_debug_backbone
+    from ajet.cli.notices import show_notices
+    from ajet.cli.preflight import check_run
+    from ajet.core.config import load_config
+    from ajet.core.descriptors import raise_descriptor_limit
+    from ajet.core.errors import RunComplete
+    from ajet.core.interrupt import Interrupt
+    from ajet.core.record.screen_log import begin_screen_log
+    from ajet.core.terminal import Console
+    from ajet.exchange.setup import check_can_serve, make_exchange_gateway
+    from ajet.reports.summary_table import print_summary
+
+    begin_screen_log(verbose)
+    raise_descriptor_limit()
+    options = [*(overrides or []), *SETS]
+    config = load_config(conf, options, exp_dir=exp_dir, project_dir=project_dir)
+    check_can_serve(config)
+    show_notices([*config.notices, *check_run(config)])
+    key = os.environ.get(KEY_VARIABLE) or f"sk-serve-{secrets.token_hex(16)}"
+    gateway = make_exchange_gateway(config, key)
+    typer.echo(_address(gateway.listen(), config, None if KEY_VARIABLE in os.environ else key))
+    interrupt = Interrupt()
+    try:
+        summary = make_debug_backbone(config, interrupt, gateway).fit()
+    except RunComplete as complete:
+        typer.echo(complete.with_code())
+        return
+    except KeyboardInterrupt:
+        raise typer.Exit(interrupt.exit_code) from None
+    finally:
+        gateway.close()
+    print_summary(Console(), summary, config.run_folder, conf, [])
+    if interrupt.stopped_early:
+        raise typer.Exit(interrupt.exit_code)
+
+
+def _address(base_url: str, config: "AjetConfig", key: str | None) -> str:
+    """Returns the line that says where clients find the server."""
+    shown = f"the key of {KEY_VARIABLE}" if key is None else f"key {key}"
+    more = ""
+    if config.ajet.trainer_common.save_freq != 1:
+        more = (
+            "; after a kill, clients are asked again for episodes of steps since the last "
+            "checkpoint (ajet.trainer_common.save_freq=1 writes one after each)"
+        )
+    return f"episodes at {base_url.removesuffix('/v1')}, {shown}{more}"

@@ -1,0 +1,227 @@
+"""The client of `ajet serve` for asyncio; client.py says what each method does.
+
+async with AsyncEpisodeClient(url, key) as client:
+    async with await client.begin() as episode:
+        agent = openai.AsyncOpenAI(base_url=episode.base_url, api_key=episode.api_key)
+        …
+        await episode.end(reward=1.0)
+
+    @client.episode
+    async def solve(episode):
+        …
+
+    await client.run(solve, parallel=64)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any, Self
+
+import httpx
+
+from ajet.client import protocol
+from ajet.client.client import BEGIN_OPTIONS, PATIENCE_S
+from ajet.client.protocol import (
+    UNREACHABLE,
+    Answer,
+    EpisodeData,
+    EpisodeOver,
+    Operation,
+    Outcome,
+    Request,
+    Result,
+    RunOver,
+    ServerUnreachable,
+)
+
+
+class AsyncEpisodeClient:
+    """Begins episodes at a server, and asks it what it does."""
+
+    def __init__(
+        self, url: str | None = None, key: str | None = None, *, patience_s: float = PATIENCE_S
+    ) -> None:
+        self.url, key = protocol.server_address(url, key)
+        self.patience_s = patience_s
+        self._http = httpx.AsyncClient(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {key}"},
+            limits=httpx.Limits(max_connections=None),
+        )
+
+    async def begin(
+        self,
+        *,
+        task: Mapping[str, Any] | None = None,
+        task_id: str | None = None,
+        agents: Sequence[str] = ("default",),
+        mode: str | None = None,
+    ) -> AsyncEpisode:
+        """Waits for an episode and begins it."""
+        operation = protocol.begin(
+            task=task, task_id=task_id, agents=agents, mode=mode, patience_s=self.patience_s
+        )
+        return AsyncEpisode(self, await self.do(operation))
+
+    def episode(self, function: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Outcome]]:
+        """Decorates an ``async def`` of an episode."""
+
+        @wraps(function)
+        async def run_one(*arguments: Any, **options: Any) -> Outcome:
+            chosen = {name: options.pop(name) for name in BEGIN_OPTIONS if name in options}
+            async with await self.begin(**chosen) as episode:
+                result = await function(episode, *arguments, **options)
+                return await episode.end(**protocol.given(result))
+
+        return run_one
+
+    async def run(self, run_one: Callable[[], Awaitable[object]], parallel: int = 1) -> int:
+        """Calls a decorated function again and again, so many at a time, until the run is over."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._run_task(run_one)) for _ in range(parallel)]
+        return sum(task.result() for task in tasks)
+
+    async def tasks(self) -> list[dict[str, Any]]:
+        """Returns the tasks of which episodes are offered now."""
+        return (await self.do(protocol.simple("GET", f"{protocol.PREFIX}/tasks")))["tasks"]
+
+    async def status(self) -> dict[str, Any]:
+        """Returns counts of episodes, and whether the run goes on."""
+        return await self.do(protocol.simple("GET", f"{protocol.PREFIX}/status"))
+
+    async def pause(self) -> dict[str, Any]:
+        """Has the server hand out no more episodes."""
+        return await self.do(protocol.simple("POST", f"{protocol.PREFIX}/pause", {}))
+
+    async def resume(self) -> dict[str, Any]:
+        """Has the server hand out episodes again."""
+        return await self.do(protocol.simple("POST", f"{protocol.PREFIX}/resume", {}))
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def do(self, operation: Operation[Result]) -> Result:
+        """Makes the requests of an operation, and returns its result."""
+        try:
+            wanted = next(operation)
+            while True:
+                if isinstance(wanted, Request):
+                    wanted = operation.send(await self._answer(wanted))
+                else:
+                    await asyncio.sleep(wanted)
+                    wanted = next(operation)
+        except StopIteration as done:
+            return done.value
+
+    async def _answer(self, request: Request) -> Answer:
+        try:
+            answer = await self._http.request(
+                request.method, request.path, json=request.body, timeout=request.timeout_s
+            )
+            return Answer(answer.status_code, answer.json() if answer.content else {})
+        except httpx.TransportError as error:
+            return Answer(UNREACHABLE, {"error": {"message": f"{type(error).__name__}: {error}"}})
+
+    async def _run_task(self, run_one: Callable[[], Awaitable[object]]) -> int:
+        number = 0
+        while True:
+            try:
+                await run_one()
+                number += 1
+            except EpisodeOver:
+                continue
+            except RunOver:
+                return number
+
+
+class AsyncEpisode:
+    """An episode that has begun. Within ``async with`` a task says that the client lives, and an
+    exception gives the episode up."""
+
+    def __init__(self, client: AsyncEpisodeClient, data: EpisodeData) -> None:
+        self.data = data
+        self._client = client
+        self._is_over = False
+        self._beating: asyncio.Task[None] | None = None
+
+    @property
+    def task(self) -> dict[str, Any]:
+        return self.data.task
+
+    @property
+    def base_url(self) -> str:
+        """The address for OpenAI's clients: that of the server as this client reaches it."""
+        return f"{self._client.url}/v1"
+
+    @property
+    def api_key(self) -> str:
+        return self.data.api_key
+
+    @property
+    def api_keys(self) -> dict[str, str]:
+        return self.data.api_keys
+
+    async def end(
+        self,
+        reward: float | None = None,
+        *,
+        is_success: bool | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> Outcome:
+        """Ends the episode, and returns how once it is judged and stored."""
+        self._is_over = True
+        operation = protocol.end(
+            self.data.id,
+            reward=reward,
+            is_success=is_success,
+            metadata=metadata,
+            metrics=metrics,
+            patience_s=self._client.patience_s,
+        )
+        return await self._client.do(operation)
+
+    async def abort(self, reason: str = "no reason given") -> None:
+        """Gives the episode up."""
+        self._is_over = True
+        await self._client.do(protocol.abort(self.data.id, reason))
+
+    async def heartbeat(self) -> None:
+        """Says that this client lives."""
+        await self._client.do(protocol.heartbeat(self.data.id))
+
+    async def __aenter__(self) -> Self:
+        self._beating = asyncio.create_task(self._beat())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: object, trace: object
+    ) -> None:
+        if self._beating is not None:
+            self._beating.cancel()
+        if self._is_over:
+            return
+        reason = "it returned without an end" if kind is None else f"{kind.__name__}: {error}"
+        try:
+            await self.abort(reason)
+        except (EpisodeOver, ServerUnreachable):
+            return  # over or unheard: the server ends it by itself
+
+    async def _beat(self) -> None:
+        while not self._is_over:
+            await asyncio.sleep(self.data.heartbeat_s / 3)
+            try:
+                await self.heartbeat()
+            except EpisodeOver:
+                return
+            except ServerUnreachable:
+                continue

@@ -1,0 +1,247 @@
+"""The client of `ajet serve` for plain code; several threads may share it.
+
+    client = EpisodeClient("http://127.0.0.1:8182", key)
+
+    with client.begin() as episode:                    # waits for one; gives it up at an exception
+        agent = openai.OpenAI(base_url=episode.base_url, api_key=episode.api_key)
+        …
+        episode.end(reward=1.0)                        # returns once it is judged and stored
+
+    @client.episode                                    # the same; ended with what it returns
+    def solve(episode):
+        …
+        return 1.0
+
+    client.run(solve, parallel=16)                     # until the run is over
+
+Not covered: asyncio (async_client.py).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import wraps
+from typing import Any, Self
+
+import httpx
+
+from ajet.client import protocol
+from ajet.client.protocol import (
+    UNREACHABLE,
+    Answer,
+    EpisodeData,
+    EpisodeOver,
+    Operation,
+    Outcome,
+    Request,
+    Result,
+    RunOver,
+    ServerUnreachable,
+)
+
+PATIENCE_S = 60.0
+
+
+class EpisodeClient:
+    """Begins episodes at a server, and asks it what it does."""
+
+    def __init__(
+        self, url: str | None = None, key: str | None = None, *, patience_s: float = PATIENCE_S
+    ) -> None:
+        """`url` and `key` are by default those of AJET_SERVE_URL and AJET_SERVE_API_KEY.
+        `patience_s` is how long a server that cannot be reached is asked again."""
+        self.url, key = protocol.server_address(url, key)
+        self.patience_s = patience_s
+        self._http = httpx.Client(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {key}"},
+            limits=httpx.Limits(max_connections=None),
+        )
+
+    def begin(
+        self,
+        *,
+        task: Mapping[str, Any] | None = None,
+        task_id: str | None = None,
+        agents: Sequence[str] = ("default",),
+        mode: str | None = None,
+    ) -> Episode:
+        """Waits for an episode and begins it. `task` is the client's own, with a task_id and what
+        else it has of main_query, init_messages and metadata; `task_id` chooses one of the run's.
+        Raises `RunOver` when the run has ended."""
+        operation = protocol.begin(
+            task=task, task_id=task_id, agents=agents, mode=mode, patience_s=self.patience_s
+        )
+        return Episode(self, self.do(operation))
+
+    def episode(self, function: Callable[..., Any]) -> Callable[..., Outcome]:
+        """Decorates a function of an episode, which returns a reward, None or a mapping with
+        reward, is_success, metadata and metrics. Calling it begins and ends one episode; arguments
+        `task`, `task_id`, `agents` and `mode` are those of `begin`."""
+
+        @wraps(function)
+        def run_one(*arguments: Any, **options: Any) -> Outcome:
+            chosen = {name: options.pop(name) for name in BEGIN_OPTIONS if name in options}
+            with self.begin(**chosen) as episode:
+                return episode.end(**protocol.given(function(episode, *arguments, **options)))
+
+        return run_one
+
+    def run(self, run_one: Callable[[], object], parallel: int = 1) -> int:
+        """Calls a decorated function again and again, in so many threads, until the run is over.
+        Returns the number of episodes. An episode that is over without its client does not end it;
+        another exception does, after the episodes that are under way."""
+        with ThreadPoolExecutor(parallel) as pool:
+            is_stopped = threading.Event()
+            counts = [pool.submit(self._run_thread, run_one, is_stopped) for _ in range(parallel)]
+            wait(counts)
+        return sum(count.result() for count in counts)
+
+    def tasks(self) -> list[dict[str, Any]]:
+        """Returns the tasks of which episodes are offered now."""
+        return self.do(protocol.simple("GET", f"{protocol.PREFIX}/tasks"))["tasks"]
+
+    def status(self) -> dict[str, Any]:
+        """Returns counts of episodes, and whether the run goes on."""
+        return self.do(protocol.simple("GET", f"{protocol.PREFIX}/status"))
+
+    def pause(self) -> dict[str, Any]:
+        """Has the server hand out no more episodes."""
+        return self.do(protocol.simple("POST", f"{protocol.PREFIX}/pause", {}))
+
+    def resume(self) -> dict[str, Any]:
+        """Has the server hand out episodes again."""
+        return self.do(protocol.simple("POST", f"{protocol.PREFIX}/resume", {}))
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def do(self, operation: Operation[Result]) -> Result:
+        """Makes the requests of an operation, and returns its result."""
+        try:
+            wanted = next(operation)
+            while True:
+                if isinstance(wanted, Request):
+                    wanted = operation.send(self._answer(wanted))
+                else:
+                    time.sleep(wanted)
+                    wanted = next(operation)
+        except StopIteration as done:
+            return done.value
+
+    def _answer(self, request: Request) -> Answer:
+        try:
+            answer = self._http.request(
+                request.method, request.path, json=request.body, timeout=request.timeout_s
+            )
+            return Answer(answer.status_code, answer.json() if answer.content else {})
+        except httpx.TransportError as error:
+            return Answer(UNREACHABLE, {"error": {"message": f"{type(error).__name__}: {error}"}})
+
+    def _run_thread(self, run_one: Callable[[], object], is_stopped: threading.Event) -> int:
+        number = 0
+        try:
+            while not is_stopped.is_set():
+                try:
+                    run_one()
+                    number += 1
+                except EpisodeOver:
+                    continue
+        except RunOver:
+            return number
+        finally:
+            is_stopped.set()
+        return number
+
+
+BEGIN_OPTIONS = ("task", "task_id", "agents", "mode")
+
+
+class Episode:
+    """An episode that has begun; its fields are those of `EpisodeData`. Within ``with`` a thread
+    says that the client lives, and an exception gives the episode up."""
+
+    def __init__(self, client: EpisodeClient, data: EpisodeData) -> None:
+        self.data = data
+        self._client = client
+        self._is_over = threading.Event()
+        self._beating: threading.Thread | None = None
+
+    @property
+    def task(self) -> dict[str, Any]:
+        return self.data.task
+
+    @property
+    def base_url(self) -> str:
+        """The address for OpenAI's clients: that of the server as this client reaches it."""
+        return f"{self._client.url}/v1"
+
+    @property
+    def api_key(self) -> str:
+        return self.data.api_key
+
+    @property
+    def api_keys(self) -> dict[str, str]:
+        return self.data.api_keys
+
+    def end(
+        self,
+        reward: float | None = None,
+        *,
+        is_success: bool | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> Outcome:
+        """Ends the episode, and returns how once it is judged and stored. Without a reward the
+        judge gives it. Raises `EpisodeOver` if it was too late."""
+        self._is_over.set()
+        operation = protocol.end(
+            self.data.id,
+            reward=reward,
+            is_success=is_success,
+            metadata=metadata,
+            metrics=metrics,
+            patience_s=self._client.patience_s,
+        )
+        return self._client.do(operation)
+
+    def abort(self, reason: str = "no reason given") -> None:
+        """Gives the episode up: it counts as failed, and the run's failure policy decides."""
+        self._is_over.set()
+        self._client.do(protocol.abort(self.data.id, reason))
+
+    def heartbeat(self) -> None:
+        """Says that this client lives, where neither ``with`` nor a call of the model does."""
+        self._client.do(protocol.heartbeat(self.data.id))
+
+    def __enter__(self) -> Self:
+        self._beating = threading.Thread(target=self._beat, name="ajet-heartbeat", daemon=True)
+        self._beating.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if self._is_over.is_set():
+            return
+        reason = "it returned without an end" if kind is None else f"{kind.__name__}: {error}"
+        try:
+            self.abort(reason)
+        except (EpisodeOver, ServerUnreachable):
+            return  # over or unheard: the server ends it by itself
+
+    def _beat(self) -> None:
+        while not self._is_over.wait(self.data.heartbeat_s / 3):
+            try:
+                self.heartbeat()
+            except EpisodeOver:
+                return
+            except ServerUnreachable:
+                continue

@@ -1,0 +1,255 @@
+"""The conversation between a client and `ajet serve`, without input and output.
+
+Each operation is a generator: it yields the requests to make and the seconds to sleep, is sent the
+answers, and returns the result. client.py runs it with threads, async_client.py with asyncio.
+
+    begin ── 503: nothing offered yet, again ── 201 ──> EpisodeData
+    end   ── 202: not judged yet, again      ── 200 ──> Outcome
+
+A server that cannot be reached, because it starts again say, is asked again for `patience_s`. That
+is safe: a repeated begin gets the same episode, a repeated end the same outcome.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+PREFIX = "/ajet/v1"
+URL_VARIABLE, KEY_VARIABLE = "AJET_SERVE_URL", "AJET_SERVE_API_KEY"
+DEFAULT_URL = "http://127.0.0.1:8182"
+WAIT_S, MARGIN_S, AGAIN_S = 30.0, 30.0, 1.0
+UNREACHABLE = 0
+"""Stands for the HTTP status where there was no answer."""
+
+
+class ServeError(Exception):
+    """Raised for an answer of the server that is an error. `status` is the HTTP status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class RunOver(ServeError):
+    """Raised where the run has ended: there are no more episodes."""
+
+
+class EpisodeOver(ServeError):
+    """Raised for an episode that is over without its client, by its deadline say."""
+
+
+class ServerUnreachable(ServeError):
+    """Raised where the server could not be reached for `patience_s`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request that is to be made. `timeout_s` is for the whole answer."""
+
+    method: str
+    path: str
+    body: Mapping[str, Any] | None = None
+    timeout_s: float = MARGIN_S
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to a request: its HTTP status, or `UNREACHABLE`, and its JSON."""
+
+    status: int
+    value: dict[str, Any]
+
+    @property
+    def message(self) -> str:
+        error = self.value.get("error")
+        return str(error.get("message")) if isinstance(error, dict) else f"status {self.status}"
+
+    @property
+    def code(self) -> str | None:
+        error = self.value.get("error")
+        return error.get("code") if isinstance(error, dict) else None
+
+
+Operation = Generator[Request | float, Answer, Result]
+"""Yields a request, whose answer it is sent, or seconds to sleep."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeData:
+    """What the server says of an episode that has begun.
+
+    `base_url` and `api_key` are for OpenAI's clients, `api_keys` has one for each agent. `task` has
+    task_id, main_query, init_messages and metadata (the task's row). `mode` is train or eval.
+    """
+
+    id: str
+    episode_id: str
+    group_id: str
+    rollout_index: int
+    step: int
+    mode: str
+    seed: int
+    task: dict[str, Any]
+    base_url: str
+    api_key: str
+    api_keys: dict[str, str]
+    model: str
+    timeout_s: float | None
+    deadline_unix_s: float | None
+    heartbeat_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an episode ended. `status` is ok, or what went wrong; "pending" while the judge waits for
+    the rest of its group."""
+
+    status: str
+    episode_id: str | None = None
+    reward: float | None = None
+    is_success: bool | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class Patience:
+    """Counts how long a server has not been reached."""
+
+    left_s: float
+
+    def wait(self, answer: Answer) -> float:
+        """Returns the seconds until the next try; raises `ServerUnreachable` when they are used
+        up."""
+        if self.left_s <= 0:
+            raise ServerUnreachable(UNREACHABLE, f"the server is not reached: {answer.message}")
+        self.left_s -= AGAIN_S
+        return AGAIN_S
+
+
+def server_address(url: str | None, key: str | None) -> tuple[str, str]:
+    """Returns the address and the key, by default those of AJET_SERVE_URL and
+    AJET_SERVE_API_KEY."""
+    url = url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
+    key = key or os.environ.get(KEY_VARIABLE)
+    if not key:
+        raise ValueError(f"no key: pass key=…, or set {KEY_VARIABLE}; `ajet serve` prints it")
+    return url.rstrip("/"), key
+
+
+def begin(
+    *,
+    task: Mapping[str, Any] | None,
+    task_id: str | None,
+    agents: Sequence[str],
+    mode: str | None,
+    patience_s: float,
+) -> Operation[EpisodeData]:
+    """Begins an episode, as soon as there is one that fits."""
+    body: dict[str, Any] = {
+        "task": task,
+        "task_id": task_id,
+        "agents": list(agents),
+        "mode": mode,
+        "wait_s": WAIT_S,
+        "request_id": uuid.uuid4().hex,
+    }
+    patience = Patience(patience_s)
+    while True:
+        answer = yield Request("POST", f"{PREFIX}/episodes", body, WAIT_S + MARGIN_S * 3)
+        if answer.status == 201:
+            names = EpisodeData.__dataclass_fields__
+            return EpisodeData(**{n: v for n, v in answer.value.items() if n in names})
+        if answer.status == UNREACHABLE:
+            yield patience.wait(answer)
+        elif answer.status == 503:
+            patience = Patience(patience_s)
+        elif answer.status == 410:
+            raise RunOver(410, answer.message)
+        else:
+            raise ServeError(answer.status, answer.message)
+
+
+def end(
+    claim_id: str,
+    *,
+    reward: float | None,
+    is_success: bool | None,
+    metadata: Mapping[str, Any] | None,
+    metrics: Mapping[str, float] | None,
+    patience_s: float,
+) -> Operation[Outcome]:
+    """Ends an episode, and waits until it is judged and stored."""
+    body: dict[str, Any] = {
+        "reward": reward,
+        "is_success": is_success,
+        "metadata": metadata,
+        "metrics": metrics,
+        "wait_s": WAIT_S,
+    }
+    patience = Patience(patience_s)
+    while True:
+        answer = yield Request("POST", _path(claim_id, "end"), body, WAIT_S + MARGIN_S)
+        if answer.status == 200 or answer.value.get("awaits") == "group":
+            names = Outcome.__dataclass_fields__
+            return Outcome(**{n: v for n, v in answer.value.items() if n in names})
+        if answer.status == UNREACHABLE:
+            yield patience.wait(answer)
+        elif answer.status == 202:
+            patience = Patience(patience_s)
+        elif answer.status == 410:
+            kind = RunOver if answer.code == "run_over" else EpisodeOver
+            raise kind(410, answer.message)
+        else:
+            raise ServeError(answer.status, answer.message)
+
+
+def abort(claim_id: str, reason: str) -> Operation[dict[str, Any]]:
+    """Gives an episode up."""
+    return simple("POST", _path(claim_id, "abort"), {"reason": reason[:1000]})
+
+
+def heartbeat(claim_id: str) -> Operation[dict[str, Any]]:
+    """Says that the client lives."""
+    return simple("POST", _path(claim_id, "heartbeat"), {})
+
+
+def simple(
+    method: str, path: str, body: Mapping[str, Any] | None = None
+) -> Operation[dict[str, Any]]:
+    """Makes one request and returns the answer's JSON."""
+    answer = yield Request(method, path, body)
+    if answer.status == 410:
+        raise EpisodeOver(410, answer.message)
+    if answer.status == UNREACHABLE:
+        raise ServerUnreachable(answer.status, answer.message)
+    if answer.status >= 400:
+        raise ServeError(answer.status, answer.message)
+    return answer.value
+
+
+def given(result: object) -> dict[str, Any]:
+    """Returns the arguments of `end` for what a decorated function returned: a reward, None (the
+    judge gives it), or a mapping with reward, is_success, metadata and metrics."""
+    if isinstance(result, Mapping):
+        unknown = set(result) - {"reward", "is_success", "metadata", "metrics"}
+        if unknown:
+            raise TypeError(
+                f"an episode's result has reward, is_success, metadata and metrics, "
+                f"not {', '.join(sorted(map(str, unknown)))}"
+            )
+        return dict(result)
+    if result is None or isinstance(result, int | float):
+        return {"reward": result}
+    raise TypeError(
+        f"an episode's function returns a reward, None or a mapping, not {type(result).__name__}"
+    )
+
+
+def _path(claim_id: str, action: str) -> str:
+    return f"{PREFIX}/episodes/{claim_id}/{action}"

@@ -1,0 +1,443 @@
+"""Hands planned episodes to clients, and takes back what they made of them.
+
+    the run's event loop                      the server's thread
+    offer(plan), waits                        begin(request), waits
+        claim.claimed  <───── matched ─────>      claim
+        claim.access   ─── its keys ───────>      the answer to `begin`
+        claim.ended    <────────────────────  end(claim_id, output)
+    stored(trajectory) ── in the journal ──>  claim.outcome, the answer to `end`
+
+A claim is one attempt at an episode in one client's hands. Its id is random, so a client that comes
+back after the claim is over, or after the server has started again, cannot end somebody else's
+attempt. Every state is under one lock; futures carry results between the threads.
+
+Not covered: HTTP (routes.py), the episode's workflow (workflow.py), the model's keys (the gateway).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from ajet.core.rollout.request import step_of_group
+from ajet.core.task.task import Task
+from ajet.core.task.workflow_task import Mode, WorkflowOutput, WorkflowTask
+from ajet.core.workflow.gateway.request import RequestError
+
+if TYPE_CHECKING:
+    from ajet.core.trajectory.trajectory import Trajectory
+    from ajet.core.workflow.gateway.gateway import Address
+
+CLAIM_KEY = "claim_id"
+"""The key of the claim's id in the metadata of an episode's output."""
+MAX_OUTCOMES = 100_000
+"""The outcomes that are kept for repeated calls; the oldest are forgotten first."""
+Result = TypeVar("Result")
+TaskSource = Literal["config", "client"]
+
+
+@dataclass(frozen=True, slots=True)
+class BeginRequest:
+    """Asks for an episode: of any task, of the task `task_id` of the config's data, or of the
+    client's own `task`. `mode` restricts it to training or validation. A second request with the
+    same `request_id` gets the claim of the first."""
+
+    agents: tuple[str, ...] = ("default",)
+    mode: Mode | None = None
+    task_id: str | None = None
+    task: Task | None = None
+    request_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Says that the client gives the episode up, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Holds how an episode ended: its status, and reward and success where it was judged."""
+
+    episode_id: str
+    status: str
+    reward: float | None = None
+    is_success: bool | None = None
+    error: str | None = None
+
+    @classmethod
+    def of(cls, t: Trajectory) -> Outcome:
+        return cls(t.episode_id, str(t.ended_as), t.reward, t.is_success, t.error)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(eq=False)
+class Claim:
+    """Holds one attempt at an episode, from the moment at which it is offered.
+
+    `task` is the one that it runs. The futures are set once each: `claimed` with the client's
+    request, `access` with the model's address for each agent, `ended` by the client, `outcome` when
+    the judged episode is stored.
+    """
+
+    plan: WorkflowTask
+    claim_id: str = field(default_factory=lambda: secrets.token_hex(16))
+    request: BeginRequest | None = None
+    task: Task | None = None
+    last_seen_s: float = 0.0
+    num_calls: int = 0
+    claimed: Future[BeginRequest] = field(default_factory=Future)
+    access: Future[Mapping[str, Address]] = field(default_factory=Future)
+    ended: Future[WorkflowOutput | Abort] = field(default_factory=Future)
+    outcome: Future[Outcome] = field(default_factory=Future)
+
+    @property
+    def episode_id(self) -> str:
+        return self.plan.episode_id
+
+    @property
+    def member(self) -> tuple[str, int]:
+        """Returns what all attempts at the episode share."""
+        return self.plan.group_id, self.plan.rollout_index
+
+
+class EpisodeExchange:
+    """Matches offers with requests. All methods may be called from any thread."""
+
+    def __init__(
+        self,
+        *,
+        heartbeat_s: float = 120.0,
+        episode_timeout_s: float | None = None,
+        tasks: TaskSource = "config",
+        waits_for_group: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """A claim ends if its client is silent for `heartbeat_s`. With `tasks="client"` clients
+        bring the tasks: the episodes of one task id make a group. `waits_for_group` says that the
+        judge compares groups, so that an outcome may take until other episodes have ended."""
+        self.heartbeat_s, self.episode_timeout_s = heartbeat_s, episode_timeout_s
+        self.task_source: TaskSource = tasks
+        self.waits_for_group = waits_for_group
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._paused = False
+        self._over: str | None = None
+        self._waiting: dict[Future[Claim], BeginRequest] = {}
+        self._offered: dict[str, Claim] = {}  # by the episode's id, the oldest first
+        self._open: dict[str, Claim] = {}  # by the claim's id: in a client's hands
+        self._by_episode: dict[str, Claim] = {}  # by the attempt's id: what the workflow waits for
+        self._members: dict[tuple[str, int], Claim] = {}  # the last attempt at each, until stored
+        self._requests: dict[str, Claim] = {}
+        self._tasks: dict[str, Task] = {}  # the clients' own, by the group's id
+        self._outcomes: dict[str, Outcome] = {}
+        self._lost: dict[str, str] = {}  # claims that ended without their client, and why
+        self._counts: Counter[str] = Counter()
+        self._step = 0
+
+    # --- the run's side --------------------------------------------------------------------------
+
+    @contextmanager
+    def offer(self, plan: WorkflowTask) -> Iterator[Claim]:
+        """Offers an attempt at an episode within the block. At its end the claim is over: where the
+        client has not ended it, a later call of the client is told that it is too late."""
+        with self._lock:
+            self._forget_tasks(plan.step)
+            claim = Claim(plan, task=self._tasks.get(plan.group_id, plan.task))
+            self._retried(self._members.get(claim.member))
+            self._members[claim.member] = self._by_episode[plan.episode_id] = claim
+            self._offered[plan.episode_id] = claim
+            self._match_waiting()
+        try:
+            yield claim
+        finally:
+            with self._lock:
+                self._close(claim)
+
+    def patience_s(self, claim: Claim) -> float:
+        """Returns after how many seconds more the client will have been silent for too long; a call
+        of the model under way counts as a sign of life."""
+        with self._lock:
+            if claim.num_calls:
+                return self.heartbeat_s
+            return claim.last_seen_s + self.heartbeat_s - self._clock()
+
+    def lose(self, claim: Claim, reason: str) -> None:
+        """Notes why a claim ended without its client."""
+        with self._lock:
+            self._note_lost(claim.claim_id, reason)
+
+    def stored(self, trajectory: Trajectory) -> None:
+        """Acknowledges an episode that is judged and stored."""
+        with self._lock:
+            member = (trajectory.group_id, trajectory.workflow_task.rollout_index)
+            claim = self._members.pop(member, None)
+            outcome = Outcome.of(trajectory)
+            self._counts[outcome.status] += 1
+            if claim is None or claim.request is None:
+                return
+            if claim.ended.done():
+                self._acknowledge(claim, outcome)
+            else:
+                reason = f"it ended as {outcome.status}: {outcome.error or 'without its client'}"
+                self._lost[claim.claim_id] = reason
+
+    def restore(self, trajectory: Trajectory) -> None:
+        """Takes an episode that an earlier start of the server has stored: its end is answered as
+        it was then, and its group keeps the client's task."""
+        output = trajectory.output
+        with self._lock:
+            if self.task_source == "client":
+                self._tasks[trajectory.group_id] = trajectory.workflow_task.task
+            if output is not None and isinstance(claim_id := output.metadata.get(CLAIM_KEY), str):
+                self._keep(claim_id, Outcome.of(trajectory))
+
+    def close(self, reason: str) -> None:
+        """Ends all waiting: the run offers nothing more."""
+        with self._lock:
+            self._over = reason
+            error = RequestError(reason, status=410, code="run_over")
+            for future in self._waiting:
+                future.set_exception(error)
+            self._waiting.clear()
+            for claim in self._members.values():
+                if not claim.outcome.done():
+                    claim.outcome.set_exception(error)
+
+    # --- the clients' side -----------------------------------------------------------------------
+
+    def begin(self, request: BeginRequest) -> Future[Claim]:
+        """Returns a future with a claim, as soon as an episode that fits is offered. Raises
+        `RequestError` where none will be."""
+        if self.task_source == "client" and request.task is None:
+            raise RequestError(
+                "this run takes its tasks from its clients: give `task`", param="task"
+            )
+        if self.task_source == "config" and request.task is not None:
+            raise RequestError(
+                "this run takes its tasks from its config: give `task_id` or none of the two, or "
+                "serve with ajet.serve.tasks=client",
+                param="task",
+            )
+        future: Future[Claim] = Future()
+        with self._lock:
+            if self._over is not None:
+                raise RequestError(self._over, status=410, code="run_over")
+            if request.request_id is not None and request.request_id in self._requests:
+                future.set_result(self._requests[request.request_id])
+                return future
+            self._waiting[future] = request
+            self._match_waiting()
+        return future
+
+    def withdraw(self, future: Future[Claim]) -> None:
+        """Takes a request back that has no claim yet."""
+        with self._lock:
+            self._waiting.pop(future, None)
+
+    def end(self, claim_id: str, result: WorkflowOutput | Abort) -> Future[Outcome]:
+        """Ends a claim and returns the future outcome. A repeated end has no effect of its own and
+        gets the same outcome. Raises `RequestError` for a claim that is over without it."""
+        with self._lock:
+            done: Future[Outcome] = Future()
+            if claim_id in self._outcomes:
+                done.set_result(self._outcomes[claim_id])
+                return done
+            claim = self._claim(claim_id)
+            if not claim.ended.done():
+                if isinstance(result, WorkflowOutput):
+                    result = replace(result, metadata={**result.metadata, CLAIM_KEY: claim_id})
+                claim.ended.set_result(result)
+            return claim.outcome
+
+    def seen(self, claim_id: str) -> Claim:
+        """Notes a sign of life of a claim's client, and returns the claim."""
+        with self._lock:
+            claim = self._claim(claim_id)
+            claim.last_seen_s = self._clock()
+            return claim
+
+    @contextmanager
+    def calling(self, episode_id: str) -> Iterator[None]:
+        """Surrounds a call of the model by an agent of this episode."""
+        with self._lock:
+            claim = self._by_episode.get(episode_id)
+            if claim is not None:
+                claim.num_calls += 1
+        try:
+            yield
+        finally:
+            if claim is not None:
+                with self._lock:
+                    claim.num_calls -= 1
+                    claim.last_seen_s = self._clock()
+
+    def set_paused(self, paused: bool) -> None:
+        """Stops handing out episodes, or goes on. Claims that are open are not affected."""
+        with self._lock:
+            self._paused = paused
+            self._match_waiting()
+
+    def tasks(self) -> list[dict[str, Any]]:
+        """Returns the tasks of which episodes are offered, the oldest group first."""
+        with self._lock:
+            groups: dict[str, tuple[Claim, int]] = {}
+            for claim in self._offered.values():
+                first, number = groups.get(claim.plan.group_id, (claim, 0))
+                groups[claim.plan.group_id] = first, number + 1
+            return [
+                {
+                    **described(first),
+                    "task": task_as_json(first.task or first.plan.task),
+                    "num_offered": number,
+                }
+                for first, number in groups.values()
+            ]
+
+    def status(self) -> dict[str, Any]:
+        """Returns counts of what is offered, claimed and over since the server's start."""
+        with self._lock:
+            return {
+                "state": "over" if self._over else "paused" if self._paused else "running",
+                "reason": self._over,
+                "step": self._step,
+                "tasks": self.task_source,
+                "num_offered": len(self._offered),
+                "num_claimed": len(self._open),
+                "num_waiting_clients": len(self._waiting),
+                "num_ended": dict(self._counts),
+                "heartbeat_s": self.heartbeat_s,
+                "episode_timeout_s": self.episode_timeout_s,
+            }
+
+    # --- below, the caller holds the lock --------------------------------------------------------
+
+    def _claim(self, claim_id: str) -> Claim:
+        """Returns a claim that its client may still work on, or has ended."""
+        if (claim := self._open.get(claim_id)) is not None:
+            return claim
+        if (outcome := self._outcomes.get(claim_id)) is not None:
+            raise RequestError(
+                f"the episode is over: it ended as {outcome.status}", status=410, code="over"
+            )
+        reason = self._lost.get(
+            claim_id,
+            "this server does not know it: it was given by an earlier start of the server and not "
+            "ended in time, or never",
+        )
+        raise RequestError(f"the episode is over: {reason}", status=410, code="over")
+
+    def _match_waiting(self) -> None:
+        if self._paused or not self._offered:
+            return
+        for future, request in list(self._waiting.items()):
+            if (claim := self._fitting(request)) is not None:
+                del self._waiting[future]
+                self._hand_over(claim, request)
+                future.set_result(claim)
+                if not self._offered:
+                    return
+
+    def _fitting(self, request: BeginRequest) -> Claim | None:
+        """Returns the oldest offer that fits. A client's own task goes to a group that has it
+        already, else to one that has none."""
+        wanted = request.task_id if request.task is None else request.task.task_id
+        free = None
+        for claim in self._offered.values():
+            if request.mode not in (None, claim.plan.mode):
+                continue
+            if request.task is None:
+                if wanted is None or claim.plan.task_id == wanted:
+                    return claim
+            elif (own := self._tasks.get(claim.plan.group_id)) is not None:
+                if own.task_id == wanted:
+                    return claim
+            else:
+                free = free or claim
+        return free
+
+    def _hand_over(self, claim: Claim, request: BeginRequest) -> None:
+        if request.task is not None:
+            claim.task = self._tasks.setdefault(claim.plan.group_id, request.task)
+        del self._offered[claim.episode_id]
+        claim.request, claim.last_seen_s = request, self._clock()
+        self._open[claim.claim_id] = claim
+        if request.request_id is not None:
+            self._requests[request.request_id] = claim
+        claim.claimed.set_result(request)
+
+    def _close(self, claim: Claim) -> None:
+        self._offered.pop(claim.episode_id, None)
+        del self._by_episode[claim.episode_id]
+        if claim.request is None:
+            return
+        if claim.request.request_id is not None:
+            self._requests.pop(claim.request.request_id, None)
+        if not claim.ended.done():
+            del self._open[claim.claim_id]
+            self._note_lost(claim.claim_id, "its deadline has passed, or the run has stopped it")
+        if not claim.access.done():
+            error = RequestError("the episode was stopped as it began", status=503, code="stopped")
+            claim.access.set_exception(error)
+
+    def _retried(self, earlier: Claim | None) -> None:
+        """Answers the client of an earlier attempt at an episode: it failed, since another follows.
+        The outcome of the episode as a whole may take until another client has ended it."""
+        if earlier is not None and earlier.ended.done():
+            error = "it failed, and is offered again (ajet.rollout.failure_policy)"
+            self._acknowledge(earlier, Outcome(earlier.episode_id, "retried", error=error))
+
+    def _forget_tasks(self, step: int) -> None:
+        if step > self._step:
+            self._step = step
+            self._tasks = {g: t for g, t in self._tasks.items() if step_of_group(g) >= step}
+
+    def _acknowledge(self, claim: Claim, outcome: Outcome) -> None:
+        self._keep(claim.claim_id, outcome)
+        if not claim.outcome.done():
+            claim.outcome.set_result(outcome)
+
+    def _note_lost(self, claim_id: str, reason: str) -> None:
+        self._lost.setdefault(claim_id, reason)
+        while len(self._lost) > MAX_OUTCOMES:
+            del self._lost[next(iter(self._lost))]
+
+    def _keep(self, claim_id: str, outcome: Outcome) -> None:
+        self._open.pop(claim_id, None)
+        self._outcomes[claim_id] = outcome
+        while len(self._outcomes) > MAX_OUTCOMES:
+            del self._outcomes[next(iter(self._outcomes))]
+
+
+async def uncancelled(future: Future[Result]) -> Result:
+    """Waits for a future of another thread, which stays as it is if the wait is cancelled."""
+    waiting = asyncio.wrap_future(future)
+    await asyncio.wait({waiting})
+    return waiting.result()
+
+
+def described(claim: Claim) -> dict[str, Any]:
+    """Returns the plan of an episode as JSON."""
+    plan = claim.plan
+    return {"group_id": plan.group_id, "step": plan.step, "mode": plan.mode, "seed": plan.seed}
+
+
+def task_as_json(task: Task) -> dict[str, Any]:
+    """Returns a task with its row, in which a judge or a client finds the expected answer."""
+    return {
+        "task_id": task.task_id,
+        "main_query": task.main_query,
+        "init_messages": task.init_messages,
+        "metadata": task.metadata,
+    }

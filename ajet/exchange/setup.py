@@ -1,0 +1,50 @@
+"""Makes the gateway and exchange of a config, and refuses configs whose episodes clients cannot
+run."""
+
+from __future__ import annotations
+
+from ajet.core.config import AjetConfig
+from ajet.core.error_codes import Code
+from ajet.core.errors import ConfigError
+from ajet.core.judge import judge_class, judge_spec
+from ajet.core.judge.judge import GroupJudge
+from ajet.exchange.exchange import EpisodeExchange
+from ajet.exchange.gateway import ExchangeGateway
+
+
+def check_can_serve(config: AjetConfig) -> None:
+    """Raises a `ConfigError` of one line for what `ajet serve` does not do."""
+    ajet = config.ajet
+    algorithm = ajet.trainer_common.algorithm.adv_estimator
+    refusals = {
+        "ajet.backbone": ajet.backbone != "debug"
+        and f"{ajet.backbone}: clients run episodes on backbone debug alone, with the in-process "
+        "engine or one inference server: set debug",
+        "ajet.kind": ajet.kind == "supervised"
+        and "supervised: rows have their replies, so no client runs an episode: use `ajet --conf`",
+        "ajet.stages": bool(ajet.stages) and "serve one stage at a time: a config without stages",
+        "ajet.trainer_common.algorithm.adv_estimator": algorithm == "remax"
+        and "remax: its greedy episodes need the client's own tasks again: use another estimator",
+    }
+    for key, reason in refusals.items():
+        if reason:
+            raise ConfigError(f"ajet serve: {key}: {reason}", code=Code.KEYS_CONFLICT)
+
+
+def make_exchange_gateway(config: AjetConfig, key: str) -> ExchangeGateway:
+    """Makes the gateway and its exchange with the settings of `ajet.serve`; `key` is the
+    server's."""
+    serve = config.ajet.serve
+    port = None if serve.port == "auto" else serve.port
+    return ExchangeGateway(_exchange(config), key, serve.host, port)
+
+
+def _exchange(config: AjetConfig) -> EpisodeExchange:
+    serve = config.ajet.serve
+    judge = judge_class(judge_spec(config.ajet.task_judge), config.base_dirs)
+    return EpisodeExchange(
+        heartbeat_s=serve.heartbeat_s,
+        episode_timeout_s=config.ajet.rollout.episode_timeout_s,
+        tasks=serve.tasks,
+        waits_for_group=judge is not None and issubclass(judge, GroupJudge),
+    )

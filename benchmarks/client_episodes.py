@@ -1,0 +1,179 @@
+"""A thousand clients at one `ajet serve`: nothing is lost, and what a call costs beside the model.
+
+    python benchmarks/client_episodes.py [--clients 100 1000] [--out FILE.json]
+
+The server is the exchange, gateway, rollout and journal (SQLite) of `ajet serve` over a model that
+thinks for 0.4 to 0.6 s and answers with the time that it really took. Each client is a plain
+asyncio one in another process with a connection of its own: it begins an episode, waits until all
+clients have one, calls the model five times, one after the other, and ends the episode with a
+reward. What a call costs is its whole time less the model's. CPU seconds are those of each process.
+Goal: every client has its episode at the same time, and none fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import resource
+import tempfile
+import time
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+from ajet import Task
+from ajet.core.buffer.journal import Journal
+from ajet.core.descriptors import raise_descriptor_limit
+from ajet.core.inference.chat_template import ChatTemplate
+from ajet.core.inference.endpoint import SamplingParams
+from ajet.core.rollout.episode import EpisodeRunner
+from ajet.core.rollout.group import GroupRunner
+from ajet.core.rollout.limits import RolloutLimits
+from ajet.core.rollout.request import RolloutRequest
+from ajet.exchange.exchange import EpisodeExchange
+from ajet.exchange.gateway import ExchangeGateway
+from ajet.exchange.workflow import ClientOwned
+from ajet.tool_parsers import parser_for
+from benchmarks.gateway_latency import ThinkingEndpoint
+
+CALLS, GROUP, KEY = 5, 8, "key"
+QUESTION = [{"role": "user", "content": "What is 2+3?"}]
+API = "/ajet/v1"
+
+
+class Client:
+    """One connection, which is kept."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    async def post(self, path: str, body: Any, key: str = KEY) -> tuple[int, dict[str, Any]]:
+        content = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {key}\r\n"
+        self._writer.write(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
+        told = await self._reader.readuntil(b"\r\n\r\n")
+        length = int(told.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
+        answer = json.loads(await self._reader.readexactly(length))
+        return int(told.split()[1]), answer
+
+
+async def play(port: int, barrier: asyncio.Barrier, found: dict[str, list[float]]) -> None:
+    """Runs one episode as a client does; appends to `found` what it took."""
+    client = Client(*await asyncio.open_connection("127.0.0.1", port))
+    begun = time.perf_counter()
+    status, claim = await client.post(f"{API}/episodes", {"wait_s": 300})
+    found["begin_s"].append(time.perf_counter() - begun)
+    assert status == 201, claim
+    await barrier.wait()
+    for _ in range(CALLS):
+        begun = time.perf_counter()
+        asked = {"model": "m", "messages": QUESTION}
+        status, reply = await client.post("/v1/chat/completions", asked, claim["api_key"])
+        assert status == 200, reply
+        took_ms = float(reply["choices"][0]["message"]["content"])
+        found["call_ms"].append(1000 * (time.perf_counter() - begun) - took_ms)
+    begun = time.perf_counter()
+    status, outcome = await client.post(f"{API}/episodes/{claim['id']}/end", {"reward": 1.0})
+    found["end_s"].append(time.perf_counter() - begun)
+    assert status == 200 and outcome["status"] == "ok", outcome
+
+
+async def play_all(port: int, count: int) -> dict[str, Any]:
+    barrier, found = asyncio.Barrier(count), {"begin_s": [], "call_ms": [], "end_s": []}
+    begun, cpu_s = time.perf_counter(), time.process_time()
+    ended = await asyncio.gather(
+        *(play(port, barrier, found) for _ in range(count)), return_exceptions=True
+    )
+    failures = [each for each in ended if each is not None]
+    return {
+        "failures": len(failures),
+        "first_failure": repr(failures[0]) if failures else None,
+        "seconds": round(time.perf_counter() - begun, 2),
+        "client_cpu_s": round(time.process_time() - cpu_s, 2),
+        **{name: _spread(values) for name, values in found.items() if values},
+    }
+
+
+def client_process(pipe: Any) -> None:
+    """Runs what it is sent until it is sent None."""
+    raise_descriptor_limit()
+    while (job := pipe.recv()) is not None:
+        pipe.send(asyncio.run(play_all(*job)))
+
+
+async def measure(template: ChatTemplate, pipe: Any, count: int) -> dict[str, Any]:
+    exchange = EpisodeExchange()
+    gateway = ExchangeGateway(exchange, KEY)
+    runner = EpisodeRunner(
+        endpoint=ThinkingEndpoint(template),
+        template=template,
+        parser=parser_for(template),
+        workflow=lambda task: ClientOwned.of(exchange)(),
+        judge=None,
+        limits=RolloutLimits(max_env_worker=count),
+        sampling=SamplingParams(),
+        run_seed=0,
+        gateway=gateway,
+    )
+    port = int(gateway.listen().rsplit(":", 1)[1].split("/")[0])
+    tasks = [Task(f"t{number}", "What is 2+3?") for number in range(count // GROUP)]
+    cpu_s = time.process_time()
+    with tempfile.TemporaryDirectory() as folder:
+        journal = Journal(Path(folder) / "finished.sqlite", "benchmark")
+        journaled = GroupRunner.from_episode_runner(runner).with_journal(
+            gateway.acknowledging(journal)
+        )
+        pipe.send((port, count // GROUP * GROUP))
+        request = RolloutRequest(tasks, step=0, mode="train", num_repeat=GROUP)
+        groups = await journaled.rollout(request)
+        journal.close()
+    found = await asyncio.to_thread(pipe.recv)
+    gateway.close()
+    episodes = [t for group in groups for t in group.trajectories]
+    return {
+        "clients": len(episodes),
+        "episodes_ok": sum(str(t.status) == "ok" for t in episodes),
+        "calls_recorded": sum(len(t.turns) for t in episodes),
+        "server_cpu_s": round(time.process_time() - cpu_s, 2),
+        "server_peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        "episodes_per_s": round(len(episodes) / found["seconds"], 1),
+        **found,
+    }
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    return {"median": round(median(values), 3), "p95": round(quantiles(values, n=20)[-1], 3)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, nargs="+", default=[104, 1000])
+    parser.add_argument("--model", type=Path, default=Path("ajet/embedded/math"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/client_episodes.json"))
+    args = parser.parse_args()
+    from transformers import AutoTokenizer
+
+    raise_descriptor_limit()
+    template = ChatTemplate(AutoTokenizer.from_pretrained(args.model))
+    here, there = multiprocessing.get_context("spawn").Pipe()
+    client = multiprocessing.get_context("spawn").Process(target=client_process, args=(there,))
+    client.start()
+    found = [asyncio.run(measure(template, here, count)) for count in args.clients]
+    here.send(None)
+    client.join()
+    passed = all(
+        each["failures"] == 0
+        and each["episodes_ok"] == each["clients"]
+        and each["calls_recorded"] == each["clients"] * CALLS
+        for each in found
+    )
+    result = {"calls_per_episode": CALLS, "results": found, "passed": passed}
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()
