@@ -1,7 +1,7 @@
 """A game longer than its player's context, and the tiny model that plays it.
 
-    Room wall wall … code red     agent: go       the code is said once, early
-    Room wall wall … sign blue    agent: go       later rooms have other words, or none
+    Room wall wall … code⏎red     agent: go       the code is said once, early
+    Room wall wall … sign⏎blue    agent: go       other rooms have other words, or none
     Lock                          agent: red      reward 1 if it is the code
 
 The rooms have more tokens than the context, so the code is known at the lock only if something
@@ -40,8 +40,8 @@ def rooms_of(rng: random.Random) -> tuple[list[str], str]:
     code, at = rng.choice(WORDS_LIST), rng.choice((1, 2))
     shown: list[str] = []
     for room in range(ROOMS):
-        sign = f" sign {rng.choice(WORDS_LIST)}" if room and rng.random() < 0.5 else " wall wall"
-        shown.append(f"Room{WALLS}" + (f" code {code}" if room == at else sign))
+        sign = f" sign\n{rng.choice(WORDS_LIST)}" if room and rng.random() < 0.5 else " wall wall"
+        shown.append(f"Room{WALLS}" + (f" code\n{code}" if room == at else sign))
     return shown, code
 
 
@@ -103,7 +103,7 @@ def conversations(rng: random.Random) -> list[list[dict[str, str]]]:
     for number, length in enumerate(SECTIONS):
         messages: list[dict[str, str]] = []
         if note is not None:
-            messages += [_user(shown[0]), _reply(note)]
+            messages += [_user(shown[0]), _reply(note) | {"is_given": "yes"}]
         for index in range(start, start + length):
             reply = "go" if index < ROOMS else drawn(rng, shown[start:index], note)
             messages += [_user(shown[index]), _reply(reply)]
@@ -117,12 +117,33 @@ def conversations(rng: random.Random) -> list[list[dict[str, str]]]:
     return [*result, [_user(shown[at]), _reply(alone)]]
 
 
+def copies(rng: random.Random) -> list[dict[str, str]]:
+    """Returns a conversation of one room, whose word is asked for: what the model learns first."""
+    word, asked = rng.choice(WORDS_LIST), rng.choice(("note", "Lock"))
+    room = f"Room{WALLS} {rng.choice(('code', 'sign'))}\n{word}"
+    return [_user(room), _reply("go"), _user(asked), _reply(word)]
+
+
 def _user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
 def _reply(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}
+
+
+def tokens_of(tokenizer: Any, messages: list[dict[str, str]]) -> tuple[list[int], list[int]]:
+    """Returns a conversation's token ids, and 1 for each token that the model writes."""
+    ids: list[int] = []
+    is_reply: list[int] = []
+    for message in messages:
+        parts = (f"<|im_start|>{message['role']}\n", f"{message['content']}<|im_end|>", "\n")
+        for number, part in enumerate(parts):
+            new = tokenizer.encode(part, add_special_tokens=False)
+            ids += new
+            is_sampled = message["role"] == "assistant" and "is_given" not in message
+            is_reply += [int(number == 1 and is_sampled)] * len(new)
+    return ids, is_reply
 
 
 def build_model(out: Path, seed: int = 0, steps: int = 1500) -> None:
@@ -139,9 +160,14 @@ def build_model(out: Path, seed: int = 0, steps: int = 1500) -> None:
     rng = random.Random(derive(seed, "conversations", "vault"))
     started, losses = time.process_time(), []
     for step in range(steps):
-        batch = [each for _ in range(8) for each in conversations(rng)]
-        ids = [games.encoded(tokenizer, messages) for messages in batch]
-        loss = games.loss_of(model, *games.padded(ids))
+        if step < steps // 3:
+            batch = [copies(rng) for _ in range(32)]
+        else:
+            batch = [each for _ in range(8) for each in conversations(rng)]
+        written = [tokens_of(tokenizer, messages) for messages in batch]
+        tokens_BT, _ = games.padded([ids for ids, _ in written])
+        replies_BT, _ = games.padded([is_reply for _, is_reply in written])
+        loss = games.loss_of(model, tokens_BT, replies_BT.float())
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -5,6 +5,7 @@
          convert | export | prepare-data | distill-data |
          view | stop | replay | fork | score |
          audit | env-check | servers | trace |
+         optimize-prompt |
          schema | examples | explain
 
 Exit codes: 0 done, 1 the user's error in one line, 2 wrong usage, 130 stopped by Ctrl-C, 143 by
@@ -37,6 +38,7 @@ COMMANDS = {
     "train": "ajet.cli.train:train",
     "debug": "ajet.cli.debug:debug",
     "eval": "ajet.cli.eval:evaluate",
+    "optimize-prompt": "ajet.cli.optimize_prompt:optimize_prompt",
     "check": "ajet.cli.check:check",
     "plan": "ajet.cli.plan:plan",
     "convert": "ajet.cli.convert:convert",
@@ -66,7 +68,7 @@ CODES_OF_USAGE = {
 }
 """Maps a class of click's to its kind; all others are about a value."""
 ROOT_OPTIONS = ("--help", "-h", "--version", "--install-completion", "--show-completion")
-TAKES_A_CONFIG = ("train", "debug", "eval", "check", "plan")
+TAKES_A_CONFIG = ("train", "debug", "eval", "optimize-prompt", "check", "plan")
 DASHED_OVERRIDE = re.compile(r"--?[A-Za-z_]\w*(\.\w+)+(=.*)?", re.DOTALL)
 TAKES_A_VALUE = ("--conf", "--backbone", "--exp-dir", "--project-dir", "--debug", "--db")
 

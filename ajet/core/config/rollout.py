@@ -109,9 +109,7 @@ class CompactionConfig(Section):
         min_length=1,
         description="The user message that asks for the summary.",
     )
-    max_summary_tokens: int = Field(
-        default=512, ge=1, description="Tokens of one summary at most."
-    )
+    max_summary_tokens: int = Field(default=512, ge=1, description="Tokens of one summary at most.")
     keep_last_messages: int = Field(
         default=1,
         ge=1,

@@ -64,7 +64,9 @@ class Compaction:
             return list(messages)
         if not self._num_first:
             self._num_first = self._num_summarised = self._kept_from = len(messages)
-        return await run_on_loop(self._recorder.loop, self._shown(list(messages), tools, max_tokens))
+        return await run_on_loop(
+            self._recorder.loop, self._shown(list(messages), tools, max_tokens)
+        )
 
     async def _shown(
         self, messages: Messages, tools: Sequence[dict[str, Any]] | None, max_tokens: int | None

@@ -163,7 +163,7 @@ async def test_no_state_and_no_reward_is_credited_to_a_summary(tmp_path):
 
 async def test_without_enable_a_long_conversation_is_truncated(tmp_path):
     config = config_in(tmp_path, enable=False)
-    episode, shown = await run(config, ROOMS, says)
+    episode, _ = await run(config, ROOMS, says)
     assert episode.status is EpisodeStatus.TRUNCATED
     assert len(episode.turns) == 5
 
@@ -248,6 +248,8 @@ def test_a_context_without_room_for_a_summary_is_refused(tmp_path):
         config_in(tmp_path, max_summary_tokens=61)
     rollout = {"max_model_len": 100, "max_response_length_in_one_turn": 60}
     rollout["compaction"] = {"enable": True, "max_summary_tokens": 40}
-    (tmp_path / "run.yaml").write_text(json.dumps({"ajet": {"model": {"path": "m"}, "rollout": rollout}}))
+    (tmp_path / "run.yaml").write_text(
+        json.dumps({"ajet": {"model": {"path": "m"}, "rollout": rollout}})
+    )
     with pytest.raises(ConfigError, match="leave no prompt in a context of 100"):
         load_config(tmp_path / "run.yaml")
