@@ -1,6 +1,6 @@
 """Does compaction win a game that is longer than the context, and does training its summaries help?
 
-    python benchmarks/compaction.py                       # three seeds of four arms: an hour of a core
+    python benchmarks/compaction.py                       # three seeds of four arms, an hour
     python benchmarks/compaction.py --seeds 1 --only learn --out one.json
 
 The game and its tiny model are those of compaction_game.py, the settings those of compaction.yaml.
@@ -65,13 +65,13 @@ def carried(record: Path) -> dict[str, Any]:
     """The share of held-out episodes whose every summary is the code, before and after."""
     shares: dict[int, list[bool]] = {}
     with EpisodeReader(record) as reader:
-        for row in reader.walk(EpisodeFilter(mode="eval")):
-            turns = reader.episode(row.episode_id).turns
+        for episode in reader.walk(EpisodeFilter(mode="eval")):
+            turns = episode.turns
             shown = [str(each["content"]) for turn in turns for each in turn.messages]
             code = next((text.split()[-1] for text in shown if " code\n" in text), None)
             summaries = [turn.reply["content"] for turn in turns if turn.notes.get("summary")]
             if summaries:
-                shares.setdefault(row.step, []).append({*summaries} == {code})
+                shares.setdefault(episode.row.step, []).append({*summaries} == {code})
     if not shares:
         return {}
     values = {step: sum(each) / len(each) for step, each in sorted(shares.items())}

@@ -249,15 +249,17 @@ class _Adapter:
 
         plan = self._search.training
         config = _with_texts(plan.config, candidate)
-        tasks = [plan.tasks[number] for number in batch]
+        numbers = list(dict.fromkeys(batch))  # gepa fills a batch up with tasks that are in it
+        tasks = [plan.tasks[number] for number in numbers]
         try:
             for agent in WorkflowFactory.from_config(config).classes_for(tasks):
                 agent.check_config(config)
         except ConfigError as error:
-            records = [_refused(task, error) for task in tasks]
+            records = [_refused(plan.tasks[number], error) for number in batch]
             return EvaluationBatch(records, [0.0] * len(batch), records)
-        play = self._search.play(plan, config, tasks, batch, candidate)
-        played = [group.trajectories[0] for group in _wait(play, self._loop)]
+        groups = _wait(self._search.play(plan, config, tasks, numbers, candidate), self._loop)
+        of_number = dict(zip(numbers, (group.trajectories[0] for group in groups), strict=True))
+        played = [of_number[number] for number in batch]
         records = [_record(trajectory) for trajectory in played]
         rewards = [_reward(trajectory) for trajectory in played]
         return EvaluationBatch(records, rewards, records)

@@ -52,8 +52,8 @@ class Prompt:
     """The prompt of the next call.
 
     `continues` says that its first ids are those of a recorded call. `reason` says why a recorded
-    call that matches was not continued. `opening` is the fixed beginning of the reply, if there is one.
-    `drift` is the first position where rendering and tokenizing everything afresh would give
+    call that matches was not continued. `opening` is the fixed beginning of the reply, if there is
+    one. `drift` is the first position where rendering and tokenizing everything afresh would give
     another id. It is None if there is none, or if `drift_checked` is false: a fresh render cannot
     drift.
     """

@@ -1,4 +1,4 @@
-"""Conversations that are compacted: what the model is shown, what is recorded and what is trained."""
+"""Compacted conversations: what the model is shown, what is recorded and what is trained."""
 
 import json
 
