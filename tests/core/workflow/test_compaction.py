@@ -175,6 +175,17 @@ async def test_at_compacts_earlier(tmp_path):
     assert by_share == by_tokens
 
 
+async def test_keep_last_messages_stay_word_for_word_beside_the_summary(tmp_path):
+    rooms = [f"Room {number}. {'x' * 20}" for number in range(7)]
+    _, shown = await run(config_in(tmp_path, at=300, keep_last_messages=3), rooms, says)
+    compacted = next(each for each in shown if ("assistant", "The code is 7.") in texts(each))
+    roles = [message["role"] for message in compacted]
+    assert roles == ["system", "user", "assistant", "user", "assistant", "user"]
+    last = int(compacted[-1]["content"].split()[1].rstrip("."))
+    assert compacted[3]["content"] == rooms[last - 1]
+    assert compacted[4]["content"] == "on"
+
+
 async def test_a_summary_is_cut_at_its_limit_and_the_episode_goes_on(tmp_path):
     def chatters(prompt, request_id):
         return "word " * 100 if asked(prompt) else "on"
