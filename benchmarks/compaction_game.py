@@ -148,7 +148,7 @@ def tokens_of(tokenizer: Any, messages: list[dict[str, str]]) -> tuple[list[int]
 
 def build_model(out: Path, seed: int = 0, steps: int = 1500) -> None:
     """Trains the model on conversations of games, and writes it into the folder `out`."""
-    import build_embedded_games as games
+    import build_embedded_games as games  # pyright: ignore[reportMissingImports]
 
     torch.set_num_threads(1)
     torch.manual_seed(derive(seed, "weights", "vault") % 2**63)

@@ -205,11 +205,11 @@ class _Search:
         self, texts: Texts, folder: RunFolder, loop: asyncio.AbstractEventLoop
     ) -> tuple[Texts, list[dict[str, Any]]]:
         """Runs gepa, in a thread of its own, and returns the best texts and all that were kept."""
-        import gepa
+        from gepa.api import optimize
 
         numbers = list(range(len(self.training.tasks)))
         with (folder.logs / "prompts.log").open("w", encoding="utf-8") as log:
-            result = gepa.optimize(
+            result = optimize(
                 seed_candidate=texts,
                 trainset=numbers,
                 valset=numbers,
@@ -237,7 +237,7 @@ class _Search:
 class _Adapter:
     """What gepa calls for episodes, from its own thread."""
 
-    propose_new_texts = None
+    propose_new_texts: Any = None  # gepa asks its own signature of the reflection model
 
     def __init__(self, search: _Search, loop: asyncio.AbstractEventLoop) -> None:
         self._search, self._loop = search, loop
@@ -245,7 +245,7 @@ class _Adapter:
     def evaluate(self, batch: list[int], candidate: Texts, capture_traces: bool = False) -> Any:
         """Plays the training tasks with these numbers. Texts with which the config is refused earn
         nothing."""
-        from gepa import EvaluationBatch
+        from gepa.core.adapter import EvaluationBatch
 
         plan = self._search.training
         config = _with_texts(plan.config, candidate)

@@ -97,11 +97,13 @@ async def test_a_conversation_beyond_the_context_is_compacted_and_a_calls_answer
     long = call("warmth", city="Oslo" * 40)
     limits = {"max_prompt_length": 8000, "max_response_length_in_one_turn": 300}
     first = await run(settings, long, "20 C", **limits)
-    most = first.turns[1].num_prompt_tokens + 480  # a third prompt is too long
+    most = first.turns[1].num_prompt_tokens + 540  # a third prompt is too long
     limits["max_model_len"] = most
     t = await run(settings, long, long, "Oslo is warm.", "20 C", **limits)
     assert t.status is EpisodeStatus.OK
     assert [turn.notes.get(SUMMARY, False) for turn in t.turns] == [False, False, True, False]
+    asked = t.turns[2].messages[-1]
+    assert (asked["role"], asked["content"]) == ("tool", "Sum up.")
     shown = t.turns[3].messages
     roles = ["system", "user", "assistant", "user", "assistant", "tool"]
     assert [message["role"] for message in shown] == roles

@@ -1,4 +1,4 @@
-"""`ajet optimize-prompt`: a model that only adds when its prompt says so, and a reflection model."""
+"""`ajet optimize-prompt` with a model that adds only when its prompt says so."""
 
 import json
 import sys
