@@ -8,7 +8,7 @@ Each run is the command `ajet --conf compaction.yaml` in a process of its own, w
 instances before and after:
 
     learn       the conversation is compacted; summaries are trained with the episode's reward
-    shuffled    the same, with rewards of other episodes: the interval of the change holds 0
+    shuffled    the same, with rewards of other episodes: no gain, an interval that holds 0
     truncated   without compaction: the episode is cut when the context is full
     dropped     without compaction, the oldest messages are dropped: a step is shown alone
 
@@ -102,6 +102,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="runs at a time")
     parser.add_argument("--model", type=Path, help="the model's folder [it is built]")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/compaction.json")
+    parser.add_argument("--note", help="what else the machine did, for example")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="ajet-compaction-"))
     model = args.model or folder / "vault"
@@ -115,7 +116,7 @@ def main() -> None:
             runs.append({**ended.result(), "runs_at_a_time": args.workers})
             print(runs[-1], flush=True)
             runs.sort(key=lambda each: (list(ARMS).index(each["arm"]), each["seed"]))
-            write_report(args.out, verdict(runs), runs)
+            write_report(args.out, verdict(runs), runs, args.note)
     shutil.rmtree(folder)
     print(json.dumps(verdict(runs), indent=2))
 

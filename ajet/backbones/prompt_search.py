@@ -43,6 +43,7 @@ from ajet.core.record.atomic_file import write_text_atomically
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.origin import RunOrigin
 from ajet.core.record.run_folder import RunFolder
+from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.task import Task
 from ajet.core.trajectory.trajectory import Group, Trajectory
@@ -182,6 +183,9 @@ class _Search:
         """Plays tasks with the texts of `config`, as one step of the record. `numbers` are the
         tasks' positions in the plan, from which their seeds follow."""
         gateway = assembly.make_gateway(config)
+        limits = RolloutLimits.from_config(config)
+        if plan is self.training:  # a text with which every episode fails is a bad one
+            limits = replace(limits, max_failure_rate=1.0)
         runner = assembly.make_runner(
             config,
             self.served.engine,
@@ -189,6 +193,7 @@ class _Search:
             judge=plan.judge,
             mode="eval",
             gateway=gateway,
+            limits=limits,
         )
         step, self.num_steps = self.num_steps, self.num_steps + 1
         self.steps.setdefault(json.dumps(texts), []).append(step)

@@ -87,7 +87,7 @@ def optimize_prompt(
         search_prompts,
         write_config,
     )
-    from ajet.cli.eval import begin_evaluation
+    from ajet.cli.eval import begin_evaluation, episode_progress
     from ajet.cli.notices import show_notices
     from ajet.cli.preflight import check_classes
     from ajet.core.config import load_config
@@ -110,7 +110,8 @@ def optimize_prompt(
         reflection = endpoint_reflection(reflection_endpoint, reflection_model, config)
     keys = tuple(dict.fromkeys(text or [DEFAULT_KEY]))
     settings = SearchSettings(keys, num_tasks, episodes, num_held_out, k)
-    result = search_prompts(config, subject, settings, reflection)
+    with episode_progress() as (_, on_episode):
+        result = search_prompts(config, subject, settings, reflection, on_episode)
     typer.echo(f"episodes: {result.folder} (ajet view shows them)")
     if result.comparison is None:
         typer.echo(f"no better text in {result.num_episodes} episodes: the config is as good")

@@ -151,6 +151,21 @@ def test_a_text_of_the_users_own_section_is_searched_by_its_key(project):
     assert written["my_agent"] == {"prompt": "Always add.", "other": 1}
 
 
+def test_a_text_with_which_every_episode_fails_earns_nothing_and_the_search_goes_on(project):
+    (project / "run.yaml").write_text(YAML + "\nmy_agent: {prompt: Answer.}\n")
+    fails = FLOW.replace(
+        "        user =", "        assert 'no' not in system['content']\n        user ="
+    )
+    (project / "flow.py").write_text(fails)
+    model = Model("Say no.", "Always add.")
+    with ChatServer(model) as server:
+        args = ("--text", "my_agent.prompt", "ajet.rollout.user_workflow=flow.py->Own")
+        result = search(server, *args)
+    assert result.exit_code == 0, result.output
+    written = yaml.safe_load((project / "run_prompt.yaml").read_text())
+    assert written["my_agent"] == {"prompt": "Always add."}
+
+
 @pytest.mark.parametrize(
     ("key", "said"),
     [
