@@ -10,7 +10,7 @@ from ajet.core.errors import ConfigError
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from ajet.core.trajectory.trie import timelines
-from ajet.core.trajectory.turn import SUMMARY
+from ajet.core.trajectory.turn import HINTED, SUMMARY
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
 
 TOKENIZER = chat_tokenizer("qwen2_5")
@@ -153,6 +153,16 @@ async def test_the_summary_has_its_sampled_ids_in_the_new_branch(tmp_path):
     assert letters in [ids[at : at + len(letters)] for at in range(len(ids))]
     assert turn.notes["reason"] == "the conversation was compacted"
     assert not turn.notes.get("continues")
+
+
+async def test_a_teacher_is_shown_its_hint_where_the_conversation_begins_and_after_each_summary(
+    tmp_path,
+):
+    episode, _ = await run(config_in(tmp_path), ROOMS, says, hint="The code is 7, surely.")
+    is_hinted = [HINTED in turn.notes for turn in episode.turns]
+    assert is_hinted == [True, False, False, False, True, False, False, True]
+    text = TOKENIZER.decode(episode.turns[4].notes[HINTED])
+    assert "surely" in text and "The code is 7.<|im_end|>" in text
 
 
 async def test_no_state_and_no_reward_is_credited_to_a_summary(tmp_path):
