@@ -94,10 +94,6 @@ class SearchResult:
     num_episodes: int
     folder: Path
 
-    @property
-    def has_found(self) -> bool:
-        return self.comparison is not None
-
 
 def search_prompts(
     config: AjetConfig,

@@ -50,7 +50,7 @@ class Model:
             text = self.texts[(len(self.reflections) - 1) % len(self.texts)]
             return 200, message(f"A new one:\n```\n{text}\n```")
         a, b = (int(word) for word in said[-1]["content"].split() if word.isdigit())
-        adds = "add" in said[0]["content"]
+        adds = said[0]["role"] == "system" and "add" in said[0]["content"]
         return 200, message(f"It is \\boxed{{{a + b if adds else 0}}}.")
 
 
@@ -130,6 +130,16 @@ def test_the_same_seed_searches_alike(project):
         shown.append(model.reflections)
     assert shown[0] == shown[1]
     assert len(list((project / "launcher_record").iterdir())) == 2
+
+
+def test_a_config_without_the_key_gets_the_text(project):
+    without = YAML.replace("  rollout: {multi_turn: {system_prompt: Answer.}}\n", "")
+    (project / "run.yaml").write_text(without)
+    with ChatServer(Model("Always add.")) as server:
+        result = search(server)
+    assert result.exit_code == 0, result.output
+    written = yaml.safe_load((project / "run_prompt.yaml").read_text())
+    assert written["ajet"]["rollout"]["multi_turn"] == {"system_prompt": "Always add."}
 
 
 def test_where_nothing_helps_the_config_stays_and_no_file_is_written(project):
