@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ajet.core.update.mini_batch_tokens import MiniBatchTokens
     from ajet.core.update.settings import UpdateSettings
     from ajet.core.workflow.chat_reply import ChatReply
+    from ajet.core.workflow.compaction import Compaction
     from ajet.core.workflow.gateway.gateway import Address
     from ajet.core.workflow.graph import AgentGraphOutput, BaseAgentGraph, CustomChatModel
     from ajet.core.workflow.registry import register
@@ -56,6 +57,7 @@ __all__ = [
     "BaseTool",
     "ChatClient",
     "ChatReply",
+    "Compaction",
     "Completion",
     "ConfigError",
     "CustomChatModel",
@@ -94,6 +96,7 @@ _HOMES = {
     "BaseTool": "ajet.agents.tools.tool",
     "ChatClient": "ajet.core.inference.chat_client",
     "ChatReply": "ajet.core.workflow.chat_reply",
+    "Compaction": "ajet.core.workflow.compaction",
     "Completion": "ajet.core.inference.endpoint",
     "ConfigError": "ajet.core.errors",
     "CustomChatModel": "ajet.core.workflow.graph",

@@ -138,6 +138,47 @@ def game(name: str, arms: dict[str, Any], every_run: list[dict[str, Any]]) -> li
     ]
 
 
+def compaction() -> list[Row]:
+    found, script = result("compaction"), "compaction"
+    arms: dict[str, list[Any]] = {}
+    for run in found["runs"]:
+        arms.setdefault(run["arm"], []).append(run)
+
+    def span(arm: str, when: str) -> str:
+        values = [run[f"success_{when}"] for run in arms[arm]]
+        return f"{min(values):.0%} to {max(values):.0%}"
+
+    carried = [run["code_in_summaries"] for run in arms["learn"]]
+    kept = (
+        f"{min(each[w] for each in carried):.0%} to {max(each[w] for each in carried):.0%}"
+        for w in ("before", "after")
+    )
+    shuffled = found["verdict"]["shuffled"]
+    what = "a game longer than the context"
+    return [
+        (
+            f"{what}, compacted: held-out success before → after, {len(carried)} seeds",
+            f"{span('learn', 'before')} → {span('learn', 'after')}",
+            "more than +30 points on each",
+            script,
+        ),
+        (f"{what}: episodes whose summaries are the code", " → ".join(kept), "", script),
+        (
+            f"{what}, compacted, shuffled rewards: change",
+            f"{shuffled['mean']:+.3f} [{shuffled['low']:+.3f}, {shuffled['high']:+.3f}]",
+            "holds 0 or less",
+            script,
+        ),
+        (f"{what}, truncated: held-out success after", span("truncated", "after"), "0", script),
+        (
+            f"{what}, oldest messages dropped: held-out success after",
+            span("dropped", "after"),
+            "a guess: 6%",
+            script,
+        ),
+    ]
+
+
 def lake_rows() -> list[Row]:
     found = result("frozen_lake_rows")
     arms = found["arms"]
@@ -530,6 +571,7 @@ def table() -> str:
         *learning(),
         *learning_on_ray(),
         *games(),
+        *compaction(),
         *lake_rows(),
         *algorithms(),
         *engine(),

@@ -65,20 +65,26 @@ class EnvironmentAgent(Workflow):
     the config says `agent_template: null`."""
 
     template: ClassVar[str]
+    keeps_conversation: ClassVar[bool] = False
+    """Tells that `prompt` returns one conversation that only grows, so that it can be compacted."""
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         config: AjetConfig = model_tuner.config
         settings = settings_for(config, workflow_task, self.template)
         max_tokens = settings.custom.max_tokens_per_step
         frame_recorder = frame_recorder_for(config, workflow_task)
+        compaction = model_tuner.compaction() if self.keeps_conversation else None
         async with settings.open() as environment:
             episode = EnvironmentEpisode(settings, environment)
             await episode.begin(workflow_task)
             while episode.ended_by is None:
                 if frame_recorder is not None:
                     await frame_recorder.add(environment, episode.observation)
+                messages = self.prompt(episode)
                 try:
-                    reply = await model_tuner.chat(self.prompt(episode), max_tokens=max_tokens)
+                    if compaction is not None:
+                        messages = await compaction.shown(messages, max_tokens=max_tokens)
+                    reply = await model_tuner.chat(messages, max_tokens=max_tokens)
                 except EpisodeTruncated:  # the episode keeps this status; no later call can succeed
                     episode.ended_by = "token_limit"
                     break

@@ -21,7 +21,8 @@ The judge gives the reward. Without a judge it is the sum of the tools' rewards 
 the simulated user's (`calculate_score`), or None if there are none. A `release` or a
 `finalize_interaction` that fails is counted (`failed_ends`) and does not fail the episode.
 
-Not covered: `tool_choice`; answers of tools that are not text.
+A conversation longer than the context is compacted if `ajet.rollout.compaction` says so; the
+simulated user sees all of it. Not covered: `tool_choice`; answers of tools that are not text.
 """
 
 from __future__ import annotations
@@ -96,6 +97,7 @@ class ToolLoop:
         settings: MultiTurnConfig,
     ) -> None:
         self._model = model
+        self._compaction = model.compaction()
         self._tools = tools
         self._user = user
         self._settings = settings
@@ -110,7 +112,8 @@ class ToolLoop:
         """Runs the conversation, appending to `messages`, and returns why it ended."""
         while True:
             try:
-                reply = await self._model.chat(messages, self._tools.schemas or None)
+                shown = await self._compaction.shown(messages, self._tools.schemas or None)
+                reply = await self._model.chat(shown, self._tools.schemas or None)
             except EpisodeTruncated:  # the episode keeps this status; no later call can succeed
                 return "truncated"
             num_unreadable = len(reply.pop("malformed_tool_calls", ()))

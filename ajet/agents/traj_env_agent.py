@@ -2,7 +2,8 @@
 
     system, user 1, reply 1, user 2, reply 2, …        only appended to: one timeline an episode
 
-Not covered: conversations longer than the context (see step_env_agent.py).
+A conversation longer than the context is compacted if `ajet.rollout.compaction` says so
+(core/workflow/compaction.py). Not covered: a window of earlier steps (step_env_agent.py).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class TrajEnvAgent(EnvironmentAgent):
 
     name = "traj_env_agent"
     template = TEMPLATE
+    keeps_conversation = True
 
     def __init__(self) -> None:
         self._messages: Messages = []

@@ -5,7 +5,12 @@
          convert | export | prepare-data | distill-data |
          view | stop | replay | fork | score |
          audit | env-check | servers | trace |
+<<<<<<< HEAD
          serve | schema | examples | explain
+=======
+         optimize-prompt |
+         schema | examples | explain
+>>>>>>> 15c52c31ebf884d4b4a55a10999738519e7182ab
 
 Exit codes: 0 done, 1 the user's error in one line, 2 wrong usage, 130 stopped by Ctrl-C, 143 by
 SIGTERM. This module only wires.
@@ -37,6 +42,7 @@ COMMANDS = {
     "train": "ajet.cli.train:train",
     "debug": "ajet.cli.debug:debug",
     "eval": "ajet.cli.eval:evaluate",
+    "optimize-prompt": "ajet.cli.optimize_prompt:optimize_prompt",
     "check": "ajet.cli.check:check",
     "plan": "ajet.cli.plan:plan",
     "convert": "ajet.cli.convert:convert",
@@ -67,7 +73,7 @@ CODES_OF_USAGE = {
 }
 """Maps a class of click's to its kind; all others are about a value."""
 ROOT_OPTIONS = ("--help", "-h", "--version", "--install-completion", "--show-completion")
-TAKES_A_CONFIG = ("train", "serve", "debug", "eval", "check", "plan")
+TAKES_A_CONFIG = ("train", "serve", "debug", "eval", "optimize-prompt", "check", "plan")
 DASHED_OVERRIDE = re.compile(r"--?[A-Za-z_]\w*(\.\w+)+(=.*)?", re.DOTALL)
 TAKES_A_VALUE = ("--conf", "--backbone", "--exp-dir", "--project-dir", "--debug", "--db")
 

@@ -29,6 +29,7 @@ EXTRAS = {
     "docstring_parser": "train",
     "docx": "documents",
     "fastapi": "train",
+    "gepa": "prompts",
     "gguf": "gguf",
     "gymnasium": "train",
     "jinja2": "train",

@@ -25,6 +25,7 @@ import numpy as np
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import Completion
 from ajet.core.inference.engines.replay import first_difference
+from ajet.core.inference.session import COMPACTED
 from ajet.core.record.episode_reader import EpisodeRecord, TurnRecord
 from ajet.core.trajectory.reply_reader import ReplyReader
 from ajet.core.trajectory.trajectory import EpisodeStatus
@@ -182,6 +183,8 @@ class Audit:
             return "opening of a forced call"
         reply_call = next((call for call in before if self._is_in_reply(at, call)), None)
         if reply_call is None:
+            if any(call.notes.get("reason") == COMPACTED for call in (turn, *before)):
+                return "ids of a reply in a compacted conversation"
             return "the template renders otherwise than in the run"
         if at > len(reply_call.prompt_ids) + len(reply_call.token_ids):
             return "other"

@@ -5,8 +5,10 @@ import pytest
 from ajet.agents.environment_text import ActionReader
 from ajet.core.errors import ConfigError
 from ajet.core.trajectory.trajectory import EpisodeStatus
+from ajet.core.trajectory.turn import SUMMARY
 from ajet.core.workflow.registry import registered_workflow
 from tests.corridor import TOKENIZER, answers, corridor_config, play, says
+from tests.fakes import ScriptedEndpoint
 
 PENALTY = {"train_env_manager": {"format_penalty": -0.5}}
 
@@ -100,6 +102,28 @@ async def test_an_environments_own_penalty_comes_before_its_managers(tmp_path):
     config = corridor_config(tmp_path, environment=PENALTY, format_penalty=0.0)
     [episode] = await play(config, says("hm"))
     assert episode.reward == 0.0
+
+
+async def test_a_long_game_is_compacted_and_each_action_keeps_its_reward_and_state(tmp_path):
+    compaction = {"enable": True, "prompt": "Sum up.", "max_summary_tokens": 30}
+    rollout = {"max_model_len": 560, "max_response_length_in_one_turn": 50}
+    data = {"max_prompt_length": 280, "max_response_length": 280, "train_batch_size": 2}
+    ajet = {"rollout": rollout | {"compaction": compaction}, "data": data}
+    config = corridor_config(tmp_path, ajet=ajet, max_tokens_per_step=50)
+
+    def reply(prompt, _request_id):
+        is_asked = "Sum up." in prompt.rpartition("user\n")[2]
+        return "I was at 0." if is_asked else "<answer>Left</answer>"
+
+    limits = {"max_model_len": 560, "max_response_length_in_one_turn": 50}
+    [episode] = await play(config, ScriptedEndpoint(TOKENIZER, reply), **limits)
+    assert (episode.status, episode.output.metadata["ended_by"]) == (EpisodeStatus.OK, "max_steps")
+    assert [SUMMARY in turn.notes for turn in episode.turns] == [False, False, True, False, False]
+    rewards = [turn.reward for turn in episode.turns]
+    assert rewards == [-0.1, -0.1, None, -0.1, -0.1]
+    assert [turn.state_key for turn in episode.turns] == ["0", "0", None, "0", "0"]
+    roles = [message["role"] for message in episode.turns[3].messages]
+    assert roles == ["system", "user", "assistant", "user"]
 
 
 async def test_the_last_action_of_a_reply_counts_over_several_lines(tmp_path):

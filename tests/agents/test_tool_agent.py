@@ -2,9 +2,11 @@
 
 import pytest
 
+from ajet.core.config.rollout import CompactionConfig
 from ajet.core.errors import ConfigError
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from ajet.core.trajectory.trie import timelines
+from ajet.core.trajectory.turn import SUMMARY
 from tests.agents.agent_runs import TOKENIZER, call, config_in, run, texts, told
 
 TOOLS = """
@@ -83,6 +85,33 @@ async def test_a_call_is_run_and_only_sampled_tokens_are_trained(config):
     [timeline] = timelines(t.turns)
     trained = [int(i) for i, m in zip(timeline.token_ids, timeline.loss_mask, strict=True) if m]
     assert TOKENIZER.decode(trained) == f"{first}<|im_end|>{last}<|im_end|>"
+
+
+async def test_a_conversation_beyond_the_context_is_compacted_and_a_calls_answer_stays_with_it(
+    config,
+):
+    base = config(system_prompt="You measure.")
+    compaction = CompactionConfig(enable=True, prompt="Sum up.", max_summary_tokens=40)
+    rollout = base.ajet.rollout.model_copy(update={"compaction": compaction})
+    settings = base.model_copy(update={"ajet": base.ajet.model_copy(update={"rollout": rollout})})
+    long = call("warmth", city="Oslo" * 40)
+    limits = {"max_prompt_length": 8000, "max_response_length_in_one_turn": 300}
+    first = await run(settings, long, "20 C", **limits)
+    most = first.turns[1].num_prompt_tokens + 540  # a third prompt is too long
+    limits["max_model_len"] = most
+    t = await run(settings, long, long, "Oslo is warm.", "20 C", **limits)
+    assert t.status is EpisodeStatus.OK
+    assert [turn.notes.get(SUMMARY, False) for turn in t.turns] == [False, False, True, False]
+    asked = t.turns[2].messages[-1]
+    assert (asked["role"], asked["content"]) == ("tool", "Sum up.")
+    shown = t.turns[3].messages
+    roles = ["system", "user", "assistant", "user", "assistant", "tool"]
+    assert [message["role"] for message in shown] == roles
+    assert shown[2]["content"] == "Oslo is warm."
+    assert shown[4]["tool_calls"] == t.turns[1].reply["tool_calls"]
+    ids = list(t.turns[3].completion.prompt_ids)
+    kept = list(t.turns[1].completion.token_ids)
+    assert kept in [ids[at : at + len(kept)] for at in range(len(ids))]
 
 
 async def test_calls_of_one_reply_run_at_the_same_time_and_are_answered_in_their_order(config):

@@ -742,6 +742,7 @@ TRACED, ALIKE = "tests/sources/test_tracing.py", "tests/sources/test_similarity.
 ROWS = "tests/core/task/test_chat_rows.py"
 GAMES = "tests/core/task/test_environment_reader.py"
 PLAYED = "tests/agents/test_environment_agents.py"
+COMPACTED = "tests/core/workflow/test_compaction.py"
 TURNS, TRACING = f"{R}.multi_turn", f"{READER}.tracing"
 UNLIKE = f"{GENERATION}.deduplication_filter"
 ADAPTIVE, CURRICULUM = "tests/core/task/test_adaptive.py", "ajet.data.curriculum"
@@ -826,6 +827,19 @@ ELSEWHERE: dict[str, dict[str, list[str]]] = {
             f"{TURNS}.tool_timeout_s"
         ],
         f"{TOOLS}::{ALL_CUT}": [f"{TURNS}.max_consecutive_invalid_calls"],
+        f"{COMPACTED}::test_without_enable_a_long_conversation_is_truncated": [
+            f"{R}.compaction.enable"
+        ],
+        f"{COMPACTED}::test_at_compacts_earlier": [f"{R}.compaction.at"],
+        f"{COMPACTED}::test_summaries_are_trained_once_on_the_branch_that_they_end": [
+            f"{R}.compaction.prompt"
+        ],
+        f"{COMPACTED}::test_a_summary_is_cut_at_its_limit_and_the_episode_goes_on": [
+            f"{R}.compaction.max_summary_tokens"
+        ],
+        f"{COMPACTED}::test_keep_last_messages_stay_word_for_word_beside_the_summary": [
+            f"{R}.compaction.keep_last_messages"
+        ],
         "tests/agents/test_agent_names.py::"
         "test_a_module_of_the_config_registers_agents_that_rows_name": [f"{R}.agent_modules"],
         "tests/core/workflow/test_agent_loop.py::"

@@ -87,6 +87,36 @@ class MultiTurnConfig(Section):
     )
 
 
+SUMMARY_PROMPT = (
+    "Your context is full. Write a summary of all you have learnt and done so far, and of what is "
+    "left to do. You will go on with the task and this summary alone."
+)
+
+
+class CompactionConfig(Section):
+    """Configures how a conversation that grows beyond the context is compacted: the model writes a
+    summary and goes on with it. Read by traj_env_agent, tool_agent and model_tuner.compaction()."""
+
+    enable: bool = Field(default=False, description="Compact conversations.")
+    at: float | None = Field(
+        default=None,
+        gt=0,
+        description="How long a prompt may be: a share of the context up to 1, above it tokens. "
+        "null: as long as its reply and a summary still fit, which is the limit in any case.",
+    )
+    prompt: str = Field(
+        default=SUMMARY_PROMPT,
+        min_length=1,
+        description="The user message that asks for the summary.",
+    )
+    max_summary_tokens: int = Field(default=512, ge=1, description="Tokens of one summary at most.")
+    keep_last_messages: int = Field(
+        default=1,
+        ge=1,
+        description="Last messages that stay beside the summary, with the call of a tool's answer.",
+    )
+
+
 class ValidationSampling(Section):
     """Configures how tokens are sampled in validation episodes. With null it is as in training."""
 
@@ -188,6 +218,9 @@ class RolloutConfig(Section):
     )
     multi_turn: MultiTurnConfig = Field(
         default=MultiTurnConfig(), description="Limits on model calls."
+    )
+    compaction: CompactionConfig = Field(
+        default=CompactionConfig(), description="Summaries of conversations beyond the context."
     )
     val_kwargs: ValidationSampling = Field(
         default=ValidationSampling(), description="Validation sampling."

@@ -27,6 +27,7 @@ def refusals_and_notices(config: AjetConfig) -> tuple[list[tuple[str, str]], lis
         *precision_refusals(config),
         *_wide_servers(config),
         *_distillation_refusals(config),
+        *_compaction_refusals(config.ajet),
     ]
     unused: list[str] = []
     for root in ("ajet", "verl", "trinity"):
@@ -70,6 +71,10 @@ def _unread_sections(ajet: AjetSection) -> dict[str, str]:
     unread = {f"ajet.task_reader.{name}": f"ajet.task_reader.type is {reader}" for name in others}
     kinds = [kind for kind in ("supervised", "distillation") if kind != ajet.kind]
     unread |= {f"ajet.{kind}": f"ajet.kind is {ajet.kind}" for kind in kinds}
+    if not ajet.rollout.compaction.enable:
+        names = ("at", "prompt", "max_summary_tokens", "keep_last_messages")
+        reason = "ajet.rollout.compaction.enable is false"
+        unread |= {f"ajet.rollout.compaction.{name}": reason for name in names}
     if ajet.kind == "distillation" and ajet.distillation.base_url is None:
         names = ("model", "api", "timeout_s", "max_retries", "max_parallel")
         reason = "ajet.distillation.base_url is null"
@@ -140,6 +145,31 @@ def _distillation_refusals(config: AjetConfig) -> list[tuple[str, str]]:
     reason = "it leaves groups out by rewards that are not learnt from: set reward_weight, or false"
     if not config.learns_from_rewards:
         refused += [(key, reason) for key, is_on in selects_by_reward.items() if is_on]
+    return refused
+
+
+def _compaction_refusals(ajet: AjetSection) -> list[tuple[str, str]]:
+    rollout, data = ajet.rollout, ajet.data
+    if not rollout.compaction.enable:
+        return []
+    refused = list[tuple[str, str]]()
+    context = min(rollout.max_model_len, data.max_prompt_length + data.max_response_length)
+    reply, summary = rollout.max_response_length_in_one_turn, rollout.compaction.max_summary_tokens
+    if summary > reply:
+        reason = (
+            f"a summary of {summary} tokens is more than a reply may have: raise "
+            f"ajet.rollout.max_response_length_in_one_turn ({reply}), or lower this"
+        )
+        refused.append(("ajet.rollout.compaction.max_summary_tokens", reason))
+    elif reply + summary >= context:
+        reason = (
+            f"a reply of {reply} tokens (ajet.rollout.max_response_length_in_one_turn) and a "
+            f"summary leave no prompt in a context of {context}: lower one, or raise the context"
+        )
+        refused.append(("ajet.rollout.compaction.max_summary_tokens", reason))
+    if "format_type_1" in rollout.compute_madness_checklist:
+        reason = "format_type_1 takes each summary as malformed: leave it out, or compaction.enable"
+        refused.append(("ajet.rollout.compute_madness_checklist", reason))
     return refused
 
 

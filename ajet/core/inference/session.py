@@ -25,6 +25,10 @@ text and its calls: white space around it and the ids of its calls do not count.
 agent does not send back counts as sent back; thinking that it changed does not match. Several
 agents may share a session.
 
+A compacted conversation begins with other messages and holds replies of the one before it.
+`carry_reply` lets it continue with their recorded ids; `Prompt.continues` is false for its first
+prompt, which begins a new branch.
+
 Not covered: a reply that the agent edited. The longest match before it is continued.
 """
 
@@ -40,14 +44,16 @@ from typing import Any
 from ajet.core.inference.chat_template import ChatTemplate, Message, Tools, normalised
 from ajet.core.inference.endpoint import Completion
 
+COMPACTED = "the conversation was compacted"
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """The prompt of the next call.
 
-    `continues` says that its first ids were recorded. `reason` says why a recorded call that
-    matches could not be continued. `opening` is the fixed beginning of the reply, if there is one.
-    `drift` is the first position where rendering and tokenizing everything afresh would give
+    `continues` says that its first ids are those of a recorded call. `reason` says why a recorded
+    call that matches was not continued. `opening` is the fixed beginning of the reply, if there is
+    one. `drift` is the first position where rendering and tokenizing everything afresh would give
     another id. It is None if there is none, or if `drift_checked` is false: a fresh render cannot
     drift.
     """
@@ -74,6 +80,7 @@ class _AnsweredCall:
     prompt: _RenderedPrompt
     reply: dict[str, Any]
     completion: Completion
+    is_carried: bool = False  # sampled after other messages
 
     @property
     def thinking(self) -> str:
@@ -142,10 +149,12 @@ class TokenSession:
         prompts = self._node(path).prompts
         if not any(earlier.ids == rendered.ids for earlier in prompts):
             prompts.append(rendered)
+        is_carried = call is not None and call.is_carried
+        reason = COMPACTED if continues and is_carried else None
         return Prompt(
             ids=list(rendered.ids),
-            continues=continues,
-            reason=found if isinstance(found, str) else None,
+            continues=continues and not is_carried,
+            reason=found if isinstance(found, str) else reason,
             opening=opening,
             drift=drift,
             drift_checked=continues and self._check_drift,
@@ -164,6 +173,21 @@ class TokenSession:
         prompt = matches[0] if matches else self._unseen_prompt(messages, tools, completion)
         plain = normalised(reply)
         node.child(_reply_key(plain)).calls.append(_AnsweredCall(prompt, plain, completion))
+
+    def carry_reply(
+        self, source: Sequence[Message], target: Sequence[Message], tools: Tools | None
+    ) -> None:
+        """Gives the reply at the end of `source` its recorded ids at the end of `target` too. Does
+        nothing if it was not recorded there."""
+        call, num_matched = self._longest_match(source, self._path(source, tools))
+        if call is None or num_matched < len(source):
+            return
+        prompt = self.prompt_for(target[:-1], tools)
+        node = self._node(self._path(target[:-1], tools))
+        rendered = next(each for each in node.prompts if each.ids == tuple(prompt.ids))
+        completion = replace(call.completion, prompt_ids=rendered.ids)
+        carried = _AnsweredCall(rendered, call.reply, completion, is_carried=True)
+        node.child(_reply_key(call.reply)).calls.append(carried)
 
     def _longest_match(
         self, messages: Sequence[Message], path: Sequence[_MessageKey]

@@ -11,6 +11,9 @@
                                                  new branch though a recorded one matched
     turns/sampling_not_taken                     calls that asked for a temperature of their own
     turns/malformed_nonsense, …                  replies that failed the check
+    compaction/episodes, compaction/summaries    share of episodes that were compacted; summaries,
+    compaction/summary_tokens, …                 their mean length, how many were cut or empty; all
+                                                 of them only in steps with a summary
     timelines/per_episode                        paths of tokens in an episode
     timelines/merge_ratio                        calls of the model for each of them
     timelines/token_ratio                        tokens of one row a call, over those of timelines
@@ -51,6 +54,7 @@ from ajet.core.record.timeline_counts import DROPPED, OTHER_AGENT, RETRIED, Time
 from ajet.core.rollout.batch import StepGroups
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, LeftOut, Trajectory
+from ajet.core.trajectory.turn import SUMMARY
 
 
 def step_metrics(
@@ -71,6 +75,7 @@ def step_metrics(
         **_reward_metrics(trajectories),
         **_status_metrics(trajectories),
         **_turn_metrics(trajectories),
+        **_compaction_metrics(trajectories),
         **_timeline_metrics(TimelineCounts.from_groups(groups, samples)),
         **_group_metrics(groups, samples),
         **correlation_metrics(groups),
@@ -159,6 +164,22 @@ def _turn_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "turns/cut_by_length": float(cut),
         "turns/fresh_branches": float(fresh),
         "turns/sampling_not_taken": float(own),
+    }
+
+
+def _compaction_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    with_any = sum(any(SUMMARY in turn.notes for turn in t.turns) for t in trajectories)
+    summaries = [turn for t in trajectories for turn in t.turns if SUMMARY in turn.notes]
+    if not summaries:
+        return {}
+    cut = sum(turn.completion.finish_reason == "length" for turn in summaries)
+    empty = sum(not str(turn.reply.get("content") or "").strip() for turn in summaries)
+    return {
+        "compaction/episodes": with_any / len(trajectories),
+        "compaction/summaries": float(len(summaries)),
+        "compaction/summary_tokens": fmean(turn.num_sampled_tokens for turn in summaries),
+        "compaction/cut": float(cut),
+        "compaction/empty": float(empty),
     }
 
 

@@ -200,6 +200,32 @@ class BaseRecorder:
         raise NotImplementedError
 
     @property
+    def limits(self) -> EpisodeLimits:
+        """Returns the episode's limits as they are now."""
+        return self._limits
+
+    @property
+    def num_calls_left(self) -> int:
+        """Returns how many further calls the episode may make."""
+        return self._limits.max_steps - self._num_calls
+
+    def num_prompt_tokens(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None
+    ) -> int:
+        """Returns how many tokens the prompt of a call with these messages has."""
+        raise NotImplementedError
+
+    def carry_reply(
+        self,
+        source: Sequence[dict[str, Any]],
+        target: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None = None,
+    ) -> None:
+        """Lets a conversation `target` that ends with the reply of `source` continue with the
+        reply's recorded ids."""
+        raise NotImplementedError
+
+    @property
     def shows_tools(self) -> bool:
         """Returns whether the model sees tools: whether its chat template writes them."""
         return "tools" in self.template.text

@@ -92,6 +92,13 @@ class ChatRecorder(BaseRecorder):
             code=Code.NO_TOKEN_IDS,
         )
 
+    def num_prompt_tokens(self, messages: Sequence[dict[str, Any]], tools: Any = None) -> int:
+        raise ConfigError(
+            "ajet.rollout.compaction counts the tokens of prompts, which a chat endpoint does not "
+            "show: write ajet.rollout.compaction.enable=false",
+            code=Code.NO_TOKEN_IDS,
+        )
+
     @property
     def template(self) -> ChatTemplate:
         raise ConfigError(

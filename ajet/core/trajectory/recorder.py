@@ -118,10 +118,7 @@ class EpisodeRecorder(BaseRecorder):
         call, which is context and not trained; the model writes the rest.
         """
         index = await self._start_call()
-        sent = plain_messages(messages)
-        offered = None
-        if tools and not self._limits.force_disable_toolcalls:
-            offered = plain_messages(tools)
+        sent, offered = plain_messages(messages), self._offered(tools)
         self._check_length(index, num_characters([sent, offered]))
         forced = self._forced_opening(offered or [], tool_choice)
         prompt = self._session.prompt_for(sent, offered, forced)
@@ -258,6 +255,28 @@ class EpisodeRecorder(BaseRecorder):
             notes=notes,
         )
         return self._record_turn(index, turn, CheckedReply(text, completion.finish_reason))
+
+    def num_prompt_tokens(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None
+    ) -> int:
+        sent, offered = plain_messages(messages), self._offered(tools)
+        length = num_characters([sent, offered])
+        if length > self._limits.max_timeline * self._template.max_token_length:
+            return length  # too many tokens, however they are cut: see _check_length
+        return len(self._session.prompt_for(sent, offered).ids)
+
+    def carry_reply(
+        self,
+        source: Sequence[dict[str, Any]],
+        target: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None = None,
+    ) -> None:
+        offered = self._offered(tools)
+        self._session.carry_reply(plain_messages(source), plain_messages(target), offered)
+
+    def _offered(self, tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+        """Returns the schemas that the model is shown."""
+        return plain_messages(tools) if tools and not self._limits.force_disable_toolcalls else None
 
     def _hinted(
         self,

@@ -9,6 +9,8 @@ GIVEN = "given"
 """The note of a turn whose reply was given."""
 HINTED = "hinted_prompt"
 """The note with the ids of a conversation's first prompt as a teacher is shown it (hint.py)."""
+SUMMARY = "summary"
+"""The note of a turn whose reply is the summary of a compacted conversation."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ajet.core.inference.endpoint import Completion
     from ajet.core.task.task import Task
     from ajet.core.trajectory.base_recorder import BaseRecorder
+    from ajet.core.workflow.compaction import Compaction
     from ajet.core.workflow.gateway.gateway import Address, Gateway
     from ajet.core.workflow.gateway.keys import Grant
 
@@ -182,6 +183,14 @@ class ModelTuner:
         )
         turn = await run_on_loop(self._recorder.loop, call)
         return turn.completion
+
+    def compaction(self) -> Compaction:
+        """Returns what keeps one conversation of this agent within the context, as
+        `ajet.rollout.compaction` says."""
+        from ajet.core.workflow.compaction import Compaction
+
+        settings = self.config.ajet.rollout.compaction
+        return Compaction(self._recorder, settings, self.agent_name, self.target_tag)
 
     async def generate(self, prompt_ids: Sequence[int], **sampling: Any) -> Completion:
         """Continues token ids without a chat template. The call is recorded like any other."""

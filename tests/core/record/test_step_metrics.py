@@ -8,7 +8,7 @@ from ajet.core.record.step_metrics import step_metrics
 from ajet.core.rollout.batch import StepGroups
 from ajet.core.trajectory.samples import to_samples
 from ajet.core.trajectory.trajectory import EpisodeStatus
-from ajet.core.trajectory.turn import GIVEN
+from ajet.core.trajectory.turn import GIVEN, SUMMARY
 from tests.core.record.record_fixtures import episode, group_of
 
 
@@ -92,6 +92,22 @@ def test_replies_without_an_end_and_branches_begun_afresh_are_counted():
     fresh = replace(second, notes={"reason": "the template drops the thinking"})
     metrics = metrics_of(group_of(replace(whole, turns=(cut, fresh))))
     assert metrics["turns/cut_by_length"] == metrics["turns/fresh_branches"] == 1
+
+
+def test_summaries_of_compacted_conversations_are_counted():
+    whole = episode()
+    first, second = whole.turns
+    long = replace(first, notes={SUMMARY: True})
+    empty = replace(second, notes={SUMMARY: True}, reply={"role": "assistant", "content": " "})
+    empty = replace(empty, completion=replace(empty.completion, finish_reason="length"))
+    compacted = replace(whole, turns=(long, empty))
+    metrics = metrics_of(group_of(compacted, episode(member=1)))
+    lengths = [len(turn.completion.token_ids) for turn in (long, empty)]
+    assert metrics["compaction/episodes"] == 0.5
+    assert metrics["compaction/summaries"] == 2
+    assert metrics["compaction/summary_tokens"] == sum(lengths) / 2
+    assert metrics["compaction/cut"] == metrics["compaction/empty"] == 1
+    assert "compaction/summaries" not in metrics_of(group_of(whole))
 
 
 def test_malformed_replies_and_drift_are_in_the_step():

@@ -1,0 +1,471 @@
+"""Searches better texts of a config, such as the system prompt, with the library gepa.
+
+    texts now ──► episodes of training tasks ──► judged ──► a few with answers and rewards
+       ▲                                                        │
+       └── kept if they earn more ◄── episodes ◄── new text ◄── reflection model
+
+    held-out tasks are played with the first texts and with the best ones, and decide nothing
+
+Episodes are those of an evaluation: the config's workflow, tasks, judge and validation sampling. A
+task has the same seed with every text, so texts are compared under the same conditions. All
+episodes are written into a run folder of their own, each round of them as one step.
+
+Not covered: how a round's tasks and texts are chosen (gepa), and resuming: a search begins anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from itertools import count
+from pathlib import Path
+from typing import IO, Any, Protocol, TypeVar
+
+import yaml
+from pydantic import BaseModel
+
+from ajet import assembly
+from ajet.backbones.evaluating import EvaluationPlan, LoadedSubject, Subject, load_subject
+from ajet.core import seeding
+from ajet.core.bounded_loop import run_bounded
+from ajet.core.config import AjetConfig
+from ajet.core.config.compose import read_yaml
+from ajet.core.error_codes import Code
+from ajet.core.errors import ConfigError, ModelError
+from ajet.core.inference.endpoint import SamplingParams
+from ajet.core.inference.engines.in_process import InProcessEngine
+from ajet.core.inference.engines.openai import KEY_VARIABLES, OpenAIEngine, api_key
+from ajet.core.record.atomic_file import write_text_atomically
+from ajet.core.record.episode_store import EpisodeStore
+from ajet.core.record.origin import RunOrigin
+from ajet.core.record.run_folder import RunFolder
+from ajet.core.rollout.limits import RolloutLimits
+from ajet.core.rollout.request import RolloutRequest
+from ajet.core.task.task import Task
+from ajet.core.trajectory.trajectory import Group, Trajectory
+from ajet.core.workflow.registry import WorkflowFactory
+from ajet.reports.comparison_report import ComparisonReport
+from ajet.reports.evaluation_report import EvaluationReport
+from ajet.reports.recorded_evaluation import RecordedEvaluation
+
+DEFAULT_KEY = "ajet.rollout.multi_turn.system_prompt"
+MAX_SHOWN = 4000
+"""The longest text of an episode that the reflection model is shown, in characters."""
+MAX_REFLECTION_TOKENS = 4096
+KEYS = ("AJET_REFLECTION_API_KEY", *KEY_VARIABLES)
+"""The environment's variables that may hold the reflection model's key."""
+Texts = dict[str, str]
+Result = TypeVar("Result")
+
+
+class ReflectionModel(Protocol):
+    """Answers one prompt with text."""
+
+    async def __call__(self, prompt: str, seed: int) -> str: ...
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """Holds how much is played. `num_episodes` is the budget of the search on `num_tasks` tasks of
+    training; `num_held_out` held-out tasks are played `k` times each before and after it."""
+
+    keys: Sequence[str] = (DEFAULT_KEY,)
+    num_tasks: int = 24
+    num_episodes: int = 300
+    num_held_out: int | None = None
+    k: int | None = None
+    batch: int = 3
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """Holds the texts before and after, their comparison on held-out tasks, and the folder with all
+    episodes. `comparison` is None where no better texts were found."""
+
+    before: Texts
+    after: Texts
+    candidates: list[dict[str, Any]]
+    held_out: EvaluationReport
+    comparison: ComparisonReport | None
+    num_episodes: int
+    folder: Path
+
+
+def search_prompts(
+    config: AjetConfig,
+    subject: Subject,
+    settings: SearchSettings,
+    reflection: ReflectionModel | None = None,
+    on_episode: Callable[[], None] = lambda: None,
+) -> SearchResult:
+    """Runs a search. Without a `reflection` model the evaluated model reflects itself."""
+    texts = {key: text_at(config, key) for key in settings.keys}
+    training = EvaluationPlan.of(config, split="training", num_tasks=settings.num_tasks, k=1)
+    held_out = EvaluationPlan.of(
+        config, split="validation", num_tasks=settings.num_held_out, k=settings.k
+    )
+    served = load_subject(config, subject)
+    folder = _new_folder(config)
+    folder.save_config(config)
+    stops = served.template.stop_token_ids if served.template else []
+    begun = datetime.now().isoformat(timespec="seconds")
+    RunOrigin.from_config(config, stops, begun).write(folder.origin_json)
+    if served.template is not None:
+        served.template.tokenizer.save_pretrained(folder.tokenizer)
+    with EpisodeStore(folder.episodes_db) as store:
+        search = _Search(training, held_out, served, settings, store, reflection, on_episode)
+        result = run_bounded(search.run(texts, folder))
+    write_text_atomically(folder.path / "prompts.json", _as_json(result))
+    return result
+
+
+@dataclass
+class _Search:
+    """Plays texts on one loaded model, and keeps the record."""
+
+    training: EvaluationPlan
+    held_out: EvaluationPlan
+    served: LoadedSubject
+    settings: SearchSettings
+    store: EpisodeStore
+    reflection: ReflectionModel | None
+    on_episode: Callable[[], None]
+    steps: dict[str, list[int]] = field(default_factory=dict)  # by texts: where they were played
+    num_steps: int = 0
+    num_played: int = 0
+
+    async def run(self, texts: Texts, folder: RunFolder) -> SearchResult:
+        try:
+            before = await self._measure(texts)
+            loop = asyncio.get_running_loop()
+            best, candidates = await asyncio.to_thread(self._search, texts, folder, loop)
+            comparison = None
+            if best != texts:
+                after = await self._measure(best)
+                sides = replace(before, subject="before"), replace(after, subject="after")
+                parts = [RecordedEvaluation.of({"held-out tasks": each}) for each in sides]
+                comparison = ComparisonReport.of(*parts)
+        finally:
+            await self.served.engine.close()
+        return SearchResult(
+            texts, best, candidates, before, comparison, self.num_played, folder.path
+        )
+
+    async def _measure(self, texts: Texts) -> EvaluationReport:
+        plan, started_s = self.held_out, time.monotonic()
+        config = _with_texts(plan.config, texts)
+        groups = await self.play(plan, config, plan.tasks, range(len(plan.tasks)), texts)
+        return EvaluationReport.of(
+            groups,
+            subject=self.served.name,
+            split=plan.split,
+            sampling=SamplingParams.from_config(config, "eval"),
+            seed=config.ajet.seed,
+            seconds=time.monotonic() - started_s,
+        )
+
+    async def play(
+        self,
+        plan: EvaluationPlan,
+        config: AjetConfig,
+        tasks: Sequence[Task],
+        numbers: Sequence[int],
+        texts: Texts,
+    ) -> list[Group]:
+        """Plays tasks with the texts of `config`, as one step of the record. `numbers` are the
+        tasks' positions in the plan, from which their seeds follow."""
+        gateway = assembly.make_gateway(config)
+        limits = RolloutLimits.from_config(config)
+        if plan is self.training:  # a text with which every episode fails is a bad one
+            limits = replace(limits, max_failure_rate=1.0)
+        runner = assembly.make_runner(
+            config,
+            self.served.engine,
+            self.served.template,
+            judge=plan.judge,
+            mode="eval",
+            gateway=gateway,
+            limits=limits,
+        )
+        step, self.num_steps = self.num_steps, self.num_steps + 1
+        self.steps.setdefault(json.dumps(texts), []).append(step)
+        request = RolloutRequest(tasks, step=step, mode="eval", num_repeat=plan.k, numbers=numbers)
+        try:
+            groups = await runner.rollout(request, on_episode=lambda _: self.on_episode())
+        finally:
+            gateway.close()
+        self.num_played += plan.k * len(tasks)
+        self.store.write(step, groups)
+        return groups
+
+    def _search(
+        self, texts: Texts, folder: RunFolder, loop: asyncio.AbstractEventLoop
+    ) -> tuple[Texts, list[dict[str, Any]]]:
+        """Runs gepa, in a thread of its own, and returns the best texts and all that were kept."""
+        from gepa.api import optimize
+
+        numbers = list(range(len(self.training.tasks)))
+        with (folder.logs / "prompts.log").open("w", encoding="utf-8") as log:
+            result = optimize(
+                seed_candidate=texts,
+                trainset=numbers,
+                valset=numbers,
+                adapter=_Adapter(self, loop),
+                reflection_lm=_Reflection(self, loop),
+                max_metric_calls=self.settings.num_episodes,
+                reflection_minibatch_size=min(self.settings.batch, len(numbers)),
+                skip_perfect_score=False,
+                cache_evaluation=True,
+                logger=_Log(log),
+                seed=self.training.config.ajet.seed,
+            )
+        kept = [
+            {
+                "texts": candidate,
+                "mean_reward": score,
+                "steps": self.steps.get(json.dumps(candidate), []),
+            }
+            for candidate, score in zip(result.candidates, result.val_aggregate_scores, strict=True)
+        ]
+        best = max(range(len(kept)), key=lambda index: (kept[index]["mean_reward"], -index))
+        return dict(result.candidates[best]), kept
+
+
+class _Adapter:
+    """What gepa calls for episodes, from its own thread."""
+
+    propose_new_texts: Any = None  # gepa asks its own signature of the reflection model
+
+    def __init__(self, search: _Search, loop: asyncio.AbstractEventLoop) -> None:
+        self._search, self._loop = search, loop
+
+    def evaluate(self, batch: list[int], candidate: Texts, capture_traces: bool = False) -> Any:
+        """Plays the training tasks with these numbers. Texts with which the config is refused earn
+        nothing."""
+        from gepa.core.adapter import EvaluationBatch
+
+        plan = self._search.training
+        config = _with_texts(plan.config, candidate)
+        numbers = list(dict.fromkeys(batch))  # gepa fills a batch up with tasks that are in it
+        tasks = [plan.tasks[number] for number in numbers]
+        try:
+            for agent in WorkflowFactory.from_config(config).classes_for(tasks):
+                agent.check_config(config)
+        except ConfigError as error:
+            records = [_refused(plan.tasks[number], error) for number in batch]
+            return EvaluationBatch(records, [0.0] * len(batch), records)
+        groups = _wait(self._search.play(plan, config, tasks, numbers, candidate), self._loop)
+        of_number = dict(zip(numbers, (group.trajectories[0] for group in groups), strict=True))
+        played = [of_number[number] for number in batch]
+        records = [_record(trajectory) for trajectory in played]
+        rewards = [_reward(trajectory) for trajectory in played]
+        return EvaluationBatch(records, rewards, records)
+
+    def make_reflective_dataset(
+        self, candidate: Texts, eval_batch: Any, components_to_update: list[str]
+    ) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+        """Returns what the reflection model is shown for each text that is to be changed."""
+        return {name: list(eval_batch.trajectories) for name in components_to_update}
+
+
+class _Reflection:
+    """The reflection model as gepa calls it, from its own thread."""
+
+    def __init__(self, search: _Search, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._numbers = count()
+        self._run_seed = search.training.config.ajet.seed
+        self._model = search.reflection or own_reflection(search.served, search.training.config)
+
+    def __call__(self, prompt: str | list[dict[str, Any]]) -> str:
+        assert isinstance(prompt, str)  # a list holds pictures, and no record of ours has any
+        seed = seeding.derive(self._run_seed, "reflection", next(self._numbers))
+        return _wait(self._model(prompt, seed), self._loop)
+
+
+class _Log:
+    """Writes what gepa says of its search into a file."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    def log(self, message: str) -> None:
+        self._file.write(f"{message}\n")
+
+
+def _wait(work: Coroutine[Any, Any, Result], loop: asyncio.AbstractEventLoop) -> Result:
+    return asyncio.run_coroutine_threadsafe(work, loop).result()
+
+
+# ---------------------------------------------------------------- reflection
+
+
+def endpoint_reflection(address: str, model: str, config: AjetConfig) -> ReflectionModel:
+    """Returns the model of this name at an OpenAI-compatible address."""
+    timeout_s = config.ajet.rollout.episode_timeout_s
+    engine = OpenAIEngine(address, model=model, api_key=api_key(KEYS), timeout_s=timeout_s)
+    return own_reflection(LoadedSubject(model, engine, None), config)
+
+
+def own_reflection(served: LoadedSubject, config: AjetConfig) -> ReflectionModel:
+    """Returns a loaded model, sampled as in training."""
+    engine, template = served.engine, served.template
+    sampling = SamplingParams.from_config(config, "train")
+
+    async def reflect(prompt: str, seed: int) -> str:
+        messages = [{"role": "user", "content": prompt}]
+        if not isinstance(engine, InProcessEngine):
+            asked = replace(sampling, max_tokens=MAX_REFLECTION_TOKENS, seed=seed)
+            answer = await engine.chat(messages, None, asked, None)
+            return str(answer.message.get("content") or "")
+        assert template is not None
+        ids = template.prompt_ids(messages)
+        room = config.ajet.rollout.max_model_len - len(ids)
+        if room < 1:
+            raise ModelError(
+                f"the model is to reflect on a prompt of {len(ids)} tokens, and "
+                f"ajet.rollout.max_model_len is {config.ajet.rollout.max_model_len}: raise it, or "
+                "give --reflection-endpoint and --reflection-model",
+                code=Code.KEYS_CONFLICT,
+            )
+        asked = replace(
+            sampling,
+            max_tokens=min(room, MAX_REFLECTION_TOKENS),
+            seed=seed,
+            stop_token_ids=template.stop_token_ids,
+        )
+        name = f"reflection-{seed}"
+        engine.enter(name)
+        try:
+            completion = await engine.generate(ids, asked, f"{name}/0000")
+        finally:
+            engine.leave(name)
+        return template.decode(completion.token_ids)
+
+    return reflect
+
+
+def _record(trajectory: Trajectory) -> dict[str, str]:
+    """Returns what the reflection model is shown of an episode."""
+    task, output = trajectory.workflow_task.task, trajectory.output
+    metadata = output.metadata if output else {}
+    last = trajectory.turns[-1] if trajectory.turns else None
+    said = [*last.messages, last.reply] if last else []
+    lines = [f"{each.get('role')}: {each.get('content')}" for each in said]
+    answer = metadata.get("final_answer") or (last.reply.get("content") if last else "")
+    verdict = [f"reward {_reward(trajectory):g}, {'a' if trajectory.is_success else 'no'} success"]
+    verdict += [f"{name}: {value:g}" for name, value in trajectory.reward_breakdown.items()]
+    if (expected := task.metadata.get("answer")) is not None:
+        verdict.append(f"expected: {expected}")
+    if trajectory.error is not None or str(trajectory.ended_as) != "ok":
+        verdict.append(f"the episode ended as {trajectory.ended_as}: {trajectory.error or ''}")
+    return {
+        "Task": _cut(task.main_query),
+        "Conversation": _cut("\n".join(lines)),
+        "Answer": _cut(str(answer)),
+        "Feedback": _cut("\n".join(verdict)),
+    }
+
+
+def _refused(task: Task, error: ConfigError) -> dict[str, str]:
+    return {"Task": _cut(task.main_query), "Feedback": f"the text cannot be used: {error}"}
+
+
+def _reward(trajectory: Trajectory) -> float:
+    return trajectory.reward if trajectory.is_valid and trajectory.reward is not None else 0.0
+
+
+def _cut(text: str) -> str:
+    """Returns the text without its middle where it is long."""
+    half = MAX_SHOWN // 2
+    return text if len(text) <= MAX_SHOWN else f"{text[:half]}\n[…]\n{text[-half:]}"
+
+
+# ---------------------------------------------------------------- texts of a config
+
+
+def text_at(config: AjetConfig, key: str) -> str:
+    """Returns the text of a config's key; "" for null. Raises `ConfigError` where there is none."""
+    node: Any = config
+    for name in key.split("."):
+        fields = _children(node)
+        if name not in fields:
+            known = ", ".join(map(str, fields)) or "nothing"
+            raise ConfigError(
+                f"--text {key}: the config has no {name!r} there; it has {known}",
+                code=Code.UNKNOWN_KEY,
+            )
+        node = fields[name]
+    if key.startswith("ajet.task_judge."):
+        raise ConfigError(
+            f"--text {key}: the judge measures the texts, so its own stay as they are",
+            code=Code.KEYS_CONFLICT,
+        )
+    if node is not None and not isinstance(node, str):
+        raise ConfigError(f"--text {key}: is no text", code=Code.UNKNOWN_KEY)
+    return node or ""
+
+
+def _children(node: Any) -> Mapping[str, Any]:
+    if isinstance(node, BaseModel):
+        return dict(node)
+    return node if isinstance(node, dict) else {}
+
+
+def _with_texts(config: AjetConfig, texts: Texts) -> AjetConfig:
+    """Returns the config with other texts. A text that was null and is still empty stays null."""
+    for key, text in texts.items():
+        if text != text_at(config, key):
+            config = _replaced(config, key.split("."), text)
+    return config
+
+
+def _replaced(node: Any, names: Sequence[str], text: str) -> Any:
+    name, *rest = names
+    value = _replaced(_children(node)[name], rest, text) if rest else text
+    if isinstance(node, BaseModel):
+        return node.model_copy(update={name: value})
+    return type(node)({**node, name: value})
+
+
+# ---------------------------------------------------------------- results
+
+
+def write_config(result: SearchResult, conf: Path, out: Path) -> None:
+    """Writes the user's YAML with the best texts in it."""
+    content = read_yaml(conf)
+    for key, text in result.after.items():
+        node = content
+        *sections, name = key.split(".")
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[name] = text
+    head = f"# {conf.name} with the texts that `ajet optimize-prompt` found.\n"
+    body = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
+    write_text_atomically(out, head + body)
+
+
+def _new_folder(config: AjetConfig) -> RunFolder:
+    """Makes a folder beside the run's, with a number behind it where there is one."""
+    for number in count(1):
+        path = Path(f"{config.run_folder}-prompts" + (f"-{number}" if number > 1 else ""))
+        if not path.exists():
+            return RunFolder.open(path)
+    raise AssertionError("count() has no end")
+
+
+def _as_json(result: SearchResult) -> str:
+    plain = {
+        "before": result.before,
+        "after": result.after,
+        "candidates": result.candidates,
+        "num_episodes": result.num_episodes,
+        "held_out_before": result.held_out.as_plain(),
+    }
+    if result.comparison is not None:
+        plain["held_out"] = json.loads(result.comparison.as_json())
+    return json.dumps(plain, indent=1, ensure_ascii=False) + "\n"

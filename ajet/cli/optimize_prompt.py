@@ -1,0 +1,123 @@
+"""Implements `ajet optimize-prompt`: searches a better system prompt before weights are trained."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ajet.cli.options import Conf, ExpDir, Overrides, ProjectDir, Verbose
+
+
+def optimize_prompt(
+    conf: Conf,
+    overrides: Overrides = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A text to change, by its key in the config, as my_agent.prompt; may be given "
+            "again. [ajet.rollout.multi_turn.system_prompt]"
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="A checkpoint's folder, or a run folder: its newest one.")
+    ] = None,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            help="An OpenAI-compatible address (https://…/v1) instead of a model; its key is "
+            "AJET_ENDPOINT_API_KEY or OPENAI_API_KEY of the environment."
+        ),
+    ] = None,
+    endpoint_model: Annotated[
+        str | None, typer.Option(help="The model's name at the endpoint.")
+    ] = None,
+    reflection_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            help="An OpenAI-compatible address of the model that writes new texts; its key is "
+            "AJET_REFLECTION_API_KEY, or as above. [the model itself]"
+        ),
+    ] = None,
+    reflection_model: Annotated[
+        str | None, typer.Option(help="The name of that model at its address.")
+    ] = None,
+    num_tasks: Annotated[
+        int, typer.Option(min=1, help="Tasks of training that the search plays.")
+    ] = 24,
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes of the search at most.")] = 300,
+    num_held_out: Annotated[
+        int | None,
+        typer.Option(min=1, help="Held-out tasks, played before and after it. [as validation]"),
+    ] = None,
+    k: Annotated[
+        int | None,
+        typer.Option("-k", min=1, help="Episodes of a held-out task. [trainer_common.val_pass_n]"),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write the YAML with the best texts here. [CONF_prompt.yaml beside it]"),
+    ] = None,
+    exp_dir: ExpDir = None,
+    project_dir: ProjectDir = None,
+    verbose: Verbose = False,
+) -> None:
+    """Search a better prompt with episodes of training tasks, and measure it on held-out ones.
+
+    Try it before weights: no weight changes. The result is the config with better texts.
+    """
+    if (endpoint is None) != (endpoint_model is None):
+        raise typer.BadParameter("--endpoint and --endpoint-model go together")
+    if (reflection_endpoint is None) != (reflection_model is None):
+        raise typer.BadParameter("--reflection-endpoint and --reflection-model go together")
+    if checkpoint is not None and endpoint is not None:
+        raise typer.BadParameter("give one of --checkpoint and --endpoint")
+    out = out or conf.with_name(f"{conf.stem}_prompt.yaml")
+    if out.suffix not in (".yaml", ".yml"):
+        raise typer.BadParameter(f"--out {out}: a config ends in .yaml")
+    if not out.parent.is_dir() or out.exists():
+        state = "is there already" if out.exists() else f"there is no folder {out.parent}"
+        raise typer.BadParameter(f"--out {out}: {state}; name another file")
+    import gepa  # noqa: F401 - says which extra is missing before a model is loaded
+
+    from ajet.backbones.evaluating import Subject
+    from ajet.backbones.prompt_search import (
+        DEFAULT_KEY,
+        SearchSettings,
+        endpoint_reflection,
+        search_prompts,
+        write_config,
+    )
+    from ajet.cli.eval import begin_evaluation, episode_progress
+    from ajet.cli.notices import show_notices
+    from ajet.cli.preflight import check_classes
+    from ajet.core.config import load_config
+    from ajet.core.terminal import Console
+
+    begin_evaluation(verbose)
+    subject = Subject(None, checkpoint, endpoint, endpoint_model)
+    config = load_config(
+        conf,
+        overrides or [],
+        backbone="debug",
+        exp_dir=exp_dir,
+        project_dir=project_dir,
+        required=subject.required,
+    )
+    check_classes(config)
+    show_notices(config.notices)
+    reflection = None
+    if reflection_endpoint is not None and reflection_model is not None:
+        reflection = endpoint_reflection(reflection_endpoint, reflection_model, config)
+    keys = tuple(dict.fromkeys(text or [DEFAULT_KEY]))
+    settings = SearchSettings(keys, num_tasks, episodes, num_held_out, k)
+    with episode_progress() as (_, on_episode):
+        result = search_prompts(config, subject, settings, reflection, on_episode)
+    typer.echo(f"episodes: {result.folder} (ajet view shows them)")
+    if result.comparison is None:
+        typer.echo(f"no better text in {result.num_episodes} episodes: the config is as good")
+        return
+    Console().print(result.comparison.shown())
+    for key, found in result.after.items():
+        typer.echo(f"\n{key}:\n{found}")
+    write_config(result, conf, out)
+    typer.echo(f"\nwritten: {out}; train with it: ajet --conf {out}")

@@ -1,0 +1,179 @@
+"""Keeps a growing conversation within the context: the model writes a summary and goes on with it.
+
+    messages     system, task │ reply 1, user 2, reply 2 │ user 3            too long for a call
+    summary      system, task, reply 1, user 2, reply 2, "summarise"  ->  S  recorded, trained
+    from now     system, task, S, user 3  ->  reply 3, …                     a new branch
+
+    compaction = model_tuner.compaction()
+    while …:
+        shown = await compaction.shown(messages, tools)     # `messages` only grows
+        messages.append(await model_tuner.chat(shown, tools))
+
+The call for a summary is a call of the episode: it counts in `max_steps`, and its tokens are
+trained with the episode's advantage. A prompt is too long when its reply and a summary after it
+would no longer fit, so that the call for the summary fits. After a reply with calls of tools, the
+request for it is their answer; the calls and their real answers are shown after the summary.
+Nothing is compacted where it could not help: on the last call, and where the task and the new
+messages alone are too long; the episode's limits then hold as without compaction.
+
+Not covered: conversations of agent frameworks, which keep their messages themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ajet.core.config.rollout import CompactionConfig
+from ajet.core.trajectory.base_recorder import BaseRecorder, SamplingOverrides
+from ajet.core.trajectory.turn import SUMMARY
+from ajet.core.workflow.bridge import run_on_loop
+
+Messages = list[dict[str, Any]]
+GO_ON_TEXT = "Go on."
+"""The user message between a summary and a reply that is kept: roles alternate."""
+TOOL_MARGIN = 64
+"""Tokens that a request for a summary may have more as the answers of calls."""
+
+
+class Compaction:
+    """Compacts one conversation of one agent, as `ajet.rollout.compaction` says."""
+
+    def __init__(
+        self, recorder: BaseRecorder, settings: CompactionConfig, agent_name: str, target_tag: str
+    ) -> None:
+        self._recorder = recorder
+        self._settings = settings
+        self._agent_name, self._target_tag = agent_name, target_tag
+        self._num_first = 0  # messages of the first prompt: system and task
+        self._summary: Messages = []  # the summary, and the message after it if there is one
+        self._num_summarised = 0  # messages that the conversation had when it was compacted last
+        self._kept_from = 0  # index of the first message that is shown after the summary
+        self._num_request: int | None = None  # tokens of the request for a summary
+
+    async def shown(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None = None,
+        *,
+        max_tokens: int | None = None,
+    ) -> Messages:
+        """Returns what the next call is shown of the conversation: all of it, or its first prompt,
+        the newest summary and the messages since. `messages` is the whole conversation, which only
+        grows; `max_tokens` limits the next reply. May call the model for a summary, and raises
+        `EpisodeTruncated` as any call does."""
+        if not self._settings.enable:
+            return list(messages)
+        if not self._num_first:
+            self._num_first = self._num_summarised = self._kept_from = len(messages)
+        return await run_on_loop(
+            self._recorder.loop, self._shown(list(messages), tools, max_tokens)
+        )
+
+    async def _shown(
+        self, messages: Messages, tools: Sequence[dict[str, Any]] | None, max_tokens: int | None
+    ) -> Messages:
+        shown = self._with_summary(messages)
+        longest = self._longest_prompt(tools, max_tokens)
+        if self._recorder.num_prompt_tokens(shown, tools) <= longest:
+            return shown
+        replies = [i for i, each in enumerate(messages) if _is(each, "assistant")]
+        if not replies or replies[-1] < self._num_summarised or self._recorder.num_calls_left < 2:
+            return shown
+        most = self._recorder.limits.max_timeline - self._settings.max_summary_tokens
+        for start in self._starts(messages, replies[-1]):
+            rest = [*messages[: self._num_first], *messages[start:]]
+            if self._recorder.num_prompt_tokens(rest, tools) < most:
+                return await self._compacted(messages, shown, replies[-1], start, tools)
+        return shown
+
+    def _longest_prompt(
+        self, tools: Sequence[dict[str, Any]] | None, max_tokens: int | None
+    ) -> float:
+        """Returns how many tokens a prompt may have: with its reply, the request for a summary and
+        the summary after it, it still fits."""
+        limits, settings = self._recorder.limits, self._settings
+        if self._num_request is None:
+            self._num_request = self._recorder.num_prompt_tokens([self._user_request])
+        reply = limits.max_response_length_in_one_turn
+        reply = reply if max_tokens is None else min(reply, max_tokens)
+        request = self._num_request + (TOOL_MARGIN if tools else 0)
+        most = limits.max_timeline - reply - request - settings.max_summary_tokens - 1
+        if settings.at is None:
+            return most
+        return min(most, settings.at * limits.max_timeline if settings.at <= 1 else settings.at)
+
+    @property
+    def _user_request(self) -> dict[str, Any]:
+        return {"role": "user", "content": self._settings.prompt}
+
+    def _request_after(self, reply: dict[str, Any]) -> Messages:
+        """Returns the messages that ask for a summary. They answer the reply's calls if it has any:
+        templates and servers refuse calls without answers."""
+        calls = reply.get("tool_calls") or []
+        answers = [
+            {
+                "role": "tool",
+                "tool_call_id": call["id"],
+                "name": call["function"]["name"],
+                "content": "",
+            }
+            for call in calls
+        ]
+        if not answers:
+            return [self._user_request]
+        answers[-1]["content"] = self._settings.prompt
+        return answers
+
+    def _with_summary(self, messages: Messages) -> Messages:
+        return [*messages[: self._num_first], *self._summary, *messages[self._kept_from :]]
+
+    def _starts(self, messages: Messages, last_reply: int) -> list[int]:
+        """Returns where the kept messages may begin: as many as the settings say, or those that
+        the model has not seen. A tool's answer is kept with its call."""
+        wanted = max(self._kept_from, len(messages) - self._settings.keep_last_messages)
+        starts: list[int] = []
+        for start in (min(wanted, last_reply + 1), last_reply + 1):
+            while self._kept_from < start < len(messages) and _is(messages[start], "tool"):
+                start -= 1
+            starts.append(start)
+        return starts
+
+    async def _compacted(
+        self,
+        messages: Messages,
+        shown: Messages,
+        last_reply: int,
+        start: int,
+        tools: Sequence[dict[str, Any]] | None,
+    ) -> Messages:
+        """Asks for the summary of what was said up to the last reply, and returns what the next
+        call is shown. The replies in it keep their recorded ids."""
+        said = shown[: len(shown) - (len(messages) - 1 - last_reply)]
+        asked = [*said, *self._request_after(said[-1])]
+        turn = await self._recorder.chat(
+            asked,
+            tools,
+            tool_choice="none",
+            agent_name=self._agent_name,
+            target_tag=self._target_tag,
+            overrides=SamplingOverrides(max_tokens=self._settings.max_summary_tokens),
+        )
+        turn.notes[SUMMARY] = True
+        is_reply = start == len(messages) or _is(messages[start], "assistant")
+        go_on = [{"role": "user", "content": GO_ON_TEXT}] if is_reply else []
+        num_before = len(shown) - len(messages)  # what `shown` has more than `messages`
+        self._summary, self._kept_from = [dict(turn.reply), *go_on], start
+        self._num_summarised = len(messages)
+        compacted = self._with_summary(messages)
+        end = self._num_first + 1
+        self._recorder.carry_reply([*asked, turn.reply], compacted[:end], tools)
+        for index in range(start, last_reply + 1):
+            if _is(messages[index], "assistant"):
+                new = compacted[: len(compacted) - (len(messages) - 1 - index)]
+                self._recorder.carry_reply(shown[: index + num_before + 1], new, tools)
+        return compacted
+
+
+def _is(message: dict[str, Any], role: str) -> bool:
+    return message.get("role") == role

@@ -1,0 +1,125 @@
+"""Does compaction win a game that is longer than the context, and does training its summaries help?
+
+    python benchmarks/compaction.py                       # three seeds of four arms, an hour
+    python benchmarks/compaction.py --seeds 1 --only learn --out one.json
+
+The game and its tiny model are those of compaction_game.py, the settings those of compaction.yaml.
+Each run is the command `ajet --conf compaction.yaml` in a process of its own, with 256 held-out
+instances before and after:
+
+    learn       the conversation is compacted; summaries are trained with the episode's reward
+    shuffled    the same, with rewards of other episodes: no gain, an interval that holds 0
+    truncated   without compaction: the episode is cut when the context is full
+    dropped     without compaction, the oldest messages are dropped: a step is shown alone
+
+`code_in_summaries` is the share of held-out episodes whose every summary is the code, before and
+after. The unit is the run: a change's 95 % interval is Student's over the seeds.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+from compaction_game import build_model
+from learning import KEPT, interval, write_report
+
+from ajet.core.record.episode_reader import EpisodeFilter, EpisodeReader
+
+ROOT = Path(__file__).parents[1]
+AGENT = "ajet.environment.custom_envs.Vault.env_manager_cls"
+STEPS = "ajet.trainer_common.total_training_steps"
+SHUFFLED = f"ajet.rollout.agent_modules=[{Path(__file__).with_name('shuffled_agents.py')}]"
+ARMS = {
+    "learn": [],
+    "shuffled": [SHUFFLED, f"{AGENT}=shuffled_traj_env_agent"],
+    "truncated": ["ajet.rollout.compaction.enable=false", f"{STEPS}=20"],
+    "dropped": [f"{AGENT}=step_env_agent", f"{STEPS}=40"],
+}
+
+
+def run(arm: str, seed: int, model: Path, folder: Path) -> dict[str, Any]:
+    """One training run, and what its summary and its record say."""
+    experiment = f"{arm}-{seed}"
+    command = [sys.executable, "-m", "ajet.cli.launcher", "--backbone", "debug"]
+    command += ["--conf", str(ROOT / "benchmarks/compaction.yaml"), "--exp-dir", str(folder)]
+    command += ["--project-dir", str(ROOT), f"ajet.model.path={model}", *ARMS[arm]]
+    command += [f"ajet.experiment_name={experiment}", f"ajet.seed={seed}"]
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{experiment}: exit code {process.returncode}")
+    summary = json.loads((folder / experiment / "summary.json").read_text())
+    kept = {key: summary[key] for key in KEPT} | {"cpu_seconds": usage.ru_utime + usage.ru_stime}
+    return {"arm": arm, "seed": seed, **kept, **carried(folder / experiment / "episodes.sqlite")}
+
+
+def carried(record: Path) -> dict[str, Any]:
+    """The share of held-out episodes whose every summary is the code, before and after."""
+    shares: dict[int, list[bool]] = {}
+    with EpisodeReader(record) as reader:
+        for episode in reader.walk(EpisodeFilter(mode="eval")):
+            turns = episode.turns
+            shown = [str(each["content"]) for turn in turns for each in turn.messages]
+            code = next((text.split()[-1] for text in shown if " code\n" in text), None)
+            summaries = [turn.reply["content"] for turn in turns if turn.notes.get("summary")]
+            if summaries:
+                shares.setdefault(episode.row.step, []).append({*summaries} == {code})
+    if not shares:
+        return {}
+    values = {step: sum(each) / len(each) for step, each in sorted(shares.items())}
+    ends = {"before": values[min(values)], "after": values[max(values)]}
+    return {"code_in_summaries": ends}
+
+
+def verdict(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the runs show, one entry an arm."""
+    shown: dict[str, Any] = {}
+    for arm in dict.fromkeys(run["arm"] for run in runs):
+        found = [run for run in runs if run["arm"] == arm]
+        changes = [run["success_after"] - run["success_before"] for run in found]
+        entry: dict[str, Any] = {"after": [run["success_after"] for run in found]}
+        entry |= {"changes": changes, **interval(changes)}
+        if arm == "learn":
+            entry["passed"] = min(changes) > 0.3
+        elif arm == "shuffled" and len(changes) > 1:
+            entry["passed"] = entry["low"] <= 0 <= entry["high"]
+        shown[arm] = entry
+    return shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", nargs="*", choices=list(ARMS), default=list(ARMS), help="arms")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=1, help="runs at a time")
+    parser.add_argument("--model", type=Path, help="the model's folder [it is built]")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/compaction.json")
+    parser.add_argument("--note", help="what else the machine did, for example")
+    args = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="ajet-compaction-"))
+    model = args.model or folder / "vault"
+    if args.model is None:
+        build_model(model)
+    wanted = [(arm, seed) for seed in range(args.seeds) for arm in args.only]
+    runs: list[dict[str, Any]] = []
+    with ThreadPoolExecutor(args.workers) as pool:
+        begun = [pool.submit(run, *each, model.resolve(), folder) for each in wanted]
+        for ended in as_completed(begun):
+            runs.append({**ended.result(), "runs_at_a_time": args.workers})
+            print(runs[-1], flush=True)
+            runs.sort(key=lambda each: (list(ARMS).index(each["arm"]), each["seed"]))
+            write_report(args.out, verdict(runs), runs, args.note)
+    shutil.rmtree(folder)
+    print(json.dumps(verdict(runs), indent=2))
+
+
+if __name__ == "__main__":
+    main()
