@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import typing
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit, urlunsplit
@@ -84,10 +84,11 @@ class ServedSession:
         self._connection.close()
 
     def _ask(self, kind: str, data: Data) -> Data:
-        from websockets.exceptions import WebSocketException
+        from websockets.exceptions import ConnectionClosed, WebSocketException
 
         try:
-            self._socket.send(json.dumps({"type": kind, "data": data}))
+            with suppress(ConnectionClosed):  # a server without room says so, then closes
+                self._socket.send(json.dumps({"type": kind, "data": data}))
             text = self._socket.recv(timeout=self._timeout_s)
         except TimeoutError:
             raise EnvironmentFault(
