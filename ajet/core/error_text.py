@@ -56,6 +56,7 @@ EXTRAS = {
     "swanlab": "swanlab",
     "tensorboard": "train",
     "textarena": "textarena",
+    "textworld": "textworld",
     "torch": "train",
     "transformers": "train",
     "uvicorn": "train",

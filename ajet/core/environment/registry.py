@@ -5,6 +5,7 @@
                                     or can be written as text
     textarena:ID, reasoning_gym:ID  a game or a task family of that package
     openenv:URL, openenv:mod->Class an environment of OpenEnv: a server's, or of this process
+    textworld:NAME                  a challenge of TextWorld, or a folder of game files
     file.py->Class, package->Class  a subclass of `Environment`, or a class with reset(seed) and
                                     step(action), such as one on gem.Env (foreign.py)
     env_service                     an environment behind the env-service protocol
@@ -41,6 +42,7 @@ PREFIXED = {
     "textarena": f"{ENVS}.textarena->TextArenaEnvironment",
     "reasoning_gym": f"{ENVS}.reasoning_gym->ReasoningGymEnvironment",
     "openenv": f"{ENVS}.openenv->OpenEnvEnvironment",
+    "textworld": f"{ENVS}.textworld->TextWorldEnvironment",
 }
 """Maps a prefix to an adapter, whose first argument is the text after the colon."""
 
