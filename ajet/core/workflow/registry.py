@@ -43,6 +43,7 @@ BUILT_IN_AGENTS = {
     "react_agent": "ajet.agents.react->ReactAgent",
     "traj_env_agent": "ajet.agents.traj_env_agent->TrajEnvAgent",
     "step_env_agent": "ajet.agents.step_env_agent->StepEnvAgent",
+    "verifiers_agent": "ajet.agents.verifiers_agent->VerifiersAgent",
 }
 
 T = TypeVar("T")
