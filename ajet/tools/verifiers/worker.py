@@ -7,7 +7,8 @@
     {"number": 2, "call": "cancel"}                   -> no answer
     what fails                                        -> {"number": 2, "fault": "one line"}
 
-It is started by path, and imports nothing of ajet. Standard input and output are lines of JSON; what
+It is started by path, and imports nothing of ajet; an environment is an installed package, or a
+folder of the current one. Standard input and output are lines of JSON; what
 an environment prints goes to standard error. A role whose config says nothing else runs on this
 machine (`runtime.type: subprocess`); the harness `null`, a conversation with the task's tools, is the
 default in the place of `bash`.
@@ -147,4 +148,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
+    sys.path[0] = os.getcwd()  # in the place of this file's folder, whose names are no packages
     asyncio.run(main())
