@@ -44,8 +44,8 @@ class Guessing:
 
 @contextmanager
 def openenv_server(make=Guessing):
-    """Yields the server's URL and the messages that it got. `make()` answers one session: a dict, or
-    text that is sent as it is; None says nothing."""
+    """Yields the server's URL and the messages that it got. `make()` answers one session: a
+    dict, or text that is sent as it is; None says nothing."""
     received = []
 
     def http(connection, request):

@@ -10,9 +10,9 @@
     seed_session ─► model ─► calls, one after another, each a POST to the server ─► model …
                     model ─► a reply without calls, or a limit ─► verify ─► reward
 
-The conversation is that of NeMo Gym's own `simple_agent`, through ajet's loop: the model's tokens are
-those that were sampled. It ends after `multi_turn.max_assistant_turns` replies, or at a limit of
-tokens; what there is then is verified. Not covered: other agents of NeMo Gym, tools over MCP.
+The conversation is that of NeMo Gym's own `simple_agent`, through ajet's loop: the model's tokens
+are those that were sampled. It ends after `multi_turn.max_assistant_turns` replies, or at a limit
+of tokens; what there is then is verified. Not covered: other agents of NeMo Gym, tools over MCP.
 """
 
 from __future__ import annotations

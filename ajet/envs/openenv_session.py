@@ -17,6 +17,7 @@ import json
 import typing
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit, urlunsplit
@@ -113,11 +114,15 @@ class LocalSession:
 
     def __init__(self, spec: str, settings: Data) -> None:
         where = f"openenv:{spec}"
-        kind = load_object(spec, base_dirs=[Path.cwd()], kind=object, where=where)
-        action_class = typing.get_type_hints(kind.step).get("action")
+        kind: Any = load_object(spec, base_dirs=[Path.cwd()], kind=object, where=where)
+        step = getattr(kind, "step", None)
+        try:
+            action_class = typing.get_type_hints(step).get("action") if callable(step) else None
+        except NameError:  # an annotation for type checkers alone
+            action_class = None
         if not isinstance(action_class, type) or not hasattr(action_class, "model_json_schema"):
             raise ConfigError(
-                f"{where}: {kind.__name__}.step has no action class: annotate its argument, as "
+                f"{where}: {kind.__name__} has no step whose action has a class: annotate it, as "
                 "step(self, action: MyAction)",
                 code=Code.NOT_AN_ENVIRONMENT,
             )
@@ -129,11 +134,11 @@ class LocalSession:
         return _as_data(self._environment.reset(**options))
 
     def step(self, action: Data) -> Data:
-        from openenv.core.env_server.serialization import deserialize_action
         from pydantic import ValidationError
 
+        serialization = import_module("openenv.core.env_server.serialization")
         try:
-            given = deserialize_action(dict(action), self._action_class)
+            given = serialization.deserialize_action(dict(action), self._action_class)
         except ValidationError as error:
             raise ActionRefused from error
         return _as_data(self._environment.step(given))

@@ -81,7 +81,9 @@ def config_in(folder, url, **multi_turn):
 
 async def play(folder, url, *replies, row=ROW, num=1, **multi_turn):
     config = config_in(folder, url, **multi_turn)
-    return await run(config, *replies, row=row, agent="nemo_gym_agent", num=num, max_failure_rate=1.0)
+    return await run(
+        config, *replies, row=row, agent="nemo_gym_agent", num=num, max_failure_rate=1.0
+    )
 
 
 async def test_tools_run_in_the_servers_session_and_verify_gives_the_reward(tmp_path):
@@ -155,9 +157,15 @@ async def test_whatever_a_server_answers_is_an_env_error_of_one_line(tmp_path, a
 
 @pytest.mark.parametrize(
     "given",
-    [None, 3, [3], [{"type": "reasoning"}], [{"role": "user", "content": [{"type": "input_image"}]}],
-     [{"role": "user", "content": None}]],
-)  # fmt: skip
+    [
+        None,
+        3,
+        [3],
+        [{"type": "reasoning"}],
+        [{"role": "user", "content": [{"type": "input_image"}]}],
+        [{"role": "user", "content": None}],
+    ],
+)
 def test_input_that_is_not_text_is_refused(given):
     with pytest.raises(EnvironmentFault, match="nemo_gym: "):
         first_messages({"input": given})

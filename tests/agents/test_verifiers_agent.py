@@ -26,7 +26,8 @@ def send(message):
 
 def chat(message, text):
     body = {{"model": "m", "messages": [{{"role": "user", "content": text}}]}}
-    headers = {{"authorization": "Bearer " + message["api_key"], "content-type": "application/json"}}
+    headers = {{"authorization": "Bearer " + message["api_key"]}}
+    headers["content-type"] = "application/json"
     url = message["base_url"] + "/chat/completions"
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]

@@ -221,5 +221,3 @@ def test_a_class_of_this_process_plays_as_its_server_does(tmp_path, monkeypatch)
     assert env.step("4")[:3] == ("9", 4.0, False)
     assert not env.step("x")[4]["metrics"]["action_is_valid"]
     env.close()
-
-

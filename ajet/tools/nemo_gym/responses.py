@@ -112,7 +112,8 @@ def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else [None]
-    texts = [p.get("text") for p in parts if isinstance(p, dict) and p.get("type") in TEXT_PARTS]
-    if len(texts) != len(parts) or not all(isinstance(text, str) for text in texts):
+    known = [p for p in parts if isinstance(p, dict) and p.get("type") in TEXT_PARTS]
+    texts = [part["text"] for part in known if isinstance(part.get("text"), str)]
+    if len(texts) != len(parts):
         raise EnvironmentFault("nemo_gym: the content of an input item is not text alone")
     return "\n".join(texts)

@@ -110,8 +110,7 @@ class GymSession:
             said = json.loads(answer.text)
         except (ValueError, RecursionError) as error:
             raise EnvironmentFault(f"nemo_gym: verify: no JSON: {one_line(error)}") from error
-        reward = said.get("reward") if isinstance(said, dict) else None
-        if not _is_number(reward):
+        if not isinstance(said, dict) or not _is_number(said.get("reward")):
             raise EnvironmentFault("nemo_gym: verify: the answer has no finite reward")
         if said.get("mask_sample") is True:
             reason = " ".join(str(said.get("failure_reason") or said.get("failure_kind")).split())
@@ -121,7 +120,7 @@ class GymSession:
             for name, value in said.items()
             if name not in self._row and name != "reward" and _is_number(value)
         }
-        return Verdict(float(reward), metrics)
+        return Verdict(float(said["reward"]), metrics)
 
     async def _post(self, path: str, body: Mapping[str, Any]) -> httpx.Response:
         import httpx

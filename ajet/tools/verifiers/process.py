@@ -5,7 +5,7 @@
 
 Whatever fails is an EnvironmentFault of one line: a package that is missing, an environment that
 raises, a program that ends. The program runs under a process guard and ends with the run. Not
-covered: restarting a program that ended (each episode after it is an env_error, until the run ends).
+covered: restarting a program that ended (each episode after it is an env_error).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ajet.tools.verifiers.settings import VerifiersSection
 
 MAX_LINE_BYTES = 64 << 20
 WORKER = Path(__file__).with_name("worker.py")
-HIDDEN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-"""Variables that would make the other interpreter import this one's packages."""
+HIDDEN = ("PYTHONHOME", "VIRTUAL_ENV")
+"""Variables that would make the other interpreter use this one's packages."""
 _shared: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Task[VerifiersProcess]]]
 _shared = WeakKeyDictionary()
 
@@ -46,9 +46,14 @@ class VerifiersProcess:
         interpreter = Path(section.python)
         # Its folder comes first, so that programs beside it (uv) are found.
         path = os.pathsep.join([str(interpreter.absolute().parent), os.environ.get("PATH", "")])
-        variables = {k: v for k, v in os.environ.items() if k not in HIDDEN} | {"PATH": path}
+        variables = {k: v for k, v in os.environ.items() if k not in HIDDEN}
+        variables |= {
+            "PATH": path,
+            "PYTHONPATH": str(Path.cwd()),
+        }  # for its servers of tools as well
         process = await asyncio.create_subprocess_exec(
-            *guarded([section.python, str(WORKER)]),
+            # -P: files beside the program must not hide packages.
+            *guarded([section.python, "-P", str(WORKER)]),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=variables,
@@ -82,7 +87,7 @@ class VerifiersProcess:
             await process.close()
 
     async def ask(self, call: str, **arguments: Any) -> Any:
-        """Returns what the program answers to a call. A caller that is cancelled cancels the call."""
+        """Returns the program's answer to a call. A caller that is cancelled cancels the call."""
         self._num_calls += 1
         number = self._num_calls
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
@@ -90,7 +95,8 @@ class VerifiersProcess:
             self._send({"number": number, "call": call, **arguments})
             return await answer
         except asyncio.CancelledError:
-            self._send({"number": number, "call": "cancel"})
+            if not self._reading.done():
+                self._send({"number": number, "call": "cancel"})
             raise
         finally:
             del self._waiting[number]
@@ -135,9 +141,7 @@ class VerifiersProcess:
         return f"verifiers: its program ended{'' if code is None else f' (exit code {code})'}"
 
 
-async def shared_process(
-    section: VerifiersSection, env: Mapping[str, Any]
-) -> VerifiersProcess:
+async def shared_process(section: VerifiersSection, env: Mapping[str, Any]) -> VerifiersProcess:
     """Returns the program of this event loop that has loaded `env`, and starts it at first."""
     started = _shared.setdefault(asyncio.get_running_loop(), {})
     key = json.dumps([section.python, env], sort_keys=True, default=str)

@@ -42,7 +42,8 @@ class VerifiersReader(BaseTaskReader):
         section = VerifiersSection.from_config(self.config)
         if section.validation_env is not None:
             return [
-                _task(row, "validation") for row in _rows(section, environment_of(section, "validation"))
+                _task(row, "validation")
+                for row in _rows(section, environment_of(section, "validation"))
             ]
         if section.num_validation_tasks == 0:
             return []

@@ -34,7 +34,8 @@ class VerifiersSection(Section):
         default="python", description="The interpreter that has verifiers and the environment."
     )
     env: dict[str, Any] = Field(
-        default={}, description="The environment, as vf-eval's [env] has it; taskset.id is required."
+        default={},
+        description="The environment, as vf-eval's [env] has it; taskset.id is required.",
     )
     num_tasks: int | None = Field(
         default=None, ge=1, description="So many of the first tasks; null takes all."

@@ -10,14 +10,15 @@
 It is started by path, and imports nothing of ajet; an environment is an installed package, or a
 folder of the current one. Standard input and output are lines of JSON; what
 an environment prints goes to standard error. A role whose config says nothing else runs on this
-machine (`runtime.type: subprocess`); the harness `null`, a conversation with the task's tools, is the
-default in the place of `bash`.
+machine (`runtime.type: subprocess`); the harness `null`, a conversation with the task's tools, is
+the default in the place of `bash`.
 """
 
 import asyncio
 import json
 import os
 import sys
+from importlib import import_module
 from itertools import islice
 from typing import Any
 
@@ -55,23 +56,21 @@ class Player:
                 task.cancel()
 
     def _open(self, env: dict[str, Any]) -> None:
-        from verifiers.v1.configs.agent import agent_config_fields
-        from verifiers.v1.utils.loaders import (
-            default_harness_id,
-            load_environment,
-            resolve_env_config,
-        )
-
-        roles = agent_config_fields(resolve_env_config(env))
+        loaders = import_module("verifiers.v1.utils.loaders")
+        fields = import_module("verifiers.v1.configs.agent").agent_config_fields
+        roles = fields(loaders.resolve_env_config(env))
         given = dict(env)
         for role, config in roles.items():
             own = dict(env.get(role) or {})
             if "runtime" not in config.model_fields_set:
                 own.setdefault("runtime", {"type": "subprocess"})
-            if config.harness is None and default_harness_id(env["taskset"]["id"]) == "bash":
+            if (
+                config.harness is None
+                and loaders.default_harness_id(env["taskset"]["id"]) == "bash"
+            ):
                 own.setdefault("harness", {"id": "null"})
             given[role] = own
-        self._environment = load_environment(resolve_env_config(given))
+        self._environment = loaders.load_environment(loaders.resolve_env_config(given))
 
     async def _answer(self, message: dict[str, Any]) -> None:
         number = message["number"]
@@ -90,10 +89,7 @@ class Player:
         return [task.data.model_dump(mode="json") for task in islice(taskset, message["limit"])]
 
     async def _run(self, message: dict[str, Any]) -> dict[str, Any]:
-        from verifiers.v1.clients import ModelContext
-        from verifiers.v1.configs.client import EvalClientConfig
-        from verifiers.v1.types import SamplingConfig
-
+        vf = import_module("verifiers.v1")
         environment = self._environment
         kind = type(environment.taskset).task_type()
         data = kind.data_type().model_validate(message["task"])
@@ -101,9 +97,9 @@ class Player:
         key_name = f"AJET_EPISODE_KEY_{message['number']}"  # a client takes its key from there
         os.environ[key_name] = message["api_key"]
         try:
-            client = EvalClientConfig(base_url=message["base_url"], api_key_var=key_name)
-            sampling = SamplingConfig.model_validate(message["sampling"])
-            context = ModelContext(client=client, model="ajet", sampling=sampling)
+            client = vf.EvalClientConfig(base_url=message["base_url"], api_key_var=key_name)
+            sampling = vf.SamplingConfig.model_validate(message["sampling"])
+            context = vf.ModelContext(client=client, model="ajet", sampling=sampling)
             episode = await environment.run_slot(slot, context)
         finally:
             del os.environ[key_name]
@@ -148,5 +144,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.path[0] = os.getcwd()  # in the place of this file's folder, whose names are no packages
     asyncio.run(main())
