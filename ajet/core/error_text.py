@@ -61,6 +61,7 @@ EXTRAS = {
     "transformers": "train",
     "uvicorn": "train",
     "wandb": "wandb",
+    "websockets": "train",
 }
 """Maps a module to the extra of ajet that installs it (pyproject.toml)."""
 _OWN_CODE = str(Path(__file__).parents[1])
