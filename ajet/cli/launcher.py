@@ -5,12 +5,8 @@
          convert | export | prepare-data | distill-data |
          view | stop | replay | fork | score |
          audit | env-check | servers | trace |
-<<<<<<< HEAD
-         serve | schema | examples | explain
-=======
-         optimize-prompt |
+         serve | optimize-prompt |
          schema | examples | explain
->>>>>>> 15c52c31ebf884d4b4a55a10999738519e7182ab
 
 Exit codes: 0 done, 1 the user's error in one line, 2 wrong usage, 130 stopped by Ctrl-C, 143 by
 SIGTERM. This module only wires.

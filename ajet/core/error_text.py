@@ -56,10 +56,12 @@ EXTRAS = {
     "swanlab": "swanlab",
     "tensorboard": "train",
     "textarena": "textarena",
+    "textworld": "textworld",
     "torch": "train",
     "transformers": "train",
     "uvicorn": "train",
     "wandb": "wandb",
+    "websockets": "train",
 }
 """Maps a module to the extra of ajet that installs it (pyproject.toml)."""
 _OWN_CODE = str(Path(__file__).parents[1])

@@ -12,6 +12,7 @@ import uvicorn
 from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
+from ajet.core.environment.registry import environment_maker
 from ajet.envs.guess_number import GuessNumber
 from ajet.servers.process import free_port
 from ajet.tools.env_service.server import make_app
@@ -106,3 +107,17 @@ def test_an_episode_is_shown_and_judged_by_the_environment(service):
 def test_a_mistake_is_one_line(service, override, message):
     result = run("check", service[0], override)
     assert result.exit_code == 1 and message in result.output
+
+
+def test_the_command_line_serves_an_environment_as_openenv():
+    command = [sys.executable, "-m", "ajet.tools.env_service", "--env", "guess_number"]
+    command += ["--protocol", "openenv", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            url = process.stdout.readline().split()[0]
+            played = environment_maker(f"openenv:{url}", {}, [], "env_type")()
+            direct = GuessNumber()
+            assert played.reset(seed=3)[0] == direct.reset(3, {"split": "train"})[0]
+            played.close()
+        finally:
+            process.terminate()

@@ -92,6 +92,12 @@ def adapted(kind: type, where: str) -> type[Environment]:
     under its name. Raises ConfigError for a class without `reset(seed)` and `step`."""
     if issubclass(kind, Environment):
         return kind
+    if any(base.__module__.startswith("gymnasium.vector") for base in kind.__mro__):
+        raise ConfigError(
+            f"{where}: {line_of(kind)}: {kind.__name__} steps several episodes at once, and here "
+            "each episode has an environment of its own: name the class or the id of one of them",
+            code=Code.NOT_AN_ENVIRONMENT,
+        )
     missing = [name for name in ("reset", "step") if not callable(getattr(kind, name, None))]
     if missing:
         raise ConfigError(

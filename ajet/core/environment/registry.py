@@ -4,6 +4,8 @@
     FrozenLake-v1, gymnasium:ID     anything registered with Gymnasium whose observations are text,
                                     or can be written as text
     textarena:ID, reasoning_gym:ID  a game or a task family of that package
+    openenv:URL, openenv:mod->Class an environment of OpenEnv: a server's, or of this process
+    textworld:NAME                  a challenge of TextWorld, or a folder of game files
     file.py->Class, package->Class  a subclass of `Environment`, or a class with reset(seed) and
                                     step(action), such as one on gem.Env (foreign.py)
     env_service                     an environment behind the env-service protocol
@@ -39,6 +41,8 @@ PREFIXED = {
     "gymnasium": f"{ENVS}.gymnasium->GymnasiumEnvironment",
     "textarena": f"{ENVS}.textarena->TextArenaEnvironment",
     "reasoning_gym": f"{ENVS}.reasoning_gym->ReasoningGymEnvironment",
+    "openenv": f"{ENVS}.openenv->OpenEnvEnvironment",
+    "textworld": f"{ENVS}.textworld->TextWorldEnvironment",
 }
 """Maps a prefix to an adapter, whose first argument is the text after the colon."""
 
@@ -91,12 +95,12 @@ def _kind_of(
         return adapted(kind, f"{where}: {spec!r}")
 
     prefix, colon, name = env_type.partition(":")
+    if colon and prefix in PREFIXED:
+        return load(PREFIXED[prefix]), (name,)
     if "->" in env_type:
         return load(env_type), ()
     if env_type in BUILT_IN:
         return load(BUILT_IN[env_type]), ()
-    if colon and prefix in PREFIXED:
-        return load(PREFIXED[prefix]), (name,)
     if "-v" in env_type:
         return load(PREFIXED["gymnasium"]), (env_type,)
     raise ConfigError(

@@ -44,6 +44,8 @@ BUILT_IN_AGENTS = {
     "traj_env_agent": "ajet.agents.traj_env_agent->TrajEnvAgent",
     "step_env_agent": "ajet.agents.step_env_agent->StepEnvAgent",
     "client_owned": "ajet.exchange.workflow->ClientOwned",
+    "verifiers_agent": "ajet.agents.verifiers_agent->VerifiersAgent",
+    "nemo_gym_agent": "ajet.agents.nemo_gym_agent->NemoGymAgent",
 }
 
 T = TypeVar("T")

@@ -1,6 +1,7 @@
 """Serve an environment on the loopback interface.
 
 python -m ajet.tools.env_service --env sokoban --config '{"num_boxes": 1}' --port 8080
+python -m ajet.tools.env_service --env frozen_lake --protocol openenv --port 8000
 """
 
 import argparse
@@ -9,10 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ajet.core.environment.registry import environment_maker
+from ajet.core.environment.registry import EnvironmentMaker, environment_maker
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.tools.env_service.server import Maker, make_app
+from ajet.tools.env_service.openenv_app import MAX_MESSAGE_BYTES, make_openenv_app
+from ajet.tools.env_service.server import make_app
 
 HOST = "127.0.0.1"
 
@@ -32,15 +34,22 @@ def main() -> None:
     except ConfigError as error:
         parser.error(error.with_code())
     splits = {"train": args.num_train, "validation": args.num_validation}
-    app = make_app({args.env: maker}, splits)
+    if args.protocol == "openenv":
+        app, ws = make_openenv_app(maker), "websockets"
+    else:
+        app, ws = make_app({args.env: maker}, splits), "none"
     config = uvicorn.Config(
-        app, http=limited_protocol(ServerLimits()), ws="none", log_level="warning"
+        app,
+        http=limited_protocol(ServerLimits()),
+        ws=ws,
+        ws_max_size=MAX_MESSAGE_BYTES,
+        log_level="warning",
     )
     print(f"http://{HOST}:{listener.getsockname()[1]}  (Ctrl-C ends)", flush=True)
     uvicorn.Server(config).run(sockets=[listener])
 
 
-def checked_maker(env_type: str, config: str, base_dirs: Sequence[Path]) -> Maker:
+def checked_maker(env_type: str, config: str, base_dirs: Sequence[Path]) -> EnvironmentMaker:
     """Returns a maker of the environment after making one environment with it; raises `ConfigError`
     if that fails."""
     try:
@@ -66,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--env", default="guess_number", help="as custom_envs.NAME.env_type; env_type for clients")
     add("--config", default="{}", help="its settings (env_config) as a JSON object")
+    add("--protocol", choices=("agentjet", "openenv"), default="agentjet")
     add("--port", type=int, default=8080, help="on 127.0.0.1; 0: any free one")
     add("--num-train", type=int, default=64, help="tasks of the split train")
     add("--num-validation", type=int, default=16, help="tasks of the split validation")

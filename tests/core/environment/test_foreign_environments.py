@@ -266,3 +266,11 @@ async def test_the_suffix_of_an_info_is_below_the_observation(tmp_path):
         await environment.reset(1, {})
         with pytest.raises(EnvironmentFault, match=r"Suffixed: info\['suffix'\] is a int, no text"):
             await environment.step("open")
+
+
+def test_a_vector_environment_is_refused_with_what_to_name(tmp_path):
+    (tmp_path / "many.py").write_text(
+        "from gymnasium.vector import SyncVectorEnv\n\nclass Many(SyncVectorEnv):\n    pass\n"
+    )
+    with pytest.raises(ConfigError, match="name the class or the id of one of them"):
+        environment_maker("many.py->Many", {}, [tmp_path], "custom_envs.x.env_type")

@@ -1,0 +1,103 @@
+"""`nemo_gym_agent` plays rows of NeMo Gym with the tools and the reward of a resources server.
+
+    ajet:
+      task_reader:
+        type: jsonl_dataset_file
+        jsonl_dataset_file: {training: {file_path: example.jsonl}}
+      rollout: {user_workflow: nemo_gym_agent}
+    nemo_gym: {url: "http://127.0.0.1:8000"}
+
+    seed_session ─► model ─► calls, one after another, each a POST to the server ─► model …
+                    model ─► a reply without calls, or a limit ─► verify ─► reward
+
+The conversation is that of NeMo Gym's own `simple_agent`, through ajet's loop: the model's tokens
+are those that were sampled. It ends after `multi_turn.max_assistant_turns` replies, or at a limit
+of tokens; what there is then is verified. Not covered: other agents of NeMo Gym, tools over MCP.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ajet.core.activity import in_call
+from ajet.core.config import AjetConfig
+from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
+from ajet.core.trajectory.limits import EpisodeTruncated
+from ajet.core.workflow.tuner import ModelTuner
+from ajet.core.workflow.workflow import Workflow
+from ajet.tools.nemo_gym.responses import as_response, chat_tools, first_messages
+from ajet.tools.nemo_gym.session import GymSession, NemoGymSection
+
+Message = dict[str, Any]
+
+
+class NemoGymAgent(Workflow):
+    """Plays one row of a NeMo Gym data set."""
+
+    name = "nemo_gym_agent"
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        config: AjetConfig = model_tuner.config
+        section = NemoGymSection.from_config(config)
+        limit = config.ajet.rollout.multi_turn.max_assistant_turns
+        row = workflow_task.task.metadata
+        params = row.get("responses_create_params") or {}
+        messages = first_messages(params)
+        num_given, tools = len(messages), chat_tools(params)
+        async with GymSession.open(section, row) as session:
+            ended_by = None
+            num_replies = 0
+            while ended_by is None:
+                try:
+                    reply = await model_tuner.chat(messages, tools or None)
+                except EpisodeTruncated:  # the episode keeps this status
+                    ended_by = "truncated"
+                    break
+                messages.append(dict(reply))
+                num_replies += 1
+                calls = reply.get("tool_calls") or []
+                if not calls:
+                    ended_by = "answer"
+                elif num_replies == limit:
+                    ended_by = "max_assistant_turns"
+                else:
+                    messages += [await _answer(session, call) for call in calls]
+            played = messages[num_given:]
+            with in_call("nemo_gym verify"):
+                verdict = await session.verify(
+                    as_response(workflow_task.episode_id, params, played)
+                )
+        return WorkflowOutput(
+            reward=verdict.reward,
+            is_success=verdict.reward >= 1,
+            metadata={"final_answer": _last_text(played), "ended_by": ended_by},
+            log_metrics={
+                **{f"nemo_gym/{name}": value for name, value in verdict.metrics.items()},
+                "assistant_turns": float(num_replies),
+            },
+        )
+
+    @classmethod
+    def check_config(cls, config: AjetConfig) -> None:
+        NemoGymSection.from_config(config)
+
+
+async def _answer(session: GymSession, call: Message) -> Message:
+    """Runs a call; the answer to one whose arguments are no JSON object is an error."""
+    function = call["function"]
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, RecursionError):
+        arguments = None
+    if isinstance(arguments, dict):
+        with in_call(f"tool {function['name']}"):
+            text = await session.call(function["name"], arguments)
+    else:
+        text = "Error: the arguments are no JSON object"
+    return {"role": "tool", "tool_call_id": call["id"], "content": text}
+
+
+def _last_text(messages: list[Message]) -> str:
+    replies = [message for message in messages if message["role"] == "assistant"]
+    return str(replies[-1].get("content") or "") if replies else ""

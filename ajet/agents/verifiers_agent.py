@@ -1,0 +1,56 @@
+"""`verifiers_agent` lets an environment of the package verifiers play the episode, with its code.
+
+    task ─► the package's own rollout loop ─► model calls over the gateway ─► its rewards
+
+The environment calls the model as it calls any OpenAI-compatible server, so tokens are those that
+were sampled. The reward is the package's: the mean of its trained agents, each the sum of its
+weighted rewards; no judge of ajet's is asked. A reward of at least 1 is a success.
+
+Not covered: models of other roles than the one that is trained (their own `client` in the config
+is used, as vf-eval does).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ajet.core.activity import in_call
+from ajet.core.config import AjetConfig
+from ajet.core.errors import EnvironmentFault
+from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
+from ajet.core.workflow.tuner import ModelTuner
+from ajet.core.workflow.workflow import Workflow
+from ajet.tools.verifiers.process import shared_process
+from ajet.tools.verifiers.reader import KEY, environment_of
+from ajet.tools.verifiers.settings import VerifiersSection
+
+
+class VerifiersAgent(Workflow):
+    """Plays one task of an environment of verifiers."""
+
+    name = "verifiers_agent"
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        config: AjetConfig = model_tuner.config
+        section = VerifiersSection.from_config(config)
+        metadata = workflow_task.task.metadata
+        base_url, api_key = model_tuner.as_oai_baseurl_apikey()
+        env = environment_of(section, str(metadata.get("split")))
+        with in_call("verifiers"):
+            process = await shared_process(section, env)
+            result: dict[str, Any] = await process.ask(
+                "run", task=metadata[KEY], base_url=base_url, api_key=api_key, sampling={}
+            )
+        if result["reward"] is None or not result["is_ok"]:
+            raise EnvironmentFault(f"verifiers: {result['error'] or 'no agent has ended its run'}")
+        reward = float(result["reward"])
+        return WorkflowOutput(
+            reward=reward,
+            is_success=reward >= 1,
+            metadata={"final_answer": result["answer"], "ended_by": result["ended_by"]},
+            log_metrics={f"verifiers/{name}": value for name, value in result["metrics"].items()},
+        )
+
+    @classmethod
+    def check_config(cls, config: AjetConfig) -> None:
+        VerifiersSection.from_config(config)

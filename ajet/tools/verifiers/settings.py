@@ -1,0 +1,72 @@
+"""Reads the section `verifiers:` of a config, which names an environment of that package.
+
+    ajet:
+      task_reader: {type: ajet.tools.verifiers.reader->VerifiersReader}
+      rollout: {user_workflow: verifiers_agent}
+    verifiers:
+      python: .venv-verifiers/bin/python    an interpreter that has verifiers and the environment
+      env:                                  as vf-eval's [env]: taskset, roles, timeouts
+        taskset: {id: my-env}
+      num_tasks: 200                        so many of its first tasks
+      num_validation_tasks: 20              the last of them are held out
+
+The package is not installed beside ajet: it pins other versions of openai and mcp.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import Field, ValidationError
+
+from ajet.core.config.section import Section
+from ajet.core.error_codes import Code
+from ajet.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ajet.core.config import AjetConfig
+
+
+class VerifiersSection(Section):
+    """Configures `verifiers:`, a section beside `ajet:`."""
+
+    python: str = Field(
+        default="python", description="The interpreter that has verifiers and the environment."
+    )
+    env: dict[str, Any] = Field(
+        default={},
+        description="The environment, as vf-eval's [env] has it; taskset.id is required.",
+    )
+    num_tasks: int | None = Field(
+        default=None, ge=1, description="So many of the first tasks; null takes all."
+    )
+    num_validation_tasks: int = Field(
+        default=0, ge=0, description="So many of these tasks, the last, are held out."
+    )
+    validation_env: dict[str, Any] | None = Field(
+        default=None, description="What env has otherwise for held-out tasks: {taskset: {…}}."
+    )
+    start_timeout_s: float = Field(
+        default=300.0, gt=0, description="How long it may take until the environment is loaded."
+    )
+
+    @classmethod
+    def from_config(cls, config: AjetConfig) -> Self:
+        """Returns the section of the config. Raises ConfigError where it has none, or a mistake."""
+        given = config.user_sections().get("verifiers") or {}
+        try:
+            section = cls.model_validate(dict(given))
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(["verifiers", *map(str, first["loc"])])
+            raise ConfigError(
+                f"{key}: {first['msg']}; verifiers has {', '.join(cls.model_fields)}",
+                code=Code.UNKNOWN_KEY,
+            ) from error
+        taskset = section.env.get("taskset")
+        if not isinstance(taskset, dict) or not taskset.get("id"):
+            raise ConfigError(
+                "verifiers.env.taskset.id names no environment: write the id of an installed one",
+                code=Code.NO_SUCH_ENVIRONMENT,
+            )
+        return section
