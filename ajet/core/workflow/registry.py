@@ -6,6 +6,7 @@
 
     agent_name: math_agent     the registered class
     agent_name: tool_agent     one of ajet's own agents (agents/), imported when it is first used
+    agent_name: harness:codex  a command-line agent (harness/)
     no agent_name              the config's `ajet.rollout.user_workflow`, else `single_turn_agent`
 
 The user's modules are those of `ajet.rollout.agent_modules`; `agent_loop_config_path` names classes
@@ -43,6 +44,12 @@ BUILT_IN_AGENTS = {
     "react_agent": "ajet.agents.react->ReactAgent",
     "traj_env_agent": "ajet.agents.traj_env_agent->TrajEnvAgent",
     "step_env_agent": "ajet.agents.step_env_agent->StepEnvAgent",
+    "harness:aider": "ajet.harness.aider->Aider",
+    "harness:claude-code": "ajet.harness.claude_code->ClaudeCode",
+    "harness:cmd": "ajet.harness.cmd->Cmd",
+    "harness:codex": "ajet.harness.codex->Codex",
+    "harness:opencode": "ajet.harness.opencode->OpenCode",
+    "harness:qwen-code": "ajet.harness.qwen_code->QwenCode",
 }
 
 T = TypeVar("T")

@@ -1,0 +1,36 @@
+"""`harness:aider`: aider, over Chat Completions. It offers no tools: the model writes edits as text.
+Tried: 0.86.2."""
+
+from __future__ import annotations
+
+from ajet.core.config.harness import HarnessConfig
+from ajet.harness.launch import Launch, Setting
+from ajet.harness.workflow import HarnessWorkflow
+
+
+class Aider(HarnessWorkflow):
+    """Runs ``aider --message``. Files that the model is to change from the start are named in
+    `ajet.harness.arguments`."""
+
+    name = "harness:aider"
+    program = "aider"
+
+    def launch(self, setting: Setting, harness: HarnessConfig) -> Launch:
+        off = ("git", "check-update", "show-model-warnings", "show-release-notes", "analytics")
+        off += ("detect-urls", "suggest-shell-commands", "pretty", "fancy-input", "gitignore")
+        return Launch(
+            [
+                "--model",
+                f"openai/{setting.model}",
+                "--yes-always",
+                *(f"--no-{name}" for name in off),
+                *harness.arguments,
+                "--message",
+                setting.prompt,
+            ],
+            {
+                "OPENAI_API_BASE": setting.base_url,
+                "OPENAI_API_KEY": setting.api_key,
+                "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            },
+        )
