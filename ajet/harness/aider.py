@@ -3,9 +3,14 @@ Tried: 0.86.2."""
 
 from __future__ import annotations
 
+import json
+
 from ajet.core.config.harness import HarnessConfig
 from ajet.harness.launch import Launch, Setting
 from ajet.harness.workflow import HarnessWorkflow
+
+KNOWN = {"litellm_provider": "openai", "mode": "chat", "max_input_tokens": 1_000_000}
+"""What it would otherwise look up on the network. ajet's own limits come first."""
 
 
 class Aider(HarnessWorkflow):
@@ -23,6 +28,10 @@ class Aider(HarnessWorkflow):
                 "--model",
                 f"openai/{setting.model}",
                 "--yes-always",
+                "--chat-history-file",
+                f"{setting.home}/chat_history.md",
+                "--input-history-file",
+                f"{setting.home}/input_history",
                 *(f"--no-{name}" for name in off),
                 *harness.arguments,
                 "--message",
@@ -33,4 +42,5 @@ class Aider(HarnessWorkflow):
                 "OPENAI_API_KEY": setting.api_key,
                 "LITELLM_LOCAL_MODEL_COST_MAP": "True",
             },
+            {".aider.model.metadata.json": json.dumps({f"openai/{setting.model}": KNOWN})},
         )

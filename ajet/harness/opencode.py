@@ -11,6 +11,10 @@ from ajet.harness.workflow import HarnessWorkflow
 CONTEXT, OUTPUT = 1_000_000, 100_000
 """Tokens after which the program would shorten its history; ajet's own limits come first."""
 
+TITLE = "task"
+"""The session's title; without one it asks the model for it, in a call that the episode would
+have too."""
+
 
 class OpenCode(HarnessWorkflow):
     """Runs ``opencode run`` with all tools allowed."""
@@ -34,7 +38,7 @@ class OpenCode(HarnessWorkflow):
             "permission": "allow",
         }
         return Launch(
-            ["run", *harness.arguments, "--", setting.prompt],
+            ["run", "--title", TITLE, *harness.arguments, "--", setting.prompt],
             {
                 "OPENCODE_DISABLE_AUTOUPDATE": "1",
                 "OPENCODE_DISABLE_MODELS_FETCH": "1",

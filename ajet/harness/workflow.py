@@ -115,7 +115,7 @@ class HarnessWorkflow(Workflow):
             runtime,
             [*executable, *launch.arguments],
             folders,
-            environment={"TMPDIR": home if not runtime.is_confined else "/tmp"}
+            environment={"NO_COLOR": "1", "TMPDIR": "/tmp" if runtime.is_confined else home}
             | dict(launch.environment),
             port=port,
             max_output=harness.max_output * MAX_CHARACTER,
