@@ -8,7 +8,6 @@ import shutil
 import pytest
 
 from ajet.core.trajectory.trajectory import EpisodeStatus
-from ajet.core.trajectory.trie import timelines
 from ajet.core.workflow.registry import registered_workflow
 from tests.harness.harness_run import RIGHT, WRONG, audit_of, call, config_of, needs_bwrap, play_group
 
@@ -17,7 +16,7 @@ EDITS = {
     "harness:codex": [call("exec_command", cmd=f"sed -i 's/{WRONG}/{RIGHT}/' calc.py")],
     "harness:claude-code": [
         call("Read", file_path=FILE),
-        call("Edit", file_path=FILE, old_string=WRONG, new_string=RIGHT),
+        call("Edit", replace_all=False, file_path=FILE, old_string=WRONG, new_string=RIGHT),
     ],
     "harness:qwen-code": [
         call("read_file", file_path=FILE),
@@ -61,26 +60,21 @@ async def test_a_program_edits_the_file_and_its_record_is_exact(name, tmp_path):
     assert figures.timelines == 1
 
 
-SUB_AGENTS = {
-    "harness:claude-code": call(
-        "Agent", description="repair", prompt="SUBTASK: repair", subagent_type="general-purpose"
-    ),
-}
+async def test_a_sub_agent_is_a_timeline_of_its_own(tmp_path):
+    needs_program("harness:claude-code")
+    read, edit = EDITS["harness:claude-code"]
+    task = {"description": "repair", "prompt": "SUBTASK: repair"}
 
+    def reply(prompt, _request_id):
+        if "Repair add in calc.py." in prompt:  # the main agent: it hands the task on, once
+            asks = call("Agent", **task, subagent_type="general-purpose")
+            return "Done." if "SUBTASK" in prompt else asks
+        if WRONG not in prompt:
+            return read
+        return "Repaired." if RIGHT in prompt else edit
 
-@pytest.mark.parametrize("name", SUB_AGENTS)
-async def test_a_sub_agent_is_a_timeline_of_its_own(name, tmp_path):
-    needs_program(name)
-    edits = list(EDITS[name])
-
-    def reply(prompt, request_id):
-        asked = prompt.rpartition("<|im_start|>user")[2]
-        if "SUBTASK" in prompt and "Repair add" not in prompt:
-            return edits.pop(0) if edits else "Repaired."
-        return "Done." if "Repaired." in asked else SUB_AGENTS[name]
-
-    group = await play_group(name, reply, config_of(sandbox="bwrap"))
+    group = await play_group("harness:claude-code", reply, config_of(sandbox="bwrap"))
     (episode,) = group.trajectories
     assert (episode.status, episode.error, episode.reward) == (EpisodeStatus.OK, None, 1.0)
-    assert len(timelines(episode.turns)) == 2
-    assert audit_of(tmp_path / "episodes.sqlite", group).num_faults == 0
+    figures = audit_of(tmp_path / "episodes.sqlite", group)
+    assert (figures.timelines, figures.num_faults) == (2, 0)
