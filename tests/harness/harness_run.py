@@ -1,7 +1,7 @@
 """One episode of a command-line agent against a scripted model, judged by hidden tests."""
 
-import asyncio
 import json
+import os
 import subprocess
 import sys
 
@@ -43,12 +43,12 @@ ROOMY = {
 }
 
 
-def config_of(**harness):
-    """The defaults, without a sandbox unless one is given."""
+def config_of(timeout_s=30.0, **harness):
+    """The defaults, without a sandbox unless one is given; `timeout_s` is that of a hidden test."""
     ajet = {
         "model": {"path": "m"},
         "harness": {"sandbox": "none"} | harness,
-        "task_judge": {"hidden_tests": {"command": [*PYTHON, "{test}"], "timeout_s": 30.0}},
+        "task_judge": {"hidden_tests": {"command": [*PYTHON, "{test}"], "timeout_s": timeout_s}},
     }
     return AjetConfig.model_validate({"ajet": ajet})
 
@@ -107,24 +107,20 @@ def audit_of(path, group):
     return audit.figures
 
 
-def needs_bwrap():
+PODMAN_IMAGE = "AJET_TEST_PODMAN_IMAGE"
+"""The variable that names an image with a shell and python3, for the tests of podman."""
+
+
+def sandboxed(kind):
+    """The keys of `ajet.harness` for this sandbox; the test is skipped where it does not run."""
+    keys = {"sandbox": kind}
+    if kind == "podman":
+        keys["image"] = os.environ.get(PODMAN_IMAGE)
     try:
-        Runtime("bwrap").check("ajet.harness.sandbox")
+        Runtime(kind, keys.get("image")).check("ajet.harness.sandbox")
     except ConfigError as error:
         pytest.skip(str(error))
-
-
-def needs_podman_image(image):
-    try:
-        Runtime("podman", image).check("ajet.harness.sandbox")
-    except ConfigError as error:
-        pytest.skip(str(error))
-
-
-async def until(is_there):
-    """Waits until something is there; the test's own deadline is pytest's."""
-    while not is_there():
-        await asyncio.sleep(0.02)
+    return keys
 
 
 def process_lines():

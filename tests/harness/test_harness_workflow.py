@@ -9,13 +9,14 @@ from ajet.core.errors import ConfigError
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from ajet.core.workflow.registry import registered_workflow
 from tests.harness.harness_run import (
+    PYTHON,
     ROW,
     audit_of,
     config_of,
-    needs_bwrap,
     play,
     play_group,
     process_lines,
+    sandboxed,
     shell,
 )
 
@@ -36,11 +37,9 @@ def repaired(*_):
     return RIGHT
 
 
-@pytest.mark.parametrize("sandbox", ["none", "bwrap"])
+@pytest.mark.parametrize("sandbox", ["none", "bwrap", "podman"])
 async def test_a_program_is_given_the_tasks_files_and_its_calls_are_the_episode(sandbox, tmp_path):
-    if sandbox == "bwrap":
-        needs_bwrap()
-    config = shell(REPAIR, "{prompt}", sandbox=sandbox)
+    config = shell(REPAIR, "{prompt}", **sandboxed(sandbox))
     group = await play_group("harness:cmd", repaired, config)
     episode = group.trajectories[0]
     assert (episode.status, episode.reward, episode.is_success) == (EpisodeStatus.OK, 1.0, True)
@@ -70,41 +69,44 @@ async def test_the_folder_is_removed_once_it_is_judged_unless_it_is_to_be_kept(t
 
 @pytest.mark.parametrize("sandbox", ["none", "bwrap"])
 async def test_the_hidden_tests_are_nowhere_in_what_the_program_is_given(sandbox):
-    if sandbox == "bwrap":
-        needs_bwrap()
     look = "ls -a . .. ~ && env && cat ~/* * ; grep -r assert . ~ ; echo end"
-    episode = await play("harness:cmd", repaired, shell(f"{ASK}; {look}", "{prompt}", sandbox=sandbox))
+    episode = await play("harness:cmd", repaired, shell(f"{ASK}; {look}", "{prompt}", **sandboxed(sandbox)))
     seen = episode.output.metadata["final_answer"] + episode.output.metadata["errors"]
     assert "calc.py" in seen and "test_one" not in seen and "assert" not in seen
 
 
-async def test_in_bwrap_a_program_sees_the_gateway_and_its_own_folders_alone(tmp_path, monkeypatch):
-    needs_bwrap()
+@pytest.mark.parametrize("sandbox", ["bwrap", "podman"])
+async def test_a_confined_program_sees_the_gateway_and_its_own_folders_alone(
+    sandbox, tmp_path, monkeypatch
+):
+    keys = sandboxed(sandbox)
     monkeypatch.setenv("AJET_TEST_SECRET", "hunter2")
     secret = tmp_path / "secret"
     secret.write_text("hunter2")
     look = (
-        f"cat {secret}; env | grep hunter2; echo x > /usr/x; echo x > /proc/sys/vm/swappiness; "
-        "cat /proc/net/dev | grep -c : ; ls /root /var; echo end"
+        f"cat {secret}; env | grep hunter2; echo x > /proc/sys/vm/swappiness; "
+        "grep -c : /proc/net/dev; ls /root /var; echo end"
     )
-    episode = await play("harness:cmd", repaired, shell(f"{ASK}; {look}", "{prompt}", sandbox="bwrap"))
+    episode = await play("harness:cmd", repaired, shell(f"{ASK}; {look}", "{prompt}", **keys))
     seen = episode.output.metadata
     assert "hunter2" not in seen["final_answer"] + seen["errors"]
     assert seen["final_answer"].endswith("1\nend")  # loopback is the only network
-    assert seen["errors"].count("Read-only file system") == 2
+    assert seen["errors"].count("Read-only file system") == 1
 
 
-async def test_the_prompt_and_the_addresses_inside_bwrap_are_the_same_in_each_episode():
-    needs_bwrap()
-    config = shell(f"{ASK} >/dev/null; pwd; echo {{base_url}} {{folder}}", "{prompt}", sandbox="bwrap")
+@pytest.mark.parametrize("sandbox", ["bwrap", "podman"])
+async def test_addresses_and_paths_inside_are_the_same_in_each_episode(sandbox):
+    script = f"{ASK} >/dev/null; pwd; echo {{base_url}} {{folder}}"
+    config = shell(script, "{prompt}", **sandboxed(sandbox))
     episode = await play("harness:cmd", repaired, config)
     said = episode.output.metadata["final_answer"]
     assert said == "/workspace\nhttp://127.0.0.1:8080/v1 /workspace"
 
 
-async def test_a_program_that_runs_past_the_deadline_ends_with_all_that_it_started():
-    mark = "86421"  # seconds of a sleep that no other process has
-    config = shell(f"setsid sleep {mark} & {ASK}; sleep {mark}", "{prompt}")
+@pytest.mark.parametrize("sandbox", ["none", "bwrap", "podman"])
+async def test_a_program_that_runs_past_the_deadline_ends_with_all_that_it_started(sandbox):
+    mark = f"8642{len(sandbox)}"  # seconds of a sleep that no other process has
+    config = shell(f"sleep {mark} & {ASK}; sleep {mark}", "{prompt}", **sandboxed(sandbox))
     episode = await play("harness:cmd", repaired, config, episode_timeout_s=3.0)
     assert episode.status is EpisodeStatus.TIMEOUT
     assert f"sleep {mark}" not in process_lines()
@@ -153,6 +155,57 @@ async def test_a_row_may_name_a_folder_and_its_files_come_on_top(tmp_path):
     assert (source / "calc.py").read_text() == ""
 
 
+async def test_a_program_is_started_by_its_path_with_further_arguments_before_the_prompt(tmp_path):
+    program = tmp_path / "own"
+    program.write_text(f"#!/bin/sh\n{ASK.replace('$1', 'hi')} >/dev/null; printf '%s|' \"$@\"\n")
+    program.chmod(0o755)
+    config = config_of(program=str(program), arguments=["--fast", "calc.py"])
+    episode = await play("harness:qwen-code", repaired, config)
+    said = episode.output.metadata["final_answer"]
+    assert said == "--yolo|--fast|calc.py|--prompt|Repair add in calc.py.|"
+
+
+async def test_a_shown_folder_beside_the_yaml_can_be_read_and_not_written(tmp_path):
+    (tmp_path / "note").write_text("shown")
+    script = f"{ASK} > /dev/null; cat {{shown}}/note; echo x > {{shown}}/note"
+    config = shell(script, "{prompt}", shown_folders=[str(tmp_path)], **sandboxed("bwrap"))
+    episode = await play("harness:cmd", repaired, config)
+    assert episode.output.metadata["final_answer"] == "shown"
+    assert "Read-only file system" in episode.output.metadata["errors"]
+
+
+async def test_the_changes_of_a_folder_are_kept_to_max_diff():
+    episode = await play("harness:cmd", repaired, shell(REPAIR, "{prompt}", max_diff=5))
+    assert episode.output.metadata["changes"] == "--- a\n[cut]\n"
+
+
+async def test_a_hidden_test_that_does_not_end_within_timeout_s_has_not_passed():
+    config = shell(REPAIR, "{prompt}", timeout_s=0.2)
+    row = ROW | {"test_command": ["sleep", "86425"]}
+    episode = await play("harness:cmd", repaired, config, row)
+    assert (episode.reward, episode.is_success) == (0.0, False)
+    assert "sleep 86425" not in process_lines()
+
+
+async def test_without_test_in_the_command_it_is_run_once_for_all():
+    row = ROW | {"test_command": [*PYTHON, "-c", "import test_one, test_two"]}
+    episode = await play("harness:cmd", repaired, shell(REPAIR, "{prompt}"), row)
+    assert (episode.reward, episode.is_success) == (1.0, True)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"hidden_files": {"a.py": ""}}, "hidden_files has no file named test_"),
+        ({"hidden_files": {"../test_a.py": ""}}, "is not a path inside the folder"),
+        ({"hidden_files": ["test_a.py"]}, "hidden_files must map paths to texts, not be list"),
+    ],
+)
+async def test_hidden_files_that_cannot_be_used_are_the_judges_error(row, said):
+    episode = await play("harness:cmd", repaired, shell(REPAIR, "{prompt}"), ROW | row)
+    assert episode.status is EpisodeStatus.JUDGE_ERROR and said in episode.error
+
+
 @pytest.mark.parametrize(
     ("harness", "said"),
     [
@@ -169,9 +222,10 @@ def test_what_cannot_run_is_refused_before_a_launch(harness, said, monkeypatch):
         registered_workflow("harness:cmd").check_config(config_of(**harness))
 
 
-def test_a_sandbox_that_is_not_installed_is_refused_and_not_left_out(monkeypatch, tmp_path):
+@pytest.mark.parametrize("image", [None, "some/image"])
+def test_a_sandbox_that_is_not_installed_is_refused_and_not_left_out(image, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    config = config_of(command=[sys.executable], sandbox="bwrap")
+    config = config_of(command=[sys.executable], sandbox="bwrap", image=image)
     with pytest.raises(ConfigError, match="bwrap is not on this machine's PATH: install bubblewrap"):
         registered_workflow("harness:cmd").check_config(config)
 

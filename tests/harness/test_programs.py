@@ -9,7 +9,7 @@ import pytest
 
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from ajet.core.workflow.registry import registered_workflow
-from tests.harness.harness_run import RIGHT, WRONG, audit_of, call, config_of, needs_bwrap, play_group
+from tests.harness.harness_run import RIGHT, WRONG, audit_of, call, config_of, play_group, sandboxed
 
 FILE = "/workspace/calc.py"
 EDITS = {
@@ -32,7 +32,7 @@ ARGUMENTS = {"harness:aider": ["calc.py"]}
 
 
 def needs_program(name):
-    needs_bwrap()
+    sandboxed("bwrap")
     program = registered_workflow(name).program
     if shutil.which(program) is None:
         pytest.skip(f"{program} is not on PATH")
