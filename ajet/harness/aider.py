@@ -1,4 +1,4 @@
-"""`harness:aider`: aider, over Chat Completions. It offers no tools: the model writes edits as text.
+"""`harness:aider`: aider, over Chat Completions, without tools: the model writes edits as text.
 Tried: 0.86.2."""
 
 from __future__ import annotations

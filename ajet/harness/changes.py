@@ -49,8 +49,9 @@ def _difference(name: str, old: bytes | None, new: bytes | None) -> str:
     if texts[0] is None or texts[1] is None:
         how = "added" if old is None else "removed" if new is None else "changed"
         return f"{name}: {how}, not text or too large to show\n"
-    labels = ("/dev/null" if old is None else f"a/{name}"), (
-        "/dev/null" if new is None else f"b/{name}"
+    labels = (
+        ("/dev/null" if old is None else f"a/{name}"),
+        ("/dev/null" if new is None else f"b/{name}"),
     )
     return "".join(
         line if line.endswith("\n") else f"{line}\n"

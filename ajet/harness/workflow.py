@@ -1,4 +1,4 @@
-"""The workflow of a command-line agent: a folder, a program with the gateway as its provider, a diff.
+"""The workflow of a command-line agent: a folder, a program that calls the gateway, a diff.
 
     row: files or folder ──> workspace ──> program in a sandbox ──> workspace, changed ──> judge
                                               │  ▲
@@ -9,8 +9,8 @@ calls are the episode's. The judge finds the folder in `metadata["folder"]`; it 
 episode is judged, unless `ajet.harness.episode_folders` keeps it.
 
 The episode's deadline is `ajet.rollout.episode_timeout_s`, its limits of calls and tokens are those
-of every workflow: the gateway refuses the call that exceeds one, and what the program then leaves is
-judged as truncated. A program that ends with an error before its first reply, or after a request
+of every workflow: the gateway refuses the call that exceeds one, and what the program then leaves
+is judged as truncated. A program that ends with an error before its first reply, or after a request
 that the gateway refused for another reason, fails the episode.
 
 Not covered: a row's earlier messages (`main_query` alone is the prompt).
@@ -73,8 +73,8 @@ class HarnessWorkflow(Workflow):
         found = shutil.which(given)
         if found is None:
             raise ConfigError(
-                f"{cls.name}: there is no program {given!r} on PATH: install it, or give its path in "
-                f"{WHERE}.program",
+                f"{cls.name}: there is no program {given!r} on PATH: install it, or give its path "
+                f"in {WHERE}.program",
                 code=Code.PROGRAM_MISSING,
             )
         return [str(Path(found).absolute())]

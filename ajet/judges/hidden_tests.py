@@ -1,6 +1,6 @@
 """Runs tests that the agent has not seen in a copy of the folder that it left.
 
-    row: hidden_files  {"test_f.py": "…"}     written over the copy, after the agent's program has ended
+    row: hidden_files  {"test_f.py": "…"}     written over the copy, once the program has ended
          test_command  ["python3", "{test}"]  or ajet.task_judge.hidden_tests.command for all rows
 
 With `{test}` the command is run once for each hidden file whose name begins with test_, and the

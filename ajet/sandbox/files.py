@@ -14,7 +14,7 @@ from typing import Any
 
 
 def write_files(folder: Path, files: Mapping[str, str], what: str) -> None:
-    """Writes texts by their relative paths. What is in the way, also a link on the way to a file, is
+    """Writes texts by their relative paths. What is in the way, a link on the way to a file too, is
     removed. Raises `ValueError` for a path that leads out of the folder; `what` names the
     mapping."""
     for name, text in files.items():
@@ -33,8 +33,8 @@ def write_files(folder: Path, files: Mapping[str, str], what: str) -> None:
 
 
 def file_texts(row: Mapping[str, Any], field: str) -> dict[str, str]:
-    """Returns a row's mapping from paths to texts, empty where it has none. A path without a text is
-    left out: tables give every row the paths of all rows."""
+    """Returns a row's mapping from paths to texts, empty where it has none. A path without a text
+    is left out: tables give every row the paths of all rows."""
     files = row.get(field) or {}
     if not isinstance(files, Mapping):
         raise ValueError(f"{field} must map paths to texts, not be {type(files).__name__}")

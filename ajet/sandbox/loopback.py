@@ -2,14 +2,15 @@
 
     python -I -S loopback.py INNER OUTER COMMAND…
 
-    the command ── 127.0.0.1:INNER of its own network ──> this process ──> 127.0.0.1:OUTER of the host
+    command ── its own 127.0.0.1:INNER ──> this process ──> the host's 127.0.0.1:OUTER
 
 The command's network has nothing but loopback: no other port of the host, no other machine, no name
-service. The listening socket is made inside and handed out, so nothing runs beside the command. With
-INNER 0 there is no port at all. The exit code is the command's (128 plus the number of a signal).
+service. The listening socket is made inside and handed out, so nothing runs beside the command.
+With INNER 0 there is no port at all. The exit code is the command's (128 plus the number of a
+signal).
 
-The module uses the standard library alone and imports nothing of ajet: it is run by its path.
-Not covered: kernels that forbid network namespaces to this user, where it ends with code 125 and one
+The module uses the standard library alone and imports nothing of ajet: it is run by its path. Not
+covered: kernels that forbid network namespaces to this user, where it ends with code 125 and one
 line.
 """
 

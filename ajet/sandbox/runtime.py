@@ -1,4 +1,4 @@
-"""Writes the command line that runs a whole program in a sandbox, as `ajet.harness.sandbox` names it.
+"""Writes the command line that runs a whole program in the sandbox of `ajet.harness.sandbox`.
 
     bwrap     the system's folders and those that are shown, read-only; /workspace and /home/agent
               writable; its own /tmp, /proc and processes; of the network only the gateway's port
@@ -6,8 +6,8 @@
     none      nothing: the program runs as the user who runs ajet, with all files and the network
 
 In all three the program and its descendants end with ajet (core/process_guard.py). This is for
-programs that people wrote and a model steers. Programs that a model wrote run in pool.py, which also
-limits memory, processes and system calls; nothing here does.
+programs that people wrote and a model steers. Programs that a model wrote run in pool.py, which
+also limits memory, processes and system calls; nothing here does.
 
 NOT covered: runtimes on other machines; images that must be pulled.
 """
@@ -46,8 +46,8 @@ _USER = 1000
 
 @dataclass(frozen=True)
 class Runtime:
-    """A way to run programs. `image` is podman's; `shown_folders` are folders of this machine that a
-    program may read, at their own paths."""
+    """A way to run programs. `image` is podman's; `shown_folders` are folders of this machine that
+    a program may read, at their own paths."""
 
     kind: Kind
     image: str | None = None
@@ -115,8 +115,8 @@ class Runtime:
         environment: Mapping[str, str],
         port: int | None,
     ) -> list[str]:
-        """Returns the command line. `port` is the one of the host that the program reaches, None for
-        no network; with kind none it reaches everything."""
+        """Returns the command line. `port` is the one of the host that the program reaches, None
+        for no network; with kind none it reaches everything."""
         if self.kind == "none":
             return list(command)
         inner = INNER_PORT if port else 0

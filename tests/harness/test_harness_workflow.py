@@ -70,7 +70,9 @@ async def test_the_folder_is_removed_once_it_is_judged_unless_it_is_to_be_kept(t
 @pytest.mark.parametrize("sandbox", ["none", "bwrap"])
 async def test_the_hidden_tests_are_nowhere_in_what_the_program_is_given(sandbox):
     look = "ls -a . .. ~ && env && cat ~/* * ; grep -r assert . ~ ; echo end"
-    episode = await play("harness:cmd", repaired, shell(f"{ASK}; {look}", "{prompt}", **sandboxed(sandbox)))
+    episode = await play(
+        "harness:cmd", repaired, shell(f"{ASK}; {look}", "{prompt}", **sandboxed(sandbox))
+    )
     seen = episode.output.metadata["final_answer"] + episode.output.metadata["errors"]
     assert "calc.py" in seen and "test_one" not in seen and "assert" not in seen
 
@@ -139,7 +141,9 @@ async def test_a_program_that_fails_after_replies_is_judged_and_counted():
 
 
 async def test_what_a_program_writes_is_kept_to_its_end_and_no_further():
-    config = shell(f"{ASK} > /dev/null; yes | head -c 3000000; echo; echo last", "{prompt}", max_output=12)
+    config = shell(
+        f"{ASK} > /dev/null; yes | head -c 3000000; echo; echo last", "{prompt}", max_output=12
+    )
     episode = await play("harness:cmd", repaired, config)
     assert episode.output.metadata["final_answer"] == "y\ny\ny\n\nlast"
 
@@ -226,7 +230,9 @@ def test_what_cannot_run_is_refused_before_a_launch(harness, said, monkeypatch):
 def test_a_sandbox_that_is_not_installed_is_refused_and_not_left_out(image, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     config = config_of(command=[sys.executable], sandbox="bwrap", image=image)
-    with pytest.raises(ConfigError, match="bwrap is not on this machine's PATH: install bubblewrap"):
+    with pytest.raises(
+        ConfigError, match="bwrap is not on this machine's PATH: install bubblewrap"
+    ):
         registered_workflow("harness:cmd").check_config(config)
 
 

@@ -3,6 +3,7 @@
 A program that is not on PATH is skipped, as is bubblewrap. What is scripted is the model alone.
 """
 
+import re
 import shutil
 
 import pytest
@@ -78,3 +79,25 @@ async def test_a_sub_agent_is_a_timeline_of_its_own(tmp_path):
     assert (episode.status, episode.error, episode.reward) == (EpisodeStatus.OK, None, 1.0)
     figures = audit_of(tmp_path / "episodes.sqlite", group)
     assert (figures.timelines, figures.num_faults) == (2, 0)
+
+
+async def test_a_sub_agent_of_codex_is_called_in_its_namespace_and_is_a_timeline(tmp_path):
+    needs_program("harness:codex")
+    (edit,) = EDITS["harness:codex"]
+
+    def reply(prompt, _request_id):
+        _, is_main, said = prompt.rpartition("Repair add in calc.py.")
+        if not is_main:
+            return "Repaired." if "exited with code 0" in prompt else edit
+        if "SUBTASK" not in said:
+            return call("spawn_agent", message="SUBTASK: repair")
+        if "wait_agent" in said:
+            return "Done."
+        (identifier,) = re.findall(r'"agent_id":"([^"]+)"', said)
+        return call("wait_agent", targets=[identifier])
+
+    group = await play_group("harness:codex", reply, config_of(sandbox="bwrap"))
+    (episode,) = group.trajectories
+    assert (episode.status, episode.error, episode.reward) == (EpisodeStatus.OK, None, 1.0)
+    figures = audit_of(tmp_path / "episodes.sqlite", group)
+    assert (figures.calls, figures.timelines, figures.num_faults) == (5, 2, 0)

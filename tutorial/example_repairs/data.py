@@ -104,7 +104,7 @@ FUNCTIONS = [
             ("number > best", "number < best"),
             ("numbers[0]", "0"),
             ("return best", "return number"),
-            ("best = number\n    return", "return number\n    return"),
+            ("best = number\n", "return best\n"),
         ],
     ),
     Function(

@@ -80,7 +80,10 @@ async def test_any_tool_may_be_required(tuner_of, client_of):
     ("fields", "said"),
     [
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "the provider's own"),
-        ({"messages": [*HI, {"role": "assistant", "content": "I"}]}, "must not end with the assistant's"),
+        (
+            {"messages": [*HI, {"role": "assistant", "content": "I"}]},
+            "must not end with the assistant's",
+        ),
         ({"tool_choice": {"type": "tool", "name": "sub"}}, "there is no tool 'sub'"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config is not served but"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking is not served"),

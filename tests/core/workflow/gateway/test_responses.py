@@ -121,6 +121,8 @@ async def test_a_tool_in_a_namespace_is_offered_by_its_name_and_called_with_the_
 async def test_a_name_that_two_namespaces_have_is_refused(tuner_of):
     spaces = [{"type": "namespace", "name": name, "tools": [ADD]} for name in ("a", "b")]
     with pytest.raises(openai.BadRequestError, match="'add' is there twice, in a namespace"):
-        await tuner_of().as_raw_openai_sdk_client().responses.create(
-            model="m", input="hi", tools=spaces
+        await (
+            tuner_of()
+            .as_raw_openai_sdk_client()
+            .responses.create(model="m", input="hi", tools=spaces)
         )

@@ -1,8 +1,8 @@
 """Anthropic's Messages API: ``POST /v1/messages``.
 
-Served: `system`, also among the messages, text, tool-use, tool-result and thinking blocks, tools of the client,
-`tool_choice` with `disable_parallel_tool_use`, `stop_sequences`, streaming. The signature of a
-thinking block is empty, and is not checked.
+Served: `system`, also among the messages, text, tool-use, tool-result and thinking blocks, tools of
+the client, `tool_choice` with `disable_parallel_tool_use`, `stop_sequences`, streaming. The
+signature of a thinking block is empty, and is not checked.
 
 Refused: images and documents, the provider's own tools, a last message of the assistant's (the
 reply cannot be begun for the model).

@@ -1,9 +1,9 @@
 """OpenAI's Responses API: ``POST /v1/responses``.
 
 Served: `input` as text or items (messages, function calls and their outputs, reasoning),
-`instructions`, function tools, also in namespaces, `tool_choice`, `previous_response_id` of the same key (until the
-episode ends), streaming. The items of one reply are merged into one message again, so that the
-conversation goes on with the recorded tokens.
+`instructions`, function tools, also in namespaces, `tool_choice`, `previous_response_id` of the
+same key (until the episode ends), streaming. The items of one reply are merged into one message
+again, so that the conversation goes on with the recorded tokens.
 
 Refused: built-in tools (web search, …), structured output (`text.format`), `background`, images,
 `conversation`.
