@@ -1090,6 +1090,15 @@ class Code(Enum):
         "Change the class as the line says.",
     )
 
+    PROGRAM_MISSING = (
+        "AJ-TOO-006",
+        "a program that an agent or its sandbox needs is missing",
+        "A command-line agent, the sandbox that it is to run in, or the sandbox's image is not on "
+        "this machine. Nothing is run without the sandbox that the config names.",
+        ("it is not installed", "it is not on the PATH of the process that runs ajet"),
+        "Install the program, give its path in ajet.harness.program, or name another sandbox.",
+    )
+
     REWARD_MISSING = (
         "AJ-OWN-016",
         "nobody gives a reward",

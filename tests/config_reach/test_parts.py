@@ -748,11 +748,40 @@ UNLIKE = f"{GENERATION}.deduplication_filter"
 ADAPTIVE, CURRICULUM = "tests/core/task/test_adaptive.py", "ajet.data.curriculum"
 ALL_CUT = "test_replies_without_a_valid_call_end_the_episode_and_one_with_a_valid_call_starts_anew"
 
+HARNESS = "tests/harness/test_harness_workflow.py"
 ELSEWHERE: dict[str, dict[str, list[str]]] = {
     "the server of episodes that clients run": {
         "tests/exchange/test_setup.py::test_the_server_has_the_configs_settings": [
             f"ajet.serve.{name}" for name in ("host", "port", "heartbeat_s", "tasks")
         ],
+    },
+    "command-line agents, which are programs of their own": {
+        f"{HARNESS}::{test}": [f"ajet.{key}" for key in keys]
+        for test, keys in {
+            "test_a_sandbox_that_is_not_installed_is_refused_and_not_left_out": [
+                "harness.sandbox",
+                "harness.image",
+            ],
+            "test_a_program_is_started_by_its_path_with_further_arguments_before_the_prompt": [
+                "harness.program",
+                "harness.arguments",
+            ],
+            "test_a_program_is_given_the_tasks_files_and_its_calls_are_the_episode": [
+                "harness.command",
+                "task_judge.hidden_tests.command",
+            ],
+            "test_a_shown_folder_beside_the_yaml_can_be_read_and_not_written": [
+                "harness.shown_folders"
+            ],
+            "test_the_folder_is_removed_once_it_is_judged_unless_it_is_to_be_kept": [
+                "harness.episode_folders"
+            ],
+            "test_what_a_program_writes_is_kept_to_its_end_and_no_further": ["harness.max_output"],
+            "test_the_changes_of_a_folder_are_kept_to_max_diff": ["harness.max_diff"],
+            "test_a_hidden_test_that_does_not_end_within_timeout_s_has_not_passed": [
+                "task_judge.hidden_tests.timeout_s"
+            ],
+        }.items()
     },
     "the runs of a config": {
         "tests/core/learning/test_teacher.py"

@@ -160,6 +160,19 @@ class RubricsAutoGrader(Grading):
     )
 
 
+class HiddenTestsConfig(Section):
+    """Configures a command that is run in the folder that a command-line agent leaves."""
+
+    command: list[str] = Field(
+        default=[],
+        description="The command; with {test} in it once for each hidden file named test_*, and "
+        "the reward is the share that exits with 0. A row's test_command comes first.",
+    )
+    timeout_s: float = Field(
+        default=60.0, gt=0, description="Seconds until one command counts as failed."
+    )
+
+
 class TaskJudgeConfig(Section):
     """Configures the judge: your own class, a built-in name, or none (the workflow's own
     reward)."""
@@ -170,8 +183,8 @@ class TaskJudgeConfig(Section):
     )
     judge_protocol: str | None = Field(
         default=None,
-        description="The judge: module->Class, file.py->Class, exact_match, math, env_service, llm "
-        "or llm_listwise; null takes the reward that the workflow returns.",
+        description="The judge: module->Class, file.py->Class, exact_match, math, env_service, "
+        "hidden_tests, llm or llm_listwise; null takes the reward that the workflow returns.",
     )
     success_threshold: float = Field(
         default=0.5,
@@ -187,6 +200,10 @@ class TaskJudgeConfig(Section):
     )
     client: JudgeClientConfig = Field(
         default=JudgeClientConfig(), description="How a judging model is reached."
+    )
+    hidden_tests: HiddenTestsConfig = Field(
+        default=HiddenTestsConfig(),
+        description="Settings that count with judge_protocol hidden_tests.",
     )
     llm: LlmJudgeConfig = Field(
         default=LlmJudgeConfig(),

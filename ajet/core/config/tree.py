@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator,
 from ajet.core.config.cluster import TrinityConfig, VerlConfig
 from ajet.core.config.data import DataConfig
 from ajet.core.config.environment import EnvironmentConfig
+from ajet.core.config.harness import HarnessConfig
 from ajet.core.config.kinds import DistillationConfig, Kind, SupervisedConfig
 from ajet.core.config.model import ModelConfig
 from ajet.core.config.rollout import RolloutConfig
@@ -86,6 +87,9 @@ class AjetSection(Section):
     task_reader: TaskReaderConfig = Field(default=TaskReaderConfig(), description="The tasks.")
     environment: EnvironmentConfig = Field(
         default=EnvironmentConfig(), description="Games and other environments."
+    )
+    harness: HarnessConfig = Field(
+        default=HarnessConfig(), description="Command-line agents as workflows."
     )
     task_judge: TaskJudgeConfig = Field(default=TaskJudgeConfig(), description="The reward.")
     context_tracker: ContextTrackerConfig = Field(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 JUDGES = {
     "exact_match": "ajet.judges.exact_match:ExactMatchJudge",
     "env_service": "ajet.tools.env_service.judge:EnvServiceJudge",
+    "hidden_tests": "ajet.judges.hidden_tests:HiddenTestsJudge",
     "llm": "ajet.judges.llm:LlmJudge",
     "llm_listwise": "ajet.judges.llm:LlmListwiseJudge",
     "math": "ajet.judges.math:MathJudge",

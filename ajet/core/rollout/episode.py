@@ -260,6 +260,7 @@ class EpisodeRunner:
                 raise
             self.on_error(error)
             return Trajectory(plan, (), EpisodeStatus.AGENT_ERROR, error=one_line(error))
+        resources.push_async_callback(workflow.after_verdict)
         environment = self._environments.episode(plan) if self._environments else None
         if environment is not None:
             resources.push_async_exit(environment)

@@ -6,6 +6,7 @@
 
     agent_name: math_agent     the registered class
     agent_name: tool_agent     one of ajet's own agents (agents/), imported when it is first used
+    agent_name: harness:codex  a command-line agent (harness/)
     no agent_name              the config's `ajet.rollout.user_workflow`, else `single_turn_agent`
 
 The user's modules are those of `ajet.rollout.agent_modules`; `agent_loop_config_path` names classes
@@ -46,6 +47,12 @@ BUILT_IN_AGENTS = {
     "client_owned": "ajet.exchange.workflow->ClientOwned",
     "verifiers_agent": "ajet.agents.verifiers_agent->VerifiersAgent",
     "nemo_gym_agent": "ajet.agents.nemo_gym_agent->NemoGymAgent",
+    "harness:aider": "ajet.harness.aider->Aider",
+    "harness:claude-code": "ajet.harness.claude_code->ClaudeCode",
+    "harness:cmd": "ajet.harness.cmd->Cmd",
+    "harness:codex": "ajet.harness.codex->Codex",
+    "harness:opencode": "ajet.harness.opencode->OpenCode",
+    "harness:qwen-code": "ajet.harness.qwen_code->QwenCode",
 }
 
 T = TypeVar("T")

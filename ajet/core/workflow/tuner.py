@@ -274,6 +274,12 @@ class ModelTuner:
         """Returns what the engine was given and sampled, in each call of the episode so far."""
         return [turn.completion for turn in self._recorder.turns]
 
+    @property
+    def refused_request(self) -> str | None:
+        """The gateway's last answer if it refused the request, as "400, unknown field …"; None once
+        a later request was served."""
+        return self._recorder.refused_request
+
     def tighten_limits(
         self, max_steps: int | None = None, max_model_len: int | None = None
     ) -> None:

@@ -35,6 +35,9 @@ class Workflow:
         """Runs the agent on `workflow_task.task`, with `model_tuner` as its model."""
         raise NotImplementedError(f"{type(self).__name__} does not define execute()")
 
+    async def after_verdict(self) -> None:
+        """Called once the episode is judged, or has failed: releases what the judge was to see."""
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         pydantic = sys.modules.get("pydantic")  # a class that uses it has imported it

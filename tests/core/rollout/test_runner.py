@@ -453,3 +453,26 @@ async def test_the_deadline_leaves_out_what_an_episode_waits_for_the_others():
     )
     [group] = await runner.rollout(RolloutRequest(TASKS[:1], step=0, mode="train", num_repeat=4))
     assert [str(t.status) for t in group.trajectories] == ["ok", "timeout", "ok", "ok"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_workflow_releases_what_the_judge_sees_once_there_is_a_verdict_or_none(fails):
+    order = []
+
+    class Holds(OneCall):
+        async def execute(self, workflow_task, tuner):
+            if fails:
+                raise RuntimeError("no")
+            return await super().execute(workflow_task, tuner)
+
+        async def after_verdict(self):
+            order.append("released")
+
+    class Looks(Fixed):
+        def compute_reward(self, workflow_task, workflow_output):
+            order.append("judged")
+            return 1.0
+
+    runner = episode_runner(Holds, endpoint(), TOKENIZER, Looks(), max_failure_rate=1.0)
+    await runner.rollout(RolloutRequest(TASKS[:1], step=0, mode="train", num_repeat=1))
+    assert order == (["released"] if fails else ["judged", "released"])

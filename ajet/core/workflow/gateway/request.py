@@ -42,12 +42,13 @@ class RequestError(Exception):
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
     """One request to the model. `messages` and `tools` have OpenAI's form, `tool_choice` is "auto",
-    "none", "required" or a tool's name. With `has_instructions` the first message is for this
-    request alone."""
+    "none", "required" or a tool's name; `namespaces` has those of tools that have one. With
+    `has_instructions` the first message is for this request alone."""
 
     messages: list[dict[str, Any]]
     has_instructions: bool = False
     tools: list[dict[str, Any]] | None = None
+    namespaces: Mapping[str, str] = field(default_factory=dict)
     tool_choice: str | None = None
     parallel_tool_calls: bool = True
     num_choices: int = 1

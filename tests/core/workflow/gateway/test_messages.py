@@ -80,8 +80,12 @@ async def test_any_tool_may_be_required(tuner_of, client_of):
     ("fields", "said"),
     [
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "the provider's own"),
-        ({"messages": [*HI, {"role": "assistant", "content": "I"}]}, "must end with the user's"),
+        (
+            {"messages": [*HI, {"role": "assistant", "content": "I"}]},
+            "must not end with the assistant's",
+        ),
         ({"tool_choice": {"type": "tool", "name": "sub"}}, "there is no tool 'sub'"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config is not served but"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking is not served"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "'image' is not served"),
     ],
@@ -116,3 +120,14 @@ async def test_a_forged_key_is_refused_in_anthropics_words(tuner_of):
         await forged.messages.create(model="m", max_tokens=9, messages=HI)
     assert error.value.body["error"]["type"] == "authentication_error"
     await forged.close()
+
+
+async def test_what_claude_code_sends_as_hints_and_system_messages_among_the_others_is_served(
+    tuner_of, client_of
+):
+    tuner = tuner_of("fine")
+    system = {"role": "system", "content": [{"type": "text", "text": "Today is Monday."}]}
+    asked = {"model": "m", "max_tokens": 50, "messages": [*HI, system]}
+    await client_of(tuner).messages.create(**asked, output_config={"effort": "high"})
+    (turn,) = tuner._recorder.turns
+    assert turn.messages == [*HI, {"role": "system", "content": "Today is Monday."}]

@@ -99,3 +99,30 @@ async def test_another_episodes_response_is_not_found(tuner_of):
     other = tuner_of(episode_id="other").as_raw_openai_sdk_client()
     with pytest.raises(openai.NotFoundError, match="was given to this key"):
         await other.responses.create(model="m", input="more", previous_response_id=first.id)
+
+
+async def test_a_tool_in_a_namespace_is_offered_by_its_name_and_called_with_the_namespace(tuner_of):
+    tuner = tuner_of(lambda *_: CALL)
+    client = tuner.as_raw_openai_sdk_client()
+    space = {"type": "namespace", "name": "math", "description": "", "tools": [ADD]}
+    response = await client.responses.create(
+        model="m",
+        input="hi",
+        tools=[space],
+        reasoning={"summary": "auto"},
+        extra_body={"client_metadata": {"thread_id": "t"}},
+    )
+    (item,) = response.output
+    assert (item.name, item.model_dump()["namespace"]) == ("add", "math")
+    (turn,) = tuner._recorder.turns
+    assert [tool["function"]["name"] for tool in turn.tools] == ["add"]
+
+
+async def test_a_name_that_two_namespaces_have_is_refused(tuner_of):
+    spaces = [{"type": "namespace", "name": name, "tools": [ADD]} for name in ("a", "b")]
+    with pytest.raises(openai.BadRequestError, match="'add' is there twice, in a namespace"):
+        await (
+            tuner_of()
+            .as_raw_openai_sdk_client()
+            .responses.create(model="m", input="hi", tools=spaces)
+        )

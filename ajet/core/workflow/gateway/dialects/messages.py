@@ -1,8 +1,8 @@
 """Anthropic's Messages API: ``POST /v1/messages``.
 
-Served: `system`, text, tool-use, tool-result and thinking blocks, tools of the client,
-`tool_choice` with `disable_parallel_tool_use`, `stop_sequences`, streaming. The signature of a
-thinking block is empty, and is not checked.
+Served: `system`, also among the messages, text, tool-use, tool-result and thinking blocks, tools of
+the client, `tool_choice` with `disable_parallel_tool_use`, `stop_sequences`, streaming. The
+signature of a thinking block is empty, and is not checked.
 
 Refused: images and documents, the provider's own tools, a last message of the assistant's (the
 reply cannot be begun for the model).
@@ -27,6 +27,7 @@ from ajet.core.workflow.gateway.request import (
 )
 
 IGNORED_FIELDS = ("metadata", "service_tier", "container", "context_management", "cache_control")
+IGNORED_OUTPUT_CONFIG = {"effort"}
 _ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -49,10 +50,16 @@ class Messages:
         given = object_list(fields.take("messages", list, []), "messages")
         fields.refuse("thinking", "the chat template decides", unless=[{"type": "disabled"}])
         fields.refuse("thread", "send the whole conversation: thread=False", unless=[False])
-        fields.refuse("output_config", "the model's reply is free text", unless=[{}])
+        output_config = fields.take("output_config", dict, {})
+        if output_config.keys() - IGNORED_OUTPUT_CONFIG:
+            raise RequestError(
+                "output_config is not served but for effort: the model's reply is free text",
+                param="output_config",
+                code="unsupported_parameter",
+            )
         messages = [message for each in given for message in _messages(each)]
         if not messages or messages[-1]["role"] == "assistant":
-            raise RequestError("messages must end with the user's", param="messages")
+            raise RequestError("messages must not end with the assistant's", param="messages")
         head = [{"role": "system", "content": system}] if system else []
         request = ChatRequest(
             messages=[*head, *messages],
@@ -132,11 +139,13 @@ def _tool_choice(choice: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) 
 def _messages(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Converts one message of blocks to messages of Chat Completions; tool results come first."""
     role, content = message.get("role"), message.get("content")
-    if role not in ("user", "assistant"):
+    if role not in ("user", "assistant", "system"):
         raise RequestError(f"messages: unknown role {role!r}", param="messages")
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     blocks = object_list(content, "messages")
+    if role == "system":  # instructions that begin in the middle of a conversation
+        return [{"role": role, "content": _text(blocks, "messages")}]
     if role == "assistant":
         return [_assistant(blocks)]
     results = [_result(block) for block in blocks if block.get("type") == "tool_result"]

@@ -1,9 +1,9 @@
 """OpenAI's Responses API: ``POST /v1/responses``.
 
 Served: `input` as text or items (messages, function calls and their outputs, reasoning),
-`instructions`, function tools, `tool_choice`, `previous_response_id` of the same key (until the
-episode ends), streaming. The items of one reply are merged into one message again, so that the
-conversation goes on with the recorded tokens.
+`instructions`, function tools, also in namespaces, `tool_choice`, `previous_response_id` of the
+same key (until the episode ends), streaming. The items of one reply are merged into one message
+again, so that the conversation goes on with the recorded tokens.
 
 Refused: built-in tools (web search, …), structured output (`text.format`), `background`, images,
 `conversation`.
@@ -33,6 +33,7 @@ from ajet.core.workflow.gateway.request import (
 )
 
 IGNORED_FIELDS = (
+    "client_metadata",
     "metadata",
     "prompt_cache_key",
     "prompt_cache_retention",
@@ -44,6 +45,8 @@ IGNORED_FIELDS = (
 )
 PLAIN_TEXT = {"format": {"type": "text"}}
 IGNORED_INCLUDES = (["reasoning.encrypted_content"],)
+IGNORED_REASONING = tuple({"summary": kind} for kind in ("auto", "concise", "detailed", "none"))
+"""There is no summary: the reasoning itself is in the reply, where the template shows it."""
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
@@ -54,11 +57,11 @@ class Responses:
 
     def parse(self, body: Mapping[str, Any], grant: Grant) -> ChatRequest:
         fields = Fields(body, IGNORED_FIELDS)
-        tools = [_tool(tool) for tool in object_list(fields.take("tools", list, []), "tools")]
+        tools, namespaces = _tools(object_list(fields.take("tools", list, []), "tools"))
         fields.refuse("text", f"but as free text; {NO_GRAMMAR}", unless=[PLAIN_TEXT, {}])
         fields.refuse("include", "nothing more is known of a reply", unless=[[], *IGNORED_INCLUDES])
         fields.refuse("truncation", "the agent shortens its history", unless=["disabled"])
-        fields.refuse("reasoning", "the chat template decides", unless=[{}])
+        fields.refuse("reasoning", "the chat template decides", unless=[{}, *IGNORED_REASONING])
         fields.refuse("background", "the answer comes at once", unless=[False])
         fields.refuse("top_logprobs", "only the sampled tokens' are known", unless=[0])
         earlier_messages = _stored_conversation(fields.take("previous_response_id", str), grant)
@@ -69,6 +72,7 @@ class Responses:
             messages=read_messages([*instruction_messages, *earlier_messages, *given_messages]),
             has_instructions=bool(instruction_messages),
             tools=tools or None,
+            namespaces=namespaces,
             tool_choice=read_tool_choice(fields.take("tool_choice", (str, dict)), tools),
             parallel_tool_calls=fields.take("parallel_tool_calls", bool, True),
             overrides=overrides(
@@ -94,7 +98,7 @@ class Responses:
             **_response_fields(identifier, request),
             "status": "incomplete" if is_cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-            "output": _output_items(identifier, turn.reply),
+            "output": _output_items(identifier, turn.reply, request.namespaces),
             "usage": {
                 "input_tokens": turn.num_prompt_tokens,
                 "input_tokens_details": {"cached_tokens": 0},
@@ -117,6 +121,27 @@ class Responses:
 
     def error_body(self, error: RequestError) -> dict[str, Any]:
         return openai_error(error)
+
+
+def _tools(
+    given: Sequence[Mapping[str, Any]],
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Returns the tools in Chat Completions' form, those of namespaces among them, and the
+    namespaces of these by the tools' names. A name may be there once."""
+    tools: list[dict[str, Any]] = []
+    namespaces: dict[str, str] = {}
+    for each in given:
+        if each.get("type") != "namespace":
+            tools.append(_tool(each))
+            continue
+        for inner in object_list(each.get("tools") or [], "tools"):
+            tools.append(_tool(inner))
+            namespaces[str(inner.get("name"))] = str(each.get("name"))
+    names = [tool["function"].get("name") for tool in tools]
+    for name in namespaces:
+        if names.count(name) > 1:
+            raise RequestError(f"tools: {name!r} is there twice, in a namespace", param="tools")
+    return tools, namespaces
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,7 +236,9 @@ def _response_fields(identifier: str, request: ChatRequest) -> dict[str, Any]:
     }
 
 
-def _output_items(identifier: str, reply: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _output_items(
+    identifier: str, reply: Mapping[str, Any], namespaces: Mapping[str, str]
+) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     if reply.get("reasoning_content"):
         text = {"type": "reasoning_text", "text": reply["reasoning_content"]}
@@ -220,7 +247,9 @@ def _output_items(identifier: str, reply: Mapping[str, Any]) -> list[dict[str, A
         text = {"type": "output_text", "text": reply["content"], "annotations": [], "logprobs": []}
         items.append({"type": "message", "role": "assistant", "content": [text]})
     for call in reply.get("tool_calls", ()):
-        items.append({"type": "function_call", "call_id": call["id"], **call["function"]})
+        item = {"type": "function_call", "call_id": call["id"], **call["function"]}
+        namespace = namespaces.get(call["function"]["name"])
+        items.append(item | ({"namespace": namespace} if namespace else {}))
     return [
         {"id": f"{identifier}-{index}", "status": "completed", **item}
         for index, item in enumerate(items)

@@ -1,0 +1,50 @@
+"""Defines `ajet.harness`: how command-line agents run as workflows."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from ajet.core.config.section import Section
+
+
+class HarnessConfig(Section):
+    """Configures the workflows `harness:…`, and the sandbox of the judge hidden_tests."""
+
+    sandbox: Literal["bwrap", "podman", "none"] = Field(
+        default="bwrap",
+        description="What confines the program and the hidden tests: bwrap, podman, or none, with "
+        "which they may do what you may.",
+    )
+    image: str | None = Field(default=None, description="The image of podman; none is pulled.")
+    program: str | None = Field(
+        default=None,
+        description="The program's path; null looks its usual name up on PATH (with podman: the "
+        "image's PATH).",
+    )
+    command: list[str] = Field(
+        default=[],
+        description="The command line of harness:cmd, with {prompt}, {base_url}, {anthropic_url}, "
+        "{api_key}, {model}, {folder} and {shown}, the first of shown_folders.",
+    )
+    arguments: list[str] = Field(
+        default=[], description="Further arguments of the other harnesses, before the prompt."
+    )
+    shown_folders: list[str] = Field(
+        default=[],
+        description="Folders that the program may read, beside the system's and its own; relative "
+        "ones are looked for beside the YAML.",
+    )
+    episode_folders: str | None = Field(
+        default=None,
+        description="Where the folders of episodes are made, and kept; null makes them among the "
+        "temporary files, and removes each once its episode is judged.",
+    )
+    max_output: int = Field(
+        default=4000,
+        ge=1,
+        description="Characters that an episode keeps of the end of what the program wrote, of "
+        "its standard output and its standard error.",
+    )
+    max_diff: int = Field(
+        default=20000, ge=0, description="Characters that an episode keeps of the folder's changes."
+    )

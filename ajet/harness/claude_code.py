@@ -1,0 +1,33 @@
+"""`harness:claude-code`: Anthropic's Claude Code, over the Messages API. Tried: 2.1.331."""
+
+from __future__ import annotations
+
+from ajet.core.config.harness import HarnessConfig
+from ajet.harness.launch import Launch, Setting
+from ajet.harness.workflow import HarnessWorkflow
+
+
+class ClaudeCode(HarnessWorkflow):
+    """Runs ``claude --print``. All of its models are the one in training."""
+
+    name = "harness:claude-code"
+    program = "claude"
+
+    def launch(self, setting: Setting, harness: HarnessConfig) -> Launch:
+        models = ("ANTHROPIC_MODEL", "ANTHROPIC_SMALL_FAST_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL")
+        models += tuple(f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("HAIKU", "SONNET", "OPUS"))
+        return Launch(
+            ["--print", "--dangerously-skip-permissions", *harness.arguments, "--", setting.prompt],
+            {
+                "ANTHROPIC_BASE_URL": setting.anthropic_url,
+                "ANTHROPIC_API_KEY": setting.api_key,
+                **dict.fromkeys(models, setting.model),
+                "CLAUDE_CONFIG_DIR": f"{setting.home}/.claude",
+                "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+                "CLAUDE_CODE_MAX_RETRIES": "0",
+                "DISABLE_AUTOUPDATER": "1",
+                "DISABLE_TELEMETRY": "1",
+                "MAX_THINKING_TOKENS": "0",
+                "IS_SANDBOX": "1",  # else it refuses to run as root, which podman's user is
+            },
+        )

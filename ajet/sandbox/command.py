@@ -1,0 +1,88 @@
+"""Runs one whole program in a sandbox and returns how it ended, with the end of what it said.
+
+    outcome = await run_command(runtime, ["pytest", "-q"], folders, environment={}, port=None)
+    outcome.exit_code, outcome.output
+
+The program ends, with all of its descendants, when the awaiting task is cancelled, and when ajet
+ends in whatever way (core/process_guard.py). NOT covered: deadlines, which the caller has
+(`asyncio.timeout`); the environment's variables beside PATH, HOME, LANG, TERM and TZ are the
+caller's alone: none of ajet's own reach the program.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ajet.core.process_guard import guarded
+from ajet.sandbox.runtime import SYSTEM_PATH, Folders, Runtime
+
+GRACE_S = 1.0
+"""The seconds that a program has to end by itself after SIGTERM."""
+MAX_OUTPUT = 1 << 16
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True)
+class CommandOutcome:
+    """How a program ended. `output` and `errors` are the ends of its standard output and standard
+    error."""
+
+    exit_code: int
+    output: str
+    errors: str
+
+
+async def run_command(
+    runtime: Runtime,
+    command: Sequence[str],
+    folders: Folders,
+    *,
+    environment: Mapping[str, str],
+    port: int | None,
+    max_output: int = MAX_OUTPUT,
+) -> CommandOutcome:
+    """Runs the program in `folders.workspace`, with an empty standard input. `port` is the port of
+    the host's loopback that it reaches. At most `max_output` bytes of each stream are kept."""
+    home = folders.inside(runtime)[1]
+    own = {"PATH": SYSTEM_PATH, "HOME": home, "LANG": "C.UTF-8", "TERM": "dumb", "TZ": "UTC"}
+    own |= environment
+    line = runtime.command(command, folders, own, port)
+    process = await asyncio.create_subprocess_exec(
+        *guarded(line, grace_s=GRACE_S),
+        cwd=folders.workspace,
+        env=os.environ if runtime.kind == "podman" else own,  # podman's program gets `own` alone
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    try:
+        output, errors = await asyncio.gather(
+            _end_of(process.stdout, max_output), _end_of(process.stderr, max_output)
+        )
+        return CommandOutcome(await process.wait(), output, errors)
+    finally:
+        if process.returncode is None:
+            await asyncio.shield(_end(process))
+        if runtime.kind == "podman":
+            await asyncio.to_thread(runtime.remove_container, folders)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Asks the guard to end the program, and waits until it has."""
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+    await process.wait()
+
+
+async def _end_of(stream: asyncio.StreamReader, max_bytes: int) -> str:
+    """Reads a stream to its end and returns its last `max_bytes` as text."""
+    kept = b""
+    while chunk := await stream.read(_CHUNK):
+        kept = (kept + chunk)[-max_bytes:]
+    return kept.decode("utf-8", "replace")

@@ -1,0 +1,88 @@
+"""Copies and writes the files of a folder in which a program has worked, or is to.
+
+What a program leaves is not trusted: a link in it may point anywhere. Nothing here follows one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+
+def write_files(folder: Path, files: Mapping[str, str], what: str) -> None:
+    """Writes texts by their relative paths. What is in the way, a link on the way to a file too, is
+    removed. Raises `ValueError` for a path that leads out of the folder; `what` names the
+    mapping."""
+    for name, text in files.items():
+        parts = PurePosixPath(name).parts
+        if not parts or name.startswith("/") or ".." in parts or "\0" in name:
+            raise ValueError(f"{what}: {name!r} is not a path inside the folder")
+        path = folder
+        for part in parts[:-1]:
+            path = path / part
+            if path.is_symlink() or not path.is_dir():
+                _remove(path)
+                path.mkdir()
+        path = path / parts[-1]
+        _remove(path)
+        path.write_text(text, "utf-8")
+
+
+def file_texts(row: Mapping[str, Any], field: str) -> dict[str, str]:
+    """Returns a row's mapping from paths to texts, empty where it has none. A path without a text
+    is left out: tables give every row the paths of all rows."""
+    files = row.get(field) or {}
+    if not isinstance(files, Mapping):
+        raise ValueError(f"{field} must map paths to texts, not be {type(files).__name__}")
+    return {str(path): str(text) for path, text in files.items() if text is not None}
+
+
+def copy_folder(source: Path, target: Path) -> None:
+    """Copies files, folders and links; anything else that a program may have made (a pipe, a
+    socket) is left out."""
+    shutil.copytree(source, target, symlinks=True, ignore=_special_files, dirs_exist_ok=True)
+
+
+def remove_folder(folder: Path) -> None:
+    """Removes a folder, also where a program has taken the rights on a part of it away."""
+    shutil.rmtree(folder, onerror=_retry_with_rights)
+
+
+def regular_files(folder: Path) -> Iterator[str]:
+    """Yields the relative paths of the files in a folder, in order."""
+    for parent, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            path = Path(parent, name)
+            if stat.S_ISREG(path.lstat().st_mode):
+                yield str(path.relative_to(folder))
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        remove_folder(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _special_files(folder: str, names: list[str]) -> list[str]:
+    kinds = {name: Path(folder, name).lstat().st_mode for name in names}
+    return [
+        name
+        for name, mode in kinds.items()
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))
+    ]
+
+
+def _retry_with_rights(function: Callable[..., Any], path: str, _error: object) -> None:
+    for each in (Path(path).parent, Path(path)):
+        if each.is_dir() and not each.is_symlink():
+            each.chmod(0o700)
+    if function is os.unlink or function is os.rmdir:
+        function(path)
+    else:
+        shutil.rmtree(path)

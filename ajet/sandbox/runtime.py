@@ -1,0 +1,206 @@
+"""Writes the command line that runs a whole program in the sandbox of `ajet.harness.sandbox`.
+
+    bwrap     the system's folders and those that are shown, read-only; /workspace and /home/agent
+              writable; its own /tmp, /proc and processes; of the network only the gateway's port
+    podman    an image's files in the place of the system's; the rest is the same
+    none      nothing: the program runs as the user who runs ajet, with all files and the network
+
+In all three the program and its descendants end with ajet (core/process_guard.py). This is for
+programs that people wrote and a model steers. Programs that a model wrote run in pool.py, which
+also limits memory, processes and system calls; nothing here does.
+
+NOT covered: runtimes on other machines; images that must be pulled.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Self
+
+from ajet.core.error_codes import Code
+from ajet.core.errors import ConfigError
+from ajet.core.process_guard import guarded
+
+if TYPE_CHECKING:
+    from ajet.core.config import AjetConfig
+
+Kind = Literal["bwrap", "podman", "none"]
+WORKSPACE, HOME = "/workspace", "/home/agent"
+INNER_PORT = 8080
+"""The gateway's port inside: always the same, so that it is no difference between two prompts."""
+SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
+
+_LOOPBACK = Path(__file__).with_name("loopback.py")
+_SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/passwd", "/etc/group")
+_SYSTEM_FILES += ("/etc/nsswitch.conf", "/etc/ssl", "/etc/localtime")
+_USER = 1000
+"""The program's user as it sees itself; outside it is the user who runs ajet."""
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """A way to run programs. `image` is podman's; `shown_folders` are folders of this machine that
+    a program may read, at their own paths."""
+
+    kind: Kind
+    image: str | None = None
+    shown_folders: tuple[str, ...] = ()
+
+    @classmethod
+    def from_config(cls, config: AjetConfig, more_folders: Sequence[str] = ()) -> Self:
+        """Returns the sandbox of `ajet.harness`, which shows `more_folders` too."""
+        section = config.ajet.harness
+        where = "ajet.harness.shown_folders"
+        shown = [str(found_folder(folder, config, where)) for folder in section.shown_folders]
+        return cls(section.sandbox, section.image, (*shown, *more_folders))
+
+    @property
+    def is_confined(self) -> bool:
+        return self.kind != "none"
+
+    def check(self, where: str) -> None:
+        """Raises `ConfigError` where this machine lacks the runtime, or a first program does not
+        start in it; `where` is the key."""
+        if self.kind == "none":
+            return
+        if shutil.which(self.kind) is None:
+            package = "bubblewrap" if self.kind == "bwrap" else self.kind
+            raise ConfigError(
+                f"{where}: {self.kind} is not on this machine's PATH: install {package}, or set "
+                f"{where} to none, which confines nothing",
+                code=Code.PROGRAM_MISSING,
+            )
+        if self.kind == "podman":
+            self._check_image(where)
+        with tempfile.TemporaryDirectory(prefix="ajet-check-") as base:
+            folders = Folders(Path(base))
+            folders.make()
+            line = guarded(self.command(["true"], folders, {}, None))
+            tried = subprocess.run(line, capture_output=True, text=True, check=False)
+        if tried.returncode != 0:
+            said = tried.stderr.strip().splitlines()
+            raise ConfigError(
+                f"{where}: {self.kind} starts no program here: "
+                f"{said[-1] if said else f'exit code {tried.returncode}'}",
+                code=Code.PROGRAM_MISSING,
+            )
+
+    def _check_image(self, where: str) -> None:
+        if self.image is None:
+            raise ConfigError(
+                f"{where} is podman, which needs ajet.harness.image", code=Code.KEY_MISSING
+            )
+        found = subprocess.run(
+            ["podman", "image", "exists", self.image], capture_output=True, text=True, check=False
+        )
+        if found.returncode != 0:
+            said = found.stderr.strip().splitlines()
+            raise ConfigError(
+                f"ajet.harness.image: podman has no image {self.image!r} "
+                f"({said[-1] if said else 'ajet pulls none: podman pull or podman import it'})",
+                code=Code.PROGRAM_MISSING,
+            )
+
+    def command(
+        self,
+        command: Sequence[str],
+        folders: Folders,
+        environment: Mapping[str, str],
+        port: int | None,
+    ) -> list[str]:
+        """Returns the command line. `port` is the one of the host that the program reaches, None
+        for no network; with kind none it reaches everything."""
+        if self.kind == "none":
+            return list(command)
+        inner = INNER_PORT if port else 0
+        network = [sys.executable, "-I", "-S", str(_LOOPBACK), str(inner), str(port or 0)]
+        if self.kind == "podman":
+            return [*network, *self._podman(folders, environment), *command]
+        return [*network, *self._bwrap(folders), *command]
+
+    def _bwrap(self, folders: Folders) -> list[str]:
+        """Returns bubblewrap's part. /proc is read-only: where root runs ajet, the program is root
+        of the host without capabilities, to whom files below /proc/sys belong."""
+        line = ["bwrap", "--unshare-user", "--uid", str(_USER), "--gid", str(_USER)]
+        line += ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--hostname", "sandbox"]
+        line += ["--new-session", "--die-with-parent", "--cap-drop", "ALL"]
+        line += ["--proc", "/proc", "--remount-ro", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
+        for path in _SYSTEM_FOLDERS:
+            if Path(path).is_symlink():
+                line += ["--symlink", str(Path(path).readlink()), path]
+            elif Path(path).exists():
+                line += ["--ro-bind", path, path]
+        for path in (*_SYSTEM_FILES, *self.shown_folders):
+            line += ["--ro-bind-try", path, path]
+        line += ["--bind", str(folders.workspace), WORKSPACE, "--bind", str(folders.home), HOME]
+        return [*line, "--remount-ro", "/", "--chdir", WORKSPACE, "--"]
+
+    def _podman(self, folders: Folders, environment: Mapping[str, str]) -> list[str]:
+        """Returns podman's part. Its "host" is the network of the process that starts it, which is
+        the one that loopback.py has made."""
+        assert self.image is not None
+        line = ["podman", "run", "--rm", "--pull=never", "--network=host", "--name", folders.name]
+        line += ["--cap-drop=all", "--security-opt=no-new-privileges", "--log-driver=none"]
+        line += ["--workdir", WORKSPACE, f"--volume={folders.workspace}:{WORKSPACE}"]
+        line += [f"--volume={folders.home}:{HOME}"]
+        line += [f"--volume={path}:{path}:ro" for path in self.shown_folders]
+        line += [f"--env={name}={value}" for name, value in environment.items()]
+        return [*line, self.image]
+
+    def remove_container(self, folders: Folders) -> None:
+        """Removes what podman keeps of a program that was ended from outside."""
+        subprocess.run(
+            ["podman", "rm", "--force", "--time=0", "--ignore", folders.name],
+            capture_output=True,
+            check=False,
+        )
+
+
+@dataclass(frozen=True)
+class Folders:
+    """The folders of one program: `workspace`, in which it works, and `home`. The names that it
+    knows them by are those of `inside`."""
+
+    base: Path
+
+    @property
+    def name(self) -> str:
+        return self.base.name
+
+    @property
+    def workspace(self) -> Path:
+        return self.base / "workspace"
+
+    @property
+    def home(self) -> Path:
+        return self.base / "home"
+
+    def make(self) -> None:
+        for folder in (self.workspace, self.home):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def inside(self, runtime: Runtime) -> tuple[str, str]:
+        """Returns the paths of workspace and home as the program sees them."""
+        if runtime.is_confined:
+            return WORKSPACE, HOME
+        return str(self.workspace), str(self.home)
+
+
+def found_folder(folder: str, config: AjetConfig, where: str) -> Path:
+    """Returns a folder that a config or a row names: beside the YAML, or below the folder in which
+    ajet was started. Raises `ConfigError` where there is none."""
+    tried = [base / Path(folder).expanduser() for base in config.base_dirs]
+    for path in tried:
+        if path.is_dir():
+            return path.resolve()
+    raise ConfigError(
+        f"{where}: there is no folder {folder!r}; looked for {', '.join(map(str, tried))}",
+        code=Code.DATA_NOT_FOUND,
+    )

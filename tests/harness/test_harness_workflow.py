@@ -1,0 +1,241 @@
+"""A command-line agent runs as a workflow: its folder, its limits, and what of it is seen."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from ajet.core.errors import ConfigError
+from ajet.core.trajectory.trajectory import EpisodeStatus
+from ajet.core.workflow.registry import registered_workflow
+from tests.harness.harness_run import (
+    PYTHON,
+    ROW,
+    audit_of,
+    config_of,
+    play,
+    play_group,
+    process_lines,
+    sandboxed,
+    shell,
+)
+
+CLIENT = """
+import json, os, sys, urllib.request
+body = {"model": "ajet", "messages": [{"role": "user", "content": sys.argv[1]}]}
+headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+request = urllib.request.Request(
+    os.environ["OPENAI_BASE_URL"] + "/chat/completions", json.dumps(body).encode(), headers)
+print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"], end="")
+"""
+ASK = f"/usr/bin/env python3 -c '{CLIENT}' \"$1\""
+REPAIR = f"{ASK} > calc.py; echo repaired"
+RIGHT = "def add(a, b):\n    return a + b\n"
+
+
+def repaired(*_):
+    return RIGHT
+
+
+@pytest.mark.parametrize("sandbox", ["none", "bwrap", "podman"])
+async def test_a_program_is_given_the_tasks_files_and_its_calls_are_the_episode(sandbox, tmp_path):
+    config = shell(REPAIR, "{prompt}", **sandboxed(sandbox))
+    group = await play_group("harness:cmd", repaired, config)
+    episode = group.trajectories[0]
+    assert (episode.status, episode.reward, episode.is_success) == (EpisodeStatus.OK, 1.0, True)
+    (turn,) = episode.turns
+    assert turn.messages == [{"role": "user", "content": "Repair add in calc.py."}]
+    said = episode.output.metadata
+    assert (said["final_answer"], said["exit_code"]) == ("repaired", 0)
+    assert "-    return a - b\n+    return a + b\n" in said["changes"]
+    figures = audit_of(tmp_path / "episodes.sqlite", group)
+    assert (figures.calls, figures.num_faults, figures.drift.total()) == (1, 0, 0)
+
+
+async def test_the_reward_is_the_share_of_hidden_tests_that_pass():
+    half = "def add(a, b):\n    return a\n"  # add(2, 0) is right, add(2, 3) is not
+    episode = await play("harness:cmd", lambda *_: half, shell(REPAIR, "{prompt}"))
+    assert (episode.reward, episode.is_success) == (0.5, False)
+
+
+async def test_the_folder_is_removed_once_it_is_judged_unless_it_is_to_be_kept(tmp_path):
+    episode = await play("harness:cmd", repaired, shell(REPAIR, "{prompt}"))
+    assert not Path(episode.output.metadata["folder"]).parent.exists()
+    config = shell(REPAIR, "{prompt}", episode_folders=str(tmp_path / "kept"))
+    episode = await play("harness:cmd", repaired, config)
+    folder = Path(episode.output.metadata["folder"])
+    assert folder.is_relative_to(tmp_path / "kept") and (folder / "calc.py").read_text() == RIGHT
+
+
+@pytest.mark.parametrize("sandbox", ["none", "bwrap"])
+async def test_the_hidden_tests_are_nowhere_in_what_the_program_is_given(sandbox):
+    look = "ls -a . .. ~ && env && cat ~/* * ; grep -r assert . ~ ; echo end"
+    episode = await play(
+        "harness:cmd", repaired, shell(f"{ASK}; {look}", "{prompt}", **sandboxed(sandbox))
+    )
+    seen = episode.output.metadata["final_answer"] + episode.output.metadata["errors"]
+    assert "calc.py" in seen and "test_one" not in seen and "assert" not in seen
+
+
+@pytest.mark.parametrize("sandbox", ["bwrap", "podman"])
+async def test_a_confined_program_sees_the_gateway_and_its_own_folders_alone(
+    sandbox, tmp_path, monkeypatch
+):
+    keys = sandboxed(sandbox)
+    monkeypatch.setenv("AJET_TEST_SECRET", "hunter2")
+    secret = tmp_path / "secret"
+    secret.write_text("hunter2")
+    look = (
+        f"cat {secret}; env | grep hunter2; echo x > /proc/sys/vm/swappiness; "
+        "grep -c : /proc/net/dev; ls /root /var; echo end"
+    )
+    episode = await play("harness:cmd", repaired, shell(f"{ASK}; {look}", "{prompt}", **keys))
+    seen = episode.output.metadata
+    assert "hunter2" not in seen["final_answer"] + seen["errors"]
+    assert seen["final_answer"].endswith("1\nend")  # loopback is the only network
+    assert seen["errors"].count("Read-only file system") == 1
+
+
+@pytest.mark.parametrize("sandbox", ["bwrap", "podman"])
+async def test_addresses_and_paths_inside_are_the_same_in_each_episode(sandbox):
+    script = f"{ASK} >/dev/null; pwd; echo {{base_url}} {{folder}}"
+    config = shell(script, "{prompt}", **sandboxed(sandbox))
+    episode = await play("harness:cmd", repaired, config)
+    said = episode.output.metadata["final_answer"]
+    assert said == "/workspace\nhttp://127.0.0.1:8080/v1 /workspace"
+
+
+@pytest.mark.parametrize("sandbox", ["none", "bwrap", "podman"])
+async def test_a_program_that_runs_past_the_deadline_ends_with_all_that_it_started(sandbox):
+    mark = f"8642{len(sandbox)}"  # seconds of a sleep that no other process has
+    config = shell(f"sleep {mark} & {ASK}; sleep {mark}", "{prompt}", **sandboxed(sandbox))
+    episode = await play("harness:cmd", repaired, config, episode_timeout_s=3.0)
+    assert episode.status is EpisodeStatus.TIMEOUT
+    assert f"sleep {mark}" not in process_lines()
+
+
+async def test_a_program_that_a_limit_of_calls_stops_is_judged_as_truncated():
+    config = shell(f"{ASK} > calc.py; {ASK} || exit 3", "{prompt}")
+    episode = await play("harness:cmd", repaired, config, max_steps=1)
+    assert episode.status is EpisodeStatus.TRUNCATED
+    assert (episode.reward, episode.output.metadata["exit_code"]) == (1.0, 3)
+
+
+async def test_a_program_that_fails_before_its_first_reply_fails_the_episode_with_its_last_line():
+    episode = await play("harness:cmd", repaired, shell("echo no such option >&2; exit 2"))
+    assert episode.status is EpisodeStatus.AGENT_ERROR
+    assert "harness:cmd ended with exit code 2: no such option" in episode.error
+
+
+async def test_a_program_that_is_refused_by_the_gateway_says_so():
+    bad = CLIENT.replace('"messages"', '"colour": 1, "messages"')
+    episode = await play("harness:cmd", repaired, shell(f"/usr/bin/env python3 -c '{bad}' hi"))
+    assert "the gateway answered 400, unknown field colour" in episode.error
+
+
+async def test_a_program_that_fails_after_replies_is_judged_and_counted():
+    episode = await play("harness:cmd", repaired, shell(f"{REPAIR}; exit 7", "{prompt}"))
+    assert (episode.status, episode.reward) == (EpisodeStatus.OK, 1.0)
+    assert episode.output.metadata["exit_code"] == 7
+    assert episode.output.log_metrics["program_failed"] == 1.0
+
+
+async def test_what_a_program_writes_is_kept_to_its_end_and_no_further():
+    config = shell(
+        f"{ASK} > /dev/null; yes | head -c 3000000; echo; echo last", "{prompt}", max_output=12
+    )
+    episode = await play("harness:cmd", repaired, config)
+    assert episode.output.metadata["final_answer"] == "y\ny\ny\n\nlast"
+
+
+async def test_a_row_may_name_a_folder_and_its_files_come_on_top(tmp_path):
+    source = tmp_path / "repository"
+    (source / "deep").mkdir(parents=True)
+    (source / "deep" / "note").write_text("old")
+    (source / "calc.py").write_text("")
+    row = ROW | {"folder": str(source), "files": {"deep/new": "new"}}
+    episode = await play("harness:cmd", repaired, shell(f"{REPAIR}; cat deep/*", "{prompt}"), row)
+    assert episode.output.metadata["final_answer"] == "repaired\nnewold"
+    assert (source / "calc.py").read_text() == ""
+
+
+async def test_a_program_is_started_by_its_path_with_further_arguments_before_the_prompt(tmp_path):
+    program = tmp_path / "own"
+    program.write_text(f"#!/bin/sh\n{ASK.replace('$1', 'hi')} >/dev/null; printf '%s|' \"$@\"\n")
+    program.chmod(0o755)
+    config = config_of(program=str(program), arguments=["--fast", "calc.py"])
+    episode = await play("harness:qwen-code", repaired, config)
+    said = episode.output.metadata["final_answer"]
+    assert said == "--yolo|--fast|calc.py|--prompt|Repair add in calc.py.|"
+
+
+async def test_a_shown_folder_beside_the_yaml_can_be_read_and_not_written(tmp_path):
+    (tmp_path / "note").write_text("shown")
+    script = f"{ASK} > /dev/null; cat {{shown}}/note; echo x > {{shown}}/note"
+    config = shell(script, "{prompt}", shown_folders=[str(tmp_path)], **sandboxed("bwrap"))
+    episode = await play("harness:cmd", repaired, config)
+    assert episode.output.metadata["final_answer"] == "shown"
+    assert "Read-only file system" in episode.output.metadata["errors"]
+
+
+async def test_the_changes_of_a_folder_are_kept_to_max_diff():
+    episode = await play("harness:cmd", repaired, shell(REPAIR, "{prompt}", max_diff=5))
+    assert episode.output.metadata["changes"] == "--- a\n[cut]\n"
+
+
+async def test_a_hidden_test_that_does_not_end_within_timeout_s_has_not_passed():
+    config = shell(REPAIR, "{prompt}", timeout_s=0.2)
+    row = ROW | {"test_command": ["sleep", "86425"]}
+    episode = await play("harness:cmd", repaired, config, row)
+    assert (episode.reward, episode.is_success) == (0.0, False)
+    assert "sleep 86425" not in process_lines()
+
+
+async def test_without_test_in_the_command_it_is_run_once_for_all():
+    row = ROW | {"test_command": [*PYTHON, "-c", "import test_one, test_two"]}
+    episode = await play("harness:cmd", repaired, shell(REPAIR, "{prompt}"), row)
+    assert (episode.reward, episode.is_success) == (1.0, True)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"hidden_files": {"a.py": ""}}, "hidden_files has no file named test_"),
+        ({"hidden_files": {"../test_a.py": ""}}, "is not a path inside the folder"),
+        ({"hidden_files": ["test_a.py"]}, "hidden_files must map paths to texts, not be list"),
+    ],
+)
+async def test_hidden_files_that_cannot_be_used_are_the_judges_error(row, said):
+    episode = await play("harness:cmd", repaired, shell(REPAIR, "{prompt}"), ROW | row)
+    assert episode.status is EpisodeStatus.JUDGE_ERROR and said in episode.error
+
+
+@pytest.mark.parametrize(
+    ("harness", "said"),
+    [
+        ({"command": []}, "harness:cmd runs this command line, and it is empty"),
+        ({"command": ["no-such-agent"]}, "there is no program 'no-such-agent' on PATH"),
+        ({"command": ["sh", "{promt}"]}, "there is no placeholder {promt}; there are prompt,"),
+        ({"command": ["sh", "{shown}"]}, "there is no placeholder {shown}"),
+        ({"command": ["sh"], "shown_folders": ["nowhere"]}, "there is no folder 'nowhere'"),
+        ({"command": ["sh"], "sandbox": "podman"}, "podman"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_a_launch(harness, said, monkeypatch):
+    with pytest.raises(ConfigError, match=said):
+        registered_workflow("harness:cmd").check_config(config_of(**harness))
+
+
+@pytest.mark.parametrize("image", [None, "some/image"])
+def test_a_sandbox_that_is_not_installed_is_refused_and_not_left_out(image, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    config = config_of(command=[sys.executable], sandbox="bwrap", image=image)
+    with pytest.raises(
+        ConfigError, match="bwrap is not on this machine's PATH: install bubblewrap"
+    ):
+        registered_workflow("harness:cmd").check_config(config)
+
+
+def test_the_arguments_of_a_shell_keep_its_own_braces():
+    kind = registered_workflow("harness:cmd")
+    kind.check_config(config_of(command=["sh", "-c", "echo ${HOME} {model}"]))
