@@ -27,10 +27,10 @@ $(READY): pyproject.toml setup.py constraints.txt tests/references.txt
 demo: $(READY)
 	@$(BIN)/ajet --conf tutorial/example_math_agent/demo.yaml --backbone debug
 
-# Four processes, since tests wait for processes of their own; a file at a time, since module
+# Six processes, since tests wait for processes of their own; a file at a time, since module
 # fixtures are made once. tests/conftest.py puts the files that take longest first.
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 6 --dist loadfile --no-loadscope-reorder
 
 test-ray: $(READY)
 	$(BIN)/python -m pytest -m ray
