@@ -22,7 +22,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -77,7 +76,7 @@ def _follow(command: Sequence[str], run_folder: Path, output: int, show: Show) -
     from ajet.core.process_guard import guarded
 
     is_guarded = sys.platform == "linux"
-    started_s = time.time()
+    earlier = _written_ns(run_folder)
     plain = {name: value for name, value in os.environ.items() if name != "FORCE_COLOR"}
     process = subprocess.Popen(
         guarded(command, grace_s=60.0) if is_guarded else list(command),
@@ -90,13 +89,13 @@ def _follow(command: Sequence[str], run_folder: Path, output: int, show: Show) -
     try:
         while process.poll() is None:
             try:
-                show(_view(run_folder, started_s, output))
+                show(_view(run_folder, earlier, output))
                 process.wait(POLL_S)
             except subprocess.TimeoutExpired:
                 continue
             except KeyboardInterrupt:
                 _interrupt(process.pid, is_guarded)
-        show(_view(run_folder, started_s, output))
+        show(_view(run_folder, earlier, output))
         return process.returncode
     finally:
         process.terminate()
@@ -134,26 +133,33 @@ def _lines(output: int) -> list[str]:
     return [line for line in text.splitlines() if line.strip()]
 
 
-def _view(run_folder: Path, started_s: float, output: int) -> str:
+def _view(run_folder: Path, earlier: int | None, output: int) -> str:
     """Returns the run as HTML: curves, and the command's last lines."""
     lines = html.escape("\n".join(_lines(output)[-LINES:]))
     return (
         f'<div style="font-family:sans-serif;max-width:{WIDTH}px">'
-        f"<b>{html.escape(run_folder.name)}</b>{_chart(_curves(run_folder, started_s))}"
+        f"<b>{html.escape(run_folder.name)}</b>{_chart(_curves(run_folder, earlier))}"
         f'<pre style="font-size:11px;white-space:pre-wrap">{lines}</pre></div>'
     )
 
 
-def _curves(run_folder: Path, started_s: float) -> dict[str, Points]:
-    """Returns the curves of the run so far. A file that this run has not written to is that of an
-    earlier one."""
-    from ajet.core.record.run_checks import metrics_rows
+def _written_ns(run_folder: Path) -> int | None:
+    """Returns when the metrics were written last; None where there are none."""
     from ajet.core.record.run_folder import RunFolder
 
     path = RunFolder(run_folder).metrics_jsonl
-    if not path.is_file() or path.stat().st_mtime < started_s - 1:
+    return path.stat().st_mtime_ns if path.is_file() else None
+
+
+def _curves(run_folder: Path, earlier: int | None) -> dict[str, Points]:
+    """Returns the curves of the run so far. Metrics that were written last at `earlier`, before the
+    start, are those of an earlier run."""
+    from ajet.core.record.run_checks import metrics_rows
+    from ajet.core.record.run_folder import RunFolder
+
+    if _written_ns(run_folder) in (None, earlier):
         return {}
-    rows = list(metrics_rows(path))
+    rows = list(metrics_rows(RunFolder(run_folder).metrics_jsonl))
     found = {name: [(step, row[name]) for step, row in rows if name in row] for name in CURVES}
     return {name: points for name, points in found.items() if points}
 

@@ -36,7 +36,15 @@ def test_a_mistake_in_the_config_is_raised_before_anything_starts(toy):
         notebook.train("toy.yaml", "ajet.rollout.temprature=1", show=print)
 
 
-def test_an_interrupt_finishes_the_step_and_the_same_cell_goes_on(toy):
+@pytest.fixture
+def interruptible():
+    """A process that runs tests for another one ignores SIGINT, which a kernel does not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_finishes_the_step_and_the_same_cell_goes_on(toy, interruptible):
     timers = []
 
     def show(text):

@@ -210,8 +210,8 @@ async def test_the_gateway_has_the_configs_port_and_others_count_up_from_it(
     port = unused_tcp_port_factory()
     given = {"ajet.interchange_server.interchange_server_port": port}
     gateways = [assembly.make_gateway(config_of(given), offset) for offset in (0, 3)]
-    assert [gateway._port for gateway in gateways] == [port, port + 3]
-    assert assembly.make_gateway(config_of({}))._port is None
+    assert [gateway.port for gateway in gateways] == [port, port + 3]
+    assert assembly.make_gateway(config_of({})).port is None
 
 
 # --- the run: steps, validation, checkpoints, what is logged -------------------------------------
