@@ -550,6 +550,19 @@ def traces() -> list[Row]:
     ]
 
 
+def client_episodes() -> list[Row]:
+    found = result("client_episodes")["results"][-1]
+    return [
+        (
+            f"{found['clients']:,} clients at one `ajet serve`, five calls each at the same time: "
+            "episodes ok; ms that a call costs beside the model, median",
+            f"{found['episodes_ok']:,}; {found['call_ms']['median']:.0f}",
+            "all",
+            "client_episodes",
+        )
+    ]
+
+
 def page() -> list[Row]:
     found = result("logview")
     browser, limits = found["browser"], found["limits"]
@@ -591,6 +604,7 @@ def table() -> str:
         *sharding(),
         *traces(),
         *page(),
+        *client_episodes(),
         *rest(),
     ]
     lines = ["| on two CPU cores | measured | goal, limit | script |", "|---|---|---|---|"]
