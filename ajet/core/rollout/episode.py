@@ -72,6 +72,8 @@ if TYPE_CHECKING:
     from ajet.core.workflow.gateway.gateway import Gateway
 
 MIN_WAIT_S = 0.01
+RELEASE_S = 60.0
+"""The seconds that a workflow's `after_verdict` may take."""
 STOPPED = "the run was stopped"
 GROUP_JUDGE = "the judge of its group"
 OnError = Callable[[BaseException], None]
@@ -260,7 +262,7 @@ class EpisodeRunner:
                 raise
             self.on_error(error)
             return Trajectory(plan, (), EpisodeStatus.AGENT_ERROR, error=one_line(error))
-        resources.push_async_callback(workflow.after_verdict)
+        resources.push_async_callback(self._release, workflow, plan)
         environment = self._environments.episode(plan) if self._environments else None
         if environment is not None:
             resources.push_async_exit(environment)
@@ -275,6 +277,17 @@ class EpisodeRunner:
             on_error=self.on_error,
             blocking=self._blocking,
         )
+
+    async def _release(self, workflow: Workflow, plan: WorkflowTask) -> None:
+        """Calls the workflow's `after_verdict`. The episode has its verdict by then, so what is
+        raised there, and what takes longer than `RELEASE_S`, is logged."""
+        try:
+            async with asyncio.timeout(RELEASE_S):
+                await workflow.after_verdict()
+        except (Exception, SystemExit) as error:
+            if self.debug:
+                raise
+            logger.warning(f"{plan.episode_id}: after_verdict failed: {one_line(error)}")
 
     def _recorder(
         self, plan: WorkflowTask, sampling: SamplingParams, number: int, workflow: Workflow

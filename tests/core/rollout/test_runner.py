@@ -476,3 +476,19 @@ async def test_a_workflow_releases_what_the_judge_sees_once_there_is_a_verdict_o
     runner = episode_runner(Holds, endpoint(), TOKENIZER, Looks(), max_failure_rate=1.0)
     await runner.rollout(RolloutRequest(TASKS[:1], step=0, mode="train", num_repeat=1))
     assert order == (["released"] if fails else ["judged", "released"])
+
+
+@pytest.mark.parametrize("error", [ValueError("the folder is gone"), SystemExit(3)])
+async def test_what_fails_after_the_verdict_is_logged_and_the_episode_stays_as_judged(
+    error, warnings
+):
+    class Fails(OneCall):
+        async def after_verdict(self):
+            raise error
+
+    runner = episode_runner(Fails, endpoint(), TOKENIZER, Fixed())
+    request = RolloutRequest(TASKS[:1], step=0, mode="train", num_repeat=1)
+    (group,) = await runner.rollout(request)
+    assert [(str(t.status), t.reward is None) for t in group.trajectories] == [("ok", False)]
+    (line,) = warnings
+    assert line.startswith("000000-train-0000-00: after_verdict failed: ")
