@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ajet.cli.options import Overrides, ProjectDir, Verbose
+from ajet.cli.options import (
+    Checkpoint,
+    Endpoint,
+    EndpointModel,
+    Overrides,
+    ProjectDir,
+    Verbose,
+)
 
 if TYPE_CHECKING:
     from ajet.backbones.evaluating import Subject
@@ -51,23 +58,12 @@ def evaluate(
     split: Annotated[
         Literal["validation", "training"], typer.Option(help="Whose tasks.")
     ] = "validation",
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(help="A checkpoint's folder, or a run folder: its newest one."),
-    ] = None,
+    checkpoint: Checkpoint = None,
     model: Annotated[
         str | None, typer.Option(help="A model as it is. [default: ajet.model.path]")
     ] = None,
-    endpoint: Annotated[
-        str | None,
-        typer.Option(
-            help="An OpenAI-compatible address (https://…/v1) instead of a model; its key is "
-            "AJET_ENDPOINT_API_KEY or OPENAI_API_KEY of the environment."
-        ),
-    ] = None,
-    endpoint_model: Annotated[
-        str | None, typer.Option(help="The model's name at the endpoint.")
-    ] = None,
+    endpoint: Endpoint = None,
+    endpoint_model: EndpointModel = None,
     num_tasks: Annotated[
         int | None,
         typer.Option(

@@ -5,7 +5,16 @@ from typing import Annotated
 
 import typer
 
-from ajet.cli.options import Conf, ExpDir, Overrides, ProjectDir, Verbose
+from ajet.cli.options import (
+    Checkpoint,
+    Conf,
+    Endpoint,
+    EndpointModel,
+    ExpDir,
+    Overrides,
+    ProjectDir,
+    Verbose,
+)
 
 
 def optimize_prompt(
@@ -18,19 +27,9 @@ def optimize_prompt(
             "again. [ajet.rollout.multi_turn.system_prompt]"
         ),
     ] = None,
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="A checkpoint's folder, or a run folder: its newest one.")
-    ] = None,
-    endpoint: Annotated[
-        str | None,
-        typer.Option(
-            help="An OpenAI-compatible address (https://…/v1) instead of a model; its key is "
-            "AJET_ENDPOINT_API_KEY or OPENAI_API_KEY of the environment."
-        ),
-    ] = None,
-    endpoint_model: Annotated[
-        str | None, typer.Option(help="The model's name at the endpoint.")
-    ] = None,
+    checkpoint: Checkpoint = None,
+    endpoint: Endpoint = None,
+    endpoint_model: EndpointModel = None,
     reflection_endpoint: Annotated[
         str | None,
         typer.Option(

@@ -49,3 +49,15 @@ Overrides = Annotated[
         help="Config overrides as Hydra takes them: ajet.seed=1, +my.key=2, ~my.key.",
     ),
 ]
+Checkpoint = Annotated[
+    Path | None,
+    typer.Option(help="A checkpoint's folder, or a run folder: its newest one."),
+]
+Endpoint = Annotated[
+    str | None,
+    typer.Option(
+        help="An OpenAI-compatible address (https://…/v1) instead of a model; its key is "
+        "AJET_ENDPOINT_API_KEY or OPENAI_API_KEY of the environment."
+    ),
+]
+EndpointModel = Annotated[str | None, typer.Option(help="The model's name at the endpoint.")]
