@@ -236,7 +236,7 @@ class _Search:
 
 
 class _Adapter:
-    """What gepa calls for episodes, from its own thread."""
+    """Plays episodes for gepa, which calls it from a thread of its own."""
 
     propose_new_texts: Any = None  # gepa asks its own signature of the reflection model
 
@@ -273,7 +273,7 @@ class _Adapter:
 
 
 class _Reflection:
-    """The reflection model as gepa calls it, from its own thread."""
+    """Asks the reflection model for gepa, which calls it from a thread of its own."""
 
     def __init__(self, search: _Search, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

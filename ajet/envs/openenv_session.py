@@ -37,7 +37,8 @@ class ActionRefused(Exception):
 
 
 class Session(Protocol):
-    """One episode's environment. `reset` and `step` return its observation, reward and done."""
+    """Plays one episode's environment. `reset` and `step` return its observation, reward and
+    done."""
 
     @property
     def action_schema(self) -> Mapping[str, Any]: ...

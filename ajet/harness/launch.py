@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Setting:
-    """One episode as the program will see it: the model's address and key, the task's prompt, and
-    its folders by the paths that it knows them by. `shown` is the first folder that the config
-    shows, else empty."""
+    """Holds one episode as the program will see it: the model's address and key, the task's
+    prompt, and its folders by the paths that it knows them by. `shown` is the first folder that
+    the config shows, else empty."""
 
     base_url: str
     anthropic_url: str
@@ -24,7 +24,8 @@ class Setting:
 
 @dataclass(frozen=True)
 class Launch:
-    """How the program is started: arguments, variables, and files by their paths in its home."""
+    """Says how the program is started: arguments, variables, and files by their paths in its
+    home."""
 
     arguments: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -4,7 +4,7 @@
     outcome.exit_code, outcome.output
 
 The program ends, with all of its descendants, when the awaiting task is cancelled, and when ajet
-ends in whatever way (core/process_guard.py). NOT covered: deadlines, which the caller has
+ends in whatever way (core/process_guard.py). Not covered: deadlines, which the caller has
 (`asyncio.timeout`); the environment's variables beside PATH, HOME, LANG, TERM and TZ are the
 caller's alone: none of ajet's own reach the program.
 """
@@ -29,8 +29,8 @@ _CHUNK = 1 << 16
 
 @dataclass(frozen=True)
 class CommandOutcome:
-    """How a program ended. `output` and `errors` are the ends of its standard output and standard
-    error."""
+    """Says how a program ended. `output` and `errors` are the ends of its standard output and
+    standard error."""
 
     exit_code: int
     output: str

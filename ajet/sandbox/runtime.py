@@ -9,7 +9,7 @@ In all three the program and its descendants end with ajet (core/process_guard.p
 programs that people wrote and a model steers. Programs that a model wrote run in pool.py, which
 also limits memory, processes and system calls; nothing here does.
 
-NOT covered: runtimes on other machines; images that must be pulled.
+Not covered: runtimes on other machines; images that must be pulled.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class DebugBackbone:
         interrupt: Interrupt | None = None,
         gateway: ExchangeGateway | None = None,
     ) -> None:
-        """With `gateway`, clients run the episodes of `fit`."""
+        """`gateway` lets clients run the episodes of `fit`."""
         self.config = config
         self.gateway = gateway
         self.console = console or Console()

@@ -47,7 +47,7 @@ class DebugTraining:
         console: Console,
         gateway: ExchangeGateway | None = None,
     ) -> None:
-        """With `gateway`, clients run the episodes."""
+        """`gateway` lets clients run the episodes."""
         self.folder = folder
         tasks = assembly.read_tasks(config)
         assembly.set_threads(config)

@@ -36,7 +36,7 @@ class Workflow:
         raise NotImplementedError(f"{type(self).__name__} does not define execute()")
 
     async def after_verdict(self) -> None:
-        """Called once the episode is judged, or has failed: releases what the judge was to see.
+        """Is called once the episode is judged, or has failed: releases what the judge was to see.
         What it raises is logged, and changes nothing of the episode."""
 
     def __init_subclass__(cls, **options: Any) -> None:

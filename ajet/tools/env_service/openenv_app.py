@@ -71,7 +71,7 @@ class State(BaseModel):
 
 
 class Session:
-    """One connection's episode: turns messages into calls of the environment."""
+    """Turns the messages of one connection, which is one episode, into calls of its environment."""
 
     def __init__(self, environment: LiveEnvironment) -> None:
         self._environment = environment
