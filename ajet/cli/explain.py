@@ -37,8 +37,9 @@ def _warning(name: str) -> str | None:
     """Returns the explanation of a warning, or None where none has this name."""
     from ajet.core.record.warning_names import WARNINGS
 
-    kind = {key: value for key, value in WARNINGS.items() if key == name.strip().lower()}
-    return next((f"{key}\n\n{k.when}\n\nWhat to do: {k.look}" for key, k in kind.items()), None)
+    name = name.strip().lower()
+    kind = WARNINGS.get(name)
+    return None if kind is None else f"{name}\n\n{kind.when}\n\nWhat to do: {kind.look}"
 
 
 def _all_codes() -> str:

@@ -27,6 +27,7 @@ from ajet.client.client import BEGIN_OPTIONS, PATIENCE_S
 from ajet.client.protocol import (
     UNREACHABLE,
     Answer,
+    EpisodeAccess,
     EpisodeData,
     EpisodeOver,
     Operation,
@@ -143,32 +144,15 @@ class AsyncEpisodeClient:
                 return number
 
 
-class AsyncEpisode:
+class AsyncEpisode(EpisodeAccess):
     """An episode that has begun. Within ``async with`` a task says that the client lives, and an
     exception gives the episode up."""
 
     def __init__(self, client: AsyncEpisodeClient, data: EpisodeData) -> None:
-        self.data = data
+        super().__init__(data, client.url)
         self._client = client
         self._is_over = False
         self._beating: asyncio.Task[None] | None = None
-
-    @property
-    def task(self) -> dict[str, Any]:
-        return self.data.task
-
-    @property
-    def base_url(self) -> str:
-        """The address for OpenAI's clients: that of the server as this client reaches it."""
-        return f"{self._client.url}/v1"
-
-    @property
-    def api_key(self) -> str:
-        return self.data.api_key
-
-    @property
-    def api_keys(self) -> dict[str, str]:
-        return self.data.api_keys
 
     async def end(
         self,
@@ -210,9 +194,8 @@ class AsyncEpisode:
             self._beating.cancel()
         if self._is_over:
             return
-        reason = "it returned without an end" if kind is None else f"{kind.__name__}: {error}"
         try:
-            await self.abort(reason)
+            await self.abort(protocol.abort_reason(kind, error))
         except (EpisodeOver, ServerUnreachable):
             return  # over or unheard: the server ends it by itself
 

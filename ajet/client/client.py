@@ -32,6 +32,7 @@ from ajet.client import protocol
 from ajet.client.protocol import (
     UNREACHABLE,
     Answer,
+    EpisodeAccess,
     EpisodeData,
     EpisodeOver,
     Operation,
@@ -166,32 +167,15 @@ class EpisodeClient:
 BEGIN_OPTIONS = ("task", "task_id", "agents", "mode")
 
 
-class Episode:
+class Episode(EpisodeAccess):
     """An episode that has begun; its fields are those of `EpisodeData`. Within ``with`` a thread
     says that the client lives, and an exception gives the episode up."""
 
     def __init__(self, client: EpisodeClient, data: EpisodeData) -> None:
-        self.data = data
+        super().__init__(data, client.url)
         self._client = client
         self._is_over = threading.Event()
         self._beating: threading.Thread | None = None
-
-    @property
-    def task(self) -> dict[str, Any]:
-        return self.data.task
-
-    @property
-    def base_url(self) -> str:
-        """The address for OpenAI's clients: that of the server as this client reaches it."""
-        return f"{self._client.url}/v1"
-
-    @property
-    def api_key(self) -> str:
-        return self.data.api_key
-
-    @property
-    def api_keys(self) -> dict[str, str]:
-        return self.data.api_keys
 
     def end(
         self,
@@ -231,9 +215,8 @@ class Episode:
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         if self._is_over.is_set():
             return
-        reason = "it returned without an end" if kind is None else f"{kind.__name__}: {error}"
         try:
-            self.abort(reason)
+            self.abort(protocol.abort_reason(kind, error))
         except (EpisodeOver, ServerUnreachable):
             return  # over or unheard: the server ends it by itself
 

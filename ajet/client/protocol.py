@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -82,7 +82,7 @@ Operation = Generator[Request | float, Answer, Result]
 
 @dataclass(frozen=True, slots=True)
 class EpisodeData:
-    """What the server says of an episode that has begun.
+    """Holds what the server says of an episode that has begun.
 
     `base_url` and `api_key` are for OpenAI's clients, `api_keys` has one for each agent. `task` has
     task_id, main_query, init_messages and metadata (the task's row). `mode` is train or eval.
@@ -105,10 +105,36 @@ class EpisodeData:
     heartbeat_s: float
 
 
+class EpisodeAccess:
+    """Gives an episode's data to the code that runs it; `url` is the server's as its client reaches
+    it."""
+
+    def __init__(self, data: EpisodeData, url: str) -> None:
+        self.data = data
+        self._url = url
+
+    @property
+    def task(self) -> dict[str, Any]:
+        return self.data.task
+
+    @property
+    def base_url(self) -> str:
+        """The address for OpenAI's clients: that of the server as this client reaches it."""
+        return f"{self._url}/v1"
+
+    @property
+    def api_key(self) -> str:
+        return self.data.api_key
+
+    @property
+    def api_keys(self) -> dict[str, str]:
+        return self.data.api_keys
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an episode ended. `status` is ok, or what went wrong; "pending" while the judge waits for
-    the rest of its group."""
+    """Says how an episode ended. `status` is ok, or what went wrong; "pending" while the judge
+    waits for the rest of its group."""
 
     status: str
     episode_id: str | None = None
@@ -159,20 +185,13 @@ def begin(
         "wait_s": WAIT_S,
         "request_id": uuid.uuid4().hex,
     }
-    patience = Patience(patience_s)
-    while True:
-        answer = yield Request("POST", f"{PREFIX}/episodes", body, WAIT_S + MARGIN_S * 3)
-        if answer.status == 201:
-            names = EpisodeData.__dataclass_fields__
-            return EpisodeData(**{n: v for n, v in answer.value.items() if n in names})
-        if answer.status == UNREACHABLE:
-            yield patience.wait(answer)
-        elif answer.status == 503:
-            patience = Patience(patience_s)
-        elif answer.status == 410:
-            raise RunOver(410, answer.message)
-        else:
-            raise ServeError(answer.status, answer.message)
+    request = Request("POST", f"{PREFIX}/episodes", body, WAIT_S + MARGIN_S * 3)
+    answer = yield from _insisted(request, lambda answer: answer.status == 503, patience_s)
+    if answer.status == 410:
+        raise RunOver(410, answer.message)
+    if answer.status != 201:
+        raise ServeError(answer.status, answer.message)
+    return EpisodeData(**_fields_of(EpisodeData, answer))
 
 
 def end(
@@ -192,21 +211,14 @@ def end(
         "metrics": metrics,
         "wait_s": WAIT_S,
     }
-    patience = Patience(patience_s)
-    while True:
-        answer = yield Request("POST", _path(claim_id, "end"), body, WAIT_S + MARGIN_S)
-        if answer.status == 200 or answer.value.get("awaits") == "group":
-            names = Outcome.__dataclass_fields__
-            return Outcome(**{n: v for n, v in answer.value.items() if n in names})
-        if answer.status == UNREACHABLE:
-            yield patience.wait(answer)
-        elif answer.status == 202:
-            patience = Patience(patience_s)
-        elif answer.status == 410:
-            kind = RunOver if answer.code == "run_over" else EpisodeOver
-            raise kind(410, answer.message)
-        else:
-            raise ServeError(answer.status, answer.message)
+    request = Request("POST", _path(claim_id, "end"), body, WAIT_S + MARGIN_S)
+    answer = yield from _insisted(request, _awaits_judge, patience_s)
+    if answer.status == 410:
+        kind = RunOver if answer.code == "run_over" else EpisodeOver
+        raise kind(410, answer.message)
+    if answer.status not in (200, 202):
+        raise ServeError(answer.status, answer.message)
+    return Outcome(**_fields_of(Outcome, answer))
 
 
 def abort(claim_id: str, reason: str) -> Operation[dict[str, Any]]:
@@ -249,6 +261,37 @@ def given(result: object) -> dict[str, Any]:
     raise TypeError(
         f"an episode's function returns a reward, None or a mapping, not {type(result).__name__}"
     )
+
+
+def abort_reason(kind: type[BaseException] | None, error: object) -> str:
+    """Returns why a ``with`` block gives its episode up: the exception that left it, or none."""
+    return "it returned without an end" if kind is None else f"{kind.__name__}: {error}"
+
+
+def _insisted(
+    request: Request, is_again: Callable[[Answer], bool], patience_s: float
+) -> Operation[Answer]:
+    """Makes a request again while the server says so (`is_again`), and for `patience_s` while it is
+    not reached; returns the first other answer."""
+    patience = Patience(patience_s)
+    while True:
+        answer = yield request
+        if answer.status == UNREACHABLE:
+            yield patience.wait(answer)
+        elif is_again(answer):
+            patience = Patience(patience_s)
+        else:
+            return answer
+
+
+def _awaits_judge(answer: Answer) -> bool:
+    return answer.status == 202 and answer.value.get("awaits") != "group"
+
+
+def _fields_of(kind: type, answer: Answer) -> dict[str, Any]:
+    """Returns the values of the answer that a dataclass has a field for."""
+    names = {each.name for each in fields(kind)}
+    return {name: value for name, value in answer.value.items() if name in names}
 
 
 def _path(claim_id: str, action: str) -> str:

@@ -17,11 +17,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from ajet.core.config.section import Section
-from ajet.core.error_codes import Code
-from ajet.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
@@ -77,16 +75,7 @@ class SuiteSection(Section):
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
         """Returns the section of the config, with defaults where it has none."""
-        given = config.user_sections().get("suite") or {}
-        try:
-            return cls.model_validate(dict(given))
-        except ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join(["suite", *map(str, first["loc"])])
-            known = ", ".join(cls.model_fields)
-            raise ConfigError(
-                f"{key}: {first['msg']}; suite has {known}", code=Code.UNKNOWN_KEY
-            ) from error
+        return config.user_section("suite", cls)
 
 
 def prompting(model_tuner: ModelTuner) -> Prompting:

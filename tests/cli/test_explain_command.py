@@ -47,6 +47,10 @@ def test_a_warning_is_explained_by_its_name_and_stands_in_the_docs(name):
     assert f"`{name}`" in (ROOT / "docs/warnings.md").read_text()
 
 
+def test_every_name_of_a_warning_has_its_explanation_and_no_other():
+    assert tuple(WARNINGS) == get_args(WarningName)
+
+
 def test_a_misspelt_warning_names_the_close_one():
     assert "did you mean no_signal?" in explain("no_singal").stderr
 

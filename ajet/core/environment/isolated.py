@@ -26,6 +26,7 @@ import numpy as np
 
 from ajet.core.environment.environment import Frame
 from ajet.core.environment.frames import frame_problem
+from ajet.core.environment.pending_calls import PendingCalls
 from ajet.core.environment.registry import EnvironmentMaker
 from ajet.core.environment.returns import ResetResult, StepResult
 from ajet.core.errors import EnvironmentFault
@@ -106,8 +107,7 @@ class Worker:
         self.is_retired = False
         self.num_environments = 0
         self._last_number = 0
-        self._num_requests = 0
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._calls = PendingCalls()
         ours, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
@@ -139,9 +139,7 @@ class Worker:
         environment, or the worker, fails."""
         # The shield keeps the connection when this caller is cancelled; other calls share it.
         _, writer = await asyncio.shield(self._streams)
-        self._num_requests += 1
-        number = self._num_requests
-        answer = self._waiting[number] = self.loop.create_future()
+        number, answer = self._calls.begin()
         message = {"number": number, "environment": environment, "call": call, **arguments}
         try:
             if self._reading.done():
@@ -149,7 +147,7 @@ class Worker:
             writer.write(json.dumps(message).encode() + b"\n")
             return await answer
         finally:
-            self._waiting.pop(number, None)
+            self._calls.forget(number)
 
     def end(self) -> None:
         """Ends the process and all that it started."""
@@ -164,20 +162,9 @@ class Worker:
         reader, _ = await asyncio.shield(self._streams)
         with suppress(ConnectionError, ValueError):  # it died, or sent no valid message
             while line := await reader.readline():
-                self._deliver(json.loads(line))
+                self._calls.deliver(json.loads(line))
         self.is_retired = True
-        for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_exception(EnvironmentFault(self._ended()))
-
-    def _deliver(self, message: dict[str, Any]) -> None:
-        waiting = self._waiting.get(message["number"])
-        if waiting is None or waiting.done():
-            return
-        if "fault" in message:
-            waiting.set_exception(EnvironmentFault(message["fault"]))
-        else:
-            waiting.set_result(message["result"])
+        self._calls.fail(self._ended())
 
     def _ended(self) -> str:
         code = self.process.poll()

@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from urllib.parse import quote, urlsplit
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from ajet.core.config.section import Section
 from ajet.core.error_codes import Code
@@ -43,16 +43,7 @@ class NemoGymSection(Section):
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
         """Returns the section of the config. Raises ConfigError where it is missing or wrong."""
-        given = config.user_sections().get("nemo_gym") or {}
-        try:
-            section = cls.model_validate(dict(given))
-        except ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join(["nemo_gym", *map(str, first["loc"])])
-            raise ConfigError(
-                f"{key}: {first['msg']}; nemo_gym has {', '.join(cls.model_fields)}",
-                code=Code.UNKNOWN_KEY,
-            ) from error
+        section = config.user_section("nemo_gym", cls)
         if urlsplit(section.url).scheme not in ("http", "https"):
             raise ConfigError(
                 f"nemo_gym.url: {section.url!r} is no address of a resources server: write "
@@ -63,7 +54,7 @@ class NemoGymSection(Section):
 
 
 class Verdict(NamedTuple):
-    """What `/verify` said: the reward, and its other numbers."""
+    """Holds what `/verify` said: the reward, and its other numbers."""
 
     reward: float
     metrics: Mapping[str, float]

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
+from ajet.core.environment.pending_calls import PendingCalls
 from ajet.core.errors import EnvironmentFault
 from ajet.core.process_guard import guarded
 from ajet.tools.verifiers.settings import VerifiersSection
@@ -36,8 +37,7 @@ class VerifiersProcess:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
-        self._num_calls = 0
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._calls = PendingCalls("verifiers: ")
         self._reading = asyncio.ensure_future(self._read())
 
     @classmethod
@@ -88,9 +88,7 @@ class VerifiersProcess:
 
     async def ask(self, call: str, **arguments: Any) -> Any:
         """Returns the program's answer to a call. A caller that is cancelled cancels the call."""
-        self._num_calls += 1
-        number = self._num_calls
-        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
+        number, answer = self._calls.begin()
         try:
             self._send({"number": number, "call": call, **arguments})
             return await answer
@@ -99,7 +97,7 @@ class VerifiersProcess:
                 self._send({"number": number, "call": "cancel"})
             raise
         finally:
-            del self._waiting[number]
+            self._calls.forget(number)
 
     async def close(self) -> None:
         """Ends the program and all that it started."""
@@ -119,22 +117,11 @@ class VerifiersProcess:
         assert self._process.stdout is not None
         try:
             while line := await self._process.stdout.readline():
-                self._deliver(json.loads(line))
+                self._calls.deliver(json.loads(line))
             await self._process.wait()
         except (ValueError, KeyError, TypeError, AttributeError):  # no message of the program's
             self._process.terminate()
-        for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_exception(EnvironmentFault(self._ended()))
-
-    def _deliver(self, message: dict[str, Any]) -> None:
-        waiting = self._waiting.get(message["number"])
-        if waiting is None or waiting.done():
-            return
-        if "fault" in message:
-            waiting.set_exception(EnvironmentFault(f"verifiers: {message['fault']}"))
-        else:
-            waiting.set_result(message["result"])
+        self._calls.fail(self._ended())
 
     def _ended(self) -> str:
         code = self._process.returncode

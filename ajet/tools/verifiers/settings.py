@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from ajet.core.config.section import Section
 from ajet.core.error_codes import Code
@@ -53,16 +53,7 @@ class VerifiersSection(Section):
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
         """Returns the section of the config. Raises ConfigError where it has none, or a mistake."""
-        given = config.user_sections().get("verifiers") or {}
-        try:
-            section = cls.model_validate(dict(given))
-        except ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join(["verifiers", *map(str, first["loc"])])
-            raise ConfigError(
-                f"{key}: {first['msg']}; verifiers has {', '.join(cls.model_fields)}",
-                code=Code.UNKNOWN_KEY,
-            ) from error
+        section = config.user_section("verifiers", cls)
         taskset = section.env.get("taskset")
         if not isinstance(taskset, dict) or not taskset.get("id"):
             raise ConfigError(
