@@ -10,12 +10,15 @@ lets the run start and says so in one notice. A key with neither is honoured. Th
 `Secret` is shown and stored nowhere.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
+
+from ajet.core.error_codes import Code
+from ajet.core.errors import ConfigError
 
 ALL_BACKBONES = ("debug", "verl", "trinity")
 
@@ -56,6 +59,20 @@ class Section(BaseModel):
         allow_inf_nan=False,
         protected_namespaces=(),
     )
+
+    @classmethod
+    def of_user(cls, sections: Mapping[str, Any], name: str) -> Self:
+        """Returns the section `name` beside `ajet:`, with defaults where there is none. Raises
+        ConfigError for a key or a value that this class does not take."""
+        try:
+            return cls.model_validate(dict(sections.get(name) or {}))
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join([name, *map(str, first["loc"])])
+            raise ConfigError(
+                f"{key}: {first['msg']}; {name} has {', '.join(cls.model_fields)}",
+                code=Code.UNKNOWN_KEY,
+            ) from error
 
 
 @dataclass(frozen=True)

@@ -12,17 +12,9 @@ import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
 from ajet.core.config.cluster import TrinityConfig, VerlConfig
 from ajet.core.config.data import DataConfig
@@ -42,10 +34,7 @@ from ajet.core.config.services import (
 from ajet.core.config.task_judge import TaskJudgeConfig
 from ajet.core.config.task_reader import TaskReaderConfig
 from ajet.core.config.trainer import TrainerConfig
-from ajet.core.error_codes import Code
-from ajet.core.errors import ConfigError
 
-OwnSection = TypeVar("OwnSection", bound=Section)
 Backbone = Literal["debug", "verl", "trinity"]
 STAGED_RUNS_OWN = {"experiment_name", "experiment_dir", "project_name", "backbone", "stages"}
 """Keys that a stage cannot change."""
@@ -302,19 +291,6 @@ class AjetConfig(BaseModel):
     def user_sections(self) -> dict[str, Any]:
         """Returns the user's own top-level sections."""
         return dict(self.__pydantic_extra__ or {})
-
-    def user_section(self, name: str, kind: type[OwnSection]) -> OwnSection:
-        """Returns a section beside `ajet:` as this class describes it, with defaults where the
-        config has none. Raises ConfigError for a key or a value that the class does not take."""
-        try:
-            return kind.model_validate(dict(self.user_sections().get(name) or {}))
-        except ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join([name, *map(str, first["loc"])])
-            raise ConfigError(
-                f"{key}: {first['msg']}; {name} has {', '.join(kind.model_fields)}",
-                code=Code.UNKNOWN_KEY,
-            ) from error
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data, with all secrets; `redacted_config` is what may be stored."""

@@ -43,7 +43,7 @@ class NemoGymSection(Section):
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
         """Returns the section of the config. Raises ConfigError where it is missing or wrong."""
-        section = config.user_section("nemo_gym", cls)
+        section = cls.of_user(config.user_sections(), "nemo_gym")
         if urlsplit(section.url).scheme not in ("http", "https"):
             raise ConfigError(
                 f"nemo_gym.url: {section.url!r} is no address of a resources server: write "

@@ -53,7 +53,7 @@ class VerifiersSection(Section):
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
         """Returns the section of the config. Raises ConfigError where it has none, or a mistake."""
-        section = config.user_section("verifiers", cls)
+        section = cls.of_user(config.user_sections(), "verifiers")
         taskset = section.env.get("taskset")
         if not isinstance(taskset, dict) or not taskset.get("id"):
             raise ConfigError(
