@@ -27,9 +27,14 @@ $(READY): pyproject.toml setup.py constraints.txt tests/references.txt
 demo: $(READY)
 	@$(BIN)/ajet --conf tutorial/example_math_agent/demo.yaml --backbone debug
 
+# The tests start hundreds of processes, so bytecode is kept, whatever the environment says.
+test test-ray guides: export PYTHONDONTWRITEBYTECODE :=
+
 # Six processes, since tests wait for processes of their own; a file at a time, since module
-# fixtures are made once. tests/conftest.py puts the files that take longest first.
+# fixtures are made once. tests/conftest.py puts the files that take longest first. One process
+# collects before them, so that the six do not compile the same files at the same time.
 test: $(READY)
+	@$(BIN)/python -m pytest --collect-only --quiet >/dev/null || true
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 6 --dist loadfile --no-loadscope-reorder
 
 test-ray: $(READY)

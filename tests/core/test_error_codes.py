@@ -4,6 +4,7 @@ import ast
 import pickle
 import re
 import runpy
+from functools import cache
 from pathlib import Path
 
 from ajet.core.error_codes import AREAS, Code, codes_by_area
@@ -11,13 +12,19 @@ from ajet.core.errors import ConfigError, RunComplete, TraceError
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = Path(__file__).with_name("error_codes.txt")
-SOURCES = {path: ast.parse(path.read_text("utf-8")) for path in sorted(ROOT.glob("ajet/**/*.py"))}
+
+
+@cache
+def sources() -> dict[Path, ast.Module]:
+    """Returns the package's files, parsed when a test first asks: every process of a parallel run
+    imports this file, and one of them runs it."""
+    return {path: ast.parse(path.read_text("utf-8")) for path in sorted(ROOT.glob("ajet/**/*.py"))}
 
 
 def error_classes() -> dict[str, bool]:
     """The classes of ajet/core/errors.py's tree: whether one, or its base, has its usual code."""
     classes = [
-        n for tree in SOURCES.values() for n in ast.walk(tree) if isinstance(n, ast.ClassDef)
+        n for tree in sources().values() for n in ast.walk(tree) if isinstance(n, ast.ClassDef)
     ]
     found = {"AjetError": False}
     for _ in range(4):  # a class may stand before its base
@@ -34,7 +41,7 @@ def test_every_error_of_the_package_says_its_kind():
     assert classes["WeightsError"] and not classes["ModelError"]
     without = [
         f"{path.relative_to(ROOT)}:{node.lineno}: {node.func.id}"
-        for path, tree in SOURCES.items()
+        for path, tree in sources().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
@@ -47,7 +54,7 @@ def test_every_error_of_the_package_says_its_kind():
 def test_every_kind_is_used_somewhere():
     used = {
         node.attr
-        for path, tree in SOURCES.items()
+        for path, tree in sources().items()
         if path.name != "error_codes.py"
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute)
