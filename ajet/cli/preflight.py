@@ -69,7 +69,7 @@ def _check_server(config: AjetConfig) -> None:
     """Raises ConfigError if the run's inference server is not installed on this machine. Where the
     engines are on other machines they look there: on several nodes, on a Ray that is joined, and
     with GPUs that this machine does not have."""
-    if config.ajet.trainer_common.nnodes > 1 or "RAY_ADDRESS" in os.environ:
+    if config.ajet.trainer_common.nnodes > 1 or os.environ.get("RAY_ADDRESS", "").strip():
         return
     from ajet.cluster.capacity import configured_placement, local_node
 

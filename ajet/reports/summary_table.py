@@ -165,13 +165,12 @@ def _drift(drift: Mapping[str, float]) -> str | None:
 
 
 def follow_up_commands(folder: Path, conf: Path | None, overrides: Sequence[str]) -> list[Command]:
-    """Returns the commands for the page over the episodes, for the curves, and for evaluating the
-    newest checkpoint."""
+    """Returns the commands for the page over the episodes, for the curves where TensorBoard has
+    them, and for evaluating the newest checkpoint."""
     shown = shown_path(folder)
-    commands = [
-        ("every episode, token by token", f"{_program('ajet')} view {shown}"),
-        ("the curves", f"{_program('tensorboard')} --logdir {shown}/tensorboard"),
-    ]
+    commands = [("every episode, token by token", f"{_program('ajet')} view {shown}")]
+    if any(RunFolder(folder).tensorboard.glob("*")):
+        commands.append(("the curves", f"{_program('tensorboard')} --logdir {shown}/tensorboard"))
     if conf is not None:
         evaluation = [_program("ajet"), "eval", "--conf", shown_path(conf), "--checkpoint", shown]
         line = shlex.join([*evaluation, *overrides])

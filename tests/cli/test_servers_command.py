@@ -71,6 +71,9 @@ def test_engines_on_other_machines_are_not_looked_for_on_this_one(config, monkey
     check_run(config("ajet.trainer_common.n_gpus_per_node=8", "ajet.model.device=auto"))
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     check_run(config())
+    monkeypatch.setenv("RAY_ADDRESS", "")
+    with pytest.raises(ConfigError, match=MISSING):
+        check_run(config())
 
 
 def test_a_missing_server_is_said_before_torch_is_loaded(toy):

@@ -50,7 +50,10 @@ def test_a_summary_that_cannot_be_written_or_read_is_one_line(tmp_path):
         RunSummary.read(tmp_path / "summary.json")
 
 
-def test_the_table_says_before_and_after_with_intervals_and_what_to_do_next():
+def test_the_table_says_before_and_after_with_intervals_and_what_to_do_next(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("launcher_record/math/tensorboard").mkdir(parents=True)
+    Path("launcher_record/math/tensorboard/events").touch()
     out = Console(file=io.StringIO(), width=100, color_system=None)
     print_summary(out, SUMMARY, Path("launcher_record/math"), Path("a.yaml"), ["b.c=[1, 2]"])
     shown = out.file.getvalue()
@@ -69,9 +72,13 @@ def test_the_table_says_before_and_after_with_intervals_and_what_to_do_next():
 def test_a_command_is_not_broken_at_the_edge_of_a_narrow_screen():
     out = Console(file=io.StringIO(), width=40, color_system=None)
     print_summary(out, SUMMARY, Path("launcher_record/a_long_experiment_name"))
-    assert "tensorboard --logdir launcher_record/a_long_experiment_name/tensorboard" in (
-        out.file.getvalue()
-    )
+    assert "ajet view launcher_record/a_long_experiment_name\n" in out.file.getvalue()
+
+
+def test_curves_that_another_logger_has_are_not_looked_for_in_tensorboard():
+    out = Console(file=io.StringIO(), width=100, color_system=None)
+    print_summary(out, SUMMARY, Path("run"))
+    assert "tensorboard" not in out.file.getvalue()
 
 
 def test_the_commands_can_be_typed_where_the_environment_is_not_activated(monkeypatch):
