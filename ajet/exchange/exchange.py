@@ -148,6 +148,18 @@ class EpisodeExchange:
 
     # --- the run's side --------------------------------------------------------------------------
 
+    def begin_attempt(self) -> None:
+        """Notes that another attempt of the run begins, perhaps from an earlier step: its episodes
+        are offered anew, and groups have the clients' tasks that its journal has for them."""
+        with self._lock:
+            error = "the run goes on from its last checkpoint, and offers it again"
+            for claim in self._members.values():
+                if claim.ended.done():
+                    self._acknowledge(claim, Outcome(claim.episode_id, "retried", error=error))
+            self._members.clear()
+            self._tasks.clear()
+            self._step = 0
+
     @contextmanager
     def offer(self, plan: WorkflowTask) -> Iterator[Claim]:
         """Offers an attempt at an episode within the block. At its end the claim is over: where the

@@ -55,7 +55,7 @@ class DisaggregatedTraining(TrainingAttempt):
     """One attempt of a run of backbone trinity."""
 
     def make_processes(self, placement: Placement, options: ProcessOptions) -> None:
-        self.processes = RunProcesses(self.config, self.folder, placement, options)
+        self.processes = RunProcesses(self.config, self.folder, placement, options, self.gateway)
         takes_turns = self.config.trinity.mode == "colocate"
         trainer, engines = self.processes.trainer, self.processes.engines
         self.client = ClusterTrainerClient(trainer, engines, engines_sleep=takes_turns)
