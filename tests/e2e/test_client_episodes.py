@@ -5,12 +5,15 @@ import os
 import re
 import signal
 import sqlite3
+import subprocess
+import sys
 import time
 
 import openai
 import pytest
 
 from ajet.client import EpisodeClient
+from tests.e2e.toy_run import environment
 from tests.warm_start import warm_start
 
 CONFIG = """
@@ -32,18 +35,21 @@ ajet:
   trainer_common: {total_training_steps: 2, save_freq: 1, test_freq: 0, torch_threads: 1}
 """
 KEY = "sk-test"
+WITHIN_S = 300
 
 
-def start(folder):
-    """Starts the server; returns its process and its address."""
+def start(folder, backbone):
+    """Starts the server; returns its process and its address. On Ray it is not a fork."""
     log = (folder / "serve.log").open("w+")
-    process = warm_start(
-        ["-m", "ajet.cli.launcher", "serve", "--conf", "serve.yaml"],
-        cwd=folder,
-        env={"AJET_SERVE_API_KEY": KEY, "OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"]},
-        stdout=log.fileno(),
-        stderr=log.fileno(),
-    )
+    command = ["-m", "ajet.cli.launcher", "serve", "--conf", "serve.yaml", "--backbone", backbone]
+    options = {"cwd": folder, "stdout": log.fileno(), "stderr": log.fileno()}
+    if backbone == "debug":
+        env = {"AJET_SERVE_API_KEY": KEY, "OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"]}
+        process = warm_start(command, env=env, **options)
+    else:
+        env = environment() | {"AJET_SERVE_API_KEY": KEY}
+        command = [sys.executable, *command, "--with-ray"]
+        process = subprocess.Popen(command, env=env, start_new_session=True, **options)
     while True:
         said = (folder / "serve.log").read_text()
         if found := re.search(r"episodes at (http://\S+), the key", said):
@@ -71,8 +77,18 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_what_was_acknowledged_before_a_kill_is_trained_once_and_never_asked_for_again(folder):
-    process, url = start(folder)
+@pytest.mark.parametrize(
+    "backbone",
+    [
+        "debug",
+        pytest.param("verl", marks=pytest.mark.ray),
+        pytest.param("trinity", marks=pytest.mark.ray),
+    ],
+)
+def test_what_was_acknowledged_before_a_kill_is_trained_once_and_never_asked_for_again(
+    folder, backbone
+):
+    process, url = start(folder, backbone)
     acknowledged = {}
 
     def play(client, number):
@@ -88,12 +104,12 @@ def test_what_was_acknowledged_before_a_kill_is_trained_once_and_never_asked_for
     os.kill(process.pid, signal.SIGKILL)
     process.wait(60)
 
-    process, url = start(folder)
+    process, url = start(folder, backbone)
     before = dict(acknowledged)
     with EpisodeClient(url, KEY) as client:
         abandoned = client.begin()  # and so does this one: its episode is offered again
         play(client, 16 - 11)
-    assert process.wait(120) == 0
+    assert process.wait(WITHIN_S) == 0
     assert abandoned.data.episode_id not in acknowledged
     assert f"{abandoned.data.episode_id}-r1" in acknowledged
     assert set(before) <= set(acknowledged) and len(acknowledged) == 16

@@ -72,6 +72,8 @@ class DisaggregatedTraining(TrainingAttempt):
             validate=lambda: self.processes.validate_if_due(self.run),
             resume_point=resume_point,
         )
+        if self.gateway is not None:
+            self.gateway.exchange.left_out_reason = self.async_run.left_out_reason
 
     async def train(self) -> None:
         await self.processes.engines.supervised(self.async_run.train())
