@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from fastapi import FastAPI
 
-from ajet import BaseJudge, GroupJudge, Task
+from ajet import BaseJudge, GroupJudge, Task, WorkflowOutput, WorkflowTask
 from ajet.core.errors import ConfigError
 from ajet.core.trajectory.trajectory import EpisodeStatus
-from ajet.exchange.exchange import EpisodeExchange
+from ajet.exchange.exchange import BeginRequest, EpisodeExchange, Outcome
 from ajet.exchange.gateway import ExchangeGateway
 from ajet.exchange.routes import add_routes
 from ajet.exchange.workflow import ClientOwned
@@ -104,12 +104,12 @@ async def test_a_repeated_end_has_the_same_answer_and_no_effect():
 
 
 async def test_a_repeated_begin_gets_the_same_episode():
-    async with served() as server:
+    async with served(exchange=EpisodeExchange(episode_timeout_s=60.0)) as server:
         server.rollout()
         first = await server.begin(request_id="r1")
         again = await server.begin(request_id="r1")
         other = await server.begin(request_id="r2")
-    assert (again["id"], again["api_key"]) == (first["id"], first["api_key"])
+    assert again == first and first["deadline_unix_s"] is not None
     assert other["episode_id"] != first["episode_id"]
 
 
@@ -266,6 +266,25 @@ async def test_an_episode_that_was_stored_before_a_kill_is_not_asked_for_again()
     assert sorted(t.reward for t in group.trajectories) == [0.5, 0.75]
     assert (again.status_code, again.json()) == (200, outcome)
     assert stale.status_code == 410
+
+
+def test_an_end_that_is_not_judged_when_the_run_begins_again_is_answered():
+    exchange = EpisodeExchange()
+    asked = exchange.begin(BeginRequest())
+    with exchange.offer(WorkflowTask(TASKS[0], "e1", "000001-train-0000", 0, 1, "train", 0)):
+        outcome = exchange.end(asked.result().claim_id, WorkflowOutput(reward=1.0))
+    exchange.begin_attempt()
+    error = "the run goes on from its last checkpoint, and offers it again"
+    assert outcome.result(0) == Outcome("e1", "retried", error=error)
+
+
+async def test_an_outcome_says_why_its_episode_is_not_trained():
+    async with served() as server:
+        server.exchange.left_out_reason = lambda t: f"{t.turns[0].completion.policy_version} is old"
+        server.rollout(TASKS[:1])
+        claim, outcome = await server.play()
+        assert (outcome["status"], outcome["left_out"]) == ("ok", "0 is old")
+        assert (await server.end(claim)).json() == outcome
 
 
 async def test_the_end_of_a_run_is_told_to_those_that_wait():
