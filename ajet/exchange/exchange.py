@@ -300,6 +300,12 @@ class EpisodeExchange:
                     claim.num_calls -= 1
                     claim.last_seen_s = self._clock()
 
+    def is_claimed(self, episode_id: str) -> bool:
+        """Returns whether a client runs this attempt at an episode now."""
+        with self._lock:
+            claim = self._by_episode.get(episode_id)
+            return claim is not None and claim.request is not None
+
     def set_paused(self, paused: bool) -> None:
         """Stops handing out episodes, or goes on. Claims that are open are not affected."""
         with self._lock:

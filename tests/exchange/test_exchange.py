@@ -3,8 +3,11 @@
 import asyncio
 import json
 import re
+import threading
+import time
 from pathlib import Path
 
+import httpx
 import pytest
 from fastapi import FastAPI
 
@@ -268,6 +271,33 @@ async def test_an_episode_that_was_stored_before_a_kill_is_not_asked_for_again()
     assert stale.status_code == 410
 
 
+async def test_a_judge_that_blocks_the_run_delays_the_calls_of_others_and_costs_no_episode():
+    is_judging = threading.Event()
+
+    class Blocks(BaseJudge):
+        def compute_reward(self, workflow_task, workflow_output):
+            is_judging.set()
+            time.sleep(0.5)
+            return 1.0, True
+
+    def ask(url, claim):
+        is_judging.wait(30)
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+        headers = {"authorization": f"Bearer {claim['api_key']}"}
+        return httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60)
+
+    async with served(judge=Blocks()) as server:
+        server.gateway._stall_s = 0.1
+        step = server.rollout(TASKS[:1])
+        first, second = await server.begin(), await server.begin()
+        asking = asyncio.create_task(asyncio.to_thread(ask, server.url, second))
+        await server.end(first, None)
+        assert (await asking).status_code == 200
+        assert (await server.end(second, 0.5)).json()["status"] == "ok"
+        [group] = await step
+    assert [len(t.turns) for t in group.trajectories] == [0, 1]
+
+
 def test_an_end_that_is_not_judged_when_the_run_begins_again_is_answered():
     exchange = EpisodeExchange()
     asked = exchange.begin(BeginRequest())
@@ -383,6 +413,14 @@ async def test_web_sites_and_other_names_of_this_machine_are_refused():
             assert answer.status_code == 403
         page = await server.post("/resume", origin="http://localhost:3000")
         assert page.status_code == 200
+
+
+async def test_headers_of_a_proxy_are_not_trusted():
+    async with served() as server:
+        server.rollout(TASKS[:1])
+        forwarded = {"x-forwarded-proto": "https", "x-forwarded-host": "elsewhere"}
+        claim = (await server.post("/episodes", **forwarded)).json()
+    assert claim["base_url"] == f"{server.url}/v1"
 
 
 async def test_a_body_has_a_limit():
