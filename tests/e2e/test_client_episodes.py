@@ -8,12 +8,13 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 
 import openai
 import pytest
 
 from ajet.client import EpisodeClient
-from tests.e2e.toy_run import environment
+from tests.e2e.toy_run import ended, environment
 from tests.warm_start import warm_start
 
 CONFIG = """
@@ -38,26 +39,6 @@ KEY = "sk-test"
 WITHIN_S = 300
 
 
-def start(folder, backbone):
-    """Starts the server; returns its process and its address. On Ray it is not a fork."""
-    log = (folder / "serve.log").open("w+")
-    command = ["-m", "ajet.cli.launcher", "serve", "--conf", "serve.yaml", "--backbone", backbone]
-    options = {"cwd": folder, "stdout": log.fileno(), "stderr": log.fileno()}
-    if backbone == "debug":
-        env = {"AJET_SERVE_API_KEY": KEY, "OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"]}
-        process = warm_start(command, env=env, **options)
-    else:
-        env = environment() | {"AJET_SERVE_API_KEY": KEY}
-        command = [sys.executable, *command, "--with-ray"]
-        process = subprocess.Popen(command, env=env, start_new_session=True, **options)
-    while True:
-        said = (folder / "serve.log").read_text()
-        if found := re.search(r"episodes at (http://\S+), the key", said):
-            return process, found[1]
-        assert process.poll() is None, said
-        time.sleep(0.05)
-
-
 def solve(episode):
     """A client's agent: two calls, with a tool's result in between."""
     agent = openai.OpenAI(base_url=episode.base_url, api_key=episode.api_key)
@@ -77,6 +58,34 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.fixture
+def start(folder):
+    """A function that starts the server on a backbone and returns its process and its address. A
+    server on Ray is no fork. What is left of them is killed at the end."""
+    with ExitStack() as running:
+
+        def started(backbone):
+            log = (folder / "serve.log").open("w+")
+            command = ["-m", "ajet.cli.launcher", "serve", "--conf", "serve.yaml"]
+            command += ["--backbone", backbone]
+            files = {"cwd": folder, "stdout": log.fileno(), "stderr": log.fileno()}
+            env = environment(AJET_SERVE_API_KEY=KEY)
+            if backbone == "debug":
+                process = warm_start(command, env=env, **files)
+            else:
+                command = [sys.executable, *command, "--with-ray"]
+                process = subprocess.Popen(command, env=env, start_new_session=True, **files)
+            running.enter_context(ended(process))
+            while True:
+                said = (folder / "serve.log").read_text()
+                if found := re.search(r"episodes at (http://\S+), the key", said):
+                    return process, found[1]
+                assert process.poll() is None, said
+                time.sleep(0.05)
+
+        yield started
+
+
 @pytest.mark.parametrize(
     "backbone",
     [
@@ -86,9 +95,9 @@ def folder(tmp_path):
     ],
 )
 def test_what_was_acknowledged_before_a_kill_is_trained_once_and_never_asked_for_again(
-    folder, backbone
+    folder, start, backbone
 ):
-    process, url = start(folder, backbone)
+    process, url = start(backbone)
     acknowledged = {}
 
     def play(client, number):
@@ -104,7 +113,7 @@ def test_what_was_acknowledged_before_a_kill_is_trained_once_and_never_asked_for
     os.kill(process.pid, signal.SIGKILL)
     process.wait(60)
 
-    process, url = start(folder, backbone)
+    process, url = start(backbone)
     before = dict(acknowledged)
     with EpisodeClient(url, KEY) as client:
         abandoned = client.begin()  # and so does this one: its episode is offered again
