@@ -6,8 +6,9 @@ The clients are those of client_episodes.py: each begins an episode, waits until
 the model five times and ends it. Two kinds of arms:
 
 run        the command `ajet serve --backbone B --with-ray` with the model embedded:math on the CPU,
-           one step of 13 groups of 8. A call's time is the whole, the model's included. What is in
-           the run folder's episodes.sqlite is counted.
+           one step of 13 groups of 8. A call's time is the whole, the model's included, and the
+           first begin waits for Ray and the engines. What is in the run folder's episodes.sqlite is
+           counted.
 scripted   the driver's part of such a run (exchange, gateway, rollout, journal) in this process,
            over a router and two engines in processes of a Ray. The engines think for 0.4 to 0.6 s
            and answer with the time that it really took, which is subtracted. CPU seconds are the
@@ -96,7 +97,7 @@ class ThinkingRouter(RouterProcess):
     """The router's process, over engines that think."""
 
     def _make_actor(self, name: str) -> Any:
-        remote = ray.remote(ThinkingEngine).options(num_cpus=0, max_concurrency=MAX_CALLS)
+        remote: Any = ray.remote(ThinkingEngine).options(num_cpus=0, max_concurrency=MAX_CALLS)
         return remote.remote(self._import_env)
 
 
@@ -107,7 +108,7 @@ async def scripted(pipe: Any, config: AjetConfig, count: int) -> dict[str, Any]:
     spec = TokenizerSpec(
         AutoTokenizer.from_pretrained(EMBEDDED_DIR / "math"), (), datetime(2026, 1, 1)
     )
-    remote = ray.remote(ThinkingRouter).options(num_cpus=0, max_concurrency=MAX_CALLS)
+    remote: Any = ray.remote(ThinkingRouter).options(num_cpus=0, max_concurrency=MAX_CALLS)
     router = remote.remote(config, [{}, {}], ImportEnv.of_this_process())
     await router.start.remote(None)
     gateway = make_exchange_gateway(config, KEY)
