@@ -19,6 +19,8 @@ import multiprocessing
 import resource
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -59,8 +61,11 @@ class Client:
         return int(told.split()[1]), answer
 
 
-async def play(port: int, barrier: asyncio.Barrier, found: dict[str, list[float]]) -> None:
-    """Runs one episode as a client does; appends to `found` what it took."""
+async def play(
+    port: int, barrier: asyncio.Barrier, found: dict[str, list[float]], thinks: bool
+) -> None:
+    """Runs one episode as a client does; appends to `found` what it took. A model that `thinks`
+    answers with its own time, which is subtracted."""
     client = Client(*await asyncio.open_connection("127.0.0.1", port))
     begun = time.perf_counter()
     status, claim = await client.post(f"{API}/episodes", {"wait_s": 300})
@@ -72,7 +77,7 @@ async def play(port: int, barrier: asyncio.Barrier, found: dict[str, list[float]
         asked = {"model": "m", "messages": QUESTION}
         status, reply = await client.post("/v1/chat/completions", asked, claim["api_key"])
         assert status == 200, reply
-        took_ms = float(reply["choices"][0]["message"]["content"])
+        took_ms = float(reply["choices"][0]["message"]["content"]) if thinks else 0.0
         found["call_ms"].append(1000 * (time.perf_counter() - begun) - took_ms)
     begun = time.perf_counter()
     status, outcome = await client.post(f"{API}/episodes/{claim['id']}/end", {"reward": 1.0})
@@ -80,11 +85,11 @@ async def play(port: int, barrier: asyncio.Barrier, found: dict[str, list[float]
     assert status == 200 and outcome["status"] == "ok", outcome
 
 
-async def play_all(port: int, count: int) -> dict[str, Any]:
+async def play_all(port: int, count: int, thinks: bool = True) -> dict[str, Any]:
     barrier, found = asyncio.Barrier(count), {"begin_s": [], "call_ms": [], "end_s": []}
     begun, cpu_s = time.perf_counter(), time.process_time()
     ended = await asyncio.gather(
-        *(play(port, barrier, found) for _ in range(count)), return_exceptions=True
+        *(play(port, barrier, found, thinks) for _ in range(count)), return_exceptions=True
     )
     failures = [each for each in ended if each is not None]
     return {
@@ -104,6 +109,7 @@ def client_process(pipe: Any) -> None:
 
 
 async def measure(template: ChatTemplate, pipe: Any, count: int) -> dict[str, Any]:
+    """Measures the server of backbone debug."""
     exchange = EpisodeExchange()
     gateway = ExchangeGateway(exchange, KEY)
     runner = EpisodeRunner(
@@ -117,14 +123,19 @@ async def measure(template: ChatTemplate, pipe: Any, count: int) -> dict[str, An
         run_seed=0,
         gateway=gateway,
     )
+    return await measure_runner(GroupRunner.from_episode_runner(runner), gateway, pipe, count)
+
+
+async def measure_runner(
+    runner: GroupRunner, gateway: ExchangeGateway, pipe: Any, count: int
+) -> dict[str, Any]:
+    """Runs `count` episodes of clients; CPU and memory are this process's."""
     port = int(gateway.listen().rsplit(":", 1)[1].split("/")[0])
     tasks = [Task(f"t{number}", "What is 2+3?") for number in range(count // GROUP)]
     cpu_s = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(Path(folder) / "finished.sqlite", "benchmark")
-        journaled = GroupRunner.from_episode_runner(runner).with_journal(
-            gateway.acknowledging(journal)
-        )
+        journaled = runner.with_journal(gateway.acknowledging(journal))
         pipe.send((port, count // GROUP * GROUP))
         request = RolloutRequest(tasks, step=0, mode="train", num_repeat=GROUP)
         groups = await journaled.rollout(request)
@@ -143,6 +154,29 @@ async def measure(template: ChatTemplate, pipe: Any, count: int) -> dict[str, An
     }
 
 
+@contextmanager
+def clients() -> Iterator[Any]:
+    """Yields the pipe to the clients' process."""
+    spawn = multiprocessing.get_context("spawn")
+    here, there = spawn.Pipe()
+    process = spawn.Process(target=client_process, args=(there,))
+    process.start()
+    try:
+        yield here
+    finally:
+        here.send(None)
+        process.join()
+
+
+def has_passed(found: dict[str, Any]) -> bool:
+    """Returns whether no client failed, and all that they did is there."""
+    return (
+        found["failures"] == 0
+        and found["episodes_ok"] == found["clients"]
+        and found["calls_recorded"] == found["clients"] * CALLS
+    )
+
+
 def _spread(values: list[float]) -> dict[str, float]:
     return {"median": round(median(values), 3), "p95": round(quantiles(values, n=20)[-1], 3)}
 
@@ -157,19 +191,9 @@ def main() -> None:
 
     raise_descriptor_limit()
     template = ChatTemplate(AutoTokenizer.from_pretrained(args.model))
-    here, there = multiprocessing.get_context("spawn").Pipe()
-    client = multiprocessing.get_context("spawn").Process(target=client_process, args=(there,))
-    client.start()
-    found = [asyncio.run(measure(template, here, count)) for count in args.clients]
-    here.send(None)
-    client.join()
-    passed = all(
-        each["failures"] == 0
-        and each["episodes_ok"] == each["clients"]
-        and each["calls_recorded"] == each["clients"] * CALLS
-        for each in found
-    )
-    result = {"calls_per_episode": CALLS, "results": found, "passed": passed}
+    with clients() as pipe:
+        found = [asyncio.run(measure(template, pipe, count)) for count in args.clients]
+    result = {"calls_per_episode": CALLS, "results": found, "passed": all(map(has_passed, found))}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
     print(json.dumps(result, indent=2))

@@ -559,8 +559,22 @@ def client_episodes() -> list[Row]:
             f"{found['episodes_ok']:,}; {found['call_ms']['median']:.0f}",
             "all",
             "client_episodes",
-        )
+        ),
+        _clients_on_ray(),
     ]
+
+
+def _clients_on_ray() -> Row:
+    arms = result("client_episodes_on_ray")["results"]
+    found = max(arms, key=lambda each: each["clients"])
+    whole = [f"{each['episodes_ok']}" for each in arms if each["arm"].startswith("run on")]
+    return (
+        f"the same over the driver and two engines of a Ray: episodes ok; CPU s of the driver; "
+        f"episodes ok of whole runs with {arms[-1]['clients']} clients on verl, trinity",
+        f"{found['episodes_ok']:,}; {found['server_cpu_s']:.0f}; {', '.join(whole)}",
+        "all",
+        "client_episodes_on_ray",
+    )
 
 
 def page() -> list[Row]:

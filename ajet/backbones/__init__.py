@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
+from ajet.core.error_codes import Code
+from ajet.core.errors import ConfigError
 from ajet.core.rollout.gc_thresholds import infrequent_gc
 
 if TYPE_CHECKING:
@@ -43,18 +45,26 @@ def make_backbone(
     config: "AjetConfig",
     session: "SessionSettings | None" = None,
     interrupt: "Interrupt | None" = None,
+    gateway: "ExchangeGateway | None" = None,
 ) -> Backbone:
     """Makes the backbone that the config names; `session` says how to start or join Ray, and
-    `interrupt` tells afterwards whether a signal stopped it."""
+    `interrupt` tells afterwards whether a signal stopped it. With `gateway`, clients run the
+    episodes; a config whose episodes are theirs is refused without one."""
+    if config.clients_run_episodes and gateway is None:
+        from ajet.exchange.workflow import NEEDS_SERVER
+
+        raise ConfigError(NEEDS_SERVER, code=Code.OWN_WRONG_KIND)
     name = config.ajet.backbone
     if name == "debug":
-        return make_debug_backbone(config, interrupt)
+        return make_debug_backbone(config, interrupt, gateway)
     from ajet.cluster.session import SessionSettings
 
     module, _, class_name = BACKBONES[name].partition("->")
     with infrequent_gc():  # most objects that torch and transformers make stay
         backbone = getattr(import_module(module), class_name)
-    return backbone(config, session=session or SessionSettings(), interrupt=interrupt)
+    return backbone(
+        config, session=session or SessionSettings(), interrupt=interrupt, gateway=gateway
+    )
 
 
 def make_debug_backbone(

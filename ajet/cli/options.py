@@ -23,6 +23,18 @@ Backbone = Annotated[
     Literal["debug", "verl", "trinity"] | None,
     typer.Option("--backbone", help="Where the loop runs; debug is this process. [ajet.backbone]"),
 ]
+WithRay = Annotated[
+    bool, typer.Option("--with-ray", help="Start Ray here (backbones verl and trinity).")
+]
+WithRayCluster = Annotated[
+    bool,
+    typer.Option(
+        "--with-ray-cluster", help="Join the Ray of RAY_ADDRESS, or make that of MASTER_ADDR."
+    ),
+]
+SkipCheckAvailGpu = Annotated[
+    bool, typer.Option("--skip-check-avail-gpu", help="Start though GPUs are in use.")
+]
 ExpDir = Annotated[
     Path | None,
     typer.Option(

@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ajet.cli.options import Conf, ExpDir, Overrides, ProjectDir, Verbose
+from ajet.cli.options import (
+    Backbone,
+    Conf,
+    ExpDir,
+    Overrides,
+    ProjectDir,
+    SkipCheckAvailGpu,
+    Verbose,
+    WithRay,
+    WithRayCluster,
+)
 
 if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
@@ -19,20 +29,25 @@ SETS = ("ajet.rollout.user_workflow=client_owned", "ajet.rollout.deterministic=f
 def serve(
     conf: Conf,
     overrides: Overrides = None,
+    backbone: Backbone = None,
     exp_dir: ExpDir = None,
     project_dir: ProjectDir = None,
+    with_ray: WithRay = False,
+    with_ray_cluster: WithRayCluster = False,
+    skip_check_avail_gpu: SkipCheckAvailGpu = False,
     verbose: Verbose = False,
 ) -> None:
-    """Train on episodes that clients run, over HTTP (backbone debug).
+    """Train on episodes that clients run, over HTTP.
 
     A client begins an episode, calls the model with OpenAI's or Anthropic's API, and ends the
     episode with a reward: `ajet.client`, or any HTTP client. The server's key is AJET_SERVE_API_KEY
     of the environment, or a new one that is printed. Ctrl-C once stops after the step, twice at
     once; the same command goes on from the last checkpoint.
     """
-    from ajet.backbones import make_debug_backbone
+    from ajet.backbones import make_backbone, runs_on_ray
     from ajet.cli.notices import show_notices
     from ajet.cli.preflight import check_run
+    from ajet.cli.ray_flags import RayFlags, serve_or_check, session_settings
     from ajet.core.config import load_config
     from ajet.core.descriptors import raise_descriptor_limit
     from ajet.core.errors import RunComplete
@@ -45,15 +60,20 @@ def serve(
     begin_screen_log(verbose)
     raise_descriptor_limit()
     options = [*(overrides or []), *SETS]
-    config = load_config(conf, options, exp_dir=exp_dir, project_dir=project_dir)
+    config = load_config(conf, options, backbone=backbone, exp_dir=exp_dir, project_dir=project_dir)
     check_can_serve(config)
-    show_notices([*config.notices, *check_run(config)])
+    flags = RayFlags(with_ray, with_ray_cluster, skip_check_avail_gpu)
+    notices = [*config.notices, *check_run(config), *flags.notices(config.ajet.backbone)]
+    show_notices(notices)
+    session = session_settings(flags, debug=None)
+    if runs_on_ray(config) and serve_or_check(config, session):
+        return
     key = os.environ.get(KEY_VARIABLE) or f"sk-serve-{secrets.token_hex(16)}"
     gateway = make_exchange_gateway(config, key)
     typer.echo(_address(gateway.listen(), config, None if KEY_VARIABLE in os.environ else key))
     interrupt = Interrupt()
     try:
-        summary = make_debug_backbone(config, interrupt, gateway).fit()
+        summary = make_backbone(config, session, interrupt, gateway).fit()
     except RunComplete as complete:
         typer.echo(complete.with_code())
         return
@@ -61,6 +81,7 @@ def serve(
         raise typer.Exit(interrupt.exit_code) from None
     finally:
         gateway.close()
+    assert summary is not None  # every mode that is served trains
     print_summary(Console(), summary, config.run_folder, conf, [])
     if interrupt.stopped_early:
         raise typer.Exit(interrupt.exit_code)

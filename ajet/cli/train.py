@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ajet.cli.options import Backbone, Conf, ExpDir, Overrides, ProjectDir, Verbose
+from ajet.cli.options import (
+    Backbone,
+    Conf,
+    ExpDir,
+    Overrides,
+    ProjectDir,
+    SkipCheckAvailGpu,
+    Verbose,
+    WithRay,
+    WithRayCluster,
+)
 from ajet.core.redaction import redact
 
 if TYPE_CHECKING:
@@ -40,18 +50,9 @@ def train(
     with_logview: Annotated[
         bool, typer.Option("--with-logview", help="Serve the page over the run while it goes on.")
     ] = False,
-    with_ray: Annotated[
-        bool, typer.Option("--with-ray", help="Start Ray here (backbones verl and trinity).")
-    ] = False,
-    with_ray_cluster: Annotated[
-        bool,
-        typer.Option(
-            "--with-ray-cluster", help="Join the Ray of RAY_ADDRESS, or make that of MASTER_ADDR."
-        ),
-    ] = False,
-    skip_check_avail_gpu: Annotated[
-        bool, typer.Option("--skip-check-avail-gpu", help="Start though GPUs are in use.")
-    ] = False,
+    with_ray: WithRay = False,
+    with_ray_cluster: WithRayCluster = False,
+    skip_check_avail_gpu: SkipCheckAvailGpu = False,
     debug: Annotated[
         str | None,
         typer.Option(

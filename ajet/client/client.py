@@ -41,6 +41,7 @@ from ajet.client.protocol import (
     Result,
     RunOver,
     ServerUnreachable,
+    answer_of,
 )
 
 PATIENCE_S = 60.0
@@ -144,7 +145,7 @@ class EpisodeClient:
             answer = self._http.request(
                 request.method, request.path, json=request.body, timeout=request.timeout_s
             )
-            return Answer(answer.status_code, answer.json() if answer.content else {})
+            return answer_of(answer.status_code, answer.content)
         except httpx.TransportError as error:
             return Answer(UNREACHABLE, {"error": {"message": f"{type(error).__name__}: {error}"}})
 

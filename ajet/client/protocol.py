@@ -12,6 +12,7 @@ is safe: a repeated begin gets the same episode, a repeated end the same outcome
 
 from __future__ import annotations
 
+import json
 import os
 import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -76,6 +77,21 @@ class Answer:
         return error.get("code") if isinstance(error, dict) else None
 
 
+def answer_of(status: int, content: bytes) -> Answer:
+    """Reads the answer to a request. Content that is no JSON object is the page of a proxy or of
+    another server: the request counts as one that did not reach `ajet serve`, unless the status
+    says that it is the client's mistake."""
+    try:
+        value = json.loads(content) if content else {}
+    except ValueError:
+        value = None
+    if isinstance(value, dict):
+        return Answer(status, value)
+    message = f"status {status}, and no JSON object: the answer is not that of `ajet serve`"
+    is_mistake = 400 <= status < 500
+    return Answer(status if is_mistake else UNREACHABLE, {"error": {"message": message}})
+
+
 Operation = Generator[Request | float, Answer, Result]
 """Yields a request, whose answer it is sent, or seconds to sleep."""
 
@@ -134,13 +150,14 @@ class EpisodeAccess:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """Says how an episode ended. `status` is ok, or what went wrong; "pending" while the judge
-    waits for the rest of its group."""
+    waits for the rest of its group. `left_out` says why it is not trained, where that is known."""
 
     status: str
     episode_id: str | None = None
     reward: float | None = None
     is_success: bool | None = None
     error: str | None = None
+    left_out: str | None = None
 
 
 @dataclass(slots=True)

@@ -127,7 +127,8 @@ class Placement:
 @dataclass(frozen=True)
 class ResourceRequest:
     """The processes and devices that a config requests; None and "auto" are decided by
-    `place_processes`. A run that `generates` has workers, and engines if it `samples`."""
+    `place_processes`. A run that `generates` has engines if it `samples`, and workers unless
+    clients run its episodes."""
 
     colocated: bool
     nnodes: int = 1
@@ -135,6 +136,7 @@ class ResourceRequest:
     trains: bool = True
     generates: bool = True
     samples: bool = True
+    clients_run_episodes: bool = False
     n_trainer_ranks: int | None = None
     n_engines: int | None = None
     tensor_parallel: int = 1
@@ -158,6 +160,7 @@ class ResourceRequest:
             trains=mode not in WITHOUT_TRAINER,
             generates=mode != "train",
             samples=config.samples,
+            clients_run_episodes=config.clients_run_episodes,
             n_trainer_ranks=trainer.n_trainer_ranks,
             n_engines=rollout.n_vllm_engine,
             tensor_parallel=rollout.tensor_model_parallel_size,
@@ -403,7 +406,7 @@ def _spread(role: Role, count: int, num_nodes: int) -> tuple[Process, ...]:
 
 
 def _workers(request: ResourceRequest, nodes: Sequence[Node]) -> tuple[Process, ...]:
-    if not request.generates:
+    if not request.generates or request.clients_run_episodes:
         return ()
     cores = int(sum(node.cpus for node in nodes))
     wanted = request.num_workers or min(MAX_WORKERS, max(1, cores // 2))

@@ -40,14 +40,14 @@ from ajet.core.inference.endpoint import ModelEndpoint, SamplingParams
 from ajet.core.record.screen_log import begin_screen_log
 from ajet.core.rollout.admission import Slot
 from ajet.core.rollout.stops import Stop
-from ajet.core.task.workflow_task import Mode, WorkflowTask
+from ajet.core.task.workflow_task import WorkflowTask
 from ajet.core.trajectory.plain_trajectory import plain_trajectory
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from ajet.core.rollout.episode import EpisodeExecutor
+    from ajet.core.inference.chat_template import ChatTemplate
 
 TICK_S = 0.2
 MAX_CALLS = 8
@@ -108,6 +108,14 @@ class TokenizerSpec:
     tokenizer: PreTrainedTokenizerBase
     end_token_ids: tuple[int, ...]
     today: datetime
+
+    def template(self) -> ChatTemplate:
+        """Makes the chat template."""
+        from ajet.core.inference.chat_template import ChatTemplate
+
+        template = ChatTemplate(self.tokenizer, self.end_token_ids)
+        template.today = self.today
+        return template
 
 
 class RolloutWorker:
@@ -184,20 +192,23 @@ class EpisodeLoop:
         number: int,
     ) -> None:
         from ajet import assembly
-        from ajet.core.inference.chat_template import ChatTemplate
+        from ajet.cluster.process_executor import ProcessExecutor
         from ajet.core.judge import make_judge
         from ajet.core.rollout.episode import compares_groups
 
-        self._config = config
-        self._judge = make_judge(config)
-        self._is_judged_in_groups = compares_groups(self._judge)
-        self._template = ChatTemplate(spec.tokenizer, spec.end_token_ids)
-        self._template.today = spec.today
+        judge = make_judge(config)
+        self._is_judged_in_groups = compares_groups(judge)
         self._endpoint = make_endpoint()
-        self._gateway = assembly.make_gateway(config, offset=number)
-        self._runners: dict[Mode, EpisodeExecutor] = {}
+        self._executor = ProcessExecutor(
+            config,
+            self._endpoint,
+            spec.template(),
+            judge=judge,
+            gateway=assembly.make_gateway(config, offset=number),
+        )
         self._running: dict[str, asyncio.Task[None]] = {}
         self._stops: dict[str, Stop] = {}
+        self._executor.set_stops(self._stops)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.loop = asyncio.new_event_loop()
         self.loop.set_default_executor(ThreadPoolExecutor(MAX_THREADS, "ajet"))
@@ -223,8 +234,7 @@ class EpisodeLoop:
         )
         judge_in_group = _without_verdict if self._is_judged_in_groups else None
         try:
-            runner = self._runner(plan.mode)
-            trajectory = await runner.run(plan, slot, sampling, judge_in_group)
+            trajectory = await self._executor.run(plan, slot, sampling, judge_in_group)
             packed = pack(trajectory, keeps_output=self._is_judged_in_groups)
             ended: Event = EpisodeEnded(plan.episode_id, packed)
         except Exception as error:  # noqa: BLE001  # raised again in the driver
@@ -247,18 +257,12 @@ class EpisodeLoop:
         """Returns for how many seconds the loop has been blocked, by which line of the user's code,
         and what the episodes do. It is called from another thread."""
         stall_s = time.monotonic() - self._last_tick_s
-        calls: dict[str, CurrentCall] = {}
-        for runner in list(self._runners.values()):
-            calls |= runner.calls()
-        return Heartbeat(stall_s, self._user_line() if stall_s > 10 * TICK_S else "", calls)
+        line = self._user_line() if stall_s > 10 * TICK_S else ""
+        return Heartbeat(stall_s, line, self._executor.calls())
 
     def stop(self, episode_id: str, stop: Stop) -> None:
         """Ends an attempt at an episode; is called from another thread."""
-        self.loop.call_soon_threadsafe(self._stop, episode_id, stop)
-
-    def _stop(self, episode_id: str, stop: Stop) -> None:
-        for runner in self._runners.values():
-            runner.stop(episode_id, stop)
+        self.loop.call_soon_threadsafe(self._executor.stop, episode_id, stop)
 
     def cancel(self, episode_ids: Sequence[str]) -> None:
         """Cancels these episodes; is called from another thread."""
@@ -281,21 +285,6 @@ class EpisodeLoop:
         while True:
             self._last_tick_s = time.monotonic()
             await asyncio.sleep(TICK_S)
-
-    def _runner(self, mode: Mode) -> EpisodeExecutor:
-        if mode not in self._runners:
-            from ajet import assembly
-
-            self._runners[mode] = assembly.make_runner(
-                self._config,
-                self._endpoint,
-                self._template,
-                judge=self._judge,
-                mode=mode,
-                gateway=self._gateway,
-            ).executor
-            self._runners[mode].set_stops(self._stops)
-        return self._runners[mode]
 
     def _user_line(self) -> str:
         """Returns the innermost line of the user's code on the loop's stack."""

@@ -23,6 +23,7 @@ from typing import Any
 from loguru import logger
 
 from ajet import assembly
+from ajet.cluster.driver_rollout import DriverRollout
 from ajet.cluster.engines import Engines
 from ajet.cluster.placement import Placement
 from ajet.cluster.rollout_worker import TokenizerSpec
@@ -44,11 +45,13 @@ from ajet.core.record.run_folder import RunFolder
 from ajet.core.rollout.request import step_of_group
 from ajet.core.run.resume_point import ResumePoint, find_resume_point
 from ajet.core.run.training_run import TrainingRun
+from ajet.exchange.gateway import ExchangeGateway
 from ajet.servers.serving import EngineName, ServerName, ServerSpec, engine_name
 
 
 class RunProcesses:
-    """The processes; the constructor makes them, and `close` ends them."""
+    """The processes; the constructor makes them, and `close` ends them. With `gateway`, clients run
+    the episodes, and there are no workers."""
 
     def __init__(
         self,
@@ -56,8 +59,9 @@ class RunProcesses:
         folder: RunFolder,
         placement: Placement,
         options: ProcessOptions,
+        gateway: ExchangeGateway | None = None,
     ) -> None:
-        self._config, self._folder = config, folder
+        self._config, self._folder, self._gateway = config, folder, gateway
         self._journal: Journal | None = None
         self._on_gpu, self._has_engines = placement.on_gpus, bool(placement.engines)
         self._engine: EngineName = "in_process"
@@ -76,11 +80,15 @@ class RunProcesses:
         if self._has_engines:
             logger.info(f"weights travel {WAYS[method]}")
         self.engines = Engines(config, [options(each) for each in placement.engines])
-        self.workers = RolloutWorkers(
-            config,
-            [options(each) for each in placement.workers],
-            on_lost=self.engines.drop_requests,
-        )
+        self.workers: RolloutWorkers | DriverRollout
+        if gateway is not None:
+            self.workers = DriverRollout(config, gateway)
+        else:
+            self.workers = RolloutWorkers(
+                config,
+                [options(each) for each in placement.workers],
+                on_lost=self.engines.drop_requests,
+            )
         ranks = [options(each) for each in placement.trainer]
         self.trainer = TrainerGroup(
             config,
@@ -134,7 +142,11 @@ class RunProcesses:
             logger.info(
                 f"{num_finished} episodes that an earlier attempt finished are not run again"
             )
-        self.runner = self.validator.with_journal(journal)
+        if self._gateway is None:
+            self.runner = self.validator.with_journal(journal)
+        else:
+            self.runner = self.validator.with_journal(self._gateway.acknowledging(journal))
+            self.validator = self.validator.with_journal(self._gateway.acknowledging(None))
 
     async def validate_if_due(self, run: TrainingRun) -> None:
         """Validates if it is due. What the engines cached of it is forgotten, as on backbone debug:

@@ -22,6 +22,7 @@ from ajet.core.record.summary import RunSummary
 from ajet.core.run.resume_point import ResumePoint
 from ajet.core.run.training_run import Save, TrainingRun
 from ajet.core.terminal import Console
+from ajet.exchange.gateway import ExchangeGateway
 
 
 class TrainingAttempt(ABC):
@@ -37,7 +38,10 @@ class TrainingAttempt(ABC):
         console: Console,
         placement: Placement,
         options: ProcessOptions,
+        gateway: ExchangeGateway | None = None,
     ) -> None:
+        """With `gateway`, clients run the episodes."""
+        self.gateway = gateway
         self.config, self.folder, self.interrupt = config, folder, interrupt
         self.console = console
         logger.info(describe_precision(config, gpu=placement.on_gpus))

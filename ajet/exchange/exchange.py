@@ -66,17 +66,19 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Holds how an episode ended: its status, and reward and success where it was judged."""
+    """Holds how an episode ended: its status, and reward and success where it was judged.
+    `left_out` says why it is not trained, where that is known by then."""
 
     episode_id: str
     status: str
     reward: float | None = None
     is_success: bool | None = None
     error: str | None = None
+    left_out: str | None = None
 
     @classmethod
-    def of(cls, t: Trajectory) -> Outcome:
-        return cls(t.episode_id, str(t.ended_as), t.reward, t.is_success, t.error)
+    def of(cls, t: Trajectory, left_out: str | None = None) -> Outcome:
+        return cls(t.episode_id, str(t.ended_as), t.reward, t.is_success, t.error, left_out)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -96,6 +98,7 @@ class Claim:
     request: BeginRequest | None = None
     task: Task | None = None
     last_seen_s: float = 0.0
+    claimed_unix_s: float = 0.0
     num_calls: int = 0
     claimed: Future[BeginRequest] = field(default_factory=Future)
     access: Future[Mapping[str, Address]] = field(default_factory=Future)
@@ -126,10 +129,12 @@ class EpisodeExchange:
     ) -> None:
         """A claim ends if its client is silent for `heartbeat_s`. With `tasks="client"` clients
         bring the tasks: the episodes of one task id make a group. `waits_for_group` says that the
-        judge compares groups, so that an outcome may take until other episodes have ended."""
+        judge compares groups, so that an outcome may take until other episodes have ended.
+        `left_out_reason` may be set: it returns why an episode that is stored is not trained."""
         self.heartbeat_s, self.episode_timeout_s = heartbeat_s, episode_timeout_s
         self.task_source: TaskSource = tasks
         self.waits_for_group = waits_for_group
+        self.left_out_reason: Callable[[Trajectory], str | None] = lambda trajectory: None
         self._clock = clock
         self._lock = threading.Lock()
         self._paused = False
@@ -147,6 +152,18 @@ class EpisodeExchange:
         self._step = 0
 
     # --- the run's side --------------------------------------------------------------------------
+
+    def begin_attempt(self) -> None:
+        """Notes that another attempt of the run begins, perhaps from an earlier step: its episodes
+        are offered anew, and groups have the clients' tasks that its journal has for them."""
+        with self._lock:
+            error = "the run goes on from its last checkpoint, and offers it again"
+            for claim in self._members.values():
+                if claim.ended.done():
+                    self._acknowledge(claim, Outcome(claim.episode_id, "retried", error=error))
+            self._members.clear()
+            self._tasks.clear()
+            self._step = 0
 
     @contextmanager
     def offer(self, plan: WorkflowTask) -> Iterator[Claim]:
@@ -183,7 +200,7 @@ class EpisodeExchange:
         with self._lock:
             member = (trajectory.group_id, trajectory.workflow_task.rollout_index)
             claim = self._members.pop(member, None)
-            outcome = Outcome.of(trajectory)
+            outcome = Outcome.of(trajectory, self.left_out_reason(trajectory))
             self._counts[outcome.status] += 1
             if claim is None or claim.request is None:
                 return
@@ -283,6 +300,12 @@ class EpisodeExchange:
                     claim.num_calls -= 1
                     claim.last_seen_s = self._clock()
 
+    def is_claimed(self, episode_id: str) -> bool:
+        """Returns whether a client runs this attempt at an episode now."""
+        with self._lock:
+            claim = self._by_episode.get(episode_id)
+            return claim is not None and claim.request is not None
+
     def set_paused(self, paused: bool) -> None:
         """Stops handing out episodes, or goes on. Claims that are open are not affected."""
         with self._lock:
@@ -372,6 +395,7 @@ class EpisodeExchange:
             claim.task = self._tasks.setdefault(claim.plan.group_id, request.task)
         del self._offered[claim.episode_id]
         claim.request, claim.last_seen_s = request, self._clock()
+        claim.claimed_unix_s = time.time()
         self._open[claim.claim_id] = claim
         if request.request_id is not None:
             self._requests[request.request_id] = claim

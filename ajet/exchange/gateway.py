@@ -6,6 +6,7 @@ other than loopback the keys travel as they are, so put a proxy or a tunnel befo
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from typing import TYPE_CHECKING
 
@@ -67,6 +68,12 @@ class ExchangeGateway(Gateway):
         """Answers a call of the model, and notes that the client lives."""
         with self.exchange.calling(grant.recorder.episode_id):
             return await super().respond(dialect, grant, body)
+
+    async def check_loop_responds(self, loop: asyncio.AbstractEventLoop, grant: Grant) -> None:
+        """Lets a client's call wait while the run's event loop is blocked: its workflow waits
+        without blocking, so a judge or the run itself does, and ends."""
+        if loop.is_closed() or not self.exchange.is_claimed(grant.recorder.episode_id):
+            await super().check_loop_responds(loop, grant)
 
     def close(self) -> None:
         self.exchange.close("the run has ended")

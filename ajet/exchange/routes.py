@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, get_args
@@ -121,7 +120,7 @@ class ExchangeRoutes:
             "api_keys": keys,
             "model": next(iter(addresses.values())).model,
             "timeout_s": timeout_s,
-            "deadline_unix_s": None if timeout_s is None else time.time() + timeout_s,
+            "deadline_unix_s": None if timeout_s is None else claim.claimed_unix_s + timeout_s,
             "heartbeat_s": self._exchange.heartbeat_s,
         }
 

@@ -16,10 +16,15 @@ def check_can_serve(config: AjetConfig) -> None:
     """Raises a `ConfigError` of one line for what `ajet serve` does not do."""
     ajet = config.ajet
     algorithm = ajet.trainer_common.algorithm.adv_estimator
+    trinity = config.trinity if ajet.backbone == "trinity" else None
     refusals = {
-        "ajet.backbone": ajet.backbone != "debug"
-        and f"{ajet.backbone}: clients run episodes on backbone debug alone, with the in-process "
-        "engine or one inference server: set debug",
+        "trinity.mode": trinity
+        and trinity.mode not in ("both", "colocate")
+        and f"{trinity.mode}: explorer and trainer are one command here: set both or colocate",
+        "trinity.partial_rollout": trinity
+        and trinity.partial_rollout == "recompute"
+        and "recompute: episodes that clients have ended would be thrown away with their group: "
+        "set continue or finish",
         "ajet.kind": ajet.kind == "supervised"
         and "supervised: rows have their replies, so no client runs an episode: use `ajet --conf`",
         "ajet.stages": bool(ajet.stages) and "serve one stage at a time: a config without stages",

@@ -14,6 +14,7 @@ import asyncio
 from typing import ClassVar
 
 from ajet.core.activity import in_call
+from ajet.core.config.tree import CLIENT_OWNED
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, EnvironmentFault
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
@@ -21,7 +22,10 @@ from ajet.core.workflow.tuner import ModelTuner
 from ajet.core.workflow.workflow import Workflow
 from ajet.exchange.exchange import Abort, Claim, EpisodeExchange, uncancelled
 
-AGENT_NAME = "client_owned"
+NEEDS_SERVER = (
+    f"ajet.rollout.user_workflow={CLIENT_OWNED}: its episodes are run by clients: start the run "
+    "with `ajet serve --conf …`"
+)
 
 
 class ClientAborted(Exception):
@@ -31,16 +35,12 @@ class ClientAborted(Exception):
 class ClientOwned(Workflow):
     """Runs an episode by waiting for a client that does."""
 
-    name = AGENT_NAME
+    name = CLIENT_OWNED
     exchange: ClassVar[EpisodeExchange | None] = None
 
     def __init__(self) -> None:
         if self.exchange is None:
-            raise ConfigError(
-                f"ajet.rollout.user_workflow={AGENT_NAME}: its episodes are run by clients: start "
-                "the run with `ajet serve --conf …`",
-                code=Code.OWN_WRONG_KIND,
-            )
+            raise ConfigError(NEEDS_SERVER, code=Code.OWN_WRONG_KIND)
 
     @classmethod
     def of(cls, at: EpisodeExchange) -> type[ClientOwned]:

@@ -14,7 +14,7 @@ thresholds = gc.get_threshold()
 
 
 class Backbone:
-    def __init__(self, config, session, interrupt): ...
+    def __init__(self, config, session, interrupt, gateway): ...
 """
 
 
@@ -25,7 +25,8 @@ def test_a_backbone_is_imported_with_rare_collections_and_no_longer(tmp_path, mo
     before = gc.get_threshold()  # of whatever ran in this process before
     gc.set_threshold(700, 10, 10)
     try:
-        made = make_backbone(SimpleNamespace(ajet=SimpleNamespace(backbone="verl")))
+        section = SimpleNamespace(backbone="verl")
+        made = make_backbone(SimpleNamespace(ajet=section, clients_run_episodes=False))
         assert gc.get_threshold() == (700, 10, 10)
     finally:
         gc.set_threshold(*before)

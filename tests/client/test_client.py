@@ -182,6 +182,27 @@ def test_an_end_without_an_answer_is_sent_again():
     assert HangsUpOnce.bodies[0] == HangsUpOnce.bodies[1]
 
 
+@pytest.mark.parametrize(
+    ("status", "content", "kind", "said"),
+    [
+        (502, b"<html>Bad Gateway</html>", ServerUnreachable, "not reached: status 502, and no"),
+        (200, b"<html>Welcome</html>", ServerUnreachable, "not reached: status 200, and no JSON"),
+        (200, b"[1]", ServerUnreachable, "not reached: status 200, and no JSON object"),
+        (404, b"<html>Not Found</html>", ServeError, "status 404, and no JSON object"),
+    ],
+)
+def test_the_page_of_a_proxy_or_of_another_server_is_an_error_of_one_line(
+    status, content, kind, said
+):
+    from ajet.client import protocol
+
+    beginning = protocol.begin(task=None, task_id=None, agents=["a"], mode=None, patience_s=0.0)
+    next(beginning)
+    with pytest.raises(kind, match=said) as raised:
+        beginning.send(protocol.answer_of(status, content))
+    assert "\n" not in str(raised.value)
+
+
 def test_the_client_loads_neither_torch_nor_the_rest_of_ajet():
     code = (
         "import sys, ajet.client; "

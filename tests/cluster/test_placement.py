@@ -108,6 +108,12 @@ def test_a_run_that_samples_nothing_has_workers_and_no_engines(needs, gpus):
     assert [each.gpus for each in placed.trainer] == [(gpu,) for gpu in range(gpus)] or not gpus
 
 
+@pytest.mark.parametrize("needs", [VERL, TRINITY])
+def test_a_run_whose_episodes_clients_run_has_engines_and_no_workers(needs):
+    placed = place_processes(replace(needs, clients_run_episodes=True), nodes(2))
+    assert placed.workers == () and placed.engines and placed.trainer
+
+
 def test_two_commands_reserve_the_gpus_that_each_of_them_uses():
     train = place_processes(
         replace(TRINITY, generates=False, trainer_devices=(0, 1, 2, 3)), nodes(8)

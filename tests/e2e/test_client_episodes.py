@@ -5,12 +5,16 @@ import os
 import re
 import signal
 import sqlite3
+import subprocess
+import sys
 import time
+from contextlib import ExitStack
 
 import openai
 import pytest
 
 from ajet.client import EpisodeClient
+from tests.e2e.toy_run import ended, environment
 from tests.warm_start import warm_start
 
 CONFIG = """
@@ -32,24 +36,7 @@ ajet:
   trainer_common: {total_training_steps: 2, save_freq: 1, test_freq: 0, torch_threads: 1}
 """
 KEY = "sk-test"
-
-
-def start(folder):
-    """Starts the server; returns its process and its address."""
-    log = (folder / "serve.log").open("w+")
-    process = warm_start(
-        ["-m", "ajet.cli.launcher", "serve", "--conf", "serve.yaml"],
-        cwd=folder,
-        env={"AJET_SERVE_API_KEY": KEY, "OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"]},
-        stdout=log.fileno(),
-        stderr=log.fileno(),
-    )
-    while True:
-        said = (folder / "serve.log").read_text()
-        if found := re.search(r"episodes at (http://\S+), the key", said):
-            return process, found[1]
-        assert process.poll() is None, said
-        time.sleep(0.05)
+WITHIN_S = 300
 
 
 def solve(episode):
@@ -71,8 +58,46 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_what_was_acknowledged_before_a_kill_is_trained_once_and_never_asked_for_again(folder):
-    process, url = start(folder)
+@pytest.fixture
+def start(folder):
+    """A function that starts the server on a backbone and returns its process and its address. A
+    server on Ray is no fork. What is left of them is killed at the end."""
+    with ExitStack() as running:
+
+        def started(backbone):
+            log = (folder / "serve.log").open("w+")
+            command = ["-m", "ajet.cli.launcher", "serve", "--conf", "serve.yaml"]
+            command += ["--backbone", backbone]
+            files = {"cwd": folder, "stdout": log.fileno(), "stderr": log.fileno()}
+            env = environment(AJET_SERVE_API_KEY=KEY)
+            if backbone == "debug":
+                process = warm_start(command, env=env, **files)
+            else:
+                command = [sys.executable, *command, "--with-ray"]
+                process = subprocess.Popen(command, env=env, start_new_session=True, **files)
+            running.enter_context(ended(process))
+            while True:
+                said = (folder / "serve.log").read_text()
+                if found := re.search(r"episodes at (http://\S+), the key", said):
+                    return process, found[1]
+                assert process.poll() is None, said
+                time.sleep(0.05)
+
+        yield started
+
+
+@pytest.mark.parametrize(
+    "backbone",
+    [
+        "debug",
+        pytest.param("verl", marks=pytest.mark.ray),
+        pytest.param("trinity", marks=pytest.mark.ray),
+    ],
+)
+def test_what_was_acknowledged_before_a_kill_is_trained_once_and_never_asked_for_again(
+    folder, start, backbone
+):
+    process, url = start(backbone)
     acknowledged = {}
 
     def play(client, number):
@@ -88,12 +113,12 @@ def test_what_was_acknowledged_before_a_kill_is_trained_once_and_never_asked_for
     os.kill(process.pid, signal.SIGKILL)
     process.wait(60)
 
-    process, url = start(folder)
+    process, url = start(backbone)
     before = dict(acknowledged)
     with EpisodeClient(url, KEY) as client:
         abandoned = client.begin()  # and so does this one: its episode is offered again
         play(client, 16 - 11)
-    assert process.wait(120) == 0
+    assert process.wait(WITHIN_S) == 0
     assert abandoned.data.episode_id not in acknowledged
     assert f"{abandoned.data.episode_id}-r1" in acknowledged
     assert set(before) <= set(acknowledged) and len(acknowledged) == 16

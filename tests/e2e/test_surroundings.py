@@ -35,7 +35,7 @@ MOMENTS = {
     "core/rollout/stops.py",
     "core/workflow/gateway/dialects/chat_completions.py",
     "core/workflow/gateway/dialects/responses.py",
-    "exchange/routes.py",
+    "exchange/exchange.py",
 }
 
 

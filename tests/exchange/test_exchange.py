@@ -3,15 +3,18 @@
 import asyncio
 import json
 import re
+import threading
+import time
 from pathlib import Path
 
+import httpx
 import pytest
 from fastapi import FastAPI
 
-from ajet import BaseJudge, GroupJudge, Task
+from ajet import BaseJudge, GroupJudge, Task, WorkflowOutput, WorkflowTask
 from ajet.core.errors import ConfigError
 from ajet.core.trajectory.trajectory import EpisodeStatus
-from ajet.exchange.exchange import EpisodeExchange
+from ajet.exchange.exchange import BeginRequest, EpisodeExchange, Outcome
 from ajet.exchange.gateway import ExchangeGateway
 from ajet.exchange.routes import add_routes
 from ajet.exchange.workflow import ClientOwned
@@ -104,12 +107,12 @@ async def test_a_repeated_end_has_the_same_answer_and_no_effect():
 
 
 async def test_a_repeated_begin_gets_the_same_episode():
-    async with served() as server:
+    async with served(exchange=EpisodeExchange(episode_timeout_s=60.0)) as server:
         server.rollout()
         first = await server.begin(request_id="r1")
         again = await server.begin(request_id="r1")
         other = await server.begin(request_id="r2")
-    assert (again["id"], again["api_key"]) == (first["id"], first["api_key"])
+    assert again == first and first["deadline_unix_s"] is not None
     assert other["episode_id"] != first["episode_id"]
 
 
@@ -268,6 +271,52 @@ async def test_an_episode_that_was_stored_before_a_kill_is_not_asked_for_again()
     assert stale.status_code == 410
 
 
+async def test_a_judge_that_blocks_the_run_delays_the_calls_of_others_and_costs_no_episode():
+    is_judging = threading.Event()
+
+    class Blocks(BaseJudge):
+        def compute_reward(self, workflow_task, workflow_output):
+            is_judging.set()
+            time.sleep(0.5)
+            return 1.0, True
+
+    def ask(url, claim):
+        is_judging.wait(30)
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+        headers = {"authorization": f"Bearer {claim['api_key']}"}
+        return httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60)
+
+    async with served(judge=Blocks()) as server:
+        server.gateway._stall_s = 0.1
+        step = server.rollout(TASKS[:1])
+        first, second = await server.begin(), await server.begin()
+        asking = asyncio.create_task(asyncio.to_thread(ask, server.url, second))
+        await server.end(first, None)
+        assert (await asking).status_code == 200
+        assert (await server.end(second, 0.5)).json()["status"] == "ok"
+        [group] = await step
+    assert [len(t.turns) for t in group.trajectories] == [0, 1]
+
+
+def test_an_end_that_is_not_judged_when_the_run_begins_again_is_answered():
+    exchange = EpisodeExchange()
+    asked = exchange.begin(BeginRequest())
+    with exchange.offer(WorkflowTask(TASKS[0], "e1", "000001-train-0000", 0, 1, "train", 0)):
+        outcome = exchange.end(asked.result().claim_id, WorkflowOutput(reward=1.0))
+    exchange.begin_attempt()
+    error = "the run goes on from its last checkpoint, and offers it again"
+    assert outcome.result(0) == Outcome("e1", "retried", error=error)
+
+
+async def test_an_outcome_says_why_its_episode_is_not_trained():
+    async with served() as server:
+        server.exchange.left_out_reason = lambda t: f"{t.turns[0].completion.policy_version} is old"
+        server.rollout(TASKS[:1])
+        claim, outcome = await server.play()
+        assert (outcome["status"], outcome["left_out"]) == ("ok", "0 is old")
+        assert (await server.end(claim)).json() == outcome
+
+
 async def test_the_end_of_a_run_is_told_to_those_that_wait():
     async with served() as server:
         waiting = asyncio.create_task(server.post("/episodes"))
@@ -364,6 +413,14 @@ async def test_web_sites_and_other_names_of_this_machine_are_refused():
             assert answer.status_code == 403
         page = await server.post("/resume", origin="http://localhost:3000")
         assert page.status_code == 200
+
+
+async def test_headers_of_a_proxy_are_not_trusted():
+    async with served() as server:
+        server.rollout(TASKS[:1])
+        forwarded = {"x-forwarded-proto": "https", "x-forwarded-host": "elsewhere"}
+        claim = (await server.post("/episodes", **forwarded)).json()
+    assert claim["base_url"] == f"{server.url}/v1"
 
 
 async def test_a_body_has_a_limit():

@@ -3,6 +3,7 @@
 import pytest
 from typer.testing import CliRunner
 
+from ajet.backbones import BACKBONES, make_backbone
 from ajet.cli.launcher import app
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
@@ -47,8 +48,29 @@ def test_a_port_that_is_taken_is_an_error_that_names_its_key(config_of):
 @pytest.mark.parametrize(
     ("override", "reason"),
     [
-        ("ajet.backbone=verl", "ajet.backbone: verl: clients run episodes on backbone debug"),
-        ("ajet.backbone=trinity", "ajet.backbone: trinity: clients run"),
+        ("trinity.mode=train", "trinity.mode: train: explorer and trainer are one command here"),
+        ("trinity.mode=explore", "trinity.mode: explore: explorer and trainer"),
+        ("trinity.mode=bench", "trinity.mode: bench: explorer and trainer"),
+        ("trinity.partial_rollout=recompute", "trinity.partial_rollout: recompute: episodes that"),
+    ],
+)
+def test_what_would_lose_a_clients_episode_on_trinity_is_refused(config_of, override, reason):
+    check_can_serve(config_of("ajet.backbone=trinity"))
+    check_can_serve(config_of("ajet.backbone=verl", override))  # which does not read it
+    with pytest.raises(ConfigError, match=f"ajet serve: {reason}"):
+        check_can_serve(config_of("ajet.backbone=trinity", override))
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_another_command_does_not_begin_a_run_whose_episodes_clients_run(config_of, backbone):
+    config = config_of("ajet.rollout.user_workflow=client_owned", f"ajet.backbone={backbone}")
+    with pytest.raises(ConfigError, match="start the run with `ajet serve --conf …`"):
+        make_backbone(config)
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
         ("ajet.kind=supervised", "ajet.kind: supervised: rows have their replies"),
         ("ajet.trainer_common.algorithm.adv_estimator=remax", "adv_estimator: remax"),
         ("+ajet.stages.one.seed=1", "ajet.stages: serve one stage at a time"),

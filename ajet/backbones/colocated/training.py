@@ -18,7 +18,7 @@ class ColocatedTraining(TrainingAttempt):
     """One attempt of a run of backbone verl."""
 
     def make_processes(self, placement: Placement, options: ProcessOptions) -> None:
-        self.processes = RunProcesses(self.config, self.folder, placement, options)
+        self.processes = RunProcesses(self.config, self.folder, placement, options, self.gateway)
 
     async def start(self) -> None:
         resume_point = await self.processes.start()

@@ -22,7 +22,7 @@ from ajet.backbones.disaggregated.trainer import Trainer, TrainerClient
 from ajet.backbones.disaggregated.version_state import VersionState
 from ajet.core.buffer.buffer import ATTEMPT, ATTEMPTS, GroupBuffer
 from ajet.core.buffer.priority import priority_named
-from ajet.core.buffer.staleness import StalenessBound
+from ajet.core.buffer.staleness import StalenessBound, version_range
 from ajet.core.config import AjetConfig
 from ajet.core.errors import RunFailed
 from ajet.core.record.run_folder import RunFolder
@@ -30,6 +30,7 @@ from ajet.core.rollout.batch import BatchSettings
 from ajet.core.rollout.request import RolloutRunner
 from ajet.core.run.resume_point import ResumePoint
 from ajet.core.run.training_run import TrainingRun
+from ajet.core.trajectory.trajectory import Group, Trajectory
 from ajet.core.update.manifest import step_of
 
 
@@ -89,7 +90,16 @@ class AsyncRun:
             validate,
             self.explorer,
             explorer_driven=config.trinity.synchronizer.sync_style == "explorer_driven",
+            saves_first=config.clients_run_episodes,
         )
+
+    def left_out_reason(self, trajectory: Trajectory) -> str | None:
+        """Returns why an episode that has just ended is not going to be trained: its oldest token
+        is older than the staleness bound allows for the next step. Returns None where it may be."""
+        versions = version_range(Group(trajectory.group_id, (trajectory,), None))
+        oldest = self.buffer.bound.oldest_allowed(self.versions.trained)
+        is_stale = versions is not None and versions[0] < oldest
+        return self.buffer.expired_reason if is_stale else None
 
     async def train(self) -> None:
         """Trains all steps that are left."""

@@ -11,6 +11,7 @@ serve     the newest checkpoint over HTTP                    in this process
 
 from collections.abc import Callable
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ajet import assembly
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ajet.cluster.run_attempts import MakeRunAttempt
+    from ajet.exchange.gateway import ExchangeGateway
 
 
 class DisaggregatedBackbone:
@@ -39,11 +41,14 @@ class DisaggregatedBackbone:
         console: Console | None = None,
         session: SessionSettings | None = None,
         interrupt: Interrupt | None = None,
+        gateway: "ExchangeGateway | None" = None,
     ) -> None:
+        """`gateway` lets clients run the episodes, in modes both and colocate on Ray."""
         self.config = config
         self.console = console or Console()
         self.session = session
         self.interrupt = interrupt
+        self.gateway = gateway
         self.mode = config.trinity.mode
 
     def fit(self) -> RunSummary | None:
@@ -62,7 +67,7 @@ class DisaggregatedBackbone:
             if self.session is not None:
                 from ajet.cluster.run_attempts import run_on_ray
 
-                make = _attempt_class(self.mode)
+                make = self._attempt_class()
                 return run_on_ray(
                     make, self.session, self.config, folder, self.console, self.interrupt
                 )
@@ -91,12 +96,13 @@ class DisaggregatedBackbone:
 
         if self.mode == "explore":
             return ExplorerProcess(self.config, folder, interrupt).fit
+        assert self.gateway is None, "clients run episodes on Ray"
         training = TrainerProcess if self.mode == "train" else OneProcessTraining
         return training(self.config, folder, interrupt, self.console).fit
 
+    def _attempt_class(self) -> "MakeRunAttempt":
+        from ajet.backbones.disaggregated.separate_process_on_ray import ExplorerOnRay, TrainerOnRay
+        from ajet.backbones.disaggregated.training import DisaggregatedTraining
 
-def _attempt_class(mode: str) -> "MakeRunAttempt":
-    from ajet.backbones.disaggregated.separate_process_on_ray import ExplorerOnRay, TrainerOnRay
-    from ajet.backbones.disaggregated.training import DisaggregatedTraining
-
-    return {"explore": ExplorerOnRay, "train": TrainerOnRay}.get(mode, DisaggregatedTraining)
+        both = partial(DisaggregatedTraining, gateway=self.gateway)
+        return {"explore": ExplorerOnRay, "train": TrainerOnRay}.get(self.mode, both)

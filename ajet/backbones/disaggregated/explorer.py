@@ -124,6 +124,8 @@ class Explorer:
                 self._to_restart.append(InFlight(index, task, self._versions.trained))
         self._to_restart.sort(key=lambda each: each.index)
         self._known_indices |= {each.index for each in self._to_restart}
+        if not self._is_synchronous:
+            self._skip_known()
 
     def is_open(self, group_id: str) -> bool:
         """Says whether the group, or the baseline, runs or is to begin again."""
@@ -217,13 +219,24 @@ class Explorer:
             # Some of its episodes may have ended before: their tokens have the earlier version.
             again = self._to_restart.pop(0)
             return InFlight(again.index, again.task_index, min(version, again.version))
-        while True:
-            step, number = divmod(self._next, self.settings.groups_per_step)
-            index = plan_index(step + 1, number)
-            (task,) = self._cursor.next_batch(1)
+        index = self._next_index
+        (task,) = self._cursor.next_batch(1)
+        self._next += 1
+        self._skip_known()
+        return InFlight(index, task, version)
+
+    @property
+    def _next_index(self) -> int:
+        step, number = divmod(self._next, self.settings.groups_per_step)
+        return plan_index(step + 1, number)
+
+    def _skip_known(self) -> None:
+        """Moves the plan behind the groups of an earlier attempt. It is done at once: when such
+        groups are trained the buffer forgets them, and a checkpoint that still had them before it
+        would have them planned again."""
+        while self._next_index in self._known_indices:
+            self._cursor.next_batch(1)
             self._next += 1
-            if index not in self._known_indices:
-                return InFlight(index, task, version)
 
     async def _group(self, index: int, task: int, version: int) -> None:
         """Runs one group and puts it into the buffer; begins it again whenever `pause` has ended it

@@ -75,13 +75,17 @@ class Trainer:
         explorer: ExplorerControl,
         *,
         explorer_driven: bool = False,
+        saves_first: bool = False,
     ) -> None:
         """`validate` measures held-out success if a validation is due. With `explorer_driven`
         weights are published when the explorer asks for them, or the staleness bound requires it.
+        With `saves_first` a checkpoint that is due is written before its weights are published, so
+        that no episode is sampled by weights that a kill would lose.
         """
         self._client, self._buffer, self._versions = client, buffer, versions
         self._run, self._validate, self._explorer = run, validate, explorer
-        self._explorer_driven = explorer_driven
+        self._explorer_driven, self._saves_first = explorer_driven, saves_first
+        self._sync_metrics: dict[str, float] = {}
         self._taken_s, self._waited_s = time.monotonic(), 0.0
         self._is_stopping = False
 
@@ -137,11 +141,16 @@ class Trainer:
             "trainer/waited_s": self._waited_s,
             "trainer/update_s": time.monotonic() - started_s,
         }
-        if self._is_due(step):
-            metrics |= await self._publish(step)
-        metrics |= {**staleness_metrics(ages), **self._buffer_metrics(taken)}
+        is_due = self._is_due(step)
+        if is_due and not self._saves_first:
+            self._sync_metrics = await self._publish(step)
+        metrics |= {**self._sync_metrics, **staleness_metrics(ages), **self._buffer_metrics(taken)}
+        self._sync_metrics = {}
         self._add_ages(ages)
         self._run.record_step(step, rollout, update, metrics)
+        if is_due and self._saves_first:
+            await self._run.save_if_due()
+            self._sync_metrics = await self._publish(step)  # recorded with the next step
         self._versions.notify()
 
     def _is_due(self, version: int) -> bool:

@@ -55,7 +55,7 @@ class DisaggregatedTraining(TrainingAttempt):
     """One attempt of a run of backbone trinity."""
 
     def make_processes(self, placement: Placement, options: ProcessOptions) -> None:
-        self.processes = RunProcesses(self.config, self.folder, placement, options)
+        self.processes = RunProcesses(self.config, self.folder, placement, options, self.gateway)
         takes_turns = self.config.trinity.mode == "colocate"
         trainer, engines = self.processes.trainer, self.processes.engines
         self.client = ClusterTrainerClient(trainer, engines, engines_sleep=takes_turns)
@@ -72,6 +72,8 @@ class DisaggregatedTraining(TrainingAttempt):
             validate=lambda: self.processes.validate_if_due(self.run),
             resume_point=resume_point,
         )
+        if self.gateway is not None:
+            self.gateway.exchange.left_out_reason = self.async_run.left_out_reason
 
     async def train(self) -> None:
         await self.processes.engines.supervised(self.async_run.train())

@@ -163,6 +163,10 @@ def _as_user_section(value: Any) -> Any:
     return [_as_user_section(inner) for inner in value] if isinstance(value, list) else value
 
 
+CLIENT_OWNED = "client_owned"
+"""The name of the workflow that `ajet serve` sets: its episodes are run by clients over HTTP."""
+
+
 class AjetConfig(BaseModel):
     """Holds the root of the tree: `ajet`, `verl`, `trinity`, and the user's own sections beside
     them."""
@@ -271,6 +275,12 @@ class AjetConfig(BaseModel):
         """Tells whether the run asks an engine for anything: not where all replies are given."""
         gives = (self.learns_from_rows(is_training=is_training) for is_training in (True, False))
         return not all(gives)
+
+    @property
+    def clients_run_episodes(self) -> bool:
+        """Tells whether clients run the episodes: these wait in the process of the run's loop, and
+        there are no rollout workers."""
+        return self.ajet.rollout.user_workflow == CLIENT_OWNED
 
     @property
     def learns_from_rewards(self) -> bool:

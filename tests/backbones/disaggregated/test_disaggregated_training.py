@@ -6,17 +6,26 @@ import json
 import sqlite3
 import sys
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
+from ajet import Task, WorkflowTask
 from ajet.backbones.debug.backbone import DebugBackbone
+from ajet.backbones.disaggregated.async_run import AsyncRun
 from ajet.backbones.disaggregated.backbone import DisaggregatedBackbone
 from ajet.backbones.disaggregated.one_process import OneProcessTraining
-from ajet.core.config import load_config
+from ajet.backbones.disaggregated.version_state import VersionState
+from ajet.core.buffer.buffer import MEMORY, GroupBuffer
+from ajet.core.buffer.staleness import StalenessBound
+from ajet.core.config import AjetConfig, load_config
 from ajet.core.errors import RunFailed
+from ajet.core.inference.endpoint import Completion
 from ajet.core.interrupt import Interrupt
 from ajet.core.record.run_folder import RunFolder
+from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
+from ajet.core.trajectory.turn import Turn
 from tests.e2e.toy_run import ToyRun, episodes, metrics
 
 STEPS = 3
@@ -240,6 +249,47 @@ def test_a_run_that_was_killed_plays_no_finished_group_again(project):
     # Two steps of two groups each were left; what was finished of them did not begin again.
     assert sum(again.values()) == 2 * (4 - len(finished))
     assert len(policy_versions(run)) == 4 * EPISODES
+
+
+def test_where_clients_run_the_episodes_weights_are_saved_before_they_sample(project, monkeypatch):
+    """A kill in between would lose episodes whose clients were told that they are stored."""
+    monkeypatch.setattr(AjetConfig, "clients_run_episodes", True)
+    events = []
+
+    def tell(training):
+        publish, save = training.client.publish, training.checkpoints.save
+
+        async def telling_publish(version):
+            events.append(("publish", version))
+            return await publish(version)
+
+        def telling_save(folder, step, run):
+            events.append(("save", step))
+            return save(folder, step, run)
+
+        training.client.publish, training.checkpoints.save = telling_publish, telling_save
+
+    run = project("saved")
+    one_attempt("trinity.max_staleness=1", prepare=tell)
+    saved_then_published = [(what, step) for step in (1, 2, 3) for what in ("save", "publish")]
+    assert events == [("publish", 0), *saved_then_published]
+    assert [("sync/seconds" in line) for line in metrics(run)] == [False, True, True]
+
+
+@pytest.mark.parametrize(("versions", "is_stale"), [((2, 3), False), ((1, 3), True), ((), False)])
+def test_an_episode_is_stale_where_its_oldest_token_is_too_old_for_the_next_step(
+    versions, is_stale
+):
+    async_run = SimpleNamespace(
+        buffer=GroupBuffer(MEMORY, StalenessBound(1, 2, 1, 2)), versions=VersionState(3)
+    )
+    turns = tuple(
+        Turn(Completion((1,), (2,), (-0.5,), "stop", version), [], None, {}) for version in versions
+    )
+    plan = WorkflowTask(Task("t", "q"), "e", "000001-train-0000", 0, 1, "train", 0)
+    said = AsyncRun.left_out_reason(async_run, Trajectory(plan, turns, EpisodeStatus.OK))
+    reason = "its oldest token got more than 1 updates old (trinity.max_staleness)"
+    assert said == (reason if is_stale else None)
 
 
 def test_in_turns_a_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(project):

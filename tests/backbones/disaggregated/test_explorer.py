@@ -71,3 +71,21 @@ async def test_a_group_that_begins_again_counts_as_begun_when_it_was():
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
+
+
+async def test_a_checkpoint_is_behind_the_groups_of_an_earlier_attempt():
+    """Once they are trained the buffer forgets them, and nothing else would keep them from being
+    planned again."""
+    buffer, versions = GroupBuffer(MEMORY, StalenessBound(1, 2, 1, 2)), VersionState(0)
+    buffer.reopen(0)
+    known = (plan_index(1, 0), plan_index(1, 1), plan_index(2, 1))
+    buffer.begin([InFlight(index, 7, 0) for index in known])
+    explorer = explorer_over(buffer, versions)
+    explorer.load_state_dict(None)
+    assert explorer.state_dict()["next"] == 2
+    assert [explorer._next_group(0).index for _ in range(5)] == [
+        *known,
+        plan_index(2, 0),
+        plan_index(3, 0),
+    ]
+    assert explorer.state_dict()["next"] == 5

@@ -169,12 +169,13 @@ class Gateway:
         task = asyncio.ensure_future(run_on_loop(loop, call))
         try:
             while not (await asyncio.wait({task}, timeout=self._stall_s / 2))[0]:
-                await self._check_loop_responds(loop, grant)
+                await self.check_loop_responds(loop, grant)
             return task.result()
         finally:
             task.cancel()
 
-    async def _check_loop_responds(self, loop: asyncio.AbstractEventLoop, grant: Grant) -> None:
+    async def check_loop_responds(self, loop: asyncio.AbstractEventLoop, grant: Grant) -> None:
+        """Raises `RequestError` (503) if the episode's event loop is blocked."""
         own_loop, alive = asyncio.get_running_loop(), asyncio.Event()
         if not loop.is_closed():
             loop.call_soon_threadsafe(lambda: own_loop.call_soon_threadsafe(alive.set))

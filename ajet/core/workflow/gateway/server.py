@@ -56,6 +56,7 @@ class GatewayServer:
             access_log=False,
             log_level="critical",  # the gateway itself logs failed requests
             lifespan="off",
+            proxy_headers=False,  # any client could send them
             timeout_graceful_shutdown=1,
             timeout_keep_alive=600,
         )

@@ -1,0 +1,62 @@
+"""Runs the episodes that clients own in the driver, in place of rollout workers.
+
+    client ──HTTP──> gateway, exchange ─┐
+                                        ├─ the driver ──assign──> router
+    GroupRunner ──plans──> episodes ────┘       └──prompt, reply──> engines
+
+Such an episode only waits for its client, so one process holds a thousand of them. The exchange and
+the gateway listen on one port, and last for all attempts of the run. The judge runs on the driver's
+event loop too: while one blocks it, calls of the model wait.
+
+Not covered: episodes that run the user's agents (rollout_workers.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ajet.cluster.process_executor import ProcessExecutor
+from ajet.cluster.rollout_worker import TokenizerSpec
+from ajet.core.config import AjetConfig
+from ajet.core.inference.endpoint import ModelEndpoint
+from ajet.core.judge import make_judge
+from ajet.core.rollout.admission import Admission
+from ajet.core.rollout.group import GroupRunner
+from ajet.core.rollout.limits import RolloutLimits
+from ajet.exchange.gateway import ExchangeGateway
+
+
+class DriverRollout:
+    """Has the methods of `RolloutWorkers` that an attempt of a run calls."""
+
+    def __init__(self, config: AjetConfig, gateway: ExchangeGateway) -> None:
+        self._config, self._gateway = config, gateway
+        self._judge = make_judge(config)
+
+    async def check(self) -> None:
+        """Does nothing: the driver has imported the user's code."""
+
+    async def start(
+        self, make_endpoint: Callable[[], ModelEndpoint], spec: TokenizerSpec
+    ) -> GroupRunner:
+        """Begins an attempt of the run at the exchange; returns a runner of groups."""
+        self._gateway.exchange.begin_attempt()
+        limits, endpoint = RolloutLimits.from_config(self._config), make_endpoint()
+        executor = ProcessExecutor(
+            self._config,
+            endpoint,
+            spec.template(),
+            judge=self._judge,
+            gateway=self._gateway,
+            workflows=self._gateway.workflows,
+        )
+        return GroupRunner(
+            executor,
+            Admission(limits.max_env_worker, endpoint),
+            limits=limits,
+            run_seed=self._config.ajet.seed,
+            judge=self._judge,
+        )
+
+    def close(self) -> None:
+        """Does nothing: the command that made the gateway closes it, after the last attempt."""
