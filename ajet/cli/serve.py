@@ -2,7 +2,7 @@
 
 import os
 import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +21,12 @@ def serve(
     overrides: Overrides = None,
     exp_dir: ExpDir = None,
     project_dir: ProjectDir = None,
+    learn: Annotated[
+        bool,
+        typer.Option(
+            "--learn", help="Serve the model itself, and train it on feedback on its replies."
+        ),
+    ] = False,
     verbose: Verbose = False,
 ) -> None:
     """Train on episodes that clients run, over HTTP (backbone debug).
@@ -29,7 +35,15 @@ def serve(
     episode with a reward: `ajet.client`, or any HTTP client. The server's key is AJET_SERVE_API_KEY
     of the environment, or a new one that is printed. Ctrl-C once stops after the step, twice at
     once; the same command goes on from the last checkpoint.
+
+    With --learn there are no episodes to begin: clients use the model, and feedback on what it said
+    may come later. When enough has come, a new version is trained beside the server, measured on
+    the held-out tasks, and promoted or rolled back.
     """
+    if learn:
+        from ajet.cli.serve_learning import serve_learning
+
+        return serve_learning(conf, overrides or [], exp_dir, project_dir, verbose)
     from ajet.backbones import make_debug_backbone
     from ajet.cli.notices import show_notices
     from ajet.cli.preflight import check_run
@@ -48,7 +62,7 @@ def serve(
     config = load_config(conf, options, exp_dir=exp_dir, project_dir=project_dir)
     check_can_serve(config)
     show_notices([*config.notices, *check_run(config)])
-    key = os.environ.get(KEY_VARIABLE) or f"sk-serve-{secrets.token_hex(16)}"
+    key = server_key()
     gateway = make_exchange_gateway(config, key)
     typer.echo(_address(gateway.listen(), config, None if KEY_VARIABLE in os.environ else key))
     interrupt = Interrupt()
@@ -64,6 +78,11 @@ def serve(
     print_summary(Console(), summary, config.run_folder, conf, [])
     if interrupt.stopped_early:
         raise typer.Exit(interrupt.exit_code)
+
+
+def server_key() -> str:
+    """Returns the server's key: the environment's, or a new one."""
+    return os.environ.get(KEY_VARIABLE) or f"sk-serve-{secrets.token_hex(16)}"
 
 
 def _address(base_url: str, config: "AjetConfig", key: str | None) -> str:
