@@ -1,12 +1,12 @@
 """Measures a version on the held-out tasks of the config, and on recorded traffic.
 
     held-out tasks   the config's workflow and judge, with the seeds of a run's own validation
-    shadow traffic   the last calls of recorded sessions, answered anew with the same seeds
+    shadow traffic   a call of each of some recorded sessions, answered anew with the same seeds
 
 Two versions have played the same tasks under the same seeds, so they are compared task by task.
-Shadow traffic has no judge of its own: where the config has one and a feedback had metadata, its
-verdicts on both replies are compared; in any case it is said how often both answer alike, and how
-far the new version is from the served one on what was said.
+On shadow traffic it is said how often both answer alike, and how far the new version is from the
+served one on what was said. Where the config has a judge, a feedback had metadata and the call is
+the session's last, the verdicts on both replies are compared too.
 """
 
 from __future__ import annotations
@@ -76,18 +76,21 @@ class ShadowView:
 
 @dataclass(frozen=True)
 class ShadowTraffic:
-    """Holds the sessions of a round that both versions look at."""
+    """Holds the sessions of a round that both versions look at, and the call of each that they
+    answer anew."""
 
     config: AjetConfig
     number: int
     sessions: Sequence[RatedSession]
+    calls: Sequence[int]
 
     @classmethod
     def of(cls, config: AjetConfig, number: int, sessions: Sequence[RatedSession]) -> ShadowTraffic:
         """Draws them by the run's seed."""
         size = min(config.ajet.serve.learn.shadow_sessions, len(sessions))
         draw = random.Random(seeding.derive(config.ajet.seed, "shadow", number))
-        return cls(config, number, draw.sample(list(sessions), size))
+        drawn = draw.sample(list(sessions), size)
+        return cls(config, number, drawn, [draw.randrange(len(each.turns)) for each in drawn])
 
     async def seen_by(
         self, parts: RoundLearner, judge: BaseJudge | None, version: int
@@ -95,10 +98,16 @@ class ShadowTraffic:
         """Returns what the weights as they are make of it."""
         replies = await self._replies(parts, version)
         verdicts = [
-            await self._verdict(parts, judge, session, reply)
-            for session, reply in zip(self.sessions, replies, strict=True)
+            await self._verdict(parts, judge, session, reply) if is_last else None
+            for session, reply, is_last in zip(self.sessions, replies, self._are_last, strict=True)
         ]
         return ShadowView(replies, verdicts, self._logprobs(parts))
+
+    @property
+    def _are_last(self) -> list[bool]:
+        """Returns whether the call of each session is its last one, whose reply can be judged."""
+        pairs = zip(self.sessions, self.calls, strict=True)
+        return [call + 1 == len(session.turns) for session, call in pairs]
 
     async def _replies(self, parts: RoundLearner, version: int) -> list[Completion]:
         engine = parts.make_engine(version)
@@ -106,7 +115,7 @@ class ShadowTraffic:
         path = (self.config.ajet.seed, "shadow", self.number)
 
         async def reply(index: int, session: RatedSession) -> Completion:
-            prompt_ids = session.turns[-1].completion.prompt_ids
+            prompt_ids = session.turns[self.calls[index]].completion.prompt_ids
             seeded = replace(sampling, seed=seeding.derive(*path, index))
             room = self.config.ajet.rollout.max_model_len - len(prompt_ids)
             seeded = replace(seeded, max_tokens=min(seeded.max_tokens, room))

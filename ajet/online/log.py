@@ -2,7 +2,7 @@
 
     turns      session, number, version, client, key, body      one row for each reply
     feedback   place, session, num_turns, reward, source, …     one row for each that was given
-    rated      session, place, round, use                       sessions with feedback
+    rated      session, place, round, left_out                  sessions with feedback
     rounds     number, base, state, checksum, report            one row for each training
     held_out   version, wins                                    each version on the held-out tasks
 
@@ -50,7 +50,7 @@ CREATE TABLE IF NOT EXISTS feedback (
     metadata TEXT NOT NULL, unix_s REAL NOT NULL
 );
 CREATE TABLE IF NOT EXISTS rated (
-    session TEXT PRIMARY KEY, place INTEGER NOT NULL, round INTEGER, use TEXT
+    session TEXT PRIMARY KEY, place INTEGER NOT NULL, round INTEGER, left_out TEXT
 );
 CREATE INDEX IF NOT EXISTS rated_by_round ON rated (round, place);
 CREATE TABLE IF NOT EXISTS rounds (
@@ -192,17 +192,24 @@ class SessionLog:
         with self._database_errors():
             return self._db.execute(query).fetchone()[0]
 
-    def begin_round(self, num_sessions: int, max_staleness: int) -> Round | None:
+    def begin_round(
+        self, num_sessions: int, max_staleness: int, excluded_clients: Sequence[str] = ()
+    ) -> Round | None:
         """Takes the first `num_sessions` rated sessions into a new round; None where there are not
-        so many. Sessions with tokens from before the last `max_staleness` promotions are marked as
-        stale, and are not trained."""
+        so many. Left out for good are stale sessions, with tokens from before the last
+        `max_staleness` promotions, and those whose feedback an excluded client gave."""
         with self._transaction():
             promoted = self._numbers("SELECT number FROM rounds WHERE state = 'promoted'")
             oldest = ([0, *sorted(promoted)])[-1 - min(max_staleness, len(promoted))]
             self._db.execute(
-                "UPDATE rated SET round = 0, use = 'stale' WHERE round IS NULL AND EXISTS "
+                "UPDATE rated SET round = 0, left_out = 'stale' WHERE round IS NULL AND EXISTS "
                 "(SELECT 1 FROM turns WHERE turns.session = rated.session AND version < ?)",
                 (oldest,),
+            )
+            self._db.executemany(
+                "UPDATE rated SET round = 0, left_out = 'excluded' WHERE round IS NULL AND "
+                "(SELECT client FROM feedback WHERE feedback.place = rated.place) = ?",
+                [(client,) for client in excluded_clients],
             )
             query = "SELECT session FROM rated WHERE round IS NULL ORDER BY place LIMIT ?"
             sessions = self._db.execute(query, (num_sessions,)).fetchall()
@@ -214,7 +221,7 @@ class SessionLog:
                 "INSERT INTO rounds (number, base, state) VALUES (?, ?, 'open')", (last + 1, base)
             )
             self._db.executemany(
-                "UPDATE rated SET round = ?, use = 'trained' WHERE session = ?",
+                "UPDATE rated SET round = ? WHERE session = ?",
                 [(last + 1, session) for (session,) in sessions],
             )
         return self.round(last + 1)
@@ -239,7 +246,9 @@ class SessionLog:
         decided = (state, checksum, json.dumps(report), number)
         with self._transaction():
             self._db.execute(
-                "UPDATE rounds SET state = ?, checksum = ?, report = ? WHERE number = ?", decided
+                "UPDATE rounds SET state = ?, checksum = ?, report = ? "
+                "WHERE number = ? AND state = 'open'",
+                decided,
             )
             self.add_held_out(number, wins)
 
@@ -279,8 +288,9 @@ class SessionLog:
             "num_turns": "SELECT COUNT(*) FROM turns",
             "num_feedback": "SELECT COUNT(*) FROM feedback",
             "num_waiting": "SELECT COUNT(*) FROM rated WHERE round IS NULL",
-            "num_trained": "SELECT COUNT(*) FROM rated WHERE use = 'trained'",
-            "num_stale": "SELECT COUNT(*) FROM rated WHERE use = 'stale'",
+            "num_in_rounds": "SELECT COUNT(*) FROM rated WHERE round > 0",
+            "num_stale": "SELECT COUNT(*) FROM rated WHERE left_out = 'stale'",
+            "num_excluded": "SELECT COUNT(*) FROM rated WHERE left_out = 'excluded'",
         }
         with self._database_errors():
             return {name: self._db.execute(each).fetchone()[0] for name, each in queries.items()}

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from datetime import datetime
-from typing import IO
+from typing import Protocol
 
 from loguru import logger
 
@@ -45,16 +45,49 @@ from ajet.online.sessions import SessionObserver, Sessions
 from ajet.online.setup import begin_serving, load_next_message
 from ajet.tool_parsers import parser_for
 
+LEARNER_LOG = "learner.log"
 POLL_S = 0.2
 MAX_FAILURES = 3
 """A round whose learner ends without a decision so often is not started again by this server."""
 
 
+class LearnerProcess(Protocol):
+    """A learner that runs, as `subprocess.Popen` is one."""
+
+    def poll(self) -> int | None: ...
+    def terminate(self) -> None: ...
+    def wait(self) -> int: ...
+
+
+StartLearner = Callable[[RunFolder, Round], LearnerProcess]
+
+
+def start_learner_process(folder: RunFolder, due: Round) -> LearnerProcess:
+    """Starts the process of a round, which does not outlive this one."""
+    command = [sys.executable, "-P", "-m", "ajet.online.learner"]
+    arguments = [str(folder.path), str(due.number)]
+    folder.logs.mkdir(exist_ok=True)
+    with (folder.logs / LEARNER_LOG).open("ab") as output:
+        return subprocess.Popen(
+            guarded([*command, *arguments], grace_s=1.0),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
+
+
 class OnlineServer:
     """A served model and its rounds. `run` is called once."""
 
-    def __init__(self, config: AjetConfig, folder: RunFolder, key: str) -> None:
+    def __init__(
+        self,
+        config: AjetConfig,
+        folder: RunFolder,
+        key: str,
+        start_learner: StartLearner = start_learner_process,
+    ) -> None:
         self.config, self.folder = config, folder
+        self._start_learner = start_learner
         tasks = assembly.read_tasks(config)
         begin_serving(config, folder, tasks)
         assembly.set_threads(config)
@@ -66,7 +99,7 @@ class OnlineServer:
             self._load(self.log.version, loaded), config.ajet.serve.learn.num_versions
         )
         self._wake = threading.Event()
-        self._learner: subprocess.Popen[bytes] | None = None
+        self._learner: LearnerProcess | None = None
         self._round: Round | None = None
         self._num_failures = 0
         self.gateway = OnlineGateway(self._parts(), key, config.ajet.serve.host, self._port)
@@ -76,7 +109,7 @@ class OnlineServer:
         self.gateway.listen()
         try:
             while not interrupt.requested:
-                self._advance(say)
+                self.advance(say)
                 run_bounded(self.models.close_idle())
                 self._wake.wait(POLL_S)
         finally:
@@ -92,11 +125,11 @@ class OnlineServer:
         self.log.close()
         end_attempt(self.folder, "stopped", self.models.current.version)
 
-    def _advance(self, say: Callable[[str], None]) -> None:
+    def advance(self, say: Callable[[str], None]) -> None:
         """Begins a round that is due, or takes the decision of one whose learner has ended."""
         if self._learner is not None:
-            if self._learner.poll() is not None:
-                self._learner_ended(self._learner.returncode, say)
+            if (status := self._learner.poll()) is not None:
+                self._learner_ended(status, say)
             return
         if self._num_failures >= MAX_FAILURES:
             return
@@ -104,25 +137,12 @@ class OnlineServer:
         learn = self.config.ajet.serve.learn
         due = self.log.open_round()
         if due is None and self.log.num_waiting() >= learn.sessions_per_round:
-            due = self.log.begin_round(learn.sessions_per_round, learn.max_staleness)
+            due = self.log.begin_round(
+                learn.sessions_per_round, learn.max_staleness, learn.excluded_clients
+            )
         if due is not None:
             say(f"round {due.number}: trains from version {due.base}")
-            self._round, self._learner = due, self._start_learner(due)
-
-    def _start_learner(self, due: Round) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-P", "-m", "ajet.online.learner"]
-        arguments = [str(self.folder.path), str(due.number)]
-        with self._learner_log() as output:
-            return subprocess.Popen(
-                guarded([*command, *arguments], grace_s=1.0),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-            )
-
-    def _learner_log(self) -> IO[bytes]:
-        self.folder.logs.mkdir(exist_ok=True)
-        return (self.folder.logs / "learner.log").open("ab")
+            self._round, self._learner = due, self._start_learner(self.folder, due)
 
     def _learner_ended(self, status: int, say: Callable[[str], None]) -> None:
         assert self._round is not None
@@ -134,7 +154,7 @@ class OnlineServer:
                 again = "is not started again before the server is: the model is served as it is"
             logger.warning(
                 f"round {ended.number}: its learner ended with status {status} and no decision "
-                f"(see {shown_path(self.folder.logs)}/learner.log); it {again}"
+                f"(see {shown_path(self.folder.logs / LEARNER_LOG)}); it {again}"
             )
             return
         self._num_failures = 0

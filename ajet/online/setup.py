@@ -26,6 +26,16 @@ from ajet.online.feedback import NextMessage
 from ajet.online.log import FILE
 from ajet.online.round import ESTIMATORS
 
+DECIDES_ROUNDING = (
+    "ajet.model.device",
+    "ajet.trainer_common.batch_layout",
+    "ajet.trainer_common.max_tokens_per_micro_batch",
+    "ajet.trainer_common.torch_threads",
+    "ajet.trainer_common.fsdp_config",
+)
+"""Keys that another run may change when it goes on; here a version would not be made again with
+the same bits."""
+
 
 def check_can_learn(config: AjetConfig) -> None:
     """Raises a `ConfigError` of one line for what `ajet serve --learn` does not do."""
@@ -67,7 +77,10 @@ def begin_serving(config: AjetConfig, folder: RunFolder, tasks: RunTasks) -> Non
             code=Code.RUN_FOLDER_UNUSABLE,
         )
     changes = [] if earlier is None else identity.changes_since(earlier)
-    if any(change.effect is Effect.EXPERIMENT for change in changes):
+    if any(
+        each.effect is Effect.EXPERIMENT or each.what.startswith(DECIDES_ROUNDING)
+        for each in changes
+    ):
         raise RunChanged(
             f"{folder.path} holds a served model that learns, and these have changed since: "
             f"{listed(changes)}; undo that, or choose another ajet.experiment_name"

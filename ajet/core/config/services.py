@@ -129,6 +129,9 @@ class LearnConfig(Section):
         description="Versions promoted since a session's oldest token; an older session is not "
         "trained.",
     )
+    excluded_clients: list[str] = Field(
+        default=[], description="Clients whose feedback is stored and never trained."
+    )
     version_for: Literal["session", "request"] = Field(
         default="session",
         description="When another version answers: session keeps that of a session's first reply "
@@ -153,7 +156,7 @@ class LearnConfig(Section):
     shadow_sessions: int = Field(
         default=32,
         ge=0,
-        description="Recorded sessions of a round whose last call both versions answer anew; 0: "
+        description="Recorded sessions of a round of which both versions answer a call anew; 0: "
         "none.",
     )
     max_shadow_kl: float | None = Field(
