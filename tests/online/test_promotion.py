@@ -1,4 +1,4 @@
-"""The rule of promotion, shadow traffic and clients, with numbers worked out by hand; and the swap."""
+"""The rule of promotion, shadow traffic and clients, with numbers worked out by hand; the swap."""
 
 import asyncio
 from types import SimpleNamespace

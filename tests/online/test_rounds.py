@@ -13,7 +13,7 @@ from ajet.online.log import FILE, Feedback, SessionLog
 from ajet.online.rebuild import rebuild
 from ajet.online.setup import check_can_learn
 from ajet.reports.audit_report import AuditReport
-from tests.online.online_server import YAML, LearnerAtOnce, config_in, served
+from tests.online.online_server import YAML, LearnerAtOnce, served
 from tests.online.test_served_sessions import turn_of
 
 
@@ -131,8 +131,11 @@ def test_the_record_of_a_served_run_is_sound(finished):
     assert json.loads(report.as_json())["episodes"] == 12
 
 
-def test_with_version_for_request_a_session_has_the_newest_version_at_its_next_request(tmp_path):
-    with served(tmp_path, "ajet.serve.learn.version_for=request") as here:
+@pytest.mark.parametrize("override", ["version_for=request", "num_versions=1"])
+def test_a_session_has_the_newest_version_where_the_config_says_so_or_its_own_is_let_go(
+    tmp_path, override
+):
+    with served(tmp_path, f"ajet.serve.learn.{override}") as here:
         first = here.chat("What is 1+1?")
         here.rated([1.0, 0.0, 0.0, 1.0])
         here.round()
@@ -153,14 +156,30 @@ def test_a_learner_that_always_dies_does_not_end_the_server(tmp_path):
 
 def test_another_experiment_in_the_folder_is_refused_and_another_rule_is_not(finished):
     folder, _ = finished
-    with pytest.raises(RunChanged, match=r"optim\.lr 0\.001 -> 0\.5"):
-        with served(folder.parent, "ajet.trainer_common.optim.lr=0.5"):
-            pass
-    with pytest.raises(RunChanged, match=r"torch_threads 1 -> 2"):
-        with served(folder.parent, "ajet.trainer_common.torch_threads=2"):
+    for override, said in (
+        ("optim.lr=0.5", r"optim\.lr 0\.001 -> 0\.5"),
+        ("torch_threads=2", "1 -> 2"),
+    ):
+        changed = served(folder.parent, f"ajet.trainer_common.{override}")
+        with pytest.raises(RunChanged, match=said), changed:
             pass
     with served(folder.parent, "ajet.serve.learn.sessions_per_round=9") as here:
         assert here.server.models.current.version == 3
+
+
+def test_the_config_says_whose_sessions_are_trained_and_how_old_they_may_be(tmp_path):
+    limits = "ajet.serve.learn.excluded_clients=[eve]", "ajet.serve.learn.max_staleness=0"
+    with served(tmp_path, *limits) as here:
+        here.rated([1.0, 0.0, 0.0, 1.0], client="eve")
+        here.server.advance(here.said.append)
+        rate(here.log, 1, client="ada")
+        here.log.begin_round(1, 0)
+        promote(here.log, 1)
+        here.rated([1.0, 0.0, 0.0, 1.0], client="ada")  # version 0 is loaded still
+        here.server.advance(here.said.append)
+        counts = here.log.counts()
+    assert here.said == []
+    assert (counts["num_excluded"], counts["num_stale"], counts["num_in_rounds"]) == (4, 4, 1)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Requests to a model that is served: which session they are, which version answers, what is kept."""
+"""Requests to a served model: which session they are, which version answers, what is kept."""
 
 import itertools
 
@@ -93,7 +93,7 @@ def test_responses_and_messages_are_sessions_too(server):
     assert told.json()["session"] == third.headers["x-ajet-session"]
 
 
-def test_a_session_goes_on_from_the_log_after_the_server_was_started_again(server, tmp_path):
+def test_a_session_goes_on_from_the_log_after_the_server_was_started_again(server):
     question = next(questions)
     first = server.chat(question)
     session = first.headers["x-ajet-session"]
