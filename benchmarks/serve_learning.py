@@ -2,8 +2,9 @@
 
     python benchmarks/serve_learning.py [--only honest still …] [--sessions 1000] [--out FILE.json]
 
-    honest    1,000 sessions of 50 clients, 1 % faults; the server trains five rounds meanwhile
-    still     300 sessions of the same users at a server that never trains: the control of latency
+    still     300 sessions at a server that never trains: the control of latency
+    busy      the same while rounds are trained one after another: latency while it learns
+    honest    1,000 sessions of 50 clients in five rounds
     liars     10 % of the clients give the opposite of the truth
     loud      10 % of the clients give the opposite, a hundred times as large
     excluded  the folder of `loud` goes on without the clients that it named as unlike the others
@@ -11,8 +12,10 @@
 The server is a process of its own; users are asyncio clients of httpx in this one. A session is a
 word problem: one or two calls, then feedback whether the answer was right. Faults are clients that
 hang up within a call, bodies that are no JSON, feedback that is sent twice or long after, and for
-sessions that nobody had. Latency is that of a whole call; `while_learning` are the calls during a
-round. Held-out success is measured by the server itself on 256 tasks at the users' temperature;
+sessions that nobody had; 1 % of the sessions have one. In all but `still` and `busy` sessions come
+more slowly while a round is open, and the learner has the server's priority, so that on a busy
+machine too the sessions of a round are of the version before it. Latency is that of a whole call;
+`while_learning` are the calls during a round. Held-out success is measured by the server itself on 256 tasks at the users' temperature;
 differences are paired, with 95 % intervals. At the end `ajet rebuild` makes the versions again.
 
 Goals: 20 points of held-out success, no failed request beside the faults, 5 ms at the median.
@@ -32,6 +35,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
@@ -47,7 +51,7 @@ from benchmarks.serve_learning_agent import Message, answer
 RESULTS = Path(__file__).parent / "results" / "serve_learning.json"
 ROWS = Path(__file__).parents[1] / "ajet" / "embedded" / "arithmetic" / "train.jsonl"
 KEY, NUM_CLIENTS, NUM_LIARS, PER_ROUND = "sk-benchmark", 50, 5, 200
-SESSIONS_PER_S, FAULTS = 3.0, 0.01
+SESSIONS_PER_S, SLOWLY_PER_S, FAULTS = 3.0, 0.2, 0.01
 UNLIKE_Z = 4.0
 YAML = """
 ajet:
@@ -69,7 +73,11 @@ ajet:
   task_judge: {{judge_protocol: math}}
   serve:
     port: auto
-    learn: {{sessions_per_round: {per_round}, min_difference: -0.02, excluded_clients: {excluded}}}
+    learn:
+      sessions_per_round: {per_round}
+      min_difference: -0.02
+      excluded_clients: {excluded}
+      niceness: {niceness}
   trainer_common:
     val_pass_n: 1
     mini_batch_num: 4
@@ -94,7 +102,9 @@ class Traffic:
 class Server:
     """The process of `ajet serve --learn`."""
 
-    def __init__(self, folder: Path, name: str, per_round: int, excluded: list[str]) -> None:
+    def __init__(
+        self, folder: Path, name: str, per_round: int, excluded: list[str], niceness: int
+    ) -> None:
         self.run_folder = folder / "launcher_record" / name
         conf, self._log = folder / f"{name}.yaml", folder / f"{name}.log"
         conf.write_text(YAML.format(name=name, per_round=per_round, excluded=json.dumps(excluded)))
@@ -130,13 +140,15 @@ class Users:
         self.random.shuffle(self.rows)
         self.traffic = Traffic()
 
-    async def arrive(self, num_sessions: int) -> None:
-        """Lets the sessions begin at random times, at the same mean rate."""
+    async def arrive(self, num_sessions: int, is_slow: Callable[[], bool]) -> None:
+        """Lets the sessions begin at random times, and more slowly where that is asked for."""
         sessions: list[asyncio.Task[None]] = []
         for index in range(num_sessions):
             fault = self.random.choice(FAULT_KINDS) if self.random.random() < FAULTS else None
             sessions.append(asyncio.create_task(self.session(index, fault)))
             await asyncio.sleep(self.random.expovariate(SESSIONS_PER_S))
+            while is_slow() and self.random.random() > SLOWLY_PER_S:
+                await asyncio.sleep(1.0)
         await asyncio.gather(*sessions)
 
     async def session(self, index: int, fault: str | None) -> None:
@@ -171,8 +183,7 @@ class Users:
         await self._rate(seen["id"], client, self._reward(client, is_right), fault)
 
     def _reward(self, client: str, is_right: bool) -> float:
-        is_liar = self.lie is not None and int(client[1:]) < NUM_LIARS
-        if is_liar:
+        if self.lie is not None and int(client[1:]) < NUM_LIARS:
             return -self.lie if is_right else self.lie
         return float(is_right)
 
@@ -199,6 +210,7 @@ class Users:
             self.traffic.failed[f"{reply.status_code} for {status}"] += 1
 
 
+KINDS = ["still", "busy", "honest", "liars", "loud"]
 FAULT_KINDS = ("hangs_up", "garbage", "late", "twice", "nobodys")
 
 
@@ -210,11 +222,12 @@ async def run(
     per_round: int = PER_ROUND,
     lie: float | None = None,
     excluded: list[str] | None = None,
+    waits: bool = True,
     seed: int = 1,
 ) -> dict[str, Any]:
     """Runs one server with its users until the last round is decided, and returns the figures."""
-    server = Server(folder, name, per_round, excluded or [])
-    learning_s: list[tuple[float, bool]] = []
+    server = Server(folder, name, per_round, excluded or [], niceness=0 if waits else 10)
+    learning_s: list[tuple[float, bool]] = [(time.monotonic(), False)]
     try:
         url = await server.url()
         limits = httpx.Limits(max_connections=200)
@@ -223,13 +236,12 @@ async def run(
             base_url=url, headers=headers, timeout=120, limits=limits
         ) as http:
             users = Users(http, seed, lie)
-            watching = asyncio.create_task(watch(http, learning_s))
+            watching = asyncio.create_task(watch(http, per_round, learning_s))
             begun_s = time.monotonic()
-            await users.arrive(num_sessions)
+            await users.arrive(num_sessions, lambda: waits and learning_s[-1][1])
             traffic_s = time.monotonic() - begun_s
-            while learning_s and learning_s[-1][1]:
+            while waits and learning_s[-1][1]:
                 await asyncio.sleep(0.5)
-            await asyncio.sleep(1.0)
             watching.cancel()
             status = (await http.get("/ajet/v1/status")).json()
     finally:
@@ -242,12 +254,17 @@ async def run(
     }
 
 
-async def watch(http: httpx.AsyncClient, learning_s: list[tuple[float, bool]]) -> None:
-    """Notes, twice a second, whether a round is open."""
+async def watch(
+    http: httpx.AsyncClient, per_round: int, learning_s: list[tuple[float, bool]]
+) -> None:
+    """Notes, twice a second, whether a round is due or open, or its version not yet served."""
     while True:
         status = (await http.get("/ajet/v1/status")).json()
+        promoted = [each["number"] for each in status["rounds"] if each["state"] == "promoted"]
         is_open = any(each["state"] == "open" for each in status["rounds"])
-        learning_s.append((time.monotonic(), is_open))
+        is_due = status["num_waiting"] >= per_round
+        learns = is_open or is_due or status["version"] != max(promoted, default=0)
+        learning_s.append((time.monotonic(), learns))
         await asyncio.sleep(0.5)
 
 
@@ -292,7 +309,7 @@ def spread(values_ms: list[float]) -> dict[str, float] | None:
 def learnt(run_folder: Path, status: dict[str, Any]) -> dict[str, Any]:
     """Returns the rounds, and held-out success before the first and after the last of them."""
     rounds = []
-    for each in status["rounds"]:
+    for each in (each for each in status["rounds"] if each["state"] != "open"):
         unlike = [c["client"] for c in each["clients"] if abs(c["z"]) >= UNLIKE_Z]
         names = ("number", "state", "reason", "reward", "shadow", "seconds")
         rounds.append({name: each[name] for name in names} | {"unlike_clients": unlike})
@@ -322,23 +339,26 @@ def rebuilt(folder: Path, name: str) -> list[str]:
 
 async def measure(only: list[str], num_sessions: int) -> dict[str, Any]:
     results: dict[str, Any] = {}
-    few = max(2 * PER_ROUND, num_sessions * 3 // 5)
     with tempfile.TemporaryDirectory() as given:
         folder = Path(given)
         if "still" in only:
-            results["still"] = await run(folder, "still", num_sessions=300, per_round=10**6)
+            results["still"] = await run(
+                folder, "still", num_sessions=300, per_round=10**6, waits=False
+            )
+        if "busy" in only:
+            results["busy"] = await run(folder, "busy", num_sessions=300, per_round=32, waits=False)
         if "honest" in only:
             results["honest"] = await run(folder, "honest", num_sessions=num_sessions)
             results["honest"]["rebuild"] = rebuilt(folder, "honest")
         if "liars" in only:
-            results["liars"] = await run(folder, "liars", num_sessions=few, lie=1.0)
+            results["liars"] = await run(folder, "liars", num_sessions=3 * PER_ROUND, lie=1.0)
         if "loud" in only:
-            results["loud"] = await run(folder, "loud", num_sessions=few, lie=100.0)
+            results["loud"] = await run(folder, "loud", num_sessions=2 * PER_ROUND, lie=100.0)
             unlike = {c for each in results["loud"]["rounds"] for c in each["unlike_clients"]}
             results["excluded"] = await run(
                 folder,
                 "loud",
-                num_sessions=few,
+                num_sessions=2 * PER_ROUND + PER_ROUND // 4,
                 lie=100.0,
                 excluded=sorted(unlike),
                 seed=2,
@@ -349,7 +369,7 @@ async def measure(only: list[str], num_sessions: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Simulated users of ajet serve --learn.")
-    parser.add_argument("--only", nargs="+", default=["still", "honest", "liars", "loud"])
+    parser.add_argument("--only", nargs="+", default=KINDS)
     parser.add_argument("--sessions", type=int, default=1000)
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()

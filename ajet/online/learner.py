@@ -39,15 +39,12 @@ from ajet.online.log import RatedSession, Round, SessionLog, Wins
 from ajet.online.promotion import decide, describe_clients
 from ajet.online.round import RoundLearner, groups_of
 
-NICENESS = 10
-"""The server answers first where both want the processor."""
-
 
 def main() -> None:
     """Runs the round that the command line names."""
     begin_screen_log(False)
-    os.nice(NICENESS)
     run, number = RecordedRun(Path(sys.argv[1])), int(sys.argv[2])
+    os.nice(run.config.ajet.serve.learn.niceness)
     log = SessionLog(run.folder.path)
     run_round(run.config, run.folder, log, log.round(number))
     log.close()

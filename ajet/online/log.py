@@ -132,12 +132,12 @@ class SessionLog:
         with self._database_errors():
             self._db.execute("INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?)", row)
 
-    def turns(self, session: str, most: int = -1) -> dict[int, Turn]:
-        """Returns the turns of a session by their numbers, the first `most` of them if given. A
-        call that failed has a number and no turn."""
-        query = "SELECT number, body FROM turns WHERE session = ? ORDER BY number LIMIT ?"
+    def turns(self, session: str) -> dict[int, Turn]:
+        """Returns the turns of a session by their numbers. A call that failed has a number and no
+        turn."""
+        query = "SELECT number, body FROM turns WHERE session = ? ORDER BY number"
         with self._database_errors():
-            rows = self._db.execute(query, (session, most)).fetchall()
+            rows = self._db.execute(query, (session,)).fetchall()
             return {number: _decoded(body) for number, body in rows}
 
     def session_at(self, client: str, key: str) -> str | None:
@@ -235,8 +235,10 @@ class SessionLog:
         with self._database_errors():
             rows = self._db.execute(query, (number,)).fetchall()
         return [
-            RatedSession(*row[:4], json.loads(row[4]), tuple(self.turns(row[0], row[5]).values()))
-            for row in rows
+            RatedSession(
+                session, client, reward, unix_s, json.loads(text), self._first_turns(session, most)
+            )
+            for session, client, reward, unix_s, text, most in rows
         ]
 
     def end_round(
@@ -257,7 +259,10 @@ class SessionLog:
         query = "SELECT number, base, state, checksum, report FROM rounds ORDER BY number"
         with self._database_errors():
             rows = self._db.execute(query).fetchall()
-        return [Round(*row[:4], json.loads(row[4])) for row in rows]
+        return [
+            Round(number, base, state, checksum, json.loads(text))
+            for number, base, state, checksum, text in rows
+        ]
 
     def round(self, number: int) -> Round:
         """Returns a round by its number."""
@@ -294,6 +299,9 @@ class SessionLog:
         }
         with self._database_errors():
             return {name: self._db.execute(each).fetchone()[0] for name, each in queries.items()}
+
+    def _first_turns(self, session: str, most: int) -> tuple[Turn, ...]:
+        return tuple(self.turns(session).values())[:most]
 
     def _numbers(self, query: str) -> list[int]:
         return [number for (number,) in self._db.execute(query).fetchall()]

@@ -132,6 +132,12 @@ class LearnConfig(Section):
     excluded_clients: list[str] = Field(
         default=[], description="Clients whose feedback is stored and never trained."
     )
+    niceness: int = Field(
+        default=10,
+        ge=0,
+        le=19,
+        description="How much lower the priority of the learner's process is than the server's.",
+    )
     version_for: Literal["session", "request"] = Field(
         default="session",
         description="When another version answers: session keeps that of a session's first reply "
