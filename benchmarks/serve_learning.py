@@ -15,8 +15,9 @@ hang up within a call, bodies that are no JSON, feedback that is sent twice or l
 sessions that nobody had; 1 % of the sessions have one. In all but `still` and `busy` sessions come
 more slowly while a round is open, and the learner has the server's priority, so that on a busy
 machine too the sessions of a round are of the version before it. Latency is that of a whole call;
-`while_learning` are the calls during a round. Held-out success is measured by the server itself on 256 tasks at the users' temperature;
-differences are paired, with 95 % intervals. At the end `ajet rebuild` makes the versions again.
+`while_learning` are the calls during a round. Held-out success is measured by the server itself on
+256 tasks at the users' temperature; differences are paired, with 95 % intervals. At the end `ajet
+rebuild` makes the versions of `honest` again.
 
 Goals: 20 points of held-out success, no failed request beside the faults, 5 ms at the median.
 """
@@ -107,7 +108,8 @@ class Server:
     ) -> None:
         self.run_folder = folder / "launcher_record" / name
         conf, self._log = folder / f"{name}.yaml", folder / f"{name}.log"
-        conf.write_text(YAML.format(name=name, per_round=per_round, excluded=json.dumps(excluded)))
+        given = {"per_round": per_round, "excluded": json.dumps(excluded), "niceness": niceness}
+        conf.write_text(YAML.format(name=name, **given))
         environment = {
             **os.environ,
             "AJET_SERVE_API_KEY": KEY,
