@@ -242,6 +242,7 @@ async def run(
             begun_s = time.monotonic()
             await users.arrive(num_sessions, lambda: waits and learning_s[-1][1])
             traffic_s = time.monotonic() - begun_s
+            await asyncio.sleep(2.0)  # until the last round that is due is seen
             while waits and learning_s[-1][1]:
                 await asyncio.sleep(0.5)
             watching.cancel()
@@ -353,7 +354,7 @@ async def measure(only: list[str], num_sessions: int) -> dict[str, Any]:
             results["honest"] = await run(folder, "honest", num_sessions=num_sessions)
             results["honest"]["rebuild"] = rebuilt(folder, "honest")
         if "liars" in only:
-            results["liars"] = await run(folder, "liars", num_sessions=3 * PER_ROUND, lie=1.0)
+            results["liars"] = await run(folder, "liars", num_sessions=2 * PER_ROUND, lie=1.0)
         if "loud" in only:
             results["loud"] = await run(folder, "loud", num_sessions=2 * PER_ROUND, lie=100.0)
             unlike = {c for each in results["loud"]["rounds"] for c in each["unlike_clients"]}

@@ -780,8 +780,7 @@ ELSEWHERE: dict[str, dict[str, list[str]]] = {
             "::test_the_users_next_message_is_feedback_on_what_was_said_before_it": [
                 "next_message"
             ],
-            "tests/online/test_kills_of_a_served_model.py"
-            "::test_a_server_that_is_killed_while_it_learns_goes_on_and_trains_nothing_twice": [
+            f"{ROUNDS}::test_a_learners_process_runs_its_round_with_the_configs_niceness": [
                 "niceness"
             ],
         }.items()

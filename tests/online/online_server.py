@@ -26,7 +26,12 @@ ajet:
   task_judge: {judge_protocol: math}
   serve:
     port: auto
-    learn: {sessions_per_round: 4, promote: difference, min_difference: -1.0, shadow_sessions: 2}
+    learn:
+      sessions_per_round: 4
+      promote: difference
+      min_difference: -1.0
+      shadow_sessions: 2
+      niceness: 7
   trainer_common:
     val_pass_n: 1
     torch_threads: 1

@@ -9,6 +9,7 @@ from ajet.core.config import load_config
 from ajet.core.errors import ConfigError, RunChanged
 from ajet.core.record.episode_reader import EpisodeFilter
 from ajet.core.record.recorded_run import RecordedRun
+from ajet.online import learner
 from ajet.online.log import FILE, Feedback, SessionLog
 from ajet.online.rebuild import rebuild
 from ajet.online.setup import check_can_learn
@@ -129,6 +130,18 @@ def test_the_record_of_a_served_run_is_sound(finished):
         report = AuditReport.of(run, reader.walk(EpisodeFilter(mode="train"), None))
     assert report.is_sound
     assert json.loads(report.as_json())["episodes"] == 12
+
+
+def test_a_learners_process_runs_its_round_with_the_configs_niceness(finished, monkeypatch):
+    done = []
+    monkeypatch.setattr("sys.argv", ["learner", str(finished[0]), "3"])
+    monkeypatch.setattr(learner, "begin_screen_log", lambda is_verbose: None)
+    monkeypatch.setattr(learner.os, "nice", done.append)
+    monkeypatch.setattr(
+        learner, "run_round", lambda config, folder, log, this: done.append(this.number)
+    )
+    learner.main()
+    assert done == [7, 3]
 
 
 @pytest.mark.parametrize("override", ["version_for=request", "num_versions=1"])
