@@ -5,7 +5,7 @@
          convert | export | prepare-data | distill-data |
          view | stop | replay | fork | score |
          audit | env-check | servers | trace |
-         serve | optimize-prompt |
+         serve | rebuild | optimize-prompt |
          schema | examples | explain
 
 Exit codes: 0 done, 1 the user's error in one line, 2 wrong usage, 130 stopped by Ctrl-C, 143 by
@@ -54,6 +54,7 @@ COMMANDS = {
     "env-check": "ajet.cli.env_check:env_check",
     "servers": "ajet.cli.servers:servers",
     "serve": "ajet.cli.serve:serve",
+    "rebuild": "ajet.cli.rebuild:rebuild",
     "trace": "ajet.cli.trace:trace",
     "schema": "ajet.cli.schema:schema",
     "examples": "ajet.cli.examples:examples",

@@ -2,7 +2,7 @@
 
 import os
 import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -35,6 +35,12 @@ def serve(
     with_ray: WithRay = False,
     with_ray_cluster: WithRayCluster = False,
     skip_check_avail_gpu: SkipCheckAvailGpu = False,
+    learn: Annotated[
+        bool,
+        typer.Option(
+            "--learn", help="Serve the model itself, and train it on feedback on its replies."
+        ),
+    ] = False,
     verbose: Verbose = False,
 ) -> None:
     """Train on episodes that clients run, over HTTP.
@@ -43,11 +49,23 @@ def serve(
     episode with a reward: `ajet.client`, or any HTTP client. The server's key is AJET_SERVE_API_KEY
     of the environment, or a new one that is printed. Ctrl-C once stops after the step, twice at
     once; the same command goes on from the last checkpoint.
+
+    With --learn there are no episodes to begin: clients use the model, and feedback on what it said
+    may come later. When enough has come, a new version is trained beside the server, measured on
+    the held-out tasks, and promoted or rolled back.
     """
+    from ajet.cli.ray_flags import RayFlags
+
+    flags = RayFlags(with_ray, with_ray_cluster, skip_check_avail_gpu)
+    options = list(overrides or [])
+    if learn:
+        from ajet.cli.serve_learning import serve_learning
+
+        return serve_learning(conf, options, backbone, exp_dir, project_dir, flags, verbose)
     from ajet.backbones import make_backbone, runs_on_ray
     from ajet.cli.notices import show_notices
     from ajet.cli.preflight import check_run
-    from ajet.cli.ray_flags import RayFlags, serve_or_check, session_settings
+    from ajet.cli.ray_flags import serve_or_check, session_settings
     from ajet.core.config import load_config
     from ajet.core.descriptors import raise_descriptor_limit
     from ajet.core.errors import RunComplete
@@ -59,16 +77,15 @@ def serve(
 
     begin_screen_log(verbose)
     raise_descriptor_limit()
-    options = [*(overrides or []), *SETS]
+    options += SETS
     config = load_config(conf, options, backbone=backbone, exp_dir=exp_dir, project_dir=project_dir)
     check_can_serve(config)
-    flags = RayFlags(with_ray, with_ray_cluster, skip_check_avail_gpu)
     notices = [*config.notices, *check_run(config), *flags.notices(config.ajet.backbone)]
     show_notices(notices)
     session = session_settings(flags, debug=None)
     if runs_on_ray(config) and serve_or_check(config, session):
         return
-    key = os.environ.get(KEY_VARIABLE) or f"sk-serve-{secrets.token_hex(16)}"
+    key = server_key()
     gateway = make_exchange_gateway(config, key)
     typer.echo(_address(gateway.listen(), config, None if KEY_VARIABLE in os.environ else key))
     interrupt = Interrupt()
@@ -85,6 +102,11 @@ def serve(
     print_summary(Console(), summary, config.run_folder, conf, [])
     if interrupt.stopped_early:
         raise typer.Exit(interrupt.exit_code)
+
+
+def server_key() -> str:
+    """Returns the server's key: the environment's, or a new one."""
+    return os.environ.get(KEY_VARIABLE) or f"sk-serve-{secrets.token_hex(16)}"
 
 
 def _address(base_url: str, config: "AjetConfig", key: str | None) -> str:

@@ -24,7 +24,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Protocol, get_args
 from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request
@@ -70,9 +70,9 @@ def add_routes(app: FastAPI, gateway: ExchangeGateway) -> None:
         ("/pause", routes.pause),
         ("/resume", routes.resume),
     ):
-        app.add_route(PREFIX + path, _endpoint(gateway, handler), methods=["POST"])
+        app.add_route(PREFIX + path, endpoint(gateway, handler), methods=["POST"])
     for path, handler in (("/tasks", routes.tasks), ("/status", routes.status)):
-        app.add_route(PREFIX + path, _endpoint(gateway, handler), methods=["GET"])
+        app.add_route(PREFIX + path, endpoint(gateway, handler), methods=["GET"])
 
 
 class ExchangeRoutes:
@@ -168,9 +168,19 @@ class ExchangeRoutes:
         return 200, self._exchange.status()
 
 
-def _endpoint(
-    gateway: ExchangeGateway, handler: Handler
-) -> Callable[[Request], Awaitable[Response]]:
+class KeyedServer(Protocol):
+    """What a server with one key says of itself."""
+
+    @property
+    def is_on_loopback(self) -> bool: ...
+
+    def is_server_key(self, key: str) -> bool: ...
+
+
+def endpoint(gateway: KeyedServer, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    """Returns the endpoint that answers with what `handler` returns; the key must be the server's,
+    and the page of a web site is refused."""
+
     async def answer(request: Request, body: bytes) -> GatewayResponse:
         try:
             fields = Fields(parse_json_object(body) if body.strip() else {})
@@ -202,7 +212,7 @@ def _refusal(error: RequestError) -> GatewayResponse:
     return GatewayResponse(error.status, json.dumps(openai_error(error)).encode())
 
 
-def _check_origin(gateway: ExchangeGateway, request: Request) -> None:
+def _check_origin(gateway: KeyedServer, request: Request) -> None:
     """Refuses the pages of web sites; on loopback also a name that only points at this machine."""
     origin = request.headers.get("origin")
     if origin is not None and urlsplit(origin).hostname not in ("127.0.0.1", "localhost", "::1"):

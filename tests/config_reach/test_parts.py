@@ -749,11 +749,41 @@ ADAPTIVE, CURRICULUM = "tests/core/task/test_adaptive.py", "ajet.data.curriculum
 ALL_CUT = "test_replies_without_a_valid_call_end_the_episode_and_one_with_a_valid_call_starts_anew"
 
 HARNESS = "tests/harness/test_harness_workflow.py"
+ROUNDS = "tests/online/test_rounds.py"
 ELSEWHERE: dict[str, dict[str, list[str]]] = {
     "the server of episodes that clients run": {
         "tests/exchange/test_setup.py::test_the_server_has_the_configs_settings": [
             f"ajet.serve.{name}" for name in ("host", "port", "heartbeat_s", "tasks")
         ],
+    },
+    "a served model that learns in rounds": {
+        test: [f"ajet.serve.learn.{key}" for key in keys]
+        for test, keys in {
+            f"{ROUNDS}::test_enough_feedback_makes_a_version_and_new_sessions_have_it": [
+                "sessions_per_round"
+            ],
+            f"{ROUNDS}::test_the_config_says_whose_sessions_are_trained_and_how_old_they_may_be": [
+                "excluded_clients",
+                "max_staleness",
+            ],
+            f"{ROUNDS}::test_a_session_has_the_newest_version_where_the_config_says_so_or_its_own_is"
+            "_let_go": ["version_for", "num_versions"],
+            f"{ROUNDS}::test_a_version_that_is_not_better_enough_is_never_served": [
+                "min_difference"
+            ],
+            f"{ROUNDS}::test_a_round_says_what_its_decision_rests_on_and_who_gave_feedback": [
+                "shadow_sessions"
+            ],
+            "tests/online/test_promotion.py"
+            "::test_a_version_is_promoted_by_the_rule_of_the_config": ["promote", "max_shadow_kl"],
+            "tests/online/test_served_sessions.py"
+            "::test_the_users_next_message_is_feedback_on_what_was_said_before_it": [
+                "next_message"
+            ],
+            f"{ROUNDS}::test_a_learners_process_runs_its_round_with_the_configs_niceness": [
+                "niceness"
+            ],
+        }.items()
     },
     "command-line agents, which are programs of their own": {
         f"{HARNESS}::{test}": [f"ajet.{key}" for key in keys]

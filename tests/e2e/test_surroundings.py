@@ -36,6 +36,7 @@ MOMENTS = {
     "core/workflow/gateway/dialects/chat_completions.py",
     "core/workflow/gateway/dialects/responses.py",
     "exchange/exchange.py",
+    "online/log.py",
 }
 
 

@@ -14,6 +14,7 @@ import asyncio
 import itertools
 import os
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 from loguru import logger
@@ -30,7 +31,7 @@ from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.terminal import Console
 from ajet.core.trajectory.recorder import EpisodeRecorder
 from ajet.core.update.manifest import newest_checkpoint
-from ajet.core.workflow.gateway.gateway import Gateway
+from ajet.core.workflow.gateway.gateway import NO_HEADERS, Gateway
 from ajet.core.workflow.gateway.keys import Grant
 from ajet.tool_parsers import parser_for
 
@@ -55,7 +56,7 @@ class OpenGateway(Gateway):
         self._stored: dict[str, list[dict[str, Any]]] = {}
         self.loop = asyncio.get_running_loop()
 
-    def grant(self, key: str) -> Grant:
+    def grant(self, key: str, headers: Mapping[str, str] = NO_HEADERS) -> Grant:
         """Returns a new grant for the key; answers 401 for another key."""
         if not secrets.compare_digest(key.encode(), self._key.encode()):
             return super().grant(key)  # refuses it, since no other key was granted

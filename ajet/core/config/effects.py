@@ -46,6 +46,7 @@ CHANGES_NOTHING = (
     "ajet.serve.host",
     "ajet.serve.port",
     "ajet.serve.heartbeat_s",
+    "ajet.serve.learn",
     "ajet.trainer_common.val_before_train",
     "ajet.trainer_common.val_pass_n",
     "ajet.trainer_common.test_freq",

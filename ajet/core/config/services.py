@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from ajet.core.config.import_path import ImportPath
 from ajet.core.config.section import NoEffect, NotBuilt, Section
 
 ONE_THREAD = "the gateway is one event loop in a thread of the run, which calls the model directly"
@@ -113,6 +114,65 @@ class InterchangeServerConfig(Section):
     )
 
 
+class LearnConfig(Section):
+    """Configures `ajet serve --learn`: a model that is served and learns from feedback."""
+
+    sessions_per_round: int = Field(
+        default=64,
+        ge=1,
+        description="Sessions with feedback that start a round: a training, an evaluation and a "
+        "decision.",
+    )
+    max_staleness: int = Field(
+        default=2,
+        ge=0,
+        description="Versions promoted since a session's oldest token; an older session is not "
+        "trained.",
+    )
+    excluded_clients: list[str] = Field(
+        default=[], description="Clients whose feedback is stored and never trained."
+    )
+    niceness: int = Field(
+        default=10,
+        ge=0,
+        le=19,
+        description="How much lower the priority of the learner's process is than the server's.",
+    )
+    version_for: Literal["session", "request"] = Field(
+        default="session",
+        description="When another version answers: session keeps that of a session's first reply "
+        "as long as the server holds it, request takes the newest for each request.",
+    )
+    num_versions: int = Field(
+        default=2, ge=1, description="Versions that the server holds, the newest ones."
+    )
+    next_message: ImportPath | None = Field(
+        default=None,
+        description="file.py->function of your own, from the messages of a session whose user has "
+        "answered to a reward of what was said so far, or None.",
+    )
+    promote: Literal["interval", "difference"] = Field(
+        default="interval",
+        description="What must reach min_difference for a version to be promoted: the lower end of "
+        "the 95 % interval of held-out success over that of the served version, or its mean.",
+    )
+    min_difference: float = Field(
+        default=0.0, ge=-1, le=1, description="The least difference of held-out success."
+    )
+    shadow_sessions: int = Field(
+        default=32,
+        ge=0,
+        description="Recorded sessions of a round of which both versions answer a call anew; 0: "
+        "none.",
+    )
+    max_shadow_kl: float | None = Field(
+        default=None,
+        gt=0,
+        description="The KL of a token from the served version to the new one, on the sessions of "
+        "a round, above which it is rolled back; null: none.",
+    )
+
+
 class ServeConfig(Section):
     """Configures `ajet serve`: episodes that clients run."""
 
@@ -135,4 +195,7 @@ class ServeConfig(Section):
         default="config",
         description="Whose tasks the episodes run: config, those of task_reader, or client, which "
         "brings one to each episode; task_reader then says only how many there are.",
+    )
+    learn: LearnConfig = Field(
+        default=LearnConfig(), description="`ajet serve --learn`: learning from feedback."
     )

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -255,6 +255,15 @@ class EpisodeRecorder(BaseRecorder):
             notes=notes,
         )
         return self._record_turn(index, turn, CheckedReply(text, completion.finish_reason))
+
+    def restore(self, turns: Mapping[int, Turn]) -> None:
+        """Takes the turns that an earlier recorder of the same episode has recorded, by their
+        numbers, so that the next call continues their ids. This one must have recorded none."""
+        assert not self._turns, f"episode {self.episode_id} has turns already"
+        for number, turn in sorted(turns.items()):
+            self._turns[number] = turn
+            self._session.record(turn.messages, turn.tools, turn.reply, turn.completion)
+        self._num_calls = 1 + max(turns, default=-1)
 
     def num_prompt_tokens(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None

@@ -16,7 +16,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Coroutine, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loguru import logger
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 MODEL = "ajet"
+NO_HEADERS: Mapping[str, str] = {}
 STALL_S = 10.0
 """The seconds that an episode's event loop may be blocked before its agent gets an error."""
 
@@ -62,18 +63,21 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GatewayResponse:
-    """An HTTP response with one body, or with a stream of events."""
+    """An HTTP response with one body, or with a stream of events. `more_headers` are sent beside
+    those that every response has."""
 
     status: int
     body: bytes = b""
     events: Iterator[str] | None = None
+    more_headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def headers(self) -> dict[str, str]:
         """The HTTP headers. An error says that a retry is useless, which OpenAI's and Anthropic's
         clients read."""
         kind = "application/json" if self.events is None else "text/event-stream"
-        return {"content-type": kind} | ({"x-should-retry": "false"} if self.status >= 400 else {})
+        no_retry = {"x-should-retry": "false"} if self.status >= 400 else {}
+        return {"content-type": kind, **no_retry, **self.more_headers}
 
 
 class Gateway:
@@ -132,9 +136,9 @@ class Gateway:
             )
             return error_response(dialect, fault)
 
-    def grant(self, key: str) -> Grant:
+    def grant(self, key: str, headers: Mapping[str, str] = NO_HEADERS) -> Grant:
         """Returns the grant of a key. Raises `RequestError` (401) if it is forged, foreign or
-        revoked."""
+        revoked. The `headers` of the request say nothing here."""
         found = self.keys.find(key)
         if found is None:
             raise RequestError(

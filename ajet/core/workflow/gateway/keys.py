@@ -32,13 +32,15 @@ class Grant:
     """The recorder and the agent that the calls made with a key belong to.
 
     `stored_conversations` holds the conversations of the Responses API by the id of their response.
-    `response_numbers` counts the responses, for their ids."""
+    `response_numbers` counts the responses, for their ids. With `shows_version` a reply says which
+    version of the policy sampled it, where its form has a field for that."""
 
     recorder: BaseRecorder
     agent_name: str = "default"
     target_tag: str = "default"
     stored_conversations: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     response_numbers: Iterator[int] = field(default_factory=itertools.count)
+    shows_version: bool = False
 
     def response_id(self, prefix: str) -> str:
         return f"{prefix}{self.recorder.episode_id}-{self.agent_name}-{next(self.response_numbers)}"

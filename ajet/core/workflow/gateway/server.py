@@ -89,7 +89,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 def _endpoint(gateway: Gateway, dialect: Dialect) -> Endpoint:
     async def handle(request: Request) -> Response:
         try:
-            grant = gateway.grant(key_of(request))
+            grant = gateway.grant(key_of(request), request.headers)
             body = await body_of(request)
         except RequestError as error:
             return to_response(error_response(dialect, error))

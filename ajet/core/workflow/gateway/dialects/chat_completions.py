@@ -92,11 +92,11 @@ class ChatCompletions:
             }
             for index, turn in enumerate(turns)
         ]
-        head = _common_fields(request, grant, "chat.completion")
+        head = _common_fields(request, turns, grant, "chat.completion")
         return {**head, "choices": choices, "usage": _usage(turns)}
 
     def events(self, request: ChatRequest, turns: Sequence[Turn], grant: Grant) -> Iterator[str]:
-        head = _common_fields(request, grant, "chat.completion.chunk")
+        head = _common_fields(request, turns, grant, "chat.completion.chunk")
         usage = {"usage": None} if request.stream_usage else {}
         for index, turn in enumerate(turns):
             for number, delta in enumerate(_deltas(turn)):
@@ -198,12 +198,16 @@ def _max_tokens(fields: Fields) -> int | None:
     return old if new is None else new
 
 
-def _common_fields(request: ChatRequest, grant: Grant, kind: str) -> dict[str, Any]:
+def _common_fields(
+    request: ChatRequest, turns: Sequence[Turn], grant: Grant, kind: str
+) -> dict[str, Any]:
+    version = f"version-{turns[0].completion.policy_version}"
     return {
         "id": grant.response_id("chatcmpl-"),
         "object": kind,
         "created": int(time.time()),
         "model": request.model,
+        **({"system_fingerprint": version} if grant.shows_version else {}),
     }
 
 

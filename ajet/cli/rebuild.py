@@ -1,0 +1,42 @@
+"""Implements `ajet rebuild RUN`: makes the weights of a served model again from its log."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ajet.cli.options import Overrides, Verbose
+
+
+def rebuild(
+    run: Annotated[Path, typer.Argument(help="The run folder of `ajet serve --learn`.")],
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Save the versions here, as checkpoints (the last ones).")
+    ] = None,
+    verbose: Verbose = False,
+) -> None:
+    """Make every promoted version of a served model again, and compare it bit for bit.
+
+    Base model, config and log suffice; no checkpoint is read. Exit code 1 says that one differs.
+    """
+    from ajet.core.error_codes import Code
+    from ajet.core.errors import CheckpointError
+    from ajet.core.record.recorded_run import RecordedRun
+    from ajet.core.record.screen_log import begin_screen_log
+    from ajet.online.rebuild import rebuild as rebuilt_versions
+
+    begin_screen_log(verbose)
+    recorded = RecordedRun(run.absolute(), overrides=overrides or [])
+    num_same = 0
+    for each in rebuilt_versions(recorded, None if out is None else out.absolute()):
+        if not each.is_same:
+            raise CheckpointError(
+                f"version {each.version} differs: its checksum is {each.rebuilt}, and that of the "
+                f"served one was {each.recorded}; packages, threads or the base model are others "
+                "(attempts/ of the run folder says which it had)",
+                code=Code.RUN_NOT_REBUILT,
+            )
+        typer.echo(f"version {each.version}: {each.rebuilt}, the same bits as were served")
+        num_same += 1
+    typer.echo(f"{num_same} promoted versions rebuilt from the log")

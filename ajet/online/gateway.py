@@ -1,0 +1,119 @@
+"""The gateway of a served model: ordinary requests are its sessions, and feedback comes later.
+
+Whoever has the server's key may call the model and give feedback. Each reply names its session and
+its version in headers. Not covered: TLS; on an address other than loopback the key travels as it
+is, so put a proxy or a tunnel before it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from loguru import logger
+
+from ajet.core.errors import ConfigError
+from ajet.core.importing import run_user_code
+from ajet.core.workflow.gateway.gateway import HOST, NO_HEADERS, Gateway, GatewayResponse
+from ajet.core.workflow.gateway.request import RequestError
+from ajet.exchange.gateway import LOOPBACK, PORT_KEY
+from ajet.online.feedback import NextMessage
+from ajet.online.log import Feedback, SessionLog
+from ajet.online.models import ServedModels
+from ajet.online.sessions import SESSION_HEADER, SessionGrant, Sessions
+
+if TYPE_CHECKING:
+    from ajet.core.judge.judge import BaseJudge
+    from ajet.core.workflow.gateway.dialects import Dialect
+    from ajet.core.workflow.gateway.keys import Grant
+    from ajet.core.workflow.gateway.request import ChatRequest
+    from ajet.core.workflow.gateway.server import GatewayServer
+
+VERSION_HEADER = "x-ajet-version"
+
+
+@dataclass(frozen=True)
+class OnlineParts:
+    """Holds what requests need. `on_feedback` is called after each feedback that counts; with
+    `keeps_version` a session keeps the version of its first reply."""
+
+    log: SessionLog
+    models: ServedModels
+    sessions: Sessions
+    judge: BaseJudge | None = None
+    judge_timeout_s: float | None = None
+    next_message: NextMessage | None = None
+    keeps_version: bool = True
+    on_feedback: Callable[[], None] = lambda: None
+
+
+class OnlineGateway(Gateway):
+    """Serves the model to whoever has the server's key."""
+
+    def __init__(
+        self, parts: OnlineParts, key: str, host: str = HOST, port: int | None = None
+    ) -> None:
+        """`port=None` means any free port."""
+        super().__init__(port)
+        self.parts, self.host = parts, host
+        self._key = key
+
+    @property
+    def is_on_loopback(self) -> bool:
+        """Returns whether only this machine reaches the server."""
+        return self.host in LOOPBACK
+
+    def is_server_key(self, key: str) -> bool:
+        return secrets.compare_digest(key.encode("utf-8", "surrogateescape"), self._key.encode())
+
+    def make_server(self) -> GatewayServer:
+        """Makes the HTTP server with the model's routes and those of feedback."""
+        from ajet.core.workflow.gateway.server import GatewayServer, make_app
+        from ajet.online.routes import add_routes
+
+        app = make_app(self)
+        add_routes(app, self)
+        return GatewayServer(app, self.host, self.port, PORT_KEY)
+
+    def grant(self, key: str, headers: Mapping[str, str] = NO_HEADERS) -> Grant:
+        """Returns the session that the headers name, or a new one; answers 401 for another key."""
+        if not self.is_server_key(key):
+            raise RequestError(
+                "unknown key: this needs the server's key", status=401, code="invalid_api_key"
+            )
+        return self.parts.sessions.begin(headers)
+
+    async def respond(self, dialect: Dialect, grant: Grant, body: bytes) -> GatewayResponse:
+        """Answers a request as a call of its session, by one version from its start to its end."""
+        assert isinstance(grant, SessionGrant)
+        parts = self.parts
+        session, request = parts.sessions.find(dialect, grant, body)
+        if request is not None:
+            self._rate_by_next_message(session, request)
+        session.num_in_flight += 1
+        try:
+            with parts.models.answering(session.version if parts.keeps_version else None) as model:
+                response = await super().respond(dialect, session, body)
+        finally:
+            session.num_in_flight -= 1
+        names = {SESSION_HEADER: session.session, VERSION_HEADER: str(model.version)}
+        return replace(response, more_headers=names)
+
+    def _rate_by_next_message(self, session: SessionGrant, request: ChatRequest) -> None:
+        """Has the user's function judge what the session said before this message of its user."""
+        judge = self.parts.next_message
+        last: dict[str, Any] = request.messages[-1]
+        if judge is None or not session.recorder.turns or last["role"] != "user":
+            return
+        try:
+            reward = run_user_code(lambda: judge(request.messages), "ajet.serve.learn.next_message")
+        except ConfigError as error:  # a request does not fail by what judges the one before
+            logger.warning(error.with_code())
+            return
+        if reward is not None:
+            self.parts.log.add_feedback(
+                Feedback(session.session, reward, "next_message", session.client)
+            )
+            self.parts.on_feedback()

@@ -1,0 +1,143 @@
+"""The process that runs one round: trains a version, measures it, and promotes it or rolls it back.
+
+    python -m ajet.online.learner RUN ROUND
+
+    held-out and shadow traffic with the served version ─> training ─> the same with the new one
+        ─> rule ─> promoted: a checkpoint, then the decision in the log │ rolled back: the decision
+
+It is no part of the server's process, so training holds up no request. Killed at any moment, it is
+started again with the same round: until the decision is in the log nothing of the round counts.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ajet import assembly
+from ajet.core.bounded_loop import run_bounded
+from ajet.core.config import AjetConfig
+from ajet.core.judge import make_judge
+from ajet.core.judge.judge import BaseJudge
+from ajet.core.record.evaluation import paired_difference, share_over_tasks
+from ajet.core.record.origin import RunOrigin
+from ajet.core.record.recorded_run import RecordedRun
+from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.run_recorder import RunRecorder
+from ajet.core.record.screen_log import begin_screen_log
+from ajet.core.rollout.batch import StepGroups
+from ajet.core.task.task import Task
+from ajet.core.terminal import Console
+from ajet.online.held_out import ShadowTraffic, compare_shadow, play_held_out, wins_of
+from ajet.online.log import RatedSession, Round, SessionLog, Wins
+from ajet.online.promotion import decide, describe_clients
+from ajet.online.round import RoundLearner, groups_of
+
+
+def main() -> None:
+    """Runs the round that the command line names."""
+    begin_screen_log(False)
+    run, number = RecordedRun(Path(sys.argv[1])), int(sys.argv[2])
+    os.nice(run.config.ajet.serve.learn.niceness)
+    log = SessionLog(run.folder.path)
+    run_round(run.config, run.folder, log, log.round(number))
+    log.close()
+
+
+def run_round(config: AjetConfig, folder: RunFolder, log: SessionLog, this: Round) -> None:
+    """Runs an open round to its decision."""
+    parts = RoundLearner(config)
+    parts.template.today = datetime.fromisoformat(RunOrigin.read(folder.origin_json).begun)
+    parts.load(folder.checkpoints, this.base)
+    work = RoundWork(
+        parts, folder, log, this, assembly.read_tasks(config).held_out, make_judge(config)
+    )
+    run_bounded(work.run())
+
+
+@dataclass(frozen=True)
+class RoundWork:
+    """Holds what a round works with."""
+
+    parts: RoundLearner
+    folder: RunFolder
+    log: SessionLog
+    round: Round
+    tasks: Sequence[Task]
+    judge: BaseJudge | None
+
+    async def run(self) -> None:
+        """Trains and measures; the decision, with what it rests on, is stored last."""
+        parts, number, base = self.parts, self.round.number, self.round.base
+        started_s = time.monotonic()
+        sessions = self.log.sessions_of(number)
+        shadow = ShadowTraffic.of(parts.config, number, sessions)
+        served_wins = self.log.held_out(base)
+        with self._recorder(is_first=served_wins is None and not base) as recorder:
+            if served_wins is None:
+                served_wins = await self._measure(recorder, base)
+                self.log.add_held_out(base, served_wins)
+            served = await shadow.seen_by(parts, self.judge, base)
+            metrics = self._train(recorder, sessions)
+            wins = await self._measure(recorder, number)
+            seen = compare_shadow(served, await shadow.seen_by(parts, self.judge, number))
+        difference = paired_difference(wins, served_wins)
+        decision = decide(parts.config.ajet.serve.learn, difference, seen)
+        report = {
+            "reason": decision.reason,
+            "held_out": {
+                "before": _success(served_wins),
+                "after": _success(wins),
+                "difference": difference.as_json(),
+            },
+            "shadow": seen,
+            "reward": sum(each.reward for each in sessions) / len(sessions),
+            "clients": describe_clients(sessions),
+            "update": {name: metrics[name] for name in sorted(metrics) if "update/" in name},
+            "seconds": round(time.monotonic() - started_s, 2),
+        }
+        if decision.is_promoted:
+            parts.save(self.folder.checkpoints, number)
+        state = "promoted" if decision.is_promoted else "rolled_back"
+        self.log.end_round(number, state, parts.checksum(number), report, wins)
+
+    def _recorder(self, is_first: bool) -> RunRecorder:
+        """Returns the run's recorder, which cuts off what an earlier start of this round wrote. The
+        first round also records the base model's held-out episodes, at step 0."""
+        number = self.round.number
+        return RunRecorder(
+            self.parts.config,
+            self.folder,
+            Console(),
+            first_step=number,
+            total_steps=number,
+            is_resumed=not is_first,
+        )
+
+    def _train(self, recorder: RunRecorder, sessions: Sequence[RatedSession]) -> dict[str, float]:
+        number = self.round.number
+        groups = groups_of(sessions, number)
+        batch, metrics = self.parts.train(groups, number)
+        traffic_s = max(sessions[-1].unix_s - sessions[0].unix_s, 1e-3)
+        recorder.step(number, StepGroups(groups, [], traffic_s), batch, metrics)
+        return metrics
+
+    async def _measure(self, recorder: RunRecorder, version: int) -> Wins:
+        groups = await play_held_out(self.parts, self.tasks, self.judge, version)
+        recorder.validation(version, groups)
+        return wins_of(groups)
+
+
+def _success(wins: Wins) -> dict[str, Any]:
+    shares = [sum(each) / len(each) for each in wins.values()]
+    return share_over_tasks(shares, max(map(len, wins.values()), default=0)).as_json()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,349 @@
+"""The durable log of a served model: what was said, what it was worth, and what was made of it.
+
+    turns      session, number, version, client, key, body      one row for each reply
+    feedback   place, session, num_turns, reward, source, …     one row for each that was given
+    rated      session, place, round, left_out                  sessions with feedback
+    rounds     number, base, state, checksum, report            one row for each training
+    held_out   version, wins                                    each version on the held-out tasks
+
+A row is there before its client is answered. `place` is the order of feedback, which is the order
+of training. A session belongs to one round at most, so nothing is trained twice. Server and learner
+are two processes; each has a connection of its own.
+
+What is committed survives the end of a process, but not a crash of the machine.
+Not covered: what a session is (sessions.py), and the weights (core/update/checkpoint.py).
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ajet.core.buffer.codec import decode, encode
+from ajet.core.error_codes import Code
+from ajet.core.error_text import first_line
+from ajet.core.errors import CheckpointError, DataError
+from ajet.core.task.task import Task
+from ajet.core.task.workflow_task import WorkflowTask
+from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
+from ajet.core.trajectory.turn import Turn
+
+FILE = "sessions.sqlite"
+BUSY_S = 60.0
+"""The seconds for which a writer waits for the other process."""
+_TABLES = """
+CREATE TABLE IF NOT EXISTS turns (
+    session TEXT NOT NULL, number INTEGER NOT NULL, version INTEGER NOT NULL, client TEXT NOT NULL,
+    key TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (session, number)
+);
+CREATE INDEX IF NOT EXISTS turns_by_key ON turns (client, key);
+CREATE TABLE IF NOT EXISTS feedback (
+    place INTEGER PRIMARY KEY AUTOINCREMENT, session TEXT NOT NULL, num_turns INTEGER NOT NULL,
+    reward REAL NOT NULL, source TEXT NOT NULL, client TEXT NOT NULL, feedback_id TEXT UNIQUE,
+    metadata TEXT NOT NULL, unix_s REAL NOT NULL
+);
+CREATE TABLE IF NOT EXISTS rated (
+    session TEXT PRIMARY KEY, place INTEGER NOT NULL, round INTEGER, left_out TEXT
+);
+CREATE INDEX IF NOT EXISTS rated_by_round ON rated (round, place);
+CREATE TABLE IF NOT EXISTS rounds (
+    number INTEGER PRIMARY KEY, base INTEGER NOT NULL, state TEXT NOT NULL, checksum TEXT,
+    report TEXT NOT NULL DEFAULT '{}'
+);
+CREATE TABLE IF NOT EXISTS held_out (version INTEGER PRIMARY KEY, wins TEXT NOT NULL);
+"""
+
+State = Literal["open", "promoted", "rolled_back"]
+Source = Literal["client", "judge", "next_message"]
+Wins = dict[str, list[bool]]
+"""Maps a held-out task to the successes of its episodes."""
+Receipt = Literal["recorded", "repeated", "late"]
+"""What became of a feedback: it counts, it was recorded before under its id, or its session had
+been taken into a round before it came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Feedback:
+    """Holds a reward for what a session said so far. `client` gave it, and `source` says how. A
+    second one with the same `feedback_id` has no effect."""
+
+    session: str
+    reward: float
+    source: Source = "client"
+    client: str = ""
+    feedback_id: str | None = None
+    metadata: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RatedSession:
+    """Holds what is trained of a session: the turns that its feedback was about, and who gave it,
+    at which time."""
+
+    session: str
+    client: str
+    reward: float
+    unix_s: float
+    metadata: Mapping[str, Any]
+    turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Holds one round. Its number is that of the version which it makes from the version `base`."""
+
+    number: int
+    base: int
+    state: State
+    checksum: str | None
+    report: Mapping[str, Any]
+
+
+class SessionLog:
+    """The log of one run folder. Its methods may be called from any thread."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FILE
+        self._lock = threading.RLock()
+        with self._database_errors():
+            self._db = sqlite3.connect(
+                self.path, BUSY_S, isolation_level=None, check_same_thread=False
+            )
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            self._db.executescript(_TABLES)
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    # --- sessions ----------------------------------------------------------------------------
+
+    def add_turn(self, session: str, client: str, number: int, turn: Turn, key: str) -> None:
+        """Stores a turn. `key` is that of the conversation up to its reply (sessions.py)."""
+        row = (session, number, turn.completion.policy_version, client, key, _encoded(turn))
+        with self._database_errors():
+            self._db.execute("INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?)", row)
+
+    def turns(self, session: str) -> dict[int, Turn]:
+        """Returns the turns of a session by their numbers. A call that failed has a number and no
+        turn."""
+        query = "SELECT number, body FROM turns WHERE session = ? ORDER BY number"
+        with self._database_errors():
+            rows = self._db.execute(query, (session,)).fetchall()
+            return {number: _decoded(body) for number, body in rows}
+
+    def session_at(self, client: str, key: str) -> str | None:
+        """Returns the client's newest session whose conversation was this one at one of its
+        replies."""
+        query = "SELECT session FROM turns WHERE client = ? AND key = ? ORDER BY rowid DESC LIMIT 1"
+        with self._database_errors():
+            found = self._db.execute(query, (client, key)).fetchone()
+        return None if found is None else found[0]
+
+    # --- feedback ----------------------------------------------------------------------------
+
+    def add_feedback(self, feedback: Feedback) -> Receipt:
+        """Stores a feedback about the turns that the session has. Until the session is taken into a
+        round, a later feedback replaces an earlier one. Raises KeyError for a session without a
+        turn."""
+        f = feedback
+        with self._transaction():
+            (num_turns,) = self._db.execute(
+                "SELECT COUNT(*) FROM turns WHERE session = ?", (f.session,)
+            ).fetchone()
+            if not num_turns:
+                raise KeyError(f.session)
+            added = self._db.execute(
+                "INSERT OR IGNORE INTO feedback VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    f.session, num_turns, float(f.reward), f.source, f.client, f.feedback_id,
+                    json.dumps(dict(f.metadata or {})), time.time(),
+                ),
+            )  # fmt: skip
+            if not added.rowcount:
+                return "repeated"
+            changed = self._db.execute(
+                "INSERT INTO rated VALUES (?, ?, NULL, NULL) ON CONFLICT (session) "
+                "DO UPDATE SET place = excluded.place WHERE round IS NULL",
+                (f.session, added.lastrowid),
+            )
+            return "recorded" if changed.rowcount else "late"
+
+    def num_waiting(self) -> int:
+        """Returns how many sessions have feedback and are in no round yet."""
+        with self._database_errors():
+            query = "SELECT COUNT(*) FROM rated WHERE round IS NULL"
+            return self._db.execute(query).fetchone()[0]
+
+    # --- rounds ------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """Returns the version that is served: that of the last promoted round, or 0."""
+        query = "SELECT COALESCE(MAX(number), 0) FROM rounds WHERE state = 'promoted'"
+        with self._database_errors():
+            return self._db.execute(query).fetchone()[0]
+
+    def begin_round(
+        self, num_sessions: int, max_staleness: int, excluded_clients: Sequence[str] = ()
+    ) -> Round | None:
+        """Takes the first `num_sessions` rated sessions into a new round; None where there are not
+        so many. Left out for good are stale sessions, with tokens from before the last
+        `max_staleness` promotions, and those whose feedback an excluded client gave."""
+        with self._transaction():
+            promoted = self._numbers("SELECT number FROM rounds WHERE state = 'promoted'")
+            oldest = ([0, *sorted(promoted)])[-1 - min(max_staleness, len(promoted))]
+            self._db.execute(
+                "UPDATE rated SET round = 0, left_out = 'stale' WHERE round IS NULL AND EXISTS "
+                "(SELECT 1 FROM turns WHERE turns.session = rated.session AND version < ?)",
+                (oldest,),
+            )
+            self._db.executemany(
+                "UPDATE rated SET round = 0, left_out = 'excluded' WHERE round IS NULL AND "
+                "(SELECT client FROM feedback WHERE feedback.place = rated.place) = ?",
+                [(client,) for client in excluded_clients],
+            )
+            query = "SELECT session FROM rated WHERE round IS NULL ORDER BY place LIMIT ?"
+            sessions = self._db.execute(query, (num_sessions,)).fetchall()
+            if len(sessions) < num_sessions:
+                return None
+            (last,) = self._numbers("SELECT COALESCE(MAX(number), 0) FROM rounds")
+            base = max(promoted, default=0)
+            self._db.execute(
+                "INSERT INTO rounds (number, base, state) VALUES (?, ?, 'open')", (last + 1, base)
+            )
+            self._db.executemany(
+                "UPDATE rated SET round = ? WHERE session = ?",
+                [(last + 1, session) for (session,) in sessions],
+            )
+        return self.round(last + 1)
+
+    def sessions_of(self, number: int) -> list[RatedSession]:
+        """Returns the sessions of a round, in the order of their feedback."""
+        query = (
+            "SELECT f.session, f.client, f.reward, f.unix_s, f.metadata, f.num_turns FROM rated "
+            "JOIN feedback f ON f.place = rated.place WHERE round = ? ORDER BY f.place"
+        )
+        with self._database_errors():
+            rows = self._db.execute(query, (number,)).fetchall()
+        return [
+            RatedSession(
+                session, client, reward, unix_s, json.loads(text), self._first_turns(session, most)
+            )
+            for session, client, reward, unix_s, text, most in rows
+        ]
+
+    def end_round(
+        self, number: int, state: State, checksum: str, report: Mapping[str, Any], wins: Wins
+    ) -> None:
+        """Stores the decision about a round, what it rests on, and the checksum of the weights."""
+        decided = (state, checksum, json.dumps(report), number)
+        with self._transaction():
+            self._db.execute(
+                "UPDATE rounds SET state = ?, checksum = ?, report = ? "
+                "WHERE number = ? AND state = 'open'",
+                decided,
+            )
+            self.add_held_out(number, wins)
+
+    def rounds(self) -> list[Round]:
+        """Returns all rounds in their order."""
+        query = "SELECT number, base, state, checksum, report FROM rounds ORDER BY number"
+        with self._database_errors():
+            rows = self._db.execute(query).fetchall()
+        return [
+            Round(number, base, state, checksum, json.loads(text))
+            for number, base, state, checksum, text in rows
+        ]
+
+    def round(self, number: int) -> Round:
+        """Returns a round by its number."""
+        return next(each for each in self.rounds() if each.number == number)
+
+    def open_round(self) -> Round | None:
+        """Returns the round that is not decided yet, if there is one."""
+        return next((each for each in self.rounds() if each.state == "open"), None)
+
+    def add_held_out(self, version: int, wins: Wins) -> None:
+        """Stores the successes of a version on the held-out tasks."""
+        with self._database_errors():
+            row = (version, json.dumps(wins))
+            self._db.execute("INSERT OR REPLACE INTO held_out VALUES (?, ?)", row)
+
+    def held_out(self, version: int) -> Wins | None:
+        """Returns the successes of a version on the held-out tasks, if they are known."""
+        query = "SELECT wins FROM held_out WHERE version = ?"
+        with self._database_errors():
+            found = self._db.execute(query, (version,)).fetchone()
+        return None if found is None else json.loads(found[0])
+
+    def counts(self) -> dict[str, int]:
+        """Returns how many sessions, turns and feedbacks there are, and what became of the rated
+        sessions."""
+        queries = {
+            "num_sessions": "SELECT COUNT(DISTINCT session) FROM turns",
+            "num_turns": "SELECT COUNT(*) FROM turns",
+            "num_feedback": "SELECT COUNT(*) FROM feedback",
+            "num_waiting": "SELECT COUNT(*) FROM rated WHERE round IS NULL",
+            "num_in_rounds": "SELECT COUNT(*) FROM rated WHERE round > 0",
+            "num_stale": "SELECT COUNT(*) FROM rated WHERE left_out = 'stale'",
+            "num_excluded": "SELECT COUNT(*) FROM rated WHERE left_out = 'excluded'",
+        }
+        with self._database_errors():
+            return {name: self._db.execute(each).fetchone()[0] for name, each in queries.items()}
+
+    def _first_turns(self, session: str, most: int) -> tuple[Turn, ...]:
+        return tuple(self.turns(session).values())[:most]
+
+    def _numbers(self, query: str) -> list[int]:
+        return [number for (number,) in self._db.execute(query).fetchall()]
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._database_errors():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
+    @contextmanager
+    def _database_errors(self) -> Iterator[None]:
+        """Holds the lock, and turns an error of the file or its disk into one line."""
+        try:
+            with self._lock:
+                yield
+        except (sqlite3.Error, DataError) as error:
+            raise CheckpointError(
+                f"{self.path} cannot be used: {first_line(str(error))}; mend that, and start the "
+                "same command again",
+                code=Code.RECORD_UNWRITABLE,
+            ) from error
+
+
+def episode_of(
+    session: str, turns: Sequence[Turn], *, round_number: int = 0, index: int = 0
+) -> Trajectory:
+    """Returns the turns of a session as an episode without a reward, the only one of its group."""
+    group_id = f"{round_number:06d}-train-{index:04d}"
+    plan = WorkflowTask(Task(session), session, group_id, 0, round_number, "train", 0)
+    return Trajectory(plan, tuple(turns), EpisodeStatus.OK)
+
+
+def _encoded(turn: Turn) -> bytes:
+    return encode([Group("", (episode_of("", [turn]),))])
+
+
+def _decoded(body: bytes) -> Turn:
+    [group] = decode(body)
+    return group.trajectories[0].turns[0]

@@ -1,0 +1,87 @@
+"""One round of learning: the sessions of the log, in their order, make a version of the weights.
+
+    log ── sessions ──> one episode each ──> advantages ──> update of the version before ──> weights
+
+Traffic has no groups: each session is an episode alone in its group, so the estimator is one that
+compares over the batch. The ratio of the update is to the log-probabilities that were recorded, so
+that of tokens from an older version is the importance ratio. The same log, config and base model
+give the same bits, in whatever process (rebuild.py).
+
+Not covered: whether the version is promoted (learner.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ajet import assembly
+from ajet.core.config import AjetConfig
+from ajet.core.inference.engines.in_process import InProcessEngine
+from ajet.core.learning.checkpoints import LearnerCheckpoints
+from ajet.core.learning.learner import TrainBatch
+from ajet.core.trajectory.trajectory import Group
+from ajet.core.update.checkpoint import WEIGHT_PREFIX
+from ajet.core.weight_sync.manifest import Manifest, TensorInfo
+from ajet.online.log import RatedSession, episode_of
+
+ESTIMATORS = ("reinforce", "reinforce_plus_plus", "gae")
+"""The estimators that give a lone episode an advantage."""
+
+
+class RoundLearner:
+    """The policy with its optimizer, as some version left them; version 0 is the config's model."""
+
+    def __init__(self, config: AjetConfig) -> None:
+        assembly.set_threads(config)
+        self.config = config
+        self.loaded = assembly.load_policy_model(config)
+        self.template = assembly.make_template(self.loaded)
+        self.learner = assembly.make_learner(config, self.loaded)
+        keep = max(
+            config.ajet.trainer_common.max_checkpoints_to_keep, config.ajet.serve.learn.num_versions
+        )
+        self._checkpoints = LearnerCheckpoints(self.learner, self.loaded, keep=keep)
+
+    def load(self, checkpoints: Path, version: int) -> None:
+        """Goes back to a version that was saved in this folder; 0 is what it began with."""
+        if version:
+            self._checkpoints.load(version_path(checkpoints, version))
+
+    def save(self, checkpoints: Path, version: int) -> None:
+        """Saves weights and optimizer as this version."""
+        self._checkpoints.save(checkpoints, version, {})
+
+    def train(self, groups: Sequence[Group], number: int) -> tuple[TrainBatch, dict[str, float]]:
+        """Trains on the groups of a round; returns its batch and the metrics of the update."""
+        batch = self.learner.make_batch(self.learner.score(groups))
+        return batch, self.learner.update(number, batch)
+
+    def checksum(self, version: int) -> str:
+        """Returns a checksum of all trained weights."""
+        tensors = self.learner.policy.state_dict().tensors
+        weights = {name: t for name, t in tensors.items() if name.startswith(WEIGHT_PREFIX)}
+        infos = (TensorInfo.of(name, tensor) for name, tensor in weights.items())
+        return Manifest(version, tuple(infos)).checksum
+
+    def make_engine(self, version: int) -> InProcessEngine:
+        """Makes an engine over the weights as they are, whose results do not depend on timing."""
+        engine = assembly.make_engine(self.config, self.loaded, self.template, deterministic=True)
+        engine.publish(version)
+        return engine
+
+
+def groups_of(sessions: Sequence[RatedSession], number: int) -> list[Group]:
+    """Returns the sessions of a round as judged episodes, each in a group of its own."""
+    groups: list[Group] = []
+    for index, session in enumerate(sessions):
+        episode = episode_of(session.session, session.turns, round_number=number, index=index)
+        judged = replace(episode, reward=session.reward, is_success=session.reward > 0)
+        groups.append(Group(judged.group_id, (judged,), judged.workflow_task.task))
+    return groups
+
+
+def version_path(checkpoints: Path, version: int) -> Path:
+    """Returns the folder of a version that was promoted."""
+    return checkpoints / f"step_{version:06d}"

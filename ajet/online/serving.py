@@ -1,0 +1,234 @@
+"""Runs `ajet serve --learn`: the server of this process, and a learner process for each round.
+
+    feedback of enough sessions ─> a round in the log ─> learner process ─> decision in the log
+                                                             promoted ─> the new version is loaded
+
+This loop watches both. Where the server was killed it goes on from the log: an open round is run
+again, and the last promoted version is served. Not covered: answering requests (gateway.py).
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from datetime import datetime
+from typing import Protocol
+
+from loguru import logger
+
+from ajet import assembly
+from ajet.core.bounded_loop import run_bounded
+from ajet.core.config import AjetConfig
+from ajet.core.inference.chat_template import ChatTemplate
+from ajet.core.inference.endpoint import SamplingParams
+from ajet.core.interrupt import Interrupt
+from ajet.core.judge import make_judge
+from ajet.core.model.load import LoadedModel
+from ajet.core.process_guard import guarded
+from ajet.core.record.origin import RunOrigin
+from ajet.core.record.recorded_run import RecordedRun
+from ajet.core.record.run_folder import RunFolder, shown_path
+from ajet.core.record.run_recorder import RunRecorder
+from ajet.core.rollout.limits import RolloutLimits
+from ajet.core.run.attempt_record import end_attempt
+from ajet.core.terminal import Console
+from ajet.core.trajectory.recorder import EpisodeRecorder
+from ajet.core.update.settings import UpdateSettings
+from ajet.core.update.weights import overlay_checkpoint
+from ajet.online.gateway import OnlineGateway, OnlineParts
+from ajet.online.log import Round, SessionLog
+from ajet.online.models import AnsweringModel, ServedModel, ServedModels
+from ajet.online.round import version_path
+from ajet.online.sessions import SessionObserver, Sessions
+from ajet.online.setup import begin_serving, load_next_message
+from ajet.tool_parsers import parser_for
+
+LEARNER_LOG = "learner.log"
+POLL_S = 0.2
+MAX_FAILURES = 3
+"""A round whose learner ends without a decision so often is not started again by this server."""
+
+
+class LearnerProcess(Protocol):
+    """A learner that runs, as `subprocess.Popen` is one."""
+
+    def poll(self) -> int | None: ...
+    def terminate(self) -> None: ...
+    def wait(self) -> int: ...
+
+
+StartLearner = Callable[[RunFolder, Round], LearnerProcess]
+
+
+def start_learner_process(folder: RunFolder, due: Round) -> LearnerProcess:
+    """Starts the process of a round, which does not outlive this one."""
+    command = [sys.executable, "-P", "-m", "ajet.online.learner"]
+    arguments = [str(folder.path), str(due.number)]
+    folder.logs.mkdir(exist_ok=True)
+    with (folder.logs / LEARNER_LOG).open("ab") as output:
+        return subprocess.Popen(
+            guarded([*command, *arguments], grace_s=1.0),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
+
+
+class OnlineServer:
+    """A served model and its rounds. `run` is called once."""
+
+    def __init__(
+        self,
+        config: AjetConfig,
+        folder: RunFolder,
+        key: str,
+        start_learner: StartLearner = start_learner_process,
+    ) -> None:
+        self.config, self.folder = config, folder
+        self._start_learner = start_learner
+        tasks = assembly.read_tasks(config)
+        begin_serving(config, folder, tasks)
+        assembly.set_threads(config)
+        self.log = SessionLog(folder.path)
+        loaded = assembly.load_policy_model(config)
+        self.template = assembly.make_template(loaded)
+        self.template.today = self._save_inputs(loaded)
+        self.models = ServedModels(
+            self._load(self.log.version, loaded), config.ajet.serve.learn.num_versions
+        )
+        self._wake = threading.Event()
+        self._learner: LearnerProcess | None = None
+        self._round: Round | None = None
+        self._num_failures = 0
+        self.gateway = OnlineGateway(self._parts(), key, config.ajet.serve.host, self._port)
+
+    def run(self, interrupt: Interrupt, say: Callable[[str], None]) -> None:
+        """Serves until Ctrl-C. `say` is called with a line for each round that begins or ends."""
+        self.gateway.listen()
+        try:
+            while not interrupt.requested:
+                self.advance(say)
+                run_bounded(self.models.close_idle())
+                self._wake.wait(POLL_S)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Ends the server and its learner; what is acknowledged is in the log."""
+        self.gateway.close()
+        if self._learner is not None:
+            self._learner.terminate()
+            self._learner.wait()
+        run_bounded(self.models.close())
+        self.log.close()
+        end_attempt(self.folder, "stopped", self.models.current.version)
+
+    def advance(self, say: Callable[[str], None]) -> None:
+        """Begins a round that is due, or takes the decision of one whose learner has ended."""
+        if self._learner is not None:
+            if (status := self._learner.poll()) is not None:
+                self._learner_ended(status, say)
+            return
+        if self._num_failures >= MAX_FAILURES:
+            return
+        self._wake.clear()
+        learn = self.config.ajet.serve.learn
+        due = self.log.open_round()
+        if due is None and self.log.num_waiting() >= learn.sessions_per_round:
+            due = self.log.begin_round(
+                learn.sessions_per_round, learn.max_staleness, learn.excluded_clients
+            )
+        if due is not None:
+            say(f"round {due.number}: trains from version {due.base}")
+            self._round, self._learner = due, self._start_learner(self.folder, due)
+
+    def _learner_ended(self, status: int, say: Callable[[str], None]) -> None:
+        assert self._round is not None
+        ended, self._learner, self._round = self.log.round(self._round.number), None, None
+        if ended.state == "open":
+            self._num_failures += 1
+            again = "is started again"
+            if self._num_failures >= MAX_FAILURES:
+                again = "is not started again before the server is: the model is served as it is"
+            logger.warning(
+                f"round {ended.number}: its learner ended with status {status} and no decision "
+                f"(see {shown_path(self.folder.logs / LEARNER_LOG)}); it {again}"
+            )
+            return
+        self._num_failures = 0
+        if ended.state == "promoted":
+            self.models.promote(self._load(ended.number, assembly.load_policy_model(self.config)))
+        done = "is promoted" if ended.state == "promoted" else "is rolled back"
+        say(f"round {ended.number}: version {ended.number} {done}: {ended.report['reason']}")
+
+    def _load(self, version: int, loaded: LoadedModel) -> ServedModel:
+        """Makes the engine of a version over a model that holds the config's own weights."""
+        if version:
+            lora = UpdateSettings.from_config(self.config).lora
+            overlay_checkpoint(loaded.model, version_path(self.folder.checkpoints, version), lora)
+        engine = assembly.make_engine(self.config, loaded, self.template, deterministic=False)
+        return ServedModel(version, engine)
+
+    def _save_inputs(self, loaded: LoadedModel) -> datetime:
+        """Writes what the learner and `ajet rebuild` read of the run; returns the run's first day,
+        which templates may write."""
+        begun = datetime.now().isoformat(timespec="seconds")
+        if self.folder.origin_json.exists():
+            begun = RunOrigin.read(self.folder.origin_json).begun
+        origin = RunOrigin.from_config(self.config, self.template.stop_token_ids, begun)
+        rounds = len(self.log.rounds())
+        with RunRecorder(
+            self.config,
+            self.folder,
+            Console(quiet=True),
+            first_step=rounds + 1,
+            total_steps=rounds + 1,
+            is_resumed=True,
+        ) as recorder:
+            recorder.save_inputs(loaded.tokenizer, origin, assembly.user_files(self.config))
+        RecordedRun(self.folder.path).require_complete_config()
+        return datetime.fromisoformat(begun)
+
+    @property
+    def _port(self) -> int | None:
+        port = self.config.ajet.serve.port
+        return None if port == "auto" else port
+
+    def _parts(self) -> OnlineParts:
+        config = self.config
+        sessions = Sessions(self.log, make_recorders(config, self.template))
+        return OnlineParts(
+            self.log,
+            self.models,
+            sessions,
+            judge=make_judge(config),
+            judge_timeout_s=config.ajet.rollout.episode_timeout_s,
+            next_message=load_next_message(config),
+            keeps_version=config.ajet.serve.learn.version_for == "session",
+            on_feedback=self._wake.set,
+        )
+
+
+def make_recorders(
+    config: AjetConfig, template: ChatTemplate
+) -> Callable[[str, SessionObserver], EpisodeRecorder]:
+    """Returns a function that makes the recorder of a session."""
+    parser = parser_for(template, config.ajet.rollout.tool_parser)
+    limits = RolloutLimits.from_config(config)
+    sampling = SamplingParams.from_config(config, "train")
+
+    def make(session: str, observer: SessionObserver) -> EpisodeRecorder:
+        return EpisodeRecorder(
+            endpoint=AnsweringModel(),
+            template=template,
+            parser=parser,
+            limits=limits,
+            sampling=sampling,
+            episode_id=session,
+            seed_path=(config.ajet.seed, "served", session),
+            observer=observer,
+        )
+
+    return make

@@ -1,0 +1,195 @@
+"""The sessions of a served model: which conversation a request belongs to.
+
+    a session's name in the header x-ajet-session, or the body's metadata.session_id
+    else the response that the request continues (previous_response_id)
+    else the client's newest session whose conversation, up to a reply, begins the request's
+    else a new session
+
+Two names are two sessions; a client's sessions are found by their content within that client alone.
+The client is what the header x-ajet-client says, or the body's `user`. A session that is not in
+memory, because the server was started again or there are too many, is read from the log and goes
+on with its recorded ids.
+
+Not covered: who may name a session (whoever has the server's key may).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+from ajet.core.inference.chat_template import normalised
+from ajet.core.plain_value import plain_text
+from ajet.core.trajectory.plain_trajectory import MAX_NAME_LENGTH
+from ajet.core.trajectory.recorder import EpisodeRecorder
+from ajet.core.trajectory.turn import Turn
+from ajet.core.workflow.gateway.dialects import Dialect
+from ajet.core.workflow.gateway.gateway import parse_json_object
+from ajet.core.workflow.gateway.keys import Grant
+from ajet.core.workflow.gateway.request import ChatRequest, RequestError
+from ajet.online.log import SessionLog
+
+SESSION_HEADER, CLIENT_HEADER = "x-ajet-session", "x-ajet-client"
+MAX_OPEN = 10_000
+"""The sessions that are kept in memory; the ones used longest ago are read from the log again."""
+_ID = re.compile(r"s-[0-9a-f]{16}")
+
+
+@dataclass(eq=False)
+class SessionGrant(Grant):
+    """The grant of one session. `is_named` says that a request has named it, and `version` is that
+    of its first reply since it was opened."""
+
+    client: str = ""
+    is_named: bool = False
+    version: int | None = None
+    num_in_flight: int = 0
+
+    @property
+    def session(self) -> str:
+        return self.recorder.episode_id
+
+
+MakeRecorder = Callable[[str, "SessionObserver"], EpisodeRecorder]
+"""Makes the recorder of a session from its id and who observes it."""
+
+
+class Sessions:
+    """Finds and keeps sessions. All methods are called on the server's event loop."""
+
+    def __init__(self, log: SessionLog, make_recorder: MakeRecorder) -> None:
+        self._log = log
+        self._make_recorder = make_recorder
+        self._open: OrderedDict[str, SessionGrant] = OrderedDict()
+
+    def begin(self, headers: Mapping[str, str]) -> SessionGrant:
+        """Returns the session that the headers name, or a new one."""
+        name = headers.get(SESSION_HEADER, "")
+        client = plain_text(headers.get(CLIENT_HEADER, ""), MAX_NAME_LENGTH)
+        return self._named(name, client) if name else self._new(_new_id(), client)
+
+    def find(
+        self, dialect: Dialect, begun: SessionGrant, body: bytes
+    ) -> tuple[SessionGrant, ChatRequest | None]:
+        """Returns the session of a request, which is `begun` if none other fits, and the request;
+        None for one that cannot be read, which the gateway refuses."""
+        grant = begun
+        with suppress(RequestError):
+            fields = parse_json_object(body)
+            grant = self._by_fields(fields, begun)
+            request = dialect.parse(fields, grant)
+            if not grant.is_named:
+                grant = self._continued(request.messages, grant)
+            self._keep(grant)
+            return grant, request
+        return grant, None
+
+    def _by_fields(self, fields: Mapping[str, Any], begun: SessionGrant) -> SessionGrant:
+        if not begun.client and isinstance(user := fields.get("user"), str):
+            begun.client = plain_text(user, MAX_NAME_LENGTH)
+        if begun.is_named:
+            return begun
+        metadata = fields.get("metadata")
+        name = metadata.get("session_id") if isinstance(metadata, Mapping) else None
+        continued = fields.get("previous_response_id")
+        if isinstance(name, str) and name:
+            return self._named(name, begun.client)
+        if isinstance(continued, str) and (found := session_id(continued)):
+            return self._named(found, begun.client)
+        return begun
+
+    def _continued(self, messages: Sequence[dict[str, Any]], begun: SessionGrant) -> SessionGrant:
+        for key in reversed(conversation_keys(messages)):
+            if session := self._log.session_at(begun.client, key):
+                return self._named(session, begun.client)
+        return begun
+
+    def _named(self, name: str, client: str) -> SessionGrant:
+        identifier = session_of(name)
+        grant = self._open.get(identifier) or self._restored(identifier, client)
+        grant.is_named = True
+        return grant
+
+    def _restored(self, identifier: str, client: str) -> SessionGrant:
+        """Returns the session as the log has it, or a new one if the log has none."""
+        grant = self._new(identifier, client)
+        if turns := self._log.turns(identifier):
+            assert isinstance(grant.recorder, EpisodeRecorder)
+            grant.recorder.restore(turns)
+            grant.response_numbers = itertools.count(1 + max(turns))
+        return grant
+
+    def _new(self, identifier: str, client: str) -> SessionGrant:
+        observer = SessionObserver(self._log)
+        grant = SessionGrant(
+            self._make_recorder(identifier, observer), client=client, shows_version=True
+        )
+        observer.grant = grant
+        return grant
+
+    def _keep(self, grant: SessionGrant) -> None:
+        self._open[grant.session] = grant
+        self._open.move_to_end(grant.session)
+        idle = (name for name, each in self._open.items() if not each.num_in_flight)
+        for name in list(itertools.islice(idle, max(0, len(self._open) - MAX_OPEN))):
+            del self._open[name]
+
+
+class SessionObserver:
+    """Stores each turn of a session as it is recorded, before its client is answered."""
+
+    def __init__(self, log: SessionLog) -> None:
+        self._log = log
+        self.grant: SessionGrant
+
+    def called(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None
+    ) -> None:
+        """Implements `CallObserver.called`."""
+
+    def answered(self, number: int, turn: Turn) -> None:
+        """Implements `CallObserver.answered`."""
+        grant = self.grant
+        key = conversation_keys([*turn.messages, turn.reply])[-1]
+        self._log.add_turn(grant.session, grant.client, number, turn, key)
+        if grant.version is None:
+            grant.version = turn.completion.policy_version
+
+
+def session_id(name: str) -> str | None:
+    """Returns the id of a session in its own name, or in the id of one of its responses."""
+    found = _ID.search(name)
+    return None if found is None else found[0]
+
+
+def session_of(name: str) -> str:
+    """Returns the id of the session that a client calls by this name, or by its id."""
+    named = blake2b(name.encode("utf-8", "replace"), digest_size=8)
+    return session_id(name) or f"s-{named.hexdigest()}"
+
+
+def conversation_keys(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns a key for each reply in a conversation, of all messages up to it. White space around
+    a text and the ids of calls do not count, as in the session of token ids."""
+    digest, keys = blake2b(digest_size=12), []
+    for message in messages:
+        plain = normalised(message)
+        content = plain["content"]
+        calls = [each["function"] for each in plain.get("tool_calls", ())]
+        said = [plain.get("role"), content.strip() if isinstance(content, str) else content, calls]
+        digest.update(json.dumps(said, sort_keys=True, default=str).encode())
+        if plain.get("role") == "assistant":
+            keys.append(digest.copy().hexdigest())
+    return keys
+
+
+def _new_id() -> str:
+    return f"s-{secrets.token_hex(8)}"

@@ -1,0 +1,99 @@
+"""What `ajet serve --learn` needs of a config and of its run folder, and what it refuses.
+
+A run folder belongs to one experiment: another model, algorithm or held-out task would make
+versions that the log does not explain, so a start with such a change is refused.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from ajet.core.config import AjetConfig
+from ajet.core.config.effects import Effect
+from ajet.core.error_codes import Code
+from ajet.core.errors import CheckpointError, ConfigError, RunChanged
+from ajet.core.importing import load_function
+from ajet.core.record.run_folder import RunFolder
+from ajet.core.run.attempt_record import (
+    AttemptRecord,
+    begin_attempt,
+    earlier_identity,
+    next_number,
+)
+from ajet.core.run.identity import RunIdentity, listed
+from ajet.core.run.run_tasks import RunTasks
+from ajet.online.feedback import NextMessage
+from ajet.online.log import FILE
+from ajet.online.round import ESTIMATORS
+
+DECIDES_ROUNDING = (
+    "ajet.model.device",
+    "ajet.trainer_common.batch_layout",
+    "ajet.trainer_common.max_tokens_per_micro_batch",
+    "ajet.trainer_common.torch_threads",
+    "ajet.trainer_common.fsdp_config",
+)
+"""Keys that another run may change when it goes on; here a version would not be made again with
+the same bits."""
+
+
+def check_can_learn(config: AjetConfig) -> None:
+    """Raises a `ConfigError` of one line for what `ajet serve --learn` does not do."""
+    ajet, learn = config.ajet, config.ajet.serve.learn
+    algorithm = ajet.trainer_common.algorithm
+    refusals = {
+        "ajet.backbone": ajet.backbone != "debug"
+        and f"{ajet.backbone}: a served model learns on backbone debug alone: set debug",
+        "ajet.kind": ajet.kind != "reinforcement"
+        and f"{ajet.kind}: feedback is a reward: set reinforcement",
+        "ajet.stages": bool(ajet.stages) and "serve one stage at a time: a config without stages",
+        "ajet.rollout.name": ajet.rollout.name not in ("auto", "in_process")
+        and f"{ajet.rollout.name}: versions are served by the in-process engine: set in_process",
+        "ajet.trainer_common.algorithm.adv_estimator": algorithm.adv_estimator not in ESTIMATORS
+        and f"{algorithm.adv_estimator}: traffic has no groups to compare within: set one of "
+        f"{', '.join(ESTIMATORS)}",
+        "ajet.serve.learn.max_shadow_kl": learn.max_shadow_kl is not None
+        and not learn.shadow_sessions
+        and "it is measured on shadow traffic: set shadow_sessions above 0",
+    }
+    for key, reason in refusals.items():
+        if reason:
+            raise ConfigError(f"ajet serve --learn: {key}: {reason}", code=Code.KEYS_CONFLICT)
+
+
+def begin_serving(config: AjetConfig, folder: RunFolder, tasks: RunTasks) -> None:
+    """Records this start of the server in its run folder. Raises where the folder holds another
+    run, or the same one of another experiment."""
+    if not tasks.held_out:
+        raise ConfigError(
+            "ajet serve --learn: there is no held-out task, and versions are promoted by them: "
+            "give validation tasks in ajet.task_reader",
+            code=Code.NO_VALIDATION_TASK,
+        )
+    identity, earlier = RunIdentity.of(config, tasks), earlier_identity(folder)
+    if earlier is not None and not (folder.path / FILE).exists():
+        raise CheckpointError(
+            f"{folder.path} holds a run of training: choose another ajet.experiment_name",
+            code=Code.RUN_FOLDER_UNUSABLE,
+        )
+    changes = [] if earlier is None else identity.changes_since(earlier)
+    if any(
+        each.effect is Effect.EXPERIMENT or each.what.startswith(DECIDES_ROUNDING)
+        for each in changes
+    ):
+        raise RunChanged(
+            f"{folder.path} holds a served model that learns, and these have changed since: "
+            f"{listed(changes)}; undo that, or choose another ajet.experiment_name"
+        )
+    begun = datetime.now().isoformat(timespec="seconds")
+    attempt = AttemptRecord(next_number(folder), begun, 0, identity, changes)
+    begin_attempt(folder, attempt, config)
+
+
+def load_next_message(config: AjetConfig) -> NextMessage | None:
+    """Loads the user's function that judges by a user's next message, where the config has one."""
+    spec = config.ajet.serve.learn.next_message
+    if spec is None:
+        return None
+    where = "ajet.serve.learn.next_message"
+    return load_function(spec, base_dirs=config.base_dirs, where=where)

@@ -1,0 +1,395 @@
+"""Simulated users of `ajet serve --learn`: does the model learn, and what does learning cost them?
+
+    python benchmarks/serve_learning.py [--only honest still …] [--sessions 1000] [--out FILE.json]
+
+    still     300 sessions at a server that never trains: the control of latency
+    busy      the same while rounds are trained one after another: latency while it learns
+    honest    1,000 sessions of 50 clients in five rounds
+    liars     10 % of the clients give the opposite of the truth
+    loud      10 % of the clients give the opposite, a hundred times as large
+    excluded  the folder of `loud` goes on without the clients that it named as unlike the others
+
+The server is a process of its own; users are asyncio clients of httpx in this one. A session is a
+word problem: one or two calls, then feedback whether the answer was right. Faults are clients that
+hang up within a call, bodies that are no JSON, feedback that is sent twice or long after, and for
+sessions that nobody had; 1 % of the sessions have one. In all but `still` and `busy` sessions come
+more slowly while a round is open, and the learner has the server's priority, so that on a busy
+machine too the sessions of a round are of the version before it. Latency is that of a whole call;
+`while_learning` are the calls during a round. Held-out success is measured by the server itself on
+256 tasks at the users' temperature; differences are paired, with 95 % intervals. At the end `ajet
+rebuild` makes the versions of `honest` again.
+
+Goals: 20 points of held-out success, no failed request beside the faults, 5 ms at the median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import httpx
+
+from ajet.core.record.evaluation import paired_difference
+from ajet.online.log import SessionLog
+from ajet.tools import PYTHON_TOOL
+from benchmarks.serve_learning_agent import Message, answer
+
+RESULTS = Path(__file__).parent / "results" / "serve_learning.json"
+ROWS = Path(__file__).parents[1] / "ajet" / "embedded" / "arithmetic" / "train.jsonl"
+KEY, NUM_CLIENTS, NUM_LIARS, PER_ROUND = "sk-benchmark", 50, 5, 200
+SESSIONS_PER_S, SLOWLY_PER_S, FAULTS = 3.0, 0.2, 0.01
+UNLIKE_Z = 4.0
+YAML = """
+ajet:
+  project_name: serve_learning
+  experiment_name: {name}
+  model: {{path: "embedded:math"}}
+  task_reader:
+    type: huggingface_dat_repo
+    huggingface_dat_repo:
+      {{dataset_path: "embedded:arithmetic", training_split: train, validation_split: test}}
+  data: {{max_prompt_length: 512, max_response_length: 512, val_max_tasks: 256}}
+  rollout:
+    user_workflow: benchmarks.serve_learning_agent->Assistant
+    temperature: 1.0
+    val_kwargs: {{temperature: 1.0, do_sample: true}}
+    max_env_worker: 256
+    max_response_length_in_one_turn: 96
+    max_model_len: 1024
+  task_judge: {{judge_protocol: math}}
+  serve:
+    port: auto
+    learn:
+      sessions_per_round: {per_round}
+      min_difference: -0.02
+      excluded_clients: {excluded}
+      niceness: {niceness}
+  trainer_common:
+    val_pass_n: 1
+    mini_batch_num: 4
+    ppo_epochs: 2
+    torch_threads: 1
+    algorithm: {{adv_estimator: reinforce_plus_plus}}
+    optim: {{lr: 5.0e-4, betas: [0.9, 0.95]}}
+"""
+
+
+@dataclass
+class Traffic:
+    """What the users have seen."""
+
+    calls_ms: list[tuple[float, float]] = field(default_factory=list)  # when, how long
+    failed: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    rewards: list[tuple[int, bool]] = field(default_factory=list)  # version, right
+    num_mixed: int = 0  # sessions that were answered by more than one version
+
+
+class Server:
+    """The process of `ajet serve --learn`."""
+
+    def __init__(
+        self, folder: Path, name: str, per_round: int, excluded: list[str], niceness: int
+    ) -> None:
+        self.run_folder = folder / "launcher_record" / name
+        conf, self._log = folder / f"{name}.yaml", folder / f"{name}.log"
+        given = {"per_round": per_round, "excluded": json.dumps(excluded), "niceness": niceness}
+        conf.write_text(YAML.format(name=name, **given))
+        environment = {
+            **os.environ,
+            "AJET_SERVE_API_KEY": KEY,
+            "PYTHONPATH": str(Path(__file__).parents[1]),
+        }
+        command = [sys.executable, "-m", "ajet.cli.launcher", "serve", "--learn", "--conf"]
+        with self._log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [*command, str(conf)], cwd=folder, env=environment, stdout=output, stderr=output
+            )
+
+    async def url(self) -> str:
+        while (found := re.search(r" at (\S+)/v1,", self._log.read_text())) is None:
+            assert self._process.poll() is None, self._log.read_text()
+            await asyncio.sleep(0.2)
+        return found[1]
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+
+class Users:
+    """The clients of one server."""
+
+    def __init__(self, http: httpx.AsyncClient, seed: int, lie: float | None) -> None:
+        self.http, self.lie = http, lie
+        self.random = random.Random(seed)
+        self.rows = [json.loads(line) for line in ROWS.read_text().splitlines()]
+        self.random.shuffle(self.rows)
+        self.traffic = Traffic()
+
+    async def arrive(self, num_sessions: int, is_slow: Callable[[], bool]) -> None:
+        """Lets the sessions begin at random times, and more slowly where that is asked for."""
+        sessions: list[asyncio.Task[None]] = []
+        for index in range(num_sessions):
+            fault = self.random.choice(FAULT_KINDS) if self.random.random() < FAULTS else None
+            sessions.append(asyncio.create_task(self.session(index, fault)))
+            await asyncio.sleep(self.random.expovariate(SESSIONS_PER_S))
+            while is_slow() and self.random.random() > SLOWLY_PER_S:
+                await asyncio.sleep(1.0)
+        await asyncio.gather(*sessions)
+
+    async def session(self, index: int, fault: str | None) -> None:
+        row, client = self.rows[index % len(self.rows)], f"u{index % NUM_CLIENTS}"
+        seen: dict[str, Any] = {"versions": set()}
+        if fault is not None:
+            self.traffic.faults[fault] += 1
+        if fault == "hangs_up":
+            await self._hang_up(row["question"])
+        if fault == "garbage":
+            reply = await self.http.post("/v1/chat/completions", content=b'{"messages": [')
+            self._expect(reply, 400)
+
+        async def chat(messages: list[Message]) -> Message:
+            begun_s = time.monotonic()
+            body = {"model": "m", "messages": messages, "tools": [PYTHON_TOOL], "user": client}
+            reply = await self.http.post("/v1/chat/completions", json=body)
+            self.traffic.calls_ms.append((begun_s, 1000 * (time.monotonic() - begun_s)))
+            self._expect(reply, 200)
+            seen["id"] = reply.json()["id"]
+            seen["versions"].add(int(reply.headers["x-ajet-version"]))
+            return reply.json()["choices"][0]["message"]
+
+        try:
+            said = await answer(chat, row["question"])
+        except (httpx.HTTPError, KeyError) as error:
+            self.traffic.failed[type(error).__name__] += 1
+            return
+        is_right = f"\\boxed{{{row['answer'].rpartition('#### ')[2]}}}" in said
+        self.traffic.rewards.append((min(seen["versions"]), is_right))
+        self.traffic.num_mixed += len(seen["versions"]) > 1
+        await self._rate(seen["id"], client, self._reward(client, is_right), fault)
+
+    def _reward(self, client: str, is_right: bool) -> float:
+        if self.lie is not None and int(client[1:]) < NUM_LIARS:
+            return -self.lie if is_right else self.lie
+        return float(is_right)
+
+    async def _rate(self, reply_id: str, client: str, reward: float, fault: str | None) -> None:
+        if fault == "late":
+            await asyncio.sleep(20)
+        elif fault == "nobodys":
+            reply = await self._feedback(response="s-0000000000000000", reward=reward)
+            self._expect(reply, 404)
+        given = {"response": reply_id, "reward": reward, "client": client, "feedback_id": reply_id}
+        for _ in range(2 if fault == "twice" else 1):
+            self._expect(await self._feedback(**given), 200)
+
+    async def _feedback(self, **body: Any) -> httpx.Response:
+        return await self.http.post("/ajet/v1/feedback", json=body)
+
+    async def _hang_up(self, question: str) -> None:
+        body = {"model": "m", "messages": [{"role": "user", "content": question}]}
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.http.post("/v1/chat/completions", json=body), 0.03)
+
+    def _expect(self, reply: httpx.Response, status: int) -> None:
+        if reply.status_code != status:
+            self.traffic.failed[f"{reply.status_code} for {status}"] += 1
+
+
+KINDS = ["still", "busy", "honest", "liars", "loud"]
+FAULT_KINDS = ("hangs_up", "garbage", "late", "twice", "nobodys")
+
+
+async def run(
+    folder: Path,
+    name: str,
+    *,
+    num_sessions: int,
+    per_round: int = PER_ROUND,
+    lie: float | None = None,
+    excluded: list[str] | None = None,
+    waits: bool = True,
+    seed: int = 1,
+) -> dict[str, Any]:
+    """Runs one server with its users until the last round is decided, and returns the figures."""
+    server = Server(folder, name, per_round, excluded or [], niceness=0 if waits else 10)
+    learning_s: list[tuple[float, bool]] = [(time.monotonic(), False)]
+    try:
+        url = await server.url()
+        limits = httpx.Limits(max_connections=200)
+        headers = {"authorization": f"Bearer {KEY}"}
+        async with httpx.AsyncClient(
+            base_url=url, headers=headers, timeout=120, limits=limits
+        ) as http:
+            users = Users(http, seed, lie)
+            watching = asyncio.create_task(watch(http, per_round, learning_s))
+            begun_s = time.monotonic()
+            await users.arrive(num_sessions, lambda: waits and learning_s[-1][1])
+            traffic_s = time.monotonic() - begun_s
+            await asyncio.sleep(2.0)  # until the last round that is due is seen
+            while waits and learning_s[-1][1]:
+                await asyncio.sleep(0.5)
+            watching.cancel()
+            status = (await http.get("/ajet/v1/status")).json()
+    finally:
+        server.stop()
+    return {
+        **figures(users.traffic, learning_s),
+        "traffic_s": round(traffic_s, 1),
+        **{name: number for name, number in status.items() if name.startswith("num_")},
+        **learnt(server.run_folder, status),
+    }
+
+
+async def watch(
+    http: httpx.AsyncClient, per_round: int, learning_s: list[tuple[float, bool]]
+) -> None:
+    """Notes, twice a second, whether a round is due or open, or its version not yet served."""
+    while True:
+        status = (await http.get("/ajet/v1/status")).json()
+        promoted = [each["number"] for each in status["rounds"] if each["state"] == "promoted"]
+        is_open = any(each["state"] == "open" for each in status["rounds"])
+        is_due = status["num_waiting"] >= per_round
+        learns = is_open or is_due or status["version"] != max(promoted, default=0)
+        learning_s.append((time.monotonic(), learns))
+        await asyncio.sleep(0.5)
+
+
+def figures(traffic: Traffic, learning_s: list[tuple[float, bool]]) -> dict[str, Any]:
+    """Returns what users have seen of the server."""
+    during, beside = [], []
+    for begun_s, call_ms in traffic.calls_ms:
+        is_learning = next((state for at_s, state in learning_s if at_s >= begun_s), False)
+        (during if is_learning else beside).append(call_ms)
+    by_version: dict[int, list[bool]] = {}
+    for version, is_right in traffic.rewards:
+        by_version.setdefault(version, []).append(is_right)
+    return {
+        "calls": len(traffic.calls_ms),
+        "failed_requests": dict(traffic.failed),
+        "faults": dict(traffic.faults),
+        "sessions_of_several_versions": traffic.num_mixed,
+        "call_ms": {
+            "all": spread([ms for _, ms in traffic.calls_ms]),
+            "while_learning": spread(during),
+            "otherwise": spread(beside),
+        },
+        "users_success_by_version": {
+            version: {"sessions": len(wins), "success": round(sum(wins) / len(wins), 3)}
+            for version, wins in sorted(by_version.items())
+        },
+    }
+
+
+def spread(values_ms: list[float]) -> dict[str, float] | None:
+    if len(values_ms) < 2:
+        return None
+    ordered = quantiles(values_ms, n=100)
+    return {
+        "calls": len(values_ms),
+        "median": round(median(values_ms), 1),
+        "p95": round(ordered[94], 1),
+        "p99": round(ordered[98], 1),
+    }
+
+
+def learnt(run_folder: Path, status: dict[str, Any]) -> dict[str, Any]:
+    """Returns the rounds, and held-out success before the first and after the last of them."""
+    rounds = []
+    for each in (each for each in status["rounds"] if each["state"] != "open"):
+        unlike = [c["client"] for c in each["clients"] if abs(c["z"]) >= UNLIKE_Z]
+        names = ("number", "state", "reason", "reward", "shadow", "seconds")
+        rounds.append({name: each[name] for name in names} | {"unlike_clients": unlike})
+    log = SessionLog(run_folder)
+    first, last = log.held_out(0), log.held_out(log.version)
+    log.close()
+    if first is None or last is None:
+        return {"rounds": rounds}
+    return {
+        "rounds": rounds,
+        "version": status["version"],
+        "held_out_before": round(sum(map(sum, first.values())) / len(first), 3),
+        "held_out_after": round(sum(map(sum, last.values())) / len(last), 3),
+        "held_out_difference": paired_difference(last, first).as_json(),
+    }
+
+
+def rebuilt(folder: Path, name: str) -> list[str]:
+    """Returns what `ajet rebuild` says of a run."""
+    command = [sys.executable, "-m", "ajet.cli.launcher", "rebuild", f"launcher_record/{name}"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    said = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    return (said.stdout + said.stderr).splitlines()
+
+
+async def measure(only: list[str], num_sessions: int) -> dict[str, Any]:
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as given:
+        folder = Path(given)
+        if "still" in only:
+            results["still"] = await run(
+                folder, "still", num_sessions=300, per_round=10**6, waits=False
+            )
+        if "busy" in only:
+            results["busy"] = await run(folder, "busy", num_sessions=300, per_round=32, waits=False)
+        if "honest" in only:
+            results["honest"] = await run(folder, "honest", num_sessions=num_sessions)
+            results["honest"]["rebuild"] = rebuilt(folder, "honest")
+        if "liars" in only:
+            results["liars"] = await run(folder, "liars", num_sessions=2 * PER_ROUND, lie=1.0)
+        if "loud" in only:
+            results["loud"] = await run(folder, "loud", num_sessions=2 * PER_ROUND, lie=100.0)
+            unlike = {c for each in results["loud"]["rounds"] for c in each["unlike_clients"]}
+            results["excluded"] = await run(
+                folder,
+                "loud",
+                num_sessions=2 * PER_ROUND + PER_ROUND // 4,
+                lie=100.0,
+                excluded=sorted(unlike),
+                seed=2,
+            )
+            results["excluded"]["excluded_clients"] = sorted(unlike)
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Simulated users of ajet serve --learn.")
+    parser.add_argument("--only", nargs="+", default=KINDS)
+    parser.add_argument("--sessions", type=int, default=1000)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    before = os.getloadavg()
+    results = asyncio.run(measure(arguments.only, arguments.sessions))
+    report = {
+        "machine": f"{os.cpu_count()} CPU cores, shared with other work; no GPU",
+        "load_before": [round(each, 1) for each in before],
+        "load_after": [round(each, 1) for each in os.getloadavg()],
+        "model": "embedded:math",
+        "sessions_per_round": PER_ROUND,
+        "sessions_per_s": SESSIONS_PER_S,
+        **results,
+    }
+    arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()

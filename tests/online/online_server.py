@@ -1,0 +1,124 @@
+"""A server that learns, in the test's process: the real parts, and a learner that runs at once."""
+
+import io
+from contextlib import contextmanager, redirect_stdout
+
+import httpx
+
+from ajet.core.config import load_config
+from ajet.core.record.run_folder import RunFolder
+from ajet.online.learner import run_round
+from ajet.online.log import SessionLog
+from ajet.online.serving import OnlineServer
+
+KEY = "the server's key"
+YAML = """
+ajet:
+  project_name: served
+  experiment_name: served
+  model: {path: "embedded:math"}
+  task_reader:
+    type: huggingface_dat_repo
+    huggingface_dat_repo:
+      {dataset_path: "embedded:arithmetic", training_split: train, validation_split: test}
+  data: {max_prompt_length: 256, max_response_length: 256, val_max_tasks: 4}
+  rollout: {temperature: 1.0, max_response_length_in_one_turn: 6, max_model_len: 512}
+  task_judge: {judge_protocol: math}
+  serve:
+    port: auto
+    learn:
+      sessions_per_round: 4
+      promote: difference
+      min_difference: -1.0
+      shadow_sessions: 2
+      niceness: 7
+  trainer_common:
+    val_pass_n: 1
+    torch_threads: 1
+    algorithm: {adv_estimator: reinforce_plus_plus}
+    optim: {lr: 1.0e-3}
+"""
+
+
+class LearnerAtOnce:
+    """Stands in for the process of a round: it has ended with this status when it is made."""
+
+    def __init__(self, status=0):
+        self.status = status
+
+    def poll(self):
+        return self.status
+
+    def terminate(self):
+        raise AssertionError("it has ended")
+
+    wait = terminate
+
+
+def config_in(folder, *overrides):
+    (folder / "served.yaml").write_text(YAML)
+    return load_config(folder / "served.yaml", overrides, exp_dir=folder)
+
+
+class Served:
+    """A server with its client. `advance` lets it begin a round, which runs at once, and end it."""
+
+    def __init__(self, config, folder, start):
+        self.server = OnlineServer(config, folder, KEY, start)
+        self.log = self.server.log
+        self.url = self.server.gateway.listen().removesuffix("/v1")
+        self.http = httpx.Client(
+            base_url=self.url, headers={"authorization": f"Bearer {KEY}"}, timeout=60
+        )
+        self.said = []
+
+    def chat(self, *messages, headers=None, **body):
+        """Returns the response to these texts, whose users and replies take turns."""
+        roles = ("user", "assistant")
+        sent = [
+            {"role": roles[number % 2], "content": text} for number, text in enumerate(messages)
+        ]
+        body = {"model": "m", "messages": sent} | body
+        return self.http.post("/v1/chat/completions", json=body, headers=headers)
+
+    def feedback(self, **body):
+        return self.http.post("/ajet/v1/feedback", json=body)
+
+    def rated(self, rewards, client=""):
+        """Has a session for each reward, with feedback."""
+        for number, reward in enumerate(rewards):
+            reply = self.chat(f"What is {number}+{len(rewards)}?", user=client)
+            told = self.feedback(response=reply.json()["id"], reward=reward, client=client)
+            assert told.json()["status"] == "recorded", told.text
+
+    def round(self):
+        """Begins a round and takes its decision; returns it."""
+        self.server.advance(self.said.append)
+        self.server.advance(self.said.append)
+        return self.log.rounds()[-1]
+
+    def close(self):
+        self.http.close()
+        self.server.close()
+
+
+@contextmanager
+def served(folder, *overrides, start=None):
+    config = config_in(folder, *overrides)
+    with RunFolder.open(config.run_folder) as run_folder:
+        here = Served(config, run_folder, start or learn_at_once(config))
+        try:
+            yield here
+        finally:
+            here.close()
+
+
+def learn_at_once(config):
+    def start(folder, due):
+        log = SessionLog(folder.path)
+        with redirect_stdout(io.StringIO()):
+            run_round(config, folder, log, due)
+        log.close()
+        return LearnerAtOnce()
+
+    return start
