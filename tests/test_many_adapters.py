@@ -1,14 +1,17 @@
 """Several adapters over one base: what one learns changes nothing of another, bit for bit."""
 
 import asyncio
+import io
 import json
 
 import pytest
 import torch
+from rich.console import Console
 
 from ajet import assembly
+from ajet.backbones.debug.backbone import DebugBackbone
 from ajet.core.config import load_config
-from ajet.core.errors import CheckpointError, ConfigError
+from ajet.core.errors import CheckpointError, ConfigError, RunFailed
 from ajet.core.learning.checkpoints import LearnerCheckpoints
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.task import Task
@@ -16,6 +19,7 @@ from ajet.core.update.export import export_model
 from ajet.core.update.many_adapters import adapter_models
 from ajet.core.update.settings import UpdateSettings
 
+STEPS = "ajet.trainer_common.total_training_steps"
 WORKFLOW = """
 from ajet import Workflow, WorkflowOutput
 
@@ -68,7 +72,8 @@ def made(tmp_path_factory):
     """Makes the config, the learners, an engine over their models, and a runner."""
     folder = tmp_path_factory.mktemp("many")
     (folder / "workflow.py").write_text(WORKFLOW)
-    (folder / "tasks.jsonl").write_text(json.dumps({"query": "1 + 1?", "user": "a"}))
+    rows = [json.dumps({"query": f"{n} + 1?", "user": "a"}) for n in range(3)]
+    (folder / "tasks.jsonl").write_text("\n".join(rows))
 
     def make(workflow, adapters, by):
         path = folder / f"{workflow}.yaml"
@@ -228,11 +233,26 @@ def test_what_cannot_be_honoured_is_refused_in_one_line(made, users, given, reas
 
 def test_a_call_or_a_task_without_an_adapter_is_told_which_there_are(made):
     parts = made("Debate", "[pro]", "agent_name")
-    [group] = parts.rollout(TASKS[:1])
-    assert {t.ended_as for t in group.trajectories} == {"agent_error"}
-    assert (
-        "'con' is of adapter 'con' (agent_name), and there are pro" in group.trajectories[0].error
-    )
+    with pytest.raises(RunFailed, match=r"agent 'con' is of adapter 'con' \(agent_name\)"):
+        parts.rollout(TASKS[:1])
     by_user = made("Answers", "[b]", "metadata.user")
     with pytest.raises(ConfigError, match=r"is of adapter 'a' \(metadata.user\), and there are b"):
         assembly.read_tasks(by_user.config)
+
+
+def test_a_run_that_stops_and_is_resumed_ends_with_the_same_bits(made, monkeypatch, tmp_path):
+    parts = made("Debate", "[pro, con]", "agent_name")
+    monkeypatch.chdir(tmp_path)
+
+    def trained(name, steps):
+        given = [f"ajet.experiment_dir={tmp_path / name}", f"{STEPS}={steps}"]
+        config = load_config(parts.config.yaml_path, given, backbone="debug")
+        DebugBackbone(config, Console(file=io.StringIO())).fit()
+        checkpoint = tmp_path / name / "checkpoints" / f"step_{steps:06d}"
+        return [(checkpoint / f"{n}.safetensors").read_bytes() for n in ("model", "tensors")]
+
+    trained("stopped", 1)
+    assert trained("stopped", 2) == trained("whole", 2)
+    lines = (tmp_path / "whole" / "logs" / "metrics.jsonl").read_text().splitlines()
+    of = [line for line in map(json.loads, lines) if "update/loss/pro" in line]
+    assert [line["update/optimizer_steps/con"] for line in of] == [1.0, 1.0]
