@@ -67,6 +67,11 @@ class LoraConfig(Section):
         "of the task's metadata.",
     )
 
+    @property
+    def total_rank(self) -> int:
+        """Returns the rank of one adapter that has as many weights as all of them together."""
+        return self.rank * max(1, len(self.adapters))
+
 
 class FsdpConfig(Section):
     """Configures how the trainer's ranks store and compute the model in shards."""
