@@ -127,7 +127,7 @@ async def test_the_engine_serves_as_much_context_as_the_config_says():
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_the_engine_computes_as_many_sequences_at_once_as_episodes_may_run(deterministic):
     engine = engine_of(max_env_worker=7, deterministic=deterministic)
-    assert engine._batch._max_num_seqs == 7
+    assert engine._batches[""]._max_num_seqs == 7
     assert engine._deterministic is deterministic
 
 
