@@ -13,7 +13,8 @@ backbones' own affair), and reading YAML (core/config).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,15 +33,19 @@ from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.run.run_tasks import RunTasks
 from ajet.core.task.workflow_task import Mode, WorkflowTask
+from ajet.core.trajectory.adapter_choice import AdapterChoice
 from ajet.core.trajectory.base_recorder import CallObserver
 from ajet.core.trajectory.hint import hint_for
 from ajet.core.workflow.registry import WorkflowFactory, import_agent_modules
 from ajet.tools.env_service.host import environment_host
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from ajet.core.inference.chat_template import ChatTemplate
     from ajet.core.inference.engines.in_process import InProcessEngine, OnTokens
     from ajet.core.inference.replicas.in_process import InProcessReplica
+    from ajet.core.learning.adapter_learners import AdapterLearners
     from ajet.core.learning.learner import Learner
     from ajet.core.learning.teacher import Scorer, Teacher
     from ajet.core.model.load import LoadedModel
@@ -111,9 +116,12 @@ def make_engine(
     *,
     deterministic: bool | None = None,
     on_tokens: OnTokens | None = None,
+    adapters: Mapping[str, nn.Module] | None = None,
 ) -> InProcessEngine:
     """Makes the in-process engine over a loaded model; `deterministic` replaces the config's.
-    `on_tokens` is called with what each request has sampled, after each token."""
+    `on_tokens` is called with what each request has sampled, after each token. `adapters` are the
+    models of several adapters; where none are given, each is the loaded model, as an adapter that
+    has not learnt anything is."""
     from ajet.core.inference.engines.in_process import InProcessEngine
 
     return InProcessEngine(
@@ -124,6 +132,7 @@ def make_engine(
         deterministic=config.ajet.rollout.deterministic if deterministic is None else deterministic,
         decode=template.text_of,
         on_tokens=on_tokens,
+        adapters=adapters or dict.fromkeys(config.ajet.trainer_common.lora.adapters, loaded.model),
     )
 
 
@@ -171,11 +180,14 @@ def user_files(config: AjetConfig) -> list[Path]:
 
 def read_tasks(config: AjetConfig) -> RunTasks:
     """Reads the tasks of a run. An agent that would refuse the config in every episode refuses it
-    here, and a task without a field that the teacher's hint names is refused."""
+    here; so is a task without a field that the teacher's hint names, or without an adapter."""
     tasks = RunTasks.read(config)
     if (hint := RolloutLimits.from_config(config).hint) is not None:
         for task in tasks.training:
             hint_for(hint, task)
+    if (adapters := AdapterChoice.from_config(config)) is not None:
+        for task in [*tasks.training, *tasks.held_out]:
+            adapters.for_task(task)
     workflow = WorkflowFactory.from_config(config)
     for agent in workflow.classes_for([*tasks.training, *tasks.held_out]):
         agent.check_config(config)
@@ -258,6 +270,28 @@ def make_learner(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = 
     return Learner(policy, critic, make_kl_controller(config), learning, teacher)
 
 
+def make_adapter_learners(config: AjetConfig, loaded: LoadedModel) -> AdapterLearners:
+    """Makes a learner for each of the config's adapters, over the weights of `loaded`. The model
+    itself stays as it is, without any adapter."""
+    from ajet.core.advantage.kl_controller import make_kl_controller
+    from ajet.core.learning.adapter_learners import AdapterLearners
+    from ajet.core.learning.learner import Learner, LearnerSettings
+    from ajet.core.update.losses.own import own_loss
+    from ajet.core.update.many_adapters import sharing_weights
+    from ajet.core.update.policy import Policy
+    from ajet.core.update.settings import UpdateSettings
+
+    settings = UpdateSettings.from_config(config)
+    learning, loss = LearnerSettings.from_config(config), own_loss(config)
+    assert settings.lora is not None
+    learners: dict[str, Learner] = {}
+    for name in settings.lora.adapters:
+        own = replace(settings, lora=settings.lora.of_adapter(name))
+        policy = Policy(sharing_weights(loaded.model), own, loss=loss)
+        learners[name] = Learner(policy, None, make_kl_controller(config), learning)
+    return AdapterLearners(learners)
+
+
 def make_gateway(config: AjetConfig, offset: int = 0) -> Gateway:
     """Makes the HTTP address of the model for agents that ask for one. Each process that runs
     agents makes one, and closes it. A port that the config sets is that of the first; others count
@@ -306,5 +340,6 @@ def make_runner(
         environments=environment_host(config),
         on_error=on_error,
         observe=observe,
+        adapters=AdapterChoice.from_config(config),
     )
     return GroupRunner.from_episode_runner(episodes)

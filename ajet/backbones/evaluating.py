@@ -185,16 +185,23 @@ def load_subject(
     config's setting."""
     if subject.endpoint is not None:
         return _connect(config, subject.endpoint, subject.endpoint_model or "default")
+    from ajet.core.update.many_adapters import adapter_models
     from ajet.core.update.weights import find_checkpoint, overlay_checkpoint
 
     path = None if subject.checkpoint is None else find_checkpoint(subject.checkpoint)
     assembly.set_threads(config)
     loaded = assembly.load_policy_model(config, subject.model)
-    if path is not None:
-        overlay_checkpoint(loaded.model, path, UpdateSettings.from_config(config).lora)
+    lora = UpdateSettings.from_config(config).lora
+    adapters = None
+    if path is not None and lora is not None and lora.adapters:
+        adapters = adapter_models(loaded.model, path, lora)
+    elif path is not None:
+        overlay_checkpoint(loaded.model, path, lora)
     template = assembly.make_template(loaded)
     name = f"model {loaded.name}" if path is None else f"checkpoint {path}"
-    engine = assembly.make_engine(config, loaded, template, deterministic=deterministic)
+    engine = assembly.make_engine(
+        config, loaded, template, deterministic=deterministic, adapters=adapters
+    )
     return LoadedSubject(name, engine, template)
 
 

@@ -16,6 +16,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.config.precision import describe_precision
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.interrupt import Interrupt
+from ajet.core.learning.adapter_learners import AdapterLearners
 from ajet.core.learning.checkpoints import LearnerCheckpoints
 from ajet.core.learning.learner import Learner
 from ajet.core.model.load import LoadedModel
@@ -41,7 +42,7 @@ def begin_local_run(
     tasks: RunTasks,
     loaded: LoadedModel,
     template: ChatTemplate,
-    learner: Learner,
+    learner: Learner | AdapterLearners,
     *,
     save: Save,
     interrupt: Interrupt,

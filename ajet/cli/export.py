@@ -19,6 +19,10 @@ def export(
     adapter: Annotated[
         bool, typer.Option("--adapter", help="Write LoRA adapters alone, not merged.")
     ] = False,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="Which adapter, of a run that trained several apart."),
+    ] = None,
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         typer.Option(help="Of the weights; auto is the one that the run computed in."),
@@ -46,5 +50,5 @@ def export(
     os.chdir(run.current_folder)  # the model's path may be relative
     loaded = assembly.load_policy_model(run.config, dtype=None if dtype == "auto" else dtype)
     lora = UpdateSettings.from_config(run.config).lora
-    export_model(loaded, checkpoint, target, lora=lora, adapter=adapter)
+    export_model(loaded, checkpoint, target, lora=lora, adapter=adapter, name=name)
     typer.echo(f"written: {target}, from {checkpoint}")

@@ -375,7 +375,7 @@ def _limit_of_processes() -> list[int]:
 def _disk_finding(config: AjetConfig, shape: ModelShape) -> Finding:
     trainer = config.ajet.trainer_common
     kept = trainer.max_checkpoints_to_keep
-    one = checkpoint_bytes(shape, trainer.lora.rank)
+    one = checkpoint_bytes(shape, trainer.lora.total_rank)
     folder = config.run_folder.absolute()
     while not folder.exists():
         folder = folder.parent
@@ -391,7 +391,7 @@ def _disk_finding(config: AjetConfig, shape: ModelShape) -> Finding:
 
 def _memory_finding(config: AjetConfig, shape: ModelShape) -> Finding:
     trainer = config.ajet.trainer_common
-    rank = trainer.lora.rank
+    rank = trainer.lora.total_rank
     size = BYTES[dtype_on(config, gpu=False)]
     trained = shape.lora_parameters(rank) if rank else shape.parameters
     has_reference = not rank and (trainer.use_kl_loss or trainer.algorithm.use_kl_in_reward)

@@ -162,6 +162,7 @@ class AsyncEpisode(EpisodeAccess):
         is_success: bool | None = None,
         metadata: Mapping[str, Any] | None = None,
         metrics: Mapping[str, float] | None = None,
+        agent_rewards: Mapping[str, float] | None = None,
     ) -> Outcome:
         """Ends the episode, and returns how once it is judged and stored."""
         self._is_over = True
@@ -171,6 +172,7 @@ class AsyncEpisode(EpisodeAccess):
             is_success=is_success,
             metadata=metadata,
             metrics=metrics,
+            agent_rewards=agent_rewards,
             patience_s=self._client.patience_s,
         )
         return await self._client.do(operation)

@@ -81,8 +81,8 @@ class EpisodeClient:
 
     def episode(self, function: Callable[..., Any]) -> Callable[..., Outcome]:
         """Decorates a function of an episode, which returns a reward, None or a mapping with
-        reward, is_success, metadata and metrics. Calling it begins and ends one episode; arguments
-        `task`, `task_id`, `agents` and `mode` are those of `begin`."""
+        fields of `end`. Calling it begins and ends one episode; arguments `task`, `task_id`,
+        `agents` and `mode` are those of `begin`."""
 
         @wraps(function)
         def run_one(*arguments: Any, **options: Any) -> Outcome:
@@ -185,9 +185,11 @@ class Episode(EpisodeAccess):
         is_success: bool | None = None,
         metadata: Mapping[str, Any] | None = None,
         metrics: Mapping[str, float] | None = None,
+        agent_rewards: Mapping[str, float] | None = None,
     ) -> Outcome:
         """Ends the episode, and returns how once it is judged and stored. Without a reward the
-        judge gives it. Raises `EpisodeOver` if it was too late."""
+        judge gives it. `agent_rewards` are those of agents that earn different ones, by name.
+        Raises `EpisodeOver` if it was too late."""
         self._is_over.set()
         operation = protocol.end(
             self.data.id,
@@ -195,6 +197,7 @@ class Episode(EpisodeAccess):
             is_success=is_success,
             metadata=metadata,
             metrics=metrics,
+            agent_rewards=agent_rewards,
             patience_s=self._client.patience_s,
         )
         return self._client.do(operation)

@@ -211,6 +211,10 @@ def begin(
     return EpisodeData(**_fields_of(EpisodeData, answer))
 
 
+RESULT = ("reward", "is_success", "metadata", "metrics", "agent_rewards")
+"""What a client says of an episode at its end."""
+
+
 def end(
     claim_id: str,
     *,
@@ -218,6 +222,7 @@ def end(
     is_success: bool | None,
     metadata: Mapping[str, Any] | None,
     metrics: Mapping[str, float] | None,
+    agent_rewards: Mapping[str, float] | None,
     patience_s: float,
 ) -> Operation[Outcome]:
     """Ends an episode, and waits until it is judged and stored."""
@@ -226,6 +231,7 @@ def end(
         "is_success": is_success,
         "metadata": metadata,
         "metrics": metrics,
+        "agent_rewards": agent_rewards,
         "wait_s": WAIT_S,
     }
     request = Request("POST", _path(claim_id, "end"), body, WAIT_S + MARGIN_S)
@@ -264,12 +270,12 @@ def simple(
 
 def given(result: object) -> dict[str, Any]:
     """Returns the arguments of `end` for what a decorated function returned: a reward, None (the
-    judge gives it), or a mapping with reward, is_success, metadata and metrics."""
+    judge gives it), or a mapping with fields of `RESULT`."""
     if isinstance(result, Mapping):
-        unknown = set(result) - {"reward", "is_success", "metadata", "metrics"}
+        unknown = set(result) - set(RESULT)
         if unknown:
             raise TypeError(
-                f"an episode's result has reward, is_success, metadata and metrics, "
+                f"an episode's result has {', '.join(RESULT)}, "
                 f"not {', '.join(sorted(map(str, unknown)))}"
             )
         return dict(result)

@@ -55,7 +55,7 @@ class OneGpuPlan:
     def memory_parts(self) -> list[MemoryPart]:
         """Returns the parts of the GPU's memory at the peak of an update."""
         trainer, shape = self.config.ajet.trainer_common, self.shape
-        (value, wide), rank = self._bytes, trainer.lora.rank
+        (value, wide), rank = self._bytes, trainer.lora.total_rank
         trained = shape.lora_parameters(rank) if rank else shape.parameters
         masters = 0 if value == wide else wide * trained
         weights = value * shape.parameters

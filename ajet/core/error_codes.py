@@ -268,6 +268,14 @@ class Code(Enum):
         ("LANG or LC_ALL is C or POSIX",),
         "Set LC_ALL=C.UTF-8, or use a folder with plain letters.",
     )
+    ADAPTER_UNKNOWN = (
+        "AJ-CFG-020",
+        "a call or a task has no adapter",
+        "The config trains several adapters apart, and none has the name that an agent, a tag or a "
+        "task's metadata gives.",
+        ("an agent has another name in the workflow", "the data has a user who is not listed"),
+        "Add the name to ajet.trainer_common.lora.adapters, or change adapter_by.",
+    )
 
     # --- the user's own code ---------------------------------------------------------------------
 

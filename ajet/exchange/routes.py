@@ -1,7 +1,8 @@
 """The HTTP API of the exchange, below /ajet/v1. Bodies and answers are JSON.
 
     POST episodes                begin: waits for an episode, and answers with its model's address
-    POST episodes/{id}/end       reward, success, metadata, metrics; reward null asks the judge
+    POST episodes/{id}/end       reward, success, metadata, metrics, and a reward for each agent;
+                                 reward null asks the judge
     POST episodes/{id}/abort     gives it up, with a reason
     POST episodes/{id}/heartbeat says that the client lives
     GET  tasks                   the tasks of which episodes are offered
@@ -132,6 +133,7 @@ class ExchangeRoutes:
             is_success=fields.take("is_success", bool),
             metadata=fields.take("metadata", dict, {}),
             log_metrics=fields.take("metrics", dict, {}),
+            agent_rewards=fields.take("agent_rewards", dict, {}),
         )
         fields.refuse_rest()
         outcome = await _within(self._exchange.end(_claim_id(request), output), wait_s)

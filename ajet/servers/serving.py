@@ -88,6 +88,8 @@ def planned_engine(config: AjetConfig, *, on_gpu: bool) -> EngineName:
     name = config.ajet.rollout.name
     if name != "auto":
         return name
+    if config.has_several_adapters:
+        return "in_process"
     return PACKAGES[0].engine if on_gpu and asked_dtype(config) != "float64" else "in_process"
 
 

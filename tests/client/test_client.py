@@ -173,6 +173,7 @@ def test_an_end_without_an_answer_is_sent_again():
                     is_success=None,
                     metadata=None,
                     metrics=None,
+                    agent_rewards=None,
                     patience_s=5.0,
                 )
             )

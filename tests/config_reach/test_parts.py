@@ -41,6 +41,7 @@ from ajet.core.rollout.request import RolloutRequest
 from ajet.core.run.run_tasks import RunTasks
 from ajet.core.run.training_run import TrainingRun
 from ajet.core.task.reader import make_reader
+from ajet.core.trajectory.adapter_choice import AdapterChoice
 from ajet.core.trajectory.trained_tokens import TrainedTokens
 from ajet.core.workflow.registry import WorkflowFactory
 from tests.agents.agent_runs import Zero, call, config_in, run, texts
@@ -67,6 +68,20 @@ def shows(*keys):
 
 
 # --- the model, its engine and its runners -------------------------------------------------------
+
+
+@shows(f"{T}.lora.adapter_by")
+def test_a_calls_adapter_is_named_by_its_agent_its_tag_or_its_task():
+    def named(by):
+        given = {f"{T}.lora.rank": 4, f"{T}.lora.adapters": ["a", "b"], f"{T}.lora.adapter_by": by}
+        choice = AdapterChoice.from_config(config_of(given))
+        assert choice is not None
+        task = choice.for_task(Task("t", "q", metadata={"user": "a"}))
+        return task.for_call("a", "b", trainable=True), task.for_call("x", "x", trainable=False)
+
+    assert named("agent_name") == ("a", "")  # an agent that is not trained has the base
+    assert named("target_tag") == ("b", "")
+    assert named("metadata.user") == ("a", "a")
 
 
 @functools.cache
@@ -112,7 +127,7 @@ async def test_the_engine_serves_as_much_context_as_the_config_says():
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_the_engine_computes_as_many_sequences_at_once_as_episodes_may_run(deterministic):
     engine = engine_of(max_env_worker=7, deterministic=deterministic)
-    assert engine._batch._max_num_seqs == 7
+    assert engine._batches[""]._max_num_seqs == 7
     assert engine._deterministic is deterministic
 
 

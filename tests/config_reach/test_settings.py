@@ -132,7 +132,7 @@ OPTIONS, SHAPING = "learner.estimator.options", "learner.estimator.shaping"
 GROUPS = ("batch", "explorer.batch")
 
 GREEDY = {"temperature": 0.0, "top_p": 1.0, "top_k": -1, "max_tokens": 4096}
-GREEDY |= {"stop_token_ids": (), "stop": (), "seed": 0}
+GREEDY |= {"stop_token_ids": (), "stop": (), "seed": 0, "adapter": ""}
 
 
 def batch(**changes):
@@ -380,10 +380,14 @@ SETTINGS: dict[str, Row] = {
             "update.lora.alpha": 16.0,
             "update.lora.targets": "all-linear",
             "update.lora.seed": 0,
+            "update.lora.adapters": (),
         },
     ),
     f"{T}.lora.alpha": Row(8.0, {"update.lora.alpha": 8.0}, LORA),
     f"{T}.lora.target_modules": Row(["q_proj"], {"update.lora.targets": ("q_proj",)}, LORA),
+    f"{T}.lora.adapters": Row(
+        ["pro", "con"], {"update.lora.adapters": ("pro", "con"), "engine": "in_process"}, LORA
+    ),
     f"{T}.critic.lr": Row(0.5, {"critic.lr": 0.5}, GAE),
     f"{T}.critic.warmup_steps": Row(3, {"learner.critic_warmup_steps": 3}, GAE),
     f"{T}.critic.cliprange_value": Row(0.25, {"critic.cliprange_value": 0.25}, GAE),

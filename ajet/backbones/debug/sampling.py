@@ -25,6 +25,7 @@ from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import Completion, ModelEndpoint, SamplingParams
 from ajet.core.inference.replica import ReplicaDown
+from ajet.core.learning.adapter_learners import AdapterLearners
 from ajet.core.model.load import resolve_device
 from ajet.core.model.save import model_files
 from ajet.core.record.run_folder import RunFolder, shown_path
@@ -199,10 +200,13 @@ def make_sampling(
     folder: RunFolder,
     engine: EngineName,
     loaded: LoadedModel,
-    learner: Learner,
+    learner: Learner | AdapterLearners,
     template: ChatTemplate,
 ) -> Sampling:
     """Makes the engine over the learner's policy; a server is not started yet."""
+    if isinstance(learner, AdapterLearners):
+        engine_of_all = assembly.make_engine(config, loaded, template, adapters=learner.models)
+        return SharedSampling(engine_of_all)
     if engine == "in_process":
         return SharedSampling(assembly.make_engine(config, loaded, template))
     return ServerSampling(config, folder, engine, loaded, learner, template)

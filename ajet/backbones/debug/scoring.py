@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from ajet import assembly
+from ajet.core.error_codes import Code
+from ajet.core.errors import ConfigError
 from ajet.core.record.episode_reader import EpisodeRecord, TurnRecord
 from ajet.core.record.recorded_run import RecordedRun
 from ajet.core.record.scores import EpisodeScores
@@ -32,6 +34,12 @@ def score_episode(
     run: RecordedRun, episode: EpisodeRecord, checkpoints: Sequence[Path]
 ) -> Iterator[EpisodeScores]:
     """Yields the scores of the model that the run began with (step 0), and of each checkpoint."""
+    if run.config.has_several_adapters:
+        raise ConfigError(
+            "ajet score computes one model's log-probabilities, and the run trained several "
+            "adapters apart (ajet.trainer_common.lora.adapters)",
+            code=Code.KEYS_CONFLICT,
+        )
     settings = UpdateSettings.from_config(run.config)
     loaded = assembly.load_policy_model(run.config)
     model = with_lora(loaded.model, settings.lora) if settings.lora else loaded.model

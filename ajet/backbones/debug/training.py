@@ -54,7 +54,11 @@ class DebugTraining:
         engine = chosen_engine(config)
         loaded = assembly.load_policy_model(config)
         template = assembly.make_template(loaded)
-        self.learner = assembly.make_learner(config, loaded)
+        self.learner = (
+            assembly.make_adapter_learners(config, loaded)
+            if config.has_several_adapters
+            else assembly.make_learner(config, loaded)
+        )
         self.sampling = make_sampling(config, folder, engine, loaded, self.learner, template)
         endpoint = self.sampling.endpoint
         self.gateway = gateway or assembly.make_gateway(config)

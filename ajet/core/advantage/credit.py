@@ -7,6 +7,7 @@
     state_keys_T      "a"   None  "c"     equal keys of one group are equal states
     lengths_T         4     0     6       trained tokens of each turn
     agents_T          "p/p" "u/u" "p/p"   name and target tag, which together identify it
+    agent_rewards     {"p/p": 1.0}        where agents earn rewards of their own (agent_views.py)
 
 `penalties` and `values` have one array for each turn, with one number for each trained token; they
 are set where the reward contains a KL or the estimator needs a critic. An episode that nobody
@@ -16,13 +17,14 @@ rewarded, because the run needs no rewards, counts as 0.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ajet.core.trajectory.trajectory import Group, Trajectory
+from ajet.core.trajectory.turn import Turn
 
 TokenArrays = tuple[NDArray[np.float32], ...]
 """Token arrays: one for each turn, with one number for each trained token."""
@@ -49,6 +51,7 @@ class EpisodeCredit:
     baseline: float | None = None  # ReMax: reward of the greedy episode of its group
     penalties: TokenArrays | None = None  # KL penalty of each token
     values: TokenArrays | None = None  # the critic's value of the state before each token
+    agent_rewards: Mapping[str, float] = field(default_factory=dict)  # by a name of `agents_T`
     log_metrics: Mapping[str, float] = field(default_factory=dict)  # of the workflow and the judge
 
     def __post_init__(self) -> None:
@@ -67,6 +70,15 @@ class EpisodeCredit:
     def score(self) -> float:
         """Returns what groups compare: the reward less all KL penalties."""
         return self.reward - sum(float(each.sum(dtype=np.float64)) for each in self.penalties or ())
+
+    def with_reward(self, reward: float, turn_rewards_T: NDArray[np.float64]) -> EpisodeCredit:
+        """Returns the episode with another reward and these turn rewards; what they lack of the
+        reward goes to the last trained turn."""
+        turn_rewards_T = turn_rewards_T.copy()
+        trained = np.flatnonzero(self.lengths_T)
+        if len(trained):
+            turn_rewards_T[trained[-1]] += reward - turn_rewards_T.sum()
+        return replace(self, reward=reward, turn_rewards_T=turn_rewards_T)
 
     def spread(self, per_turn: Sequence[float] | NDArray[np.float64]) -> TokenArrays:
         """Gives the number of each turn to all of its trained tokens."""
@@ -114,12 +126,21 @@ def _episode(trajectory: Trajectory, baseline: float | None) -> EpisodeCredit:
         lengths_T=np.array(
             [len(turn.completion.token_ids) if turn.trainable else 0 for turn in turns], np.int64
         ),
-        agents_T=tuple(f"{turn.agent_name}/{turn.target_tag}" for turn in turns),
+        agents_T=tuple(map(_agent, turns)),
         tag=str(trajectory.workflow_task.task.metadata.get("tag", "")),
         response_length=_response_length(trajectory),
         baseline=baseline,
         log_metrics=trajectory.output.log_metrics if trajectory.output else {},
+        agent_rewards={
+            _agent(turn): trajectory.agent_rewards[turn.agent_name]
+            for turn in turns
+            if turn.trainable and trajectory.agent_rewards
+        },
     )
+
+
+def _agent(turn: Turn) -> str:
+    return f"{turn.agent_name}/{turn.target_tag}"
 
 
 def _response_length(trajectory: Trajectory) -> int:

@@ -17,6 +17,7 @@ from typing import Protocol, Self
 import numpy as np
 
 from ajet.core.advantage import gae as critic_based
+from ajet.core.advantage.agent_views import agent_views, merge_views
 from ajet.core.advantage.credit import AdvantageOptions, Advantages, GroupCredit
 from ajet.core.advantage.gae import gae
 from ajet.core.advantage.gdpo import gdpo
@@ -35,6 +36,8 @@ from ajet.core.advantage.shaping import RewardShaping, shape_rewards
 from ajet.core.advantage.step_reinforce import step_reinforce
 from ajet.core.advantage.whiten import whiten
 from ajet.core.config import AjetConfig
+from ajet.core.error_codes import Code
+from ajet.core.errors import ConfigError
 
 
 class Estimator(Protocol):
@@ -62,6 +65,8 @@ ESTIMATORS: dict[str, Estimator] = {
 }
 """The keys are the names for ``trainer_common.algorithm.adv_estimator``."""
 
+OF_WHOLE_EPISODES = frozenset({"gdpo", "remax"})
+"""Estimators that compare what an agent alone has not: named rewards, or a greedy episode's."""
 WHITENED = frozenset({"gae", "gdpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"})
 """Estimators whose definition includes whitening; `whiten_advantages` overrides it if not null."""
 
@@ -126,8 +131,29 @@ def estimate(credits: Sequence[GroupCredit], settings: EstimatorSettings) -> Adv
     """Computes the advantages of all groups of a step.
 
     It needs them all at once, because whitening and batch baselines are computed over the whole
-    batch.
+    batch. Agents with rewards of their own are computed apart (agent_views.py); the names of their
+    metrics end with the agent's.
     """
+    views = agent_views(credits)
+    if not views:
+        return _estimate(credits, settings)
+    if settings.name in OF_WHOLE_EPISODES:
+        raise ConfigError(
+            f"ajet.trainer_common.algorithm.adv_estimator={settings.name}: it compares rewards of "
+            "whole episodes, and agents of these have rewards of their own (agent_rewards); take "
+            "grpo, for example",
+            code=Code.KEYS_CONFLICT,
+        )
+    found = {agent: _estimate(view, settings) for agent, view in views.items()}
+    returns = {agent: each.returns for agent, each in found.items() if each.returns is not None}
+    return AdvantageEstimate(
+        merge_views(credits, {agent: each.advantages for agent, each in found.items()}),
+        merge_views(credits, returns) if returns else None,
+        {f"{n}/{agent}": v for agent, each in found.items() for n, v in each.metrics.items()},
+    )
+
+
+def _estimate(credits: Sequence[GroupCredit], settings: EstimatorSettings) -> AdvantageEstimate:
     shaped = shape_rewards(credits, settings.shaping)
     estimator = settings.own or ESTIMATORS[settings.name]
     raw = estimator(shaped.groups, settings.options)

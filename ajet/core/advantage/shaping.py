@@ -150,16 +150,8 @@ def _with_rewards(
 def _with_reward(
     episode: EpisodeCredit, reward: float, scale: float, baseline: float
 ) -> EpisodeCredit:
-    turn_rewards_T = episode.turn_rewards_T * scale
-    trained = np.flatnonzero(episode.lengths_T)
-    if len(trained):
-        turn_rewards_T[trained[-1]] += reward - turn_rewards_T.sum()
-    return replace(
-        episode,
-        reward=reward,
-        turn_rewards_T=turn_rewards_T,
-        baseline=None if episode.baseline is None else baseline,
-    )
+    shaped = episode.with_reward(reward, episode.turn_rewards_T * scale)
+    return replace(shaped, baseline=None if episode.baseline is None else baseline)
 
 
 def _mean(values_N: NDArray[np.generic]) -> float:

@@ -177,6 +177,7 @@ def _output_json(output: WorkflowOutput) -> Json:
         "is_success": None if output.is_success is None else bool(output.is_success),
         "metadata": output.metadata,
         "log_metrics": output.log_metrics,
+        "agent_rewards": output.agent_rewards,
     }
 
 

@@ -28,6 +28,7 @@ def refusals_and_notices(config: AjetConfig) -> tuple[list[tuple[str, str]], lis
         *_wide_servers(config),
         *_distillation_refusals(config),
         *_compaction_refusals(config.ajet),
+        *_adapter_refusals(config),
     ]
     unused: list[str] = []
     for root in ("ajet", "verl", "trinity"):
@@ -171,6 +172,32 @@ def _compaction_refusals(ajet: AjetSection) -> list[tuple[str, str]]:
         reason = "format_type_1 takes each summary as malformed: leave it out, or compaction.enable"
         refused.append(("ajet.rollout.compute_madness_checklist", reason))
     return refused
+
+
+def _adapter_refusals(config: AjetConfig) -> list[tuple[str, str]]:
+    """Returns why several adapters cannot be trained apart with the other settings."""
+    ajet = config.ajet
+    lora, key = ajet.trainer_common.lora, "ajet.trainer_common.lora.adapters"
+    if not lora.adapters:
+        return []
+    reasons = {
+        "a name occurs twice": len(set(lora.adapters)) < len(lora.adapters),
+        "lora.rank is 0, so there are no adapters": lora.rank == 0,
+        f"backbone {ajet.backbone} trains one adapter for all calls; several learn apart on "
+        "backbone debug": ajet.backbone != "debug",
+        f"{ajet.rollout.name} gets one adapter for all calls; several are sampled in process "
+        "(ajet.rollout.name=in_process)": ajet.rollout.name in ("vllm", "sglang"),
+        f"ajet.kind is {ajet.kind}; several learn apart from rewards (reinforcement)": (
+            ajet.kind != "reinforcement"
+        ),
+        "adv_estimator gae would need a critic for each; take another": (
+            ajet.trainer_common.algorithm.adv_estimator == "gae"
+        ),
+        "a stage hands over one model; stages with several adapters are not built": (
+            config.stage is not None
+        ),
+    }
+    return [(key, reason) for reason, is_so in reasons.items() if is_so]
 
 
 def _wide_servers(config: AjetConfig) -> list[tuple[str, str]]:

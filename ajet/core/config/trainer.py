@@ -41,6 +41,10 @@ class OptimConfig(Section):
     )
 
 
+ADAPTER_NAME = r"^[^./\s]+$"
+AdapterName = Annotated[str, Field(pattern=ADAPTER_NAME)]
+
+
 class LoraConfig(Section):
     """Configures the training of low-rank adapters instead of all weights."""
 
@@ -51,6 +55,22 @@ class LoraConfig(Section):
     target_modules: str | list[str] = Field(
         default="all-linear", description="The layers that get adapters."
     )
+    adapters: list[AdapterName] = Field(
+        default=[],
+        description="Names of adapters that learn apart over one base, each from the calls that "
+        "adapter_by gives it; empty trains one for all calls.",
+    )
+    adapter_by: str = Field(
+        default="agent_name",
+        pattern=r"^(agent_name|target_tag|metadata\..+)$",
+        description="What names a call's adapter: agent_name, target_tag, or metadata.KEY, a key "
+        "of the task's metadata.",
+    )
+
+    @property
+    def total_rank(self) -> int:
+        """Returns the rank of one adapter that has as many weights as all of them together."""
+        return self.rank * max(1, len(self.adapters))
 
 
 class FsdpConfig(Section):

@@ -283,6 +283,11 @@ class AjetConfig(BaseModel):
         return self.ajet.rollout.user_workflow == CLIENT_OWNED
 
     @property
+    def has_several_adapters(self) -> bool:
+        """Tells whether the run trains several adapters apart."""
+        return bool(self.ajet.trainer_common.lora.adapters)
+
+    @property
     def learns_from_rewards(self) -> bool:
         """Tells whether an episode of training must have a reward: with a teacher alone it need
         not."""

@@ -26,7 +26,8 @@ class SamplingParams:
     `temperature=0` is greedy (log-probabilities are then those at temperature 1). `top_k=-1` and
     `top_p=1.0` mean no cut. Log-probabilities are those of the distribution that tokens are drawn
     from: after temperature and after the cut. An engine may end the reply early at one of the texts
-    in `stop`; the recorder cuts there in any case.
+    in `stop`; the recorder cuts there in any case. `adapter` names the LoRA adapter that samples,
+    where the endpoint has several; empty is the base without any.
     """
 
     temperature: float = 1.0
@@ -36,6 +37,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     seed: int = 0
+    adapter: str = ""
 
     @classmethod
     def from_config(cls, config: AjetConfig, mode: Literal["train", "eval", "baseline"]) -> Self:

@@ -16,7 +16,7 @@ import copy
 import inspect
 import math
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -62,7 +62,8 @@ def checked_output(output: Any, workflow_name: str) -> WorkflowOutput:
         is_success = output.is_success
     checked.is_success = _success(is_success, f"{name}.is_success", "give a bool or None")
     checked.metadata = _dict(output.metadata, f"{name}.metadata")
-    checked.log_metrics = _log_metrics(output.log_metrics, f"{name}.log_metrics")
+    checked.log_metrics = _numbers(output.log_metrics, f"{name}.log_metrics")
+    checked.agent_rewards = _numbers(output.agent_rewards, f"{name}.agent_rewards")
     return checked
 
 
@@ -112,6 +113,18 @@ def require_rewards(judged: Verdict, names: Sequence[str], source: str) -> None:
         )
 
 
+def require_agent_rewards(judged: Verdict, agents: Iterable[str], source: str) -> None:
+    """Raises a `JudgeFault` unless each of these agents has a reward, where any has. `agents` are
+    those of the episode's trained calls."""
+    rewards = judged.output.agent_rewards
+    missing = [agent for agent in agents if rewards and agent not in rewards]
+    if missing:
+        raise JudgeFault(
+            f"the {source} gave agent_rewards for {', '.join(rewards)}, and none for "
+            f"{missing[0]!r}, whose calls are trained"
+        )
+
+
 def _name(judge: BaseJudge) -> str:
     return f"judge {type(judge).__name__!r}"
 
@@ -121,6 +134,7 @@ def _copy_output(output: WorkflowOutput) -> WorkflowOutput:
     output unchanged."""
     output = copy.copy(output)
     output.log_metrics = dict(output.log_metrics)
+    output.agent_rewards = dict(output.agent_rewards)
     return output
 
 
@@ -239,8 +253,8 @@ def _success(value: Any, name: str, advice: str) -> bool | None:
     raise TypeError(f"{name} is {_kind(value)}: {advice}")
 
 
-def _log_metrics(value: Any, name: str) -> dict[str, float]:
-    """Returns metrics whose names and values every logger can take."""
+def _numbers(value: Any, name: str) -> dict[str, float]:
+    """Returns numbers whose names and values every logger can take."""
     metrics = _dict(value, name)
     if len(metrics) > MAX_LOG_METRICS:
         raise ValueError(f"{name} has {len(metrics)} entries: give at most {MAX_LOG_METRICS}")

@@ -9,7 +9,8 @@ Not covered: when one is due (run/training_run.py), how it is written (update/ch
 from pathlib import Path
 from typing import Any
 
-from ajet.core.learning.learner import Learner, LearnerState
+from ajet.core.learning.adapter_learners import AdapterLearners
+from ajet.core.learning.learner import Learner
 from ajet.core.model.load import LoadedModel
 from ajet.core.model.save import model_files
 from ajet.core.update.checkpoint import checked_state, read_checkpoint, save_checkpoint
@@ -24,7 +25,12 @@ class LearnerCheckpoints:
     """
 
     def __init__(
-        self, learner: Learner, loaded: LoadedModel, *, keep: int, ranks: Ranks = ONE_RANK
+        self,
+        learner: Learner | AdapterLearners,
+        loaded: LoadedModel,
+        *,
+        keep: int,
+        ranks: Ranks = ONE_RANK,
     ) -> None:
         self._learner, self._keep, self._ranks = learner, keep, ranks
         # With LoRA the checkpoint holds adapters alone: no model that loads by itself.
@@ -48,5 +54,5 @@ class LearnerCheckpoints:
         like = self._learner.template() if self._ranks.size > 1 else None
         with of_checkpoint(path):
             found = read_checkpoint(path, like=like, ranks=self._ranks)
-            state = checked_state(LearnerState, found.state, found.path)
+            state: Any = checked_state(self._learner.state_type, found.state, found.path)
             self._learner.load_state_dict(found.tensors, state)

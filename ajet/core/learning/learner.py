@@ -85,6 +85,7 @@ class ScoredGroups:
 
     `values` are the critic's, `logprobs` the policy's own where `old_logprobs` is trainer.
     `tokens` are what the record gets of the tokens: here the reference's log-probabilities.
+    `adapters` are the parts of several adapters (adapter_learners.py); else it is empty.
     """
 
     groups: Sequence[Group]
@@ -93,12 +94,13 @@ class ScoredGroups:
     metrics: dict[str, float]
     logprobs: Values | None = None
     tokens: TrainedTokens = field(default_factory=TrainedTokens)
+    adapters: Mapping[str, ScoredGroups] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainBatch:
     """Holds what one step trains on: the policy's samples and the critic's returns; `update` adds
-    to `tokens` what it computes for each token."""
+    to `tokens` what it computes for each token. `adapters` are the parts of several adapters."""
 
     advantages: Advantages
     samples: list[TrainingSample]
@@ -106,10 +108,13 @@ class TrainBatch:
     values: Values | None
     metrics: dict[str, float]
     tokens: TrainedTokens
+    adapters: Mapping[str, TrainBatch] = field(default_factory=dict)
 
 
 class Learner:
     """Trains the policy and, where there is one, the critic; a checkpoint contains its state."""
+
+    state_type = LearnerState
 
     def __init__(
         self,

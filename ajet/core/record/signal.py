@@ -95,7 +95,7 @@ def _has_contrast(members: Sequence[Trajectory]) -> bool:
 
 def _earned(t: Trajectory) -> tuple[float | None, ...]:
     """Returns all rewards of an episode, those of single turns included."""
-    return (t.reward, *(turn.reward for turn in t.turns if turn.reward is not None))
+    return (*t.earned, *(turn.reward for turn in t.turns if turn.reward is not None))
 
 
 def _all_failed(failed: Sequence[Trajectory]) -> str:

@@ -2,6 +2,8 @@
 
     reward/mean, reward/std, reward/success      over judged episodes, also those that a selection
                                                  left out: selection/… has both means
+    reward/mean/NAME                             of an agent with rewards of its own, or of the
+                                                 episodes of one of several adapters
     episodes/ok, episodes/timeout, …             how they ended, before a policy made the best of it
     episodes/retried, episodes/retried_timeout…  failed attempts that another one replaced
     episodes/turns_mean                          calls of the model
@@ -28,7 +30,8 @@
     selection/…                                  who is kept, and who is not (selection.py)
     rollout/…                                    speed, greedy episodes included
     baseline/…                                   greedy episodes, above in rollout/… alone (remax)
-    advantage/…, kl_in_reward/…, critic/…, update/…   the learner's own figures
+    advantage/…, kl_in_reward/…, critic/…, update/…   the learner's own figures; with several
+                                                 adapters also update/…/NAME, those of one
     reward/overlong, reward/clipped              share of episodes that `reward_shaping` changed
     sync/seconds, sync/bytes                     bringing the new weights to the engines
     staleness/mean, staleness/max, …             updates between sampling a token and training it
@@ -117,7 +120,19 @@ def _reward_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         metrics["reward/mean"] = fmean(rewards)
         metrics["reward/std"] = pstdev(rewards)
         metrics["reward/success"] = fmean(bool(t.is_success) for t in valid if t.reward is not None)
-    return metrics
+    return metrics | _rewards_by_name(valid)
+
+
+def _rewards_by_name(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Returns the mean reward of each agent with rewards of its own, and of each of several
+    adapters over the episodes that it sampled in."""
+    earned: defaultdict[str, list[float]] = defaultdict(list)
+    for trajectory in trajectories:
+        adapters = {turn.adapter for turn in trajectory.turns if turn.adapter}
+        shared = {} if trajectory.reward is None else dict.fromkeys(adapters, trajectory.reward)
+        for name, reward in (trajectory.agent_rewards or shared).items():
+            earned[name].append(reward)
+    return {f"reward/mean/{name}": fmean(rewards) for name, rewards in sorted(earned.items())}
 
 
 def _status_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:

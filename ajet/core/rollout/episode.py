@@ -48,7 +48,14 @@ from ajet.core.error_text import first_line, message_of, one_line
 from ajet.core.errors import AjetError, BlockingCall, ConfigError, EnvironmentFault
 from ajet.core.inference.endpoint import ChatEndpoint, ModelEndpoint, SamplingParams
 from ajet.core.judge.judge import BaseJudge, GroupJudge
-from ajet.core.judge.verdict import JudgeFault, Verdict, checked_output, require_rewards, verdict
+from ajet.core.judge.verdict import (
+    JudgeFault,
+    Verdict,
+    checked_output,
+    require_agent_rewards,
+    require_rewards,
+    verdict,
+)
 from ajet.core.redaction import redact
 from ajet.core.rollout.admission import Slot
 from ajet.core.rollout.failure import RETRIED, status_of
@@ -57,6 +64,7 @@ from ajet.core.rollout.request import seed_path_of_step
 from ajet.core.rollout.stops import Stop
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
+from ajet.core.trajectory.adapter_choice import AdapterChoice
 from ajet.core.trajectory.base_recorder import BaseRecorder, CallObserver
 from ajet.core.trajectory.chat_recorder import ChatRecorder
 from ajet.core.trajectory.hint import hint_for
@@ -157,12 +165,14 @@ class EpisodeRunner:
         environments: EnvironmentHost | None = None,
         on_error: OnError | None = None,
         observe: Callable[[WorkflowTask], CallObserver] | None = None,
+        adapters: AdapterChoice | None = None,
     ) -> None:
         """Stores the parts that every episode shares. `debug` lets exceptions of the workflow and
         the judge through unchanged, and drops the deadline, because a person may be at a
         breakpoint. `environments` gives each task of its kind an environment, until the episode is
         judged. `on_error` is called with each exception that becomes a status. `observe` is called
-        as an episode begins, and returns what is told of its calls."""
+        as an episode begins, and returns what is told of its calls. `adapters` chooses each call's
+        adapter, where the run has several."""
         self.endpoint = None if isinstance(endpoint, ChatEndpoint) else endpoint
         self._chat_endpoint = endpoint if isinstance(endpoint, ChatEndpoint) else None
         self._template = template
@@ -178,6 +188,7 @@ class EpisodeRunner:
         self._environments = environments
         self.on_error = on_error or _ignore
         self._observe = observe
+        self._adapters = adapters
         self._running: dict[str, Attempt] = {}
         self._blocking: set[type[Workflow]] = set()
         self._stops: Mapping[str, Stop] = {}
@@ -311,6 +322,7 @@ class EpisodeRunner:
             parser=self._parser,
             check_drift=plan.mode == "train" and self.limits.checks_drift(plan.rollout_index),
             hint=hint_for(hint, plan.task) if hint is not None and plan.mode == "train" else None,
+            adapters=None if self._adapters is None else self._adapters.for_task(plan.task),
             **episode,
         )
 
@@ -386,6 +398,7 @@ async def with_verdict(
     try:
         judged = await pending_verdict
         require_rewards(judged, limits.reward_names, source)
+        require_agent_rewards(judged, trajectory.trained_agents, source)
     except JudgeFault as fault:
         if errors.debug:
             raise fault.__cause__ or fault from None
@@ -398,12 +411,13 @@ async def with_verdict(
     is_success = judged.is_success
     if is_success is None:
         is_success = judged.reward >= limits.success_threshold
+    of_agents = {f"agent {name}": each for name, each in judged.output.agent_rewards.items()}
     return replace(
         trajectory,
         output=judged.output,
         reward=judged.reward,
         is_success=is_success,
-        reward_breakdown={source: judged.reward},
+        reward_breakdown={source: judged.reward} | of_agents,
         timings=trajectory.timings | {"judge_s": time.perf_counter() - started_s},
     )
 

@@ -98,9 +98,12 @@ class WorkflowTask:
 @dataclass(slots=True)
 class WorkflowOutput:
     """Holds what a workflow returns. With `reward=None` the judge gives the reward. A bool as the
-    reward is 1 or 0, and the success where `is_success` is None."""
+    reward is 1 or 0, and the success where `is_success` is None. `agent_rewards` has the reward of
+    each trained agent by its name, where they earn different ones; then `reward` only says how the
+    episode went."""
 
     reward: float | None = None
     is_success: bool | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
     log_metrics: dict[str, float] = field(default_factory=dict)
+    agent_rewards: dict[str, float] = field(default_factory=dict)

@@ -78,5 +78,9 @@ def _plain_task(workflow_task: WorkflowTask) -> WorkflowTask:
 def _plain_output(output: WorkflowOutput) -> WorkflowOutput:
     """Returns an output of the base class: after the judge nothing reads a user's subclass."""
     return WorkflowOutput(
-        output.reward, output.is_success, plain_value(output.metadata), dict(output.log_metrics)
+        output.reward,
+        output.is_success,
+        plain_value(output.metadata),
+        dict(output.log_metrics),
+        dict(output.agent_rewards),
     )

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.core.inference.endpoint import Completion, ModelEndpoint, SamplingParams
 from ajet.core.inference.session import Prompt, TokenSession
 from ajet.core.plain_value import num_characters, plain_text
+from ajet.core.trajectory.adapter_choice import AdapterChoice
 from ajet.core.trajectory.base_recorder import (
     BaseRecorder,
     CallObserver,
@@ -35,7 +36,7 @@ from ajet.core.trajectory.limits import EpisodeClosed, EpisodeLimits, EpisodeTru
 from ajet.core.trajectory.malformed import CheckedReply
 from ajet.core.trajectory.plain_trajectory import plain_messages
 from ajet.core.trajectory.reply_reader import ReplyReader
-from ajet.core.trajectory.turn import GIVEN, HINTED, Turn
+from ajet.core.trajectory.turn import ADAPTER, GIVEN, HINTED, Turn
 
 if TYPE_CHECKING:
     from ajet.core.inference.chat_template import ChatTemplate
@@ -65,6 +66,7 @@ class EpisodeRecorder(BaseRecorder):
     """Records one episode whose endpoint takes and returns token ids.
 
     `seed_path` is the episode's path in the tree of seeds. `hint` is what its teacher is shown.
+    `adapters` chooses each call's adapter, where a run has several.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class EpisodeRecorder(BaseRecorder):
         check_drift: bool = False,
         hint: str | None = None,
         observer: CallObserver | None = None,
+        adapters: AdapterChoice | None = None,
     ) -> None:
         super().__init__(
             limits=limits,
@@ -97,6 +100,7 @@ class EpisodeRecorder(BaseRecorder):
         self._reader = ReplyReader(template, parser)
         self._session = TokenSession(template, check_drift)
         self._hint = hint
+        self._adapters = adapters
         self._in_flight: set[str] = set()  # ids of requests at the endpoint
 
     async def chat(
@@ -124,7 +128,8 @@ class EpisodeRecorder(BaseRecorder):
         prompt = self._session.prompt_for(sent, offered, forced)
         started_s = self._clock()
         trainable = self.is_trainable(agent_name, target_tag)
-        request = self._request(index, list(prompt.ids), overrides, trainable)
+        adapter = self._adapter(agent_name, target_tag, trainable)
+        request = self._request(index, list(prompt.ids), overrides, trainable, adapter)
         self._tell_call(sent, offered)
         with self._in_flight_request(request.id):
             completion = await self._endpoint.generate(
@@ -233,7 +238,8 @@ class EpisodeRecorder(BaseRecorder):
         index = await self._start_call()
         started_s = self._clock()
         trainable = self.is_trainable(agent_name, target_tag)
-        request = self._request(index, _token_ids(prompt_ids), overrides, trainable)
+        adapter = self._adapter(agent_name, target_tag, trainable)
+        request = self._request(index, _token_ids(prompt_ids), overrides, trainable, adapter)
         self._tell_call([], None)
         with self._in_flight_request(request.id):
             completion = await self._endpoint.generate(
@@ -323,6 +329,7 @@ class EpisodeRecorder(BaseRecorder):
         prompt_ids: list[int],
         overrides: SamplingOverrides | None,
         trainable: bool,
+        adapter: str,
     ) -> _EndpointRequest:
         """Builds the request of call number `index`.
 
@@ -334,13 +341,23 @@ class EpisodeRecorder(BaseRecorder):
             "max_tokens": min(max_completion_tokens, accepted.max_tokens or max_completion_tokens),
             "seed": self._seed(index, accepted),
             "stop_token_ids": self._sampling.stop_token_ids or self._template.stop_token_ids,
+            "adapter": adapter,
         }
-        notes = drop_none(sampling=accepted.given or None, sampling_not_taken=refused or None)
+        notes = drop_none(
+            sampling=accepted.given or None,
+            sampling_not_taken=refused or None,
+            **{ADAPTER: adapter or None},
+        )
         request_id = f"{self.episode_id}/{index:04d}"
         sampling = replace(self._sampling, **changed)
         return _EndpointRequest(
             index, request_id, prompt_ids, sampling, max_completion_tokens, notes
         )
+
+    def _adapter(self, agent_name: str, target_tag: str, trainable: bool) -> str:
+        if self._adapters is None:
+            return ""
+        return self._adapters.for_call(agent_name, target_tag, trainable=trainable)
 
     @contextmanager
     def _in_flight_request(self, request_id: str) -> Iterator[None]:

@@ -109,6 +109,21 @@ class Trajectory:
         return any("malformed" in turn.notes for turn in self.turns)
 
     @property
+    def agent_rewards(self) -> dict[str, float]:
+        """Returns the reward of each trained agent by its name; empty where all earned `reward`."""
+        return {} if self.output is None or self.is_malformed else self.output.agent_rewards
+
+    @property
+    def trained_agents(self) -> list[str]:
+        """Returns the names of the agents whose calls are trained, in the order of their first."""
+        return list(dict.fromkeys(turn.agent_name for turn in self.turns if turn.trainable))
+
+    @property
+    def earned(self) -> tuple[float | None, ...]:
+        """Returns its reward and those of its agents, in the order of their names."""
+        return (self.reward, *(value for _, value in sorted(self.agent_rewards.items())))
+
+    @property
     def num_sampled(self) -> int:
         """Returns the tokens sampled by trainable turns, which the loss masks must add up to."""
         return sum(len(t.completion.token_ids) for t in self.turns if t.trainable)
@@ -139,7 +154,7 @@ class Group:
     @property
     def has_signal(self) -> bool:
         """Tells whether two valid members earned different rewards."""
-        return len({t.reward for t in self.valid if t.reward is not None}) > 1
+        return len({t.earned for t in self.valid if t.reward is not None}) > 1
 
     def leave_out(self, by: LeftOut, reason: str) -> "Group":
         """Returns the group with all valid members left out."""

@@ -5,6 +5,8 @@ from typing import Any
 
 from ajet.core.inference.endpoint import Completion
 
+ADAPTER = "adapter"
+"""The note with the name of the adapter that sampled the turn, where a run has several."""
 GIVEN = "given"
 """The note of a turn whose reply was given."""
 HINTED = "hinted_prompt"
@@ -35,6 +37,11 @@ class Turn:
     started_s: float = 0.0
     ended_s: float = 0.0
     notes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def adapter(self) -> str:
+        """Returns the adapter that sampled it; empty where the run has one for all calls."""
+        return self.notes.get(ADAPTER, "")
 
     @property
     def is_given(self) -> bool:

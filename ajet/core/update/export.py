@@ -23,6 +23,7 @@ from ajet.core.model.load import LoadedModel
 from ajet.core.update.checkpoint import read_weights
 from ajet.core.update.lora import with_lora
 from ajet.core.update.manifest import reason_of
+from ajet.core.update.many_adapters import check_names, of_adapter
 from ajet.core.update.mismatch import of_checkpoint
 from ajet.core.update.settings import LoraSettings
 from ajet.core.update.weights import load_weights, trainable
@@ -37,11 +38,18 @@ def export_model(
     *,
     lora: LoraSettings | None = None,
     adapter: bool = False,
+    name: str | None = None,
 ) -> None:
     """Writes the model with the checkpoint's weights to `out`; `adapter` writes only the adapters.
+    `name` says which adapter, where the run trained several apart.
 
     It changes `loaded`.
     """
+    names = lora.adapters if lora else ()
+    if name not in (names or (None,)):
+        said = "names no adapter" if name is None else f"is {name}"
+        there = ", ".join(names) or "only one, without a name"
+        raise ConfigError(f"--name {said}: the run's adapters are {there}", code=Code.OPTION_VALUE)
     if adapter and lora is None:
         raise ConfigError(
             "--adapter: the run trained all weights, it has no adapters", code=Code.OPTION_VALUE
@@ -50,9 +58,15 @@ def export_model(
         raise CheckpointError(
             f"{out}: is there already; name a folder that is not", code=Code.OUTPUT_EXISTS
         )
+    if lora and name is not None:
+        lora = lora.of_adapter(name)
     model: Any = with_lora(loaded.model, lora) if lora else loaded.model
     with of_checkpoint(checkpoint):
-        load_weights(trainable(model), read_weights(checkpoint))
+        tensors = read_weights(checkpoint)
+        if name is not None:
+            check_names(tensors, names)
+            tensors = of_adapter(tensors, name)
+        load_weights(trainable(model), tensors)
     if lora and not adapter:
         model = model.merge_and_unload()
     writing = out.with_name(f"{WRITING}{out.name}")

@@ -5,7 +5,7 @@ checkpoints are written, which the rollout and the backbone decide.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Self, get_args
 
 from ajet.core.config import AjetConfig
@@ -14,6 +14,7 @@ from ajet.core.config.import_path import ARROW
 from ajet.core.config.precision import Dtype, dtype_on
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.seeding import derive
 
 KLType = Literal["low_var_kl", "low_var_kl+", "k1", "k2"]
 LossAggMode = Literal[
@@ -46,12 +47,14 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class LoraSettings:
-    """Holds the settings of low-rank adapters; `targets` are module names for peft."""
+    """Holds the settings of low-rank adapters; `targets` are module names for peft. `adapters` are
+    the names of several that learn apart (many_adapters.py); empty means a single one."""
 
     rank: int = 16
     alpha: float = 32.0
     targets: tuple[str, ...] | str = "all-linear"
     seed: int = 0  # seed of the adapters' initial weights
+    adapters: tuple[str, ...] = ()
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self | None:
@@ -65,7 +68,13 @@ class LoraSettings:
             alpha=lora.alpha,
             targets=targets if isinstance(targets, str) else tuple(targets),
             seed=config.ajet.seed,
+            adapters=tuple(lora.adapters),
         )
+
+    def of_adapter(self, name: str) -> Self:
+        """Returns the settings of one of several adapters, whose initial weights depend on its name
+        alone."""
+        return replace(self, seed=derive(self.seed, "adapter", name), adapters=())
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,10 @@ resolves at once, so tools run while the wave goes on. A function that is called
 (`set_wave_check`) may make episodes leave: which episodes have ended by then does not depend on
 timing. `deterministic=False` lets requests join a running batch (batch.py says when).
 
+With several adapters each has a batch and a prefix cache of its own, and a wave holds the requests
+of all of them: an episode may call any. Batches take turns, one token each. What is computed for
+an adapter depends on its own rows alone.
+
 Not covered: deadlines (the caller cancels), several requests of one episode at the same time (the
 wave does not wait for the second), weights on several devices.
 """
@@ -20,7 +24,7 @@ wave does not wait for the second), weights on several devices.
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -109,26 +113,32 @@ class InProcessEngine:
         max_kv_tokens: int | None = None,
         decode: Callable[[Sequence[int]], str] | None = None,
         on_tokens: OnTokens | None = None,
+        adapters: Mapping[str, Any] | None = None,
     ) -> None:
         """`decode` turns ids into text; without it a stop string ends no reply early. `on_tokens`
-        is called in the engine's thread after each step, for each running request."""
-        self._model = model
+        is called in the engine's thread after each step, for each running request. `adapters` are
+        models over the weights of `model`, by the names that requests give."""
+        self._models = {"": model} | dict(adapters or {})
         self._decode = decode
         self._on_tokens = on_tokens
         self._stop_token_ids = frozenset(stop_token_ids)
         self._max_model_len = max_model_len
         self._deterministic = deterministic
+        num_kv_bytes = kv_bytes(_gpu_bytes(model)) // len(self._models)
         self._max_kv_tokens = max_kv_tokens or max(
-            max_model_len, kv_bytes(_gpu_bytes(model)) // _kv_bytes_per_token(model)
+            max_model_len, num_kv_bytes // _kv_bytes_per_token(model)
         )
         self._vocab_size: int = model.get_input_embeddings().weight.shape[0]
-        self._batch = Batch(
-            self._forward(),
-            next(model.parameters()).device,
-            max_num_seqs=max_num_seqs,
-            max_kv_tokens=self._max_kv_tokens,
-            eager=not deterministic,
-        )
+        self._batches = {
+            name: Batch(
+                self._forward(each),
+                next(each.parameters()).device,
+                max_num_seqs=max_num_seqs,
+                max_kv_tokens=self._max_kv_tokens,
+                eager=not deterministic,
+            )
+            for name, each in self._models.items()
+        }
         self.policy_version = 0
         self._busy_s = 0.0
         self._changed = threading.Condition()  # guards everything below
@@ -147,11 +157,11 @@ class InProcessEngine:
     @property
     def stats(self) -> EngineStats:
         """The counts so far."""
-        batch = self._batch
+        batches = self._batches.values()
         return EngineStats(
-            prompt_tokens=batch.prompt_tokens,
-            cached_prompt_tokens=batch.cached_prompt_tokens,
-            sampled_tokens=batch.sampled_tokens,
+            prompt_tokens=sum(batch.prompt_tokens for batch in batches),
+            cached_prompt_tokens=sum(batch.cached_prompt_tokens for batch in batches),
+            sampled_tokens=sum(batch.sampled_tokens for batch in batches),
             busy_s=self._busy_s,
         )
 
@@ -241,10 +251,10 @@ class InProcessEngine:
             while self._thread.is_alive():
                 await asyncio.sleep(0.005)
 
-    def _forward(self) -> Forward:
-        if Decoder.supports(self._model):
-            return FlatForward(self._model, self._max_kv_tokens)
-        return HfForward(self._model)
+    def _forward(self, model: Any) -> Forward:
+        if Decoder.supports(model):
+            return FlatForward(model, self._max_kv_tokens)
+        return HfForward(model)
 
     def _row(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
@@ -255,6 +265,8 @@ class InProcessEngine:
                 f"request {request_id!r}: the prompt must be token ids in 0 .. "
                 f"{self._vocab_size - 1}, at least one"
             )
+        if sampling.adapter not in self._models:
+            raise ValueError(f"request {request_id!r}: no adapter is named {sampling.adapter!r}")
         if sampling.max_tokens < 1:
             raise ValueError(f"request {request_id!r}: max_tokens is {sampling.max_tokens}")
         max_len = min(num_prompt + sampling.max_tokens, self._max_model_len)
@@ -330,29 +342,36 @@ class InProcessEngine:
 
     def _run_thread(self) -> None:
         """Runs in the thread: samples one token for every running row, as long as there are any."""
-        was_training = False
+        were_training: list[bool] = []
         with torch.inference_mode():
             while True:
-                idle = not self._batch.busy
+                idle = not self._busy_batches
                 self._apply_changes(wait=idle)
                 if self._closed:
                     return self._fail(RuntimeError("the engine was closed"))
                 if idle:
-                    was_training = self._model.training
-                    self._model.eval()
+                    were_training = [model.training for model in self._models.values()]
+                    for model in self._models.values():
+                        model.eval()
                 started = time.perf_counter()
                 try:
-                    finished = self._batch.step()
+                    finished = [row for batch in self._busy_batches for row in batch.step()]
                     self._tell_tokens()
                 # Every error goes to the callers, which would wait for ever otherwise.
                 except Exception as error:  # noqa: BLE001
-                    self._batch.clear()
+                    for batch in self._batches.values():
+                        batch.clear()
                     self._fail(error)
                     finished = []
                 self._busy_s += time.perf_counter() - started
-                if not self._batch.busy:
-                    self._model.train(was_training)
+                if not self._busy_batches:
+                    for model, mode in zip(self._models.values(), were_training, strict=True):
+                        model.train(mode)
                 self._deliver(finished)
+
+    @property
+    def _busy_batches(self) -> list[Batch]:
+        return [batch for batch in self._batches.values() if batch.busy]
 
     def _tell_tokens(self) -> None:
         """Calls `on_tokens`, if given, with what each running request has sampled so far."""
@@ -368,18 +387,22 @@ class InProcessEngine:
         with self._changed:
             while wait and not (self._submitted or self._closed):
                 if not self._live:
-                    self._batch.free_weights()  # an update follows, which needs the memory
+                    for batch in self._batches.values():
+                        batch.free_weights()  # an update follows, which needs the memory
                 self._changed.wait()
-            if not self._deterministic and not self._batch.running:
+            if not self._deterministic and not any(b.running for b in self._batches.values()):
                 wait_for_pause(self._changed)
             if self._published is not None:
-                self._batch.publish(self._published)
+                for batch in self._batches.values():
+                    batch.publish(self._published)
                 self._published = None
             if self._submitted:
                 # Only at the start of a wave: between waves, which have left depends on timing.
-                self._batch.release(sorted(self._left_episodes))
+                for batch in self._batches.values():
+                    batch.release(sorted(self._left_episodes))
                 self._left_episodes.clear()
-            self._batch.add(self._submitted)
+            for name, batch in self._batches.items():
+                batch.add(row for row in self._submitted if row.sampling.adapter == name)
             self._submitted = []
 
     def _deliver(self, finished: Iterable[BatchRow]) -> None:

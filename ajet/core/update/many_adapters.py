@@ -1,0 +1,68 @@
+"""Several adapters over one base: models that share its tensors, and their part of a checkpoint.
+
+    base ──> sharing_weights ──> a module tree of its own for each adapter, over the same tensors
+
+    model.pro.NAME   optimizer.pro.NAME     a checkpoint's tensors of adapter "pro"
+    model.con.NAME   optimizer.con.NAME     and of "con"
+
+Each adapter is put into modules of its own, so an update of one can reach no other: they have only
+the frozen base in common, which is in memory once. Not covered: computing rows of several adapters
+in one pass.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from ajet.core.update.checkpoint import read_weights
+from ajet.core.update.lora import with_lora
+from ajet.core.update.mismatch import WeightMismatch, of_checkpoint
+from ajet.core.update.settings import LoraSettings
+from ajet.core.update.weights import load_weights, trainable
+
+
+def sharing_weights(model: nn.Module) -> nn.Module:
+    """Returns a copy of the model's modules whose parameters and buffers are the model's own."""
+    shared = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
+    return copy.deepcopy(model, shared)
+
+
+def adapter_models(model: nn.Module, checkpoint: Path, lora: LoraSettings) -> dict[str, nn.Module]:
+    """Returns a model for each adapter of a checkpoint, over the weights of `model`."""
+    models: dict[str, nn.Module] = {}
+    with of_checkpoint(checkpoint):
+        tensors = read_weights(checkpoint)
+        check_names(tensors, lora.adapters)
+        for name in lora.adapters:
+            models[name] = sharing_weights(model)
+            trained = with_lora(models[name], lora.of_adapter(name))
+            load_weights(trainable(trained), of_adapter(tensors, name))
+    return models
+
+
+def named_for(tensors: Mapping[str, Tensor], adapter: str) -> dict[str, Tensor]:
+    """Returns an adapter's tensors under the names that they have beside those of others."""
+    parts = ((*name.partition("."), tensor) for name, tensor in tensors.items())
+    return {f"{kind}.{adapter}.{rest}": tensor for kind, _, rest, tensor in parts}
+
+
+def of_adapter(tensors: Mapping[str, Tensor], adapter: str) -> dict[str, Tensor]:
+    """Returns the tensors that `named_for` was given for this adapter."""
+    parts = ((*name.split(".", 2), tensor) for name, tensor in tensors.items())
+    return {f"{kind}.{rest}": tensor for kind, name, rest, tensor in parts if name == adapter}
+
+
+def check_names(tensors: Iterable[str], adapters: Iterable[str]) -> None:
+    """Raises `WeightMismatch` unless a checkpoint's tensors are those of these adapters."""
+    saved, wanted = {name.split(".", 2)[1] for name in tensors}, set(adapters)
+    if odd := sorted(saved ^ wanted):
+        where = "one of its adapters" if odd[0] in saved else "missing in it"
+        raise WeightMismatch(
+            f"adapter {odd[0]} is {where}, and ajet.trainer_common.lora.adapters "
+            f"names {', '.join(sorted(wanted)) or 'none'}"
+        )

@@ -1,0 +1,55 @@
+"""Two sides of a client's episodes learn apart in one server; the client knows nothing of ajet."""
+
+import json
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+from tests.e2e.test_client_episodes import KEY, start
+
+TUTORIAL = Path(__file__).parents[2] / "tutorial" / "example_many_adapters"
+
+
+def test_the_tutorials_client_trains_both_adapters_of_a_server(tmp_path):
+    conf = (TUTORIAL / "two_sides.yaml").read_text().replace("workflow.py->TugOfWar", "null")
+    changes = {
+        "total_training_steps: 30": "total_training_steps: 1",
+        "val_before_train: true": "val_before_train: false",
+        "test_freq: 30": "test_freq: 0",
+        "num_repeat: 8": "num_repeat: 4",
+        "train_batch_size: 8": "train_batch_size: 2",
+        "  task_judge:": "  serve: {port: auto}\n  task_judge:",
+    }
+    for old, new in changes.items():
+        assert old in conf
+        conf = conf.replace(old, new)
+    (tmp_path / "serve.yaml").write_text(conf)
+    (tmp_path / "tasks.jsonl").write_text((TUTORIAL / "tasks.jsonl").read_text())
+    process, url = start(tmp_path)
+    try:
+        command = [sys.executable, "-I", str(TUTORIAL / "client.py"), url]
+        environment = {"AJET_SERVE_API_KEY": KEY}
+        client = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert client.stdout == "8 episodes\n", client.stderr
+        assert process.wait(120) == 0
+    finally:
+        if process.poll() is None:
+            process.kill()
+    [run] = (tmp_path / "launcher_record").iterdir()
+    with sqlite3.connect(run / "episodes.sqlite") as record:
+        turns = record.execute("SELECT agent_name, notes FROM turns").fetchall()
+        rewards = record.execute("SELECT reward, reward_breakdown FROM episodes").fetchall()
+    assert {(name, json.loads(notes)["adapter"]) for name, notes in turns} == {
+        ("high", "high"),
+        ("low", "low"),
+    }
+    for reward, breakdown in rewards:
+        of = json.loads(breakdown)
+        assert (of["agent high"], of["agent low"]) == (reward, -reward)
+    tensors = load_file(run / "checkpoints" / "step_000001" / "model.safetensors")
+    for side in ("high", "low"):  # the factor that began as zero
+        learnt = [t for name, t in tensors.items() if name.startswith(side) and "lora_B" in name]
+        assert any(t.any() for t in learnt)
