@@ -52,6 +52,8 @@ def check_can_learn(config: AjetConfig) -> None:
         "ajet.trainer_common.algorithm.adv_estimator": algorithm.adv_estimator not in ESTIMATORS
         and f"{algorithm.adv_estimator}: traffic has no groups to compare within: set one of "
         f"{', '.join(ESTIMATORS)}",
+        "ajet.trainer_common.lora.adapters": config.has_several_adapters
+        and "a served model has one adapter: leave the key out",
         "ajet.serve.learn.max_shadow_kl": learn.max_shadow_kl is not None
         and not learn.shadow_sessions
         and "it is measured on shadow traffic: set shadow_sessions above 0",

@@ -206,6 +206,10 @@ def test_the_config_says_whose_sessions_are_trained_and_how_old_they_may_be(tmp_
         ),
         ("+ajet.stages.one.seed=1", "ajet.stages: serve one stage at a time"),
         ("ajet.trainer_common.algorithm.adv_estimator=grpo", "grpo: traffic has no groups"),
+        (
+            "ajet.trainer_common.lora={rank: 2, adapters: [pro, con]}",
+            "adapters: a served model has one adapter",
+        ),
         ("ajet.serve.learn={max_shadow_kl: 1.0, shadow_sessions: 0}", "measured on shadow traffic"),
     ],
 )
