@@ -2,6 +2,9 @@
 
     python benchmarks/serve_learning.py [--only honest still …] [--sessions 1000] [--out FILE.json]
 
+Runs that are not asked for stay in the file as they were. `load` is that of the machine in the
+minute before a run began and before it ended.
+
     still     300 sessions at a server that never trains: the control of latency
     busy      the same while rounds are trained one after another: latency while it learns
     honest    1,000 sessions of 50 clients in five rounds
@@ -228,6 +231,7 @@ async def run(
     seed: int = 1,
 ) -> dict[str, Any]:
     """Runs one server with its users until the last round is decided, and returns the figures."""
+    load = os.getloadavg()[0]
     server = Server(folder, name, per_round, excluded or [], niceness=0 if waits else 10)
     learning_s: list[tuple[float, bool]] = [(time.monotonic(), False)]
     try:
@@ -250,6 +254,8 @@ async def run(
     finally:
         server.stop()
     return {
+        "load": [round(load, 1), round(os.getloadavg()[0], 1)],
+        "sessions_per_round": per_round,
         **figures(users.traffic, learning_s),
         "traffic_s": round(traffic_s, 1),
         **{name: number for name, number in status.items() if name.startswith("num_")},
@@ -376,16 +382,12 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=1000)
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    before = os.getloadavg()
-    results = asyncio.run(measure(arguments.only, arguments.sessions))
-    report = {
+    report = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    report |= {
         "machine": f"{os.cpu_count()} CPU cores, shared with other work; no GPU",
-        "load_before": [round(each, 1) for each in before],
-        "load_after": [round(each, 1) for each in os.getloadavg()],
         "model": "embedded:math",
-        "sessions_per_round": PER_ROUND,
         "sessions_per_s": SESSIONS_PER_S,
-        **results,
+        **asyncio.run(measure(arguments.only, arguments.sessions)),
     }
     arguments.out.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report, indent=1))

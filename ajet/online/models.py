@@ -73,6 +73,11 @@ class ServedModels:
             with self._lock:
                 model.num_in_flight -= 1
 
+    @property
+    def has_idle(self) -> bool:
+        """Tells whether a version that was let go has no request under way."""
+        return any(not model.num_in_flight for model in self._let_go)
+
     async def close_idle(self) -> None:
         """Closes the versions that were let go and have no request under way."""
         with self._lock:

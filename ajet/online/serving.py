@@ -110,7 +110,8 @@ class OnlineServer:
         try:
             while not interrupt.requested:
                 self.advance(say)
-                run_bounded(self.models.close_idle())
+                if self.models.has_idle:
+                    run_bounded(self.models.close_idle())
                 self._wake.wait(POLL_S)
         finally:
             self.close()
@@ -127,13 +128,13 @@ class OnlineServer:
 
     def advance(self, say: Callable[[str], None]) -> None:
         """Begins a round that is due, or takes the decision of one whose learner has ended."""
+        self._wake.clear()
         if self._learner is not None:
             if (status := self._learner.poll()) is not None:
                 self._learner_ended(status, say)
             return
         if self._num_failures >= MAX_FAILURES:
             return
-        self._wake.clear()
         learn = self.config.ajet.serve.learn
         due = self.log.open_round()
         if due is None and self.log.num_waiting() >= learn.sessions_per_round:

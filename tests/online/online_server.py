@@ -31,7 +31,7 @@ ajet:
       promote: difference
       min_difference: -1.0
       shadow_sessions: 2
-      niceness: 7
+      niceness: 1 # on a busy machine a nicer learner takes minutes
   trainer_common:
     val_pass_n: 1
     torch_threads: 1

@@ -116,7 +116,9 @@ async def test_a_request_ends_on_the_version_that_it_began_with_and_then_its_eng
     assert [engine.is_closed for engine in engines] == [False, False, False]
     for engine in engines:
         engine.may_answer.set()
+    assert not models.has_idle
     assert [await each for each in (old, new, kept, let_go)] == [(0, 0), (2, 2), (1, 1), (2, 2)]
+    assert models.has_idle
     await models.close_idle()
     assert [engine.is_closed for engine in engines] == [True, False, False]
     assert models.versions == [1, 2]
