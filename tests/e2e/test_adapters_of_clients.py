@@ -27,7 +27,8 @@ def test_the_tutorials_client_trains_both_adapters_of_a_server(tmp_path):
         assert old in conf
         conf = conf.replace(old, new)
     (tmp_path / "serve.yaml").write_text(conf)
-    (tmp_path / "tasks.jsonl").write_text((TUTORIAL / "tasks.jsonl").read_text())
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/tasks.jsonl").write_text((TUTORIAL / "data/tasks.jsonl").read_text())
     process, url = start(tmp_path)
     try:
         command = [sys.executable, "-I", str(TUTORIAL / "client.py"), url]
