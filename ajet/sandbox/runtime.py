@@ -159,7 +159,8 @@ class Runtime:
         line = ["bwrap", "--unshare-user", "--uid", str(_USER), "--gid", str(_USER)]
         line += ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--hostname", "sandbox"]
         line += ["--new-session", "--die-with-parent", "--cap-drop", "ALL"]
-        line += ["--proc", "/proc", "--remount-ro", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
+        line += ["--proc", "/proc", "--remount-ro", "/proc"]
+        line += ["--dev", "/dev", "--remount-ro", "/dev"]
         line += ["--size", str(_SHM_BYTES), "--tmpfs", "/dev/shm"]
         if self.limits.tmp_mib is not None:
             line += ["--size", str(self.limits.tmp_mib * MIB)]

@@ -14,7 +14,7 @@ class HarnessLimits(Section):
         default=8192, ge=1, description="MiB of memory of all its processes together."
     )
     num_processes: int | None = Field(
-        default=1024, ge=1, description="Processes, with each of their threads, at a time."
+        default=512, ge=1, description="Processes, with each of their threads, at a time."
     )
     cpu_s: int | None = Field(
         default=7200, ge=1, description="Seconds of CPU of all its processes together."

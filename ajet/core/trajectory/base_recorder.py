@@ -372,8 +372,8 @@ class BaseRecorder:
         return EpisodeTruncated(self.truncation) if self.truncation else None
 
     def truncate(self, reason: str) -> EpisodeTruncated:
-        """Ends the episode as truncated, and returns the error that its calls raise from then on. The first reason
-        is the one that is recorded."""
+        """Ends the episode as truncated, and returns the error that its calls raise from then on.
+        The first reason is the one that is recorded."""
         self.truncation = self.truncation or reason
         return EpisodeTruncated(reason)
 

@@ -196,9 +196,7 @@ class EpisodeRecorder(BaseRecorder):
             ids = tuple(_token_ids(token_ids))
         room = self._max_completion_tokens(index, len(prompt.ids))
         if len(ids) > room:
-            raise self.truncate(
-                f"turn {index}'s given reply has {len(ids)} tokens, of {room} left"
-            )
+            raise self.truncate(f"turn {index}'s given reply has {len(ids)} tokens, of {room} left")
         completion = Completion(tuple(prompt.ids), ids, (0.0,) * len(ids), "stop", 0)
         self._tell_call(sent, offered)
         self._session.record(sent, offered, plain_reply, completion)
