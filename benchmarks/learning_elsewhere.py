@@ -50,15 +50,16 @@ ARMS = {
 
 def make_games(folder: Path) -> None:
     """Generates and compiles the games, of which the environment holds some out by their names."""
-    import textworld
+    from textworld import GameOptions
     from textworld.challenges.tw_coin_collector import coin_collector
+    from textworld.generator import compile_game
 
     folder.mkdir()
     for number in range(NUM_GAMES):
-        options = textworld.GameOptions()
+        options = GameOptions()
         options.seeds, options.path = number, str(folder / f"{number}.z8")
         game = coin_collector.make({"level": LEVEL}, options)
-        textworld.generator.compile_game(game, options)
+        compile_game(game, options)
 
 
 def steps_at_random(environment: Environment, rng: random.Random) -> list[tuple[str, str]]:

@@ -46,8 +46,6 @@ _WALK_SHARE = 10
 """A walk through the folders takes one part in so many of the time."""
 _LAST_S = 5.0
 """The seconds for which SIGKILL is repeated; what is left hangs in the kernel."""
-_OWN_THREADS = 2
-"""Threads of this process: the main one and the walker."""
 _BLOCK = 512
 _LEAST_BYTES = 4096
 """What a file is counted as at least: many empty ones fill a disk too."""
@@ -72,7 +70,7 @@ def main(settings: Settings, command: list[str]) -> int:
     limits = settings.limits
     _become_subreaper()
     _limit_files(limits)
-    group = Group(settings.group) if settings.group is not None else None
+    group = entered_group(settings.group)
     walker = FolderWalker(settings.folders, limits.get("folder_mib"))
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     ignored = (signal.SIGPIPE, signal.SIGXFSZ)  # by Python, and a child would inherit that
@@ -164,20 +162,30 @@ def _share_bytes(pid: int) -> int:
 
 
 class Group:
-    """The cgroup of this process and its descendants, which it enters. Where very many of them
-    compete for the CPU, one file says how many they are and another keeps them from becoming
-    more."""
+    """The cgroup of this process and its descendants. Where very many of them compete for the CPU,
+    one file says how many they are and another keeps them from becoming more."""
 
-    def __init__(self, folder: str) -> None:
-        self._folder = Path(folder)
-        (self._folder / "cgroup.procs").write_text(str(os.getpid()))
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
 
     def num_processes(self) -> int:
         """Returns the number of processes and threads, without this process and its thread."""
-        return int((self._folder / "pids.current").read_text()) - _OWN_THREADS
+        return int((self._folder / "pids.current").read_text()) - threading.active_count()
 
     def forbid_new(self) -> None:
         (self._folder / "pids.max").write_text("0")
+
+
+def entered_group(folder: str | None) -> Group | None:
+    """Moves this process into the cgroup. Returns None where there is none, or where this user may
+    make it and not enter it: then its processes are measured alone."""
+    if folder is None:
+        return None
+    try:
+        Path(folder, "cgroup.procs").write_text(str(os.getpid()))
+    except OSError:
+        return None
+    return Group(Path(folder))
 
 
 class FolderWalker:

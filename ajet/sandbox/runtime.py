@@ -15,7 +15,6 @@ Not covered: runtimes on other machines; images that must be pulled.
 from __future__ import annotations
 
 import json
-import resource
 import shutil
 import subprocess
 import sys
@@ -192,6 +191,8 @@ class Runtime:
         """Returns the options of what a container may use. The number of open files is this
         process's own: podman asks for more, which a process without CAP_SYS_RESOURCE cannot
         have."""
+        import resource  # POSIX has it, and this module is read wherever a config is checked
+
         limits = self.limits
         line = ["--read-only", "--read-only-tmpfs=false", f"--shm-size={_SHM_BYTES}"]
         size = "" if limits.tmp_mib is None else f",size={limits.tmp_mib}m"

@@ -160,6 +160,17 @@ async def test_a_row_may_name_a_folder_and_its_files_come_on_top(tmp_path):
     assert (source / "calc.py").read_text() == ""
 
 
+async def test_tasks_may_begin_from_the_folder_that_an_episode_left(tmp_path):
+    kept = shell(REPAIR, "{prompt}", episode_folders=str(tmp_path))
+    left = (await play("harness:cmd", repaired, kept)).output.metadata["folder"]
+    row = {"folder": left, "hidden_files": ROW["hidden_files"]}
+    destroys = shell(f"{ASK} > /dev/null; cat calc.py; rm calc.py", "{prompt}")
+    for _ in range(2):  # neither changes the snapshot
+        episode = await play("harness:cmd", repaired, destroys, row)
+        assert episode.output.metadata["final_answer"] == RIGHT.strip()
+        assert episode.reward == 0.0
+
+
 async def test_a_program_is_started_by_its_path_with_further_arguments_before_the_prompt(tmp_path):
     program = tmp_path / "own"
     program.write_text(f"#!/bin/sh\n{ASK.replace('$1', 'hi')} >/dev/null; printf '%s|' \"$@\"\n")
