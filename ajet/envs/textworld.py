@@ -46,8 +46,8 @@ MAX_COMMAND = 120
 VALIDATION_SEED = 10**6
 """Seeds of validation's games begin here."""
 _one_at_a_time = threading.Lock()
-"""Held in every call of the package: its random generator, its parser and its interpreters, which
-are C programs, are no more than one thread's. A step takes milliseconds."""
+"""Held while a game is generated, with a random generator of the module, or loaded, with a parser
+of the module."""
 
 
 class TextWorldEnvironment(Environment):
@@ -107,8 +107,7 @@ class TextWorldEnvironment(Environment):
             told = f"{self.instruction}\n{self.observation}"
             return told, 0.0, False, False, {"metrics": metrics, "state_key": _key(self._state)}
         before, is_known = self._state.score or 0, command in self._commands
-        with _one_at_a_time:
-            self._state, _, is_over = self._game.step(command)
+        self._state, _, is_over = self._game.step(command)
         state = self._state
         self.observation = self._text(state.feedback)
         reward = ((state.score or 0) - before) / (state.max_score or 1)
@@ -121,8 +120,7 @@ class TextWorldEnvironment(Environment):
 
     def close(self) -> None:
         if self._game is not None:
-            with _one_at_a_time:
-                self._game.close()
+            self._game.close()
             self._game = None
 
     def sample_action(self, rng: Random) -> str:
