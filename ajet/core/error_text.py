@@ -53,6 +53,7 @@ EXTRAS = {
     "safetensors": "train",
     "sqlalchemy": "ray",
     "starlette": "train",
+    "scienceworld": "scienceworld",
     "swanlab": "swanlab",
     "tensorboard": "train",
     "textarena": "textarena",

@@ -45,7 +45,9 @@ MAX_COMMAND = 120
 """The longest command in characters: the interpreters are C programs with small buffers."""
 VALIDATION_SEED = 10**6
 """Seeds of validation's games begin here."""
-_making = threading.Lock()  # games are generated with a random generator of the module
+_one_at_a_time = threading.Lock()
+"""Held while a game is generated, with a random generator of the module, or loaded, with a parser
+of the module."""
 
 
 class TextWorldEnvironment(Environment):
@@ -89,9 +91,10 @@ class TextWorldEnvironment(Environment):
         split = str((options or {}).get("split", "train"))
         path = self._path(Random(seed).randrange(2**31), split)
         self.close()
-        self._game = textworld.start(str(path), _infos())
-        self._game.seed(0)
-        self._state = self._game.reset()
+        with _one_at_a_time:
+            self._game = textworld.start(str(path), _infos())
+            self._game.seed(0)
+            self._state = self._game.reset()
         state = self._state
         shown = [state.objective, state.description] if state.objective else [state.feedback]
         self.observation = self._text("\n\n".join(filter(None, shown)))
@@ -208,7 +211,7 @@ def _generated(name: str, settings: tuple[tuple[str, Any], ...], seed: int) -> P
     """Returns the file of a challenge's game, which is made where this process has none yet."""
     identity = sha256(repr((name, settings, seed)).encode()).hexdigest()[:24]
     path = _folder() / f"{identity}.z8"
-    with _making:
+    with _one_at_a_time:
         if not path.exists():
             textworld = import_module("textworld")
             options = textworld.GameOptions()

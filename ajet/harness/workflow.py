@@ -10,8 +10,9 @@ episode is judged, unless `ajet.harness.episode_folders` keeps it.
 
 The episode's deadline is `ajet.rollout.episode_timeout_s`, its limits of calls and tokens are those
 of every workflow: the gateway refuses the call that exceeds one, and what the program then leaves
-is judged as truncated. A program that ends with an error before its first reply, or after a request
-that the gateway refused for another reason, fails the episode.
+is judged as truncated. So is what a program leaves that used more of the machine than
+`ajet.harness.limits` allow. A program that ends with an error before its first reply, or after a
+request that the gateway refused for another reason, fails the episode.
 
 Not covered: a row's earlier messages (`main_query` alone is the prompt).
 """
@@ -121,6 +122,8 @@ class HarnessWorkflow(Workflow):
             max_output=harness.max_output * MAX_CHARACTER,
         )
         self._raise_if_failed(outcome, model_tuner)
+        if outcome.exceeded is not None:
+            model_tuner.truncate(outcome.exceeded)
         diff = await asyncio.to_thread(changes, before, folders.workspace, harness.max_diff)
         return WorkflowOutput(
             metadata={
@@ -151,6 +154,8 @@ class HarnessWorkflow(Workflow):
             return
         if model_tuner.completions and model_tuner.refused_request is None:
             return  # it was answered, and ended as it did with what the model said
+        if outcome.exceeded is not None:
+            raise HarnessFailed(f"{self.name} was ended: {outcome.exceeded}")
         said = (outcome.errors.strip() or outcome.output.strip()).splitlines()
         raise HarnessFailed(
             f"{self.name} ended with exit code {outcome.exit_code}: "

@@ -10,17 +10,23 @@ controller is on there and this user may write: root, a service with Delegate=ye
 systemd. The two versions of the interface differ in the names of files. With version 2 the number
 of processes is limited too.
 
+Whole programs (command.py) are in a group that bounds their number of processes alone.
+
 Not covered: turning the controller on where it is off, since processes would have to be moved.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 from ajet.sandbox.limits import MIB, Limits
 
@@ -65,11 +71,13 @@ class ProgramsFolder:
             _remove_tree(self.path)
 
 
-def open_programs_folder(root: Path = Path("/")) -> ProgramsFolder | str:
+def open_programs_folder(
+    root: Path = Path("/"), controller: Literal["memory", "pids"] = "memory"
+) -> ProgramsFolder | str:
     """Makes a folder for the groups of a sandbox, and removes those of processes that are gone.
     Returns it, or the reason why none can be had. `root` is where /proc and /sys are."""
-    reason = "no memory controller that this process may use"
-    for folder, version in _candidates(root):
+    reason = f"no {controller} controller that this process may use"
+    for folder, version in _candidates(root, controller):
         try:
             return _make_in(folder, version)
         except OSError as error:
@@ -77,22 +85,22 @@ def open_programs_folder(root: Path = Path("/")) -> ProgramsFolder | str:
     return reason
 
 
-def _candidates(root: Path) -> list[tuple[Path, int]]:
+def _candidates(root: Path, controller: str) -> list[tuple[Path, int]]:
     """Returns the folders that a group may be made in, the best first."""
     try:
         mounts = (root / "proc/self/mountinfo").read_text()
         memberships = (root / "proc/self/cgroup").read_text()
     except OSError:
         return []
-    if (place := _own_folder(root, mounts, memberships, "cgroup", "memory")) is not None:
+    if (place := _own_folder(root, mounts, memberships, "cgroup", controller)) is not None:
         return [(place[1], 1)]
     if (place := _own_folder(root, mounts, memberships, "cgroup2", "")) is None:
         return []
     top, own = place
     # Beside this process's group its limit would not hold for programs.
-    is_limited = own != top and _read(own / "memory.max").strip() not in ("max", "")
+    is_limited = own != top and _read(own / f"{controller}.max").strip() not in ("max", "")
     folders = [own] if is_limited or own == top else [own, own.parent]
-    return [(each, 2) for each in folders if "memory" in _read(each / _SUBTREE).split()]
+    return [(each, 2) for each in folders if controller in _read(each / _SUBTREE).split()]
 
 
 def _own_folder(
@@ -135,6 +143,33 @@ def _make_in(folder: Path, version: int) -> ProgramsFolder:
     except OSError:
         _remove_tree(path)
         raise
+
+
+@cache
+def process_counting_folder() -> ProgramsFolder | str:
+    """Returns this process's folder of groups that bound the number of processes, or the reason why
+    none can be had. It is removed as this process ends."""
+    folder = open_programs_folder(controller="pids")
+    if isinstance(folder, ProgramsFolder):
+        atexit.register(folder.close)
+    return folder
+
+
+@contextmanager
+def bounded_processes(name: str, most: int | None) -> Iterator[Path | None]:
+    """Makes a group in which at most so many processes and threads run, which is removed at the
+    end. None where no bound is wanted, or no group can be had."""
+    folder = process_counting_folder() if most is not None else None
+    if not isinstance(folder, ProgramsFolder):
+        yield None
+        return
+    group = folder.path / name
+    group.mkdir()
+    try:
+        (group / "pids.max").write_text(str(most))
+        yield group
+    finally:
+        _remove_tree(group)
 
 
 class ProgramGroups:

@@ -3,10 +3,12 @@
     outcome = await run_command(runtime, ["pytest", "-q"], folders, environment={}, port=None)
     outcome.exit_code, outcome.output
 
-The program ends, with all of its descendants, when the awaiting task is cancelled, and when ajet
-ends in whatever way (core/process_guard.py). Not covered: deadlines, which the caller has
-(`asyncio.timeout`); the environment's variables beside PATH, HOME, LANG, TERM and TZ are the
-caller's alone: none of ajet's own reach the program.
+The program ends, with all of its descendants, when the awaiting task is cancelled, when ajet ends
+in whatever way (core/process_guard.py), and when it uses more than the runtime's limits allow. The
+environment's variables beside PATH, HOME, LANG, TERM and TZ are the caller's alone: none of ajet's
+own reach the program.
+
+Not covered: deadlines, which the caller has (`asyncio.timeout`).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ajet.core.process_guard import guarded
+from ajet.sandbox.cgroup import bounded_processes
 from ajet.sandbox.runtime import SYSTEM_PATH, Folders, Runtime
 
 GRACE_S = 1.0
@@ -30,11 +33,12 @@ _CHUNK = 1 << 16
 @dataclass(frozen=True)
 class CommandOutcome:
     """Says how a program ended. `output` and `errors` are the ends of its standard output and
-    standard error."""
+    standard error. `exceeded` is one line about the limit that ended it, None where none did."""
 
     exit_code: int
     output: str
     errors: str
+    exceeded: str | None = None
 
 
 async def run_command(
@@ -48,29 +52,33 @@ async def run_command(
 ) -> CommandOutcome:
     """Runs the program in `folders.workspace`, with an empty standard input. `port` is the port of
     the host's loopback that it reaches. At most `max_output` bytes of each stream are kept."""
+    folders.report.unlink(missing_ok=True)
     home = folders.inside(runtime)[1]
     own = {"PATH": SYSTEM_PATH, "HOME": home, "LANG": "C.UTF-8", "TERM": "dumb", "TZ": "UTC"}
     own |= environment
-    line = runtime.command(command, folders, own, port)
-    process = await asyncio.create_subprocess_exec(
-        *guarded(line, grace_s=GRACE_S),
-        cwd=folders.workspace,
-        env=os.environ if runtime.kind == "podman" else own,  # podman's program gets `own` alone
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    assert process.stdout is not None and process.stderr is not None
-    try:
-        output, errors = await asyncio.gather(
-            _end_of(process.stdout, max_output), _end_of(process.stderr, max_output)
+    most = None if runtime.kind == "podman" else runtime.most_processes  # podman bounds its own
+    with bounded_processes(folders.name, most) as group:
+        process = await asyncio.create_subprocess_exec(
+            *guarded(runtime.command(command, folders, own, port, group), grace_s=GRACE_S),
+            cwd=folders.workspace,
+            env=os.environ if runtime.kind == "podman" else own,  # its program gets `own` alone
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
         )
-        return CommandOutcome(await process.wait(), output, errors)
-    finally:
-        if process.returncode is None:
-            await asyncio.shield(_end(process))
-        if runtime.kind == "podman":
-            await asyncio.to_thread(runtime.remove_container, folders)
+        assert process.stdout is not None and process.stderr is not None
+        try:
+            output, errors = await asyncio.gather(
+                _end_of(process.stdout, max_output), _end_of(process.stderr, max_output)
+            )
+            exit_code = await process.wait()
+            exceeded = folders.report.read_text() if folders.report.exists() else None
+            return CommandOutcome(exit_code, output, errors, exceeded)
+        finally:
+            if process.returncode is None:
+                await asyncio.shield(_end(process))
+            if runtime.kind == "podman":
+                await asyncio.to_thread(runtime.remove_container, folders)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

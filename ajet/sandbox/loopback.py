@@ -1,13 +1,14 @@
 """Runs a command in a network of its own, whose only way out is one port of the host.
 
-    python -I -S loopback.py INNER OUTER COMMAND…
+    python -I -S loopback.py INNER OUTER MOST COMMAND…
 
     command ── its own 127.0.0.1:INNER ──> this process ──> the host's 127.0.0.1:OUTER
 
 The command's network has nothing but loopback: no other port of the host, no other machine, no name
 service. The listening socket is made inside and handed out, so nothing runs beside the command.
-With INNER 0 there is no port at all. The exit code is the command's (128 plus the number of a
-signal).
+With INNER 0 there is no port at all. Where the network needs a namespace of users, at most MOST
+processes and threads run in it (0: any number); root is not bound by that. The exit code is the
+command's (128 plus the number of a signal).
 
 The module uses the standard library alone and imports nothing of ajet: it is run by its path. Not
 covered: kernels that forbid network namespaces to this user, where it ends with code 125 and one
@@ -17,6 +18,7 @@ line.
 import ctypes
 import fcntl
 import os
+import resource
 import socket
 import struct
 import sys
@@ -32,12 +34,13 @@ _CHUNK = 1 << 16
 
 def main(arguments: list[str]) -> int:
     """Runs the command and returns its exit code."""
-    inner, outer, command = int(arguments[0]), int(arguments[1]), arguments[2:]
+    inner, outer, most = map(int, arguments[:3])
+    command = arguments[3:]
     ours, theirs = socket.socketpair()
     child = os.fork()
     if child == 0:
         ours.close()
-        _run_inside(theirs, inner, command)
+        _run_inside(theirs, inner, most, command)
     theirs.close()
     _message, descriptors, _flags, _address = socket.recv_fds(ours, 1, 1)
     ours.close()
@@ -48,10 +51,10 @@ def main(arguments: list[str]) -> int:
     return exit_code if exit_code >= 0 else SIGNALLED - exit_code
 
 
-def _run_inside(outside: socket.socket, port: int, command: list[str]) -> None:
+def _run_inside(outside: socket.socket, port: int, most: int, command: list[str]) -> None:
     """Becomes the command, in a network of its own."""
     try:
-        _enter_network()
+        _enter_network(most)
     except OSError as error:
         print(f"a network of its own is refused: {error.strerror}", file=sys.stderr)
         os._exit(NO_NAMESPACE)
@@ -67,9 +70,10 @@ def _run_inside(outside: socket.socket, port: int, command: list[str]) -> None:
         os._exit(NOT_FOUND)
 
 
-def _enter_network() -> None:
+def _enter_network(most: int) -> None:
     """Moves this process into a new network and turns its loopback on. An ordinary user needs a
-    namespace of users for it, in which it keeps its own number."""
+    namespace of users for it, in which it keeps its own number, and in which the kernel counts its
+    processes anew."""
     uid, gid = os.geteuid(), os.getegid()
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWNET) != 0:
@@ -79,6 +83,8 @@ def _enter_network() -> None:
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
         Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+        if most:
+            resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
 

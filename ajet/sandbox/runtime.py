@@ -5,27 +5,30 @@
     podman    an image's files in the place of the system's; the rest is the same
     none      nothing: the program runs as the user who runs ajet, with all files and the network
 
-In all three the program and its descendants end with ajet (core/process_guard.py). This is for
-programs that people wrote and a model steers. Programs that a model wrote run in pool.py, which
-also limits memory, processes and system calls; nothing here does.
+In all three the program and its descendants end with ajet (core/process_guard.py), and where they
+use more than `ajet.harness.limits` allow (limiter.py). This is for programs that people wrote and a
+model steers. Programs that a model wrote run in pool.py, which also limits system calls.
 
 Not covered: runtimes on other machines; images that must be pulled.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
+from ajet.core.config.harness import HarnessLimits
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.process_guard import guarded
+from ajet.sandbox.limits import MIB
 
 if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
@@ -36,7 +39,11 @@ INNER_PORT = 8080
 """The gateway's port inside: always the same, so that it is no difference between two prompts."""
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 
-_LOOPBACK = Path(__file__).with_name("loopback.py")
+_LOOPBACK, _LIMITER = (Path(__file__).with_name(name) for name in ("loopback.py", "limiter.py"))
+_SHM_BYTES = 64 * MIB
+_BACKSTOP = 2
+"""The kernel's bounds are so many times the limits: limiter.py, which says what it has ended, comes
+first."""
 _SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/passwd", "/etc/group")
 _SYSTEM_FILES += ("/etc/nsswitch.conf", "/etc/ssl", "/etc/localtime")
@@ -52,6 +59,7 @@ class Runtime:
     kind: Kind
     image: str | None = None
     shown_folders: tuple[str, ...] = ()
+    limits: HarnessLimits = field(default_factory=HarnessLimits)
 
     @classmethod
     def from_config(cls, config: AjetConfig, more_folders: Sequence[str] = ()) -> Self:
@@ -59,7 +67,7 @@ class Runtime:
         section = config.ajet.harness
         where = "ajet.harness.shown_folders"
         shown = [str(found_folder(folder, config, where)) for folder in section.shown_folders]
-        return cls(section.sandbox, section.image, (*shown, *more_folders))
+        return cls(section.sandbox, section.image, (*shown, *more_folders), section.limits)
 
     @property
     def is_confined(self) -> bool:
@@ -114,16 +122,35 @@ class Runtime:
         folders: Folders,
         environment: Mapping[str, str],
         port: int | None,
+        group: Path | None = None,
     ) -> list[str]:
         """Returns the command line. `port` is the one of the host that the program reaches, None
-        for no network; with kind none it reaches everything."""
+        for no network; with kind none it reaches everything. `group` is the cgroup that it
+        enters."""
+        limiter = [*_python(_LIMITER), self._limiter_settings(folders, group)]
         if self.kind == "none":
-            return list(command)
-        inner = INNER_PORT if port else 0
-        network = [sys.executable, "-I", "-S", str(_LOOPBACK), str(inner), str(port or 0)]
+            return [*limiter, *command]
+        network = [*_python(_LOOPBACK), str(INNER_PORT if port else 0), str(port or 0)]
+        network += [str(self.most_processes or 0)]
         if self.kind == "podman":
-            return [*network, *self._podman(folders, environment), *command]
-        return [*network, *self._bwrap(folders), *command]
+            return [*limiter, *network, *self._podman(folders, environment), *command]
+        return [*limiter, *network, *self._bwrap(folders), *command]
+
+    def _limiter_settings(self, folders: Folders, group: Path | None) -> str:
+        return json.dumps(
+            {
+                "limits": self.limits.model_dump(),
+                "report": str(folders.report),
+                "folders": [str(folders.workspace), str(folders.home)],
+                "group": None if group is None else str(group),
+            }
+        )
+
+    @property
+    def most_processes(self) -> int | None:
+        """Returns how many processes and threads the kernel is to allow a program, if it can."""
+        limit = self.limits.num_processes
+        return None if limit is None else _BACKSTOP * limit
 
     def _bwrap(self, folders: Folders) -> list[str]:
         """Returns bubblewrap's part. /proc is read-only: where root runs ajet, the program is root
@@ -131,7 +158,12 @@ class Runtime:
         line = ["bwrap", "--unshare-user", "--uid", str(_USER), "--gid", str(_USER)]
         line += ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--hostname", "sandbox"]
         line += ["--new-session", "--die-with-parent", "--cap-drop", "ALL"]
-        line += ["--proc", "/proc", "--remount-ro", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
+        line += ["--proc", "/proc", "--remount-ro", "/proc"]
+        line += ["--dev", "/dev", "--remount-ro", "/dev"]
+        line += ["--size", str(_SHM_BYTES), "--tmpfs", "/dev/shm"]
+        if self.limits.tmp_mib is not None:
+            line += ["--size", str(self.limits.tmp_mib * MIB)]
+        line += ["--tmpfs", "/tmp"]
         for path in _SYSTEM_FOLDERS:
             if Path(path).is_symlink():
                 line += ["--symlink", str(Path(path).readlink()), path]
@@ -148,11 +180,30 @@ class Runtime:
         assert self.image is not None
         line = ["podman", "run", "--rm", "--pull=never", "--network=host", "--name", folders.name]
         line += ["--cap-drop=all", "--security-opt=no-new-privileges", "--log-driver=none"]
+        line += self._podman_limits()
         line += ["--workdir", WORKSPACE, f"--volume={folders.workspace}:{WORKSPACE}"]
         line += [f"--volume={folders.home}:{HOME}"]
         line += [f"--volume={path}:{path}:ro" for path in self.shown_folders]
         line += [f"--env={name}={value}" for name, value in environment.items()]
         return [*line, self.image]
+
+    def _podman_limits(self) -> list[str]:
+        """Returns the options of what a container may use. The number of open files is this
+        process's own: podman asks for more, which a process without CAP_SYS_RESOURCE cannot
+        have."""
+        import resource  # POSIX has it, and this module is read wherever a config is checked
+
+        limits = self.limits
+        line = ["--read-only", "--read-only-tmpfs=false", f"--shm-size={_SHM_BYTES}"]
+        size = "" if limits.tmp_mib is None else f",size={limits.tmp_mib}m"
+        line += [f"--tmpfs=/tmp:mode=1777{size}"]
+        if limits.memory_mib is not None:
+            line += [f"--memory={_BACKSTOP * limits.memory_mib}m"]
+        most = self.most_processes
+        if most is not None:
+            line += [f"--pids-limit={most}", f"--ulimit=nproc={most}:{most}"]
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return [*line, f"--ulimit=nofile={soft}:{hard}"]
 
     def remove_container(self, folders: Folders) -> None:
         """Removes what podman keeps of a program that was ended from outside."""
@@ -182,6 +233,11 @@ class Folders:
     def home(self) -> Path:
         return self.base / "home"
 
+    @property
+    def report(self) -> Path:
+        """Returns the file that says which limit the program has exceeded, if it has."""
+        return self.base / "exceeded"
+
     def make(self) -> None:
         for folder in (self.workspace, self.home):
             folder.mkdir(parents=True, exist_ok=True)
@@ -191,6 +247,11 @@ class Folders:
         if runtime.is_confined:
             return WORKSPACE, HOME
         return str(self.workspace), str(self.home)
+
+
+def _python(script: Path) -> list[str]:
+    """Returns the beginning of a command line that runs a script of the standard library alone."""
+    return [sys.executable, "-I", "-S", str(script)]
 
 
 def found_folder(folder: str, config: AjetConfig, where: str) -> Path:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ajet.sandbox import isolation, kernel, program
+from ajet.sandbox.limiter import descendants
 from ajet.sandbox.limits import Limits
 from ajet.sandbox.program import Confinement
 
@@ -288,25 +289,14 @@ def _kill_all(program_pid: int) -> None:
             return
     with contextlib.suppress(ProcessLookupError):
         os.killpg(program_pid, signal.SIGKILL)
-    for pid in descendants():
+    for pid in descendants(os.getpid()):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
 
 
-def descendants() -> list[int]:
-    """Returns all processes below this one. Orphans are among them, since it is a sub-reaper."""
-    found = [os.getpid()]
-    for pid in found:  # grows while it is read: breadth first
-        with contextlib.suppress(OSError):
-            for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - names, not paths
-                children = Path(f"/proc/{pid}/task/{thread}/children").read_text()
-                found += [int(child) for child in children.split()]
-    return found[1:]
-
-
 def resident_bytes(program_pid: int) -> int:
     """Returns the resident memory of all the program's processes together."""
-    pids = descendants() or [program_pid]
+    pids = list(descendants(os.getpid())) or [program_pid]
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError):

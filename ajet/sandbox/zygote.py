@@ -26,6 +26,7 @@ from typing import NoReturn
 
 from ajet.sandbox import isolation, kernel, landlock, seccomp, worker
 from ajet.sandbox.cgroup import ProgramGroups
+from ajet.sandbox.limiter import descendants
 from ajet.sandbox.limits import Limits
 from ajet.sandbox.program import Confinement
 
@@ -149,7 +150,7 @@ class Zygote:
         with contextlib.suppress(ChildProcessError):
             while True:
                 os.waitpid(-1, 0)
-                for pid in worker.descendants() if not self.namespaces else []:
+                for pid in descendants(os.getpid()) if not self.namespaces else []:
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.kill(pid, signal.SIGKILL)
         if self.groups is not None:

@@ -821,6 +821,13 @@ ELSEWHERE: dict[str, dict[str, list[str]]] = {
             "test_the_folder_is_removed_once_it_is_judged_unless_it_is_to_be_kept": [
                 "harness.episode_folders"
             ],
+            "test_a_program_that_uses_more_than_a_limit_is_ended_and_judged_as_truncated": [
+                f"harness.limits.{name}"
+                for name in ("memory_mib", "num_processes", "cpu_s", "folder_mib")
+            ],
+            "test_tmp_and_single_files_have_a_size_and_the_rest_is_read_only": [
+                "harness.limits.tmp_mib"
+            ],
             "test_what_a_program_writes_is_kept_to_its_end_and_no_further": ["harness.max_output"],
             "test_the_changes_of_a_folder_are_kept_to_max_diff": ["harness.max_diff"],
             "test_a_hidden_test_that_does_not_end_within_timeout_s_has_not_passed": [

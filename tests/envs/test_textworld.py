@@ -1,6 +1,7 @@
 """TextWorld's games: scores as rewards, commands, splits; skipped where the package is absent."""
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
 import pytest
@@ -50,6 +51,21 @@ def test_the_first_observation_has_the_objective_the_score_and_the_commands():
     assert not unknown[4]["metrics"]["action_is_valid"]
     assert unknown[4]["state_key"] == info["state_key"]
     env.close()
+
+
+@pytest.mark.usefixtures("textworld")
+def test_episodes_in_many_threads_may_begin_at_the_same_time():
+    make = maker_of(**SETTINGS)
+
+    def first_room(seed: int) -> str:
+        env = make()
+        shown = env.reset(seed=seed, options={"split": "train"})[0]
+        env.close()
+        return shown
+
+    with ThreadPoolExecutor(8) as pool:
+        rooms = list(pool.map(first_room, [1, 2] * 8))
+    assert len(rooms) == 16 and len(set(rooms)) <= 2
 
 
 @pytest.mark.usefixtures("textworld")

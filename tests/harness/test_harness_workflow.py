@@ -1,5 +1,6 @@
 """A command-line agent runs as a workflow: its folder, its limits, and what of it is seen."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -159,6 +160,17 @@ async def test_a_row_may_name_a_folder_and_its_files_come_on_top(tmp_path):
     assert (source / "calc.py").read_text() == ""
 
 
+async def test_tasks_may_begin_from_the_folder_that_an_episode_left(tmp_path):
+    kept = shell(REPAIR, "{prompt}", episode_folders=str(tmp_path))
+    left = (await play("harness:cmd", repaired, kept)).output.metadata["folder"]
+    row = {"folder": left, "hidden_files": ROW["hidden_files"]}
+    destroys = shell(f"{ASK} > /dev/null; cat calc.py; rm calc.py", "{prompt}")
+    for _ in range(2):  # neither changes the snapshot
+        episode = await play("harness:cmd", repaired, destroys, row)
+        assert episode.output.metadata["final_answer"] == RIGHT.strip()
+        assert episode.reward == 0.0
+
+
 async def test_a_program_is_started_by_its_path_with_further_arguments_before_the_prompt(tmp_path):
     program = tmp_path / "own"
     program.write_text(f"#!/bin/sh\n{ASK.replace('$1', 'hi')} >/dev/null; printf '%s|' \"$@\"\n")
@@ -239,3 +251,52 @@ def test_a_sandbox_that_is_not_installed_is_refused_and_not_left_out(image, monk
 def test_the_arguments_of_a_shell_keep_its_own_braces():
     kind = registered_workflow("harness:cmd")
     kind.check_config(config_of(command=["sh", "-c", "echo ${HOME} {model}"]))
+
+
+EATERS = {
+    "num_processes": "bomb() { bomb | bomb & }; bomb; sleep 86426",
+    "memory_mib": "tail /dev/zero",  # which keeps a line without an end
+    "cpu_s": "while true; do true; done",
+    "folder_mib": "while true; do n=$((n + 1)); yes | head -c 4000000 > $n; done",
+}
+SMALL = {"num_processes": 40, "memory_mib": 100, "cpu_s": 1, "folder_mib": 20}
+
+
+@pytest.mark.parametrize(
+    ("sandbox", "name"),
+    [
+        *(("bwrap", name) for name in EATERS),
+        ("podman", "num_processes"),
+        ("podman", "memory_mib"),
+        ("none", "cpu_s"),
+    ],
+)
+async def test_a_program_that_uses_more_than_a_limit_is_ended_and_judged_as_truncated(
+    sandbox, name
+):
+    keys = sandboxed(sandbox) | {"limits": {name: SMALL[name]}}
+    config = shell(f"{REPAIR}; {EATERS[name]}", "{prompt}", **keys)
+    episode = await play("harness:cmd", repaired, config)
+    assert episode.status is EpisodeStatus.TRUNCATED
+    assert episode.reward == (name != "folder_mib")  # the tests' copy is as large
+    said = f"the program used more than {SMALL[name]} .* \\(ajet.harness.limits.{name}\\)"
+    assert re.fullmatch(said, episode.error)
+    assert "86426" not in process_lines()
+
+
+async def test_a_program_that_exceeds_a_limit_before_its_first_reply_fails_the_episode():
+    config = shell(EATERS["cpu_s"], limits={"cpu_s": 1})
+    episode = await play("harness:cmd", repaired, config)
+    assert episode.status is EpisodeStatus.AGENT_ERROR
+    assert "harness:cmd was ended: the program used more than 1 seconds of CPU" in episode.error
+
+
+@pytest.mark.parametrize("sandbox", ["bwrap", "podman"])
+async def test_tmp_and_single_files_have_a_size_and_the_rest_is_read_only(sandbox):
+    fill = "yes | head -c 3000000 > {} || echo full; "
+    script = "".join(map(fill.format, ("/tmp/a", "big", "/dev/a")))
+    keys = sandboxed(sandbox) | {"limits": {"tmp_mib": 1, "folder_mib": 2}}
+    episode = await play("harness:cmd", repaired, shell(f"{REPAIR}; {script}", "{prompt}", **keys))
+    said = episode.output.metadata
+    assert said["final_answer"].split() == ["repaired", "full", "full", "full"]
+    assert "No space left on device" in said["errors"]

@@ -7,6 +7,26 @@ from pydantic import Field
 from ajet.core.config.section import Section
 
 
+class HarnessLimits(Section):
+    """Configures what one program and all that it starts may use; null sets no limit."""
+
+    memory_mib: int | None = Field(
+        default=8192, ge=1, description="MiB of memory of all its processes together."
+    )
+    num_processes: int | None = Field(
+        default=512, ge=1, description="Processes, with each of their threads, at a time."
+    )
+    cpu_s: int | None = Field(
+        default=7200, ge=1, description="Seconds of CPU of all its processes together."
+    )
+    folder_mib: int | None = Field(
+        default=8192, ge=1, description="MiB in its folders, and of one file."
+    )
+    tmp_mib: int | None = Field(
+        default=1024, ge=1, description="MiB of memory for /tmp in a sandbox."
+    )
+
+
 class HarnessConfig(Section):
     """Configures the workflows `harness:…`, and the sandbox of the judge hidden_tests."""
 
@@ -16,6 +36,10 @@ class HarnessConfig(Section):
         "which they may do what you may.",
     )
     image: str | None = Field(default=None, description="The image of podman; none is pulled.")
+    limits: HarnessLimits = Field(
+        default=HarnessLimits(),
+        description="What a program may use; one that uses more is ended, and judged as truncated.",
+    )
     program: str | None = Field(
         default=None,
         description="The program's path; null looks its usual name up on PATH (with podman: the "

@@ -301,7 +301,7 @@ class BaseRecorder:
         """Raises `EpisodeTruncated` unless so many calls are left."""
         most = self._limits.max_steps
         if num_calls > 1 and self._num_calls + num_calls > most:
-            raise self._truncate(f"{num_calls} more calls pass the episode's {most} (max_steps)")
+            raise self.truncate(f"{num_calls} more calls pass the episode's {most} (max_steps)")
 
     def credit_turn(
         self, agent_name: str, target_tag: str, reward: float | None, state_key: str | None
@@ -357,7 +357,7 @@ class BaseRecorder:
             raise closed
         index = self._num_calls
         if index >= self._limits.max_steps:
-            raise self._truncate(f"the episode used its {self._limits.max_steps} calls (max_steps)")
+            raise self.truncate(f"the episode used its {self._limits.max_steps} calls (max_steps)")
         self._num_calls += 1
         return index
 
@@ -371,7 +371,9 @@ class BaseRecorder:
             return EpisodeClosed(f"episode {self.episode_id} is over")
         return EpisodeTruncated(self.truncation) if self.truncation else None
 
-    def _truncate(self, reason: str) -> EpisodeTruncated:
+    def truncate(self, reason: str) -> EpisodeTruncated:
+        """Ends the episode as truncated, and returns the error that its calls raise from then on.
+        The first reason is the one that is recorded."""
         self.truncation = self.truncation or reason
         return EpisodeTruncated(reason)
 
@@ -388,7 +390,7 @@ class BaseRecorder:
                 yield
             self.endpoint_fault = None  # the agent may have caught an earlier fault and gone on
         except ContextOverflow as error:
-            raise self._truncate(str(error) or "the prompt fills the model's context") from error
+            raise self.truncate(str(error) or "the prompt fills the model's context") from error
         except Exception as error:
             self.endpoint_fault = f"{type(error).__name__}: {first_line(message_of(error))}"
             raise EndpointFault(self.endpoint_fault) from error

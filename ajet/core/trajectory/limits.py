@@ -74,6 +74,7 @@ _LIMITS = {
     r"turn \d+('s (prompt|given reply) has| filled the episode's)": "ajet.data.max_response_length",
     r"the episode used its|\d+ more calls pass": "ajet.rollout.multi_turn.max_steps",
     r"turn \d+'s reply is malformed": "ajet.rollout.compute_madness_checklist",
+    r"the program used more than": "ajet.harness.limits",
     r"request |the prompt fills the model's context": "ajet.rollout.max_model_len",
 }
 

@@ -201,9 +201,7 @@ class EpisodeRecorder(BaseRecorder):
             ids = tuple(_token_ids(token_ids))
         room = self._max_completion_tokens(index, len(prompt.ids))
         if len(ids) > room:
-            raise self._truncate(
-                f"turn {index}'s given reply has {len(ids)} tokens, of {room} left"
-            )
+            raise self.truncate(f"turn {index}'s given reply has {len(ids)} tokens, of {room} left")
         completion = Completion(tuple(prompt.ids), ids, (0.0,) * len(ids), "stop", 0)
         self._tell_call(sent, offered)
         self._session.record(sent, offered, plain_reply, completion)
@@ -314,7 +312,7 @@ class EpisodeRecorder(BaseRecorder):
         if num_characters <= most:
             return
         if num_characters > most * self._template.max_token_length:
-            raise self._truncate(
+            raise self.truncate(
                 f"turn {index}'s prompt has {num_characters} characters; "
                 f"an episode may hold {most} tokens"
             )
@@ -400,7 +398,7 @@ class EpisodeRecorder(BaseRecorder):
         try:
             return self._limits.max_completion_tokens(index, prompt_length)
         except EpisodeTruncated as cut:
-            raise self._truncate(str(cut)) from None
+            raise self.truncate(str(cut)) from None
 
     @property
     def shows_tokens(self) -> bool:

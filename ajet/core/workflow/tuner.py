@@ -287,6 +287,11 @@ class ModelTuner:
         The call that exceeds one ends the episode as truncated."""
         self._recorder.tighten_limits(max_steps, max_model_len)
 
+    def truncate(self, reason: str) -> None:
+        """Ends the episode as truncated, for a workflow that has a limit of its own: no further
+        call is answered, and what it returns is judged."""
+        self._recorder.truncate(reason)
+
     def set_task(self, task: Task) -> None:
         """Replaces the task of the episode, for a workflow that gets its task elsewhere: the judge
         and the record have this one."""

@@ -1,0 +1,182 @@
+"""Plays tasks of ScienceWorld: experiments in a house of ten rooms, in tens of steps, with a score.
+
+    env_type: scienceworld:find-living-thing     one of the package's 30 tasks
+    env_config: {simplifications: easy}          its own, joined by commas; none if not given
+
+    observation    the task and the room at first, then what the simulator says, and its score
+    action         as "open door to kitchen"; the instruction has all forms
+    reward         the change of the score: 1 for the whole task. A mistake that cannot be repaired
+                   ends it with a score of -1
+
+The seed chooses one of the task's variations. Those of training, development and test are the
+package's own: `validation_variations` says which of the latter two validation plays.
+
+The simulator is a Java program, and takes seconds to start. One is started for each process that
+plays, with a world of its own for each environment; it ends with that process. One that has ended
+before is started again for the next episode.
+
+Not covered: keys of states, since much of a world's state is not shown; the step limit of the
+package, in whose place is `max_steps`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from random import Random
+from typing import Any, Literal
+
+from ajet.core.environment.environment import Environment, Info
+from ajet.core.error_codes import Code
+from ajet.core.errors import ConfigError
+from ajet.core.importing import require_package
+
+MAX_ACTION = 200
+"""The longest action in characters."""
+UNKNOWN = "No known action matches that input."
+"""What the simulator says to text that is no action; the world stays as it is."""
+SIMPLE = ("close ", "go ", "look ", "open ", "pick up ")
+"""The forms of action that an agent without a model writes."""
+_starting = threading.Lock()
+
+
+class ScienceWorldEnvironment(Environment):
+    """Plays one variation of a task."""
+
+    instruction = "Write one action."
+
+    def __init__(
+        self,
+        name: str,
+        /,
+        simplifications: str = "",
+        validation_variations: Literal["dev", "test"] = "dev",
+    ) -> None:
+        require_package("scienceworld", wanted_by=f"scienceworld:{name}")
+        self._name, self._simplifications = name, simplifications
+        self._validation = validation_variations
+        self._world = new_world(f"scienceworld:{name}")
+        self._check_settings()
+        self._variation, self._score, self._num_actions = 0, 0.0, 0
+        self._gold: Sequence[str] | None = None
+        self.observation = ""
+
+    def reset(
+        self, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[str, Info]:
+        is_held_out = (options or {}).get("split") == "validation"
+        split = self._validation if is_held_out else "train"
+        variations = variations_of(self._name, split)
+        self._variation = variations[Random(seed).randrange(len(variations))]
+        self._load(self._world, with_gold_path=False)
+        self._gold, self._num_actions = None, 0
+        task = self._world.freeActionTaskDesc().strip()
+        self._score = float(self._world.getScore())
+        self.observation = self._text(f"{task}\n\n{self._world.freeActionLook().strip()}")
+        forms = ", ".join(sorted(self._world.getPossibleActions()))
+        told = f"{self.instruction} Its form is one of: {forms}."
+        return self.observation, {"env_instruction": told}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        text = " ".join(action.split())[:MAX_ACTION]
+        said = str(self._world.step(text)) if text else UNKNOWN
+        is_known = said.strip() != UNKNOWN
+        self._num_actions += is_known
+        before, self._score = self._score, float(self._world.getScore())
+        self.observation = self._text(said.strip())
+        reward = self._score - before
+        is_over = bool(self._world.getCompleted()) or self._score < 0
+        metrics = {"success": self._score >= 1, "action_is_valid": is_known, "score": reward}
+        info = {"metrics": metrics, "metrics_agg_mode": {"score": "sum"}}
+        return self.observation, reward, is_over, False, info
+
+    def render(self) -> str:
+        return self.observation
+
+    def sample_action(self, rng: Random) -> str:
+        listed = sorted(self._world.getValidActionObjectCombinations())
+        # The simulator lists some names and forms that it does not understand.
+        simple = [each for each in listed if each.startswith(SIMPLE) and " containing " not in each]
+        return rng.choice(simple)
+
+    def oracle_action(self) -> str | None:
+        if self._gold is None:
+            # Loading with it takes seconds, and leaves the world in another state.
+            world = new_world(f"scienceworld:{self._name}")
+            self._load(world, with_gold_path=True)
+            self._gold = list(world.getGoldActionSequence())
+        left = self._gold[self._num_actions :]
+        return left[0] if left else None
+
+    def _load(self, world: Any, *, with_gold_path: bool) -> None:
+        world.load(self._name, self._variation, self._simplifications, with_gold_path)
+        world.reset()
+
+    def _check_settings(self) -> None:
+        """Raises ConfigError for a task, a simplification or variations that the package lacks."""
+        where = f"scienceworld:{self._name}"
+        tasks = sorted(self._world.getTaskNames())
+        if self._name not in tasks:
+            raise ConfigError(
+                f"{where}: no task of this name; there are {', '.join(tasks)}",
+                code=Code.NO_SUCH_ENVIRONMENT,
+            )
+        known = ("easy", *self._world.getPossibleSimplifications().split(", "))
+        for each in filter(None, self._simplifications.split(",")):
+            if each not in known:
+                raise ConfigError(
+                    f"{where}: env_config.simplifications: there is no {each!r}; there are "
+                    f"{', '.join(known)}",
+                    code=Code.ENVIRONMENT_SETTING,
+                )
+        if self._validation not in ("dev", "test"):
+            raise ConfigError(
+                f"{where}: env_config.validation_variations is {self._validation!r}; it must be "
+                "dev or test",
+                code=Code.ENVIRONMENT_SETTING,
+            )
+
+    def _text(self, said: str) -> str:
+        return f"{said}\nScore: {self._score:.2f} of 1."
+
+
+@cache
+def variations_of(name: str, split: str) -> Sequence[int]:
+    """Returns the numbers of a task's variations that belong to train, dev or test. The simulator
+    knows those of a loaded task alone."""
+    world = new_world(f"scienceworld:{name}")
+    world.load(name, 0, "", False)
+    return tuple(getattr(world, f"getVariations{split.capitalize()}")())
+
+
+def new_world(wanted_by: str) -> Any:
+    """Returns a world in this process's simulator, which is started where none runs."""
+    with _starting:
+        if not _gateways or _gateways[-1].java_process.poll() is not None:
+            _gateways[:] = [_start(wanted_by)]
+        return _gateways[-1].jvm.scienceworld.runtime.pythonapi.PythonInterface()
+
+
+_gateways: list[Any] = []
+"""The connection to the simulator, once there is one."""
+
+
+def _start(wanted_by: str) -> Any:
+    """Starts the simulator, which ends when this process does, in whatever way: it reads a pipe
+    from it."""
+    if shutil.which("java") is None:
+        raise ConfigError(
+            f"{wanted_by}: the simulator is a Java program, and there is no java on PATH: install "
+            "a Java runtime (Debian: default-jre-headless)",
+            code=Code.PROGRAM_MISSING,
+        )
+    constants = import_module("scienceworld.constants")
+    py4j = import_module("py4j.java_gateway")
+    port, process = py4j.launch_gateway(
+        classpath=constants.JAR_PATH, cwd=constants.BASEPATH, die_on_exit=True, return_proc=True
+    )
+    parameters = py4j.GatewayParameters(auto_field=True, port=port)
+    return py4j.JavaGateway(gateway_parameters=parameters, java_process=process)

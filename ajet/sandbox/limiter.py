@@ -1,0 +1,269 @@
+"""Runs a command, and ends it with all of its descendants once they use more than they may.
+
+    python -I -S limiter.py '{"limits": {"memory_mib": 4096, …}, …}' COMMAND…
+
+    limiter ──> command ──> …     measured five times a second; its folders are walked beside that
+
+The settings are those of `Settings`. Whatever exceeds a limit is killed at once, and the report
+then holds one line that says which. The exit code is the command's (128 plus the number of a
+signal).
+
+Where the kernel has a bound of its own, it holds between two measurements: the size of one file
+(RLIMIT_FSIZE), and the number of processes, which a group of processes that the caller has made
+(cgroup.py), loopback.py or podman limits to twice what is measured here.
+
+The module uses the standard library alone and imports nothing of ajet: it is run by its path. Not
+covered: what is used between two measurements; memory in no process's resident set (pipes, sockets,
+the files of a tmpfs); systems without /proc/PID/task/TID/children.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import stat
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+EXCEEDED, NOT_FOUND, SIGNALLED = 124, 127, 128
+MIB = 1 << 20
+UNITS = {
+    "memory_mib": "MiB of memory",
+    "num_processes": "processes and threads",
+    "cpu_s": "seconds of CPU",
+    "folder_mib": "MiB in its folders",
+}
+_MEASURE_EVERY_S = 0.2
+_WALK_EVERY_S = 1.0
+_WALK_SHARE = 10
+"""A walk through the folders takes one part in so many of the time."""
+_LAST_S = 5.0
+"""The seconds for which SIGKILL is repeated; what is left hangs in the kernel."""
+_BLOCK = 512
+_LEAST_BYTES = 4096
+"""What a file is counted as at least: many empty ones fill a disk too."""
+_TICK, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Holds what the caller sends as JSON: the limits of `ajet.harness.limits`, where null sets
+    none, the file for the line of what was exceeded, the folders to measure, and the cgroup to
+    enter."""
+
+    limits: Mapping[str, int | None]
+    report: str
+    folders: Sequence[str]
+    group: str | None
+
+
+def main(settings: Settings, command: list[str]) -> int:
+    """Runs the command within the limits and returns its exit code, or `EXCEEDED`."""
+    limits = settings.limits
+    _become_subreaper()
+    _limit_files(limits)
+    group = entered_group(settings.group)
+    walker = FolderWalker(settings.folders, limits.get("folder_mib"))
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    ignored = (signal.SIGPIPE, signal.SIGXFSZ)  # by Python, and a child would inherit that
+    try:
+        child = os.posix_spawnp(command[0], command, os.environ, setsigmask=(), setsigdef=ignored)
+    except OSError as error:
+        print(f"{command[0]}: {error.strerror}", file=sys.stderr)
+        return NOT_FOUND
+    while (status := _reap(child)) is None:
+        line = None if group is None else excess({"num_processes": group.num_processes()}, limits)
+        if line is None:
+            used = usage_of(os.getpid(), limits.get("memory_mib")) | {"folder_mib": walker.mib}
+            line = excess(used, limits)
+        if line is not None:
+            Path(settings.report).write_text(line)
+            _kill_all(group)
+            return EXCEEDED
+        signal.sigtimedwait([signal.SIGCHLD], _MEASURE_EVERY_S)
+    exit_code = os.waitstatus_to_exitcode(status)
+    return exit_code if exit_code >= 0 else SIGNALLED - exit_code
+
+
+def excess(used: Mapping[str, float], limits: Mapping[str, int | None]) -> str | None:
+    """Returns one line that says which limit is exceeded; None where none is."""
+    for name, unit in UNITS.items():
+        limit = limits.get(name)
+        if limit is not None and used.get(name, 0) > limit:
+            return f"the program used more than {limit} {unit} (ajet.harness.limits.{name})"
+    return None
+
+
+def usage_of(root: int, memory_limit_mib: int | None) -> dict[str, float]:
+    """Returns what the descendants of a process use: memory in MiB, processes and threads, and
+    seconds of CPU. Pages that several of them share are counted once where the limit would
+    otherwise be exceeded, since that takes longer."""
+    pids = list(descendants(root))
+    live = [each for each in map(_read_process, pids) if each is not None]
+    memory_bytes = sum(each.resident_bytes for each in live)
+    if memory_limit_mib is not None and memory_bytes > memory_limit_mib * MIB:
+        memory_bytes = sum(map(_share_bytes, pids))
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {
+        "memory_mib": memory_bytes / MIB,
+        "num_processes": sum(each.num_threads for each in live),
+        "cpu_s": sum(each.cpu_s for each in live) + ended.ru_utime + ended.ru_stime,
+    }
+
+
+def descendants(root: int) -> Iterator[int]:
+    """Yields all processes below this one, those that are nearer to it first. Orphans are among
+    them where it is a sub-reaper."""
+    found = [root]
+    for pid in found:  # grows while it is read: breadth first
+        if pid != root:
+            yield pid
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - names, not paths
+                children = Path(f"/proc/{pid}/task/{thread}/children").read_text()
+                found += [int(child) for child in children.split()]
+
+
+@dataclass(frozen=True)
+class ProcessUsage:
+    """What one process uses, with the CPU of those of its children that have ended."""
+
+    resident_bytes: int
+    num_threads: int
+    cpu_s: float
+
+
+def _read_process(pid: int) -> ProcessUsage | None:
+    """Returns what a process uses; None for one that has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    ticks = sum(map(int, fields[11:15]))
+    return ProcessUsage(int(fields[21]) * _PAGE, int(fields[17]), ticks / _TICK)
+
+
+def _share_bytes(pid: int) -> int:
+    """Returns a process's resident memory, of each shared page its part; 0 for one that has
+    ended."""
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    return int(text.partition("\nPss:")[2].split()[0]) * 1024
+
+
+class Group:
+    """The cgroup of this process and its descendants. Where very many of them compete for the CPU,
+    one file says how many they are and another keeps them from becoming more."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def num_processes(self) -> int:
+        """Returns the number of processes and threads, without this process and its thread."""
+        return int((self._folder / "pids.current").read_text()) - threading.active_count()
+
+    def forbid_new(self) -> None:
+        (self._folder / "pids.max").write_text("0")
+
+
+def entered_group(folder: str | None) -> Group | None:
+    """Moves this process into the cgroup. Returns None where there is none, or where this user may
+    make it and not enter it: then its processes are measured alone."""
+    if folder is None:
+        return None
+    try:
+        Path(folder, "cgroup.procs").write_text(str(os.getpid()))
+    except OSError:
+        return None
+    return Group(Path(folder))
+
+
+class FolderWalker:
+    """Measures folders again and again, in a thread. `mib` is what was found last. A walk ends
+    where it has found more than the limit."""
+
+    def __init__(self, folders: Sequence[str], limit_mib: int | None) -> None:
+        self.mib = 0.0
+        self._folders, self._limit = folders, limit_mib
+        if limit_mib is not None:
+            threading.Thread(target=self._run, args=(limit_mib * MIB,), daemon=True).start()
+
+    def _run(self, limit_bytes: int) -> None:
+        while True:
+            started_s = time.monotonic()
+            self.mib = folder_bytes(self._folders, limit_bytes) / MIB
+            took_s = time.monotonic() - started_s
+            time.sleep(max(_WALK_EVERY_S, _WALK_SHARE * took_s))
+
+
+def folder_bytes(folders: Sequence[str], enough: int) -> int:
+    """Returns the bytes on disk of all files in the folders, or of the first that are more than
+    `enough`. Links are not followed; what vanishes meanwhile is left out."""
+    total = 0
+    for folder in folders:
+        for parent, inner, names in os.walk(folder):
+            for name in (*inner, *names):
+                with contextlib.suppress(OSError):
+                    found = os.lstat(f"{parent}/{name}")
+                    size = found.st_blocks * _BLOCK
+                    total += max(size, _LEAST_BYTES)
+                    if stat.S_ISREG(found.st_mode) and total > enough:
+                        return total
+    return total
+
+
+def _limit_files(limits: Mapping[str, int | None]) -> None:
+    """Bounds the size of a single file, and forbids dumps of memory."""
+    sizes = {resource.RLIMIT_CORE: 0}
+    if (most_mib := limits.get("folder_mib")) is not None:
+        sizes[resource.RLIMIT_FSIZE] = most_mib * MIB
+    for kind, size in sizes.items():
+        hard = resource.getrlimit(kind)[1]
+        size = size if hard == resource.RLIM_INFINITY else min(size, hard)
+        resource.setrlimit(kind, (size, size))
+
+
+def _reap(child: int) -> int | None:
+    """Reaps all children that have ended, with adopted orphans; returns the status of `child` if it
+    is among them."""
+    found = None
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            found = ended[1] if ended[0] == child else found
+    return found
+
+
+def _kill_all(group: Group | None) -> None:
+    """Kills all descendants, the nearest first: with bubblewrap's processes go all that are in
+    their namespace."""
+    if group is not None:
+        group.forbid_new()
+    last_s = time.monotonic() + _LAST_S
+    found = True
+    while found and time.monotonic() < last_s:
+        found = False
+        for pid in descendants(os.getpid()):
+            found = True
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        _reap(0)
+
+
+def _become_subreaper() -> None:
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Settings(**json.loads(sys.argv[1])), sys.argv[2:]))

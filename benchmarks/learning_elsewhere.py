@@ -1,0 +1,197 @@
+"""Does a model get better in an environment that nobody here wrote? TextWorld's Coin Collector.
+
+    python benchmarks/learning_elsewhere.py                       # three seeds of two arms
+    python benchmarks/learning_elsewhere.py --seeds 1 --only learn --out one.json
+
+A tiny model is trained first on the form alone: games that are played at random, of which it learns
+to write one of the commands that it is shown, whichever. Each run is then the command
+`ajet --conf learning_elsewhere.yaml` in a process of its own, with 64 episodes in held-out
+games before and after:
+
+    learn       reinforcement learning from the game's own score
+    lr0         learning rate 0: no change but that of sampling, an interval that holds 0
+
+A room is shown alone, without what was done before it: who does not walk on at random where two
+ways are open cannot do better than 0.75 here. The unit is the run: a change's 95 % interval is
+Student's over the seeds.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import torch
+from compaction_game import tokens_of
+from learning import KEPT, interval, write_report
+
+from ajet.core.environment.environment import Environment
+from ajet.core.environment.registry import environment_maker
+from ajet.core.seeding import derive
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+CONF = ROOT / "benchmarks/learning_elsewhere.yaml"
+LEVEL, NUM_GAMES = 3, 24
+MAX_STEPS, BATCH = 6, 16
+TRAINER = "ajet.trainer_common"
+ARMS = {
+    "learn": [],
+    "lr0": [f"{TRAINER}.optim.lr=0.0", f"{TRAINER}.total_training_steps=2"],
+}
+
+
+def make_games(folder: Path) -> None:
+    """Generates and compiles the games, of which the environment holds some out by their names."""
+    from textworld import GameOptions
+    from textworld.challenges.tw_coin_collector import coin_collector
+    from textworld.generator import compile_game
+
+    folder.mkdir()
+    for number in range(NUM_GAMES):
+        options = GameOptions()
+        options.seeds, options.path = number, str(folder / f"{number}.z8")
+        game = coin_collector.make({"level": LEVEL}, options)
+        compile_game(game, options)
+
+
+def steps_at_random(environment: Environment, rng: random.Random) -> list[tuple[str, str]]:
+    """Returns the observations of one training game that is played at random, each with the command
+    that was written after it."""
+    shown, _ = environment.reset(seed=rng.getrandbits(40), options={"split": "train"})
+    steps: list[tuple[str, str]] = []
+    for _ in range(MAX_STEPS):
+        steps.append((shown, environment.sample_action(rng)))
+        shown, _, is_over, _, _ = environment.step(steps[-1][1])
+        if is_over:
+            break
+    return steps
+
+
+def build_model(out: Path, folder: Path, steps: int = 500, num_games: int = 300) -> None:
+    """Trains the model on steps that were played at random, and writes it into the folder `out`."""
+    import build_embedded_games as games  # pyright: ignore[reportMissingImports]
+
+    torch.set_num_threads(1)
+    torch.manual_seed(derive(0, "weights", "walker") % 2**63)
+    rng = random.Random(derive(0, "games", "walker"))
+    environment = environment_maker(f"textworld:{folder}", {}, [], "the games")()
+    played = [pair for _ in range(num_games) for pair in steps_at_random(environment, rng)]
+    environment.close()
+    words = sorted({word for shown, _ in played for word in shown.split()})
+    game = games.Game(
+        lambda: environment,
+        " ".join(["user assistant", *words]),
+        MAX_STEPS,
+        steps,
+        BATCH,
+        games.valid_action,
+        hidden=48,
+        layers=2,
+    )
+    tokenizer = games.build_tokenizer(game)
+    model = games.build_model(game, tokenizer)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.0)
+    started, losses = time.process_time(), []
+    for step in range(steps):
+        written = [
+            tokens_of(
+                tokenizer,
+                [{"role": "user", "content": shown}, {"role": "assistant", "content": command}],
+            )
+            for shown, command in rng.choices(played, k=BATCH)
+        ]
+        tokens_BT, _ = games.padded([ids for ids, _ in written])
+        replies_BT, _ = games.padded([is_reply for _, is_reply in written])
+        loss = games.loss_of(model, tokens_BT, replies_BT.float())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = 2e-3 * games.schedule(step, steps)
+        optimizer.step()
+        losses.append(loss.item())
+        if (step + 1) % 100 == 0:
+            mean, cpu = sum(losses[-100:]) / 100, time.process_time() - started
+            print(f"step {step + 1} loss {mean:.4f} cpu s {cpu:.0f}", flush=True)
+    games.save(model, tokenizer, out)
+
+
+def run(arm: str, seed: int, model: Path, games: Path, folder: Path) -> dict[str, Any]:
+    """One training run, and what its summary says."""
+    experiment = f"{arm}-{seed}"
+    command = [sys.executable, "-m", "ajet.cli.launcher", "--backbone", "debug"]
+    command += ["--conf", str(CONF), "--exp-dir", str(folder), f"ajet.model.path={model}"]
+    command += [f"ajet.experiment_name={experiment}", f"ajet.seed={seed}", *ARMS[arm]]
+    command += [f"ajet.environment.custom_envs.Coin.env_type=textworld:{games}"]
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{experiment}: exit code {process.returncode}")
+    summary = json.loads((folder / experiment / "summary.json").read_text())
+    kept = {key: summary[key] for key in KEPT}
+    return {"arm": arm, "seed": seed, **kept, "cpu_seconds": usage.ru_utime + usage.ru_stime}
+
+
+def verdict(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the runs show, one entry an arm."""
+    shown: dict[str, Any] = {}
+    for arm in dict.fromkeys(run["arm"] for run in runs):
+        found = [run for run in runs if run["arm"] == arm]
+        changes = [run["success_after"] - run["success_before"] for run in found]
+        entry: dict[str, Any] = {
+            "before": [run["success_before"] for run in found],
+            "after": [run["success_after"] for run in found],
+            "changes": changes,
+            **interval(changes),
+        }
+        if len(changes) > 1:
+            is_flat = entry["low"] <= 0 <= entry["high"]
+            entry["passed"] = is_flat if arm == "lr0" else entry["low"] > 0
+        shown[arm] = entry
+    return shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", nargs="*", choices=list(ARMS), default=list(ARMS), help="arms")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=1, help="runs at a time")
+    parser.add_argument("--model", type=Path, help="the model's folder [it is built]")
+    parser.add_argument("--games", type=Path, help="the folder of the games [they are made]")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "benchmarks/results/learning_elsewhere.json"
+    )
+    parser.add_argument("--note", help="what else the machine did, for example")
+    args = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="ajet-elsewhere-"))
+    model = args.model or folder / "walker"
+    games = (args.games or folder / "games").resolve()
+    if not games.exists():
+        make_games(games)
+    if not model.exists():
+        build_model(model, games)
+    runs: list[dict[str, Any]] = []
+    wanted = [(arm, seed) for seed in range(args.seeds) for arm in args.only]
+    with ThreadPoolExecutor(args.workers) as pool:
+        begun = [pool.submit(run, *each, model.resolve(), games, folder) for each in wanted]
+        for ended in as_completed(begun):
+            runs.append({**ended.result(), "runs_at_a_time": args.workers})
+            print(runs[-1], flush=True)
+            runs.sort(key=lambda each: (list(ARMS).index(each["arm"]), each["seed"]))
+            write_report(args.out, verdict(runs), runs, args.note)
+    shutil.rmtree(folder)
+    print(json.dumps(verdict(runs), indent=2))
+
+
+if __name__ == "__main__":
+    main()
