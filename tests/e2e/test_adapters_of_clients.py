@@ -8,7 +8,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from tests.e2e.test_client_episodes import KEY, start
+from tests.e2e.test_client_episodes import KEY, starting
 
 TUTORIAL = Path(__file__).parents[2] / "tutorial" / "example_many_adapters"
 
@@ -29,16 +29,13 @@ def test_the_tutorials_client_trains_both_adapters_of_a_server(tmp_path):
     (tmp_path / "serve.yaml").write_text(conf)
     (tmp_path / "data").mkdir()
     (tmp_path / "data/tasks.jsonl").write_text((TUTORIAL / "data/tasks.jsonl").read_text())
-    process, url = start(tmp_path)
-    try:
+    with starting(tmp_path) as start:
+        process, url = start("debug")
         command = [sys.executable, "-I", str(TUTORIAL / "client.py"), url]
         environment = {"AJET_SERVE_API_KEY": KEY}
         client = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert client.stdout == "8 episodes\n", client.stderr
         assert process.wait(120) == 0
-    finally:
-        if process.poll() is None:
-            process.kill()
     [run] = (tmp_path / "launcher_record").iterdir()
     with sqlite3.connect(run / "episodes.sqlite") as record:
         turns = record.execute("SELECT agent_name, notes FROM turns").fetchall()

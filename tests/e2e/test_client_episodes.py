@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import openai
 import pytest
@@ -58,8 +58,8 @@ def folder(tmp_path):
     return tmp_path
 
 
-@pytest.fixture
-def start(folder):
+@contextmanager
+def starting(folder):
     """A function that starts the server on a backbone and returns its process and its address. A
     server on Ray is no fork. What is left of them is killed at the end."""
     with ExitStack() as running:
@@ -83,6 +83,12 @@ def start(folder):
                 assert process.poll() is None, said
                 time.sleep(0.05)
 
+        yield started
+
+
+@pytest.fixture
+def start(folder):
+    with starting(folder) as started:
         yield started
 
 

@@ -143,8 +143,8 @@ async def test_the_deadline_of_a_group_begins_when_its_last_member_is_in():
             await asyncio.sleep(0.2 if workflow_task.rollout_index else 0)
             return WorkflowOutput(metadata={"final_answer": 1})
 
-    [group] = await groups_of(Waits(), episode_timeout_s=0.05)
-    assert {t.error for t in group.trajectories} == {"judge 'Waits' gave no verdict within 0.05 s"}
+    [group] = await groups_of(Waits(), episode_timeout_s=0.5)
+    assert {t.error for t in group.trajectories} == {"judge 'Waits' gave no verdict within 0.5 s"}
     [group] = await groups_of(Ranks(), OneIsLate, episode_timeout_s=0.25)
     assert [t.status for t in group.trajectories] == [OK, OK, OK]
 
