@@ -577,6 +577,71 @@ def _clients_on_ray() -> Row:
     )
 
 
+def served_models() -> list[Row]:
+    """Rows of a model that learns from its traffic, honest and with a tenth of clients that lie."""
+    found = result("serve_learning")
+
+    def said(run: str) -> str:
+        before, after = found[run]["held_out_before"], found[run]["held_out_after"]
+        return f"{before:.0%} → {after:.0%}"
+
+    honest = found["honest"]
+    return [
+        (
+            f"`ajet serve --learn`, {honest['num_sessions']:,} sessions of simulated users: "
+            "held-out success before → after; failed requests; versions rebuilt bit for bit",
+            f"{said('honest')}; {sum(honest['failed_requests'].values())}; "
+            f"{len(honest['rebuild']) - 1} of {honest['version']}",
+            "+20 points; 0; all",
+            "serve_learning",
+        ),
+        (
+            "the same where a tenth of the clients lie: quietly; a hundred times as loud",
+            f"{said('liars')}; {said('loud')}",
+            "rolled back",
+            "serve_learning",
+        ),
+    ]
+
+
+def adapters() -> list[Row]:
+    verdict = result("many_adapters")["verdict"]
+    num_seeds = len(verdict["users apart"]["after"])
+
+    def after(arm: str) -> str:
+        return ", ".join(f"{value:.2f}" for value in verdict[arm]["after"])
+
+    return [
+        (
+            "two LoRA adapters that learn opposite things over one base: held-out success with an "
+            f"adapter each (one shared), of two sides, {num_seeds} seeds",
+            f"{after('two_sides apart')} ({after('two_sides shared')})",
+            "≥ 0.9",
+            "many_adapters",
+        ),
+        (
+            "the same of two users",
+            f"{after('users apart')} ({after('users shared')})",
+            "≥ 0.9",
+            "many_adapters",
+        ),
+    ]
+
+
+def elsewhere() -> list[Row]:
+    runs = [each for each in result("learning_elsewhere")["runs"] if each["arm"] == "learn"]
+    shown = [f"{each['success_before']:.0%} → {each['success_after']:.0%}" for each in runs]
+    return [
+        (
+            "TextWorld's Coin Collector, held-out success before → after, the seeds of three that "
+            "did not crash in its interpreter",
+            ", ".join(shown),
+            "3 seeds rise",
+            "learning_elsewhere",
+        )
+    ]
+
+
 def page() -> list[Row]:
     found = result("logview")
     browser, limits = found["browser"], found["limits"]
@@ -619,6 +684,9 @@ def table() -> str:
         *traces(),
         *page(),
         *client_episodes(),
+        *served_models(),
+        *adapters(),
+        *elsewhere(),
         *rest(),
     ]
     lines = ["| on two CPU cores | measured | goal, limit | script |", "|---|---|---|---|"]
