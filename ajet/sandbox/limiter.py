@@ -169,7 +169,12 @@ class Group:
         self._folder = folder
 
     def num_processes(self) -> int:
-        """Returns the number of processes and threads, without this process and its thread."""
+        """Returns the number of processes and threads, without this process and its thread. Once
+        the kernel has refused another one it returns the group's bound: what tried to become more
+        may have ended between two measurements."""
+        refusals = (self._folder / "pids.events").read_text().split()
+        if int(refusals[1]):  # max N
+            return int((self._folder / "pids.max").read_text())
         return int((self._folder / "pids.current").read_text()) - threading.active_count()
 
     def forbid_new(self) -> None:

@@ -254,7 +254,7 @@ def test_the_arguments_of_a_shell_keep_its_own_braces():
 
 
 EATERS = {
-    "num_processes": "bomb() { bomb | bomb & }; bomb; sleep 86426",
+    "num_processes": "for n in $(seq 60); do sleep 86426 & done; wait",
     "memory_mib": "tail /dev/zero",  # which keeps a line without an end
     "cpu_s": "while true; do true; done",
     "folder_mib": "while true; do n=$((n + 1)); yes | head -c 4000000 > $n; done",

@@ -3,10 +3,11 @@
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
-from ajet.sandbox.limiter import descendants, excess, folder_bytes, usage_of
+from ajet.sandbox.limiter import Group, descendants, excess, folder_bytes, usage_of
 
 
 def test_the_first_exceeded_limit_is_named_and_null_sets_none():
@@ -15,6 +16,15 @@ def test_the_first_exceeded_limit_is_named_and_null_sets_none():
     assert excess(used, {"memory_mib": 10, "cpu_s": 1}) == (
         "the program used more than 10 MiB of memory (ajet.harness.limits.memory_mib)"
     )
+
+
+def test_a_peak_that_ended_between_two_measurements_is_known_by_what_the_kernel_refused(tmp_path):
+    for name, text in {"pids.current": "9", "pids.max": "80", "pids.events": "max 0"}.items():
+        (tmp_path / name).write_text(f"{text}\n")
+    group = Group(tmp_path)
+    assert group.num_processes() == 9 - threading.active_count()
+    (tmp_path / "pids.events").write_text("max 234\n")
+    assert group.num_processes() == 80
 
 
 def test_folders_count_blocks_and_empty_files_and_follow_no_links(tmp_path):
