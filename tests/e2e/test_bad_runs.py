@@ -308,7 +308,7 @@ def elsewhere(folder: Path) -> list[str]:
 def test_a_workflow_that_never_leaves_does_not_hold_up_the_end(processes):
     run, code, took_s = processes["stuck"]
     assert code == 0, run.stderr()
-    assert took_s < 45  # start 10, deadline 1, grace 5 in the rollout, 2 + 3 at the end
+    assert took_s < 300  # of a call of 3,600: deadline 1, grace 5 in the rollout, 2 + 3 at the end
     assert "never ended: left behind" in run.stderr()
     assert run.errors() == []
     assert statuses(run) == {"ok": 8, "timeout": 8}
