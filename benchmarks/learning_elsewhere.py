@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -51,16 +52,16 @@ ARMS = {
 
 def make_games(folder: Path) -> None:
     """Generates and compiles the games, of which the environment holds some out by their names."""
-    from textworld import GameOptions
-    from textworld.challenges.tw_coin_collector import coin_collector
-    from textworld.generator import compile_game
+    textworld = import_module("textworld")
+    collector = import_module("textworld.challenges.tw_coin_collector.coin_collector")
+    generator = import_module("textworld.generator")
 
     folder.mkdir()
     for number in range(NUM_GAMES):
-        options = GameOptions()
+        options = textworld.GameOptions()
         options.seeds, options.path = number, str(folder / f"{number}.z8")
-        game = coin_collector.make({"level": LEVEL}, options)
-        compile_game(game, options)
+        game = collector.make({"level": LEVEL}, options)
+        generator.compile_game(game, options)
 
 
 def steps_at_random(environment: Environment, rng: random.Random) -> list[tuple[str, str]]:
