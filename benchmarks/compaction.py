@@ -18,17 +18,13 @@ after. The unit is the run: a change's 95 % interval is Student's over the seeds
 
 import argparse
 import json
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 from compaction_game import build_model
-from learning import KEPT, interval, write_report
+from learning import interval, run_all, run_training, write_report
 
 from ajet.core.record.episode_reader import EpisodeFilter, EpisodeReader
 
@@ -47,18 +43,10 @@ ARMS = {
 def run(arm: str, seed: int, model: Path, folder: Path) -> dict[str, Any]:
     """One training run, and what its summary and its record say."""
     experiment = f"{arm}-{seed}"
-    command = [sys.executable, "-m", "ajet.cli.launcher", "--backbone", "debug"]
-    command += ["--conf", str(ROOT / "benchmarks/compaction.yaml"), "--exp-dir", str(folder)]
-    command += ["--project-dir", str(ROOT), f"ajet.model.path={model}", *ARMS[arm]]
-    command += [f"ajet.experiment_name={experiment}", f"ajet.seed={seed}"]
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"{experiment}: exit code {process.returncode}")
-    summary = json.loads((folder / experiment / "summary.json").read_text())
-    kept = {key: summary[key] for key in KEPT} | {"cpu_seconds": usage.ru_utime + usage.ru_stime}
-    return {"arm": arm, "seed": seed, **kept, **carried(folder / experiment / "episodes.sqlite")}
+    arguments = ["--conf", str(ROOT / "benchmarks/compaction.yaml"), "--project-dir", str(ROOT)]
+    arguments += [f"ajet.model.path={model}", *ARMS[arm]]
+    found = run_training(arguments, folder, experiment, seed)
+    return {"arm": arm, "seed": seed, **found, **carried(folder / experiment / "episodes.sqlite")}
 
 
 def carried(record: Path) -> dict[str, Any]:
@@ -108,15 +96,16 @@ def main() -> None:
     model = args.model or folder / "vault"
     if args.model is None:
         build_model(model)
-    wanted = [(arm, seed) for seed in range(args.seeds) for arm in args.only]
     runs: list[dict[str, Any]] = []
-    with ThreadPoolExecutor(args.workers) as pool:
-        begun = [pool.submit(run, *each, model.resolve(), folder) for each in wanted]
-        for ended in as_completed(begun):
-            runs.append({**ended.result(), "runs_at_a_time": args.workers})
-            print(runs[-1], flush=True)
-            runs.sort(key=lambda each: (list(ARMS).index(each["arm"]), each["seed"]))
-            write_report(args.out, verdict(runs), runs, args.note)
+
+    def write() -> None:
+        runs.sort(key=lambda each: (list(ARMS).index(each["arm"]), each["seed"]))
+        write_report(args.out, verdict(runs), runs, args.note)
+
+    wanted = [
+        (arm, seed, model.resolve(), folder) for seed in range(args.seeds) for arm in args.only
+    ]
+    run_all(run, wanted, args.workers, runs, write)
     shutil.rmtree(folder)
     print(json.dumps(verdict(runs), indent=2))
 

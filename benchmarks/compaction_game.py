@@ -13,7 +13,6 @@ learning has to find, is to write the code alone. Used by compaction.py.
 
 import random
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -146,6 +145,18 @@ def tokens_of(tokenizer: Any, messages: list[dict[str, str]]) -> tuple[list[int]
     return ids, is_reply
 
 
+def weighted(
+    tokenizer: Any, batch: list[list[dict[str, str]]]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the tokens of conversations, and 1 for each that the loss is about, a reply's."""
+    import build_embedded_games as games  # pyright: ignore[reportMissingImports]
+
+    written = [tokens_of(tokenizer, messages) for messages in batch]
+    tokens_BT, _ = games.padded([ids for ids, _ in written])
+    replies_BT, _ = games.padded([is_reply for _, is_reply in written])
+    return tokens_BT, replies_BT.float()
+
+
 def build_model(out: Path, seed: int = 0, steps: int = 1500) -> None:
     """Trains the model on conversations of games, and writes it into the folder `out`."""
     import build_embedded_games as games  # pyright: ignore[reportMissingImports]
@@ -156,28 +167,14 @@ def build_model(out: Path, seed: int = 0, steps: int = 1500) -> None:
     game = games.Game(Vault, words, ROOMS + 1, steps, 32, games.valid_action, hidden=64, layers=3)
     tokenizer = games.build_tokenizer(game)
     model = games.build_model(game, tokenizer)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.0)
     rng = random.Random(derive(seed, "conversations", "vault"))
-    started, losses = time.process_time(), []
-    for step in range(steps):
-        if step < steps // 3:
-            batch = [copies(rng) for _ in range(32)]
-        else:
-            batch = [each for _ in range(8) for each in conversations(rng)]
-        written = [tokens_of(tokenizer, messages) for messages in batch]
-        tokens_BT, _ = games.padded([ids for ids, _ in written])
-        replies_BT, _ = games.padded([is_reply for _, is_reply in written])
-        loss = games.loss_of(model, tokens_BT, replies_BT.float())
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for group in optimizer.param_groups:
-            group["lr"] = 2e-3 * games.schedule(step, steps)
-        optimizer.step()
-        losses.append(loss.item())
-        if (step + 1) % 100 == 0:
-            mean, cpu = sum(losses[-100:]) / 100, time.process_time() - started
-            print(f"step {step + 1} loss {mean:.4f} cpu s {cpu:.0f}", flush=True)
+    written = (
+        [copies(rng) for _ in range(32)]
+        if step < steps // 3
+        else [each for _ in range(8) for each in conversations(rng)]
+        for step in range(steps)
+    )
+    games.fit(model, (weighted(tokenizer, batch) for batch in written), steps)
     games.save(model, tokenizer, out)
 
 

@@ -24,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,38 @@ def run(arm: str, seed: int, folder: Path) -> dict[str, Any]:
     subprocess.run(command + ARMS[arm], check=True, cwd=folder, stdout=subprocess.DEVNULL)
     summary = json.loads((folder / name / "summary.json").read_text())
     return {"arm": arm, "seed": seed, **{key: summary[key] for key in KEPT}}
+
+
+def run_training(arguments: list[str], folder: Path, experiment: str, seed: int) -> dict[str, Any]:
+    """Runs `ajet` on backbone debug with these arguments, and returns what its summary says and the
+    CPU seconds of its process."""
+    command = [sys.executable, "-m", "ajet.cli.launcher", "--backbone", "debug", *arguments]
+    command += ["--exp-dir", str(folder), f"ajet.experiment_name={experiment}", f"ajet.seed={seed}"]
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{experiment}: exit code {process.returncode}")
+    summary = json.loads((folder / experiment / "summary.json").read_text())
+    kept = {key: summary[key] for key in KEPT}
+    return kept | {"cpu_seconds": usage.ru_utime + usage.ru_stime}
+
+
+def run_all(
+    run: Callable[..., dict[str, Any]],
+    wanted: Iterable[tuple[Any, ...]],
+    workers: int,
+    runs: list[dict[str, Any]],
+    write: Callable[[], None],
+) -> None:
+    """Calls `run` with each of `wanted`, so many at a time; each result is added to `runs`, printed
+    and written."""
+    with ThreadPoolExecutor(workers) as pool:
+        begun = [pool.submit(run, *each) for each in wanted]
+        for ended in as_completed(begun):
+            runs.append({**ended.result(), "runs_at_a_time": workers})
+            print(runs[-1], flush=True)
+            write()
 
 
 def kept_runs(out: Path, again: list[str]) -> list[dict[str, Any]]:
@@ -156,12 +189,8 @@ def main() -> None:
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="ajet-learning-"))
     runs = kept_runs(args.out, args.only)
-    with ThreadPoolExecutor(args.workers) as pool:
-        begun = [pool.submit(run, a, s, folder) for a in args.only for s in range(args.seeds)]
-        for ended in as_completed(begun):
-            runs.append({**ended.result(), "runs_at_a_time": args.workers})
-            print(runs[-1], flush=True)
-            write(runs, args.out, args.note)
+    wanted = [(arm, seed, folder) for arm in args.only for seed in range(args.seeds)]
+    run_all(run, wanted, args.workers, runs, lambda: write(runs, args.out, args.note))
     shutil.rmtree(folder)
     print(json.dumps(verdict(runs), indent=2))
 

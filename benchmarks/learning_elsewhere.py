@@ -18,21 +18,17 @@ Student's over the seeds.
 
 import argparse
 import json
-import os
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-from compaction_game import tokens_of
-from learning import KEPT, interval, write_report
+from compaction_game import weighted
+from learning import interval, run_all, run_training, write_report
 
 from ajet.core.environment.environment import Environment
 from ajet.core.environment.registry import environment_maker
@@ -100,47 +96,23 @@ def build_model(out: Path, folder: Path, steps: int = 500, num_games: int = 300)
     )
     tokenizer = games.build_tokenizer(game)
     model = games.build_model(game, tokenizer)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.0)
-    started, losses = time.process_time(), []
-    for step in range(steps):
-        written = [
-            tokens_of(
-                tokenizer,
-                [{"role": "user", "content": shown}, {"role": "assistant", "content": command}],
-            )
+    written = (
+        [
+            [{"role": "user", "content": shown}, {"role": "assistant", "content": command}]
             for shown, command in rng.choices(played, k=BATCH)
         ]
-        tokens_BT, _ = games.padded([ids for ids, _ in written])
-        replies_BT, _ = games.padded([is_reply for _, is_reply in written])
-        loss = games.loss_of(model, tokens_BT, replies_BT.float())
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for group in optimizer.param_groups:
-            group["lr"] = 2e-3 * games.schedule(step, steps)
-        optimizer.step()
-        losses.append(loss.item())
-        if (step + 1) % 100 == 0:
-            mean, cpu = sum(losses[-100:]) / 100, time.process_time() - started
-            print(f"step {step + 1} loss {mean:.4f} cpu s {cpu:.0f}", flush=True)
+        for _ in range(steps)
+    )
+    games.fit(model, (weighted(tokenizer, batch) for batch in written), steps)
     games.save(model, tokenizer, out)
 
 
 def run(arm: str, seed: int, model: Path, games: Path, folder: Path) -> dict[str, Any]:
     """One training run, and what its summary says."""
     experiment = f"{arm}-{seed}"
-    command = [sys.executable, "-m", "ajet.cli.launcher", "--backbone", "debug"]
-    command += ["--conf", str(CONF), "--exp-dir", str(folder), f"ajet.model.path={model}"]
-    command += [f"ajet.experiment_name={experiment}", f"ajet.seed={seed}", *ARMS[arm]]
-    command += [f"ajet.environment.custom_envs.Coin.env_type=textworld:{games}"]
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"{experiment}: exit code {process.returncode}")
-    summary = json.loads((folder / experiment / "summary.json").read_text())
-    kept = {key: summary[key] for key in KEPT}
-    return {"arm": arm, "seed": seed, **kept, "cpu_seconds": usage.ru_utime + usage.ru_stime}
+    arguments = ["--conf", str(CONF), f"ajet.model.path={model}", *ARMS[arm]]
+    arguments += [f"ajet.environment.custom_envs.Coin.env_type=textworld:{games}"]
+    return {"arm": arm, "seed": seed, **run_training(arguments, folder, experiment, seed)}
 
 
 def verdict(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -182,14 +154,17 @@ def main() -> None:
     if not model.exists():
         build_model(model, games)
     runs: list[dict[str, Any]] = []
-    wanted = [(arm, seed) for seed in range(args.seeds) for arm in args.only]
-    with ThreadPoolExecutor(args.workers) as pool:
-        begun = [pool.submit(run, *each, model.resolve(), games, folder) for each in wanted]
-        for ended in as_completed(begun):
-            runs.append({**ended.result(), "runs_at_a_time": args.workers})
-            print(runs[-1], flush=True)
-            runs.sort(key=lambda each: (list(ARMS).index(each["arm"]), each["seed"]))
-            write_report(args.out, verdict(runs), runs, args.note)
+
+    def write() -> None:
+        runs.sort(key=lambda each: (list(ARMS).index(each["arm"]), each["seed"]))
+        write_report(args.out, verdict(runs), runs, args.note)
+
+    wanted = [
+        (arm, seed, model.resolve(), games, folder)
+        for seed in range(args.seeds)
+        for arm in args.only
+    ]
+    run_all(run, wanted, args.workers, runs, write)
     shutil.rmtree(folder)
     print(json.dumps(verdict(runs), indent=2))
 

@@ -19,17 +19,13 @@ Results of other games and arms in the file are kept.
 
 import argparse
 import json
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from learning import KEPT, interval, write_report
+from learning import interval, run_all, run_training, write_report
 
 from ajet.envs.guess_number import GuessNumber
 
@@ -77,20 +73,9 @@ GAMES = {
 def run(name: str, arm: str, seed: int, folder: Path) -> dict[str, Any]:
     """One training run, and what its summary says."""
     experiment = f"{name}-{arm}-{seed}"
-    command = [sys.executable, "-m", "ajet.cli.launcher", "--backbone", "debug"]
-    command += ["--conf", str(ROOT / f"tutorial/example_{name}/demo.yaml")]
-    command += ["--exp-dir", str(folder), f"ajet.experiment_name={experiment}", f"ajet.seed={seed}"]
-    process = subprocess.Popen(
-        command + GAMES[name].overrides(arm), cwd=folder, stdout=subprocess.DEVNULL
-    )
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"{experiment}: exit code {process.returncode}")
-    summary = json.loads((folder / experiment / "summary.json").read_text())
-    kept = {key: summary[key] for key in KEPT}
-    cpu_seconds = usage.ru_utime + usage.ru_stime
-    return {"game": name, "arm": arm, "seed": seed, **kept, "cpu_seconds": cpu_seconds}
+    arguments = ["--conf", str(ROOT / f"tutorial/example_{name}/demo.yaml")]
+    found = run_training([*arguments, *GAMES[name].overrides(arm)], folder, experiment, seed)
+    return {"game": name, "arm": arm, "seed": seed, **found}
 
 
 def verdict(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -137,12 +122,8 @@ def main() -> None:
     seeds = range(args.first_seed, args.seeds)
     wanted = [(g, a, s) for g in args.games for a in args.only for s in seeds]
     runs = kept_runs(args.out, wanted)
-    with ThreadPoolExecutor(args.workers) as pool:
-        begun = [pool.submit(run, *each, folder) for each in wanted]
-        for ended in as_completed(begun):
-            runs.append({**ended.result(), "runs_at_a_time": args.workers})
-            print(runs[-1], flush=True)
-            write(runs, args.out)
+    begun = [(*each, folder) for each in wanted]
+    run_all(run, begun, args.workers, runs, lambda: write(runs, args.out))
     shutil.rmtree(folder)
     print(json.dumps(verdict(runs), indent=2))
 

@@ -19,16 +19,13 @@ adapter is a pass of its own. It is measured after the runs, alone.
 import argparse
 import asyncio
 import json
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from learning import KEPT, interval, write_report
+from learning import interval, run_training, write_report
 
 from ajet import assembly
 from ajet.core.config import load_config
@@ -51,23 +48,15 @@ NUM_REQUESTS, NUM_TOKENS = 64, 32
 def run(game: str, arm: str, seed: int, folder: Path) -> dict[str, Any]:
     """One training run, and what its summary and its last step say."""
     experiment = f"{game}-{arm}-{seed}"
-    command = [sys.executable, "-m", "ajet.cli.launcher", "--backbone", "debug"]
-    command += ["--conf", str(TUTORIAL / f"{game}.yaml"), "--exp-dir", str(folder), *ARMS[arm]]
-    command += [f"ajet.experiment_name={experiment}", f"ajet.seed={seed}"]
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"{experiment}: exit code {process.returncode}")
-    summary = json.loads((folder / experiment / "summary.json").read_text())
-    kept = {key: summary[key] for key in KEPT} | {"cpu_seconds": usage.ru_utime + usage.ru_stime}
+    arguments = ["--conf", str(TUTORIAL / f"{game}.yaml"), *ARMS[arm]]
+    found = run_training(arguments, folder, experiment, seed)
     lines = (folder / experiment / "logs/metrics.jsonl").read_text().splitlines()
     steps = [step for step in map(json.loads, lines) if "reward/mean" in step]
     digits = {
         when: {k.removeprefix("workflow/"): v for k, v in step.items() if k.startswith("workflow/")}
         for when, step in (("first", steps[0]), ("last", steps[-1]))
     }
-    return {"game": game, "arm": arm, "seed": seed, **kept, "digits": digits}
+    return {"game": game, "arm": arm, "seed": seed, **found, "digits": digits}
 
 
 def sampling() -> dict[str, float]:

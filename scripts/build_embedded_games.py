@@ -236,25 +236,30 @@ def train(name: str, game: Game, out: Path, seed: int) -> None:
     tokenizer = build_tokenizer(game)
     model = build_model(game, tokenizer)
     print(f"{name}: {sum(p.numel() for p in model.parameters())} parameters", flush=True)
-    peak = 2e-3
-    optimizer = torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.95), weight_decay=0.0)
     rng = random.Random(derive(seed, "transcripts", name))
     source = batches(game, corpus(game, tokenizer, rng), rng)
-    started, losses = time.time(), []
-    for step in range(game.steps):
-        tokens_BT, real_BT = padded(next(source))
-        loss = loss_of(model, tokens_BT, real_BT)
+    fit(model, map(padded, source), game.steps)
+    save(model, tokenizer, out / name)
+
+
+def fit(
+    model: Qwen2ForCausalLM, source: Iterator[tuple[Tensor, Tensor]], steps: int, peak: float = 2e-3
+) -> None:
+    """Trains on tokens, each with its weight in the loss, for so many steps; prints the loss."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.95), weight_decay=0.0)
+    started, losses = time.process_time(), []
+    for step in range(steps):
+        loss = loss_of(model, *next(source))
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for group in optimizer.param_groups:
-            group["lr"] = peak * schedule(step, game.steps)
+            group["lr"] = peak * schedule(step, steps)
         optimizer.step()
         losses.append(loss.item())
-        if (step + 1) % 200 == 0:
-            mean = sum(losses[-200:]) / 200
-            print(f"step {step + 1} loss {mean:.4f} s {time.time() - started:.0f}", flush=True)
-    save(model, tokenizer, out / name)
+        if (step + 1) % 100 == 0:
+            mean, cpu = sum(losses[-100:]) / 100, time.process_time() - started
+            print(f"step {step + 1} loss {mean:.4f} cpu s {cpu:.0f}", flush=True)
 
 
 def loss_of(model: Qwen2ForCausalLM, tokens_BT: Tensor, real_BT: Tensor) -> Tensor:
