@@ -102,7 +102,7 @@ class TextWorldEnvironment(Environment):
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         command = " ".join(action.split())
-        if not command or len(command) > MAX_COMMAND or not command.isascii():
+        if not (command and len(command) <= MAX_COMMAND and _is_printable(command)):
             metrics = {"action_is_valid": False}
             told = f"{self.instruction}\n{self.observation}"
             return told, 0.0, False, False, {"metrics": metrics, "state_key": _key(self._state)}
@@ -235,6 +235,12 @@ def _infos() -> Any:
     names = ("admissible_commands", "policy_commands", "objective", "description", "facts")
     wanted = dict.fromkeys((*names, "score", "max_score", "won", "lost"), True)
     return import_module("textworld").EnvInfos(**wanted)
+
+
+def _is_printable(command: str) -> bool:
+    """Tells whether the interpreters can take a command: some control characters are keys to them,
+    and end the process with a segmentation fault."""
+    return command.isascii() and command.isprintable()
 
 
 def _key(state: Any) -> str | None:

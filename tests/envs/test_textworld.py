@@ -44,9 +44,10 @@ def test_the_first_observation_has_the_objective_the_score_and_the_commands():
     assert "Score: 0 of 1." in first
     assert first.splitlines()[-1].startswith("Commands: ")
     assert env.sample_action(Random(0)) in first
-    refused = env.step("go\n" + "x" * 200)
-    assert refused[1:4] == (0.0, False, False)
-    assert refused[4] == {"metrics": {"action_is_valid": False}, "state_key": info["state_key"]}
+    for command in ("go\n" + "x" * 200, "go \x14", "é"):  # the second crashes the interpreter
+        refused = env.step(command)
+        assert refused[1:4] == (0.0, False, False)
+        assert refused[4] == {"metrics": {"action_is_valid": False}, "state_key": info["state_key"]}
     unknown = env.step("frobnicate")
     assert not unknown[4]["metrics"]["action_is_valid"]
     assert unknown[4]["state_key"] == info["state_key"]
