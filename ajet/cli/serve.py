@@ -87,7 +87,7 @@ def serve(
         return
     key = server_key()
     gateway = make_exchange_gateway(config, key)
-    typer.echo(_address(gateway.listen(), config, None if KEY_VARIABLE in os.environ else key))
+    typer.echo(_address(gateway.listen(), config, key))
     interrupt = Interrupt()
     try:
         summary = make_backbone(config, session, interrupt, gateway).fit()
@@ -109,13 +109,17 @@ def server_key() -> str:
     return os.environ.get(KEY_VARIABLE) or f"sk-serve-{secrets.token_hex(16)}"
 
 
-def _address(base_url: str, config: "AjetConfig", key: str | None) -> str:
+def shown_key(key: str) -> str:
+    """Returns how the server's key is named on the screen: one of the environment is not shown."""
+    return f"the key of {KEY_VARIABLE}" if os.environ.get(KEY_VARIABLE) else f"key {key}"
+
+
+def _address(base_url: str, config: "AjetConfig", key: str) -> str:
     """Returns the line that says where clients find the server."""
-    shown = f"the key of {KEY_VARIABLE}" if key is None else f"key {key}"
     more = ""
     if config.ajet.trainer_common.save_freq != 1:
         more = (
             "; after a kill, clients are asked again for episodes of steps since the last "
             "checkpoint (ajet.trainer_common.save_freq=1 writes one after each)"
         )
-    return f"episodes at {base_url.removesuffix('/v1')}, {shown}{more}"
+    return f"episodes at {base_url.removesuffix('/v1')}, {shown_key(key)}{more}"

@@ -20,11 +20,9 @@ def serve_learning(
     verbose: bool,
 ) -> None:
     """Serves until Ctrl-C."""
-    import os
-
     from ajet.cli.notices import show_notices
     from ajet.cli.preflight import check_run
-    from ajet.cli.serve import KEY_VARIABLE, server_key
+    from ajet.cli.serve import server_key, shown_key
     from ajet.core.config import load_config
     from ajet.core.descriptors import raise_descriptor_limit
     from ajet.core.interrupt import catch_interrupts
@@ -43,7 +41,6 @@ def serve_learning(
     notices = [*config.notices, *check_run(config), *flags.notices(config.ajet.backbone)]
     show_notices(notices)
     key = server_key()
-    shown = f"the key of {KEY_VARIABLE}" if KEY_VARIABLE in os.environ else f"key {key}"
     with (
         RunFolder.open(config.run_folder) as folder,
         run_log(folder.logs / "run.log"),
@@ -51,5 +48,5 @@ def serve_learning(
     ):
         server = OnlineServer(config, folder, key)
         address, version = server.gateway.listen(), server.models.current.version
-        typer.echo(f"version {version} at {address}, {shown}; Ctrl-C ends it")
+        typer.echo(f"version {version} at {address}, {shown_key(key)}; Ctrl-C ends it")
         server.run(interrupt, typer.echo)

@@ -212,7 +212,7 @@ def begin(
 
 
 RESULT = ("reward", "is_success", "metadata", "metrics", "agent_rewards")
-"""What a client says of an episode at its end."""
+"""Names the fields of the result with which a client ends an episode."""
 
 
 def end(

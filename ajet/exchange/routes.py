@@ -25,7 +25,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Protocol, get_args
+from typing import TYPE_CHECKING, Any, get_args
 from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request
@@ -45,7 +45,7 @@ from ajet.core.workflow.gateway.server import (
     to_response,
 )
 from ajet.exchange.exchange import Abort, BeginRequest, Claim, Result, described, task_as_json
-from ajet.exchange.gateway import LOOPBACK
+from ajet.exchange.keyed_gateway import LOOPBACK, KeyedGateway
 
 if TYPE_CHECKING:
     from ajet.core.workflow.gateway.gateway import Address
@@ -170,16 +170,7 @@ class ExchangeRoutes:
         return 200, self._exchange.status()
 
 
-class KeyedServer(Protocol):
-    """What a server with one key says of itself."""
-
-    @property
-    def is_on_loopback(self) -> bool: ...
-
-    def is_server_key(self, key: str) -> bool: ...
-
-
-def endpoint(gateway: KeyedServer, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+def endpoint(gateway: KeyedGateway, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
     """Returns the endpoint that answers with what `handler` returns; the key must be the server's,
     and the page of a web site is refused."""
 
@@ -214,7 +205,7 @@ def _refusal(error: RequestError) -> GatewayResponse:
     return GatewayResponse(error.status, json.dumps(openai_error(error)).encode())
 
 
-def _check_origin(gateway: KeyedServer, request: Request) -> None:
+def _check_origin(gateway: KeyedGateway, request: Request) -> None:
     """Refuses the pages of web sites; on loopback also a name that only points at this machine."""
     origin = request.headers.get("origin")
     if origin is not None and urlsplit(origin).hostname not in ("127.0.0.1", "localhost", "::1"):

@@ -1,13 +1,11 @@
 """The gateway of a served model: ordinary requests are its sessions, and feedback comes later.
 
 Whoever has the server's key may call the model and give feedback. Each reply names its session and
-its version in headers. Not covered: TLS; on an address other than loopback the key travels as it
-is, so put a proxy or a tunnel before it.
+its version in headers. Not covered: the server's key and its address (exchange/keyed_gateway.py).
 """
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -16,20 +14,21 @@ from loguru import logger
 
 from ajet.core.errors import ConfigError
 from ajet.core.importing import run_user_code
-from ajet.core.workflow.gateway.gateway import HOST, NO_HEADERS, Gateway, GatewayResponse
+from ajet.core.workflow.gateway.gateway import HOST, NO_HEADERS, GatewayResponse
 from ajet.core.workflow.gateway.request import RequestError
-from ajet.exchange.gateway import LOOPBACK, PORT_KEY
+from ajet.exchange.keyed_gateway import KeyedGateway
 from ajet.online.feedback import NextMessage
 from ajet.online.log import Feedback, SessionLog
 from ajet.online.models import ServedModels
 from ajet.online.sessions import SESSION_HEADER, SessionGrant, Sessions
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from ajet.core.judge.judge import BaseJudge
     from ajet.core.workflow.gateway.dialects import Dialect
     from ajet.core.workflow.gateway.keys import Grant
     from ajet.core.workflow.gateway.request import ChatRequest
-    from ajet.core.workflow.gateway.server import GatewayServer
 
 VERSION_HEADER = "x-ajet-version"
 
@@ -49,33 +48,20 @@ class OnlineParts:
     on_feedback: Callable[[], None] = lambda: None
 
 
-class OnlineGateway(Gateway):
+class OnlineGateway(KeyedGateway):
     """Serves the model to whoever has the server's key."""
 
     def __init__(
         self, parts: OnlineParts, key: str, host: str = HOST, port: int | None = None
     ) -> None:
-        """`port=None` means any free port."""
-        super().__init__(port)
-        self.parts, self.host = parts, host
-        self._key = key
+        super().__init__(key, host, port)
+        self.parts = parts
 
-    @property
-    def is_on_loopback(self) -> bool:
-        """Returns whether only this machine reaches the server."""
-        return self.host in LOOPBACK
-
-    def is_server_key(self, key: str) -> bool:
-        return secrets.compare_digest(key.encode("utf-8", "surrogateescape"), self._key.encode())
-
-    def make_server(self) -> GatewayServer:
-        """Makes the HTTP server with the model's routes and those of feedback."""
-        from ajet.core.workflow.gateway.server import GatewayServer, make_app
+    def add_routes(self, app: FastAPI) -> None:
+        """Implements `KeyedGateway.add_routes` with those of feedback."""
         from ajet.online.routes import add_routes
 
-        app = make_app(self)
         add_routes(app, self)
-        return GatewayServer(app, self.host, self.port, PORT_KEY)
 
     def grant(self, key: str, headers: Mapping[str, str] = NO_HEADERS) -> Grant:
         """Returns the session that the headers name, or a new one; answers 401 for another key."""

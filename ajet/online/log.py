@@ -107,7 +107,7 @@ class Round:
 
 
 class SessionLog:
-    """The log of one run folder. Its methods may be called from any thread."""
+    """Holds the log of one run folder. Its methods may be called from any thread."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE

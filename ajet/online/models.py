@@ -33,7 +33,8 @@ class ServedModel:
 
 
 class ServedModels:
-    """The newest `most` versions, and older ones with requests under way. Used by two threads."""
+    """Holds the newest `most` versions, and older ones with requests under way. Two threads use
+    it: the server's, and the one that promotes."""
 
     def __init__(self, first: ServedModel, most: int) -> None:
         self._lock = threading.Lock()
@@ -91,7 +92,7 @@ class ServedModels:
 
 
 class AnsweringModel(ModelEndpoint):
-    """The endpoint of every session: the version that answers the request under way."""
+    """Forwards every session's calls to the version that answers the request under way."""
 
     async def generate(
         self, prompt_ids: list[int], sampling: SamplingParams, request_id: str

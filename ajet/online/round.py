@@ -31,7 +31,8 @@ ESTIMATORS = ("reinforce", "reinforce_plus_plus", "gae")
 
 
 class RoundLearner:
-    """The policy with its optimizer, as some version left them; version 0 is the config's model."""
+    """Holds the policy and its optimizer as some version left them; version 0 is the config's
+    model."""
 
     def __init__(self, config: AjetConfig) -> None:
         assembly.set_threads(config)

@@ -52,7 +52,7 @@ MAX_FAILURES = 3
 
 
 class LearnerProcess(Protocol):
-    """A learner that runs, as `subprocess.Popen` is one."""
+    """Describes a learner's process while it runs; `subprocess.Popen` is one."""
 
     def poll(self) -> int | None: ...
     def terminate(self) -> None: ...
@@ -77,7 +77,7 @@ def start_learner_process(folder: RunFolder, due: Round) -> LearnerProcess:
 
 
 class OnlineServer:
-    """A served model and its rounds. `run` is called once."""
+    """Serves a model and runs its rounds. `run` is called once."""
 
     def __init__(
         self,

@@ -45,8 +45,8 @@ _ID = re.compile(r"s-[0-9a-f]{16}")
 
 @dataclass(eq=False)
 class SessionGrant(Grant):
-    """The grant of one session. `is_named` says that a request has named it, and `version` is that
-    of its first reply since it was opened."""
+    """Grants the calls of one session. `is_named` says that a request has named it, and `version`
+    is that of its first reply since it was opened."""
 
     client: str = ""
     is_named: bool = False

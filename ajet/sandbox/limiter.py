@@ -134,7 +134,7 @@ def descendants(root: int) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class ProcessUsage:
-    """What one process uses, with the CPU of those of its children that have ended."""
+    """Holds what one process uses, with the CPU of those of its children that have ended."""
 
     resident_bytes: int
     num_threads: int
@@ -162,8 +162,8 @@ def _share_bytes(pid: int) -> int:
 
 
 class Group:
-    """The cgroup of this process and its descendants. Where very many of them compete for the CPU,
-    one file says how many they are and another keeps them from becoming more."""
+    """Reads the cgroup of this process and its descendants. Where very many of them compete for
+    the CPU, one file says how many they are and another keeps them from becoming more."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

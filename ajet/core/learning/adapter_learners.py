@@ -102,7 +102,8 @@ class AdapterLearners:
         return _of_all(list(found.values())) | of_each
 
     def cross_entropy(self, groups: Sequence[Group]) -> float:
-        """Is not computed: a run with several adapters learns from rewards (config/support.py)."""
+        """Raises NotImplementedError: a run with several adapters learns from rewards alone, which
+        config/support.py sees to."""
         raise NotImplementedError
 
     def state_dict(self) -> PolicyState:

@@ -63,8 +63,8 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GatewayResponse:
-    """An HTTP response with one body, or with a stream of events. `more_headers` are sent beside
-    those that every response has."""
+    """Holds an HTTP response with one body, or with a stream of events. `more_headers` are sent
+    beside those that every response has."""
 
     status: int
     body: bytes = b""

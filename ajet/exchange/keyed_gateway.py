@@ -1,0 +1,52 @@
+"""A gateway that others reach over the network: it has a key of its own and the routes of a server.
+
+The model's routes and these are on one port. Not covered: TLS; on an address other than loopback
+the keys travel as they are, so put a proxy or a tunnel before it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+from ajet.core.workflow.gateway.gateway import HOST, Gateway
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from ajet.core.workflow.gateway.server import GatewayServer
+
+PORT_KEY = "ajet.serve.port"
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+
+
+class KeyedGateway(Gateway):
+    """Serves the model, and the routes that a subclass adds, to whoever has the server's key."""
+
+    def __init__(self, key: str, host: str = HOST, port: int | None = None) -> None:
+        """Listens on `host`, which may be another address than loopback. `port=None` means any
+        free port."""
+        super().__init__(port)
+        self.host = host
+        self._key = key
+
+    @property
+    def is_on_loopback(self) -> bool:
+        """Returns whether only this machine reaches the server."""
+        return self.host in LOOPBACK
+
+    def is_server_key(self, key: str) -> bool:
+        """Compares a key with the server's, in constant time."""
+        return secrets.compare_digest(key.encode("utf-8", "surrogateescape"), self._key.encode())
+
+    def add_routes(self, app: FastAPI) -> None:
+        """Adds the server's own routes to the app that has the model's."""
+        raise NotImplementedError
+
+    def make_server(self) -> GatewayServer:
+        """Makes the HTTP server with the model's routes and the server's own."""
+        from ajet.core.workflow.gateway.server import GatewayServer, make_app
+
+        app = make_app(self)
+        self.add_routes(app)
+        return GatewayServer(app, self.host, self.port, PORT_KEY)
