@@ -1,6 +1,7 @@
 """Finds what a config asks for and this machine, or the run, cannot give. Loads no model.
 
     model      does the path lead to weights, a tokenizer and a chat template?
+    precision  in what does the run compute, and is that slow on this processor?
     reward     is there a judge, or does the workflow's source give a reward?
     data       are there as many tasks as a step takes?
     clipping   do the bounds fit the loss?
@@ -8,8 +9,9 @@
                need
 
 Each finding is one line: ok, warning or error, with what to do. `ajet check` shows all of them;
-`ajet train` stops at errors of model, reward and clipping. The needs are estimates from the config
-and the model's config.json. Not covered: GPUs (`ajet plan`), and what a workflow itself opens.
+`ajet train` shows the warnings of model, precision, reward and clipping and stops at their errors.
+The needs are estimates from the config and the model's config.json. Not covered: what a workflow
+itself opens, and GPUs (`ajet plan`).
 """
 
 import ast
@@ -32,7 +34,7 @@ from ajet.cluster.machine import machine_memory, number_in
 from ajet.cluster.memory_estimate import WEIGHT_VERSIONS, checkpoint_bytes
 from ajet.cluster.model_shape import EMBEDDED, ModelShape, find_config, read_shape
 from ajet.core.config import AjetConfig
-from ajet.core.config.precision import BYTES, describe_precision, dtype_on
+from ajet.core.config.precision import BYTES, describe_precision, dtype_on, is_slow_here
 from ajet.core.descriptors import descriptor_limit, descriptors_needed
 from ajet.core.error_codes import Code
 from ajet.core.error_text import extra_advice
@@ -71,9 +73,10 @@ class Finding:
 
 
 def run_findings(config: AjetConfig, workflows: Iterable[type[Workflow]]) -> list[Finding]:
-    """Returns what can be told of the model, the reward and the clip bounds."""
+    """Returns what can be told of the model, its precision, the reward and the clip bounds."""
     return [
         *_model_findings(config),
+        *_precision_findings(config),
         *(_reward_finding(config, workflow) for workflow in workflows),
         *_clip_findings(config),
     ]
@@ -98,10 +101,8 @@ def machine_findings(config: AjetConfig, plan: BatchPlan) -> list[Finding]:
     `ajet plan`; of them only open files, processes, disk and /dev/shm are compared."""
     episodes = min(config.ajet.rollout.max_env_worker, plan.max_episodes_per_step)
     shape = _shape(config)
-    on_gpu = Path("/dev/nvidiactl").exists() and config.ajet.model.device != "cpu"
+    on_gpu = _has_gpu(config)
     found = [*_package_findings(), _files_finding(episodes), _processes_finding(episodes)]
-    if not runs_on_ray(config):
-        found.append(Finding("ok", describe_precision(config, gpu=on_gpu)))
     if shape is None:
         found.append(
             Finding("ok", "memory and disk: cannot be told, the model's sizes are not known here")
@@ -113,6 +114,19 @@ def machine_findings(config: AjetConfig, plan: BatchPlan) -> list[Finding]:
     elif not on_gpu:
         found.append(_memory_finding(config, shape))
     return found
+
+
+def _has_gpu(config: AjetConfig) -> bool:
+    return Path("/dev/nvidiactl").exists() and config.ajet.model.device != "cpu"
+
+
+def _precision_findings(config: AjetConfig) -> list[Finding]:
+    """Returns in what a run on this machine computes. A run on Ray says it of its nodes."""
+    if runs_on_ray(config):
+        return []
+    on_gpu = _has_gpu(config)
+    level = "warning" if is_slow_here(config, gpu=on_gpu) else "ok"
+    return [Finding(level, describe_precision(config, gpu=on_gpu))]
 
 
 def _package_findings() -> list[Finding]:

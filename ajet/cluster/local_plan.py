@@ -6,7 +6,8 @@ configured shape that have one and three layers. Both times lie on a line over t
     seconds(layers) = seconds(1) + (layers - 1) * (seconds(3) - seconds(1)) / 2
 
 A step is the rollout of its episodes, `max_env_worker` at a time, and the update of its groups as
-trees. Memory is what the process keeps and what a rollout or a micro-batch adds.
+trees; a supervised step has no rollout. Memory is what the process keeps and what a rollout, a
+validation or a micro-batch adds.
 
 An episode is taken as one prompt and one reply, whose lengths the user gives; without them half of
 the most that the config allows is taken. Not covered: tools, judges and workflows that take time or
@@ -63,12 +64,17 @@ class LocalPlan:
     batch: BatchPlan
     shape: ModelShape
     size: EpisodeSize
-    measured: Measured
-    at_once: int
+    measured: Measured  # with so many requests as `at_once`
+
+    @property
+    def at_once(self) -> int:
+        """Returns the episodes that run at a time: in a rollout, or in a validation where nothing
+        else asks the engine."""
+        return max(1, self._at_once(self._sampled_episodes or self.batch.validation_episodes))
 
     @property
     def rollout_s(self) -> float:
-        return self._rollout(self.batch.episodes_per_step)
+        return self._rollout(self._sampled_episodes)
 
     @property
     def validation_s(self) -> float:
@@ -98,6 +104,15 @@ class LocalPlan:
     def run_s(self) -> float:
         return self.batch.total_steps * self.step_s + self.num_validations * self.validation_s
 
+    @property
+    def _sampled_episodes(self) -> int:
+        """Returns the episodes of a step whose replies are sampled."""
+        is_given = self.batch.config.learns_from_rows(is_training=True)
+        return 0 if is_given else self.batch.episodes_per_step
+
+    def _at_once(self, episodes: int) -> int:
+        return min(self.batch.config.ajet.rollout.max_env_worker, episodes)
+
     def _rollout(self, episodes: int) -> float:
         batches = episodes / self.at_once
         return batches * (self.measured.prefill_s + self.size.reply * self.measured.decode_s)
@@ -110,7 +125,9 @@ class LocalPlan:
     @property
     def recomputes(self) -> bool:
         """Tells whether the backward pass computes activations again."""
-        return _recomputes(self.batch.config, self.shape)
+        trainer = self.batch.config.ajet.trainer_common
+        given = trainer.fsdp_config.activation_checkpointing
+        return self.is_large if given == "auto" else given
 
     def kept_parts(self) -> list[MemoryPart]:
         """Returns what the process holds from the first optimizer step on."""
@@ -127,8 +144,10 @@ class LocalPlan:
         return parts
 
     def rollout_parts(self) -> list[MemoryPart]:
-        """Returns what is added at the peak of a rollout."""
+        """Returns what is added at the peak of a rollout or of a validation."""
         value, shape = self._bytes[0], self.shape
+        if not self.batch.config.samples:
+            return []
         cache = value * self._cached_tokens() * shape.kv_values_per_token
         parts = [_part("cache", FRAGMENTED * cache, "rollout: keys and values")]
         if shape.hidden * shape.intermediate >= MIN_PACKED and value < 8:
@@ -179,9 +198,17 @@ class LocalPlan:
         return min(budget, group * max(1, budget // group) if group <= budget else budget)
 
     def _cached_tokens(self) -> int:
-        rollout = self.batch.config.ajet.rollout
-        groups = max(1, self.at_once // rollout.num_repeat)
-        return groups * self.size.prompt + 2 * self.at_once * self.size.reply
+        """Returns the tokens of a rollout or of a validation, whichever are more: each prompt once,
+        and replies in a row and in the prefix cache."""
+        kinds = (
+            (self._sampled_episodes, self.batch.config.ajet.rollout.num_repeat),
+            (self.batch.validation_episodes, self.batch.config.validation_repeats),
+        )
+        return max(
+            -(-self._at_once(episodes) // repeat) * self.size.prompt
+            + 2 * self._at_once(episodes) * self.size.reply
+            for episodes, repeat in kinds
+        )
 
     def memory_rows(self) -> list[tuple[str, str, str]]:
         parts = [*self.kept_parts(), *self.rollout_parts(), *self.update_parts()]
@@ -191,18 +218,15 @@ class LocalPlan:
     def time_rows(self) -> list[tuple[str, str, str]]:
         size = f"{self.size.prompt} + {self.size.reply} tokens an episode"
         steps, validations = self.batch.total_steps, self.num_validations
+        rollout = ("rollout", format_seconds(self.rollout_s), f"{self.at_once} at once, {size}")
+        how = "rollout and update" if self._sampled_episodes else "replies are given: an update"
         return [
-            ("rollout", format_seconds(self.rollout_s), f"{self.at_once} at once, {size}"),
+            *([rollout] if self._sampled_episodes else []),
             ("update", format_seconds(self.update_s), "measured, extended to all layers"),
-            ("step", format_seconds(self.step_s), "rollout and update"),
+            ("step", format_seconds(self.step_s), how),
             ("validation", format_seconds(self.validation_s), f"{validations} in the run"),
             ("run", format_seconds(self.run_s), f"{steps:,} steps, without loading and saving"),
         ]
-
-
-def _recomputes(config: AjetConfig, shape: ModelShape) -> bool:
-    given = config.ajet.trainer_common.fsdp_config.activation_checkpointing
-    return shape.parameters >= LARGE if given == "auto" else given
 
 
 def _part(name: str, size: float, note: str) -> MemoryPart:
@@ -218,15 +242,14 @@ def local_plan(config: AjetConfig, batch: BatchPlan, size: EpisodeSize) -> Local
         )
     model_config = _model_config(path)
     shape = shape_of(model_config.to_dict(), path)
-    rollout = config.ajet.rollout
-    at_once = min(rollout.max_env_worker, batch.episodes_per_step)
-    recompute = _recomputes(config, shape)  # also in models that are small for want of layers
+    unmeasured = LocalPlan(batch, shape, size, Measured(0.0, 0.0, 0.0, 0.0))
+    at_once, recompute = unmeasured.at_once, unmeasured.recomputes
     found = [_measure(config, model_config, layers, size, at_once, recompute) for layers in LAYERS]
     low, high = (np.array(each) for each in found)
     per_layer = np.maximum(high - low, 0) / (LAYERS[1] - LAYERS[0])
     prefill, decode, group, optimizer = low + per_layer * (shape.layers - LAYERS[0])
     measured = Measured(float(prefill), float(decode), float(group), float(optimizer))
-    return LocalPlan(batch, shape, size, measured, at_once)
+    return replace(unmeasured, measured=measured)
 
 
 def _model_config(path: str) -> Any:

@@ -43,7 +43,7 @@ def config_with(*overrides):
 def plan():
     batch = BatchPlan(config_with(), 100, 24)
     measured = Measured(prefill_s=1.0, decode_s=0.1, group_s=5.0, optimizer_s=0.5)
-    return LocalPlan(batch, SMOLLM2, EpisodeSize(324, 125), measured, at_once=16)
+    return LocalPlan(batch, SMOLLM2, EpisodeSize(324, 125), measured)
 
 
 def test_a_step_is_its_batches_of_episodes_and_its_groups(plan):
@@ -69,7 +69,8 @@ A_LAYER = 4 * 576 + 2 * 192 + 2 * 1536  # x twice, q, out, k, v, gate and up
 def test_memory_is_counted_by_hand(plan):
     kept = sizes(plan.kept_parts())
     assert kept["weights"] == kept["reference"] == WEIGHTS and kept["optimizer"] == 2 * WEIGHTS
-    cached = (2 * 324 + 2 * 16 * 125) * 2 * 30 * 192 * 4
+    # 16 at once: a validation's are 16 prompts, a rollout's are 2 of 8 episodes each.
+    cached = (16 * 324 + 2 * 16 * 125) * 2 * 30 * 192 * 4
     assert sizes(plan.rollout_parts()) == {"cache": 1.5 * cached, "packed weights": WEIGHTS}
     assert sizes(plan.update_parts()) == {
         "gradients": WEIGHTS,
@@ -77,6 +78,24 @@ def test_memory_is_counted_by_hand(plan):
         "activations": 1.5 * 1324 * (30 * 576 + A_LAYER) * 4,
         "logits": 1.5 * 1000 * 49152 * 4,
     }
+
+
+def test_a_cache_is_that_of_the_rollout_where_its_replies_are_more(plan):
+    longer = replace(plan, batch=BatchPlan(config_with(), 100, 2), size=EpisodeSize(100, 125))
+    cached = (2 * 100 + 2 * 16 * 125) * 2 * 30 * 192 * 4  # not that of 2 tasks held out
+    assert sizes(longer.rollout_parts())["cache"] == 1.5 * cached
+
+
+def test_a_supervised_step_has_no_rollout(plan):
+    given = ("ajet.kind=supervised", "ajet.rollout.num_repeat=1", "ajet.data.train_batch_size=16")
+    with_tasks = with_setting(plan, *given, "ajet.supervised.validation=tasks")
+    assert (
+        with_tasks.rollout_s == 0 and with_tasks.step_s == with_tasks.update_s == 16 * 5 + 2 * 0.5
+    )
+    assert with_tasks.validation_s == pytest.approx(24 / 16 * 13.5)  # 16 of the 24 at once
+    assert [row[0] for row in with_tasks.time_rows()] == ["update", "step", "validation", "run"]
+    from_rows = with_setting(plan, *given, "ajet.supervised.validation=rows")
+    assert from_rows.rollout_parts() == [] and with_tasks.rollout_parts() != []
 
 
 def test_activations_that_are_kept_are_those_of_all_layers(plan):

@@ -6,12 +6,21 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from ajet.core.config.section import Section
+from ajet.core.processor import has_bfloat16_instructions
 
 
 def _device(value: str) -> str:
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
         raise ValueError(f"auto, cpu, cuda or cuda:N is expected, got {value!r}")
     return value
+
+
+def _dtype_here(value: str) -> str:
+    """Returns the format, or what `fastest` stands for on this machine. The process that reads the
+    config decides for all of the run, so that no two of them compute in different formats."""
+    if value != "fastest":
+        return value
+    return "bfloat16" if has_bfloat16_instructions() else "auto"
 
 
 class ModelConfig(Section):
@@ -21,10 +30,13 @@ class ModelConfig(Section):
         default=None,
         description="The model: a folder, a Hub name, a .gguf file or embedded:NAME. Required.",
     )
-    dtype: Literal["auto", "float64", "float32", "bfloat16"] = Field(
+    dtype: Annotated[
+        Literal["auto", "fastest", "float64", "float32", "bfloat16"], AfterValidator(_dtype_here)
+    ] = Field(
         default="auto",
         description="Number format that trainer and engines compute in; auto is float32 on CPU, "
-        "bfloat16 on CUDA; with float64 rounding decides nothing where runs are compared.",
+        "bfloat16 on CUDA; fastest is bfloat16 on a CPU that has instructions for it, else auto; "
+        "with float64 rounding decides nothing where runs are compared.",
     )
     device: Annotated[str, AfterValidator(_device)] = Field(
         default="auto", description="auto, cpu, cuda or cuda:N; auto takes a GPU if any."

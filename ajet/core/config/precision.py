@@ -6,6 +6,7 @@
     float32            auto or float32           float32    float32
     float32            bfloat16                  refused: trainer and engines would differ
 
+`fastest` became bfloat16 or auto when the config was read (model.py).
 The optimizer's weights and moments, and the gradients that add up over micro-batches, are float32
 wherever the format is narrower.
 """
@@ -13,10 +14,15 @@ wherever the format is narrower.
 from typing import Literal
 
 from ajet.core.config.tree import AjetConfig
+from ajet.core.processor import has_bfloat16_instructions
 
 Dtype = Literal["float64", "float32", "bfloat16"]
 BYTES: dict[Dtype, int] = {"float64": 8, "float32": 4, "bfloat16": 2}
 PARAM_DTYPE = "ajet.trainer_common.fsdp_config.param_dtype"
+SLOW = (
+    "; this processor has no instructions for bfloat16, in which products can take a hundred times "
+    "as long as in float32: set ajet.model.dtype=fastest"
+)
 
 
 def asked_dtype(config: AjetConfig) -> Dtype | Literal["auto"]:
@@ -39,7 +45,8 @@ def state_dtype(dtype: Dtype) -> Dtype:
 
 
 def describe_precision(config: AjetConfig, *, gpu: bool) -> str:
-    """Returns the decision and what it follows from, in one line."""
+    """Returns the decision, what it follows from and, where that is very slow, what to do, in one
+    line."""
     dtype, asked = dtype_on(config, gpu=gpu), asked_dtype(config)
     if asked == "auto":
         reason = f"ajet.model.dtype is auto, on a {'GPU' if gpu else 'CPU'}"
@@ -48,8 +55,13 @@ def describe_precision(config: AjetConfig, *, gpu: bool) -> str:
         reason = f"{'ajet.model.dtype' if is_own else PARAM_DTYPE} is {asked}"
     return (
         f"precision: trainer and engines compute in {dtype}, the optimizer in "
-        f"{state_dtype(dtype)} ({reason})"
+        f"{state_dtype(dtype)} ({reason}){SLOW if is_slow_here(config, gpu=gpu) else ''}"
     )
+
+
+def is_slow_here(config: AjetConfig, *, gpu: bool) -> bool:
+    """Tells whether the run computes in bfloat16 on a CPU without instructions for it."""
+    return dtype_on(config, gpu=gpu) == "bfloat16" and not gpu and not has_bfloat16_instructions()
 
 
 def precision_refusals(config: AjetConfig) -> list[tuple[str, str]]:

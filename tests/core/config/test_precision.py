@@ -3,10 +3,12 @@ two keys is refused."""
 
 import pytest
 
+from ajet.cli.findings import run_findings
 from ajet.cluster.memory_estimate import engine_memory_inputs, trainer_memory_inputs
 from ajet.core.config import load_config
 from ajet.core.config.precision import describe_precision, dtype_on, state_dtype
 from ajet.core.errors import ConfigError
+from ajet.core.processor import has_bfloat16_instructions
 from ajet.core.update.settings import ShardingSettings
 from ajet.servers.settings import ServerSettings
 
@@ -77,3 +79,41 @@ def test_the_line_says_what_the_decision_follows_from(tmp_path):
     )
     line = describe_precision(config_of(tmp_path, f"{PARAM}=float32"), gpu=True)
     assert line.endswith(f"compute in float32, the optimizer in float32 ({PARAM} is float32)")
+
+
+@pytest.mark.parametrize(
+    ("flags", "there"),
+    [
+        ("fpu sse2 avx2 fma", False),
+        ("fpu avx2 avx512f avx512vl avx512bw avx512dq", False),  # float32's instructions alone
+        ("fpu avx512f avx512_bf16", True),
+        ("fpu amx_tile amx_bf16 amx_int8", True),
+    ],
+)
+def test_the_processors_flags_tell_whether_it_multiplies_bfloat16(tmp_path, flags, there):
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor\t: 0\nmodel name\t: P\nflags\t\t: {flags}\n\nprocessor\t: 1\n")
+    assert has_bfloat16_instructions(cpuinfo) is there
+    assert has_bfloat16_instructions(tmp_path / "none") is False
+
+
+@pytest.mark.parametrize(("there", "on_cpu"), [(True, "bfloat16"), (False, "float32")])
+def test_fastest_is_decided_where_the_config_is_read(tmp_path, monkeypatch, there, on_cpu):
+    monkeypatch.setattr("ajet.core.config.model.has_bfloat16_instructions", lambda: there)
+    config = config_of(tmp_path, "ajet.model.dtype=fastest", backbone="debug")
+    assert (dtype_on(config, gpu=False), dtype_on(config, gpu=True)) == (on_cpu, "bfloat16")
+    monkeypatch.setattr("ajet.core.config.model.has_bfloat16_instructions", lambda: not there)
+    assert dtype_on(config, gpu=False) == on_cpu  # a process elsewhere does not decide again
+
+
+def test_bfloat16_without_instructions_is_a_warning_that_says_what_to_set(tmp_path, monkeypatch):
+    monkeypatch.setattr("ajet.cli.findings._has_gpu", lambda config: False)
+    monkeypatch.setattr("ajet.core.config.precision.has_bfloat16_instructions", lambda: False)
+    named = config_of(tmp_path, "ajet.model.dtype=bfloat16", backbone="debug")
+    (found,) = (each for each in run_findings(named, []) if "precision" in each.text)
+    assert found.level == "warning"
+    assert found.text.endswith("as long as in float32: set ajet.model.dtype=fastest")
+    assert "instructions" not in describe_precision(named, gpu=True)
+    monkeypatch.setattr("ajet.core.config.precision.has_bfloat16_instructions", lambda: True)
+    (found,) = (each for each in run_findings(named, []) if "precision" in each.text)
+    assert (found.level, "instructions" in found.text) == ("ok", False)
