@@ -81,7 +81,8 @@ class SharedSampling:
             self.endpoint.publish(version)
 
     async def sleep(self) -> None:
-        """Does nothing: the engine keeps its cache's memory."""
+        """Frees the cache's memory. Nothing in it is used again: a `publish` follows."""
+        await self.empty_cache()
 
     async def publish(self, version: int) -> dict[str, float]:
         self.endpoint.publish(version)

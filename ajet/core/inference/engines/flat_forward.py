@@ -68,9 +68,10 @@ class FlatForward:
         self._batch: KVBatch | None = None
 
     def reset(self) -> None:
-        """Forgets everything that was computed with the old weights."""
+        """Forgets everything that was computed with the old weights, and frees its memory."""
         self._cache.clear()
         self._batch = None
+        self._pool.free()
         self.free_weights()
 
     def free_weights(self) -> None:
@@ -85,6 +86,7 @@ class FlatForward:
     def rebuild(self, rows: Sequence[BatchRow]) -> int:
         """Forms the batch of these rows, which must be sorted by token ids. Returns the number of
         tokens whose keys and values had to be computed."""
+        self._pool.allocate()
         self._cache.tick()
         tails = [self._insert(row.ids[:-1]) for row in rows]
         num_computed = self._compute([path(tail) for tail in tails])

@@ -224,7 +224,8 @@ class InProcessEngine:
             return WaveWait(self._num_waves, len(calling), missing)
 
     def publish(self, version: int) -> None:
-        """Forgets what was computed with the old weights: they have changed in place."""
+        """Forgets what was computed with the old weights, which have changed in place, and frees its
+        memory."""
         with self._changed:
             self.policy_version = version
             self._published = version
@@ -386,16 +387,14 @@ class InProcessEngine:
         """Passes to the batch what happened since the last step."""
         with self._changed:
             while wait and not (self._submitted or self._closed):
+                self._apply_publish()
                 if not self._live:
                     for batch in self._batches.values():
                         batch.free_weights()  # an update follows, which needs the memory
                 self._changed.wait()
             if not self._deterministic and not any(b.running for b in self._batches.values()):
                 wait_for_pause(self._changed)
-            if self._published is not None:
-                for batch in self._batches.values():
-                    batch.publish(self._published)
-                self._published = None
+            self._apply_publish()
             if self._submitted:
                 # Only at the start of a wave: between waves, which have left depends on timing.
                 for batch in self._batches.values():
@@ -404,6 +403,13 @@ class InProcessEngine:
             for name, batch in self._batches.items():
                 batch.add(row for row in self._submitted if row.sampling.adapter == name)
             self._submitted = []
+
+    def _apply_publish(self) -> None:
+        """Has the batches forget what was computed before the last `publish`."""
+        if self._published is not None:
+            for batch in self._batches.values():
+                batch.publish(self._published)
+            self._published = None
 
     def _deliver(self, finished: Iterable[BatchRow]) -> None:
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Any, Completion]]] = {}

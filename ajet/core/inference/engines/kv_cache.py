@@ -36,7 +36,8 @@ MASKED = -1e30
 
 
 class KVPool:
-    """Holds keys and values by slot. Slot 0 stays zero and stands for padding."""
+    """Holds keys and values by slot, in memory that is allocated when it is needed. Slot 0 stays
+    zero and stands for padding."""
 
     def __init__(
         self,
@@ -47,12 +48,20 @@ class KVPool:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        shape = (num_layers, num_kv_heads, num_slots + 1, head_dim)
-        # On the CPU, memory that was never written takes no room.
-        self.k = torch.empty(shape, dtype=dtype, device=device)
-        self.v = torch.empty(shape, dtype=dtype, device=device)
-        self.k[:, :, 0] = 0
-        self.v[:, :, 0] = 0
+        self._shape = (num_layers, num_kv_heads, num_slots + 1, head_dim)
+        self.k = torch.empty(0, dtype=dtype, device=device)
+        self.v = torch.empty_like(self.k)
+
+    def allocate(self) -> None:
+        """Allocates the slots, unless they are; on a CPU those never written take no memory."""
+        if not self.k.numel():
+            self.k, self.v = self.k.new_empty(self._shape), self.v.new_empty(self._shape)
+            self.k[:, :, 0] = 0
+            self.v[:, :, 0] = 0
+
+    def free(self) -> None:
+        """Frees the slots: what they hold is not needed any more."""
+        self.k, self.v = self.k.new_empty(0), self.v.new_empty(0)
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Stores keys and values ``[N, kv_heads, d]`` of one layer at N slots."""

@@ -23,6 +23,7 @@ def _slots(groups):
 def _pool():
     generator = torch.Generator().manual_seed(0)
     pool = KVPool(LAYERS, KV_HEADS, WIDTH, 2000, torch.float32, torch.device("cpu"))
+    pool.allocate()
     for values in (pool.k, pool.v):
         values[:, :, 1:] = torch.randn(values[:, :, 1:].shape, generator=generator)
     return pool

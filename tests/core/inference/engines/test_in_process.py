@@ -261,6 +261,18 @@ async def test_publish_uses_the_new_weights_and_forgets_the_cache():
     await engine.close()
 
 
+async def test_publish_frees_the_memory_of_keys_and_values_until_the_next_request():
+    engine = InProcessEngine(_model(), stop_token_ids=())
+    (pool,) = (batch._forward._pool for batch in engine._batches.values())
+    assert pool.k.numel() == 0
+    await engine.generate((1, 2, 3), SamplingParams(max_tokens=2, seed=0), "e/0000")
+    slots = 1 + engine._max_kv_tokens  # and slot 0
+    assert pool.k.shape == pool.v.shape == (2, 2, slots, 8)
+    engine.publish(1)
+    await engine.close()  # its thread has ended
+    assert pool.k.numel() == pool.v.numel() == 0
+
+
 async def test_a_wave_waits_for_every_live_episode():
     engine = InProcessEngine(_model(), stop_token_ids=())
     for name in "ab":
