@@ -97,7 +97,7 @@ class Forward(Protocol):
         ...
 
     def reset(self) -> None:
-        """Forgets everything that was computed with the old weights."""
+        """Forgets everything that was computed with the old weights, and frees its memory."""
         ...
 
     def free_weights(self) -> None:

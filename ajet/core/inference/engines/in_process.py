@@ -224,8 +224,8 @@ class InProcessEngine:
             return WaveWait(self._num_waves, len(calling), missing)
 
     def publish(self, version: int) -> None:
-        """Forgets what was computed with the old weights, which have changed in place, and frees its
-        memory."""
+        """Forgets what was computed with the old weights, which have changed in place, and frees
+        its memory."""
         with self._changed:
             self.policy_version = version
             self._published = version
