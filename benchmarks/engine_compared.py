@@ -67,14 +67,13 @@ def with_ajet(folder: str, dtype: str) -> Run:
     import asyncio
 
     import torch
-    from transformers import AutoModelForCausalLM
 
     from ajet.core.inference.endpoint import SamplingParams
     from ajet.core.inference.engines.in_process import InProcessEngine
+    from ajet.core.model.load import load_model
 
     torch.set_num_threads(THREADS)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
-
+    model = load_model(folder, dtype=dtype, device="cpu").model.eval()
     engine = InProcessEngine(model, stop_token_ids=())
     loop = asyncio.new_event_loop()
 

@@ -195,8 +195,8 @@ class KVBatch:
         self._shared = [
             (gathered.shared(k), gathered.shared(v)) for k, v in zip(pool.k, pool.v, strict=True)
         ]
-        self._k = self._with_room([gathered.own(k) for k in pool.k])
-        self._v = self._with_room([gathered.own(v) for v in pool.v])
+        self._k = [_with_room(gathered.own(k)) for k in pool.k]
+        self._v = [_with_room(gathered.own(v)) for v in pool.v]
         self._shared_R, self._start_R = layout.shared_R, layout.start_R
         self._column = layout.own_RT.shape[1]
         self._mask = self._padding_mask()
@@ -225,7 +225,9 @@ class KVBatch:
         """Goes on to the next column once every layer has written this one."""
         self._column += 1
         if self._column == self._k[0].shape[2]:
-            self._k, self._v = self._with_room(self._k), self._with_room(self._v)
+            for tensors in (self._k, self._v):
+                for layer, tensor in enumerate(tensors):
+                    tensors[layer] = _with_room(tensor)
             self._mask = self._padding_mask()
 
     def keep(self, index: Ids) -> None:
@@ -269,11 +271,17 @@ class KVBatch:
         self._segments = segments
         return kept
 
-    def _with_room(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [torch.nn.functional.pad(t, (0, 0, 0, GROWTH)) for t in tensors]
-
     def _padding_mask(self) -> Tensor:
         """Returns ``[1, rows, 1, 1, columns]``, MASKED left of each row's first own token."""
         columns = np.arange(self._k[0].shape[2])
         mask = np.where(columns < self._start_R[:, None], MASKED, 0.0).astype(np.float32)
         return self._pool.tensor(mask).to(self._pool.k.dtype)[None, :, None, None]
+
+
+def _with_room(tensor: Tensor) -> Tensor:
+    """Returns a copy of ``[kv_heads, rows, columns, d]`` with `GROWTH` more columns, of zeros."""
+    heads, rows, columns, d = tensor.shape
+    wider = tensor.new_empty(heads, rows, columns + GROWTH, d)
+    wider[:, :, :columns] = tensor
+    wider[:, :, columns:] = 0
+    return wider
