@@ -5,12 +5,12 @@
 
     docs/**                    copied; a link that leaves docs/ leads to a page of that file
     reference/commands/*.md    each command with its options, from Typer
-    reference/config/*.md      each key with type, default, sentence and backbones, from the tree
+    reference/config/*.md      each key with type, default, sentence (with the version that brought
+                               it, after the first) and backbones, from the tree
     reference/metrics.md       each metric, from the docstrings of the modules that compute them
     reference/run_folder.md    files and tables, from the modules that write them
 
-Python's public names are read by mkdocstrings. Nothing written here is committed. A page does not
-say since when something is there, because there is one version so far.
+Python's public names are read by mkdocstrings. Nothing written here is committed.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from typer.testing import CliRunner
 
 import ajet
 from ajet.cli.launcher import COMMANDS, app
-from ajet.core.config.section import ALL_BACKBONES, NoEffect, NotBuilt, Section
+from ajet.core.config.section import ALL_BACKBONES, NoEffect, NotBuilt, Section, Since
 from ajet.core.config.tree import AjetConfig
 from ajet.core.record import episode_schema, run_folder
 
@@ -116,7 +116,8 @@ def config_pages() -> Iterator[tuple[str, str]]:
     head = (
         "A key that is not here is refused. *Refused* ends the start with a "
         "line unless the key has its default; *no effect* is said in one notice. Which keys are "
-        "read may depend on others: `ajet check` says it of your config."
+        "read may depend on others: `ajet check` says it of your config. A key that does not say "
+        "since which version it is there is there since 0.1.0, the first."
     )
     sections: list[tuple[str, Any, list[str]]] = []
     for root, field in AjetConfig.model_fields.items():
@@ -130,7 +131,7 @@ def config_pages() -> Iterator[tuple[str, str]]:
         sections.append((root, section_of(field), own))
     for path, section, names in sorted(sections, key=lambda each: each[0].split(".")):
         fields = section.model_fields
-        rows = [row for name in names for row in _rows(name, fields[name])]
+        rows = [row for name in names for row in key_rows(name, fields[name])]
         if not rows:
             continue
         said = (inspect.getdoc(section) or "").partition("\n\n")[0].replace("\n", " ")
@@ -144,16 +145,18 @@ def section_of(field: FieldInfo) -> Any:
     return kind if isinstance(kind, type) and issubclass(kind, Section) else None
 
 
-def _rows(path: str, field: FieldInfo) -> Iterator[Sequence[str]]:
+def key_rows(path: str, field: FieldInfo) -> Iterator[Sequence[str]]:
+    """Yields a key's cells, those of `config_pages`; a section's are those of its keys."""
     section = section_of(field)
     if section is not None:
         for name, inner in section.model_fields.items():
-            yield from _rows(f"{path}.{name}", inner)
+            yield from key_rows(f"{path}.{name}", inner)
         return
     default = field.get_default(call_default_factory=True)
     shown = "" if default is PydanticUndefined else f"`{_yaml(default)}`"
     kind = f"{type_text(field.annotation)}, {shown}".removesuffix(", ")
-    yield f"`{path}`", kind, field.description or "", _honoured(field)
+    since = [f" *Since {mark.version}.*" for mark in field.metadata if isinstance(mark, Since)]
+    yield f"`{path}`", kind, "".join([field.description or "", *since]), _honoured(field)
 
 
 def _honoured(field: FieldInfo) -> str:

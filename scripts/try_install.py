@@ -2,23 +2,27 @@
 
     make dist && python scripts/try_install.py                   this interpreter, the light install
     python scripts/try_install.py --extras train train,agentscope    and two steps, in each of these
-    … --python python3.11 python3.12 python3.13 --installer uv pip --artifact wheel sdist
+    … --python found --installer uv pip --artifact wheel sdist       each Python that is here
+    … --python python3.12 /opt/python3.13/bin/python                 these
 
-For each interpreter, installer and artifact it prints the seconds of the installation, and those of
-the CPU, and exits with 1 if anything failed. Everything is in a folder that is removed. It
-checks that the wheel has all files that are in the repository, and no top-level package but ajet.
-What follows `--` is for the installer: -- --find-links wheels. Not covered: the other extras, which
-`make setup` installs.
+`found` are the Pythons that pyproject.toml names, on the path or in pyenv's folder. For each
+interpreter, installer and artifact it prints the seconds of the installation, and those of the
+CPU, and exits with 1 if anything failed. Everything is in a folder that is removed. It checks that
+the wheel has all files that are in the repository, and no top-level package but ajet. What follows
+`--` is for the installer: -- --find-links wheels. Not covered: the other extras, which `make setup`
+installs.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 import zipfile
 from itertools import product
 from pathlib import Path
@@ -84,6 +88,27 @@ def train_commands(extras: str) -> list[tuple[str, ...]]:
     ]
 
 
+def found_pythons() -> list[str]:
+    """Returns an interpreter of each version that pyproject.toml names, where one is installed."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    names = [each.rpartition(" ")[2] for each in project["classifiers"] if "Python :: 3." in each]
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    found = []
+    for name in names:
+        on_path = shutil.which(f"python{name}")
+        known = [*([on_path] if on_path else []), *pyenv.glob(f"{name}.*/bin/python")]
+        # A shim of pyenv is on the path for versions that it does not start, too.
+        starts = (str(each) for each in known if version(str(each)).startswith(f"{name}."))
+        found += [first] if (first := next(starts, None)) else []
+    return found
+
+
+def version(python: str) -> str:
+    """Returns the version of an interpreter; nothing where it does not start."""
+    command = [python, "-c", "import platform; print(platform.python_version())"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
 def try_one(
     python: str, installer: str, artifact: Path, folder: Path, options: argparse.Namespace
 ) -> str:
@@ -128,7 +153,7 @@ def check_light(binaries: Path, folder: Path) -> None:
 def main() -> int:
     """Tries every combination, and returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--python", nargs="+", default=[sys.executable])
+    parser.add_argument("--python", nargs="+", default=[sys.executable], help="or: found")
     parser.add_argument("--installer", nargs="+", default=["uv"], choices=("uv", "pip"))
     parser.add_argument("--artifact", nargs="+", default=["wheel"], choices=("wheel", "sdist"))
     parser.add_argument("--dist", type=Path, default=ROOT / "dist")
@@ -141,14 +166,15 @@ def main() -> int:
         print(f"error: {options.dist}: no wheel and sdist there; run make dist")
         return 1
     check_wheel(found["wheel"])
+    pythons = found_pythons() if options.python == ["found"] else options.python
     failures = 0
-    for python, installer, kind in product(options.python, options.installer, options.artifact):
+    for python, installer, kind in product(pythons, options.installer, options.artifact):
         with tempfile.TemporaryDirectory(prefix="ajet-install-") as folder:
             try:
                 line = try_one(python, installer, found[kind], Path(folder), options)
             except Failed as failure:
                 line, failures = f"FAILED: {failure}", failures + 1
-        print(f"{Path(python).name}, {installer}, {kind}: {line}", flush=True)
+        print(f"Python {version(python)}, {installer}, {kind}: {line}", flush=True)
     return min(failures, 1)
 
 

@@ -72,6 +72,14 @@ def test_ci_runs_the_same_command_as_a_contributor():
     assert named and all((ROOT / name).exists() for name in named)
 
 
+def test_ci_installs_and_trains_on_the_pythons_that_the_package_names():
+    ci = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    named = [each for each in PROJECT["classifiers"] if "Python :: 3." in each]
+    for job in ("install", "train"):
+        tried = ci["jobs"][job]["strategy"]["matrix"]["python"]
+        assert [f"Programming Language :: Python :: {each}" for each in tried] == named
+
+
 def test_the_compose_file_has_a_run_its_page_and_a_tracker():
     services = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
     assert set(services) == {"train", "page", "tracker"}

@@ -2,12 +2,14 @@
 
 import re
 from pathlib import Path
+from typing import Annotated
 
 import pytest
+from pydantic import Field
 
 import ajet
 from ajet.cli.launcher import COMMANDS
-from ajet.core.config.section import leaves
+from ajet.core.config.section import Section, Since, leaves
 from ajet.core.config.tree import AjetConfig
 from scripts.site_pages import (
     Pages,
@@ -15,6 +17,7 @@ from scripts.site_pages import (
     config_pages,
     expanded,
     foreign_assets,
+    key_rows,
     python_page,
     run_folder_page,
     type_text,
@@ -41,6 +44,15 @@ def test_a_key_says_which_backbones_honour_it_and_what_the_others_do():
     assert row.endswith("| verl, trinity; debug: *no effect: there is one engine, in process* |")
     [row] = [line for line in page.splitlines() if line.startswith("| `num_repeat` ")]
     assert row.startswith("| `num_repeat` | whole number, `4` |") and row.endswith("| all |")
+
+
+class Bursts(Section):
+    size: Annotated[int, Since("0.2.0")] = Field(default=1, description="Calls at a time.")
+
+
+def test_a_key_that_a_later_version_brought_says_which():
+    [row] = key_rows("size", Bursts.model_fields["size"])
+    assert row == ("`size`", "whole number, `1`", "Calls at a time. *Since 0.2.0.*", "all")
 
 
 def test_every_command_has_a_page_and_every_public_name_an_entry():

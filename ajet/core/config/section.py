@@ -4,10 +4,11 @@
         api_key: Annotated[str, Secret()] = Field(default="", description="…")
         gamma: Annotated[float, NotBuilt("…")] = Field(default=1.0, description="…")
         name: Annotated[str, NoEffect("…", on=("debug",))] = Field(default="auto", description="…")
+        burst: Annotated[int, Since("0.2.0")] = Field(default=1, description="…")
 
 `NotBuilt` refuses the run when the key differs from its default, which turns it off. `NoEffect`
 lets the run start and says so in one notice. A key with neither is honoured. The value of a
-`Secret` is shown and stored nowhere.
+`Secret` is shown and stored nowhere. A key without `Since` is there since 0.1.0, the first version.
 """
 
 from collections.abc import Iterator, Mapping
@@ -41,6 +42,14 @@ class NoEffect:
     reason: str
     on: tuple[str, ...] = ALL_BACKBONES
     also_off: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Since:
+    """Marks a key that a later version than the first brought; the reference of the config says
+    which."""
+
+    version: str
 
 
 @dataclass(frozen=True)
