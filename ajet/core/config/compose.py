@@ -1,7 +1,7 @@
-"""Composes a YAML and command-line overrides to plain data; Hydra does it, from any folder.
+"""Composes a YAML and command-line overrides to plain data, from any folder.
 
     math_agent.yaml ──┐
-    its `defaults:`  ─┼─ Hydra ── plain dict
+    its `defaults:`  ─┼─ Hydra, or overlay.py where the defaults are the project's ── plain dict
     key=value …      ─┘
 
 AgentJet's former section `astuner:` is read as `ajet:`.
@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from ajet import default_config
 from ajet.core.config.agentjet_keys import FORMER_DEFAULTS, FORMER_SECTION
 from ajet.core.config.environment_reference import environment_references
 from ajet.core.config.explain import Origin, mapping_and_list_problem
+from ajet.core.config.overlay import PACKAGED, overlaid
 from ajet.core.config.overrides import hydra_override, override_key, unknown_override
 from ajet.core.config.redacted import shown_override
 from ajet.core.config.tree import AjetSection
@@ -30,7 +30,6 @@ from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
 DEFAULTS = ["verl_default", "trinity_default", "ajet_default", "_self_"]
-PACKAGED = [Path(default_config.__file__).parent / folder for folder in ("", "verl", "trinity")]
 MAX_VALUES = 100_000
 HYDRAS_OWN = (
     "output",
@@ -71,6 +70,26 @@ class Composed(NamedTuple):
 
 def compose(path: Path, overrides: Sequence[str]) -> Composed:
     """Returns the composed YAML with its interpolations resolved."""
+    yaml_content = read_yaml(path)
+    boilerplate = yaml_content.pop("hydra", None) or {}
+    own_search_path = _own_search_path(boilerplate, path)
+    defaults = _defaults(yaml_content.pop("defaults", None), path)
+    parsed = [hydra_override(override) for override in overrides]
+    origin = Origin(path, overrides)
+    values, references = None, dict[str, str]()
+    if not own_search_path:
+        values = overlaid(yaml_content, defaults, parsed, origin)
+    if values is None:
+        yaml_content["defaults"] = _without_hydras_own(defaults)
+        values, references = _composed_by_hydra(yaml_content, own_search_path, parsed, origin)
+    values = {str(key): value for key, value in values.items()}
+    return Composed(values, references, _hydra_notices(boilerplate))
+
+
+def _composed_by_hydra(
+    yaml_content: dict[str, Any], own_search_path: list[str], parsed: list[str], origin: Origin
+) -> tuple[dict[Any, Any], dict[str, str]]:
+    """Returns the composed values, and the references of `Composed`."""
     from hydra.core.config_store import ConfigStore
     from hydra.errors import HydraException, MissingConfigException
     from omegaconf import OmegaConf
@@ -78,13 +97,9 @@ def compose(path: Path, overrides: Sequence[str]) -> Composed:
 
     from ajet.core.config.packaged_defaults import PackagedDefaults
 
-    yaml_content = read_yaml(path)
-    boilerplate = yaml_content.pop("hydra", None) or {}
+    path, overrides = origin.path, origin.overrides
     packaged = [f"{PackagedDefaults.scheme()}://{folder.resolve()}" for folder in PACKAGED]
-    search = {"searchpath": [*packaged, *_own_search_path(boilerplate, path)]}
-    yaml_content["defaults"] = _defaults(yaml_content.get("defaults"), path)
-    parsed = [hydra_override(override) for override in overrides]
-    origin = Origin(path, overrides)
+    search = {"searchpath": [*packaged, *own_search_path]}
     try:
         node = OmegaConf.create(yaml_content | {"hydra": search})
         ConfigStore.instance().store(name=NAME, node=node)
@@ -114,8 +129,7 @@ def compose(path: Path, overrides: Sequence[str]) -> Composed:
         line = f"override {shown_override(override)!r}: {problem}"
         raise ConfigError(line, code=code) from error
     assert isinstance(plain, dict)
-    values = {str(key): value for key, value in plain.items()}
-    return Composed(values, environment_references(written), _hydra_notices(boilerplate))
+    return plain, environment_references(written)
 
 
 def _hydra_compose(path: Path, overrides: Sequence[str]) -> Any:
@@ -224,16 +238,19 @@ def _hydra_notices(boilerplate: dict[str, Any]) -> list[str]:
 
 
 def _defaults(listed: Any, path: Path) -> list[Any]:
-    """Returns the list of defaults with `_self_` in it, and without Hydra's own configuration
-    where the list does not choose some of it itself."""
+    """Returns the list of defaults with `_self_` in it."""
     if listed is None:
         listed = DEFAULTS
     if not isinstance(listed, list):
         raise ConfigError(
             f"{path}: defaults: a list is expected, got {listed!r}", code=Code.CONFIG_FORM
         )
-    if "_self_" not in listed:
-        listed = [*listed, "_self_"]
+    return listed if "_self_" in listed else [*listed, "_self_"]
+
+
+def _without_hydras_own(listed: list[Any]) -> list[Any]:
+    """Returns the list of defaults without Hydra's own configuration, where the list does not
+    choose some of it itself."""
     keys = [str(key) for each in listed if isinstance(each, dict) for key in each]
     chosen = {key.removeprefix("override ").strip(" /") for key in keys}
     left_out = [f"hydra/{group}" for group in HYDRAS_OWN if f"hydra/{group}" not in chosen]

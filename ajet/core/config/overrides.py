@@ -10,6 +10,7 @@ Not covered: whether a value is right (the tree), and settings of Hydra's own, w
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
+from functools import cache, lru_cache
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -28,10 +29,23 @@ def override_key(override: str) -> str:
     return override.split("=", 1)[0].lstrip("+~").split("@", 1)[0]
 
 
+@cache
+def _parser() -> Any:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    return OverridesParser.create()
+
+
+@lru_cache(maxsize=1024)
+def parsed_override(override: str) -> Any:
+    """Returns Hydra's own `Override`, which nobody changes. Raises HydraException for what its
+    grammar does not have."""
+    return _parser().parse_override(override)
+
+
 def hydra_override(override: str) -> str:
     """Returns the override in the form that Hydra takes. Raises ConfigError for one that has no
     meaning."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     key, equals, value = override.partition("=")
@@ -42,10 +56,10 @@ def hydra_override(override: str) -> str:
         )
     _refuse_foreign(override)
     try:
-        parsed = OverridesParser.create().parse_override(override)
+        parsed = parsed_override(override)
     except HydraException:
         override = f"{key}={_quote(value)}"
-        parsed = OverridesParser.create().parse_override(override)
+        parsed = parsed_override(override)
     if parsed.is_sweep_override():
         raise ConfigError(
             f"{_quoted(override)}: one value only; write a list as [a,b]", code=Code.OVERRIDE_FORM
@@ -62,9 +76,7 @@ def hydra_override(override: str) -> str:
 def override_value(override: str) -> tuple[str, Any]:
     """Returns the key and the value of an override ``key=value``. Raises ConfigError for another
     form."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    parsed = OverridesParser.create().parse_override(hydra_override(override))
+    parsed = parsed_override(hydra_override(override))
     if parsed.is_delete():
         raise ConfigError(
             f"{_quoted(override)}: a value is expected here, as key=value", code=Code.OVERRIDE_FORM
