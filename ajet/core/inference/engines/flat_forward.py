@@ -6,7 +6,8 @@
     keep(), store() drop finished rows; hand their tokens to the cache for the next turn
 
 It computes with the policy's own modules (see model/decoder.py), or, where weights are large and
-the device is a CPU, with packed copies of them (packed_decoder.py, grid_batch.py).
+the device is a CPU, with packed copies of them (packed_decoder.py). Then, and on other devices, a
+decode step multiplies all segments at once (grid_batch.py).
 
 Not covered: architectures that `Decoder.supports` refuses (hf_forward.py serves those).
 """
@@ -56,6 +57,8 @@ class FlatForward:
         self._packed = packed
         self._decoder = packed or Decoder(model)
         weight = next(model.parameters())
+        # Where products are fast a dozen calls for each segment cost more than padding does.
+        self._prefers_grid = packed is not None or weight.device.type != "cpu"
         self._pool = KVPool(
             self._decoder.num_layers,
             self._decoder.num_kv_heads,
@@ -92,7 +95,7 @@ class FlatForward:
         num_computed = self._compute([path(tail) for tail in tails])
         self._batch = None  # frees its memory before the new batch is allocated
         layout = CacheLayout.of([path_slots(tail) for tail in tails])
-        as_grid = self._packed is not None and GridBatch.fits(layout)
+        as_grid = self._prefers_grid and GridBatch.fits(layout)
         self._batch = (GridBatch if as_grid else KVBatch)(self._pool, layout)
         return num_computed
 

@@ -10,6 +10,8 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Con
 
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import ContextOverflow, SamplingParams
+from ajet.core.inference.engines import flat_forward
+from ajet.core.inference.engines.grid_batch import GridBatch
 from ajet.core.inference.engines.in_process import InProcessEngine
 from ajet.core.model.precision import to_float64
 
@@ -146,6 +148,22 @@ def test_in_float64_a_batch_shows_in_no_log_probability(kind):
 def test_log_probabilities_are_exact_when_rows_come_and_go(options):
     model = _model()
     _assert_exact(model, _run(model, **options)[0])
+
+
+def test_log_probabilities_are_exact_where_all_segments_are_multiplied_at_once(monkeypatch):
+    made = []
+
+    class Grid(GridBatch):
+        def __init__(self, *arguments):
+            made.append(self)
+            super().__init__(*arguments)
+
+    on_a_gpu = property(lambda self: True, lambda self, value: None)
+    monkeypatch.setattr(flat_forward.FlatForward, "_prefers_grid", on_a_gpu, raising=False)
+    monkeypatch.setattr(flat_forward, "GridBatch", Grid)
+    model = _model()
+    _assert_exact(model, _run(model)[0])
+    assert made
 
 
 def test_a_long_prompt_is_computed_in_pieces():
