@@ -96,7 +96,8 @@ class FlatForward:
         self._batch = None  # frees its memory before the new batch is allocated
         layout = CacheLayout.of([path_slots(tail) for tail in tails])
         as_grid = self._prefers_grid and GridBatch.fits(layout)
-        self._batch = (GridBatch if as_grid else KVBatch)(self._pool, layout)
+        room = max(row.max_len - len(row.ids) for row in rows)
+        self._batch = (GridBatch if as_grid else KVBatch)(self._pool, layout, room)
         return num_computed
 
     def decode(self, rows: Sequence[BatchRow]) -> Tensor:

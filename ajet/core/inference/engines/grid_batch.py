@@ -82,8 +82,8 @@ class GridBatch(KVBatch):
             segments
         ) * most_shared <= MAX_PADDING * sum(lengths)
 
-    def __init__(self, pool: KVPool, layout: CacheLayout) -> None:
-        super().__init__(pool, layout)
+    def __init__(self, pool: KVPool, layout: CacheLayout, room: int) -> None:
+        super().__init__(pool, layout, room)
         self._grid = SegmentGrid.of(self._segments, pool)
         self._stacked: list[tuple[Tensor, Tensor]] = []
         while self._shared:  # layer by layer: both forms of all layers would take twice as much
@@ -94,7 +94,7 @@ class GridBatch(KVBatch):
         """Writes one new token per row to the current column, and returns the attention over it
         and the tokens before."""
         (rows, heads, d), group = k.shape, q.shape[1] // k.shape[1]
-        own_k, own_v = self._k[layer], self._v[layer]
+        own_k, own_v = self._k[layer].tensor, self._v[layer].tensor
         own_k[:, :, self._column] = k.transpose(0, 1)
         own_v[:, :, self._column] = v.transpose(0, 1)
         scaled = torch.empty(heads, rows, group, d, dtype=q.dtype, device=q.device)
@@ -143,7 +143,7 @@ class GridBatch(KVBatch):
         """Returns ``[1, rows, 1, S + columns]``: the shared slots that a row has not, the columns
         left of its first token, and those that are not written yet are MASKED."""
         shared = np.arange(max(len(segment.slots) for segment in self._segments))
-        columns = np.arange(self._k[0].shape[2])
+        columns = np.arange(self._num_columns)
         own = (columns < self._start_R[:, None]) | (columns > self._column)
         hidden = np.concatenate((shared >= self._shared_R[:, None], own), axis=1)
         mask = np.where(hidden, MASKED, 0.0).astype(np.float32)

@@ -16,6 +16,7 @@ The own part is aligned at the right, so all rows write their new token to the s
 Rows must be sorted by their tokens, so that rows with a common prefix are neighbours.
 """
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -30,7 +31,7 @@ from ajet.core.inference.engines.prefix_cache import Ids, common_length
 MIN_SHARED = 32
 """Tokens. Shorter common prefixes are copied: a segment costs a few small products a layer."""
 GROWTH = 32
-"""The columns that are added at a time when the rows outgrow their batch."""
+"""The columns of a batch's own parts are multiples of this: so many are added at a time."""
 MASKED = -1e30
 """A finite number: a query whose columns are all masked gives unused numbers, but no NaN."""
 
@@ -184,19 +185,57 @@ def _batched_product(a: Tensor, b: Tensor) -> Tensor:
     return torch.stack([torch.bmm(a_h, b_h) for a_h, b_h in zip(a, b, strict=True)])
 
 
+class OwnParts:
+    """Holds one layer's keys, or values, of all rows' own parts: ``tensor``, which is whole, of
+    ``[kv_heads, rows, columns, d]``.
+
+    Its memory is allocated once, for all columns that the rows can come to, and what is written
+    alone takes room on a CPU. Wider tensors beside the old ones would leave holes behind.
+    """
+
+    def __init__(self, filled: Tensor, room: int) -> None:
+        """Begins with these columns; `room` more can be written."""
+        heads, rows, columns, d = filled.shape
+        self._memory = filled.new_empty(heads * rows * _in_steps(columns + room + 1) * d)
+        self.tensor = self._placed(filled)
+
+    def grow(self) -> None:
+        """Adds columns."""
+        self.tensor = self._placed(self.tensor.clone())
+
+    def keep(self, index: Tensor, first: int, end: int) -> None:
+        """Drops all rows but these, and the columns outside of ``first .. end - 1``."""
+        self.tensor = self._placed(self.tensor[:, :, first:end].index_select(1, index))
+
+    def _placed(self, filled: Tensor) -> Tensor:
+        """Returns a copy in the memory, with up to `GROWTH` more columns, of zeros."""
+        heads, rows, columns, d = filled.shape
+        shape = (heads, rows, _in_steps(columns + 1), d)
+        placed = self._memory[: math.prod(shape)].view(shape)
+        placed[:, :, :columns] = filled
+        placed[:, :, columns:] = 0
+        return placed
+
+
+def _in_steps(columns: int) -> int:
+    """Returns the next multiple of `GROWTH`."""
+    return -(-columns // GROWTH) * GROWTH
+
+
 class KVBatch:
     """Holds the rows that are being decoded. Each step writes one column; the Decoder calls
     `attend` for each layer."""
 
-    def __init__(self, pool: KVPool, layout: CacheLayout) -> None:
+    def __init__(self, pool: KVPool, layout: CacheLayout, room: int) -> None:
+        """Gathers the rows from the pool; `room` tokens more can be written for each."""
         self._pool = pool
         gathered = GatheredCache(pool, layout)
         self._segments = layout.segments
         self._shared = [
             (gathered.shared(k), gathered.shared(v)) for k, v in zip(pool.k, pool.v, strict=True)
         ]
-        self._k = [_with_room(gathered.own(k)) for k in pool.k]
-        self._v = [_with_room(gathered.own(v)) for v in pool.v]
+        self._k = [OwnParts(gathered.own(k), room) for k in pool.k]
+        self._v = [OwnParts(gathered.own(v), room) for v in pool.v]
         self._shared_R, self._start_R = layout.shared_R, layout.start_R
         self._column = layout.own_RT.shape[1]
         self._mask = self._padding_mask()
@@ -206,15 +245,21 @@ class KVBatch:
         """The number of rows, with the finished ones that were not dropped yet."""
         return len(self._start_R)
 
+    @property
+    def _num_columns(self) -> int:
+        """The columns of the own parts, with those that are not written yet."""
+        return self._k[0].tensor.shape[2]
+
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Writes one new token per row to the current column, and returns the attention over it
         and the tokens before."""
         heads, end = k.shape[1], self._column + 1
-        self._k[layer][:, :, self._column] = k.transpose(0, 1)
-        self._v[layer][:, :, self._column] = v.transpose(0, 1)
+        own_k, own_v = self._k[layer].tensor, self._v[layer].tensor
+        own_k[:, :, self._column] = k.transpose(0, 1)
+        own_v[:, :, self._column] = v.transpose(0, 1)
         out = attend_shared(
             q.view(q.shape[0], heads, 1, -1, q.shape[2]).transpose(0, 1),
-            (self._k[layer][:, :, :end], self._v[layer][:, :, :end]),
+            (own_k[:, :, :end], own_v[:, :, :end]),
             self._shared[layer],
             self._segments,
             self._mask[..., :end],
@@ -224,19 +269,17 @@ class KVBatch:
     def advance(self) -> None:
         """Goes on to the next column once every layer has written this one."""
         self._column += 1
-        if self._column == self._k[0].shape[2]:
-            for tensors in (self._k, self._v):
-                for layer, tensor in enumerate(tensors):
-                    tensors[layer] = _with_room(tensor)
+        if self._column == self._num_columns:
+            for part in (*self._k, *self._v):
+                part.grow()
             self._mask = self._padding_mask()
 
     def keep(self, index: Ids) -> None:
-        """Drops all rows but these (in order), and the columns that are padding in all of them."""
+        """Drops all rows but these (in order), and the columns that none of them has written."""
         index_R = self._pool.tensor(index)
         first = int(self._start_R[index].min())
-        for tensors in (self._k, self._v):
-            for layer, tensor in enumerate(tensors):
-                tensors[layer] = tensor[:, :, first:].index_select(1, index_R)
+        for part in (*self._k, *self._v):
+            part.keep(index_R, first, self._column)
         self._column -= first
         self._start_R, self._shared_R = self._start_R[index] - first, self._shared_R[index]
         self._keep_segments(index)
@@ -248,8 +291,8 @@ class KVBatch:
         assert (columns >= self._start_R[rows_N]).all() and (columns < self._column).all()
         rows, cols, slots = (self._pool.tensor(x) for x in (rows_N, columns, slots_N))
         for layer, (k, v) in enumerate(zip(self._k, self._v, strict=True)):
-            self._pool.k[layer].index_copy_(1, slots, k[:, rows, cols])
-            self._pool.v[layer].index_copy_(1, slots, v[:, rows, cols])
+            self._pool.k[layer].index_copy_(1, slots, k.tensor[:, rows, cols])
+            self._pool.v[layer].index_copy_(1, slots, v.tensor[:, rows, cols])
 
     def num_shared(self, row: int) -> int:
         """Returns the number of this row's first tokens that its segment holds; `save` cannot copy
@@ -273,15 +316,6 @@ class KVBatch:
 
     def _padding_mask(self) -> Tensor:
         """Returns ``[1, rows, 1, 1, columns]``, MASKED left of each row's first own token."""
-        columns = np.arange(self._k[0].shape[2])
+        columns = np.arange(self._num_columns)
         mask = np.where(columns < self._start_R[:, None], MASKED, 0.0).astype(np.float32)
         return self._pool.tensor(mask).to(self._pool.k.dtype)[None, :, None, None]
-
-
-def _with_room(tensor: Tensor) -> Tensor:
-    """Returns a copy of ``[kv_heads, rows, columns, d]`` with `GROWTH` more columns, of zeros."""
-    heads, rows, columns, d = tensor.shape
-    wider = tensor.new_empty(heads, rows, columns + GROWTH, d)
-    wider[:, :, :columns] = tensor
-    wider[:, :, columns:] = 0
-    return wider

@@ -8,6 +8,7 @@ from ajet.core.inference.engines.grid_batch import GridBatch
 from ajet.core.inference.engines.kv_cache import CacheLayout, KVBatch, KVPool
 
 LAYERS, KV_HEADS, HEADS, WIDTH = 2, 2, 6, 16
+STEPS = 70  # past two growths of 32 columns
 
 
 def _slots(groups):
@@ -56,10 +57,10 @@ def _step(batches, num_rows, generator):
 def test_it_gives_the_same_attention_as_group_after_group(groups):
     pool, slots = _pool(), _slots(groups)
     layout = CacheLayout.of(slots)
-    batches = [KVBatch(pool, layout), GridBatch(pool, layout)]
+    batches = [KVBatch(pool, layout, STEPS), GridBatch(pool, layout, STEPS)]
     generator = torch.Generator().manual_seed(1)
     kept = np.array([n for n in range(len(slots)) if n % 3 != 1])
-    for step in range(70):  # past two growths of 32 columns
+    for step in range(STEPS):
         num_rows = len(slots) if step < 20 else len(kept)
         if step == 20:
             for batch in batches:
@@ -73,7 +74,7 @@ def test_what_it_computed_is_saved_as_by_group_after_group():
     saved = []
     for kind in (KVBatch, GridBatch):
         pool = _pool()
-        batch = kind(pool, layout)
+        batch = kind(pool, layout, 1)
         _step([batch], 5, torch.Generator().manual_seed(1))
         batch.save(np.array([0, 4]), np.array([43, 35]), np.array([1500, 1501]))
         saved.append((pool.k[:, :, 1500:1502], pool.v[:, :, 1500:1502]))
