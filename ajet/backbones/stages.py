@@ -14,6 +14,7 @@ Not covered: the config of a stage (core/config/stages.py), and how one is train
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -40,6 +41,7 @@ def fit_stages(
         logger.info("stage {} ({} of {})", config.stage, number + 1, len(stages))
         try:
             fit(config)
+            gc.collect()  # cycles of references hold the model, whose memory the next stage needs
             num_trained += 1
         except RunComplete:
             logger.info("stage {} is complete", config.stage)

@@ -9,11 +9,15 @@ from types import FrameType
 SIGNALLED = 128
 
 
+def nothing() -> None:
+    """Does nothing when a stop is asked for."""
+
+
 class Interrupt:
     """Stores whether somebody asked the run to stop after this step, and whether it did stop before
     its end because of that."""
 
-    def __init__(self, on_first: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, on_first: Callable[[], None] = nothing) -> None:
         self.requested = False
         self.stopped_early = False
         self.exit_code = SIGNALLED + signal.SIGINT

@@ -27,7 +27,7 @@ from typing import Any
 from ajet.core.config import AjetConfig
 from ajet.core.error_codes import Code
 from ajet.core.errors import RunFailed
-from ajet.core.interrupt import Interrupt
+from ajet.core.interrupt import Interrupt, nothing
 from ajet.core.record.evaluation import success_by_task
 from ajet.core.record.progress import TrainingProgress
 from ajet.core.record.run_checks import gap_line
@@ -108,6 +108,7 @@ class TrainingRun:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.interrupt.on_first = nothing  # it outlives the run, and would keep its model alive
         self.recorder.__exit__(kind, error, trace)
 
     @property

@@ -1,8 +1,10 @@
 """Where a run stops and goes on: validations, explicit checkpoints, starts in a used folder."""
 
+import gc
 import io
 import json
 import sqlite3
+import weakref
 
 import numpy as np
 import pytest
@@ -47,6 +49,17 @@ def train(*overrides, stop_after=None, interrupt=None):
         )
         training.last_step = stop_after
         return training.fit()
+
+
+def test_a_run_that_has_ended_keeps_no_model_in_memory(toy):
+    settings, interrupt = config("ajet.trainer_common.total_training_steps=1"), Interrupt()
+    with open_run(settings, assembly.read_tasks(settings)) as folder:
+        training = DebugTraining(settings, folder, interrupt, Console(file=io.StringIO()))
+        policy = weakref.ref(training.learner.policy)
+        training.fit()
+    del training
+    gc.collect()
+    assert policy() is None  # though the command's interrupt and console live on
 
 
 def logged(toy, name):
