@@ -42,7 +42,8 @@ def describe_precision(config: AjetConfig, *, gpu: bool) -> str:
     """Returns the decision and what it follows from, in one line."""
     dtype, asked = dtype_on(config, gpu=gpu), asked_dtype(config)
     if asked == "auto":
-        reason = f"ajet.model.dtype is auto, on a {'GPU' if gpu else 'CPU'}"
+        device = "a GPU" if gpu else "MPS" if config.ajet.model.device == "mps" else "a CPU"
+        reason = f"ajet.model.dtype is auto, on {device}"
     else:
         is_own = config.ajet.model.dtype != "auto"
         reason = f"{'ajet.model.dtype' if is_own else PARAM_DTYPE} is {asked}"
