@@ -236,7 +236,7 @@ REFUSED_BY_TRAINING = [
     (JUDGE + "classes.py->Mute", "classes.py:20: Mute does not define compute_reward(self, work"),
     (JUDGE + "classes.py->JudgesOne", "JudgesOne.compute_reward cannot be called with (workflow"),
     ("ajet.rollout.tool_parser=qwen", "'nemotron' or 'gemma' is expected, got 'qwen'"),
-    ("ajet.model.device=gpu", "auto, cpu, cuda or cuda:N is expected, got 'gpu'"),
+    ("ajet.model.device=gpu", "auto, cpu, cuda, cuda:N or mps is expected, got 'gpu'"),
     ("ajet.model.chat_template=no.jinja", "ajet.model.chat_template: no.jinja: no such file"),
     ("ajet.trainer_common.resume=no/where", "ajet.trainer_common.resume: no/where: no such folder"),
     ("ajet.trainer_common.resume=math_agent", "math_agent: no checkpoint is in this folder"),

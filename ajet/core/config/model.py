@@ -10,8 +10,8 @@ from ajet.core.processor import has_bfloat16_instructions
 
 
 def _device(value: str) -> str:
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
-        raise ValueError(f"auto, cpu, cuda or cuda:N is expected, got {value!r}")
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", value):
+        raise ValueError(f"auto, cpu, cuda, cuda:N or mps is expected, got {value!r}")
     return value
 
 
@@ -39,7 +39,9 @@ class ModelConfig(Section):
         "with float64 rounding decides nothing where runs are compared.",
     )
     device: Annotated[str, AfterValidator(_device)] = Field(
-        default="auto", description="auto, cpu, cuda or cuda:N; auto takes a GPU if any."
+        default="auto",
+        description="auto, cpu, cuda, cuda:N or mps (a Mac's GPU, on backbone debug, which has not "
+        "been tried); auto takes a CUDA GPU if any.",
     )
     chat_template: str | None = Field(
         default=None,

@@ -49,7 +49,8 @@ def describe_precision(config: AjetConfig, *, gpu: bool) -> str:
     line."""
     dtype, asked = dtype_on(config, gpu=gpu), asked_dtype(config)
     if asked == "auto":
-        reason = f"ajet.model.dtype is auto, on a {'GPU' if gpu else 'CPU'}"
+        device = "a GPU" if gpu else "MPS" if config.ajet.model.device == "mps" else "a CPU"
+        reason = f"ajet.model.dtype is auto, on {device}"
     else:
         is_own = config.ajet.model.dtype != "auto"
         reason = f"{'ajet.model.dtype' if is_own else PARAM_DTYPE} is {asked}"
@@ -61,7 +62,9 @@ def describe_precision(config: AjetConfig, *, gpu: bool) -> str:
 
 def is_slow_here(config: AjetConfig, *, gpu: bool) -> bool:
     """Tells whether the run computes in bfloat16 on a CPU without instructions for it."""
-    return dtype_on(config, gpu=gpu) == "bfloat16" and not gpu and not has_bfloat16_instructions()
+    is_on_cpu = not gpu and config.ajet.model.device != "mps"
+    is_narrow = dtype_on(config, gpu=gpu) == "bfloat16"
+    return is_on_cpu and is_narrow and not has_bfloat16_instructions()
 
 
 def precision_refusals(config: AjetConfig) -> list[tuple[str, str]]:

@@ -25,6 +25,7 @@ def refusals_and_notices(config: AjetConfig) -> tuple[list[tuple[str, str]], lis
     refused = [
         *contradictions(config.ajet),
         *precision_refusals(config),
+        *_mps_refusals(config.ajet),
         *_wide_servers(config),
         *_distillation_refusals(config),
         *_compaction_refusals(config.ajet),
@@ -116,6 +117,25 @@ def _equal_validation_episodes(ajet: AjetSection) -> list[str]:
         f"alike in all {number} episodes of a task; unless tools or environment are random, set 1, "
         "or ajet.rollout.val_kwargs.temperature above 0"
     ]
+
+
+def _mps_refusals(ajet: AjetSection) -> list[tuple[str, str]]:
+    """Returns what the GPU of a Mac cannot do."""
+    if ajet.model.device != "mps":
+        return []
+    refused = list[tuple[str, str]]()
+    if ajet.backbone != "debug":
+        reason = f"backbone {ajet.backbone} trains on CPUs and CUDA GPUs: take backbone debug"
+        refused.append(("ajet.model.device", reason))
+    if ajet.model.dtype == "float64":
+        reason = "MPS has no float64: set float32, or ajet.model.device=cpu"
+        refused.append(("ajet.model.dtype", reason))
+    if ajet.rollout.name in ("vllm", "sglang"):
+        reason = (
+            "servers compute on CPUs and CUDA GPUs: set in_process beside ajet.model.device=mps"
+        )
+        refused.append(("ajet.rollout.name", reason))
+    return refused
 
 
 def _distillation_refusals(config: AjetConfig) -> list[tuple[str, str]]:

@@ -31,7 +31,7 @@ from ajet.core.error_codes import Code
 from ajet.core.error_text import extra_advice
 from ajet.core.errors import ModelError
 from ajet.core.model.allocator import is_large, keep_freed_memory
-from ajet.core.model.precision import to_float64
+from ajet.core.model.precision import float64_device, to_float64
 from ajet.core.model.template_file import EMBEDDED, EMBEDDED_DIR, template_file
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -289,10 +289,17 @@ def resolve_device(device: str) -> torch.device:
     """Returns the device that the config names; auto is CUDA where there is CUDA."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "mps":
+        if not torch.backends.mps.is_available():
+            raise ModelError(
+                "device 'mps': torch finds no GPU of a Mac on this machine; use auto or cpu",
+                code=Code.DEVICE,
+            )
+        return torch.device(device)
     known = re.fullmatch(r"cpu|cuda(?::(\d+))?", device)
     if not known:
         raise ModelError(
-            f"device '{device}': unknown; use auto, cpu, cuda or cuda:N", code=Code.DEVICE
+            f"device '{device}': unknown; use auto, cpu, cuda, cuda:N or mps", code=Code.DEVICE
         )
     num = torch.cuda.device_count()
     if device != "cpu" and int(known[1] or 0) >= num:
@@ -310,6 +317,10 @@ def _dtype(dtype: str, device: torch.device) -> torch.dtype:
     if dtype not in DTYPES:
         raise ModelError(
             f"dtype '{dtype}': unknown; use auto, {', '.join(DTYPES)}", code=Code.DEVICE
+        )
+    if dtype == "float64" and float64_device(device) != device:
+        raise ModelError(
+            f"dtype 'float64': {device} has none; use float32, or device cpu", code=Code.DEVICE
         )
     return DTYPES[dtype]
 

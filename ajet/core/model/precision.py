@@ -2,6 +2,9 @@
 
     bfloat16, float16, float32  ->  float32        float64  ->  float64
 
+MPS has no float64. What is computed in it beside the model, sums and draws, is computed on the CPU
+there (`float64_device`).
+
 Not covered: models whose norms are not in `NORMS`; they compute these in float32 at any precision.
 """
 
@@ -23,6 +26,11 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
 def to_wide_dtype(tensor: Tensor) -> Tensor:
     """Converts the tensor to its `wide_dtype`; returns the tensor itself if it has that already."""
     return tensor.to(wide_dtype(tensor.dtype))
+
+
+def float64_device(device: torch.device) -> torch.device:
+    """Returns the device where tensors of `device` can be float64: itself, or the CPU for MPS."""
+    return torch.device("cpu") if device.type == "mps" else device
 
 
 def to_float64(model: nn.Module) -> nn.Module:

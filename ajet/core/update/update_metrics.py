@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ajet.core.model.precision import float64_device
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.layouts.layout import Layout, Row
 from ajet.core.update.losses.token_loss import MAX_LOG_RATIO
@@ -61,7 +62,7 @@ class SamplerGap:
     sums: dict[str, float] = field(default_factory=dict)
 
     def add(self, log_ratio_M: Tensor) -> None:
-        log_ratio_M = log_ratio_M.double()
+        log_ratio_M = log_ratio_M.to(float64_device(log_ratio_M.device)).double()
         ratio_M = log_ratio_M.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
         parts = {
             "diff": log_ratio_M.abs(),

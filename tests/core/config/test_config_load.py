@@ -318,7 +318,7 @@ MISTAKES = [
     ),
     (
         "ajet:\n  model: {device: gpu}\n",
-        "run.yaml:2: ajet.model.device: auto, cpu, cuda or cuda:N is expected, got 'gpu'",
+        "run.yaml:2: ajet.model.device: auto, cpu, cuda, cuda:N or mps is expected, got 'gpu'",
     ),
     (
         "ajet:\n  rollout: {tool_parser: qwen}\n",

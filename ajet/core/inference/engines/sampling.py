@@ -4,7 +4,8 @@
 
 `u` is a hash of (the request's seed, the number of the token). So a draw does not depend on the
 rest of the batch, and no generator has a state. Greedy rows (temperature 0) take the largest logit
-and report log-probabilities at temperature 1, without cuts.
+and report log-probabilities at temperature 1, without cuts. From MPS, which has no float64, logits
+are brought to the CPU first.
 """
 
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.engines.uniform import uniforms
+from ajet.core.model.precision import float64_device
 
 MAX_ELEMENTS = 16_000_000
 """The logits handled at a time: float64 copies of 256 rows of a large vocabulary are gigabytes."""
@@ -30,6 +32,7 @@ class Sampler:
     """Draws one token for each row of a batch; holds the rows' sampling parameters as vectors."""
 
     def __init__(self, params: Sequence[SamplingParams], device: torch.device) -> None:
+        device = self._device = float64_device(device)
         temperatures = [p.temperature if p.temperature > 0 else 1.0 for p in params]
         greedy = [p.temperature <= 0 for p in params]
         self._seeds = np.array([p.seed & (2**64 - 1) for p in params], np.uint64)
@@ -47,7 +50,8 @@ class Sampler:
     def draw(self, logits: Tensor, counts: NDArray[np.int64]) -> tuple[list[int], list[float]]:
         """Returns one token per row and its log-probability. `counts` holds the number of tokens
         that each row has sampled so far."""
-        u = torch.from_numpy(uniforms(self._seeds, counts)).to(logits.device)
+        logits = logits.to(self._device)
+        u = torch.from_numpy(uniforms(self._seeds, counts)).to(self._device)
         step = max(1, MAX_ELEMENTS // logits.shape[1])
         tokens: list[int] = []
         logprobs: list[float] = []

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ajet.core.model.precision import float64_device
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.ranks import Ranks
 from ajet.core.update.sequence import SequenceGroup
@@ -100,8 +101,12 @@ def scatter_to_samples(
 
 
 def concat_to_device(arrays: Iterable[NDArray[Any]], device: torch.device) -> Tensor:
-    """Concatenates one array for each row, over its trained tokens, into a tensor ``[M]``."""
-    return torch.from_numpy(np.concatenate(list(arrays))).to(device)
+    """Concatenates one array for each row, over its trained tokens, into a tensor ``[M]``. One of
+    float64 becomes float32 on a device that has no float64."""
+    values_M = torch.from_numpy(np.concatenate(list(arrays)))
+    if values_M.dtype == torch.float64 and float64_device(device) != device:
+        values_M = values_M.float()
+    return values_M.to(device)
 
 
 @dataclass(frozen=True, slots=True)
