@@ -1,7 +1,7 @@
 """The tutorial as it is written, in an empty folder: its own YAML, workflow and launch.json.
 
 Given are only a model and a dataset that exist on the machine. The batch is 4 tasks here instead of
-264, and 16 tasks are held out. Both ways to start it, the command and VS Code's, run at the same
+264, and 4 tasks are held out. Both ways to start it, the command and VS Code's, run at the same
 time.
 """
 
@@ -28,7 +28,7 @@ GIVEN = (
     "ajet.task_reader.huggingface_dat_repo.dataset_path=D",
     "ajet.trainer_common.total_training_steps=2",
     "ajet.data.train_batch_size=4",
-    "ajet.data.val_max_tasks=16",
+    "ajet.data.val_max_tasks=4",
 )
 
 
