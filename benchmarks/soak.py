@@ -167,8 +167,8 @@ def sampled_run(folder: Path, steps: int, **variables: str) -> list[Sample]:
     run_folder, seen = folder / "launcher_record" / "soak", psutil.Process(process.pid)
     while process.poll() is None:
         time.sleep(min(2.0, max(0.05, steps / 1000)))
-        sample = sample_of(seen, run_folder)
-        if sample is not None and (not samples or sample.step > samples[-1].step):
+        sample = sample_of(seen, run_folder, after=samples[-1].step if samples else 0)
+        if sample is not None:
             samples.append(sample)
     if process.returncode:
         said = (folder / "output").read_text()[-2000:]
@@ -176,11 +176,12 @@ def sampled_run(folder: Path, steps: int, **variables: str) -> list[Sample]:
     return samples
 
 
-def sample_of(process: psutil.Process, run_folder: Path) -> Sample | None:
-    """Returns what the run has now, or None before its first step and after its end."""
+def sample_of(process: psutil.Process, run_folder: Path, after: int) -> Sample | None:
+    """Returns what the run has now, or None where it has done no step after this one, or has
+    ended."""
     try:
         step = _steps_done(run_folder / "logs" / "metrics.jsonl")
-        if not step:
+        if step <= after:
             return None
         record, bounded = _disk(run_folder)
         children = [_use(child) for child in process.children(recursive=True)]

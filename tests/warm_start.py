@@ -24,6 +24,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -112,6 +113,25 @@ def warm_start(
         socket.send_fds(server, [len(data).to_bytes(4)], [theirs.fileno(), *files])
         server.sendall(data)
     return WarmProcess(ours)
+
+
+def warm_run(
+    arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout: float = 240
+) -> subprocess.CompletedProcess[str]:
+    """Does what `python ARGUMENTS` does, to its end, as `subprocess.run` does with its output as
+    text."""
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        files = {"stdout": stdout.fileno(), "stderr": stderr.fileno()}
+        process = warm_start(arguments, cwd=cwd, env=env, **files)
+        try:
+            code = process.wait(timeout)
+        finally:
+            process.kill()
+        said = []
+        for file in (stdout, stderr):
+            file.seek(0)
+            said.append(file.read())
+    return subprocess.CompletedProcess(list(arguments), code, *said)
 
 
 @functools.cache

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 MAX_INTEGER_BITS = 4096
 """Larger integers are named by their size: from 4,300 digits on Python refuses to write them."""
@@ -111,15 +111,35 @@ SHORT_KEY = 200
 """Keys of so many characters are kept also where the limit is used up: cut, they would be alike."""
 
 
+class _Whole(NamedTuple):
+    """Holds a container that was reduced without a cut, and what that used. The reference to the
+    container keeps its id from being another object's."""
+
+    container: Any
+    reduced: Any
+    depth: int
+    values: int
+    characters: int
+
+
 class _Reduction:
-    """Reduces one value; counts what it has used of the limits."""
+    """Reduces one value; counts what it has used of the limits.
+
+    A container that occurs again is not reduced again where its whole fits: a few lists that hold
+    each other twice would stand for 100,000 values.
+    """
 
     def __init__(self, limits: PlainLimits) -> None:
         self._max_depth = limits.depth
         self._values_left = limits.values
         self._characters_left = limits.characters
         self._above: set[int] = set()
-        self.is_cut = False
+        self._whole: dict[int, _Whole] = {}
+        self._num_cuts = 0
+
+    @property
+    def is_cut(self) -> bool:
+        return self._num_cuts > 0
 
     def plain(self, value: Any, depth: int) -> Any:
         self._values_left -= 1
@@ -147,7 +167,7 @@ class _Reduction:
 
     def _text(self, text: str) -> str:
         if len(text) > self._characters_left:
-            self.is_cut = True
+            self._num_cuts += 1
             text = f"{text[: self._characters_left]}… [cut: {len(text)} characters]"
             self._characters_left = 0
         else:
@@ -155,18 +175,34 @@ class _Reduction:
         return without_surrogates(text)
 
     def _container(self, value: Any, depth: int, reduce: Callable[..., Any]) -> Any:
-        name = type_name(type(value))
         if id(value) in self._above:
-            self.is_cut = True
-            return f"<{name} within itself>"
+            self._num_cuts += 1
+            return f"<{type_name(type(value))} within itself>"
         if depth >= self._max_depth:
-            self.is_cut = True
-            return f"<{name} below {self._max_depth} others>"
+            self._num_cuts += 1
+            return f"<{type_name(type(value))} below {self._max_depth} others>"
+        known = self._whole.get(id(value))
+        if known is not None and self._fits(known, depth):
+            self._values_left -= known.values
+            self._characters_left -= known.characters
+            return known.reduced
+        num_cuts, values, characters = self._num_cuts, self._values_left, self._characters_left
         self._above.add(id(value))
         try:
-            return reduce(self, value, depth + 1)
+            reduced = reduce(self, value, depth + 1)
         finally:
             self._above.discard(id(value))
+        if self._num_cuts == num_cuts:
+            used = values - self._values_left, characters - self._characters_left
+            self._whole[id(value)] = _Whole(value, reduced, depth, *used)
+        return reduced
+
+    def _fits(self, known: _Whole, depth: int) -> bool:
+        return (
+            depth <= known.depth
+            and known.values <= self._values_left
+            and known.characters <= self._characters_left
+        )
 
     def _dict(self, value: dict[Any, Any], depth: int) -> dict[str, Any]:
         result: dict[str, Any] = {}
@@ -176,7 +212,7 @@ class _Reduction:
             name = self._key(key, depth)  # before its value, which may use the limit up
             result[name] = self.plain(item, depth)
         if (left_out := dict.__len__(value) - len(result)) > 0 and self._values_left <= 0:
-            self.is_cut = True
+            self._num_cuts += 1
             result["…"] = f"<{left_out} more>"
         return result
 
@@ -196,7 +232,7 @@ class _Reduction:
                 break
             result.append(self.plain(item, depth))
         if len(result) < length:
-            self.is_cut = True
+            self._num_cuts += 1
             result.append(f"<{length - len(result)} more>")
         return result
 

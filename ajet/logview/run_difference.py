@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from ajet.core.config.nested import flatten
+from ajet.core.config.yaml_codec import from_yaml
 from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
 from ajet.core.record.run_folder import RunFolder, is_file
@@ -71,7 +72,7 @@ def read_config(file: Path) -> dict[str, str]:
     if not is_file(file):
         return {}
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        values = from_yaml(file.read_text(encoding="utf-8"))
         return {name: str(value) for name, value in flatten(values).items()}
     except (OSError, ValueError, AttributeError, RecursionError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())

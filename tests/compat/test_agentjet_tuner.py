@@ -1,29 +1,31 @@
 """What AgentJet's workflows ask of their tuner beside calls of the model."""
 
 import pytest
-from agentscope.model import ChatModelBase
 
 from ajet import ModelTuner
 from tests.core.workflow.gateway.episode import HI, recorder
 
 
-class QwenMax(ChatModelBase):
+@pytest.fixture
+def others_model():
     """Stands for somebody else's model."""
+    from agentscope.model import ChatModelBase  # half a second: imported where it is used
 
-    def __init__(self):
-        super().__init__("qwen-max", stream=False)
+    class QwenMax(ChatModelBase):
+        async def __call__(self, *_, **__):
+            raise AssertionError("nobody asks")
 
-    async def __call__(self, *_, **__):
-        raise AssertionError("nobody asks")
+    return QwenMax("qwen-max", stream=False)
 
 
-async def test_a_role_that_is_trained_gets_the_model_in_training_and_others_their_own():
+async def test_a_role_that_is_trained_gets_the_model_in_training_and_others_their_own(
+    others_model,
+):
     tuner = ModelTuner(recorder(targets=["werewolf"]))
-    default = QwenMax()
-    assert tuner.register_model("seer", default_model=default) is default
-    wolf = tuner.register_model("werewolf", default_model=default)
-    assert wolf is not default
-    assert (tuner.get_model("seer"), tuner.get_model("werewolf")) == (default, wolf)
+    assert tuner.register_model("seer", default_model=others_model) is others_model
+    wolf = tuner.register_model("werewolf", default_model=others_model)
+    assert wolf is not others_model
+    assert (tuner.get_model("seer"), tuner.get_model("werewolf")) == (others_model, wolf)
     await wolf(HI)
     [turn] = tuner._recorder.turns
     assert (turn.agent_name, turn.target_tag, turn.trainable) == ("werewolf", "werewolf", True)

@@ -5,9 +5,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from agentscope.model import DashScopeChatModel
 from ajet.task_rollout.dashscope_llm_bridge import create_external_llm_fn
-from ajet.utils.robust_dashscope import RobustDashScopeChatModel
 
 from ajet.compat.agentjet.task_rollout.dashscope_keys import keys_to_try
 from ajet.core.errors import ChatError, ConfigError
@@ -100,6 +98,9 @@ def test_calls_begin_with_different_keys_and_the_backup_is_optional(monkeypatch)
 
 
 async def test_the_agentscope_model_tries_again_with_another_key(keys, monkeypatch):
+    from agentscope.model import DashScopeChatModel  # half a second: imported where it is used
+    from ajet.utils.robust_dashscope import RobustDashScopeChatModel
+
     used = []
 
     async def refused(self, messages, tools=None, **_):

@@ -1,10 +1,11 @@
 """The tutorial as it is written, in an empty folder: its own YAML, workflow and launch.json.
 
 Given are only a model and a dataset that exist on the machine. The batch is 4 tasks here instead of
-264, and 16 tasks are held out. Both ways to start it, the command and VS Code's, run at the same
+264, and 4 tasks are held out. Both ways to start it, the command and VS Code's, run at the same
 time.
 """
 
+import contextlib
 import json
 import shutil
 import sqlite3
@@ -14,8 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from ajet.cli.launcher import app
 from tests.e2e.toy_run import environment
+from tests.warm_start import warm_run
 
 TUTORIAL = Path(__file__).parents[1] / "data" / "seed_tutorial"
 AJET = str(Path(sys.executable).with_name("ajet"))
@@ -24,14 +28,8 @@ GIVEN = (
     "ajet.task_reader.huggingface_dat_repo.dataset_path=D",
     "ajet.trainer_common.total_training_steps=2",
     "ajet.data.train_batch_size=4",
-    "ajet.data.val_max_tasks=16",
+    "ajet.data.val_max_tasks=4",
 )
-
-
-def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=240
-    )
 
 
 def empty_folder(folder: Path) -> Path:
@@ -46,14 +44,21 @@ def empty_folder(folder: Path) -> Path:
 
 def as_command(folder: Path) -> subprocess.CompletedProcess[str]:
     conf = ("--conf", "math_agent/math_agent.yaml", "--backbone=debug")
-    return run(folder, AJET, *conf, *GIVEN)
+    return subprocess.run(
+        [AJET, *conf, *GIVEN],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
 
 
 def as_vscode(folder: Path) -> subprocess.CompletedProcess[str]:
     launch = json.loads((folder / ".vscode" / "launch.json").read_text())
     [configuration] = launch["configurations"]
-    start = (sys.executable, "-m", configuration["module"], *configuration["args"])
-    return run(folder, *start, *GIVEN)
+    arguments = ["-m", configuration["module"], *configuration["args"], *GIVEN]
+    return warm_run(arguments, cwd=folder, env=environment())
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +67,9 @@ def finished(tmp_path_factory):
     root = tmp_path_factory.mktemp("tutorial")
     ways = {"command": as_command, "vscode": as_vscode}
     folders = {way: empty_folder(root / way) for way in ways}
-    prepared = run(folders["command"], AJET, "prepare-data", "arithmetic", "--out", "D")
-    assert prepared.returncode == 0, prepared.stderr
+    with contextlib.chdir(folders["command"]):
+        prepared = CliRunner().invoke(app, ["prepare-data", "arithmetic", "--out", "D"])
+    assert prepared.exit_code == 0, prepared.output
     shutil.copytree(folders["command"] / "D", folders["vscode"] / "D")
     with ThreadPoolExecutor(2) as pool:
         ended = {way: pool.submit(start, folders[way]) for way, start in ways.items()}

@@ -1,13 +1,14 @@
 """Task families of reasoning-gym: one question, one answer, the family's own score."""
 
 import random
+from importlib.util import find_spec
 
 import pytest
 
 from ajet.core.environment.registry import environment_maker
 from ajet.core.errors import ConfigError
 
-pytest.importorskip("reasoning_gym")
+pytestmark = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="no reasoning_gym")
 
 FAMILIES = ["spell_backward", "basic_arithmetic", "leg_counting", "n_queens", "countdown"]
 

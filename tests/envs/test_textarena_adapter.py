@@ -1,6 +1,7 @@
 """Games of textarena: what is new is shown, and their global randomness stays their own."""
 
 import random
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from ajet.core.environment.registry import environment_maker
 from ajet.core.errors import ConfigError
 
-pytest.importorskip("textarena")
+pytestmark = pytest.mark.skipif(find_spec("textarena") is None, reason="no textarena")
 
 
 def made(env_id="textarena:GuessTheNumber-v0", **config):

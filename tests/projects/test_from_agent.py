@@ -1,8 +1,7 @@
 """`ajet init --from-agent`: the agent is found without being run, and plays with given replies."""
 
 import ast
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from ajet.cli.launcher import app
 from ajet.core.errors import ConfigError
 from ajet.projects.found_agent import chosen_agent, found_agents
 from ajet.testing import play, tool_call
+from tests.warm_start import warm_run
 
 ROW = {"question": "What is 6 times 7?", "answer": "42"}
 
@@ -223,8 +223,8 @@ def test_the_files_are_checked_and_their_test_passes(tmp_path):
     checked = CliRunner().invoke(app, ["check", "--conf", str(tmp_path / "train.yaml")])
     assert checked.exit_code == 0, checked.output
     assert "warning" not in checked.output
-    test = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_workflow.py"]
-    ended = subprocess.run(test, cwd=tmp_path, capture_output=True, text=True, check=False)
+    test = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "test_workflow.py"]
+    ended = warm_run(test, cwd=tmp_path, env=os.environ)
     assert ended.returncode == 0, ended.stdout
 
 

@@ -15,6 +15,7 @@ from ajet.cli.init import KindName
 from ajet.cli.launcher import app
 from ajet.core.config.json_schema import config_schema
 from ajet.projects.kind import KINDS
+from tests.warm_start import warm_run
 
 EDITOR = {".gitignore"} | {
     f".vscode/{name}.json" for name in ("ajet.schema", "extensions", "launch", "settings")
@@ -64,8 +65,8 @@ def test_a_new_project_is_checked_tested_and_trained_for_a_step(project):
     checked = run("--conf", project / "train.yaml", command="check")
     assert checked.exit_code == 0, checked.output
     assert "warning" not in checked.output and "notice" not in checked.output
-    test = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_agent.py"]
-    ended = subprocess.run(test, cwd=project, capture_output=True, text=True, check=False)
+    test = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "test_agent.py"]
+    ended = warm_run(test, cwd=project, env=os.environ)
     assert ended.returncode == 0, ended.stdout
     runs = project / "launcher_record"
     trained = run(

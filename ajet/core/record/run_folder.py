@@ -216,10 +216,9 @@ class RunFolder:
 
     def save_config(self, config: AjetConfig, file: Path | None = None) -> None:
         """Writes the resolved config as YAML, without secrets, to config.yaml or to `file`."""
-        import yaml
+        from ajet.core.config.yaml_codec import to_yaml
 
-        text = yaml.safe_dump(redacted_config(config), sort_keys=False, allow_unicode=True)
-        write_text_atomically(file or self.config_yaml, text)
+        write_text_atomically(file or self.config_yaml, to_yaml(redacted_config(config)))
 
     def save_code(self, files: Iterable[Path]) -> list[Path]:
         """Copies the *.py beside each file, and the file itself if it is one, to code/, and returns

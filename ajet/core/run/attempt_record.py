@@ -23,6 +23,7 @@ import yaml
 from ajet.core.config import AjetConfig
 from ajet.core.config.effects import Effect
 from ajet.core.config.nested import flatten
+from ajet.core.config.yaml_codec import from_yaml
 from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
 from ajet.core.record.atomic_file import write_text_atomically
@@ -125,7 +126,7 @@ def earlier_identity(folder: RunFolder) -> RunIdentity | None:
     if attempts:
         return attempts[-1].identity
     try:
-        values = yaml.safe_load(folder.config_yaml.read_text(encoding="utf-8"))
+        values = from_yaml(folder.config_yaml.read_text(encoding="utf-8"))
         return RunIdentity(config=flatten(values))
     except FileNotFoundError:
         return None

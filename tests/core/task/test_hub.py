@@ -3,10 +3,9 @@
 import shutil
 import socket
 import time
+from importlib import import_module
 from pathlib import Path
 
-import datasets
-import datasets.config
 import pytest
 from huggingface_hub import constants
 
@@ -16,8 +15,15 @@ from ajet.core.task.hub import read_hub
 ADDRESS = "http://hub.invalid"  # a name that never resolves
 
 
+@pytest.fixture(scope="module")
+def datasets():
+    """The package, imported where its tests run and not wherever this file is collected."""
+    import_module("datasets.config")
+    return import_module("datasets")
+
+
 @pytest.fixture
-def unreachable(monkeypatch, tmp_path) -> Path:
+def unreachable(monkeypatch, tmp_path, datasets) -> Path:
     """The empty cache of a machine that does not reach the Hub."""
     for variable in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(variable, raising=False)
@@ -30,7 +36,7 @@ def unreachable(monkeypatch, tmp_path) -> Path:
     return tmp_path / "cache"
 
 
-def test_what_is_not_cached_is_one_line_and_no_retry(unreachable, monkeypatch):
+def test_what_is_not_cached_is_one_line_and_no_retry(unreachable, monkeypatch, datasets):
     waits: list[float] = []
     monkeypatch.setattr(time, "sleep", waits.append)
     with pytest.raises(DataError, match="neither a local folder nor reachable on the Hub"):
@@ -39,7 +45,7 @@ def test_what_is_not_cached_is_one_line_and_no_retry(unreachable, monkeypatch):
     assert not (constants.HF_HUB_OFFLINE or datasets.config.HF_HUB_OFFLINE)  # put back
 
 
-def test_what_is_cached_is_read(unreachable, tmp_path):
+def test_what_is_cached_is_read(unreachable, tmp_path, datasets):
     folder = tmp_path / "rows"
     folder.mkdir()
     (folder / "train.jsonl").write_text('{"question": "q"}\n')
@@ -48,7 +54,7 @@ def test_what_is_cached_is_read(unreachable, tmp_path):
     assert read_hub("owner/rows", "train") == [{"question": "q"}]
 
 
-def test_behind_a_proxy_the_request_itself_is_made(unreachable, monkeypatch):
+def test_behind_a_proxy_the_request_itself_is_made(unreachable, monkeypatch, datasets):
     was_offline = []
 
     def load_dataset(*_, **__):
@@ -61,7 +67,7 @@ def test_behind_a_proxy_the_request_itself_is_made(unreachable, monkeypatch):
     assert was_offline == [False]
 
 
-def test_who_wishes_to_be_offline_is_not_connected(unreachable, monkeypatch):
+def test_who_wishes_to_be_offline_is_not_connected(unreachable, monkeypatch, datasets):
     connected = []
     monkeypatch.setattr(socket, "create_connection", lambda *place, **_: connected.append(place))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)

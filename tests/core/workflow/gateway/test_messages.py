@@ -1,6 +1,7 @@
 """Anthropic's Messages API, through Anthropic's own client over HTTP."""
 
-import anthropic
+from importlib import import_module
+
 import pytest
 
 from tests.core.workflow.gateway.episode import CALL, HI
@@ -8,8 +9,14 @@ from tests.core.workflow.gateway.episode import CALL, HI
 ADD = {"name": "add", "description": "Adds.", "input_schema": {"type": "object", "properties": {}}}
 
 
+@pytest.fixture(scope="module")
+def anthropic():
+    """The package, imported where its tests run and not wherever this file is collected."""
+    return import_module("anthropic")
+
+
 @pytest.fixture
-async def client_of():
+async def client_of(anthropic):
     """``client_of(tuner)``: Anthropic's client at the tuner's address."""
     clients = []
 
@@ -90,13 +97,15 @@ async def test_any_tool_may_be_required(tuner_of, client_of):
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "'image' is not served"),
     ],
 )
-async def test_what_cannot_be_honoured_is_refused_in_one_line(tuner_of, client_of, fields, said):
+async def test_what_cannot_be_honoured_is_refused_in_one_line(
+    tuner_of, client_of, anthropic, fields, said
+):
     asked = {"model": "m", "max_tokens": 9, "messages": HI, **fields}
     with pytest.raises(anthropic.BadRequestError, match=said):
         await client_of(tuner_of()).messages.create(**asked)
 
 
-async def test_anthropics_tool_runner_goes_on_with_the_recorded_ids(tuner_of, client_of):
+async def test_anthropics_tool_runner_goes_on_with_the_recorded_ids(tuner_of, client_of, anthropic):
     said = {"e/0000": CALL, "e/0001": "It is 2."}
     tuner = tuner_of(lambda prompt, request_id: said[request_id])
 
@@ -113,7 +122,7 @@ async def test_anthropics_tool_runner_goes_on_with_the_recorded_ids(tuner_of, cl
     assert tuner._recorder.turns[1].notes["continues"]
 
 
-async def test_a_forged_key_is_refused_in_anthropics_words(tuner_of):
+async def test_a_forged_key_is_refused_in_anthropics_words(tuner_of, anthropic):
     base_url, _ = tuner_of().as_oai_baseurl_apikey().anthropic
     forged = anthropic.AsyncAnthropic(base_url=base_url, api_key="sk-ajet-" + "0" * 32)
     with pytest.raises(anthropic.AuthenticationError) as error:
