@@ -156,24 +156,19 @@ def _options_on(placement: Placement, node: Node, options: ProcessOptions) -> di
 def _check_versions(placement: Placement, options: ProcessOptions) -> None:
     """Asks with a function that is sent as code, so that a node without ajet, or with another one,
     answers too."""
-    remote = ray.remote(_version_reader())
+    remote, here = ray.remote(version_reader()), version_reader()()
     calls = [remote.options(**_options_on(placement, n, options)).remote() for n in placement.nodes]
-    here = _version_reader()()
     for node, there in zip(placement.nodes, _answers(placement.nodes, calls), strict=True):
-        differing = [name for name in here if there.get(name) != here[name]]
-        if differing:
-            found = ", ".join(
-                f"{name} {there.get(name, 'is not installed')} (here {here[name]})"
-                for name in differing
-            )
+        if there != here:
             raise ConfigError(
-                f"node {node.name} has another Python or package than this machine: {found}; "
-                "install the same on every node, for the Python of its `ray start`",
+                f"node {node.name} has another Python or package than this machine: "
+                f"{describe_versions(here, there)}; install the same on every node, for the Python "
+                "of its `ray start`",
                 code=Code.PROJECT_NOT_ON_NODE,
             )
 
 
-def _version_reader() -> Callable[[], dict[str, str]]:
+def version_reader() -> Callable[[], dict[str, str]]:
     """Returns a function that returns the versions of its machine. It is a local one, which Ray
     sends as code and not by the name of a module."""
 
@@ -198,6 +193,15 @@ def _version_reader() -> Callable[[], dict[str, str]]:
         return found
 
     return versions
+
+
+def describe_versions(here: Mapping[str, str], there: Mapping[str, str]) -> str:
+    """Returns in a few words which versions of a node differ from those of the driver."""
+    names = [name for name in here | there if there.get(name) != here.get(name)]
+    return ", ".join(
+        f"{name} {there.get(name, 'is missing')} (here {here.get(name, 'missing')})"
+        for name in names
+    )
 
 
 def _check_connections(placement: Placement, probes: Sequence[Any]) -> None:
