@@ -62,7 +62,7 @@ async def test_an_error_that_a_lost_node_has_caused_names_the_node(cluster, erro
 
 async def test_an_error_of_a_run_whose_nodes_are_well_is_raised_as_it_is(cluster):
     cluster(HERE, THERE)
-    with pytest.raises(ProcessLost, match="^trainer rank 1 is lost$"):
+    with pytest.raises(ProcessLost, match=r"^trainer rank 1 is lost$"):
         await while_nodes_last(PLACED, fails(ProcessLost("trainer rank 1 is lost")))
 
 
