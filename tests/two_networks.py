@@ -27,6 +27,7 @@ HOSTS = "127.0.0.1 localhost\n::1 localhost\n127.0.1.1 {name}\n"
 
 @dataclass(frozen=True)
 class Machine:
+    network: str
     address: str
     command: tuple[str, ...]
 
@@ -39,7 +40,7 @@ def two_networks(*, family: int) -> Iterator[list[Machine]]:
         if not _make(names, addresses, prefix=24 if family == 4 else 64):
             pytest.skip("networks cannot be made here")
         yield [
-            Machine(address, ("ip", "netns", "exec", name, *_named(name)))
+            Machine(name, address, ("ip", "netns", "exec", name, *_named(name)))
             for address, name in zip(addresses, names, strict=True)
         ]
     finally:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 from loguru import logger
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ajet.cluster.actor_errors import ProcessLost, result_of
 from ajet.cluster.engine_process import MAX_CALLS
@@ -47,7 +48,11 @@ class Engines:
     """The driver's handle of the engines and their router."""
 
     def __init__(self, config: AjetConfig, options: Sequence[ActorOptions]) -> None:
-        remote = ray.remote(RouterProcess).options(num_cpus=0, max_concurrency=MAX_CALLS)
+        # On the driver's node, wherever the engines are: a node that is lost takes no router along.
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        remote = ray.remote(RouterProcess).options(
+            num_cpus=0, max_concurrency=MAX_CALLS, scheduling_strategy=here
+        )
         self._max_tries = config.ajet.rollout.router.max_tries
         self.router: Any = remote.remote(config, list(options), ImportEnv.of_this_process())
 

@@ -1,4 +1,4 @@
-"""Makes the user's code importable in another process: the same folders on the search path.
+"""Makes the user's code run in another process as in the driver: folders, and keys of services.
 
     env = ImportEnv.of_this_process()     in the driver
     env.enter()                           in a worker, before it imports user code; in a method of
@@ -12,26 +12,36 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
+SERVICE_PREFIXES = ("AJET_", "OPENAI_", "ANTHROPIC_", "DASHSCOPE_", "HF_TOKEN", "HF_ENDPOINT")
+"""Variables with addresses and keys of services. Processes of a Ray that is joined have the
+environment of its `ray start`, and not the command's."""
+
 
 @dataclass(frozen=True, slots=True)
 class ImportEnv:
-    """The current folder and the search path of a process."""
+    """The current folder, the search path and the services of a process. Variables of services are
+    not among Ray's for a process, which Ray's logs show."""
 
     folder: str
     search_path: tuple[str, ...]
+    services: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of_this_process(cls) -> ImportEnv:
-        return cls(str(Path.cwd()), tuple(str(Path(folder).absolute()) for folder in sys.path))
+        search_path = tuple(str(Path(folder).absolute()) for folder in sys.path)
+        names = [name for name in os.environ if name.startswith(SERVICE_PREFIXES)]
+        return cls(str(Path.cwd()), search_path, {name: os.environ[name] for name in names})
 
     def enter(self) -> None:
-        """Makes relative paths and imports mean what they mean in the driver."""
+        """Makes relative paths, imports and services mean what they mean in the driver."""
+        os.environ |= self.services
         try:
             os.chdir(self.folder)
         except OSError as error:

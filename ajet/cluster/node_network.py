@@ -1,8 +1,8 @@
-"""Makes ranks on several machines find each other, and says in seconds which of them cannot.
+"""Makes processes on several nodes find each other, and says in seconds which nodes cannot.
 
     use_interface_of(address)             gloo and NCCL take the interface with the node's address
-    with Listener(address) as listener:   a rank's port, which the others try
-        unreachable(addresses)            rank -> reason, of those that do not answer
+    with Listener(address) as listener:   a node's port, which the others try
+        unreachable(addresses)            index -> reason, of those that do not answer
 
 Left alone, gloo takes the address that the machine's name resolves to, which is 127.0.1.1 on a
 stock Debian or Ubuntu, and NCCL an interface of its own choice. The address here is the one by
@@ -103,19 +103,17 @@ async def unreachable(addresses: Addresses, timeout_s: float = CONNECT_TIMEOUT_S
 
 
 def failure_line(addresses: Addresses, failures: Sequence[Mapping[int, str]]) -> str | None:
-    """Returns one line that names the ranks that do not reach each other, or None if all do;
-    `failures[rank]` is what `unreachable` returned on that rank."""
+    """Returns one line that names the nodes that do not reach each other, or None if all do;
+    `failures[index]` is what `unreachable` returned on the node of `addresses[index]`."""
     missing = [
-        f"rank {rank} ({addresses[rank][0]}) does not reach rank {other} "
-        f"({addresses[other][0]}): {reason}"
-        for rank, of_rank in enumerate(failures)
-        for other, reason in of_rank.items()
+        f"{addresses[index][0]} does not reach {addresses[other][0]} ({reason})"
+        for index, of_node in enumerate(failures)
+        for other, reason in of_node.items()
     ]
     if not missing:
         return None
     shown = "; ".join(missing[:3]) + (f"; and {len(missing) - 3} more" if len(missing) > 3 else "")
     return (
-        f"trainer ranks cannot connect to each other: {shown}. Open all TCP ports between the "
-        "nodes, and let each `ray start` have --node-ip-address with an address that the others "
-        "reach"
+        f"nodes cannot connect to each other: {shown}. Open all TCP ports between them, and let "
+        "each `ray start` have --node-ip-address with an address that the others reach"
     )

@@ -33,8 +33,10 @@ SMALLEST_SHARE = 1e-4
 
 @dataclass(frozen=True)
 class Node:
-    """The resources of one machine. `ray_id` is set if it is a node of a Ray cluster; `is_remote`
-    says that the driver is on another machine. `memory` is in GiB, 0 if it is not known."""
+    """The resources of one machine. `ray_id` is set if it is a node of a Ray cluster, and `port` is
+    then that of its Ray; `is_remote` says that the driver is on another machine, and
+    `sees_run_folder` that the run folder there is the driver's. `memory` is in GiB, 0 if it is not
+    known."""
 
     name: str
     cpus: float
@@ -42,6 +44,8 @@ class Node:
     ray_id: str = ""
     is_remote: bool = False
     memory: float = 0.0
+    port: int = 0
+    sees_run_folder: bool = True
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,11 @@ class Placement:
         of_trainer = {(rank.bundle, gpu) for rank in self.trainer for gpu in rank.gpus}
         return any((each.bundle, gpu) in of_trainer for each in self.engines for gpu in each.gpus)
 
+    def nodes_of(self, processes: Iterable[Process]) -> list[Node]:
+        """Returns the nodes that have one of these processes, in their order."""
+        used = {process.bundle for process in processes}
+        return [node for bundle, node in enumerate(self.nodes) if bundle in used]
+
     def threads_of(self, rank: Process) -> int | None:
         """Returns the CPU threads of a trainer rank with a GPU: its share of its node's CPUs. It is
         None without a GPU, where engines and workers compute on the same CPUs."""
@@ -108,6 +117,10 @@ class Placement:
     def _used(self, bundle: int) -> list[int]:
         here = (each.gpus for each in self.processes if each.bundle == bundle)
         return sorted({gpu for gpus in here for gpu in gpus})
+
+    def names_on(self, node: Node) -> str:
+        """Returns the names of the processes of a node, such as "trainer 0, worker 0 to 3"."""
+        return _names(each for each in self.processes if self.nodes[each.bundle] == node)
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Returns the rows of a table: node, GPU or CPU, the processes there."""

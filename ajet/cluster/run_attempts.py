@@ -1,21 +1,23 @@
 """Runs a run on Ray, with another attempt from the last checkpoint when a process is lost.
 
-    Ray, its nodes, a node and devices for each process
-      attempt ─> done
-         └─ ProcessLost ─> another attempt; a third loss at one step ends the run
+    Ray
+      its nodes, a node and devices for each process, the nodes' check ─> attempt ─> done
+         └─ ProcessLost ─> another attempt, on the nodes that are there then; a third loss at one
+            step ends the run
 
 Not covered: a driver that ends (the same command resumes the run).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from loguru import logger
 
 from ajet.cluster.actor_errors import ProcessLost
-from ajet.cluster.placement import Placement, Process, ResourceRequest, place_processes
+from ajet.cluster.node_check import check_nodes
+from ajet.cluster.placement import Node, Placement, Process, ResourceRequest, place_processes
 from ajet.cluster.placement_groups import reserve
-from ajet.cluster.session import RaySession, SessionSettings, ray_session
+from ajet.cluster.session import SessionSettings, await_nodes, ray_session
 from ajet.core.config import AjetConfig
 from ajet.core.error_codes import Code
 from ajet.core.errors import RunFailed
@@ -61,17 +63,27 @@ def run_on_ray(
         ray_session(settings, config, say) as session,
         catch_interrupts(interrupt) as interrupt,  # after Ray, which installs its own handler
     ):
-        placement = make_placement(config, session)
-        with reserve(placement, session.environment) as reservation:
-            cluster = (interrupt, console, placement, reservation.options)
-            return run_with_restarts(config, folder, lambda c: make(c, folder, *cluster).fit())
+
+        def attempt(config: AjetConfig) -> RunSummary | None:
+            nnodes = config.ajet.trainer_common.nnodes
+            nodes = await_nodes(nnodes, say, lambda: interrupt.requested)
+            if interrupt.requested and len(nodes) < nnodes:
+                interrupt.stopped_early = True
+                return None
+            placement = make_placement(config, nodes, is_own=session.is_own)
+            with reserve(placement, session.environment) as reservation:
+                options = reservation.options
+                placement = check_nodes(placement, config, folder.path, options)
+                return make(config, folder, interrupt, console, placement, options).fit()
+
+        return run_with_restarts(config, folder, attempt)
 
 
-def make_placement(config: AjetConfig, session: RaySession) -> Placement:
-    """Places the run's processes on this Ray. A Ray of our own has the whole machine, so the
+def make_placement(config: AjetConfig, nodes: Sequence[Node], *, is_own: bool) -> Placement:
+    """Places the run's processes on these nodes. A Ray of our own has the whole machine, so the
     numbers of a device list are the machine's; in a cluster that is joined Ray chooses the GPUs."""
-    placement = place_processes(ResourceRequest.from_config(config), session.nodes)
-    return placement if session.is_own else placement.with_renumbered_gpus()
+    placement = place_processes(ResourceRequest.from_config(config), nodes)
+    return placement if is_own else placement.with_renumbered_gpus()
 
 
 def run_with_restarts(

@@ -34,6 +34,7 @@ from ajet.cluster.weight_store import (
     WAYS,
     make_weight_store,
     ranks_beside,
+    shares_run_folder,
     start_in_memory,
     sync_method,
 )
@@ -99,6 +100,7 @@ class RunProcesses:
             threads=[placement.threads_of(each) for each in placement.trainer],
             has_engines=self._has_engines,
             sends_adapters=self._sends_adapters(),
+            shares_folder=shares_run_folder(placement),
         )
 
     def _sends_adapters(self) -> bool:

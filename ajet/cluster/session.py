@@ -1,7 +1,7 @@
 """Starts a Ray for one run, or joins one; stops what it started, and nothing else.
 
     with ray_session(settings, config) as session:
-        session.nodes            what placement.py takes
+        await_nodes(nnodes)      what placement.py takes
 
     --with-ray                                   start a Ray here, for this machine alone
     --with-ray-cluster, RAY_ADDRESS=host:6379    join that cluster
@@ -15,6 +15,7 @@ A Ray for one machine listens on loopback and has no dashboard. Not covered: mak
 (docs/cluster.md), placement (placement.py).
 """
 
+import asyncio
 import logging
 import os
 import shutil
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -35,7 +36,7 @@ from loguru import logger
 
 from ajet.cluster.capacity import gpus_taken
 from ajet.cluster.gpus import require_free_gpus
-from ajet.cluster.node_network import forwarded_variables
+from ajet.cluster.node_network import forwarded_variables, unreachable
 from ajet.cluster.placement import Node
 from ajet.cluster.probe import one_line
 from ajet.core.breakpoint import TAGS_VARIABLE
@@ -53,6 +54,9 @@ CONNECT_TIMEOUT_S, PROBE_TIMEOUT_S, NODES_TIMEOUT_S, STOP_TIMEOUT_S = 5.0, 30.0,
 HEAD_TIMEOUT_S = 300.0
 """The time that a head which starts here may take."""
 POLL_S = 1.0
+UNREACHABLE_TIMEOUT_S = 30.0
+"""The time that a node may be in the cluster and not answer: Ray takes that long to give up one
+that is lost."""
 GONE_AFTER_FAILURES = 4
 """The number of failed connections in a row: one alone may fail on a busy network."""
 MAX_REASON_CHARS = 300
@@ -86,7 +90,6 @@ class RaySession:
     `environment`. `is_own` says that it was started here for this run."""
 
     address: str
-    nodes: tuple[Node, ...]
     is_own: bool
     environment: Mapping[str, str]
 
@@ -106,16 +109,13 @@ def ray_session(
         with _local_ray(env, print_line, connection.reason) as session:
             yield session
     elif connection.action == "join":
-        with _joined(
-            connection.address, config.ajet.trainer_common.nnodes, env, print_line
-        ) as session:
+        with _joined(connection.address, env, print_line) as session:
             yield session
     else:
         port = int(connection.address.rpartition(":")[2])
-        nnodes = config.ajet.trainer_common.nnodes
         with (
             _head(port, print_line) as address,
-            _joined(address, nnodes, env, print_line, HEAD_TIMEOUT_S) as session,
+            _joined(address, env, print_line, HEAD_TIMEOUT_S) as session,
         ):
             yield session
 
@@ -250,7 +250,7 @@ def _local_ray(env: dict[str, str], print_line: Print, reason: str) -> Iterator[
     try:
         address = _start_local(folder, env)
         _print_debugger_command(address, env, print_line)
-        yield RaySession(address, _alive_nodes(), True, env)
+        yield RaySession(address, True, env)
         is_clean = True
     except (KeyboardInterrupt, SystemExit):
         is_clean = True
@@ -310,7 +310,6 @@ def _end_processes_of(folder: Path) -> None:
 @contextmanager
 def _joined(
     address: str,
-    nnodes: int,
     env: dict[str, str],
     print_line: Print,
     timeout_s: float | None = None,
@@ -324,7 +323,7 @@ def _joined(
         found = ray.get_runtime_context().gcs_address
         print_line(f"joined the Ray of {found}")
         _print_debugger_command(found, env, print_line)
-        yield RaySession(found, _await_nodes(nnodes, print_line), False, env)
+        yield RaySession(found, False, env)
     finally:
         ray.shutdown()
 
@@ -377,35 +376,69 @@ def _init_options(env: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _alive_nodes() -> tuple[Node, ...]:
-    """Returns the nodes that are alive, the head first, the others by their ids."""
+def alive_nodes() -> list[Node]:
+    """Returns the nodes that are in the cluster now: that of this process first, which has the run
+    folder, then the head, the others by their ids."""
     import ray
 
     here = ray.get_runtime_context().get_node_id()
     alive = [node for node in ray.nodes() if node["Alive"]]
-    alive.sort(key=lambda node: ("node:__internal_head__" not in node["Resources"], node["NodeID"]))
-    return tuple(
+    alive.sort(
+        key=lambda node: (
+            node["NodeID"] != here,
+            "node:__internal_head__" not in node["Resources"],
+            node["NodeID"],
+        )
+    )
+    return [
         Node(
             name=node["NodeManagerAddress"],
             cpus=node["Resources"].get("CPU", 0.0),
             gpus=int(node["Resources"].get("GPU", 0)),
             ray_id=node["NodeID"],
             is_remote=node["NodeID"] != here,
+            port=node["NodeManagerPort"],
         )
         for node in alive
-    )
+    ]
 
 
-def _await_nodes(nnodes: int, print_line: Print) -> tuple[Node, ...]:
-    """Waits for `nnodes` nodes and returns them, or fewer after NODES_TIMEOUT_S: placement then
-    fails with a message."""
-    deadline, last_count = time.monotonic() + NODES_TIMEOUT_S, 0
-    while len(nodes := _alive_nodes()) < nnodes and time.monotonic() < deadline:
-        if len(nodes) != last_count:
-            print_line(f"waiting for nodes: {len(nodes)} of {nnodes} (ajet.trainer_common.nnodes)")
-            last_count = len(nodes)
+def silent_nodes(nodes: Sequence[Node]) -> dict[Node, str]:
+    """Returns the other machines among these nodes whose Ray does not answer, and why."""
+    remote = [node for node in nodes if node.is_remote]
+    reasons = asyncio.run(unreachable([(node.name, node.port) for node in remote]))
+    return {remote[index]: reason for index, reason in reasons.items()}
+
+
+def await_nodes(
+    nnodes: int,
+    print_line: Print = lambda text: None,
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> list[Node]:
+    """Waits until `nnodes` nodes answer and returns all that do, or fewer after NODES_TIMEOUT_S or
+    when `is_stopped`. Raises ConfigError if nodes stay in the cluster and do not answer."""
+    started, told = time.monotonic(), ""
+    while True:
+        alive = alive_nodes()
+        silent = silent_nodes(alive)
+        nodes = [node for node in alive if node not in silent]
+        waited_s = time.monotonic() - started
+        if len(nodes) >= nnodes or is_stopped() or waited_s > NODES_TIMEOUT_S:
+            return nodes
+        if len(alive) >= nnodes and waited_s > UNREACHABLE_TIMEOUT_S:
+            raise ConfigError(_silent_line(silent), code=Code.NODE_UNREACHABLE)
+        line = f"waiting for nodes: {len(nodes)} of {nnodes} (ajet.trainer_common.nnodes)"
+        if silent:
+            line += f"; {_silent_line(silent)}"
+        if line != told:
+            print_line(line)
+            told = line
         time.sleep(POLL_S)
-    return nodes
+
+
+def _silent_line(silent: Mapping[Node, str]) -> str:
+    named = ", ".join(f"{node.name} at port {node.port} ({why})" for node, why in silent.items())
+    return f"no connection to the Ray of {named}: are all TCP ports between the nodes open?"
 
 
 def _check_cluster(address: str, timeout_s: float | None = None) -> None:

@@ -26,11 +26,9 @@ from ray.exceptions import RayActorError
 
 from ajet.cluster.actor_errors import result_of, results_of
 from ajet.cluster.import_env import ImportEnv
-from ajet.cluster.node_network import Listener, failure_line, unreachable, use_interface_of
+from ajet.cluster.node_network import Listener, use_interface_of
 from ajet.cluster.weight_store import remove_weight_store
 from ajet.core.config import AjetConfig
-from ajet.core.error_codes import Code
-from ajet.core.errors import ConfigError
 from ajet.core.trajectory.trajectory import Group, Trajectory
 from ajet.core.trajectory.turn import GIVEN, HINTED, Turn
 from ajet.core.weight_sync.manifest import WeightsError
@@ -82,17 +80,10 @@ class TrainerRank:
         self._import_env = import_env
 
     def address(self) -> tuple[str, int]:
-        """Listens at a free port of this node, and returns where the other ranks find this rank."""
-        self._listener = Listener(ray.util.get_node_ip_address())
-        return self._listener.address
-
-    def stop_listening(self) -> None:
-        """Frees the port of `address`."""
-        self._listener.close()
-
-    def unreachable(self, addresses: Sequence[tuple[str, int]]) -> dict[int, str]:
-        """Returns the ranks, of these addresses, that this rank cannot connect to, and why."""
-        return asyncio.run(unreachable(addresses))
+        """Returns this node's address and a free port of it."""
+        with Listener(ray.util.get_node_ip_address()) as listener:
+            self._address = listener.address
+        return self._address
 
     def start(
         self,
@@ -102,10 +93,11 @@ class TrainerRank:
         weights_root: Path | None,
         broadcast_width: int | None,
         hands_over: bool,
+        shares_folder: bool,
     ) -> tuple[ModelInfo, int, int]:
         """Loads the model; returns its `ModelInfo`, the process's id and its CPU threads. Weights
         are written below `weights_root`, broadcast to receivers of this width, or handed over to
-        engines on this rank's device."""
+        engines on this rank's device. `shares_folder` says that all ranks see the run folder."""
         self._import_env.enter()
         import torch
 
@@ -117,7 +109,7 @@ class TrainerRank:
         from ajet.core.weight_sync.broadcast import BroadcastSender
         from ajet.core.weight_sync.folder import WeightFolder
 
-        use_interface_of(self._listener.address[0])
+        use_interface_of(self._address[0])
         assembly.set_threads(config, self._threads)  # Ray sets OMP_NUM_THREADS=1
         ranks = join_ranks(config, self._rank, self._size, host=host, port=port)
         loaded = assembly.load_learning_model(config, ranks)
@@ -132,10 +124,12 @@ class TrainerRank:
             backend = "nccl" if resolve_device(config.ajet.model.device).type == "cuda" else "gloo"
             self._sender = BroadcastSender(host, backend=backend, width=broadcast_width)
         if hands_over:
-            self._sender = BroadcastSender(self._listener.address[0], backend="ipc")
+            self._sender = BroadcastSender(self._address[0], backend="ipc")
         self._learner = assembly.make_learner(config, loaded, ranks)
         keep = config.ajet.trainer_common.max_checkpoints_to_keep
-        self._checkpoints = LearnerCheckpoints(self._learner, loaded, keep=keep, ranks=ranks)
+        self._checkpoints = LearnerCheckpoints(
+            self._learner, loaded, keep=keep, ranks=ranks, shares_folder=shares_folder
+        )
         model = ModelInfo(loaded.name, loaded.tokenizer, template.stop_token_ids)
         return model, os.getpid(), torch.get_num_threads()
 
@@ -296,15 +290,17 @@ class TrainerGroup:
         threads: Sequence[int | None] = (),
         has_engines: bool = True,
         sends_adapters: bool = False,
+        shares_folder: bool = True,
     ) -> None:
         """Weights are broadcast to engines of `broadcast_width` workers, or handed over to engines
         on the ranks' devices (`rank_of`, by the engine's name), or written below `weights_root` if
         both are None, or stay where they are if no engine needs them. `threads` are the CPU threads
         of each rank; None leaves torch's choice. With `sends_adapters` engines get adapters alone,
-        if they can add them themselves."""
+        if they can add them themselves. Unless the run `shares_folder` with all ranks, rank 0 alone
+        writes and reads checkpoints."""
         self._config = config
         self._weights_root, self._broadcast_width = weights_root, broadcast_width
-        self._rank_of = rank_of
+        self._rank_of, self._shares_folder = rank_of, shares_folder
         self._has_engines, self._sends_adapters = has_engines, sends_adapters
         import_env = ImportEnv.of_this_process()
         untyped: Any = ray.remote
@@ -320,17 +316,11 @@ class TrainerGroup:
         self.on_progress: Callable[[float], None] = lambda fraction: None
 
     async def start(self) -> ModelInfo:
-        """Starts all ranks, each with its model, once all of them reach each other; returns the
-        model's `ModelInfo`."""
-        addresses = await self._all("address")
-        failure = failure_line(addresses, await self._all("unreachable", addresses))
-        await self._all("stop_listening")
-        if failure is not None:
-            raise ConfigError(failure, code=Code.RANKS_NOT_JOINED)
-        host, port = addresses[0]
+        """Starts all ranks, each with its model; returns the model's `ModelInfo`."""
+        host, port = (await self._all("address"))[0]
         hands_over = self._rank_of is not None
-        given = (self._config, host, port, self._weights_root, self._broadcast_width, hands_over)
-        started = await self._all("start", *given)
+        ways = (self._weights_root, self._broadcast_width, hands_over, self._shares_folder)
+        started = await self._all("start", self._config, host, port, *ways)
         self.pids = [pid for _, pid, _ in started]
         threads = ", ".join(str(own) for _, _, own in started)
         logger.info(f"CPU threads of the trainer ranks: {threads}")

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from loguru import logger
 
 from ajet import assembly
+from ajet.cluster.node_watch import while_nodes_last
 from ajet.cluster.placement import Placement
 from ajet.cluster.run_attempts import ProcessOptions
 from ajet.core.bounded_loop import run_bounded
@@ -43,7 +44,7 @@ class TrainingAttempt(ABC):
         """With `gateway`, clients run the episodes."""
         self.gateway = gateway
         self.config, self.folder, self.interrupt = config, folder, interrupt
-        self.console = console
+        self.console, self._placement = console, placement
         logger.info(describe_precision(config, gpu=placement.on_gpus))
         self.tasks = assembly.read_tasks(config)
         self.make_processes(placement, options)
@@ -82,9 +83,12 @@ class TrainingAttempt(ABC):
 
     async def _fit(self) -> RunSummary:
         try:
-            await self.start()
-            with self.run:
-                await self.train()
+            await while_nodes_last(self._placement, self._start_and_train())
         finally:
             self.close()
         return self.run.finish()
+
+    async def _start_and_train(self) -> None:
+        await self.start()
+        with self.run:
+            await self.train()

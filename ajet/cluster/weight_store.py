@@ -2,16 +2,16 @@
 
     memory        a folder in shared memory: on one machine
     checkpoint    a folder of the run, which all machines see
-    nccl          a broadcast to engines on other devices (over gloo without a GPU); servers begin
-                  with a folder
+    nccl          a broadcast to engines on other devices or, over gloo, to CPU processes; servers
+                  begin with a folder
     ipc           handles of memory, to engines each of which has the GPU of a trainer rank; servers
                   begin with a folder
 
-One rule: engines on the trainer's GPUs get handles; those on other devices a broadcast; what can do
-neither, and runs without a GPU whose processes take turns, get files, `memory` if all processes and
-the driver are on one machine, else `checkpoint`. `verl.rollout.sync_method` and
-`trinity.synchronizer.sync_method` force a way; one that cannot be is refused, or a warning says
-which is taken.
+One rule: engines on the trainer's GPUs get handles; those on other devices, and on the CPUs of
+several machines, a broadcast; what can do neither, and processes that take turns on one machine's
+CPU, get files, `memory` if the driver is on that machine, else `checkpoint`.
+`verl.rollout.sync_method` and `trinity.synchronizer.sync_method` force a way; one that cannot be is
+refused, or a warning says which is taken.
 
 Each run holds a lock on its folder, which the operating system releases when the process ends. A
 run that begins removes folders in shared memory whose lock is free: their run was killed.
@@ -74,6 +74,8 @@ def sync_method(config: AjetConfig, placement: Placement) -> tuple[SyncMethod, s
             raise ConfigError(f"{key}: {problem}; set nccl", code=Code.WEIGHTS_WAY)
     if requested == "nccl" and takes_turns:
         found = _best_of_turns(placement)
+        if found == requested:
+            return found, None
         return found, f"{key}: trainer and engines share devices, weights travel as {found}"
     return requested, None
 
@@ -97,8 +99,11 @@ def _method_of_turns(config: AjetConfig, placement: Placement) -> tuple[SyncMeth
 
 def _best_of_turns(placement: Placement) -> SyncMethod:
     """Returns the method for trainer and engines that take turns: ipc on GPUs if it can be."""
-    can_hand_over = placement.on_gpus and not _handover_problem(placement)
-    return "ipc" if can_hand_over else _file_method(placement)[0]
+    if placement.on_gpus and not _handover_problem(placement):
+        return "ipc"
+    # NCCL takes no two processes on one GPU; gloo has no such limit.
+    is_on_cpus = len(placement.nodes) > 1 and not placement.on_gpus
+    return "nccl" if is_on_cpus else _file_method(placement)[0]
 
 
 def ranks_beside(placement: Placement) -> dict[str, int]:
@@ -120,6 +125,11 @@ def _handover_problem(placement: Placement) -> str:
     if len(ranks_beside(placement)) < len(placement.engines):
         return "some engine has no trainer rank on its GPU"
     return ""
+
+
+def shares_run_folder(placement: Placement) -> bool:
+    """True if all trainer ranks see the run folder, each of which then writes its own shards."""
+    return all(node.sees_run_folder for node in placement.nodes_of(placement.trainer))
 
 
 def start_in_memory(placement: Placement) -> bool:

@@ -896,6 +896,20 @@ class Code(Enum):
         "The line names the part; the same command goes on from the last checkpoint.",
     )
 
+    NODE_UNREACHABLE = (
+        "AJ-CLU-012",
+        "a node of the cluster does not answer",
+        "A machine that Ray knows, or a process on it, cannot be reached from another one.",
+        ("a firewall between the machines", "Ray has taken an address that the others do not see"),
+        "Open all TCP ports between the machines, or give `ray start` --node-ip-address.",
+    )
+    RUN_FOLDER_NOT_SHARED = (
+        "AJ-CLU-013",
+        "a machine does not see the run folder",
+        "A part of the run on another machine reads or writes the run folder, which is not there.",
+        ("the folder is local to one machine", "it is mounted at another path"),
+        "Share the folder at the same path, or choose a setting that does without.",
+    )
     MACHINE_TOO_SMALL = (
         "AJ-CLU-011",
         "the machine has too little",

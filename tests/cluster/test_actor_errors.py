@@ -117,13 +117,14 @@ def tasks(number):
 # --- while it starts -----------------------------------------------------------------------------
 
 ELSEWHERE = ImportEnv("/no/such/folder", ())
+WAYS = (None, None, False, True)
 
 
 @pytest.mark.parametrize(
     ("kind", "arguments", "first_call"),
     [
         (RolloutWorker, (0,), lambda actor, config: actor.check(config)),
-        (TrainerRank, (0, 1), lambda actor, config: actor.start(config, "h", 1, None, None, False)),
+        (TrainerRank, (0, 1), lambda actor, config: actor.start(config, "h", 1, *WAYS)),
         (EngineProcess, (), lambda actor, config: actor.start(config, "engine 0", None)),
         (RouterProcess, (None, [{}]), lambda actor, _: actor.start(None)),
     ],

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from ajet.cluster.placement import Node, ResourceRequest, configured_nodes, place_processes
 from ajet.cluster.placement_groups import bundles
-from ajet.cluster.session import RaySession
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
 
@@ -140,8 +139,18 @@ def test_a_device_list_names_the_machines_own_gpus_on_a_ray_of_its_own(tmp_path,
     (tmp_path / "run.yaml").write_text("ajet:\n  backbone: trinity\n  model: {path: m}\n")
     options = ["trinity.mode=explore", "ajet.rollout.device_mapping=[4,5]"]
     config = load_config(tmp_path / "run.yaml", options)
-    found = make_placement(config, RaySession("h:1", tuple(nodes(8)), is_own, {}))
+    found = make_placement(config, nodes(8), is_own=is_own)
     assert where(found.engines)[0] == (0, gpus)
+
+
+def test_a_node_has_the_names_of_its_processes():
+    needs = replace(VERL, nnodes=2, n_trainer_ranks=3, n_engines=2, num_workers=4)
+    placed = place_processes(needs, nodes(0, 0))
+    first, second = placed.nodes
+    assert placed.names_on(first) == "trainer 0 to 1, engine 0, worker 0 to 1"
+    assert placed.names_on(second) == "trainer 2, engine 1, worker 2 to 3"
+    assert placed.nodes_of(placed.trainer[:1]) == [first]
+    assert placed.nodes_of(placed.engines) == [first, second]
 
 
 def test_the_nodes_with_the_most_gpus_are_taken():

@@ -23,7 +23,7 @@ import json, os, sys, time
 import ray
 from ajet.cluster.placement import ResourceRequest, place_processes
 from ajet.cluster.placement_groups import reserve
-from ajet.cluster.session import SessionSettings, ray_session, worker_environment
+from ajet.cluster.session import SessionSettings, await_nodes, ray_session, worker_environment
 from ajet.core.config import load_config
 
 class Process:
@@ -35,7 +35,7 @@ config = load_config(sys.argv[1], ["ajet.rollout.agent.num_workers=2"], backbone
 settings = SessionSettings(mode="start", debug_tags=("T",))
 said = []
 with ray_session(settings, config, said.append) as session:
-    placement = place_processes(ResourceRequest.from_config(config), session.nodes)
+    placement = place_processes(ResourceRequest.from_config(config), await_nodes(1))
     environment = worker_environment(settings, config, os.environ)
     with reserve(placement, environment) as reservation:
         kind = ray.remote(Process)
@@ -48,12 +48,12 @@ with ray_session(settings, config, said.append) as session:
 """
 JOIN = """
 import json, sys
-from ajet.cluster.session import SessionSettings, ray_session
+from ajet.cluster.session import SessionSettings, alive_nodes, ray_session
 from ajet.core.config import load_config
 
 said = []
 with ray_session(SessionSettings(), load_config(sys.argv[1]), said.append) as session:
-    print(json.dumps(dict(ours=session.is_own, nodes=len(session.nodes), said=said)))
+    print(json.dumps(dict(ours=session.is_own, nodes=len(alive_nodes()), said=said)))
 """
 OTHER_VERSION = """
 import sys, ray

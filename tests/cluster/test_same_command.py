@@ -27,16 +27,16 @@ LEAD = """
 import json, os, sys
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from ajet.cluster.session import SessionSettings, ray_session
+from ajet.cluster.session import SessionSettings, await_nodes, ray_session
 from ajet.core.config import load_config
 
 def where():
     return ray.get_runtime_context().get_node_id()
 
-config = load_config(sys.argv[1], ["ajet.trainer_common.nnodes=2"], backbone="verl")
+config = load_config(sys.argv[1], backbone="verl")
 said = []
 with ray_session(SessionSettings(mode="cluster"), config, said.append) as session:
-    remote, ids = ray.remote(where), [node.ray_id for node in session.nodes]
+    remote, ids = ray.remote(where), [node.ray_id for node in await_nodes(2, said.append)]
     on = [NodeAffinitySchedulingStrategy(each, soft=False) for each in ids]
     ran = ray.get([remote.options(scheduling_strategy=each).remote() for each in on])
     print(json.dumps(dict(ids=ids, ran=ran, said=said)), flush=True)

@@ -65,7 +65,8 @@ def test_weights_travel_as_the_config_says(tmp_path):
         key = f"trinity.synchronizer.sync_method={asked}"
         assert method(tmp_path, key) == (asked, None)
     assert method(tmp_path, backbone="verl") == ("memory", None)
-    assert method(tmp_path, nodes=(HERE, THERE), backbone="verl") == ("checkpoint", None)
+    assert method(tmp_path, nodes=(HERE, THERE), backbone="verl") == ("nccl", None)
+    assert method(tmp_path, COLOCATE, nodes=(HERE, THERE)) == ("nccl", None)
 
 
 @pytest.mark.parametrize(
@@ -147,6 +148,12 @@ def test_engines_that_cannot_take_handles_get_files_or_a_line_if_it_was_forced(
 def test_handles_are_refused_where_trainer_and_engines_have_gpus_of_their_own(tmp_path):
     with pytest.raises(ConfigError, match=r"sync_method=ipc: trinity\.mode is not colocate"):
         method(tmp_path, "trinity.synchronizer.sync_method=ipc", ranks=[(0,)], engines=[(1,)])
+
+
+def test_engines_of_several_gpus_on_two_machines_get_files_of_the_run_folder(tmp_path):
+    wide = {"ranks": [(0,), (1,)], "engines": [(0, 1)]}
+    found = method(tmp_path, backbone="verl", nodes=(HERE, THERE), **wide)
+    assert found == ("checkpoint", None)
 
 
 def test_shared_memory_is_refused_where_it_is_not_shared(tmp_path):

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from ajet.backbones.disaggregated.split_run import ExplorerCommand, TrainerCommand
 from ajet.cluster.engines import Engines
+from ajet.cluster.node_watch import while_nodes_last
 from ajet.cluster.placement import Placement
 from ajet.cluster.rollout_worker import TokenizerSpec
 from ajet.cluster.rollout_workers import RolloutWorkers
@@ -18,7 +19,7 @@ from ajet.cluster.run_attempts import ProcessOptions
 from ajet.cluster.run_processes import save_inputs
 from ajet.cluster.trainer_group import RankUpdate, TrainerGroup
 from ajet.cluster.training_attempt import TrainingAttempt
-from ajet.cluster.weight_store import make_weight_store, sync_method
+from ajet.cluster.weight_store import make_weight_store, shares_run_folder, sync_method
 from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
 from ajet.core.interrupt import Interrupt
@@ -61,7 +62,10 @@ class TrainerOnRay(TrainingAttempt):
         root = make_weight_store(self.folder.path, in_memory=False, notice=notice)
         ranks = [options(each) for each in placement.trainer]
         threads = [placement.threads_of(each) for each in placement.trainer]
-        self.trainer = TrainerGroup(self.config, ranks, root, threads=threads)
+        shares_folder = shares_run_folder(placement)
+        self.trainer = TrainerGroup(
+            self.config, ranks, root, threads=threads, shares_folder=shares_folder
+        )
 
     async def start(self) -> None:
         model = await self.trainer.start()
@@ -136,7 +140,7 @@ class ExplorerOnRay:
         placement: Placement,
         options: ProcessOptions,
     ) -> None:
-        self.folder = folder
+        self.folder, self._placement = folder, placement
         self.engines = Engines(config, [options(each) for each in placement.engines])
         self.workers = RolloutWorkers(
             config,
@@ -156,12 +160,15 @@ class ExplorerOnRay:
 
     async def _explore(self) -> None:
         try:
-            await self.workers.check()
-            await self.explorer_engines.start()
-            await self.engines.supervised(self.command.explore())
+            await while_nodes_last(self._placement, self._start_and_explore())
         finally:
             self.workers.close()
             self.engines.close()
+
+    async def _start_and_explore(self) -> None:
+        await self.workers.check()
+        await self.explorer_engines.start()
+        await self.engines.supervised(self.command.explore())
 
     async def _runner(self) -> GroupRunner:
         origin = RunOrigin.read(self.folder.origin_json)

@@ -253,7 +253,10 @@ class ExplorerCommand:
             if attempt is not None and is_over and int(notes[TRAINED]) >= self._tasks.total_steps:
                 return None
             if not has_warned:
-                logger.warning("waits for a trainer: the same command with trinity.mode=train")
+                logger.warning(
+                    "waits for a trainer: the same command with trinity.mode=train, which has the "
+                    f"run folder {self._folder.path} too (on another machine: shared, at this path)"
+                )
                 has_warned = True
             await asyncio.sleep(POLL_S)
         self._interrupt.stopped_early = True

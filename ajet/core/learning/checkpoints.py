@@ -31,8 +31,11 @@ class LearnerCheckpoints:
         *,
         keep: int,
         ranks: Ranks = ONE_RANK,
+        shares_folder: bool = True,
     ) -> None:
+        """Unless all ranks see the folder (`shares_folder`), rank 0 alone writes and reads it."""
         self._learner, self._keep, self._ranks = learner, keep, ranks
+        self._shares_folder = shares_folder
         # With LoRA the checkpoint holds adapters alone: no model that loads by itself.
         self._files = {} if learner.policy.settings.lora else model_files(loaded)
 
@@ -47,12 +50,15 @@ class LearnerCheckpoints:
             keep=self._keep,
             files=self._files,
             ranks=self._ranks,
+            shares_folder=self._shares_folder,
         )
 
     def load(self, path: Path) -> None:
         """Restores the learner from the checkpoint at `path`."""
         like = self._learner.template() if self._ranks.size > 1 else None
         with of_checkpoint(path):
-            found = read_checkpoint(path, like=like, ranks=self._ranks)
+            found = read_checkpoint(
+                path, like=like, ranks=self._ranks, shares_folder=self._shares_folder
+            )
             state: Any = checked_state(self._learner.state_type, found.state, found.path)
             self._learner.load_state_dict(found.tensors, state)

@@ -104,10 +104,7 @@ class RunIdentity:
         settings = flat_settings(config)
         return cls(
             config=settings,
-            code={
-                str(below_base_dirs(file, config) or file): file_hash(file)
-                for file in code_files(config)
-            },
+            code=code_hashes(config),
             files=dict(_named_files(settings, config.base_dirs)),
             rows={
                 "training tasks": _rows(tasks.training),
@@ -137,6 +134,18 @@ def flat_settings(config: AjetConfig) -> dict[str, Any]:
         for key, value in compared.items()
         if key not in unread
     }
+
+
+def code_hashes(config: AjetConfig) -> dict[str, str]:
+    """Returns a hash for each file of the user's code."""
+    return {
+        str(below_base_dirs(file, config) or file): file_hash(file) for file in code_files(config)
+    }
+
+
+def named_file_hashes(config: AjetConfig) -> dict[str, str]:
+    """Returns a hash for each key whose value names a file or a folder that is there."""
+    return dict(_named_files(flat_settings(config), config.base_dirs))
 
 
 def file_hash(path: Path) -> str:

@@ -10,7 +10,8 @@ Several ranks write one shard each instead of the two files of tensors (shard_fi
 
         shards/                shard-00001-….safetensors and so on
 
-Any number of ranks can read either kind.
+Any number of ranks can read either kind. Ranks that do not all see the folder leave it to rank 0:
+it gathers the tensors, one after another, into the two files, and sends each rank its parts.
 
 A save writes into `.writing_step_…`, flushes every file, the manifest last, renames the folder and
 flushes the parent. Killed at any moment, it leaves either the whole folder or a `.writing_` one,
@@ -18,8 +19,8 @@ which the next save removes. A load takes the newest folder whose manifest verif
 that it skipped. It uses no pickle. Files that fit their checksums and still hold no checkpoint
 (forged, or of another version) are a `CheckpointError` that names the folder.
 
-All ranks call these functions together, on one folder of a shared file system; a failure on one
-rank raises the same `CheckpointError` on all.
+All ranks call these functions together; a failure on one rank raises the same `CheckpointError` on
+all.
 
 Not covered: which checkpoint is whole (manifest.py), remote storage.
 """
@@ -55,7 +56,7 @@ from ajet.core.update.manifest import (
 )
 from ajet.core.update.ranks import ONE_RANK, Ranks
 from ajet.core.update.shard_files import files_of_rank, has_shards, read_shards, write_shards
-from ajet.core.update.shards import full_tensor
+from ajet.core.update.whole_tensors import WholeTensor, gather_tensors, scatter_tensors
 
 WEIGHT_PREFIX = "model."
 WEIGHTS_FILE, TENSORS_FILE, STATE_FILE = "model.safetensors", "tensors.safetensors", "state.json"
@@ -83,16 +84,19 @@ def save_checkpoint(
     keep: int = 2,
     files: Mapping[str, bytes] | None = None,
     ranks: Ranks = ONE_RANK,
+    shares_folder: bool = True,
 ) -> Path:
     """Writes ``folder/step_{step:06d}``; when it is durable, removes all but the `keep` newest.
 
-    From one rank, tensors named ``model.…`` go to model.safetensors without that prefix. `files`
-    are written beside them (a config.json and a tokenizer make the folder loadable as a model).
+    From one rank, or where ranks do not share the folder, tensors named ``model.…`` go to
+    model.safetensors without that prefix. `files` are written beside them (a config.json and a
+    tokenizer make the folder loadable as a model).
     """
     writer = _CheckpointWriter(folder, folder / f"step_{step:06d}", ranks)
     writer.on_rank_0(writer.begin)
-    if ranks.size == 1:
-        writer.on_rank_0(lambda: _write_tensors(writer.writing, tensors))
+    if ranks.size == 1 or not shares_folder:
+        whole = gather_tensors(tensors, ranks.rank)
+        writer.on_rank_0(lambda: _write_tensors(writer.writing, whole))
     else:
         writer.on_all_ranks(writer.check_folder)
         writer.on_all_ranks(lambda: write_shards(writer.writing, tensors))
@@ -170,15 +174,21 @@ def load_checkpoint(
 
 
 def read_checkpoint(
-    path: Path, *, like: Mapping[str, Tensor] | None = None, ranks: Ranks = ONE_RANK
+    path: Path,
+    *,
+    like: Mapping[str, Tensor] | None = None,
+    ranks: Ranks = ONE_RANK,
+    shares_folder: bool = True,
 ) -> Checkpoint:
     """Reads the checkpoint at `path`, which must be whole; `like` and `ranks` are as in
-    `load_checkpoint`.
+    `load_checkpoint`. Unless the ranks share the folder, rank 0 alone reads it.
     """
     fault = _from_rank_0(ranks, lambda: find_fault(path))
     if fault is not None:
         raise unusable(path, fault)
-    return _read(path, (), like)
+    if like is None or shares_folder:
+        return _read(path, (), like)
+    return _read_on_rank_0(path, like, ranks)
 
 
 def read_state(path: Path, *, is_checked: bool = False) -> dict[str, Any]:
@@ -253,6 +263,22 @@ def _read(path: Path, warnings: tuple[str, ...], like: Mapping[str, Tensor] | No
     return Checkpoint(path, step_of(path), tensors, state, warnings)
 
 
+def _read_on_rank_0(path: Path, like: Mapping[str, Tensor], ranks: Ranks) -> Checkpoint:
+    """Reads a checkpoint that the other ranks do not see; its tensors are sharded as those of
+    `like`."""
+    whole: dict[str, Tensor] = {}
+
+    def read() -> tuple[dict[str, Any], dict[str, WholeTensor]]:
+        found = _read(path, (), None)
+        whole.update(found.tensors)
+        return found.state, {n: WholeTensor(t.shape, t.dtype) for n, t in whole.items()}
+
+    state, described = _from_rank_0(ranks, read)
+    with _reading(path):
+        tensors = scatter_tensors(whole, described, like)
+    return Checkpoint(path, step_of(path), tensors, state)
+
+
 def _state(path: Path) -> dict[str, Any]:
     state = json.loads((path / STATE_FILE).read_bytes())
     if not isinstance(state, dict):
@@ -271,9 +297,8 @@ def _reading(path: Path) -> Iterator[None]:
 
 def _write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     cut = len(WEIGHT_PREFIX)
-    ready = {n: full_tensor(t.detach()).cpu().contiguous() for n, t in tensors.items()}
-    weights = {n[cut:]: t for n, t in ready.items() if n.startswith(WEIGHT_PREFIX)}
-    others = {n: t for n, t in ready.items() if not n.startswith(WEIGHT_PREFIX)}
+    weights = {n[cut:]: t for n, t in tensors.items() if n.startswith(WEIGHT_PREFIX)}
+    others = {n: t for n, t in tensors.items() if not n.startswith(WEIGHT_PREFIX)}
     save_file(weights, folder / WEIGHTS_FILE, metadata={"format": "pt"})
     save_file(others, folder / TENSORS_FILE)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,15 +74,13 @@ def read_shards(
     _check_whole(found)
     names = [n for n in found if wanted(n)]
     if like is not None:
-        models = {_model_of(name) for name in like}
-        _check_names([n for n in names if _model_of(n) in models], like)
-        names = [n for n in names if n in like]
+        names = names_in(names, like)
     if like is None:
         tensors = {n: torch.empty(found[n].size, dtype=found[n].properties.dtype) for n in names}
     else:
         tensors = {n: torch.empty_like(like[n]) for n in names}
     rows = {name: _as_row(tensor) for name, tensor in tensors.items()}
-    _check_shapes(rows, found)
+    require_shapes({n: row.shape for n, row in rows.items()}, {n: found[n].size for n in rows})
     alone = like is None or not dist.is_initialized()
     with warnings.catch_warnings():  # it warns that it runs without other ranks, as it should
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
@@ -107,13 +105,18 @@ def _model_of(name: str) -> str:
     return "critic" if name.startswith("critic.") else "policy"
 
 
-def _check_names(names: Sequence[str], like: Mapping[str, Tensor]) -> None:
-    for name in names:
+def names_in(names: Iterable[str], like: Mapping[str, Tensor]) -> list[str]:
+    """Returns the names that `like` has too. Raises WeightMismatch for another one, unless it is of
+    a model that `like` has nothing of."""
+    models = {_model_of(name) for name in like}
+    for name in (each for each in names if _model_of(each) in models):
         if name not in like:
             raise WeightMismatch(f"{name} is not one of its tensors")
+    return [name for name in names if name in like]
 
 
-def _check_shapes(rows: Mapping[str, Tensor], found: Mapping[str, Any]) -> None:
-    for name, row in rows.items():
-        if row.shape != found[name].size:
-            raise WeightMismatch(f"{name} {tuple(row.shape)} is of shape {tuple(found[name].size)}")
+def require_shapes(wanted: Mapping[str, torch.Size], found: Mapping[str, torch.Size]) -> None:
+    """Raises WeightMismatch for a tensor of another shape."""
+    for name, shape in wanted.items():
+        if shape != found[name]:
+            raise WeightMismatch(f"{name} {tuple(shape)} is of shape {tuple(found[name])}")

@@ -25,7 +25,7 @@ from ajet.core.learning.learner import Learner, LearnerSettings
 from ajet.core.model.precision import to_float64
 from ajet.core.trajectory.sample import TrainingSample, TurnSpan
 from ajet.core.trajectory.trained_tokens import TrainedTokens
-from ajet.core.update.checkpoint import load_checkpoint, save_checkpoint
+from ajet.core.update.checkpoint import load_checkpoint, read_checkpoint, save_checkpoint
 from ajet.core.update.critic import Critic
 from ajet.core.update.policy import Policy
 from ajet.core.update.ranks import ONE_RANK, Ranks, TorchRanks, connect, disconnect
@@ -36,7 +36,7 @@ from ajet.core.update.settings import (
     ShardingSettings,
     UpdateSettings,
 )
-from ajet.core.update.shards import copy_tensor, full_tensor
+from ajet.core.update.shards import copy_tensor, full_tensor, is_sharded
 from ajet.core.weight_sync.adapters import Adapters
 from ajet.core.weight_sync.live import LiveSource
 from ajet.core.weight_sync.load import BaseWeights, load_weights
@@ -281,6 +281,27 @@ def relay(ranks: Ranks, folder: Path, step: int) -> dict[str, Any]:
     return {"tensors": whole(learner)}
 
 
+def apart(ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """Saves and loads where rank 0 alone sees the folder: another rank's is not there."""
+    place = "here" if ranks.rank == 0 else "nowhere"
+    policy = Policy(tiny_model(), UpdateSettings(**STEADY), ranks)
+    policy.update(groups())
+    tensors, counters = policy.state_dict()
+    alone: dict[str, Any] = {"ranks": ranks, "shares_folder": False}
+    path = save_checkpoint(folder / place, 1, tensors, {"policy": counters}, **alone)
+    again = Policy(tiny_model(seed=5), UpdateSettings(**STEADY), ranks)
+    found = read_checkpoint(path, like=again.template(), **alone)
+    again.load_state_dict(found.tensors, found.state["policy"])
+    fewer = Policy(tiny_model(num_hidden_layers=1), UpdateSettings(**STEADY), ranks)
+    return {
+        "saved": whole(policy),
+        "loaded": whole(again),
+        "sharded": {n for n, t in found.tensors.items() if is_sharded(t)},
+        "refused": refused(lambda: read_checkpoint(path, like=fewer.template(), **alone)),
+        "sees": path.exists(),
+    }
+
+
 def nan_on_one(ranks: Ranks) -> dict[str, Any]:
     """One row's gradient is not finite; whoever computes it, nobody may step."""
     samples = groups()
@@ -400,6 +421,8 @@ def of_ranks(name: str, size: int, folder: Path) -> Any:
     match name:
         case "relay":
             return relay(TorchRanks(), folder / "relay", size)
+        case "apart":
+            return apart(TorchRanks(), folder / "apart")
         case "nan_on_one":
             return nan_on_one(TorchRanks())
         case "bfloat16":

@@ -79,7 +79,7 @@ def first_relay(folder):
 @pytest.fixture(scope="module")
 def two(folder, first_relay):
     names = ["nan_on_one", "bfloat16", "relay", "collectives", "refusals", "as_read", "two_models"]
-    return start(2, folder, [*OF_TWO, *names])
+    return start(2, folder, [*OF_TWO, *names, "apart"])
 
 
 @pytest.fixture(scope="module")
@@ -218,6 +218,19 @@ def test_a_run_goes_on_from_one_rank_to_two_to_four_and_back_to_one(
     for of_ranks, expected in zip(taken_up, straight, strict=True):
         for found in of_ranks:
             assert_same_tensors(found["tensors"], expected["tensors"])
+
+
+def test_ranks_that_share_no_folder_save_and_load_through_rank_0(two, folder):
+    first, other = two["apart"]
+    assert (first["sees"], other["sees"]) == (True, False)
+    files = {path.name for path in (folder / "apart/here/step_000001").iterdir()}
+    assert files == {"model.safetensors", "tensors.safetensors", "state.json", "manifest.json"}
+    for found in two["apart"]:
+        assert found["loaded"].keys() == first["saved"].keys()
+        for name, tensor in first["saved"].items():
+            assert torch.equal(found["loaded"][name], tensor), name
+        assert "model.model.embed_tokens.weight" in found["sharded"]
+        assert "is not one of its tensors" in found["refused"]
 
 
 def test_what_four_ranks_wrote_becomes_a_model_folder(folder, four):
