@@ -271,31 +271,77 @@ async def test_an_episode_that_was_stored_before_a_kill_is_not_asked_for_again()
     assert stale.status_code == 410
 
 
-async def test_a_judge_that_blocks_the_run_delays_the_calls_of_others_and_costs_no_episode():
+def call_once(is_judging, url, claim):
+    """Calls the model, from a thread, once the judge has been called."""
+    assert is_judging.wait(60)
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    headers = {"authorization": f"Bearer {claim['api_key']}"}
+    return httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60)
+
+
+async def test_calls_are_answered_while_a_plain_judge_works_and_verdicts_are_given_in_turn():
+    is_judging, may_end, asked, most_at_once = threading.Event(), threading.Event(), [], 0
+
+    class Works(BaseJudge):
+        def compute_reward(self, workflow_task, workflow_output):
+            nonlocal most_at_once
+            asked.append(workflow_output.metadata["number"])
+            most_at_once = max(most_at_once, len(asked) - asked.count(None))
+            is_judging.set()
+            assert may_end.wait(60)
+            asked[asked.index(workflow_output.metadata["number"])] = None
+            return workflow_output.metadata["number"] / 2
+
+    async with served(judge=Works()) as server:
+        step = server.rollout(TASKS[:1], num_repeat=3)
+        first, second, third = [await server.begin() for _ in range(3)]
+        verdicts = [
+            asyncio.create_task(server.end(claim, None, metadata={"number": number}))
+            for number, claim in ((1, first), (2, second))
+        ]
+        answer = await asyncio.to_thread(call_once, is_judging, server.url, third)
+        assert answer.status_code == 200 and not any(each.done() for each in verdicts)
+        may_end.set()
+        rewards = [(await each).json()["reward"] for each in verdicts]
+        await server.end(third, 0.25)
+        [group] = await step
+    assert rewards == [0.5, 1.0] and most_at_once == 1
+    assert [t.reward for t in group.trajectories] == [0.5, 1.0, 0.25]
+
+
+async def test_an_asynchronous_judge_that_blocks_delays_calls_and_costs_no_episode():
     is_judging = threading.Event()
 
     class Blocks(BaseJudge):
-        def compute_reward(self, workflow_task, workflow_output):
+        async def compute_reward(self, workflow_task, workflow_output):
             is_judging.set()
             time.sleep(0.5)
             return 1.0, True
-
-    def ask(url, claim):
-        is_judging.wait(30)
-        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-        headers = {"authorization": f"Bearer {claim['api_key']}"}
-        return httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60)
 
     async with served(judge=Blocks()) as server:
         server.gateway._stall_s = 0.1
         step = server.rollout(TASKS[:1])
         first, second = await server.begin(), await server.begin()
-        asking = asyncio.create_task(asyncio.to_thread(ask, server.url, second))
+        asking = asyncio.create_task(asyncio.to_thread(call_once, is_judging, server.url, second))
         await server.end(first, None)
         assert (await asking).status_code == 200
         assert (await server.end(second, 0.5)).json()["status"] == "ok"
         [group] = await step
     assert [len(t.turns) for t in group.trajectories] == [0, 1]
+
+
+async def test_a_plain_judge_that_fails_in_its_thread_fails_its_episode_alone():
+    class Fails(BaseJudge):
+        def compute_reward(self, workflow_task, workflow_output):
+            return next(iter(workflow_output.metadata["rewards"]))
+
+    async with served(judge=Fails()) as server:
+        step = server.rollout(TASKS[:1])
+        for rewards in ([], [0.5]):
+            await server.end(await server.begin(), None, metadata={"rewards": rewards})
+        [group] = await step
+    assert [t.status.value for t in group.trajectories] == ["judge_error", "ok"]
+    assert "StopIteration" in group.trajectories[0].error
 
 
 def test_an_end_that_is_not_judged_when_the_run_begins_again_is_answered():
