@@ -351,7 +351,7 @@ def test_an_end_that_is_not_judged_when_the_run_begins_again_is_answered():
         outcome = exchange.end(asked.result().claim_id, WorkflowOutput(reward=1.0))
     exchange.begin_attempt()
     error = "the run goes on from its last checkpoint, and offers it again"
-    assert outcome.result(0) == Outcome("e1", "retried", error=error)
+    assert outcome.result(0) == Outcome("e1", "retried", error=error, state="retried")
 
 
 async def test_an_outcome_says_why_its_episode_is_not_trained():
@@ -361,6 +361,56 @@ async def test_an_outcome_says_why_its_episode_is_not_trained():
         claim, outcome = await server.play()
         assert (outcome["status"], outcome["left_out"]) == ("ok", "0 is old")
         assert (await server.end(claim)).json() == outcome
+
+
+async def test_an_episode_is_followed_until_it_is_trained_or_is_not_going_to_be():
+    async with served() as server:
+        step = server.rollout(TASKS[:2])
+        claims = [await server.begin() for _ in range(4)]
+
+        async def state(number, **query):
+            path = f"{API}/episodes/{claims[number]['id']}"
+            headers = {"authorization": f"Bearer {KEY}"}
+            found = (await server.http.get(path, params=query, headers=headers)).json()
+            return found["state"], found["trained_step"], found["left_out"]
+
+        assert await state(0) == ("running", None, None)
+        waiting = asyncio.create_task(state(0, wait_s=60))
+        ends = [(await server.end(claim)).json() for claim in claims]
+        assert {end["state"] for end in ends} == {"waiting"}
+        trained, stale = await step
+        server.exchange.step_trained(3, [trained, stale.leave_out("stale", "too old")])
+        assert await waiting == ("trained", 3, None)
+        assert await state(2) == ("not_trained", None, "too old")
+        again = (await server.end(claims[0])).json()
+        assert again == ends[0] | {"state": "trained", "trained_step": 3}
+
+        server.exchange.rewind(2)
+        assert await state(1) == ("waiting", None, None)
+        ended = asyncio.create_task(state(1, wait_s=60))
+        while not server.exchange._settling:
+            await asyncio.sleep(0.01)
+        server.exchange.close("the run has ended")
+        assert await ended == ("not_trained", None, "the run has ended before its step")
+
+
+async def test_an_episode_of_a_validation_is_not_trained_and_a_lost_one_is_over():
+    async with served() as server:
+        server.rollout(TASKS[:1], mode="eval")
+        _, outcome = await server.play(mode="eval")
+        assert (outcome["state"], outcome["left_out"][:20]) == (
+            "not_trained",
+            "it measures the mode",
+        )
+        open_one = await server.begin(mode="eval")
+        server.runner.stop()
+        path = f"{API}/episodes/{open_one['id']}?wait_s=30"
+        answer = await server.http.get(path, headers={"authorization": f"Bearer {KEY}"})
+        assert answer.status_code == 410
+        bad = await server.http.get(
+            f"{API}/episodes/x?wait_s=x", headers={"authorization": f"Bearer {KEY}"}
+        )
+        assert bad.status_code == 400
 
 
 async def test_the_end_of_a_run_is_told_to_those_that_wait():
