@@ -177,6 +177,12 @@ class AsyncEpisode(EpisodeAccess):
         )
         return await self._client.do(operation)
 
+    async def outcome(self, wait_s: float = 0.0) -> Outcome:
+        """Returns what has become of the episode until now; with `wait_s`, up to 300, waits until
+        it is trained or is not going to be."""
+        operation = protocol.outcome(self.data.id, wait_s, self._client.patience_s)
+        return await self._client.do(operation)
+
     async def abort(self, reason: str = "no reason given") -> None:
         """Gives the episode up."""
         self._is_over = True

@@ -202,6 +202,12 @@ class Episode(EpisodeAccess):
         )
         return self._client.do(operation)
 
+    def outcome(self, wait_s: float = 0.0) -> Outcome:
+        """Returns what has become of the episode until now; with `wait_s`, up to 300, waits until
+        it is trained or is not going to be."""
+        operation = protocol.outcome(self.data.id, wait_s, self._client.patience_s)
+        return self._client.do(operation)
+
     def abort(self, reason: str = "no reason given") -> None:
         """Gives the episode up: it counts as failed, and the run's failure policy decides."""
         self._is_over.set()

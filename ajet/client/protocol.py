@@ -149,8 +149,10 @@ class EpisodeAccess:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Says how an episode ended. `status` is ok, or what went wrong; "pending" while the judge
-    waits for the rest of its group. `left_out` says why it is not trained, where that is known."""
+    """Says how an episode ended. `status` is ok, or what went wrong; "pending" while it is not
+    judged. `state` says what has become of it: running, judging, waiting (for its step), trained
+    (by the step `trained_step`, whose weights are that version), not_trained (`left_out` says why)
+    or retried (by another client)."""
 
     status: str
     episode_id: str | None = None
@@ -158,6 +160,8 @@ class Outcome:
     is_success: bool | None = None
     error: str | None = None
     left_out: str | None = None
+    state: str = "judging"
+    trained_step: int | None = None
 
 
 @dataclass(slots=True)
@@ -235,7 +239,18 @@ def end(
         "wait_s": WAIT_S,
     }
     request = Request("POST", _path(claim_id, "end"), body, WAIT_S + MARGIN_S)
-    answer = yield from _insisted(request, _awaits_judge, patience_s)
+    return _outcome_of((yield from _insisted(request, _awaits_judge, patience_s)))
+
+
+def outcome(claim_id: str, wait_s: float, patience_s: float) -> Operation[Outcome]:
+    """Asks what has become of an episode."""
+    path = f"{PREFIX}/episodes/{claim_id}?wait_s={wait_s:g}"
+    request = Request("GET", path, timeout_s=wait_s + MARGIN_S)
+    return _outcome_of((yield from _insisted(request, lambda answer: False, patience_s)))
+
+
+def _outcome_of(answer: Answer) -> Outcome:
+    """Returns the outcome that an answer holds; raises what another one says."""
     if answer.status == 410:
         kind = RunOver if answer.code == "run_over" else EpisodeOver
         raise kind(410, answer.message)

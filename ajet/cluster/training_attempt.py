@@ -80,6 +80,9 @@ class TrainingAttempt(ABC):
             console=self.console,
             resume_point=resume_point,
         )
+        if self.gateway is not None:
+            self.gateway.exchange.rewind(self.run.state.step)
+            self.run.on_step = self.gateway.exchange.step_trained
 
     async def _fit(self) -> RunSummary:
         try:

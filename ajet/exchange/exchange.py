@@ -21,7 +21,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -33,14 +33,19 @@ from ajet.core.task.workflow_task import Mode, WorkflowOutput, WorkflowTask
 from ajet.core.workflow.gateway.request import RequestError
 
 if TYPE_CHECKING:
-    from ajet.core.trajectory.trajectory import Trajectory
+    from ajet.core.trajectory.trajectory import Group, Trajectory
     from ajet.core.workflow.gateway.gateway import Address
 
 CLAIM_KEY = "claim_id"
 """The key of the claim's id in the metadata of an episode's output."""
 MAX_OUTCOMES = 100_000
 """The outcomes that are kept for repeated calls; the oldest are forgotten first."""
+OF_VALIDATION = "it measures the model: its mode is eval"
 Result = TypeVar("Result")
+State = Literal["running", "judging", "waiting", "trained", "not_trained", "retried"]
+"""What has become of an episode: a client has it, it has ended and is being judged, it is stored and
+waits for its step, or one of the last three, which stay."""
+SETTLED: tuple[State, ...] = ("trained", "not_trained", "retried")
 TaskSource = Literal["config", "client"]
 
 
@@ -66,8 +71,8 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Holds how an episode ended: its status, and reward and success where it was judged.
-    `left_out` says why it is not trained, where that is known by then."""
+    """Holds how an episode ended: its status, and reward and success where it was judged. `state`
+    says what has become of it since: the step that trained it, or why none does (`left_out`)."""
 
     episode_id: str
     status: str
@@ -75,10 +80,22 @@ class Outcome:
     is_success: bool | None = None
     error: str | None = None
     left_out: str | None = None
+    state: State = "waiting"
+    trained_step: int | None = None
 
     @classmethod
     def of(cls, t: Trajectory, left_out: str | None = None) -> Outcome:
-        return cls(t.episode_id, str(t.ended_as), t.reward, t.is_success, t.error, left_out)
+        if t.workflow_task.mode != "train":
+            left_out = OF_VALIDATION
+        state: State = "waiting" if left_out is None else "not_trained"
+        return cls(t.episode_id, str(t.ended_as), t.reward, t.is_success, t.error, left_out, state)
+
+    def of_step(self, step: int, t: Trajectory) -> Outcome:
+        """Returns the outcome after a step whose groups this episode was among."""
+        if t.is_valid:
+            return replace(self, state="trained", trained_step=step, left_out=None)
+        reason = t.error if t.left_out else f"it ended as {t.ended_as}"
+        return replace(self, state="not_trained", left_out=reason)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -147,6 +164,8 @@ class EpisodeExchange:
         self._requests: dict[str, Claim] = {}
         self._tasks: dict[str, Task] = {}  # the clients' own, by the group's id
         self._outcomes: dict[str, Outcome] = {}
+        self._acknowledged: dict[str, str] = {}  # the claim's id by the episode's, of outcomes
+        self._settling: dict[str, Future[None]] = {}  # what waits for an outcome that stays
         self._lost: dict[str, str] = {}  # claims that ended without their client, and why
         self._counts: Counter[str] = Counter()
         self._step = 0
@@ -160,10 +179,26 @@ class EpisodeExchange:
             error = "the run goes on from its last checkpoint, and offers it again"
             for claim in self._members.values():
                 if claim.ended.done():
-                    self._acknowledge(claim, Outcome(claim.episode_id, "retried", error=error))
+                    self._acknowledge(claim, retried(claim, error))
             self._members.clear()
             self._tasks.clear()
             self._step = 0
+
+    def rewind(self, step: int) -> None:
+        """Notes that the run goes on from the checkpoint of this step: what later steps have
+        trained waits again."""
+        with self._lock:
+            for claim_id, outcome in self._outcomes.items():
+                if outcome.trained_step is not None and outcome.trained_step > step:
+                    again = replace(outcome, state="waiting", trained_step=None)
+                    self._outcomes[claim_id] = again
+
+    def step_trained(self, step: int, groups: Sequence[Group]) -> None:
+        """Notes what has become of the episodes of a step, which is recorded."""
+        with self._lock:
+            for t in (t for group in groups for t in group.trajectories):
+                if (claim_id := self._acknowledged.get(t.episode_id)) is not None:
+                    self._keep(claim_id, self._outcomes[claim_id].of_step(step, t))
 
     @contextmanager
     def offer(self, plan: WorkflowTask) -> Iterator[Claim]:
@@ -209,6 +244,7 @@ class EpisodeExchange:
             else:
                 reason = f"it ended as {outcome.status}: {outcome.error or 'without its client'}"
                 self._lost[claim.claim_id] = reason
+                self._settle(claim.claim_id)
 
     def restore(self, trajectory: Trajectory) -> None:
         """Takes an episode that an earlier start of the server has stored: its end is answered as
@@ -231,6 +267,12 @@ class EpisodeExchange:
             for claim in self._members.values():
                 if not claim.outcome.done():
                     claim.outcome.set_exception(error)
+            for claim_id, outcome in list(self._outcomes.items()):
+                if outcome.state == "waiting":
+                    why = f"{reason} before its step"
+                    self._keep(claim_id, replace(outcome, state="not_trained", left_out=why))
+            for claim_id in list(self._settling):
+                self._settle(claim_id)
 
     # --- the clients' side -----------------------------------------------------------------------
 
@@ -277,6 +319,28 @@ class EpisodeExchange:
                     result = replace(result, metadata={**result.metadata, CLAIM_KEY: claim_id})
                 claim.ended.set_result(result)
             return claim.outcome
+
+    def outcome(self, claim_id: str) -> Outcome:
+        """Returns what has become of a claim's episode until now, with the status "pending" while
+        it is not judged. Raises `RequestError` for a claim that is over without its client."""
+        with self._lock:
+            if (outcome := self._outcomes.get(claim_id)) is not None:
+                return outcome
+            claim = self._claim(claim_id)
+            state: State = "judging" if claim.ended.done() else "running"
+            return Outcome(claim.episode_id, "pending", state=state)
+
+    def settled(self, claim_id: str) -> Future[None]:
+        """Returns a future that is done when the claim's `outcome` changes no more."""
+        with self._lock:
+            outcome = self._outcomes.get(claim_id)
+            if outcome is None:
+                self._claim(claim_id)
+            elif outcome.state in SETTLED:
+                done: Future[None] = Future()
+                done.set_result(None)
+                return done
+            return self._settling.setdefault(claim_id, Future())
 
     def seen(self, claim_id: str) -> Claim:
         """Notes a sign of life of a claim's client, and returns the claim."""
@@ -420,7 +484,7 @@ class EpisodeExchange:
         The outcome of the episode as a whole may take until another client has ended it."""
         if earlier is not None and earlier.ended.done():
             error = "it failed, and is offered again (ajet.rollout.failure_policy)"
-            self._acknowledge(earlier, Outcome(earlier.episode_id, "retried", error=error))
+            self._acknowledge(earlier, retried(earlier, error))
 
     def _forget_tasks(self, step: int) -> None:
         if step > self._step:
@@ -434,14 +498,28 @@ class EpisodeExchange:
 
     def _note_lost(self, claim_id: str, reason: str) -> None:
         self._lost.setdefault(claim_id, reason)
+        self._settle(claim_id)
         while len(self._lost) > MAX_OUTCOMES:
             del self._lost[next(iter(self._lost))]
 
     def _keep(self, claim_id: str, outcome: Outcome) -> None:
         self._open.pop(claim_id, None)
         self._outcomes[claim_id] = outcome
+        self._acknowledged[outcome.episode_id] = claim_id
+        if outcome.state in SETTLED:
+            self._settle(claim_id)
         while len(self._outcomes) > MAX_OUTCOMES:
-            del self._outcomes[next(iter(self._outcomes))]
+            oldest = next(iter(self._outcomes))
+            self._acknowledged.pop(self._outcomes.pop(oldest).episode_id, None)
+
+    def _settle(self, claim_id: str) -> None:
+        if (waiting := self._settling.pop(claim_id, None)) is not None:
+            waiting.set_result(None)
+
+
+def retried(claim: Claim, error: str) -> Outcome:
+    """Returns the outcome of an attempt whose episode is offered again."""
+    return Outcome(claim.episode_id, "retried", error=error, state="retried")
 
 
 async def uncancelled(future: Future[Result]) -> Result:

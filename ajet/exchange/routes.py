@@ -1,6 +1,7 @@
 """The HTTP API of the exchange, below /ajet/v1. Bodies and answers are JSON.
 
     POST episodes                begin: waits for an episode, and answers with its model's address
+    GET  episodes/{id}           what has become of it; ?wait_s=… waits until that changes no more
     POST episodes/{id}/end       reward, success, metadata, metrics, and a reward for each agent;
                                  reward null asks the judge
     POST episodes/{id}/abort     gives it up, with a reason
@@ -72,7 +73,11 @@ def add_routes(app: FastAPI, gateway: ExchangeGateway) -> None:
         ("/resume", routes.resume),
     ):
         app.add_route(PREFIX + path, endpoint(gateway, handler), methods=["POST"])
-    for path, handler in (("/tasks", routes.tasks), ("/status", routes.status)):
+    for path, handler in (
+        ("/episodes/{claim_id}", routes.episode),
+        ("/tasks", routes.tasks),
+        ("/status", routes.status),
+    ):
         app.add_route(PREFIX + path, endpoint(gateway, handler), methods=["GET"])
 
 
@@ -141,6 +146,12 @@ class ExchangeRoutes:
             awaits = "group" if self._exchange.waits_for_group and reward is None else "judge"
             return 202, {"status": "pending", "awaits": awaits}
         return 200, outcome.as_json()
+
+    async def episode(self, request: Request, fields: Fields) -> tuple[int, dict[str, Any]]:
+        wait_s, claim_id = _query_wait_s(request), _claim_id(request)
+        if wait_s:
+            await _within(self._exchange.settled(claim_id), wait_s)
+        return 200, self._exchange.outcome(claim_id).as_json()
 
     async def abort(self, request: Request, fields: Fields) -> tuple[int, dict[str, Any]]:
         reason = plain_text(fields.take("reason", str, "no reason given"), MAX_ID_LENGTH)
@@ -269,8 +280,18 @@ def _short(fields: Fields, name: str) -> str | None:
     return None if value is None else without_surrogates(value)
 
 
+def _query_wait_s(request: Request) -> float:
+    try:
+        return _checked_wait_s(float(request.query_params.get("wait_s", 0)))
+    except ValueError:
+        raise RequestError("wait_s must be a number", param="wait_s") from None
+
+
 def _wait_s(fields: Fields) -> float:
-    wait_s = fields.take("wait_s", (int, float), WAIT_S)
+    return _checked_wait_s(fields.take("wait_s", (int, float), WAIT_S))
+
+
+def _checked_wait_s(wait_s: float) -> float:
     if not 0 <= wait_s <= MAX_WAIT_S:
         raise RequestError(f"wait_s must be 0 to {MAX_WAIT_S:g}", param="wait_s")
     return float(wait_s)

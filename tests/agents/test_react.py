@@ -1,12 +1,15 @@
 """The ready React agent: tools in, answer out."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
 from ajet import BaseJudge, ReactAgent, Task
+from ajet.core.config.rollout import CompactionConfig
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.trajectory.limits import EpisodeTruncated
+from ajet.core.trajectory.turn import SUMMARY
 from ajet.core.workflow.registry import WorkflowFactory
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
 
@@ -108,6 +111,45 @@ async def test_a_limit_that_a_tool_meets_is_not_the_tools_error():
 
     with pytest.raises(EpisodeTruncated):
         await run(Asks, call("ask", "{}"), "never said")
+
+
+async def test_a_conversation_beyond_the_context_is_compacted_and_a_calls_answer_stays_with_it():
+    class Reader(ReactAgent):
+        def read(self, page: int) -> str:
+            """Read a page."""
+            return f"Page {page}: {'x' * 150}"
+
+        def build_graph(self, model):
+            self.tools = [self.read]
+            return super().build_graph(model)
+
+    pages = [call("read", f'{{"page": {number}}}') for number in range(4)]
+    replies = [*pages[:2], "It has pages 0 and 1.", *pages[2:], "They are read."]
+
+    def reply(prompt, _):
+        return replies[len(endpoint.prompts) - 1]
+
+    endpoint = ScriptedEndpoint(TOKENIZER, reply)
+    compaction = CompactionConfig(enable=True, at=850, prompt="Sum up.", max_summary_tokens=40)
+    rollout = SimpleNamespace(compaction=compaction)
+    config = SimpleNamespace(ajet=SimpleNamespace(rollout=rollout))
+    limits = {"max_prompt_length": 4000, "max_response_length_in_one_turn": 100}
+    runner = episode_runner(Reader, endpoint, TOKENIZER, One(), config=config, **limits)
+    request = RolloutRequest([Task("t", "Read.")], step=0, mode="train", num_repeat=1)
+    [group] = await runner.rollout(request)
+    [t] = group.trajectories
+    assert (t.status, t.output.metadata["final_answer"]) == ("ok", "They are read.")
+    [summary] = [number for number, turn in enumerate(t.turns) if SUMMARY in turn.notes]
+    last = t.turns[summary].messages[-1]
+    assert (last["role"], last["content"]) == ("tool", "Sum up.")
+    shown = t.turns[summary + 1].messages
+    roles = ["user", "assistant", "user", "assistant", "tool"]
+    assert [message["role"] for message in shown] == roles
+    assert shown[1]["content"] == "It has pages 0 and 1."
+    assert shown[4]["content"].startswith(f"Page {summary - 1}:")
+    kept = list(t.turns[summary - 1].completion.token_ids)
+    ids = list(t.turns[summary + 1].completion.prompt_ids)
+    assert kept in [ids[at : at + len(kept)] for at in range(len(ids))]
 
 
 def test_a_row_may_name_it():

@@ -50,6 +50,7 @@ async def test_a_decorated_function_plays_episodes_until_the_run_is_over():
 
 
 async def test_the_asynchronous_client_does_the_same():
+    followed = []
     async with served() as server, AsyncEpisodeClient(server.url, KEY) as client:
 
         @client.episode
@@ -57,11 +58,16 @@ async def test_the_asynchronous_client_does_the_same():
             agent = openai.AsyncOpenAI(base_url=episode.base_url, api_key=episode.api_key)
             question = {"role": "user", "content": episode.task["main_query"]}
             await agent.chat.completions.create(model="any", messages=[question])
+            followed.append(episode)
             return 0.5
 
         playing = asyncio.create_task(client.run(solve, parallel=3))
         groups = await server.rollout()
         assert (await client.status())["num_ended"] == {"ok": 6}
+        assert (await followed[0].outcome()).state == "waiting"
+        server.exchange.step_trained(1, groups)
+        found = await followed[0].outcome(wait_s=30)
+        assert (found.state, found.trained_step, found.reward) == ("trained", 1, 0.5)
         server.exchange.close("the run has ended")
         assert await playing == 6
     assert [t.reward for group in groups for t in group.trajectories] == [0.5] * 6

@@ -82,7 +82,10 @@ class Server:
 
 @asynccontextmanager
 async def served(judge=None, endpoint=None, journal=None, exchange=None, **limits):
-    """A server that is closed at the end of the block, with the rollouts that are still there."""
+    """A server that is closed at the end of the block, with the rollouts that are still there. Its
+    judge's plain methods run in a thread, as those of `ajet serve` do."""
+    if judge is not None:
+        judge.thread_lock = asyncio.Lock()
     exchange = exchange or EpisodeExchange()
     gateway = ExchangeGateway(exchange, KEY)
     runner = episode_runner(

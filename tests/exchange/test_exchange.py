@@ -271,31 +271,77 @@ async def test_an_episode_that_was_stored_before_a_kill_is_not_asked_for_again()
     assert stale.status_code == 410
 
 
-async def test_a_judge_that_blocks_the_run_delays_the_calls_of_others_and_costs_no_episode():
+def call_once(is_judging, url, claim):
+    """Calls the model, from a thread, once the judge has been called."""
+    assert is_judging.wait(60)
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    headers = {"authorization": f"Bearer {claim['api_key']}"}
+    return httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60)
+
+
+async def test_calls_are_answered_while_a_plain_judge_works_and_verdicts_are_given_in_turn():
+    is_judging, may_end, asked, most_at_once = threading.Event(), threading.Event(), [], 0
+
+    class Works(BaseJudge):
+        def compute_reward(self, workflow_task, workflow_output):
+            nonlocal most_at_once
+            asked.append(workflow_output.metadata["number"])
+            most_at_once = max(most_at_once, len(asked) - asked.count(None))
+            is_judging.set()
+            assert may_end.wait(60)
+            asked[asked.index(workflow_output.metadata["number"])] = None
+            return workflow_output.metadata["number"] / 2
+
+    async with served(judge=Works()) as server:
+        step = server.rollout(TASKS[:1], num_repeat=3)
+        first, second, third = [await server.begin() for _ in range(3)]
+        verdicts = [
+            asyncio.create_task(server.end(claim, None, metadata={"number": number}))
+            for number, claim in ((1, first), (2, second))
+        ]
+        answer = await asyncio.to_thread(call_once, is_judging, server.url, third)
+        assert answer.status_code == 200 and not any(each.done() for each in verdicts)
+        may_end.set()
+        rewards = [(await each).json()["reward"] for each in verdicts]
+        await server.end(third, 0.25)
+        [group] = await step
+    assert rewards == [0.5, 1.0] and most_at_once == 1
+    assert [t.reward for t in group.trajectories] == [0.5, 1.0, 0.25]
+
+
+async def test_an_asynchronous_judge_that_blocks_delays_calls_and_costs_no_episode():
     is_judging = threading.Event()
 
     class Blocks(BaseJudge):
-        def compute_reward(self, workflow_task, workflow_output):
+        async def compute_reward(self, workflow_task, workflow_output):
             is_judging.set()
             time.sleep(0.5)
             return 1.0, True
-
-    def ask(url, claim):
-        is_judging.wait(30)
-        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-        headers = {"authorization": f"Bearer {claim['api_key']}"}
-        return httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60)
 
     async with served(judge=Blocks()) as server:
         server.gateway._stall_s = 0.1
         step = server.rollout(TASKS[:1])
         first, second = await server.begin(), await server.begin()
-        asking = asyncio.create_task(asyncio.to_thread(ask, server.url, second))
+        asking = asyncio.create_task(asyncio.to_thread(call_once, is_judging, server.url, second))
         await server.end(first, None)
         assert (await asking).status_code == 200
         assert (await server.end(second, 0.5)).json()["status"] == "ok"
         [group] = await step
     assert [len(t.turns) for t in group.trajectories] == [0, 1]
+
+
+async def test_a_plain_judge_that_fails_in_its_thread_fails_its_episode_alone():
+    class Fails(BaseJudge):
+        def compute_reward(self, workflow_task, workflow_output):
+            return next(iter(workflow_output.metadata["rewards"]))
+
+    async with served(judge=Fails()) as server:
+        step = server.rollout(TASKS[:1])
+        for rewards in ([], [0.5]):
+            await server.end(await server.begin(), None, metadata={"rewards": rewards})
+        [group] = await step
+    assert [t.status.value for t in group.trajectories] == ["judge_error", "ok"]
+    assert "StopIteration" in group.trajectories[0].error
 
 
 def test_an_end_that_is_not_judged_when_the_run_begins_again_is_answered():
@@ -305,7 +351,7 @@ def test_an_end_that_is_not_judged_when_the_run_begins_again_is_answered():
         outcome = exchange.end(asked.result().claim_id, WorkflowOutput(reward=1.0))
     exchange.begin_attempt()
     error = "the run goes on from its last checkpoint, and offers it again"
-    assert outcome.result(0) == Outcome("e1", "retried", error=error)
+    assert outcome.result(0) == Outcome("e1", "retried", error=error, state="retried")
 
 
 async def test_an_outcome_says_why_its_episode_is_not_trained():
@@ -315,6 +361,56 @@ async def test_an_outcome_says_why_its_episode_is_not_trained():
         claim, outcome = await server.play()
         assert (outcome["status"], outcome["left_out"]) == ("ok", "0 is old")
         assert (await server.end(claim)).json() == outcome
+
+
+async def test_an_episode_is_followed_until_it_is_trained_or_is_not_going_to_be():
+    async with served() as server:
+        step = server.rollout(TASKS[:2])
+        claims = [await server.begin() for _ in range(4)]
+
+        async def state(number, **query):
+            path = f"{API}/episodes/{claims[number]['id']}"
+            headers = {"authorization": f"Bearer {KEY}"}
+            found = (await server.http.get(path, params=query, headers=headers)).json()
+            return found["state"], found["trained_step"], found["left_out"]
+
+        assert await state(0) == ("running", None, None)
+        waiting = asyncio.create_task(state(0, wait_s=60))
+        ends = [(await server.end(claim)).json() for claim in claims]
+        assert {end["state"] for end in ends} == {"waiting"}
+        trained, stale = await step
+        server.exchange.step_trained(3, [trained, stale.leave_out("stale", "too old")])
+        assert await waiting == ("trained", 3, None)
+        assert await state(2) == ("not_trained", None, "too old")
+        again = (await server.end(claims[0])).json()
+        assert again == ends[0] | {"state": "trained", "trained_step": 3}
+
+        server.exchange.rewind(2)
+        assert await state(1) == ("waiting", None, None)
+        ended = asyncio.create_task(state(1, wait_s=60))
+        while not server.exchange._settling:
+            await asyncio.sleep(0.01)
+        server.exchange.close("the run has ended")
+        assert await ended == ("not_trained", None, "the run has ended before its step")
+
+
+async def test_an_episode_of_a_validation_is_not_trained_and_a_lost_one_is_over():
+    async with served() as server:
+        server.rollout(TASKS[:1], mode="eval")
+        _, outcome = await server.play(mode="eval")
+        assert (outcome["state"], outcome["left_out"][:20]) == (
+            "not_trained",
+            "it measures the mode",
+        )
+        open_one = await server.begin(mode="eval")
+        server.runner.stop()
+        path = f"{API}/episodes/{open_one['id']}?wait_s=30"
+        answer = await server.http.get(path, headers={"authorization": f"Bearer {KEY}"})
+        assert answer.status_code == 410
+        bad = await server.http.get(
+            f"{API}/episodes/x?wait_s=x", headers={"authorization": f"Bearer {KEY}"}
+        )
+        assert bad.status_code == 400
 
 
 async def test_the_end_of_a_run_is_told_to_those_that_wait():

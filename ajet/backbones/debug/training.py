@@ -84,6 +84,7 @@ class DebugTraining:
         self.journal: Journal | None = None
         if gateway is not None:
             self.journal = open_journal(config, folder, self.run.state.step)
+            self.run.on_step = gateway.exchange.step_trained
             runner = runner.with_journal(gateway.acknowledging(self.journal))
             self.validator = self.validator.with_journal(gateway.acknowledging(None))
         self.batches = self.run.batches(runner)

@@ -95,7 +95,8 @@ SUMMARY_PROMPT = (
 
 class CompactionConfig(Section):
     """Configures how a conversation that grows beyond the context is compacted: the model writes a
-    summary and goes on with it. Read by traj_env_agent, tool_agent and model_tuner.compaction()."""
+    summary and goes on with it. Read by traj_env_agent, tool_agent, react_agent, the models of
+    LangChain and AgentScope, and model_tuner.compaction()."""
 
     enable: bool = Field(default=False, description="Compact conversations.")
     at: float | None = Field(

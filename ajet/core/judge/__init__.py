@@ -6,6 +6,7 @@ returns. The judges that come with ajet are in ajet/judges. It ignores tokens an
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
@@ -60,11 +61,13 @@ def judge_class(spec: str | None, base_dirs: Sequence[Path] = ()) -> type[BaseJu
 
 def make_judge(config: AjetConfig) -> BaseJudge | None:
     """Makes the config's judge; None for the workflow's own reward. A run makes one, for every
-    runner."""
+    runner. Where clients run the episodes, its plain methods run in a thread."""
     spec = judge_spec(config.ajet.task_judge)
     kind = judge_class(spec, config.base_dirs)
     if kind is None:
         return None
-    if spec in JUDGES:
-        return kind(config)
-    return construct(kind, config, f"ajet.task_judge.judge_protocol: {spec!r}")
+    where = f"ajet.task_judge.judge_protocol: {spec!r}"
+    judge = kind(config) if spec in JUDGES else construct(kind, config, where)
+    if config.clients_run_episodes:
+        judge.thread_lock = asyncio.Lock()
+    return judge

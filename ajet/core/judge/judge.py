@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 
 if TYPE_CHECKING:
+    import asyncio
+
     from ajet.core.inference.chat_client import ChatClient
 
 
@@ -29,8 +31,12 @@ class BaseJudge:
     """Base class of judges: subclasses implement `compute_reward`, plain or async. One object is
     made for each run, which training and validation share.
 
-    `config` is the whole config tree (the user's own sections included).
+    `config` is the whole config tree (the user's own sections included). `thread_lock` is set where
+    the calls of clients share the event loop (`ajet serve`): a plain method then runs in a thread,
+    and holds the lock meanwhile.
     """
+
+    thread_lock: "asyncio.Lock | None" = None
 
     def __init__(self, config: Any = None) -> None:
         self.config = config
@@ -49,8 +55,8 @@ class BaseJudge:
     ) -> Answer | Awaitable[Answer]:
         """Returns ``(reward, is_success)``, or one of them: a finite number is a reward, a bool is
         a success with reward 1 or 0. A success that is not said, or None, is a reward of at least
-        `ajet.task_judge.success_threshold`. A plain method that takes long blocks all episodes:
-        make it async, and await."""
+        `ajet.task_judge.success_threshold`. A plain method that takes long blocks all episodes, and
+        with `ajet serve` other verdicts: make it async, and await."""
         raise NotImplementedError(f"{type(self).__name__} does not define compute_reward()")
 
 

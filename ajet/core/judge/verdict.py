@@ -82,10 +82,9 @@ async def verdict(
             "no reward: the workflow left it to the judge, "
             "and ajet.task_judge.judge_protocol is null"
         )
-    name = _name(judge)
     output = _copy_output(output)
-    answer = await _answer(partial(judge.compute_reward, workflow_task, output), name, timeout_s)
-    return _or_judge_fault(partial(_checked_verdict, answer, output, name))
+    answer = await _asked(judge, judge.compute_reward, (workflow_task, output), timeout_s)
+    return _or_judge_fault(partial(_checked_verdict, answer, output, _name(judge)))
 
 
 async def group_verdicts(
@@ -95,11 +94,10 @@ async def group_verdicts(
     timeout_s: float | None,
 ) -> list[Verdict]:
     """Returns the verdict of each member of a group, judged together."""
-    name = _name(judge)
     copies = [_copy_output(output) for output in outputs]
-    ask = partial(judge.compute_group_rewards, list(workflow_tasks), list(copies))
-    answer = await _answer(ask, name, timeout_s)
-    return _or_judge_fault(partial(_checked_verdicts, answer, copies, name))
+    arguments = (list(workflow_tasks), list(copies))
+    answer = await _asked(judge, judge.compute_group_rewards, arguments, timeout_s)
+    return _or_judge_fault(partial(_checked_verdicts, answer, copies, _name(judge)))
 
 
 def require_rewards(judged: Verdict, names: Sequence[str], source: str) -> None:
@@ -138,6 +136,18 @@ def _copy_output(output: WorkflowOutput) -> WorkflowOutput:
     return output
 
 
+async def _asked(
+    judge: BaseJudge, method: Callable[..., Any], arguments: Sequence[Any], timeout_s: float | None
+) -> Any:
+    """Returns what the judge's method returns. A plain method of a judge with a `thread_lock` runs
+    in a thread, one call at a time, and its deadline counts from the beginning of its call."""
+    ask = partial(method, *arguments)
+    if judge.thread_lock is None or inspect.iscoroutinefunction(method):
+        return await _answer(ask, _name(judge), timeout_s)
+    async with judge.thread_lock:
+        return await _answer(partial(_in_thread, ask), _name(judge), timeout_s)
+
+
 async def _answer(ask: Callable[[], Any], name: str, timeout_s: float | None) -> Any:
     """Returns what the judge returns within its deadline. Whatever else it does is a
     `JudgeFault`."""
@@ -160,7 +170,7 @@ async def _call(ask: Callable[[], Any]) -> Any:
         try:
             answer: Any = ask()
         except BlockingCall:  # a plain judge that asks the environment may do so in a thread
-            answer = await asyncio.to_thread(ask)
+            answer = _in_thread(ask)
         return await answer if inspect.isawaitable(answer) else answer
     except SystemExit as error:
         message = f"it called sys.exit({error.code!r})"
@@ -169,6 +179,19 @@ async def _call(ask: Callable[[], Any]) -> Any:
         if _is_being_cancelled():
             raise
         raise RuntimeError("it cancelled itself").with_traceback(error.__traceback__) from error
+
+
+async def _in_thread(ask: Callable[[], Any]) -> Any:
+    """Calls the judge in a thread, and awaits what it returns on this event loop."""
+
+    def call() -> Any:
+        try:
+            return ask()
+        except StopIteration as error:  # which a future cannot hold
+            raise RuntimeError("it raised StopIteration") from error
+
+    answer = await asyncio.to_thread(call)
+    return await answer if inspect.isawaitable(answer) else answer
 
 
 def _is_being_cancelled() -> bool:

@@ -49,6 +49,10 @@ Save = Callable[[int, dict[str, Any]], Awaitable[None]]
 """Writes a checkpoint with the step and the run's own state, which it is called with."""
 
 
+OnStep = Callable[[int, Sequence[Group]], None]
+"""Is called with each step that is recorded, and its groups."""
+
+
 Score = Callable[[Sequence[Group]], Awaitable[float]]
 """Returns the cross-entropy of given replies under the present policy."""
 
@@ -71,6 +75,7 @@ class TrainingRun:
         checkpoint. The learner must have loaded `resume_point` already: a checkpoint of another
         model must leave the records unchanged."""
         self.config, self.folder, self.tasks, self.interrupt = config, folder, tasks, interrupt
+        self.on_step: OnStep = lambda step, groups: None
         self._trainer = config.ajet.trainer_common
         self._save = save
         self.state = RunState(cursor=tasks.cursor.state_dict())
@@ -151,6 +156,7 @@ class TrainingRun:
         self.state.num_episodes += sum(len(group.trajectories) for group in rollout.all)
         self.state.cursor = self.tasks.cursor.state_dict()
         self._is_saved = False
+        self.on_step(step, rollout.groups)
         self._stop_at_sampler_gap(step, metrics)
 
     async def validate_if_due(self, runner: RolloutRunner, score: Score | None = None) -> bool:

@@ -16,7 +16,8 @@ request for it is their answer; the calls and their real answers are shown after
 Nothing is compacted where it could not help: on the last call, and where the task and the new
 messages alone are too long; the episode's limits then hold as without compaction.
 
-Not covered: conversations of agent frameworks, which keep their messages themselves.
+`Conversations` does it for agents whose framework keeps the messages and shows all of them at each
+call. Not covered: agents that come over HTTP, which compact by themselves.
 """
 
 from __future__ import annotations
@@ -173,6 +174,37 @@ class Compaction:
                 new = compacted[: len(compacted) - (len(messages) - 1 - index)]
                 self._recorder.carry_reply(shown[: index + num_before + 1], new, tools)
         return compacted
+
+
+class Conversations:
+    """Compacts the conversations of a chat model, whose framework shows all of a conversation at each
+    call. A call belongs to the conversation whose messages it begins with; another one begins with
+    it if there is none, as where the framework has changed earlier messages itself."""
+
+    def __init__(self, recorder: BaseRecorder, settings: CompactionConfig) -> None:
+        self._recorder, self._settings = recorder, settings
+        self._known: list[tuple[Messages, Compaction]] = []
+
+    async def shown(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None = None,
+        *,
+        agent_name: str,
+        target_tag: str,
+        max_tokens: int | None = None,
+    ) -> Messages:
+        """Returns what the call of this agent is shown; see `Compaction.shown`."""
+        messages = list(messages)
+        earlier = [each for each in self._known if messages[: len(each[0])] == each[0]]
+        found = max(earlier, key=lambda each: len(each[0]), default=None)
+        if found is not None:
+            self._known.remove(found)
+            compaction = found[1]
+        else:
+            compaction = Compaction(self._recorder, self._settings, agent_name, target_tag)
+        self._known.append((messages, compaction))
+        return await compaction.shown(messages, tools, max_tokens=max_tokens)
 
 
 def _is(message: dict[str, Any], role: str) -> bool:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ajet.core.inference.endpoint import Completion
     from ajet.core.task.task import Task
     from ajet.core.trajectory.base_recorder import BaseRecorder
-    from ajet.core.workflow.compaction import Compaction
+    from ajet.core.workflow.compaction import Compaction, Conversations
     from ajet.core.workflow.gateway.gateway import Address, Gateway
     from ajet.core.workflow.gateway.keys import Grant
 
@@ -102,7 +102,11 @@ class ModelTuner:
         if debug_model is not None and not self._recorder.is_trainable(agent_name, target_tag):
             return debug_model
         return AgentScopeModel(
-            self._recorder, agent_name=agent_name, target_tag=target_tag, stream=stream
+            self._recorder,
+            conversations=self._conversations(),
+            agent_name=agent_name,
+            target_tag=target_tag,
+            stream=stream,
         )
 
     def register_model(
@@ -249,7 +253,22 @@ class ModelTuner:
         agent_name, target_tag = agent_name or self.agent_name, target_tag or self.target_tag
         if debug_model is not None and not self._recorder.is_trainable(agent_name, target_tag):
             return debug_model
-        return LangChainModel(recorder=self._recorder, agent_name=agent_name, target_tag=target_tag)
+        return LangChainModel(
+            recorder=self._recorder,
+            conversations=self._conversations(),
+            agent_name=agent_name,
+            target_tag=target_tag,
+        )
+
+    def _conversations(self) -> Conversations | None:
+        """Returns what compacts the conversations of a framework's model, where the config asks for
+        it."""
+        from ajet.core.workflow.compaction import Conversations
+
+        settings = None if self.config is None else self.config.ajet.rollout.compaction
+        if settings is None or not settings.enable:
+            return None
+        return Conversations(self._recorder, settings)
 
     @property
     def shows_tools(self) -> bool:

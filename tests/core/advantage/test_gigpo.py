@@ -41,6 +41,14 @@ def test_steps_without_a_state_are_not_compared_with_each_other():
     assert per_turn(gigpo([(one, two)], STEPS_ALONE)) == {"one": [0], "two": [0]}
 
 
+def test_a_summary_has_the_episodes_advantage_alone_and_a_state_after_it_is_compared_as_ever():
+    # Episode level: rewards 1 and 0: +-.5. State a: 1 and 0; b, after the summary of one: 1 and 0.
+    one = credited("one", [0, 0, 1], states=["a", None, "b"])
+    two = credited("two", [0, 0], states=["a", "b"])
+    found = per_turn(gigpo([(one, two)], AdvantageOptions(normalize_std=False)))
+    assert found == {"one": [1.0, 0.5, 1.0], "two": [-1.0, -1.0]}
+
+
 def test_equal_returns_from_one_state_give_exact_zeros():
     group = tuple(credited(name, [0.1], states="a") for name in "abcdefg")
     found = gigpo([group], AdvantageOptions())

@@ -271,3 +271,29 @@ async def test_a_workflow_written_for_agentjet_runs_unchanged():
     assert seen["ids"] == ("000000-train-0000-00", 0, 0)
     assert seen["rest"] == ("", None, "no_env", "t0")
     assert (t.reward, t.is_success, t.turns[0].trainable) == (1.0, True, True)
+
+
+async def test_a_memory_beyond_the_context_is_compacted(tmp_path):
+    from types import SimpleNamespace
+
+    from ajet.core.config.rollout import CompactionConfig
+    from ajet.core.trajectory.turn import SUMMARY
+
+    class Asked(Workflow):
+        async def execute(self, workflow_task, model_tuner):
+            agent = react_agent(model_tuner)
+            for number in range(4):
+                await ask(agent, f"Room {number}. {'x' * 150}")
+            return WorkflowOutput(reward=1.0)
+
+    def reply(prompt, _name):
+        return "Rooms were seen." if "Sum up." in prompt.rpartition("user\n")[2] else "on"
+
+    compaction = CompactionConfig(enable=True, at=1100, prompt="Sum up.", max_summary_tokens=40)
+    config = SimpleNamespace(ajet=SimpleNamespace(rollout=SimpleNamespace(compaction=compaction)))
+    limits = {"max_prompt_length": 4000, "max_response_length_in_one_turn": 100}
+    t = await run(Asked, ScriptedEndpoint(TOKENIZER, reply), config=config, **limits)
+    assert t.status is EpisodeStatus.OK
+    summaries = [number for number, turn in enumerate(t.turns) if SUMMARY in turn.notes]
+    shown = [message["content"] for message in t.turns[summaries[0] + 1].messages]
+    assert shown[2] == "Rooms were seen." and len(shown) == 4

@@ -7,10 +7,14 @@ import pytest
 from ajet import ModelTuner, Task, Workflow, WorkflowOutput
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
+from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.rollout.request import RolloutRequest
+from ajet.core.trajectory.chat_recorder import ChatRecorder
+from ajet.core.trajectory.limits import EpisodeLimits
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from ajet.core.trajectory.trie import timelines
 from ajet.core.trajectory.turn import HINTED, SUMMARY
+from ajet.core.workflow.compaction import Conversations
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
 
 TOKENIZER = chat_tokenizer("qwen2_5")
@@ -274,3 +278,64 @@ def test_a_context_without_room_for_a_summary_is_refused(tmp_path):
     )
     with pytest.raises(ConfigError, match="leave no prompt in a context of 100"):
         load_config(tmp_path / "run.yaml")
+
+
+def test_a_check_that_takes_summaries_for_malformed_replies_is_refused(tmp_path):
+    rollout = {"compaction": {"enable": True}, "compute_madness_checklist": ["format_type_1"]}
+    (tmp_path / "run.yaml").write_text(
+        json.dumps({"ajet": {"model": {"path": "m"}, "rollout": rollout}})
+    )
+    with pytest.raises(ConfigError, match="format_type_1 takes each summary as malformed"):
+        load_config(tmp_path / "run.yaml")
+
+
+def test_a_model_that_shows_no_token_ids_is_refused():
+    recorder = ChatRecorder(
+        None, limits=EpisodeLimits(), sampling=SamplingParams(), episode_id="e", seed_path=(0,)
+    )
+    with pytest.raises(ConfigError, match=r"write ajet\.rollout\.compaction\.enable=false"):
+        recorder.num_prompt_tokens([])
+
+
+async def test_conversations_of_a_framework_are_told_apart_and_one_that_it_changed_begins_anew(
+    tmp_path,
+):
+    called = []
+
+    class Framework(Workflow):
+        async def execute(self, workflow_task, model_tuner):
+            settings = model_tuner.config.ajet.rollout.compaction
+            conversations = Conversations(model_tuner._recorder, settings)
+            said = {"left": [], "right": []}
+            for room in ROOMS[:4]:
+                for name, messages in said.items():
+                    messages.append({"role": "user", "content": f"{name}: {room}"})
+                    agent = {"agent_name": name, "target_tag": name}
+                    shown = await conversations.shown(messages, **agent)
+                    called.append((name, len(shown)))
+                    messages.append(await model_tuner.chat(shown, agent_name=name))
+            changed = said["left"][2:] + [{"role": "user", "content": "And?"}]
+            called.append(("changed", len(await conversations.shown(changed, **agent))))
+            return WorkflowOutput(reward=1.0)
+
+    runner = episode_runner(
+        Framework,
+        ScriptedEndpoint(TOKENIZER, says),
+        TOKENIZER,
+        None,
+        config=config_in(tmp_path),
+        max_model_len=LIMIT,
+        max_prompt_length=LIMIT,
+        max_response_length=LIMIT,
+        max_response_length_in_one_turn=60,
+    )
+    request = RolloutRequest([Task("t0", "walk")], step=1, mode="train", num_repeat=1)
+    [group] = await runner.rollout(request)
+    summaries = [turn for turn in group.trajectories[0].turns if SUMMARY in turn.notes]
+    assert [turn.agent_name for turn in summaries] == ["left", "right"]
+    assert called == [
+        *[(name, number) for number in (1, 3, 5) for name in ("left", "right")],
+        ("left", 3),
+        ("right", 3),
+        ("changed", 7),
+    ]

@@ -26,6 +26,7 @@ from ajet.core.workflow.bridge import run_on_loop
 if TYPE_CHECKING:
     from ajet.core.trajectory.base_recorder import BaseRecorder
     from ajet.core.trajectory.turn import Turn
+    from ajet.core.workflow.compaction import Conversations
 
 STRUCTURED_TOOL = "generate_structured_output"
 
@@ -37,14 +38,17 @@ class AgentScopeModel(ChatModelBase):
         self,
         recorder: BaseRecorder,
         *,
+        conversations: Conversations | None = None,
         agent_name: str = "default",
         target_tag: str = "default",
         stream: bool = False,
     ) -> None:
+        """With `conversations`, what the agent's memory shows is compacted."""
         super().__init__(model_name="ajet", stream=stream)
         self.agent_name = agent_name
         self.target_tag = target_tag
         self._recorder = recorder
+        self._conversations = conversations
 
     async def __call__(
         self,
@@ -58,13 +62,13 @@ class AgentScopeModel(ChatModelBase):
             self._validate_tool_choice(tool_choice, tools or [])
         if structured_model is not None:
             tools, tool_choice = [_as_tool(structured_model)], STRUCTURED_TOOL
+        overrides = SamplingOverrides(**sampling)
+        agent = {"agent_name": self.agent_name, "target_tag": self.target_tag}
+        if self._conversations is not None:
+            longest = overrides.max_tokens
+            messages = await self._conversations.shown(messages, tools, **agent, max_tokens=longest)
         call = self._recorder.chat(
-            messages,
-            tools,
-            agent_name=self.agent_name,
-            target_tag=self.target_tag,
-            tool_choice=tool_choice,
-            overrides=SamplingOverrides(**sampling),
+            messages, tools, **agent, tool_choice=tool_choice, overrides=overrides
         )
         turn = await run_on_loop(self._recorder.loop, call)
         response = _response(turn, structured_model)

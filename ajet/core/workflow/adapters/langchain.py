@@ -62,6 +62,7 @@ class LangChainModel(BaseChatModel):
     recorder."""
 
     recorder: Any = Field(exclude=True, repr=False)
+    conversations: Any = Field(default=None, exclude=True, repr=False)  # compacted, if not None
     agent_name: str = "default"
     target_tag: str = "default"
     model_name: str = "ajet"
@@ -177,13 +178,18 @@ class LangChainModel(BaseChatModel):
         **sampling: Any,
     ) -> AIMessage:
         sampling.pop("stream", None)  # LangChain's own stream() sets it
+        sent, offered = openai_messages(messages), [openai_schema(tool) for tool in tools or ()]
+        overrides = self._overrides(stop, **sampling)
+        agent = {"agent_name": self.agent_name, "target_tag": self.target_tag}
+        if self.conversations is not None:
+            longest = overrides.max_tokens
+            sent = await self.conversations.shown(sent, offered, **agent, max_tokens=longest)
         call = self.recorder.chat(
-            openai_messages(messages),
-            [openai_schema(tool) for tool in tools or ()] or None,
-            agent_name=self.agent_name,
-            target_tag=self.target_tag,
+            sent,
+            offered or None,
+            **agent,
             tool_choice=_tool_choice(tool_choice),
-            overrides=self._overrides(stop, **sampling),
+            overrides=overrides,
         )
         turn = await run_on_loop(self.recorder.loop, call)
         return self._message(turn, 1 if parallel_tool_calls is False else self.max_parallel_calls)
