@@ -26,7 +26,7 @@ from ajet.core.config.overrides import hydra_override, override_key, unknown_ove
 from ajet.core.config.redacted import shown_override
 from ajet.core.config.tree import AjetSection
 from ajet.core.config.unknown_sections import unknown_section_problem
-from ajet.core.config.yaml_codec import LOADER
+from ajet.core.config.yaml_codec import root_of
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
@@ -172,7 +172,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         )
     try:
         text = path.read_text(encoding="utf-8")
-        node = _root_of(text)
+        node = root_of(text)
         if node is not None:
             check_size(node, path)
         if node is not None and not isinstance(node, yaml.MappingNode):
@@ -189,15 +189,6 @@ def read_yaml(path: Path) -> dict[str, Any]:
         ) from error
     assert isinstance(yaml_content, dict)
     return _with_present_names({str(key): value for key, value in yaml_content.items()}, path)
-
-
-def _root_of(text: str) -> yaml.Node | None:
-    """Returns the YAML's root. A mistake is raised in the words of PyYAML's own parser, which
-    `YAML_ADVICE` knows."""
-    try:
-        return yaml.compose(text, Loader=LOADER)
-    except yaml.YAMLError:
-        return yaml.compose(text)
 
 
 def _with_present_names(yaml_content: dict[str, Any], path: Path) -> dict[str, Any]:

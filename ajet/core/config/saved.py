@@ -18,7 +18,7 @@ from ajet.core.config.explain import Origin, explained
 from ajet.core.config.overrides import override_value
 from ajet.core.config.redacted import remember_secrets_of
 from ajet.core.config.tree import AjetConfig
-from ajet.core.config.yaml_codec import LOADER
+from ajet.core.config.yaml_codec import constructed, root_of
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
@@ -30,12 +30,11 @@ def saved_config(
     looked."""
     try:
         text = file.read_text(encoding="utf-8")
-        loader = LOADER(text)
-        node = loader.get_single_node()
+        node = root_of(text)
         if not isinstance(node, yaml.MappingNode):
             raise ConfigError(f"{file} is damaged: it holds no config", code=Code.RECORD_UNREADABLE)
         check_size(node, file)
-        written = loader.construct_document(node)
+        written = constructed(node)
         values = resolved(written)
         for override in overrides:
             _set(values, *override_value(override))

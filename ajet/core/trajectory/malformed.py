@@ -131,7 +131,14 @@ def _repetition(text: str, is_cut: bool) -> str | None:
         return None
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     for period in range(1, min(LONGEST_CYCLE, len(codes) // 2) + 1):
-        breaks = np.flatnonzero(codes[period:] != codes[:-period])
+        differs = codes[period:] != codes[:-period]
+        shortest = max(MIN_REPEATED, MIN_TIMES * period)
+        if is_cut:
+            at_the_cut = max(MIN_REPEATED_AT_A_CUT, MIN_TIMES_AT_A_CUT * period)
+            shortest = min(shortest, at_the_cut)
+        if len(codes) - np.count_nonzero(differs) < shortest:
+            continue  # no stretch of this period can be long enough
+        breaks = np.flatnonzero(differs)
         edges = np.concatenate(([-1], breaks, [len(codes) - period]))
         lengths = np.diff(edges) - 1 + period  # of each stretch that repeats itself
         longest = int(lengths.argmax())

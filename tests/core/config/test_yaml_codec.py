@@ -20,6 +20,14 @@ def test_what_is_written_is_what_pyyaml_writes_and_is_read_again(values):
     assert from_yaml(text) == values
 
 
-def test_what_nests_too_deeply_is_an_error():
-    with pytest.raises(yaml.YAMLError):
-        from_yaml("[" * 100_000)
+@pytest.mark.parametrize("text", ["a: [1", "a: b: c", "\ta: 1", "a: \x00", "a: !!python/name:os.x"])
+def test_a_mistake_is_described_in_pyyamls_words(text):
+    with pytest.raises(yaml.YAMLError) as expected:
+        yaml.safe_load(text)
+    with pytest.raises(yaml.YAMLError) as found:
+        from_yaml(text)
+    assert str(found.value).splitlines()[0] == str(expected.value).splitlines()[0]
+
+
+def test_nothing_is_none():
+    assert from_yaml("") is None and from_yaml("# a comment") is None
