@@ -257,7 +257,7 @@ SETTINGS: dict[str, Row] = {
         0.25, {"server.gpu_memory_utilization": 0.25}, ON_TRINITY
     ),
     # Processes.
-    f"{T}.nnodes": Row(2, {"request.nnodes": 2, "weights": "checkpoint"}, ON_VERL),
+    f"{T}.nnodes": Row(2, {"request.nnodes": 2, "weights": "nccl"}, ON_VERL),
     f"{T}.n_gpus_per_node": Row(4, {"request.n_gpus_per_node": 4, "weights": "ipc"}, ON_VERL),
     f"{T}.n_trainer_ranks": Row(2, {"request.n_trainer_ranks": 2}, ON_VERL),
     f"{T}.device_mapping": Row([1], {"request.trainer_devices": (1,)}, ON_GPUS),
