@@ -149,7 +149,7 @@ def test_what_was_acknowledged_before_a_kill_is_trained_once_and_never_asked_for
 @pytest.mark.ray
 def test_a_paused_run_on_ray_hands_out_nothing_and_ctrl_c_ends_it_after_its_step(folder, start):
     process, url = start("verl")
-    with EpisodeClient(url, KEY) as client:
+    with EpisodeClient(url, KEY, patience_s=5) as client:
         first = client.begin()
         assert client.pause()["state"] == "paused"
         late = []
