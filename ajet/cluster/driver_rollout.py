@@ -5,8 +5,8 @@
     GroupRunner ──plans──> episodes ────┘       └──prompt, reply──> engines
 
 Such an episode only waits for its client, so one process holds a thousand of them. The exchange and
-the gateway listen on one port, and last for all attempts of the run. The judge runs on the driver's
-event loop too: while one blocks it, calls of the model wait.
+the gateway listen on one port, and last for all attempts of the run. The judge runs here too: its
+plain methods in a thread.
 
 Not covered: episodes that run the user's agents (rollout_workers.py).
 """

@@ -43,8 +43,8 @@ MAX_OUTCOMES = 100_000
 OF_VALIDATION = "it measures the model: its mode is eval"
 Result = TypeVar("Result")
 State = Literal["running", "judging", "waiting", "trained", "not_trained", "retried"]
-"""What has become of an episode: a client has it, it has ended and is being judged, it is stored and
-waits for its step, or one of the last three, which stay."""
+"""What has become of an episode: a client has it; it is being judged; it is stored, and waits for
+its step; or one of the last three, which stay."""
 SETTLED: tuple[State, ...] = ("trained", "not_trained", "retried")
 TaskSource = Literal["config", "client"]
 

@@ -56,7 +56,7 @@ class ExchangeGateway(KeyedGateway):
 
     async def check_loop_responds(self, loop: asyncio.AbstractEventLoop, grant: Grant) -> None:
         """Lets a client's call wait while the run's event loop is blocked: its workflow waits
-        without blocking, so a judge or the run itself does, and ends."""
+        without blocking, so an asynchronous judge or the run itself does, and ends."""
         if loop.is_closed() or not self.exchange.is_claimed(grant.recorder.episode_id):
             await super().check_loop_responds(loop, grant)
 

@@ -7,13 +7,14 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from contextlib import ExitStack, contextmanager
 
 import openai
 import pytest
 
-from ajet.client import EpisodeClient
+from ajet.client import EpisodeClient, RunOver, ServerUnreachable
 from tests.e2e.toy_run import ended, environment
 from tests.warm_start import warm_start
 
@@ -143,3 +144,28 @@ def test_what_was_acknowledged_before_a_kill_is_trained_once_and_never_asked_for
         stderr=log.fileno(),
     )
     assert audit.wait(120) == 0, (folder / "audit.log").read_text()
+
+
+@pytest.mark.ray
+def test_a_paused_run_on_ray_hands_out_nothing_and_ctrl_c_ends_it_after_its_step(folder, start):
+    process, url = start("verl")
+    with EpisodeClient(url, KEY, patience_s=5) as client:
+        first = client.begin()
+        assert client.pause()["state"] == "paused"
+        late = []
+        waiting = threading.Thread(target=lambda: late.append(client.begin()))
+        waiting.start()
+        os.kill(process.pid, signal.SIGINT)
+        assert first.end(solve(first)).status == "ok"
+        assert not late and client.status()["state"] == "paused"
+        client.resume()
+        waiting.join(WITHIN_S)
+        late[0].end(solve(late[0]))
+        for _ in range(6):
+            last = client.begin()
+            last.end(solve(last))
+        assert last.outcome(wait_s=WITHIN_S).trained_step == 1
+        with pytest.raises((RunOver, ServerUnreachable)):
+            client.begin()
+    assert process.wait(WITHIN_S) == 130
+    assert "stopped after step 1 of 2" in (folder / "serve.log").read_text()

@@ -28,6 +28,7 @@ SLOW = (
 def asked_dtype(config: AjetConfig) -> Dtype | Literal["auto"]:
     """Returns the format that the config names, by either key; auto leaves it to the device."""
     named, computed = config.ajet.model.dtype, _param_dtype(config)
+    assert named != "fastest", "it was decided when the config was read"
     return computed if named == "auto" else named
 
 

@@ -177,7 +177,7 @@ class Compaction:
 
 
 class Conversations:
-    """Compacts the conversations of a chat model, whose framework shows all of a conversation at each
+    """Compacts the conversations of a chat model, whose framework shows the whole of one at each
     call. A call belongs to the conversation whose messages it begins with; another one begins with
     it if there is none, as where the framework has changed earlier messages itself."""
 

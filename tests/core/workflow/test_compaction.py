@@ -314,7 +314,7 @@ async def test_conversations_of_a_framework_are_told_apart_and_one_that_it_chang
                     shown = await conversations.shown(messages, **agent)
                     called.append((name, len(shown)))
                     messages.append(await model_tuner.chat(shown, agent_name=name))
-            changed = said["left"][2:] + [{"role": "user", "content": "And?"}]
+            changed = [*said["left"][2:], {"role": "user", "content": "And?"}]
             called.append(("changed", len(await conversations.shown(changed, **agent))))
             return WorkflowOutput(reward=1.0)
 
