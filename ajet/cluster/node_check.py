@@ -197,7 +197,7 @@ def version_reader() -> Callable[[], dict[str, str]]:
 
 def describe_versions(here: Mapping[str, str], there: Mapping[str, str]) -> str:
     """Returns in a few words which versions of a node differ from those of the driver."""
-    names = [name for name in here | there if there.get(name) != here.get(name)]
+    names = [name for name in {**here, **there} if there.get(name) != here.get(name)]
     return ", ".join(
         f"{name} {there.get(name, 'is missing')} (here {here.get(name, 'missing')})"
         for name in names
