@@ -3,7 +3,7 @@
 #   docker run --rm -v "$PWD:/work" ajet:cpu --conf tutorial/example_math_agent/demo.yaml --backbone debug
 FROM python:3.12-slim
 
-RUN pip install --no-cache-dir "uv==0.9.*"
+RUN pip install --no-cache-dir "uv==0.13.*"
 WORKDIR /src
 COPY pyproject.toml setup.py MANIFEST.in README.md CHANGELOG.md LICENSE ./
 COPY ajet ajet

@@ -9,7 +9,7 @@ FROM python:3.12-slim
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends build-essential \
     && rm -rf /var/lib/apt/lists/*
-RUN pip install --no-cache-dir "uv==0.9.*"
+RUN pip install --no-cache-dir "uv==0.13.*"
 ARG TORCH_BACKEND=cu128
 WORKDIR /src
 COPY pyproject.toml setup.py MANIFEST.in README.md CHANGELOG.md LICENSE ./

@@ -99,7 +99,9 @@ def found_pythons() -> list[str]:
         known = [*([on_path] if on_path else []), *pyenv.glob(f"{name}.*/bin/python")]
         # A shim of pyenv is on the path for versions that it does not start, too.
         starts = (str(each) for each in known if version(str(each)).startswith(f"{name}."))
-        found += [first] if (first := next(starts, None)) else []
+        first = next(starts, None)
+        if first is not None:
+            found.append(first)
     return found
 
 
