@@ -3,7 +3,7 @@
     process = warm_start(["-m", "ajet.cli.launcher", "--conf", "toy.yaml"], cwd=folder, env=…)
 
 Importing torch and transformers takes most of a tiny run's time, and half of the rest goes into
-what a process does once: Hydra's first composition, and transformers' table of the names of
+what a process does once: its first config, and transformers' table of the names of
 weights. The first call starts a server with one thread, which does all that; each run is a fork of
 it, in a session of its own, with the arguments, environment, folder and files that were asked for.
 What the server has made is left out of garbage collection, which would take a second at the end of
@@ -160,7 +160,7 @@ def prepare() -> None:
 
     from ajet.core.config import load_config
 
-    load_config(ROOT / "tutorial" / "example_math_agent" / "demo.yaml")
+    load_config(ROOT / "tutorial" / "example_math_agent" / "demo.yaml", ["ajet.seed=0"])
     get_checkpoint_conversion_mapping("qwen2")
 
 

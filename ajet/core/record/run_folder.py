@@ -47,6 +47,7 @@ from loguru import logger
 
 from ajet.core.config import AjetConfig
 from ajet.core.config.redacted import redacted_config
+from ajet.core.config.yaml_codec import to_yaml
 from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
 from ajet.core.file_lock import HAS_LOCKS, take
@@ -216,8 +217,6 @@ class RunFolder:
 
     def save_config(self, config: AjetConfig, file: Path | None = None) -> None:
         """Writes the resolved config as YAML, without secrets, to config.yaml or to `file`."""
-        from ajet.core.config.yaml_codec import to_yaml
-
         write_text_atomically(file or self.config_yaml, to_yaml(redacted_config(config)))
 
     def save_code(self, files: Iterable[Path]) -> list[Path]:
