@@ -37,22 +37,14 @@ if TYPE_CHECKING:
 
 MAX_CALLS = 10_000
 """The number of calls that one engine or router serves at the same time."""
-COALESCE_S, MAX_COALESCE_S = 0.002, 0.015
-"""Requests within this time are sent in one call, the second where very many are in flight: a call
-of a Ray actor costs each side most of a millisecond of CPU time, however many it carries."""
-COALESCES_MORE_FROM = 64
-"""The number of requests in flight from which they are collected for longer."""
+COALESCE_S = 0.002
+"""Requests within this time are sent in one call: a call of a Ray actor costs each side most of a
+millisecond of CPU time, and hundreds of episodes make requests at the same time."""
 LEAVE_S = 0.1
 """Episodes that are over within this time are told to their engine in one call: nobody waits."""
 Request = tuple[list[int], SamplingParams, str]
 Outcome = tuple[str, Completion | BaseException]
 """A request's id, and its completion or its error."""
-
-
-def coalesce_s(num_in_flight: int) -> float:
-    """Returns for how many seconds requests are collected before one call carries them: in
-    proportion to the number in flight, so that calls do not become more frequent with it."""
-    return min(COALESCE_S * max(1.0, num_in_flight / COALESCES_MORE_FROM), MAX_COALESCE_S)
 
 
 class EngineProcess:
@@ -92,12 +84,11 @@ class EngineProcess:
             task = asyncio.create_task(self._replica.generate(prompt_ids, sampling, request_id))
             task.add_done_callback(partial(self._finished, client, request_id))
 
-    async def take(self, client: str, pause_s: float) -> list[Outcome]:
-        """Waits for outcomes of this client's requests and returns those since the last call, with
-        those of the next `pause_s`: others of the same decoding step."""
+    async def take(self, client: str) -> list[Outcome]:
+        """Waits for outcomes of this client's requests and returns those since the last call."""
         outcomes = self._outcomes[client]
         found = [await outcomes.get()]
-        await asyncio.sleep(pause_s)
+        await asyncio.sleep(COALESCE_S)  # for others of the same decoding step
         while not outcomes.empty():
             found.append(outcomes.get_nowait())
         return found
@@ -161,7 +152,7 @@ class ActorReplica:
     async def generate(
         self, prompt_ids: list[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
-        """Samples like `ModelEndpoint.generate`. Requests within `coalesce_s` are sent together."""
+        """Samples like `ModelEndpoint.generate`. Requests within `COALESCE_S` are sent together."""
         future = self._waiting[request_id] = asyncio.get_running_loop().create_future()
         self._pending.append((prompt_ids, sampling, request_id))
         if self._sending is None:
@@ -172,7 +163,7 @@ class ActorReplica:
             del self._waiting[request_id]
 
     async def _send(self) -> None:
-        await asyncio.sleep(coalesce_s(len(self._waiting)))
+        await asyncio.sleep(COALESCE_S)
         requests, self._pending, self._sending = self._pending, [], None
         self._actor.submit.remote(self._client, requests)
         if self._listening is None:
@@ -182,9 +173,8 @@ class ActorReplica:
         """Takes outcomes while requests wait for one; if the engine ends, all of them fail."""
         try:
             while self._waiting:
-                pause_s = coalesce_s(len(self._waiting))
                 for request_id, outcome in await self.result_of(
-                    self._actor.take.remote(self._client, pause_s)
+                    self._actor.take.remote(self._client)
                 ):
                     self._resolve(request_id, outcome)
         except ReplicaDown as down:

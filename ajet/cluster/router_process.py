@@ -21,7 +21,7 @@ import ray
 from loguru import logger
 from ray.exceptions import RayActorError
 
-from ajet.cluster.engine_process import MAX_CALLS, ActorReplica, EngineProcess, coalesce_s
+from ajet.cluster.engine_process import COALESCE_S, MAX_CALLS, ActorReplica, EngineProcess
 from ajet.cluster.import_env import ImportEnv
 from ajet.core.config import AjetConfig
 from ajet.core.descriptors import raise_descriptor_limit
@@ -175,7 +175,7 @@ class RouterProcess:
 
 
 class RouterHandle:
-    """A `RequestRouter` that calls the router's process. Calls within `coalesce_s` are sent
+    """A `RequestRouter` that calls the router's process. Calls within `COALESCE_S` are sent
     together."""
 
     def __init__(self, router: Any) -> None:
@@ -183,7 +183,6 @@ class RouterHandle:
         self._replicas: dict[Assignment, ActorReplica] = {}
         self._unsent: dict[str, asyncio.Future[Assignment]] = {}
         self._waiting: dict[str, asyncio.Future[Assignment]] = {}
-        self._in_flight: set[str] = set()  # assigned or waiting, and not done
         self._done: list[str] = []
         self._left: list[str] = []
         self._sending: set[asyncio.Task[None]] = set()
@@ -194,13 +193,9 @@ class RouterHandle:
         notices that, and ends this process too."""
         future = self._waiting[request_id] = asyncio.get_running_loop().create_future()
         self._unsent[request_id] = future
-        self._in_flight.add(request_id)
         self._send_soon()
         try:
             return await future
-        except BaseException:
-            self._in_flight.discard(request_id)
-            raise
         finally:
             del self._waiting[request_id]
 
@@ -208,7 +203,6 @@ class RouterHandle:
         return self._replicas[assignment]
 
     def done(self, request_id: str) -> None:
-        self._in_flight.discard(request_id)
         self._done.append(request_id)
         self._send_soon()
 
@@ -232,7 +226,7 @@ class RouterHandle:
             task.add_done_callback(self._sending.discard)
 
     async def _send(self) -> None:
-        await asyncio.sleep(coalesce_s(len(self._in_flight)))
+        await asyncio.sleep(COALESCE_S)
         self._is_due = False
         unsent, self._unsent = self._unsent, {}
         done, self._done = self._done, []

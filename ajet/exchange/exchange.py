@@ -505,7 +505,8 @@ class EpisodeExchange:
     def _keep(self, claim_id: str, outcome: Outcome) -> None:
         self._open.pop(claim_id, None)
         self._outcomes[claim_id] = outcome
-        self._acknowledged[outcome.episode_id] = claim_id
+        if outcome.state != "retried":  # another attempt may have the episode's id
+            self._acknowledged[outcome.episode_id] = claim_id
         if outcome.state in SETTLED:
             self._settle(claim_id)
         while len(self._outcomes) > MAX_OUTCOMES:
@@ -513,7 +514,8 @@ class EpisodeExchange:
             self._acknowledged.pop(self._outcomes.pop(oldest).episode_id, None)
 
     def _settle(self, claim_id: str) -> None:
-        if (waiting := self._settling.pop(claim_id, None)) is not None:
+        waiting = self._settling.pop(claim_id, None)
+        if waiting is not None and not waiting.done():
             waiting.set_result(None)
 
 
