@@ -63,7 +63,7 @@ class AgentScopeModel(ChatModelBase):
         if structured_model is not None:
             tools, tool_choice = [_as_tool(structured_model)], STRUCTURED_TOOL
         overrides = SamplingOverrides(**sampling)
-        agent = {"agent_name": self.agent_name, "target_tag": self.target_tag}
+        agent: dict[str, Any] = {"agent_name": self.agent_name, "target_tag": self.target_tag}
         if self._conversations is not None:
             longest = overrides.max_tokens
             messages = await self._conversations.shown(messages, tools, **agent, max_tokens=longest)
