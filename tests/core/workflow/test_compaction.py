@@ -233,6 +233,24 @@ async def test_the_last_call_is_never_spent_on_a_summary(tmp_path):
     assert len(shown[3]) == 8
 
 
+async def summaries_of(workflow, folder):
+    """Runs one episode of a workflow, and returns its turns that are summaries."""
+    runner = episode_runner(
+        workflow,
+        ScriptedEndpoint(TOKENIZER, says),
+        TOKENIZER,
+        None,
+        config=config_in(folder),
+        max_model_len=LIMIT,
+        max_prompt_length=LIMIT,
+        max_response_length=LIMIT,
+        max_response_length_in_one_turn=60,
+    )
+    request = RolloutRequest([Task("t0", "walk")], step=1, mode="train", num_repeat=1)
+    [group] = await runner.rollout(request)
+    return [turn for turn in group.trajectories[0].turns if SUMMARY in turn.notes]
+
+
 async def test_agents_of_one_episode_compact_each_their_own_conversation(tmp_path):
     class Two(Workflow):
         trainable_targets = ("left",)
@@ -248,20 +266,7 @@ async def test_agents_of_one_episode_compact_each_their_own_conversation(tmp_pat
                     messages.append(await own.chat(await compaction.shown(messages)))
             return WorkflowOutput(reward=1.0)
 
-    runner = episode_runner(
-        Two,
-        ScriptedEndpoint(TOKENIZER, says),
-        TOKENIZER,
-        None,
-        config=config_in(tmp_path),
-        max_model_len=LIMIT,
-        max_prompt_length=LIMIT,
-        max_response_length=LIMIT,
-        max_response_length_in_one_turn=60,
-    )
-    request = RolloutRequest([Task("t0", "walk")], step=1, mode="train", num_repeat=1)
-    [group] = await runner.rollout(request)
-    summaries = [turn for turn in group.trajectories[0].turns if SUMMARY in turn.notes]
+    summaries = await summaries_of(Two, tmp_path)
     assert [(turn.agent_name, turn.trainable) for turn in summaries] == [
         ("left", True),
         ("right", False),
@@ -318,20 +323,7 @@ async def test_conversations_of_a_framework_are_told_apart_and_one_that_it_chang
             called.append(("changed", len(await conversations.shown(changed, **agent))))
             return WorkflowOutput(reward=1.0)
 
-    runner = episode_runner(
-        Framework,
-        ScriptedEndpoint(TOKENIZER, says),
-        TOKENIZER,
-        None,
-        config=config_in(tmp_path),
-        max_model_len=LIMIT,
-        max_prompt_length=LIMIT,
-        max_response_length=LIMIT,
-        max_response_length_in_one_turn=60,
-    )
-    request = RolloutRequest([Task("t0", "walk")], step=1, mode="train", num_repeat=1)
-    [group] = await runner.rollout(request)
-    summaries = [turn for turn in group.trajectories[0].turns if SUMMARY in turn.notes]
+    summaries = await summaries_of(Framework, tmp_path)
     assert [turn.agent_name for turn in summaries] == ["left", "right"]
     assert called == [
         *[(name, number) for number in (1, 3, 5) for name in ("left", "right")],
