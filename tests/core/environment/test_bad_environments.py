@@ -86,10 +86,11 @@ async def test_a_reset_that_raises_is_an_env_error_without_a_call_of_the_model(t
 
 @APART
 async def test_one_that_hangs_is_an_env_error_after_its_step_timeout(tmp_path, isolation):
-    config = config_of(tmp_path, isolation, step_timeout_s=2.0)
+    # The time in which a process must start, too.
+    config = config_of(tmp_path, isolation, step_timeout_s=8.0)
     failed = await episode(tmp_path, isolation, "hang 30", config=config)
     assert failed.status is EpisodeStatus.ENV_ERROR
-    assert failed.error.endswith("Unruly.step() gave no answer within 2 s (step_timeout_s)")
+    assert failed.error.endswith("Unruly.step() gave no answer within 8 s (step_timeout_s)")
 
 
 @APART
