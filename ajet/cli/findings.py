@@ -1,7 +1,7 @@
 """Finds what a config asks for and this machine, or the run, cannot give. Loads no model.
 
     model      does the path lead to weights, a tokenizer and a chat template?
-    precision  in what does the run compute, and is that slow on this processor?
+    precision  is the number format slow on this processor?
     reward     is there a judge, or does the workflow's source give a reward?
     data       are there as many tasks as a step takes?
     clipping   do the bounds fit the loss?
@@ -103,6 +103,8 @@ def machine_findings(config: AjetConfig, plan: BatchPlan) -> list[Finding]:
     shape = _shape(config)
     on_gpu = _has_gpu(config)
     found = [*_package_findings(), _files_finding(episodes), _processes_finding(episodes)]
+    if not runs_on_ray(config) and not is_slow_here(config, gpu=on_gpu):
+        found.append(Finding("ok", describe_precision(config, gpu=on_gpu)))
     if shape is None:
         found.append(
             Finding("ok", "memory and disk: cannot be told, the model's sizes are not known here")
@@ -121,12 +123,12 @@ def _has_gpu(config: AjetConfig) -> bool:
 
 
 def _precision_findings(config: AjetConfig) -> list[Finding]:
-    """Returns in what a run on this machine computes. A run on Ray says it of its nodes."""
-    if runs_on_ray(config):
-        return []
+    """Returns a warning where this machine computes very slowly in the run's format. A run on Ray
+    computes on its nodes."""
     on_gpu = _has_gpu(config)
-    level = "warning" if is_slow_here(config, gpu=on_gpu) else "ok"
-    return [Finding(level, describe_precision(config, gpu=on_gpu))]
+    if runs_on_ray(config) or not is_slow_here(config, gpu=on_gpu):
+        return []
+    return [Finding("warning", describe_precision(config, gpu=on_gpu))]
 
 
 def _package_findings() -> list[Finding]:
