@@ -1,6 +1,6 @@
 """A thousand clients at one `ajet serve`: nothing is lost, and what a call costs beside the model.
 
-    python benchmarks/client_episodes.py [--clients 100 1000] [--out FILE.json]
+    python -m benchmarks.client_episodes [--clients 100 1000] [--out FILE.json]
 
 The server is the exchange, gateway, rollout and journal (SQLite) of `ajet serve` over a model that
 thinks for 0.4 to 0.6 s and answers with the time that it really took. Each client is a plain

@@ -1,6 +1,6 @@
 """Simulated users of `ajet serve --learn`: does the model learn, and what does learning cost them?
 
-    python benchmarks/serve_learning.py [--only honest still …] [--sessions 1000] [--out FILE.json]
+    python -m benchmarks.serve_learning [--only honest still …] [--sessions 1000] [--out FILE.json]
 
 Runs that are not asked for stay in the file as they were. `load` is that of the machine in the
 minute before a run began and before it ended.
