@@ -33,7 +33,8 @@ class LearnerCheckpoints:
         ranks: Ranks = ONE_RANK,
         shares_folder: bool = True,
     ) -> None:
-        """Unless all ranks see the folder (`shares_folder`), rank 0 alone writes and reads it."""
+        """Makes the checkpoints of a learner, of which the newest `keep` stay. Rank 0 alone writes
+        and reads them unless all ranks see the folder (`shares_folder`)."""
         self._learner, self._keep, self._ranks = learner, keep, ranks
         self._shares_folder = shares_folder
         # With LoRA the checkpoint holds adapters alone: no model that loads by itself.

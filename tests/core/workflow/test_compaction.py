@@ -60,24 +60,28 @@ def walker(observations, shown):
     return Walker
 
 
-async def run(config, observations, reply, num=1, **limits):
-    """The episode of one walker, and what its calls were shown."""
-    shown = []
+async def play(workflow, endpoint, config, num=1, **limits):
+    """Runs a group of `num` episodes, and returns the first."""
     limits = {
         "max_model_len": LIMIT,
         "max_prompt_length": LIMIT,
         "max_response_length": LIMIT,
         "max_response_length_in_one_turn": 60,
-        "check_drift": "all",
         **limits,
     }
-    endpoint = ScriptedEndpoint(TOKENIZER, reply)
-    runner = episode_runner(
-        walker(observations, shown), endpoint, TOKENIZER, None, config=config, **limits
-    )
+    runner = episode_runner(workflow, endpoint, TOKENIZER, None, config=config, **limits)
     request = RolloutRequest([Task("t0", "walk")], step=1, mode="train", num_repeat=num)
     [group] = await runner.rollout(request)
-    return group.trajectories[0], shown
+    return group.trajectories[0]
+
+
+async def run(config, observations, reply, num=1, **limits):
+    """Returns the episode of one walker, and what its calls were shown."""
+    shown = []
+    endpoint = ScriptedEndpoint(TOKENIZER, reply)
+    limits = {"check_drift": "all", **limits}
+    workflow = walker(observations, shown)
+    return await play(workflow, endpoint, config, num, **limits), shown
 
 
 def says(prompt, request_id):
@@ -136,21 +140,9 @@ async def test_the_summary_has_its_sampled_ids_in_the_new_branch(tmp_path):
             ids = (*b"theory", self.tokenizer.eos_token_id)
             return replace(completion, token_ids=ids, logprobs=(-0.5,) * len(ids))
 
-    shown = []
-    runner = episode_runner(
-        walker(ROOMS, shown),
-        LetterByLetter(TOKENIZER, says),
-        TOKENIZER,
-        None,
-        config=config_in(tmp_path),
-        max_model_len=LIMIT,
-        max_prompt_length=LIMIT,
-        max_response_length=LIMIT,
-        max_response_length_in_one_turn=60,
-    )
-    request = RolloutRequest([Task("t0", "walk")], step=1, mode="train", num_repeat=1)
-    [group] = await runner.rollout(request)
-    turn = group.trajectories[0].turns[4]
+    endpoint = LetterByLetter(TOKENIZER, says)
+    episode = await play(walker(ROOMS, []), endpoint, config_in(tmp_path))
+    turn = episode.turns[4]
     ids = list(turn.completion.prompt_ids)
     assert TOKENIZER.encode("theory", add_special_tokens=False) != list(b"theory")
     letters = [*b"theory", TOKENIZER.eos_token_id]
@@ -235,20 +227,8 @@ async def test_the_last_call_is_never_spent_on_a_summary(tmp_path):
 
 async def summaries_of(workflow, folder):
     """Runs one episode of a workflow, and returns its turns that are summaries."""
-    runner = episode_runner(
-        workflow,
-        ScriptedEndpoint(TOKENIZER, says),
-        TOKENIZER,
-        None,
-        config=config_in(folder),
-        max_model_len=LIMIT,
-        max_prompt_length=LIMIT,
-        max_response_length=LIMIT,
-        max_response_length_in_one_turn=60,
-    )
-    request = RolloutRequest([Task("t0", "walk")], step=1, mode="train", num_repeat=1)
-    [group] = await runner.rollout(request)
-    return [turn for turn in group.trajectories[0].turns if SUMMARY in turn.notes]
+    episode = await play(workflow, ScriptedEndpoint(TOKENIZER, says), config_in(folder))
+    return [turn for turn in episode.turns if SUMMARY in turn.notes]
 
 
 async def test_agents_of_one_episode_compact_each_their_own_conversation(tmp_path):

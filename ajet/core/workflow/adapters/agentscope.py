@@ -43,7 +43,8 @@ class AgentScopeModel(ChatModelBase):
         target_tag: str = "default",
         stream: bool = False,
     ) -> None:
-        """With `conversations`, what the agent's memory shows is compacted."""
+        """Makes the model of one agent, whose calls `recorder` records. If `conversations` are
+        given, they compact what the agent's memory shows."""
         super().__init__(model_name="ajet", stream=stream)
         self.agent_name = agent_name
         self.target_tag = target_tag
