@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ajet.core.model.decoder import Attend, Decoder, rotate
+from ajet.core.model.kernels import kernels_for
 from ajet.core.model.precision import rms_norm
 
 MIN_WEIGHTS = 2**18
@@ -89,6 +90,7 @@ class PackedDecoder(Decoder):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
+        self._kernels = kernels_for(next(model.parameters()))
         self._packed: list[PackedLayer] = []
         self._packed_head: PackedLinear | None = None
 
@@ -127,18 +129,26 @@ class PackedDecoder(Decoder):
     def _layer(self, index: int, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         layer, packed = self._layers[index], self._packed[index]
         num_rotated = self.num_heads + self.num_kv_heads
-        qkv = packed.qkv(rms_norm(layer.input_layernorm, x))
+        qkv = packed.qkv(self._normed(layer.input_layernorm, x))
         qkv = qkv.view(len(x), num_rotated + self.num_kv_heads, self.head_dim)
         qk, v = qkv[:, :num_rotated], qkv[:, num_rotated:]
         attn = layer.self_attn
         if hasattr(attn, "q_norm"):
             q, k = qk[:, : self.num_heads], qk[:, self.num_heads :]
             qk = torch.cat((rms_norm(attn.q_norm, q), rms_norm(attn.k_norm, k)), dim=1)
-        qk = rotate(qk, cos, sin)
+        if self._kernels is not None:
+            self._kernels.rotate(qk, cos, sin)
+        else:
+            qk = rotate(qk, cos, sin)
         out = attend(index, qk[:, : self.num_heads], qk[:, self.num_heads :], v)
         x = packed.out.added_to(x, out.reshape(len(x), -1))
-        h = rms_norm(layer.post_attention_layernorm, x)
+        h = self._normed(layer.post_attention_layernorm, x)
         return packed.down.added_to(x, packed.up.times(packed.gate(h, "swish"), h))
+
+    def _normed(self, norm: Any, x: Tensor) -> Tensor:
+        if self._kernels is not None:
+            return self._kernels.rms_norm(x, norm.weight, norm.variance_epsilon)
+        return rms_norm(norm, x)
 
 
 def _linear_layers(model: Any) -> list[nn.Module]:

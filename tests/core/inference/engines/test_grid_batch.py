@@ -4,11 +4,22 @@ import numpy as np
 import pytest
 import torch
 
+from ajet.core.inference.engines import grid_batch
 from ajet.core.inference.engines.grid_batch import GridBatch
 from ajet.core.inference.engines.kv_cache import CacheLayout, KVBatch, KVPool
+from ajet.core.model.kernels import kernels
 
 LAYERS, KV_HEADS, HEADS, WIDTH = 2, 2, 6, 16
 STEPS = 70  # past two growths of 32 columns
+
+
+@pytest.fixture(params=["kernels", "torch"])
+def _computed_with(request, monkeypatch):
+    """Has the batches compute with the compiled kernels, and as where there is no compiler."""
+    if request.param == "torch":
+        monkeypatch.setattr(grid_batch, "kernels_for", lambda tensor: None)
+    elif kernels() is None:
+        pytest.skip("no C compiler is installed")
 
 
 def _slots(groups):
@@ -54,6 +65,7 @@ def _step(batches, num_rows, generator):
     ],
     ids=["even", "ragged", "nothing shared", "no own tokens", "one group shares nothing"],
 )
+@pytest.mark.usefixtures("_computed_with")
 def test_it_gives_the_same_attention_as_group_after_group(groups):
     pool, slots = _pool(), _slots(groups)
     layout = CacheLayout.of(slots)
@@ -69,6 +81,7 @@ def test_it_gives_the_same_attention_as_group_after_group(groups):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.usefixtures("_computed_with")
 def test_what_it_computed_is_saved_as_by_group_after_group():
     layout = CacheLayout.of(_slots([(40, [3, 0, 9]), (33, [1, 2])]))
     saved = []

@@ -1,0 +1,137 @@
+"""The compiled kernels against torch, and how their library is made."""
+
+import shutil
+import subprocess
+
+import pytest
+import torch
+
+from ajet.core.model.decoder import rotate
+from ajet.core.model.kernels import kernels, kernels_for, library_of
+
+COMPILER = shutil.which("cc")
+pytestmark = pytest.mark.skipif(kernels() is None, reason="no C compiler is installed")
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+HEADS, KV_HEADS, ROWS = 6, 2, 5
+COLUMNS, COLUMN, SHARED = 32, 20, 37
+
+
+def _random(*shape, dtype):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def _close(found, expected, dtype):
+    """Compares with what float64 gives: bfloat16 has 8 bits."""
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@DTYPES
+@pytest.mark.parametrize("rows", [3, 300], ids=["one thread", "all threads"])
+def test_the_norm_is_torchs(dtype, rows):
+    x, weight = _random(rows, 576, dtype=dtype), _random(576, dtype=dtype)
+    expected = torch.nn.functional.rms_norm(x.double(), (576,), weight.double(), 1e-5)
+    _close(kernels().rms_norm(x, weight, 1e-5), expected, dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize("rows", [3, 300], ids=["one thread", "all threads"])
+def test_rotation_turns_the_heads_that_it_is_given_and_no_others(dtype, rows):
+    x, cos, sin = (_random(rows, n, 64, dtype=dtype) for n in (9, 1, 1))
+    expected = rotate(x[:, :6].double(), cos.double(), sin.double())
+    rotated = x.clone()
+    kernels().rotate(rotated[:, :6], cos, sin)
+    _close(rotated[:, :6], expected, dtype)
+    assert torch.equal(rotated[:, 6:], x[:, 6:])
+
+
+@DTYPES
+def test_a_column_gets_the_keys_and_values_and_the_queries_are_scaled(dtype):
+    q, k, v = (_random(ROWS, n, 16, dtype=dtype) for n in (HEADS, KV_HEADS, KV_HEADS))
+    own_k, own_v = (torch.zeros(KV_HEADS, ROWS, COLUMNS, 16, dtype=dtype) for _ in range(2))
+    scaled = kernels().place(q, k, v, own_k, own_v, COLUMN)
+    for own, placed in ((own_k, k), (own_v, v)):
+        assert torch.equal(own[:, :, COLUMN], placed.transpose(0, 1))
+        assert own.count_nonzero() == placed.count_nonzero()
+    by_kv_head = q.view(ROWS, KV_HEADS, HEADS // KV_HEADS, 16).transpose(0, 1)
+    assert torch.equal(scaled, by_kv_head / 4)  # 16 ** -0.5, exact in both
+
+
+def _attention(dtype, dim):
+    """Returns scaled queries, own keys and values, shared scores, and the first own column and the
+    number of shared tokens of each row, with the extremes of both."""
+    scaled = _random(KV_HEADS, ROWS, HEADS // KV_HEADS, dim, dtype=dtype)
+    own = tuple(_random(KV_HEADS, ROWS, COLUMNS, dim, dtype=dtype) * 2 for _ in range(2))
+    shared = _random(KV_HEADS, ROWS, HEADS // KV_HEADS, SHARED, dtype=dtype)
+    return scaled, own, shared, torch.tensor([0, COLUMN, 3, 7, 0]), torch.tensor([0, 37, 5, 0, 37])
+
+
+@DTYPES
+@pytest.mark.parametrize("dim", [48, 64, 128])
+def test_attention_is_one_softmax_over_the_shared_scores_and_the_own_columns(dtype, dim):
+    scaled, own, shared, start, num_shared = _attention(dtype, dim)
+    own_scores = torch.einsum("hrgd,hrcd->hrgc", scaled.double(), own[0].double())
+    columns = torch.arange(COLUMNS)
+    hidden = (
+        (torch.arange(SHARED) >= num_shared[:, None]),
+        ((columns < start[:, None]) | (columns > COLUMN)),
+    )
+    scores = torch.cat((shared.double(), own_scores), dim=-1)
+    scores.masked_fill_(torch.cat(hidden, dim=1)[None, :, None], float("-inf"))
+    probs = scores.softmax(-1)
+    expected = torch.einsum("hrgc,hrcd->hrgd", probs[..., SHARED:], own[1].double())
+    out = kernels().attend(scaled, own, shared, start, num_shared, COLUMN)
+    _close(out, expected, dtype)
+    _close(shared, probs[..., :SHARED], dtype)
+
+
+@DTYPES
+def test_a_rows_bits_depend_on_nothing_but_the_row(dtype):
+    scaled, own, shared, start, num_shared = _attention(dtype, 64)
+
+    def bits(rows, first_column):
+        """Computes these rows alone, without the columns left of `first_column`."""
+        parts = tuple(part[:, rows, first_column:].contiguous() for part in own)
+        of_rows = shared[:, rows].clone()
+        begin = start[rows] - first_column
+        column = COLUMN - first_column
+        args = scaled[:, rows].contiguous(), parts, of_rows, begin, num_shared[rows], column
+        return kernels().attend(*args), of_rows
+
+    everything = bits(slice(None), 0)
+    for found, among_others in zip(bits([2, 3], 3), everything, strict=True):
+        assert torch.equal(found, among_others[:, [2, 3]])
+
+
+def test_what_is_not_a_number_stays_so():
+    x, weight = torch.ones(1, 64), torch.ones(64)
+    x[0, 3] = float("nan")
+    assert kernels().rms_norm(x, weight, 1e-5).isnan().all()
+    scaled, own, shared, start, num_shared = _attention(torch.float32, 64)
+    own[0][0, 0, 5] = float("nan")
+    out = kernels().attend(scaled, own, shared, start, num_shared, COLUMN)
+    assert out[0, 0].isnan().all()
+    assert out[0, 1:].isfinite().all()
+
+
+def test_other_tensors_are_left_to_torch():
+    assert kernels_for(torch.zeros(1)) is kernels()
+    assert kernels_for(torch.zeros(1, dtype=torch.float64)) is None
+    assert kernels_for(torch.zeros(1, device="meta")) is None
+
+
+def test_the_library_is_made_once(tmp_path):
+    library = library_of(COMPILER, tmp_path)
+    made = library.stat().st_mtime_ns
+    assert library_of(COMPILER, tmp_path) == library
+    assert library.stat().st_mtime_ns == made
+    assert list(tmp_path.iterdir()) == [library]
+
+
+def test_a_compiler_that_fails_is_an_error(tmp_path):
+    broken = tmp_path / "cc"
+    broken.write_text("#!/bin/sh\n[ $1 = --version ]\n")
+    broken.chmod(0o755)
+    with pytest.raises(subprocess.CalledProcessError):
+        library_of(str(broken), tmp_path / "made")
+    assert list((tmp_path / "made").iterdir()) == []
