@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ajet.core.model.precision import rms_norm
-from ajet.core.model.wide_layer import gated_mlp, is_wide, linear, linears_of_norm
+from ajet.core.model.wide_layer import gated_mlp, is_wide, linear, linears_of_norm, rotated
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """``(layer, q [N, heads, d], k [N, kv_heads, d], v [N, kv_heads, d]) -> [N, heads, d]``; softmax
@@ -125,7 +125,11 @@ class Decoder:
         q, k, v = (t.unflatten(1, (-1, self.head_dim)) for t in (q, k, v))
         if hasattr(attn, "q_norm"):
             q, k = rms_norm(attn.q_norm, q), rms_norm(attn.k_norm, k)
-        return rotate(q, cos, sin), rotate(k, cos, sin), v
+        if is_wide(x, *linears):
+            q, k = (rotated(t, cos, sin) for t in (q, k))
+        else:
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        return q, k, v
 
 
 def run_unsharded(module: nn.Module, compute: Callable[..., Tensor], *args: Any) -> Tensor:

@@ -1,6 +1,7 @@
 """Linear layers of wide models on a CPU: faster products, and less kept for the backward pass.
 
     linears_of_norm(x)    rms_norm(x) times several weights         keeps x
+    rotated(x)            the rotary position                       keeps nothing of x
     gated_mlp(x)          x + down(silu(gate h) * up h), h = norm   keeps x, gate, up
     linear(x)             one weight                                keeps x
 
@@ -22,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ajet.core.model.kernels.functions import kernels_for
 from ajet.core.model.precision import to_wide_dtype
 
 MIN_WIDTH = 256
@@ -57,6 +59,15 @@ def gated_mlp(x_ND: Tensor, norm: Any, mlp: Any) -> Tensor:
     return _GatedMLP.apply(x_ND, norm.weight, norm.variance_epsilon, *weights)  # type: ignore[no-any-return]
 
 
+def rotated(x_NHd: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+    """Returns `x` with the rotary position: the halves (l, r) become (l cos - r sin, r cos + l
+    sin); the left half of `signed_sin` is negative."""
+    if kernels_for(x_NHd) is not None:
+        return _Rotated.apply(x_NHd, cos, signed_sin)  # type: ignore[no-any-return]
+    swapped = x_NHd.roll(x_NHd.shape[-1] // 2, dims=-1)
+    return torch.addcmul(x_NHd * cos, swapped, signed_sin)
+
+
 def product(x_ND: Tensor, weight_OD: Tensor, bias: Tensor | None = None) -> Tensor:
     """Returns ``x @ weight.T + bias``; either may be a transposed view."""
     if x_ND.dtype == torch.float32 and torch.backends.mkldnn.is_available():
@@ -81,6 +92,27 @@ class _Linear(torch.autograd.Function):
         )
 
 
+class _Rotated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, signed_sin)
+        return _rotate(x, cos, signed_sin)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        cos, signed_sin = ctx.saved_tensors
+        # The transposed rotation: what the left half had from the right one goes back there.
+        swapped = signed_sin.roll(signed_sin.shape[-1] // 2, dims=-1)
+        return _rotate(grads[0].contiguous(), cos, swapped), None, None
+
+
+def _rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+    kernels, out = kernels_for(x), x.new_empty(x.shape)
+    assert kernels is not None
+    kernels.rotate(x, cos, signed_sin, out)
+    return out
+
+
 class _LinearsOfNorm(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -90,14 +122,14 @@ class _LinearsOfNorm(torch.autograd.Function):
         num = len(parameters) // 2
         weights, biases = parameters[:num], parameters[num:]
         ctx.save_for_backward(x, norm, *weights)
-        h = F.rms_norm(x, norm.shape, norm, eps)
+        h = _rms_norm(x, norm, eps)
         return tuple(product(h, w, b) for w, b in zip(weights, biases, strict=True))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, norm, *weights = ctx.saved_tensors
         _, needs_norm, _, *needs = ctx.needs_input_grad
-        h = F.rms_norm(x, norm.shape, norm, ctx.eps)
+        h = _rms_norm(x, norm, ctx.eps)
         d_weights = _weight_grads(grads, h, needs)
         d_biases = [
             grad.sum(0) if needed else None
@@ -113,26 +145,23 @@ class _GatedMLP(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, norm: Tensor, eps: float, *weights: Tensor) -> Tensor:
         ctx.eps = eps
         gate_weight, up_weight, down_weight = weights
-        h = F.rms_norm(x, norm.shape, norm, eps)
+        h = _rms_norm(x, norm, eps)
         gate, up = product(h, gate_weight), product(h, up_weight)
         ctx.save_for_backward(x, norm, gate, up, *weights)
-        return product(F.silu(gate).mul_(up), down_weight).add_(x)
+        return product(_gated(gate, up), down_weight).add_(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, norm, gate, up, gate_weight, up_weight, down_weight = ctx.saved_tensors
         _, needs_norm, _, *needs = ctx.needs_input_grad
-        grad = grads[0]
-        activation = F.silu(gate)
-        (d_down,) = _weight_grads((grad,), activation * up, needs[2:])
-        d_product = product(grad, down_weight.T)
-        d_up = activation.mul_(d_product)
-        d_gate = torch.ops.aten.silu_backward(d_product.mul_(up), gate)
-        h = F.rms_norm(x, norm.shape, norm, ctx.eps)
+        grad = grads[0].contiguous()
+        gated, d_gate, d_up = _gated_backward(product(grad, down_weight.T), gate, up)
+        (d_down,) = _weight_grads((grad,), gated, needs[2:])
+        h = _rms_norm(x, norm, ctx.eps)
         d_weights = _weight_grads((d_gate, d_up), h, needs)
         d_h = _input_grad((d_gate, d_up), (gate_weight, up_weight))
-        d_x, d_norm = _rms_norm_backward(d_h, x, norm, ctx.eps)
-        return (d_x.add_(grad), d_norm if needs_norm else None, None, *d_weights, d_down)
+        d_x, d_norm = _rms_norm_backward(d_h, x, norm, ctx.eps, added=grad)
+        return (d_x, d_norm if needs_norm else None, None, *d_weights, d_down)
 
 
 def _weight_grads(grads: tuple[Tensor, ...], h: Tensor, needs: list[bool]) -> list[Tensor | None]:
@@ -148,13 +177,41 @@ def _input_grad(grads: tuple[Tensor, ...], weights: Any) -> Tensor:
     return first
 
 
-def _rms_norm_backward(d_h: Tensor, x: Tensor, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Returns the gradients of ``x`` and ``norm`` for ``h = x * rsqrt(mean(x^2) + eps) * norm``."""
+def _gated(gate: Tensor, up: Tensor) -> Tensor:
+    kernels = kernels_for(gate)
+    return F.silu(gate).mul_(up) if kernels is None else kernels.gate(gate, up)
+
+
+def _gated_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns ``silu(gate) * up`` and the gradients of gate and up; `grad` is overwritten."""
+    kernels = kernels_for(gate)
+    if kernels is not None:
+        return kernels.gate_backward(grad, gate, up)
+    activation = F.silu(gate)
+    gated, d_up = activation * up, activation.mul_(grad)
+    return gated, torch.ops.aten.silu_backward(grad.mul_(up), gate), d_up
+
+
+def _rms_norm(x: Tensor, norm: Tensor, eps: float) -> Tensor:
+    kernels = kernels_for(x)
+    if kernels is not None:
+        return kernels.rms_norm(x, norm, eps)
+    return F.rms_norm(x, norm.shape, norm, eps)
+
+
+def _rms_norm_backward(
+    d_h: Tensor, x: Tensor, norm: Tensor, eps: float, added: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Returns the gradients of ``x`` and ``norm`` for ``h = x * rsqrt(mean(x^2) + eps) * norm``,
+    the first with `added` on top."""
+    kernels = kernels_for(x)
+    if kernels is not None:
+        return kernels.rms_norm_backward(d_h, x.contiguous(), norm, eps, added)
     wide_x, grad = to_wide_dtype(x), to_wide_dtype(d_h)
     scale = (wide_x.square().mean(-1, keepdim=True) + eps).rsqrt_()
     normed = wide_x * scale
     d_norm = (grad * normed).sum(0)
     d_normed = grad * norm
     along = (d_normed * normed).mean(-1, keepdim=True)
-    d_x = d_normed.addcmul_(normed, along, value=-1).mul_(scale)
-    return d_x.to(x.dtype), d_norm.to(norm.dtype)
+    d_x = d_normed.addcmul_(normed, along, value=-1).mul_(scale).to(x.dtype)
+    return d_x if added is None else d_x.add_(added), d_norm.to(norm.dtype)

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ajet.core.model.kernels.functions import kernels_for
 from ajet.core.model.precision import to_wide_dtype, wide_dtype
-from ajet.core.model.wide_layer import product
+from ajet.core.model.wide_layer import MIN_WIDTH, product
 
 SLICE = 1 << 20  # logits of one softmax: 4 MiB in float32, which stay in a processor's cache
 
@@ -41,21 +42,8 @@ class _KeptSoftmax(torch.autograd.Function):
         temperature: float,
     ) -> tuple[Tensor, Tensor]:
         kept_UV = product(features_UD, weight_VD)
-        dtype = wide_dtype(kept_UV.dtype)
-        entropy_U = kept_UV.new_empty(len(kept_UV), dtype=dtype)
-        logprobs_M = kept_UV.new_empty(len(index_M), dtype=dtype)
-        order_M = torch.argsort(index_M, stable=True)
-        step = max(1, SLICE // kept_UV.shape[1])
-        starts = range(0, len(kept_UV), step)
-        ends = torch.searchsorted(index_M[order_M], torch.tensor([*starts[1:], len(kept_UV)]))
-        for start, tokens in zip(starts, order_M.tensor_split(ends[:-1]), strict=True):
-            rows = slice(start, start + step)
-            logits = to_wide_dtype(kept_UV[rows])
-            logprobs = torch.log_softmax(logits if temperature == 1.0 else logits / temperature, -1)
-            logprobs_M[tokens] = logprobs[index_M[tokens] - start, targets_M[tokens]]
-            probabilities = logprobs.exp()
-            kept_UV[rows] = probabilities
-            entropy_U[rows] = -probabilities.mul_(logprobs).sum(-1)
+        is_wide = features_UD.shape[1] >= MIN_WIDTH
+        logprobs_M, entropy_U = _softmax(kept_UV, index_M, targets_M, temperature, is_wide)
         ctx.temperature = temperature
         ctx.save_for_backward(features_UD, weight_VD, index_M, targets_M, logprobs_M, kept_UV)
         entropy_M = entropy_U[index_M]
@@ -83,3 +71,31 @@ class _KeptSoftmax(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _softmax(
+    logits_UV: Tensor, index_M: Tensor, targets_M: Tensor, temperature: float, is_wide: bool
+) -> tuple[Tensor, Tensor]:
+    """Puts the probabilities into the logits' place; returns the log-probability of each token and
+    the entropy of each row."""
+    kernels = kernels_for(logits_UV) if is_wide else None
+    if kernels is not None:
+        chosen_M = logits_UV[index_M, targets_M].float() / temperature
+        entropy_U, log_sum_U = kernels.softmax(logits_UV, temperature)
+        return chosen_M - log_sum_U[index_M], entropy_U
+    dtype = wide_dtype(logits_UV.dtype)
+    entropy_U = logits_UV.new_empty(len(logits_UV), dtype=dtype)
+    logprobs_M = logits_UV.new_empty(len(index_M), dtype=dtype)
+    order_M = torch.argsort(index_M, stable=True)
+    step = max(1, SLICE // logits_UV.shape[1])
+    starts = range(0, len(logits_UV), step)
+    ends = torch.searchsorted(index_M[order_M], torch.tensor([*starts[1:], len(logits_UV)]))
+    for start, tokens in zip(starts, order_M.tensor_split(ends[:-1]), strict=True):
+        rows = slice(start, start + step)
+        logits = to_wide_dtype(logits_UV[rows])
+        logprobs = torch.log_softmax(logits if temperature == 1.0 else logits / temperature, -1)
+        logprobs_M[tokens] = logprobs[index_M[tokens] - start, targets_M[tokens]]
+        probabilities = logprobs.exp()
+        logits_UV[rows] = probabilities
+        entropy_U[rows] = -probabilities.mul_(logprobs).sum(-1)
+    return logprobs_M, entropy_U

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from ajet.core.model.decoder import rotate
-from ajet.core.model.kernels import kernels, kernels_for, library_of
+from ajet.core.model.kernels.functions import kernels, kernels_for
+from ajet.core.model.kernels.library import compiled
+from ajet.core.update.layouts.attention_piece import product_backward, product_forward
 
 COMPILER = shutil.which("cc")
 pytestmark = pytest.mark.skipif(kernels() is None, reason="no C compiler is installed")
@@ -40,7 +42,7 @@ def test_rotation_turns_the_heads_that_it_is_given_and_no_others(dtype, rows):
     x, cos, sin = (_random(rows, n, 64, dtype=dtype) for n in (9, 1, 1))
     expected = rotate(x[:, :6].double(), cos.double(), sin.double())
     rotated = x.clone()
-    kernels().rotate(rotated[:, :6], cos, sin)
+    kernels().rotate(rotated[:, :6], cos, sin, out=rotated[:, :6])
     _close(rotated[:, :6], expected, dtype)
     assert torch.equal(rotated[:, 6:], x[:, 6:])
 
@@ -114,6 +116,107 @@ def test_what_is_not_a_number_stays_so():
     assert out[0, 1:].isfinite().all()
 
 
+PIECES = pytest.mark.parametrize(
+    ("heads", "queries", "keys", "dim", "causal"),
+    [
+        (3, 70, 45, 64, False),
+        (3, 77, 77, 64, True),
+        (2, 300, 300, 128, True),
+        (2, 33, 100, 32, False),
+    ],
+)
+
+
+def _piece(heads, queries, keys, dim, dtype):
+    """Returns a gradient and q, k and v of two sequences, as views whose heads lie apart."""
+    lengths = (queries, queries, keys, keys)
+    return [
+        _random(2, length, heads, dim + i, dtype=dtype)[..., :dim].transpose(1, 2)
+        for i, length in enumerate(lengths)
+    ]
+
+
+@DTYPES
+@PIECES
+def test_a_piece_of_attention_is_that_of_plain_products(heads, queries, keys, dim, causal, dtype):
+    grad, q, k, v = _piece(heads, queries, keys, dim, dtype)
+    wide = [t.double() for t in (q, k, v)]
+    out, lse = product_forward(*wide, causal)
+    found, found_lse = kernels().flash(q, k, v, causal)
+    _close(found, out, dtype)
+    _close(found_lse, lse, torch.float32)
+    expected = product_backward(grad.double(), *wide, out, lse, causal)
+    gradients = kernels().flash_backward(grad, q, k, v, out.to(dtype), lse.float(), causal)
+    for gradient, right in zip(gradients, expected, strict=True):
+        _close(gradient / right.abs().max(), right / right.abs().max(), dtype)
+
+
+def test_a_query_whose_sum_is_infinite_has_no_gradient():
+    grad, q, k, v = _piece(2, 40, 40, 64, torch.float32)
+    out, lse = kernels().flash(q, k, v, True)
+    alone = [t[:, :, :30].contiguous() for t in (grad, q, k, v, out, lse)]
+    expected = kernels().flash_backward(*alone, True)
+    lse[:, :, 30:] = float("inf")
+    found = kernels().flash_backward(grad, q, k, v, out, lse, True)
+    for of_all, of_first in zip(found, expected, strict=True):
+        assert not of_all[:, :, 30:].any()
+        torch.testing.assert_close(of_all[:, :, :30], of_first)
+
+
+@DTYPES
+def test_what_an_update_computes_does_not_depend_on_the_number_of_threads(dtype):
+    grad, q, k, v = _piece(3, 700, 90, 64, dtype)
+    x, d_x = _random(700, 576, dtype=dtype), _random(576, 700, dtype=dtype).T.contiguous()
+    threads = torch.get_num_threads()
+    found = []
+    for number in (1, 2):
+        torch.set_num_threads(number)
+        out, lse = kernels().flash(q, k, v, False)
+        gradients = kernels().flash_backward(grad, q, k, v, out, lse, False)
+        weight = _random(576, dtype=dtype)
+        found.append((out, lse, *gradients, *kernels().rms_norm_backward(d_x, x, weight, 1e-5)))
+    torch.set_num_threads(threads)
+    for one, two in zip(*found, strict=True):
+        assert torch.equal(one, two)
+
+
+@DTYPES
+def test_the_gradients_of_a_norm_are_autograds(dtype):
+    grad, x, weight, added = (
+        _random(*shape, dtype=dtype) for shape in [(700, 96)] * 2 + [(96,), (700, 96)]
+    )
+    wide_x, wide_weight = x.double().requires_grad_(), weight.double().requires_grad_()
+    y = torch.nn.functional.rms_norm(wide_x, (96,), wide_weight, 1e-5)
+    d_x, d_weight = torch.autograd.grad(y, (wide_x, wide_weight), grad.double())
+    for extra, expected in ((None, d_x), (added, d_x + added.double())):
+        found, found_weight = kernels().rms_norm_backward(grad, x, weight, 1e-5, extra)
+        _close(found, expected, dtype)
+        _close(found_weight / 30, d_weight / 30, dtype)
+
+
+@DTYPES
+def test_the_gradients_of_a_gate_are_autograds(dtype):
+    grad, gate, up = (_random(50 + i, 96, dtype=dtype)[:50] * 3 for i in range(3))
+    wide = [t.double().requires_grad_() for t in (gate, up)]
+    product = torch.nn.functional.silu(wide[0]) * wide[1]
+    d_gate, d_up = torch.autograd.grad(product, wide, grad.double())
+    _close(kernels().gate(gate, up), product.detach(), dtype)
+    found = kernels().gate_backward(grad.clone(), gate, up)
+    for value, expected in zip(found, (product.detach(), d_gate, d_up), strict=True):
+        _close(value, expected, dtype)
+
+
+@DTYPES
+def test_the_softmax_takes_the_place_of_the_logits(dtype):
+    logits = _random(5, 700, dtype=dtype) * 4
+    expected = (logits.double() / 0.7).log_softmax(-1)
+    probabilities = logits.clone()
+    entropy, log_sum = kernels().softmax(probabilities, 0.7)
+    _close(probabilities, expected.exp(), dtype)
+    _close(entropy, -(expected.exp() * expected).sum(-1), torch.float32)
+    _close(log_sum, (logits.double() / 0.7).logsumexp(-1), torch.float32)
+
+
 def test_other_tensors_are_left_to_torch():
     assert kernels_for(torch.zeros(1)) is kernels()
     assert kernels_for(torch.zeros(1, dtype=torch.float64)) is None
@@ -121,9 +224,9 @@ def test_other_tensors_are_left_to_torch():
 
 
 def test_the_library_is_made_once(tmp_path):
-    library = library_of(COMPILER, tmp_path)
+    library = compiled(COMPILER, tmp_path)
     made = library.stat().st_mtime_ns
-    assert library_of(COMPILER, tmp_path) == library
+    assert compiled(COMPILER, tmp_path) == library
     assert library.stat().st_mtime_ns == made
     assert list(tmp_path.iterdir()) == [library]
 
@@ -133,5 +236,5 @@ def test_a_compiler_that_fails_is_an_error(tmp_path):
     broken.write_text("#!/bin/sh\n[ $1 = --version ]\n")
     broken.chmod(0o755)
     with pytest.raises(subprocess.CalledProcessError):
-        library_of(str(broken), tmp_path / "made")
+        compiled(str(broken), tmp_path / "made")
     assert list((tmp_path / "made").iterdir()) == []

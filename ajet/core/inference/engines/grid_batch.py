@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ajet.core.inference.engines.kv_cache import MASKED, CacheLayout, CacheSegment, KVBatch, KVPool
 from ajet.core.inference.engines.prefix_cache import Ids
-from ajet.core.model.kernels import Kernels, kernels_for
+from ajet.core.model.kernels.functions import Kernels, kernels_for
 
 MAX_PADDING = 2.0
 """A grid fits if it has at most this many times the rows and the shared slots that there are."""

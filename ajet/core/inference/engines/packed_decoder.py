@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ajet.core.model.decoder import Attend, Decoder, rotate
-from ajet.core.model.kernels import kernels_for
+from ajet.core.model.kernels.functions import kernels_for
 from ajet.core.model.precision import rms_norm
 
 MIN_WEIGHTS = 2**18
@@ -137,7 +137,7 @@ class PackedDecoder(Decoder):
             q, k = qk[:, : self.num_heads], qk[:, self.num_heads :]
             qk = torch.cat((rms_norm(attn.q_norm, q), rms_norm(attn.k_norm, k)), dim=1)
         if self._kernels is not None:
-            self._kernels.rotate(qk, cos, sin)
+            self._kernels.rotate(qk, cos, sin, out=qk)
         else:
             qk = rotate(qk, cos, sin)
         out = attend(index, qk[:, : self.num_heads], qk[:, self.num_heads :], v)

@@ -6,16 +6,20 @@
 q is ``[B, heads, Q, d]``, k and v ``[B, heads, P, d]``, lse ``[B, heads, Q]`` in float32 or
 wider; softmax scale ``d ** -0.5``. `causal` means query i sees keys 0 to i.
 
-On a CPU it runs torch's own flash kernel (twice the speed of plain products at the shapes of a tiny
-model); elsewhere plain products, in slices of queries so that the scores stay small.
+On a CPU it runs the compiled kernels for wide heads, else torch's own flash kernel (twice the speed
+of plain products at the shapes of a tiny model); elsewhere plain products, in slices of queries so
+that the scores stay small.
 """
 
 import torch
 from torch import Tensor
 
+from ajet.core.model.kernels.functions import Kernels, kernels_for
 from ajet.core.model.precision import to_wide_dtype, wide_dtype
 
 MAX_SCORES = 1 << 26  # elements of one slice of scores, on devices without the flash kernel
+MIN_DIM, MULTIPLE = 64, 32
+"""The width of a head from which the compiled kernels are used, and what it is a multiple of."""
 
 _flash_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -23,6 +27,9 @@ _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 
 def piece_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     """Returns the output and the log-sum-exp of this piece."""
+    kernels = _kernels(q)
+    if kernels is not None:
+        return kernels.flash(q, k, v, causal)
     if q.device.type == "cpu":
         out, lse = _flash_forward(q, k, v, 0.0, causal)
         return out, lse
@@ -35,6 +42,9 @@ def piece_backward(
     """Returns this piece's part of the gradients; `out` and `lse` are those of the whole
     softmax.
     """
+    kernels = _kernels(q)
+    if kernels is not None:
+        return kernels.flash_backward(grad, q, k, v, out, lse, causal)
     if q.device.type == "cpu" and q.dtype == torch.bfloat16 and causal:
         # Of short segments the kernel's float32 backward is twice as fast as its bfloat16 one.
         grad, q, k, v, out = (t.float() for t in (grad, q, k, v, out))
@@ -45,6 +55,11 @@ def piece_backward(
         dq, dk, dv = _flash_backward(grad, q, k, v, out, lse, 0.0, causal)
         return dq, dk, dv
     return product_backward(grad, q, k, v, out, lse, causal)
+
+
+def _kernels(q: Tensor) -> Kernels | None:
+    is_wide = q.shape[-1] >= MIN_DIM and q.shape[-1] % MULTIPLE == 0
+    return kernels_for(q) if is_wide else None
 
 
 def product_forward(

@@ -7,7 +7,7 @@ import torch
 from ajet.core.inference.engines import grid_batch
 from ajet.core.inference.engines.grid_batch import GridBatch
 from ajet.core.inference.engines.kv_cache import CacheLayout, KVBatch, KVPool
-from ajet.core.model.kernels import kernels
+from ajet.core.model.kernels.functions import kernels
 
 LAYERS, KV_HEADS, HEADS, WIDTH = 2, 2, 6, 16
 STEPS = 70  # past two growths of 32 columns

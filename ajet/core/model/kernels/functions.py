@@ -1,0 +1,259 @@
+"""The compiled kernels as functions of tensors.
+
+    in a decode step         rms_norm, rotate, place, attend
+    in an update             flash, flash_backward, gate, gate_backward, rms_norm_backward, softmax
+
+A decode step of 32 rows is many small operations. Each of torch's costs 5 to 40 microseconds, and
+attention over rows of their own takes four of them, which go through memory each time. In an
+update, torch's attention reaches a sixth of the speed of its products, and what stands between the
+products of a layer goes through memory several times.
+
+`kernels_for(tensor)` is None where nothing is compiled for such tensors: callers compute with
+torch then, the same numbers but for rounding. Not covered: dtypes other than float32 and bfloat16.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+import torch
+from torch import Tensor
+
+from ajet.core.model.kernels.library import library
+
+NAMES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
+KEYS = 64
+"""The keys of a tile of attention, as in kernels.c: scratch memory is for a multiple of them."""
+PART = 256
+"""The rows of a part of a sum, as there."""
+
+_P, _I, _F = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
+ARGUMENTS: dict[str, tuple[type, ...]] = {
+    "rms_norm": (_P, _P, _F, _P, *[_I] * 3),
+    "rotate": (_P, _I, *[_P] * 3, *[_I] * 5),
+    "place": (*[_P] * 3, *[_I] * 3, *[_P] * 3, *[_I] * 6),
+    "attend": (*[_P] * 8, *[_I] * 8),
+    "flash": (*[_P] * 9, *[_I] * 7),
+    "flash_backward": (*[_P] * 12, *[_I] * 7),
+    "gate": (*[_P] * 3, *[_I] * 2),
+    "gate_backward": (*[_P] * 5, *[_I] * 2),
+    "softmax": (_P, _F, *[_P] * 2, *[_I] * 3),
+    "rms_norm_backward": (*[_P] * 4, _F, *[_P] * 2, *[_I] * 3),
+}
+
+
+class Kernels:
+    """Calls the compiled functions for tensors of float32 and bfloat16 on the CPU."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._functions = {
+            (name, dtype): self._function(library, f"{name}_{suffix}", types)
+            for name, types in ARGUMENTS.items()
+            for dtype, suffix in NAMES.items()
+        }
+
+    @staticmethod
+    def _function(library: ctypes.CDLL, name: str, types: tuple[type, ...]) -> ctypes._FuncPointer:
+        function = getattr(library, name)
+        function.argtypes, function.restype = types, None
+        return function
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Returns ``x * rsqrt(mean(x^2) + eps) * weight`` for ``x [N, D]``."""
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        self._functions["rms_norm", x.dtype](
+            x.data_ptr(), weight.data_ptr(), eps, out.data_ptr(), *x.shape, torch.get_num_threads()
+        )
+        return out
+
+    def rotate(self, x: Tensor, cos: Tensor, signed_sin: Tensor, out: Tensor) -> None:
+        """Writes ``x [N, heads, d]`` with the rotary position (decoder.rotate) to `out`.
+
+        `out` may be `x`. The heads of a row lie together; `cos`, `signed_sin` are ``[N, 1, d]``.
+        """
+        self._functions["rotate", x.dtype](
+            x.data_ptr(),
+            x.stride(0),
+            *(t.data_ptr() for t in (cos, signed_sin, out)),
+            out.stride(0),
+            *x.shape,
+            torch.get_num_threads(),
+        )
+
+    def place(
+        self, q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, column: int
+    ) -> Tensor:
+        """Writes keys and values ``[rows, kv_heads, d]`` to a column of ``own_k`` and ``own_v
+        [kv_heads, rows, columns, d]``, and returns ``q [rows, heads, d] * d ** -0.5`` as
+        ``[kv_heads, rows, group, d]``. Of `q`, `k` and `v` the heads of a row lie together."""
+        kv_heads, rows, columns, dim = own_k.shape
+        group = q.shape[1] // kv_heads
+        scaled = q.new_empty(kv_heads, rows, group, dim)
+        self._functions["place", q.dtype](
+            q.data_ptr(),
+            k.data_ptr(),
+            v.data_ptr(),
+            q.stride(0),
+            k.stride(0),
+            v.stride(0),
+            own_k.data_ptr(),
+            own_v.data_ptr(),
+            scaled.data_ptr(),
+            rows,
+            kv_heads,
+            group,
+            dim,
+            columns,
+            column,
+        )
+        return scaled
+
+    def attend(
+        self,
+        scaled: Tensor,
+        own: tuple[Tensor, Tensor],
+        shared: Tensor,
+        start_R: Tensor,
+        num_shared_R: Tensor,
+        column: int,
+    ) -> Tensor:
+        """Returns what the own parts add to the attention, ``[kv_heads, rows, group, d]``.
+
+        Row r attends the first ``num_shared_R[r]`` of its scores in ``shared [kv_heads, rows,
+        group, S]``, and its own columns from ``start_R[r]`` to `column`, in one softmax. `shared`
+        becomes the probabilities of the shared tokens, which the caller multiplies with their
+        values and adds.
+        """
+        (kv_heads, rows, group, dim), columns = scaled.shape, own[0].shape[2]
+        width = shared.shape[3]
+        out = torch.empty_like(scaled)
+        scratch = torch.empty(kv_heads * rows * (width + group * columns))
+        self._functions["attend", scaled.dtype](
+            scaled.data_ptr(),
+            own[0].data_ptr(),
+            own[1].data_ptr(),
+            shared.data_ptr(),
+            start_R.data_ptr(),
+            num_shared_R.data_ptr(),
+            out.data_ptr(),
+            scratch.data_ptr(),
+            kv_heads,
+            rows,
+            group,
+            dim,
+            columns,
+            column,
+            width,
+            torch.get_num_threads(),
+        )
+        return out
+
+    def flash(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+        """Returns the attention of queries ``[B, heads, Q, d]`` to keys and values ``[B, heads, P,
+        d]``, and its log-sum-exp ``[B, heads, Q]`` in float32. `d` is a multiple of 32."""
+        q, k, v = (_with_rows(t) for t in (q, k, v))
+        (batch, heads, num_q, dim), num_k = q.shape, k.shape[2]
+        out = q.new_empty(q.shape)
+        lse = torch.empty(q.shape[:3])
+        num = (2 * batch * heads + torch.get_num_threads()) * _padded(num_k) * dim
+        scratch = q.new_empty(num)
+        self._functions["flash", q.dtype](
+            *(t.data_ptr() for t in (q, k, v, out, lse, scratch)),
+            *(_strides(t) for t in (q, k, v)),
+            *(batch, heads, num_q, num_k, dim, causal, torch.get_num_threads()),
+        )
+        return out, lse
+
+    def flash_backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the gradients of q, k and v; `out` and `lse` may be of a larger softmax, of which
+        these keys are a part."""
+        grad, q, k, v, out = (_with_rows(t) for t in (grad, q, k, v, out))
+        (batch, heads, num_q, dim), num_k = q.shape, k.shape[2]
+        dq, dk, dv = (t.new_empty(t.shape) for t in (q, k, v))
+        size = _padded(num_k) * dim
+        scratch = q.new_empty((3 * batch * heads + torch.get_num_threads()) * size)
+        sums = torch.empty(batch * heads * -(-num_q // PART) * 2 * size)
+        self._functions["flash_backward", q.dtype](
+            *(t.data_ptr() for t in (grad, q, k, v, out, lse, dq, dk, dv, scratch, sums)),
+            _strides(grad, q, k, v, out, lse),
+            *(batch, heads, num_q, num_k, dim, causal, torch.get_num_threads()),
+        )
+        return dq, dk, dv
+
+    def gate(self, gate: Tensor, up: Tensor) -> Tensor:
+        """Returns ``silu(gate) * up`` of contiguous tensors."""
+        product = torch.empty_like(gate)
+        self._functions["gate", gate.dtype](
+            *(t.data_ptr() for t in (gate, up, product)), gate.numel(), torch.get_num_threads()
+        )
+        return product
+
+    def gate_backward(
+        self, grad: Tensor, gate: Tensor, up: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns ``silu(gate) * up`` and the gradients of gate and up, from that of the product,
+        whose memory the last one takes."""
+        product, d_gate = torch.empty_like(gate), torch.empty_like(gate)
+        self._functions["gate_backward", gate.dtype](
+            *(t.data_ptr() for t in (grad, gate, up, product, d_gate)),
+            *(gate.numel(), torch.get_num_threads()),
+        )
+        return product, d_gate, grad
+
+    def rms_norm_backward(
+        self, grad: Tensor, x: Tensor, weight: Tensor, eps: float, added: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the gradients of ``x [N, D]``, with `added` on top, and of the weight."""
+        rows, size = x.shape
+        d_x, sums = torch.empty_like(x), torch.empty(-(-rows // PART), size)
+        self._functions["rms_norm_backward", x.dtype](
+            *(t.data_ptr() for t in (grad, x, weight)),
+            None if added is None else added.data_ptr(),
+            *(eps, d_x.data_ptr(), sums.data_ptr(), rows, size, torch.get_num_threads()),
+        )
+        return d_x, sums.sum(0).to(weight.dtype)
+
+    def softmax(self, logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """Puts ``softmax(logits / temperature)`` of each row into the place of ``logits [U, V]``,
+        and returns its entropy and the log-sum-exp of what it is of, both ``[U]`` in float32."""
+        entropy, log_sum = logits.new_empty(2, len(logits), dtype=torch.float32)
+        self._functions["softmax", logits.dtype](
+            logits.data_ptr(),
+            1 / temperature,
+            *(t.data_ptr() for t in (entropy, log_sum)),
+            *(*logits.shape, torch.get_num_threads()),
+        )
+        return entropy, log_sum
+
+
+def kernels_for(tensor: Tensor) -> Kernels | None:
+    """Returns the kernels if they compute for such tensors and could be compiled here."""
+    if tensor.device.type != "cpu" or tensor.dtype not in NAMES:
+        return None
+    return kernels()
+
+
+@functools.cache
+def kernels() -> Kernels | None:
+    """Returns the kernels, or None where they could not be compiled."""
+    found = library()
+    return None if found is None else Kernels(found)
+
+
+def _with_rows(tensor: Tensor) -> Tensor:
+    """Returns the tensor, copied unless the elements of its last dimension lie together."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _strides(*tensors: Tensor) -> ctypes.Array[ctypes.c_long]:
+    """Returns the first three strides of each tensor."""
+    strides = [stride for tensor in tensors for stride in tensor.stride()[:3]]
+    return (ctypes.c_long * len(strides))(*strides)
+
+
+def _padded(num: int) -> int:
+    return -(-num // KEYS) * KEYS

@@ -1,0 +1,85 @@
+"""Compiles the kernels with this machine's C compiler, once, and keeps the library.
+
+    ~/.cache/ajet/kernels-<digest>.so      the digest of sources, compiler, flags and processor
+
+The library has no threads of its own: it takes those of the OpenMP runtime that torch has loaded.
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from loguru import logger
+
+SOURCES = ("kernels.c", "decode.inc", "flash.inc", "layers.inc")
+FLAGS = (
+    "-std=gnu11",
+    "-O3",
+    "-march=native",
+    "-fopenmp",
+    "-fPIC",
+    # Only to compile: linked with it, a library sets the mode of rounding of the thread that loads
+    # it.
+    "-ffast-math",
+    "-fno-finite-math-only",
+)
+COMPILE_S = 120.0
+SLOWER = "this CPU will take about a third longer than it could to sample and to train"
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """Returns the library, compiled now if no process did before, or None where that is not
+    possible, which is a warning."""
+    compiler = shutil.which("cc")
+    if sys.platform != "linux" or compiler is None:
+        logger.warning(f"{SLOWER}: no C compiler (cc) is installed; gcc is one")
+        return None
+    try:
+        return ctypes.CDLL(str(compiled(compiler, cache_folder())))
+    except (OSError, subprocess.SubprocessError) as error:
+        logger.warning(f"{SLOWER}: {compiler} does not compile {SOURCES[0]} ({error})")
+        return None
+
+
+def cache_folder() -> Path:
+    """Returns the user's folder for what can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ajet"
+
+
+def compiled(compiler: str, folder: Path) -> Path:
+    """Compiles the sources unless the folder has their library for this compiler and processor,
+    and returns its path. Raises `OSError` or `SubprocessError` where that fails."""
+    sources = [Path(__file__).with_name(name) for name in SOURCES]
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+    parts = [each.read_bytes() for each in sources]
+    parts += [version, repr(FLAGS).encode(), processor().encode()]
+    digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+    library = folder / f"kernels-{digest}.so"
+    if library.exists():
+        return library
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as made:
+        unlinked, linked = Path(made, "kernels.o"), Path(made, "kernels.so")
+        # Linked without -fopenmp: its functions are then those of the runtime that torch has.
+        for command in (
+            [compiler, *FLAGS, "-c", str(sources[0]), "-o", str(unlinked)],
+            [compiler, "-shared", str(unlinked), "-o", str(linked), "-lm"],
+        ):
+            subprocess.run(command, capture_output=True, check=True, timeout=COMPILE_S)
+        linked.replace(library)
+    return library
+
+
+def processor() -> str:
+    """Returns what tells this processor's instructions from another's."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return f"{platform.machine()} {flags}"
