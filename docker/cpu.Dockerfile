@@ -3,6 +3,10 @@
 #   docker run --rm -v "$PWD:/work" ajet:cpu --conf tutorial/example_math_agent/demo.yaml --backbone debug
 FROM python:3.12-slim
 
+# A C compiler, for the kernels that a run on a CPU compiles.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
 RUN pip install --no-cache-dir "uv==0.13.*"
 WORKDIR /src
 COPY pyproject.toml setup.py MANIFEST.in README.md CHANGELOG.md LICENSE ./

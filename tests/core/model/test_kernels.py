@@ -5,10 +5,11 @@ import subprocess
 
 import pytest
 import torch
+from loguru import logger
 
 from ajet.core.model.decoder import rotate
 from ajet.core.model.kernels.functions import kernels, kernels_for
-from ajet.core.model.kernels.library import compiled
+from ajet.core.model.kernels.library import SLOWER, compiled, library
 from ajet.core.update.layouts.attention_piece import product_backward, product_forward
 
 COMPILER = shutil.which("cc")
@@ -238,3 +239,12 @@ def test_a_compiler_that_fails_is_an_error(tmp_path):
     with pytest.raises(subprocess.CalledProcessError):
         compiled(str(broken), tmp_path / "made")
     assert list((tmp_path / "made").iterdir()) == []
+
+
+def test_where_no_compiler_is_found_a_warning_says_what_to_install(monkeypatch, tmp_path):
+    messages = []
+    sink = logger.add(messages.append, format="{message}")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert library.__wrapped__() is None
+    logger.remove(sink)
+    assert messages == [f"{SLOWER}: no C compiler (cc) is installed; gcc is one\n"]

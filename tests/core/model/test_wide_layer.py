@@ -8,6 +8,16 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from ajet.core.model import decoder, wide_layer
 from ajet.core.model.decoder import Decoder
+from ajet.core.model.kernels.functions import kernels
+
+
+@pytest.fixture(params=["kernels", "torch"], autouse=True)
+def _computed_with(request, monkeypatch):
+    """Has each test run with the compiled kernels, and as where there is no compiler."""
+    if request.param == "torch":
+        monkeypatch.setattr(wide_layer, "kernels_for", lambda tensor: None)
+    elif kernels() is None:
+        pytest.skip("no C compiler is installed")
 
 
 class Norm(nn.Module):

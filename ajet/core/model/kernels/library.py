@@ -44,8 +44,8 @@ def library() -> ctypes.CDLL | None:
         return None
     try:
         return ctypes.CDLL(str(compiled(compiler, cache_folder())))
-    except (OSError, subprocess.SubprocessError) as error:
-        logger.warning(f"{SLOWER}: {compiler} does not compile {SOURCES[0]} ({error})")
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        logger.warning(f"{SLOWER}: {compiler} could not compile {SOURCES[0]}: {error}")
         return None
 
 
