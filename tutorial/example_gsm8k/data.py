@@ -1,7 +1,7 @@
 r"""Writes the tutorial's files from GSM8K.
 
-    python -m tutorial.example_gsm8k.data --out data/gsm8k_learning              # from the Hub
-    python -m tutorial.example_gsm8k.data --out data/gsm8k_learning --from DIR   # train and test files
+    python -m tutorial.example_gsm8k.data --out data/gsm8k_learning     # from the Hub
+    python -m tutorial.example_gsm8k.data --out data/gsm8k_learning --from DIR   # of files
 
     supervised.jsonl    5,000 training problems with their solutions, as chats
     train.jsonl         the other 2,473 training problems, for reinforcement learning

@@ -1,0 +1,191 @@
+"""Measures an example that trains a pretrained model in two stages, against controls.
+
+Used by function_calling.py and gsm8k_learning.py, which say what they claim. Each arm is the
+example's command, from the project's root, in a process of its own; the same command goes on where
+a run was stopped.
+
+    trained      the supervised stage, then reinforcement
+    shuffled     reinforcement from the same supervised model; an episode has another one's reward
+    lr0          the same with learning rate 0, for 10 steps: its weights stay the same bits
+    unprepared   reinforcement from the model as it is, without the supervised stage
+
+Measured are the model as it is, after the supervised stage and at the end of an arm: the mean
+success of several sampled replies to each held-out task. Differences are paired by task, with 95 %
+intervals over tasks (core/record/evaluation.py).
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ajet.core.record.evaluation import paired_difference
+
+ROOT = Path(__file__).parents[1]
+SHUFFLED = ROOT / "tutorial/example_function_calling/shuffled.py"
+SUPERVISED, REINFORCEMENT = "supervised", "reinforcement"
+WITHOUT_SUPERVISED = f"~ajet.stages.{SUPERVISED}"
+TRAINER = f"ajet.stages.{REINFORCEMENT}.trainer_common"
+ARMS: dict[str, list[str]] = {
+    "trained": [],
+    "shuffled": [
+        WITHOUT_SUPERVISED,
+        f"++{TRAINER}.algorithm.reward_shaping={SHUFFLED}->shuffled",
+    ],
+    "lr0": [
+        WITHOUT_SUPERVISED,
+        f"++{TRAINER}.optim.lr=0.0",
+        f"++{TRAINER}.total_training_steps=10",
+    ],
+    "unprepared": [WITHOUT_SUPERVISED],
+}
+FROM_SUPERVISED = ("shuffled", "lr0")
+
+Wins = dict[str, list[bool]]
+
+
+@dataclass(frozen=True)
+class TwoStages:
+    """An example with stages `supervised` and `reinforcement`.
+
+    `samples` has the files in `data` that models are measured on, and the replies to each of their
+    tasks; the first file is the held-out one, whose gain `goal` is for. `extra` goes into the
+    report.
+    """
+
+    conf: Path
+    data: Path
+    samples: dict[str, int]
+    result: Path
+    goal: float
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def held_out(self) -> str:
+        return next(iter(self.samples))
+
+    def train(self, arm: str, seed: int, folder: Path) -> Path:
+        """Runs the arm, or the rest of it, and returns its folder."""
+        name = f"{arm}_{seed}"
+        given = ["--conf", str(self.conf), "--backbone", "debug", "--exp-dir", str(folder)]
+        overrides = [f"ajet.seed={seed}", f"ajet.experiment_name={name}", *ARMS[arm]]
+        if arm in FROM_SUPERVISED:
+            overrides.append(f"ajet.model.path={last_checkpoint(folder / f'trained_{seed}')}")
+        ajet(*given, *overrides)  # says that it is complete where it is, or goes on
+        return folder / name
+
+    def wins_of(self, subject: list[str], run: Path, out: Path) -> dict[str, Wins]:
+        """Measures a model, unless it was before; returns each task's successes by data set."""
+        found: dict[str, Wins] = {}
+        for name, samples in self.samples.items():
+            file = out / f"{name}.json"
+            if not file.exists():
+                out.mkdir(parents=True, exist_ok=True)
+                validation = "ajet.task_reader.jsonl_dataset_file.validation.file_path"
+                conf = run / REINFORCEMENT / "config.yaml"
+                given = ["eval", "--conf", str(conf), *subject, "-k", str(samples)]
+                ajet(*given, "--out", str(file), f"{validation}={self.data / name}.jsonl")
+            tasks = json.loads(file.read_text())["tasks"]
+            found[name] = {task: tasks[task]["success"] for task in tasks}
+        return found
+
+    def measure(self, arm: str, seed: int, folder: Path) -> dict[str, Any]:
+        """Trains one arm and measures its models; returns what they come to."""
+        run = self.train(arm, seed, folder)
+        stages = {
+            each["name"]: each for each in json.loads((run / "summary.json").read_text())["stages"]
+        }
+        measured = folder / "measured"
+        model = yaml.safe_load(self.conf.read_text())["ajet"]["model"]["path"]
+        before = base = self.wins_of(["--model", model], run, measured / "base")
+        if arm != "unprepared":
+            checkpoint = ["--checkpoint", str(folder / f"trained_{seed}" / SUPERVISED)]
+            before = self.wins_of(checkpoint, run, measured / f"supervised_{seed}")
+        trained = ["--checkpoint", str(run / REINFORCEMENT)]
+        after = self.wins_of(trained, run, measured / run.name)
+        result: dict[str, Any] = {
+            "arm": arm,
+            "seed": seed,
+            "before": {name: mean(wins) for name, wins in before.items()},
+            "after": {name: mean(wins) for name, wins in after.items()},
+            "difference": {name: difference(after[name], before[name]) for name in self.samples},
+            "seconds": {name: stage["wall_seconds"] for name, stage in stages.items()},
+            "peak_rss_bytes": {name: peak_rss(run / name) for name in stages},
+        }
+        if arm == "trained":
+            result["base"] = {name: mean(wins) for name, wins in base.items()}
+            result["supervised_difference"] = {
+                name: difference(before[name], base[name]) for name in self.samples
+            }
+        return result
+
+    def verdict(self, results: list[dict[str, Any]]) -> dict[str, Any]:
+        """Returns what the arms show on the held-out tasks."""
+        shown: dict[str, Any] = {}
+        for arm in ARMS:
+            differences = [r["difference"][self.held_out] for r in results if r["arm"] == arm]
+            if not differences:
+                continue
+            added = [each["value"] for each in differences]
+            shown[arm] = {"seeds": len(differences), "added": added}
+            if arm == "trained":
+                points = round(100 * self.goal)
+                shown[arm][f"seeds_with_{points}_points"] = sum(v >= self.goal for v in added)
+            else:
+                shown[arm]["flat"] = all(each["low"] <= 0 for each in differences)
+        return shown
+
+    def main(self, description: str) -> None:
+        """Runs and measures one arm, and writes what is known."""
+        parser = argparse.ArgumentParser(description=description.partition("\n")[0])
+        parser.add_argument("--arm", choices=list(ARMS), required=True)
+        parser.add_argument("--seed", type=int, default=0)
+        parser.add_argument("--folder", type=Path, required=True, help="where the runs are kept")
+        parser.add_argument("--out", type=Path, default=self.result)
+        parser.add_argument("--note", help="what was unlike the example, kept with the figures")
+        args = parser.parse_args()
+        found = self.measure(args.arm, args.seed, args.folder.resolve())
+        if args.note:
+            found["note"] = args.note
+        known = json.loads(args.out.read_text())["results"] if args.out.exists() else []
+        results = [r for r in known if (r["arm"], r["seed"]) != (args.arm, args.seed)] + [found]
+        results.sort(key=lambda r: (list(ARMS).index(r["arm"]), r["seed"]))
+        machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+        shown = self.verdict(results)
+        report = {"machine": machine, "verdict": shown, **self.extra, "results": results}
+        args.out.write_text(json.dumps(report, indent=2) + "\n")
+        print(json.dumps(shown, indent=2))
+
+
+def ajet(*arguments: str) -> None:
+    """Runs a command of ajet's to its end."""
+    subprocess.run([sys.executable, "-m", "ajet.cli.launcher", *arguments], check=True)
+
+
+def last_checkpoint(run: Path) -> Path:
+    """Returns the last checkpoint of the run's supervised stage."""
+    found = sorted((run / SUPERVISED / "checkpoints").glob("step_*"))
+    if not found:
+        raise SystemExit(f"{run} has no supervised stage: run --arm trained with this seed first")
+    return found[-1].resolve()
+
+
+def peak_rss(run: Path) -> int:
+    return int(json.loads((run / "summary.json").read_text())["peak_rss_bytes"])
+
+
+def mean(wins: Wins) -> float:
+    """Returns the mean over tasks of the share of successes."""
+    return sum(sum(each) / len(each) for each in wins.values()) / len(wins)
+
+
+def difference(wins: Wins, others: Wins) -> dict[str, float]:
+    found = paired_difference(wins, others)
+    return {"value": found.value, "low": found.low, "high": found.high}
