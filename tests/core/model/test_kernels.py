@@ -143,22 +143,24 @@ def test_a_piece_of_attention_is_that_of_plain_products(heads, queries, keys, di
     grad, q, k, v = _piece(heads, queries, keys, dim, dtype)
     wide = [t.double() for t in (q, k, v)]
     out, lse = product_forward(*wide, causal)
-    found, found_lse = kernels().flash(q, k, v, causal)
+    found, found_lse = kernels().flash(q, k, v, 0 if causal else keys)
     _close(found, out, dtype)
     _close(found_lse, lse, torch.float32)
     expected = product_backward(grad.double(), *wide, out, lse, causal)
-    gradients = kernels().flash_backward(grad, q, k, v, out.to(dtype), lse.float(), causal)
+    gradients = kernels().flash_backward(
+        grad, q, k, v, out.to(dtype), lse.float(), 0 if causal else keys
+    )
     for gradient, right in zip(gradients, expected, strict=True):
         _close(gradient / right.abs().max(), right / right.abs().max(), dtype)
 
 
 def test_a_query_whose_sum_is_infinite_has_no_gradient():
     grad, q, k, v = _piece(2, 40, 40, 64, torch.float32)
-    out, lse = kernels().flash(q, k, v, True)
+    out, lse = kernels().flash(q, k, v, before=0)
     alone = [t[:, :, :30].contiguous() for t in (grad, q, k, v, out, lse)]
-    expected = kernels().flash_backward(*alone, True)
+    expected = kernels().flash_backward(*alone, before=0)
     lse[:, :, 30:] = float("inf")
-    found = kernels().flash_backward(grad, q, k, v, out, lse, True)
+    found = kernels().flash_backward(grad, q, k, v, out, lse, before=0)
     for of_all, of_first in zip(found, expected, strict=True):
         assert not of_all[:, :, 30:].any()
         torch.testing.assert_close(of_all[:, :, :30], of_first)
@@ -172,8 +174,8 @@ def test_what_an_update_computes_does_not_depend_on_the_number_of_threads(dtype)
     found = []
     for number in (1, 2):
         torch.set_num_threads(number)
-        out, lse = kernels().flash(q, k, v, False)
-        gradients = kernels().flash_backward(grad, q, k, v, out, lse, False)
+        out, lse = kernels().flash(q, k, v, before=90)
+        gradients = kernels().flash_backward(grad, q, k, v, out, lse, before=90)
         weight = _random(576, dtype=dtype)
         found.append((out, lse, *gradients, *kernels().rms_norm_backward(d_x, x, weight, 1e-5)))
     torch.set_num_threads(threads)

@@ -32,6 +32,7 @@ from ajet.core.inference.engines.kv_cache import (
 from ajet.core.inference.engines.packed_decoder import PackedDecoder
 from ajet.core.inference.engines.prefix_cache import PrefixCache, PrefixNode, path, path_slots
 from ajet.core.model.decoder import Decoder
+from ajet.core.model.kernels.functions import attention_kernels_for
 from ajet.core.model.precision import to_wide_dtype
 
 MAX_CHUNK = 512
@@ -213,6 +214,8 @@ class PrefillAttention:
         self._num_rows = len(chunks)
         self._num_queries = int(queries_N.max()) + 1
         self._mask = self._causal_mask(layout)
+        # A chunk alone shares nothing, so all of its keys are its own part.
+        self._kernels = attention_kernels_for(pool.k) if len(chunks) == 1 else None
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Returns the attention of one layer for ``q [N, heads, d]``; the Decoder calls it."""
@@ -220,6 +223,14 @@ class PrefillAttention:
         k_pool, v_pool = self._pool.k[layer], self._pool.v[layer]
         gathered = self._gathered
         heads, d = k.shape[1], q.shape[2]
+        if self._kernels is not None:
+            q_KGQd = q.view(len(q), heads, -1, d).permute(1, 2, 0, 3)
+            keys, values = (
+                gathered.own(of_layer).expand(-1, q_KGQd.shape[1], -1, -1)
+                for of_layer in (k_pool, v_pool)
+            )
+            out, _ = self._kernels.flash(q_KGQd, keys, values, before=keys.shape[2] - len(q))
+            return out.permute(2, 0, 1, 3).reshape(q.shape)
         padded = q.new_zeros(heads, self._num_rows, self._num_queries, q.shape[1] // heads, d)
         padded[:, self._rows_N, self._queries_N] = q.view(len(q), heads, -1, d).transpose(0, 1)
         out = attend_shared(

@@ -27,6 +27,8 @@ KEYS = 64
 """The keys of a tile of attention, as in kernels.c: scratch memory is for a multiple of them."""
 PART = 256
 """The rows of a part of a sum, as there."""
+MIN_DIM, MULTIPLE = 64, 32
+"""The least width of a head, and what it is a multiple of, in attention of an update."""
 
 _P, _I, _F = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
 ARGUMENTS: dict[str, tuple[type, ...]] = {
@@ -150,9 +152,12 @@ class Kernels:
         )
         return out
 
-    def flash(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    def flash(self, q: Tensor, k: Tensor, v: Tensor, before: int) -> tuple[Tensor, Tensor]:
         """Returns the attention of queries ``[B, heads, Q, d]`` to keys and values ``[B, heads, P,
-        d]``, and its log-sum-exp ``[B, heads, Q]`` in float32. `d` is a multiple of 32."""
+        d]``, and its log-sum-exp ``[B, heads, Q]`` in float32.
+
+        Query i sees the keys 0 to ``before + i``, so all of them if `before` is P.
+        """
         q, k, v = (_with_rows(t) for t in (q, k, v))
         (batch, heads, num_q, dim), num_k = q.shape, k.shape[2]
         out = q.new_empty(q.shape)
@@ -162,15 +167,15 @@ class Kernels:
         self._functions["flash", q.dtype](
             *(t.data_ptr() for t in (q, k, v, out, lse, scratch)),
             *(_strides(t) for t in (q, k, v)),
-            *(batch, heads, num_q, num_k, dim, causal, torch.get_num_threads()),
+            *(batch, heads, num_q, num_k, dim, before, torch.get_num_threads()),
         )
         return out, lse
 
     def flash_backward(
-        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, before: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the gradients of q, k and v; `out` and `lse` may be of a larger softmax, of which
-        these keys are a part."""
+        """Returns the gradients of q, k and v of `flash`; `out` and `lse` may be of a larger
+        softmax, of which these keys are a part."""
         grad, q, k, v, out = (_with_rows(t) for t in (grad, q, k, v, out))
         (batch, heads, num_q, dim), num_k = q.shape, k.shape[2]
         dq, dk, dv = (t.new_empty(t.shape) for t in (q, k, v))
@@ -180,7 +185,7 @@ class Kernels:
         self._functions["flash_backward", q.dtype](
             *(t.data_ptr() for t in (grad, q, k, v, out, lse, dq, dk, dv, scratch, sums)),
             _strides(grad, q, k, v, out, lse),
-            *(batch, heads, num_q, num_k, dim, causal, torch.get_num_threads()),
+            *(batch, heads, num_q, num_k, dim, before, torch.get_num_threads()),
         )
         return dq, dk, dv
 
@@ -235,6 +240,13 @@ def kernels_for(tensor: Tensor) -> Kernels | None:
     if tensor.device.type != "cpu" or tensor.dtype not in NAMES:
         return None
     return kernels()
+
+
+def attention_kernels_for(q: Tensor) -> Kernels | None:
+    """Returns the kernels if they compute attention of such heads: of at least 64, and a multiple
+    of 32. Narrower ones are left to torch, with which small models have always computed."""
+    is_wide = q.shape[-1] >= MIN_DIM and q.shape[-1] % MULTIPLE == 0
+    return kernels_for(q) if is_wide else None
 
 
 @functools.cache

@@ -14,22 +14,19 @@ that the scores stay small.
 import torch
 from torch import Tensor
 
-from ajet.core.model.kernels.functions import Kernels, kernels_for
+from ajet.core.model.kernels.functions import attention_kernels_for
 from ajet.core.model.precision import to_wide_dtype, wide_dtype
 
 MAX_SCORES = 1 << 26  # elements of one slice of scores, on devices without the flash kernel
-MIN_DIM, MULTIPLE = 64, 32
-"""The width of a head from which the compiled kernels are used, and what it is a multiple of."""
-
 _flash_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 def piece_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     """Returns the output and the log-sum-exp of this piece."""
-    kernels = _kernels(q)
+    kernels = attention_kernels_for(q)
     if kernels is not None:
-        return kernels.flash(q, k, v, causal)
+        return kernels.flash(q, k, v, before=0 if causal else k.shape[2])
     if q.device.type == "cpu":
         out, lse = _flash_forward(q, k, v, 0.0, causal)
         return out, lse
@@ -42,9 +39,10 @@ def piece_backward(
     """Returns this piece's part of the gradients; `out` and `lse` are those of the whole
     softmax.
     """
-    kernels = _kernels(q)
+    kernels = attention_kernels_for(q)
     if kernels is not None:
-        return kernels.flash_backward(grad, q, k, v, out, lse, causal)
+        before = 0 if causal else k.shape[2]
+        return kernels.flash_backward(grad, q, k, v, out, lse, before)
     if q.device.type == "cpu" and q.dtype == torch.bfloat16 and causal:
         # Of short segments the kernel's float32 backward is twice as fast as its bfloat16 one.
         grad, q, k, v, out = (t.float() for t in (grad, q, k, v, out))
@@ -55,11 +53,6 @@ def piece_backward(
         dq, dk, dv = _flash_backward(grad, q, k, v, out, lse, 0.0, causal)
         return dq, dk, dv
     return product_backward(grad, q, k, v, out, lse, causal)
-
-
-def _kernels(q: Tensor) -> Kernels | None:
-    is_wide = q.shape[-1] >= MIN_DIM and q.shape[-1] % MULTIPLE == 0
-    return kernels_for(q) if is_wide else None
 
 
 def product_forward(
