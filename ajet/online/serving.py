@@ -139,10 +139,13 @@ class OnlineServer:
         due = self.log.open_round()
         if due is None and self.log.num_waiting() >= learn.sessions_per_round:
             due = self.log.begin_round(
-                learn.sessions_per_round, learn.max_staleness, learn.excluded_clients
+                learn.sessions_per_round,
+                learn.max_staleness,
+                learn.excluded_clients,
+                learn.max_false_exclusion,
             )
         if due is not None:
-            say(f"round {due.number}: trains from version {due.base}")
+            say(f"round {due.number}: trains from version {due.base}{_without(due)}")
             self._round, self._learner = due, self._start_learner(self.folder, due)
 
     def _learner_ended(self, status: int, say: Callable[[str], None]) -> None:
@@ -210,6 +213,15 @@ class OnlineServer:
             keeps_version=config.ajet.serve.learn.version_for == "session",
             on_feedback=self._wake.set,
         )
+
+
+def _without(due: Round) -> str:
+    """Returns what the line of a round says of clients whose feedback is not in it."""
+    clients = due.unreliable_clients
+    if not clients:
+        return ""
+    named = ", ".join(clients[:5]) + (f" and {len(clients) - 5} more" if len(clients) > 5 else "")
+    return f", without the feedback of {named}, which contradicts that of others"
 
 
 def make_recorders(
