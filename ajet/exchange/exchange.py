@@ -408,6 +408,15 @@ class EpisodeExchange:
                 "episode_timeout_s": self.episode_timeout_s,
             }
 
+    def stopping_note(self) -> str:
+        """Returns what a stop after the step waits for. It is called by the handler of a signal,
+        which may have come while its thread held the lock, so it takes none."""
+        return (
+            f"stopping after this step, which waits for clients (episodes in their hands: "
+            f"{len(self._open)}, offered: {len(self._offered)}); Ctrl-C again stops at once, and "
+            "the same command goes on with what was acknowledged"
+        )
+
     # --- below, the caller holds the lock --------------------------------------------------------
 
     def _claim(self, claim_id: str) -> Claim:

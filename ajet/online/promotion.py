@@ -20,7 +20,6 @@ from ajet.core.record.evaluation import IntervalEstimate
 from ajet.online.log import MAX_CLIENTS, RatedSession
 
 
-
 @dataclass(frozen=True, slots=True)
 class Decision:
     """Says whether a version is promoted, and why, in one line."""

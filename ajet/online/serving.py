@@ -47,6 +47,8 @@ from ajet.tool_parsers import parser_for
 
 LEARNER_LOG = "learner.log"
 POLL_S = 0.2
+FINISH_S = 60
+"""The seconds that replies under way have after the first Ctrl-C."""
 MAX_FAILURES = 3
 """A round whose learner ends without a decision so often is not started again by this server."""
 
@@ -105,7 +107,8 @@ class OnlineServer:
         self.gateway = OnlineGateway(self._parts(), key, config.ajet.serve.host, self._port)
 
     def run(self, interrupt: Interrupt, say: Callable[[str], None]) -> None:
-        """Serves until Ctrl-C. `say` is called with a line for each round that begins or ends."""
+        """Serves until Ctrl-C, and finishes the replies under way; a second Ctrl-C ends them.
+        `say` is called with a line for each round that begins or ends."""
         self.gateway.listen()
         try:
             while not interrupt.requested:
@@ -113,6 +116,11 @@ class OnlineServer:
                 if self.models.has_idle:
                     run_bounded(self.models.close_idle())
                 self._wake.wait(POLL_S)
+            again = ""
+            if self._round is not None:
+                again = f"; round {self._round.number} is trained again at the next start"
+            say(f"stopping after the replies under way; Ctrl-C again stops at once{again}")
+            self.gateway.close(FINISH_S)
         finally:
             self.close()
 
