@@ -105,7 +105,7 @@ class Crowd:
     num_questions: int | None = None
 
 
-POPULAR_SESSIONS = 320
+POPULAR_SESSIONS = 480
 POPULAR = Crowd(num_clients=20, num_liars=2, num_questions=12)
 
 
@@ -406,7 +406,7 @@ async def measure(only: list[str], num_sessions: int) -> dict[str, Any]:
                     folder,
                     name,
                     num_sessions=POPULAR_SESSIONS,
-                    per_round=POPULAR_SESSIONS // 4,
+                    per_round=POPULAR_SESSIONS // 6,
                     lie=100.0,
                     max_false_exclusion=bound,
                     crowd=POPULAR,
