@@ -535,15 +535,11 @@ class EpisodeExchange:
 
 def left_out_of(groups: Sequence[Group]) -> dict[str, str | None]:
     """Returns, for each episode of a step's groups, why it is not trained; None where it is."""
-    return {
-        t.episode_id: None
-        if t.is_valid
-        else t.error
-        if t.left_out
-        else f"it ended as {t.ended_as}"
-        for group in groups
-        for t in group.trajectories
-    }
+    reasons: dict[str, str | None] = {}
+    for t in (t for group in groups for t in group.trajectories):
+        ended = t.error if t.left_out else f"it ended as {t.ended_as}"
+        reasons[t.episode_id] = None if t.is_valid else ended
+    return reasons
 
 
 def retried(claim: Claim, error: str) -> Outcome:

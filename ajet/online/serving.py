@@ -117,8 +117,8 @@ class OnlineServer:
                     run_bounded(self.models.close_idle())
                 self._wake.wait(POLL_S)
             again = ""
-            if self._round is not None:
-                again = f"; round {self._round.number} is trained again at the next start"
+            if (undecided := self.log.open_round()) is not None:
+                again = f"; round {undecided.number} is trained again at the next start"
             say(f"stopping after the replies under way; Ctrl-C again stops at once{again}")
             self.gateway.close(FINISH_S)
         finally:

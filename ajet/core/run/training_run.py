@@ -76,7 +76,9 @@ class TrainingRun:
         model must leave the records unchanged."""
         self.config, self.folder, self.tasks, self.interrupt = config, folder, tasks, interrupt
         self.on_step: OnStep = lambda step, groups: None
-        self.stopping_note = lambda: "stopping after this step; Ctrl-C again stops at once"
+        self.stopping_note: Callable[[], str] = lambda: (
+            "stopping after this step; Ctrl-C again stops at once"
+        )
         self._trainer = config.ajet.trainer_common
         self._save = save
         self.state = RunState(cursor=tasks.cursor.state_dict())

@@ -81,22 +81,27 @@ def test_what_two_commands_acknowledged_is_trained_once_whichever_is_killed(tmp_
                 number -= 1
         return episode
 
-    with ended(start(tmp_path, "train")) as train, ended(start(tmp_path, "explore")) as explore:
-        with EpisodeClient(address(tmp_path, explore), KEY) as client:
-            last = play(client, 8)  # the first step
-            assert last.outcome(wait_s=120).trained_step == 1
-            assert_saved_before_published(tmp_path / "launcher_record/served", 1)
-            play(client, 3)
-            killed(train)
-            with ended(start(tmp_path, "train")) as train:
-                play(client, 2)
-                killed(explore)
-                with ended(start(tmp_path, "explore")) as explore:
-                    with EpisodeClient(address(tmp_path, explore), KEY) as again:
-                        play(again, 16 - 13)
-                    said = [(tmp_path / f"{half}.out") for half in ("train", "explore")]
-                    codes = train.wait(240), explore.wait(60)
-                    assert codes == (0, 0), [each.read_text() for each in said]
+    with (
+        ended(start(tmp_path, "train")) as train,
+        ended(start(tmp_path, "explore")) as explore,
+        EpisodeClient(address(tmp_path, explore), KEY) as client,
+    ):
+        last = play(client, 8)  # the first step
+        assert last.outcome(wait_s=120).trained_step == 1
+        assert_saved_before_published(tmp_path / "launcher_record/served", 1)
+        play(client, 3)
+        killed(train)
+        with ended(start(tmp_path, "train")) as train:
+            play(client, 2)
+            killed(explore)
+            with (
+                ended(start(tmp_path, "explore")) as explore,
+                EpisodeClient(address(tmp_path, explore), KEY) as client,
+            ):
+                play(client, 16 - 13)
+                codes = train.wait(240), explore.wait(60)
+    said = [(tmp_path / f"{half}.out").read_text() for half in ("train", "explore")]
+    assert codes == (0, 0), said
     with sqlite3.connect(tmp_path / "launcher_record/served/episodes.sqlite") as record:
         found = dict(record.execute("SELECT episode_id, reward FROM episodes WHERE status='ok'"))
     assert found == acknowledged and len(found) == 16
