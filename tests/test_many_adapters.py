@@ -215,7 +215,8 @@ def test_two_sides_of_an_episode_learn_apart_from_rewards_of_their_own(made):
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ("ajet.backbone=verl", "backbone verl trains one adapter for all calls"),
+        ("ajet.backbone=trinity", "backbone trinity trains one adapter for all calls"),
+        ("ajet.trainer_common.n_trainer_ranks=2", "n_trainer_ranks is 2; several adapters are"),
         ("ajet.rollout.name=vllm", "vllm gets one adapter for all calls"),
         ("ajet.trainer_common.lora.rank=0", "lora.rank is 0"),
         ("ajet.trainer_common.algorithm.adv_estimator=gae", "a critic for each"),
