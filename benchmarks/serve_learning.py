@@ -347,8 +347,9 @@ def learnt(run_folder: Path, status: dict[str, Any]) -> dict[str, Any]:
     for each in (each for each in status["rounds"] if each["state"] != "open"):
         unlike = [c["client"] for c in each["clients"] if abs(c["z"]) >= UNLIKE_Z]
         names = ("number", "state", "reason", "reward", "shadow", "seconds")
-        said = {name: each[name] for name in (*names, "unreliable_clients", "agreement")}
-        rounds.append(said | {"unlike_clients": unlike})
+        contradict = [c for c in each["agreement"] if c["contradicted"] > c["agreed"]]
+        said = {name: each[name] for name in (*names, "unreliable_clients")}
+        rounds.append(said | {"contradict": contradict, "unlike_clients": unlike})
     log = SessionLog(run_folder)
     first, last = log.held_out(0), log.held_out(log.version)
     log.close()
