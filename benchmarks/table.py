@@ -607,8 +607,7 @@ def served_models() -> list[Row]:
         (
             "20 clients with the same 12 questions, two of them loud liars: as they are; without "
             "clients that contradict the others; liars and honest clients left out",
-            f"{said('popular')}; {said('reliable')}; {num_liars} and "
-            f"{len(left_out) - num_liars}",
+            f"{said('popular')}; {said('reliable')}; {num_liars} and {len(left_out) - num_liars}",
             "2 and 0 left out",
             "serve_learning",
         ),
