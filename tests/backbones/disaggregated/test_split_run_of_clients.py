@@ -62,7 +62,7 @@ def assert_saved_before_published(run, version):
     while not weights.exists():
         time.sleep(0.05)
     saved = run / f"checkpoints/step_{version:06d}/state.json"
-    assert saved.stat().st_mtime_ns < weights.stat().st_mtime_ns
+    assert saved.exists() and saved.stat().st_mtime_ns < weights.stat().st_mtime_ns
 
 
 def test_what_two_commands_acknowledged_is_trained_once_whichever_is_killed(tmp_path):
