@@ -139,9 +139,16 @@ def make_engine(
 def make_replica(config: AjetConfig, name: str) -> InProcessReplica:
     """Makes an inference server of this process: the in-process engine over a model of its own."""
     from ajet.core.inference.replicas.in_process import InProcessReplica
+    from ajet.core.update.many_adapters import AdapterModels
+    from ajet.core.update.settings import UpdateSettings
 
     loaded = load_policy_model(config)
     template = make_template(loaded)
+    own = None
+    if config.has_several_adapters:
+        lora = UpdateSettings.from_config(config).lora
+        assert lora is not None
+        own = AdapterModels.over(loaded.model, lora)
     return InProcessReplica(
         name,
         loaded.model,
@@ -149,6 +156,8 @@ def make_replica(config: AjetConfig, name: str) -> InProcessReplica:
         max_num_seqs=config.ajet.rollout.max_env_worker,
         max_model_len=config.ajet.rollout.max_model_len,
         decode=template.text_of,
+        adapters=None if own is None else own.models,
+        adapter_weights=None if own is None else own.weights(),
     )
 
 

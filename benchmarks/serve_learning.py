@@ -11,6 +11,8 @@ minute before a run began and before it ended.
     liars     10 % of the clients give the opposite of the truth
     loud      10 % of the clients give the opposite, a hundred times as large
     excluded  the folder of `loud` goes on without the clients that it named as unlike the others
+    popular   20 clients ask the same 12 questions, 2 of them lie as in `loud`; nobody is left out
+    reliable  the same, and who contradicts the others is left out (max_false_exclusion: 0.01)
 
 The server is a process of its own; users are asyncio clients of httpx in this one. A session is a
 word problem: one or two calls, then feedback whether the answer was right. Faults are clients that
@@ -54,7 +56,7 @@ from benchmarks.serve_learning_agent import Message, answer
 
 RESULTS = Path(__file__).parent / "results" / "serve_learning.json"
 ROWS = Path(__file__).parents[1] / "ajet" / "embedded" / "arithmetic" / "train.jsonl"
-KEY, NUM_CLIENTS, NUM_LIARS, PER_ROUND = "sk-benchmark", 50, 5, 200
+KEY, PER_ROUND = "sk-benchmark", 200
 SESSIONS_PER_S, SLOWLY_PER_S, FAULTS = 3.0, 0.2, 0.01
 UNLIKE_Z = 4.0
 YAML = """
@@ -81,6 +83,7 @@ ajet:
       sessions_per_round: {per_round}
       min_difference: -0.02
       excluded_clients: {excluded}
+      max_false_exclusion: {max_false_exclusion}
       niceness: {niceness}
   trainer_common:
     val_pass_n: 1
@@ -90,6 +93,20 @@ ajet:
     algorithm: {{adv_estimator: reinforce_plus_plus}}
     optim: {{lr: 5.0e-4, betas: [0.9, 0.95]}}
 """
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """Who asks, how many of them lie, and how many different questions they have; None: a question
+    for each session."""
+
+    num_clients: int = 50
+    num_liars: int = 5
+    num_questions: int | None = None
+
+
+POPULAR_SESSIONS = 480
+POPULAR = Crowd(num_clients=20, num_liars=2, num_questions=12)
 
 
 @dataclass
@@ -106,12 +123,9 @@ class Traffic:
 class Server:
     """The process of `ajet serve --learn`."""
 
-    def __init__(
-        self, folder: Path, name: str, per_round: int, excluded: list[str], niceness: int
-    ) -> None:
+    def __init__(self, folder: Path, name: str, given: dict[str, Any]) -> None:
         self.run_folder = folder / "launcher_record" / name
         conf, self._log = folder / f"{name}.yaml", folder / f"{name}.log"
-        given = {"per_round": per_round, "excluded": json.dumps(excluded), "niceness": niceness}
         conf.write_text(YAML.format(name=name, **given))
         environment = {
             **os.environ,
@@ -138,11 +152,12 @@ class Server:
 class Users:
     """The clients of one server."""
 
-    def __init__(self, http: httpx.AsyncClient, seed: int, lie: float | None) -> None:
-        self.http, self.lie = http, lie
+    def __init__(self, http: httpx.AsyncClient, seed: int, lie: float | None, crowd: Crowd) -> None:
+        self.http, self.lie, self.crowd = http, lie, crowd
         self.random = random.Random(seed)
         self.rows = [json.loads(line) for line in ROWS.read_text().splitlines()]
         self.random.shuffle(self.rows)
+        self.rows = self.rows[: crowd.num_questions]
         self.traffic = Traffic()
 
     async def arrive(self, num_sessions: int, is_slow: Callable[[], bool]) -> None:
@@ -157,7 +172,10 @@ class Users:
         await asyncio.gather(*sessions)
 
     async def session(self, index: int, fault: str | None) -> None:
-        row, client = self.rows[index % len(self.rows)], f"u{index % NUM_CLIENTS}"
+        client = f"u{index % self.crowd.num_clients}"
+        row = self.rows[index % len(self.rows)]
+        if self.crowd.num_questions is not None:
+            row = self.random.choice(self.rows)
         seen: dict[str, Any] = {"versions": set()}
         if fault is not None:
             self.traffic.faults[fault] += 1
@@ -188,7 +206,7 @@ class Users:
         await self._rate(seen["id"], client, self._reward(client, is_right), fault)
 
     def _reward(self, client: str, is_right: bool) -> float:
-        if self.lie is not None and int(client[1:]) < NUM_LIARS:
+        if self.lie is not None and int(client[1:]) < self.crowd.num_liars:
             return -self.lie if is_right else self.lie
         return float(is_right)
 
@@ -215,7 +233,7 @@ class Users:
             self.traffic.failed[f"{reply.status_code} for {status}"] += 1
 
 
-KINDS = ["still", "busy", "honest", "liars", "loud"]
+KINDS = ["still", "busy", "honest", "liars", "loud", "popular", "reliable"]
 FAULT_KINDS = ("hangs_up", "garbage", "late", "twice", "nobodys")
 
 
@@ -227,12 +245,20 @@ async def run(
     per_round: int = PER_ROUND,
     lie: float | None = None,
     excluded: list[str] | None = None,
+    max_false_exclusion: float | None = None,
+    crowd: Crowd = Crowd(),
     waits: bool = True,
     seed: int = 1,
 ) -> dict[str, Any]:
     """Runs one server with its users until the last round is decided, and returns the figures."""
     load = os.getloadavg()[0]
-    server = Server(folder, name, per_round, excluded or [], niceness=0 if waits else 10)
+    given = {
+        "per_round": per_round,
+        "excluded": json.dumps(excluded or []),
+        "max_false_exclusion": json.dumps(max_false_exclusion),
+        "niceness": 0 if waits else 10,
+    }
+    server = Server(folder, name, given)
     learning_s: list[tuple[float, bool]] = [(time.monotonic(), False)]
     try:
         url = await server.url()
@@ -241,7 +267,7 @@ async def run(
         async with httpx.AsyncClient(
             base_url=url, headers=headers, timeout=120, limits=limits
         ) as http:
-            users = Users(http, seed, lie)
+            users = Users(http, seed, lie, crowd)
             watching = asyncio.create_task(watch(http, per_round, learning_s))
             begun_s = time.monotonic()
             await users.arrive(num_sessions, lambda: waits and learning_s[-1][1])
@@ -321,7 +347,9 @@ def learnt(run_folder: Path, status: dict[str, Any]) -> dict[str, Any]:
     for each in (each for each in status["rounds"] if each["state"] != "open"):
         unlike = [c["client"] for c in each["clients"] if abs(c["z"]) >= UNLIKE_Z]
         names = ("number", "state", "reason", "reward", "shadow", "seconds")
-        rounds.append({name: each[name] for name in names} | {"unlike_clients": unlike})
+        contradict = [c for c in each["agreement"] if c["contradicted"] > c["agreed"]]
+        said = {name: each[name] for name in (*names, "unreliable_clients")}
+        rounds.append(said | {"contradict": contradict, "unlike_clients": unlike})
     log = SessionLog(run_folder)
     first, last = log.held_out(0), log.held_out(log.version)
     log.close()
@@ -373,6 +401,19 @@ async def measure(only: list[str], num_sessions: int) -> dict[str, Any]:
                 seed=2,
             )
             results["excluded"]["excluded_clients"] = sorted(unlike)
+        for name, bound in (("popular", None), ("reliable", 0.01)):
+            if name in only:
+                results[name] = await run(
+                    folder,
+                    name,
+                    num_sessions=POPULAR_SESSIONS,
+                    per_round=POPULAR_SESSIONS // 6,
+                    lie=100.0,
+                    max_false_exclusion=bound,
+                    crowd=POPULAR,
+                )
+        if "reliable" in only:
+            results["reliable"]["rebuild"] = rebuilt(folder, "reliable")
     return results
 
 

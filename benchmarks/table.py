@@ -586,6 +586,9 @@ def served_models() -> list[Row]:
         return f"{before:.0%} → {after:.0%}"
 
     honest = found["honest"]
+    rounds = found["reliable"]["rounds"]
+    left_out = {client for each in rounds for client in each["unreliable_clients"]}
+    num_liars = len(left_out & {"u0", "u1"})
     return [
         (
             f"`ajet serve --learn`, {honest['num_sessions']:,} sessions of simulated users: "
@@ -599,6 +602,13 @@ def served_models() -> list[Row]:
             "the same where a tenth of the clients lie: quietly; a hundred times as loud",
             f"{said('liars')}; {said('loud')}",
             "rolled back",
+            "serve_learning",
+        ),
+        (
+            "20 clients with the same 12 questions, two of them loud liars: as they are; without "
+            "clients that contradict the others; liars and honest clients left out",
+            f"{said('popular')}; {said('reliable')}; {num_liars} and {len(left_out) - num_liars}",
+            "2 and 0 left out",
             "serve_learning",
         ),
     ]

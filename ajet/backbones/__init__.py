@@ -41,6 +41,11 @@ def runs_on_ray(config: "AjetConfig") -> bool:
     return config.ajet.backbone != "debug" and not is_single_process
 
 
+def has_explorer_elsewhere(config: "AjetConfig") -> bool:
+    """Returns whether the run is a trainer whose episodes another command runs."""
+    return config.ajet.backbone == "trinity" and config.trinity.mode == "train"
+
+
 def make_backbone(
     config: "AjetConfig",
     session: "SessionSettings | None" = None,
@@ -49,8 +54,9 @@ def make_backbone(
 ) -> Backbone:
     """Makes the backbone that the config names; `session` says how to start or join Ray, and
     `interrupt` tells afterwards whether a signal stopped it. With `gateway`, clients run the
-    episodes; a config whose episodes are theirs is refused without one."""
-    if config.clients_run_episodes and gateway is None:
+    episodes; a config whose episodes are theirs is refused without one, unless another command
+    runs them (`has_explorer_elsewhere`)."""
+    if config.clients_run_episodes and gateway is None and not has_explorer_elsewhere(config):
         from ajet.exchange.workflow import NEEDS_SERVER
 
         raise ConfigError(NEEDS_SERVER, code=Code.OWN_WRONG_KIND)

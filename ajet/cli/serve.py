@@ -62,7 +62,7 @@ def serve(
         from ajet.cli.serve_learning import serve_learning
 
         return serve_learning(conf, options, backbone, exp_dir, project_dir, flags, verbose)
-    from ajet.backbones import make_backbone, runs_on_ray
+    from ajet.backbones import has_explorer_elsewhere, make_backbone, runs_on_ray
     from ajet.cli.notices import show_notices
     from ajet.cli.preflight import check_run
     from ajet.cli.ray_flags import serve_or_check, session_settings
@@ -85,9 +85,11 @@ def serve(
     session = session_settings(flags, debug=None)
     if runs_on_ray(config) and serve_or_check(config, session):
         return
-    key = server_key()
-    gateway = make_exchange_gateway(config, key)
-    typer.echo(_address(gateway.listen(), config, key))
+    gateway = None
+    if not has_explorer_elsewhere(config):
+        key = server_key()
+        gateway = make_exchange_gateway(config, key)
+        typer.echo(_address(gateway.listen(), config, key))
     interrupt = Interrupt()
     try:
         summary = make_backbone(config, session, interrupt, gateway).fit()
@@ -97,9 +99,10 @@ def serve(
     except KeyboardInterrupt:
         raise typer.Exit(interrupt.exit_code) from None
     finally:
-        gateway.close()
-    assert summary is not None  # every mode that is served trains
-    print_summary(Console(), summary, config.run_folder, conf, [])
+        if gateway is not None:
+            gateway.close()
+    if summary is not None:  # the explorer's command has none
+        print_summary(Console(), summary, config.run_folder, conf, [])
     if interrupt.stopped_early:
         raise typer.Exit(interrupt.exit_code)
 

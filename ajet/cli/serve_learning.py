@@ -49,4 +49,7 @@ def serve_learning(
         server = OnlineServer(config, folder, key)
         address, version = server.gateway.listen(), server.models.current.version
         typer.echo(f"version {version} at {address}, {shown_key(key)}; Ctrl-C ends it")
-        server.run(interrupt, typer.echo)
+        try:
+            server.run(interrupt, typer.echo)
+        except KeyboardInterrupt:
+            raise typer.Exit(interrupt.exit_code) from None

@@ -104,8 +104,11 @@ class RunProcesses:
         )
 
     def _sends_adapters(self) -> bool:
-        """Returns whether the engines can add the run's adapters to their weights themselves."""
+        """Returns whether the engines can add the run's adapter to their weights themselves; of
+        several adapters nothing else travels anyway."""
         if not self._has_engines or not self._config.ajet.trainer_common.lora.rank:
+            return False
+        if self._config.has_several_adapters:
             return False
         if self._engine == "sglang":
             logger.info("LoRA: an SGLang server gets all weights, with the adapters added")

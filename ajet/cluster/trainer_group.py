@@ -29,13 +29,16 @@ from ajet.cluster.import_env import ImportEnv
 from ajet.cluster.node_network import Listener, use_interface_of
 from ajet.cluster.weight_store import remove_weight_store
 from ajet.core.config import AjetConfig
+from ajet.core.task.workflow_task import WorkflowOutput
 from ajet.core.trajectory.trajectory import Group, Trajectory
-from ajet.core.trajectory.turn import GIVEN, HINTED, Turn
+from ajet.core.trajectory.turn import ADAPTER, GIVEN, HINTED, Turn
 from ajet.core.weight_sync.manifest import WeightsError
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
+    from ajet.core.learning.adapter_learners import AdapterLearners
     from ajet.core.trajectory.sample import TrainingSample
     from ajet.core.trajectory.samples import TokenAdvantages
     from ajet.core.trajectory.trained_tokens import TrainedTokens
@@ -125,7 +128,10 @@ class TrainerRank:
             self._sender = BroadcastSender(host, backend=backend, width=broadcast_width)
         if hands_over:
             self._sender = BroadcastSender(self._address[0], backend="ipc")
-        self._learner = assembly.make_learner(config, loaded, ranks)
+        self._several: AdapterLearners | None = None
+        if config.has_several_adapters:
+            self._several = assembly.make_adapter_learners(config, loaded)
+        self._learner = self._several or assembly.make_learner(config, loaded, ranks)
         keep = config.ajet.trainer_common.max_checkpoints_to_keep
         self._checkpoints = LearnerCheckpoints(
             self._learner, loaded, keep=keep, ranks=ranks, shares_folder=shares_folder
@@ -180,17 +186,27 @@ class TrainerRank:
 
     def write(self, version: int) -> FolderSource | None:
         """Writes the weights for the engines; rank 0 returns the folder."""
-        if self._adapters is None:
+        if self._sends_all_weights:
             return self.write_model(version)
-        weights = self._learner.policy.adapter_weights()
+        weights = self._sent_adapters()
         if self._adapter_folder is None:
             return _gather(weights)
         return self._adapter_folder.write(version, weights, self._adapters)
 
+    @property
+    def _sends_all_weights(self) -> bool:
+        return self._adapters is None and self._several is None
+
+    def _sent_adapters(self) -> Iterable[tuple[str, Tensor]]:
+        """Returns the weights of several adapters, or of one that travels alone."""
+        if self._several is not None:
+            return self._several.weights()
+        return self._learner.policy.adapter_weights()
+
     def snapshot(self, version: int) -> None:
         """Stores a copy of the weights to broadcast, on rank 0."""
-        policy = self._learner.policy
-        weights = policy.weights() if self._adapters is None else policy.adapter_weights()
+        all_weights = self._sends_all_weights
+        weights = self._learner.policy.weights() if all_weights else self._sent_adapters()
         if self._sender is None:
             return _gather(weights)
         return self._sender.snapshot(version, weights, self._adapters)
@@ -200,10 +216,10 @@ class TrainerRank:
         made of adapters alone, which are small."""
         assert self._sender is not None
         policy = self._learner.policy
-        if self._adapters is None:
+        if self._sends_all_weights:
             self._sender.hold(version, policy.weight_shapes(), policy.weights)
         else:
-            self._sender.snapshot(version, policy.adapter_weights(), self._adapters)
+            self._sender.snapshot(version, self._sent_adapters(), self._adapters)
 
     def receivers(self, version: int, number: int) -> list[BroadcastReceiver]:
         """Returns a receiver of the weights for each of `number` engines."""
@@ -415,15 +431,16 @@ def _without_content(trajectory: Trajectory) -> Trajectory:
     task = trajectory.workflow_task.task
     tag = {key: task.metadata[key] for key in ("tag",) if key in task.metadata}
     bare = replace(task, main_query="", init_messages=[], metadata=tag)
+    rewards = trajectory.agent_rewards
     return replace(
         trajectory,
         workflow_task=replace(trajectory.workflow_task, task=bare),
         turns=tuple(map(_without_text, trajectory.turns)),
-        output=None,
+        output=WorkflowOutput(agent_rewards=rewards) if rewards else None,
         earlier_attempts=(),
     )
 
 
 def _without_text(turn: Turn) -> Turn:
-    notes = {name: turn.notes[name] for name in (GIVEN, HINTED) if name in turn.notes}
+    notes = {name: turn.notes[name] for name in (ADAPTER, GIVEN, HINTED) if name in turn.notes}
     return replace(turn, messages=[], tools=None, reply={}, notes=notes)

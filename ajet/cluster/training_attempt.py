@@ -83,6 +83,7 @@ class TrainingAttempt(ABC):
         if self.gateway is not None:
             self.gateway.exchange.rewind(self.run.state.step)
             self.run.on_step = self.gateway.exchange.step_trained
+            self.run.stopping_note = self.gateway.exchange.stopping_note
 
     async def _fit(self) -> RunSummary:
         try:

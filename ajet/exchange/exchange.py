@@ -90,12 +90,12 @@ class Outcome:
         state: State = "waiting" if left_out is None else "not_trained"
         return cls(t.episode_id, str(t.ended_as), t.reward, t.is_success, t.error, left_out, state)
 
-    def of_step(self, step: int, t: Trajectory) -> Outcome:
-        """Returns the outcome after a step whose groups this episode was among."""
-        if t.is_valid:
+    def of_step(self, step: int, left_out: str | None) -> Outcome:
+        """Returns the outcome after a step whose groups this episode was among; `left_out` says why
+        it was not trained."""
+        if left_out is None:
             return replace(self, state="trained", trained_step=step, left_out=None)
-        reason = t.error if t.left_out else f"it ended as {t.ended_as}"
-        return replace(self, state="not_trained", left_out=reason)
+        return replace(self, state="not_trained", left_out=left_out)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -195,10 +195,15 @@ class EpisodeExchange:
 
     def step_trained(self, step: int, groups: Sequence[Group]) -> None:
         """Notes what has become of the episodes of a step, which is recorded."""
+        self.settle(step, left_out_of(groups))
+
+    def settle(self, step: int, left_out: Mapping[str, str | None]) -> None:
+        """Notes, for each episode of a recorded step, why it was left out, or None where it was
+        trained."""
         with self._lock:
-            for t in (t for group in groups for t in group.trajectories):
-                if (claim_id := self._acknowledged.get(t.episode_id)) is not None:
-                    self._keep(claim_id, self._outcomes[claim_id].of_step(step, t))
+            for episode_id, reason in left_out.items():
+                if (claim_id := self._acknowledged.get(episode_id)) is not None:
+                    self._keep(claim_id, self._outcomes[claim_id].of_step(step, reason))
 
     @contextmanager
     def offer(self, plan: WorkflowTask) -> Iterator[Claim]:
@@ -408,6 +413,15 @@ class EpisodeExchange:
                 "episode_timeout_s": self.episode_timeout_s,
             }
 
+    def stopping_note(self) -> str:
+        """Returns what a stop after the step waits for. It is called by the handler of a signal,
+        which may have come while its thread held the lock, so it takes none."""
+        return (
+            f"stopping after this step, which waits for clients (episodes in their hands: "
+            f"{len(self._open)}, offered: {len(self._offered)}); Ctrl-C again stops at once, and "
+            "the same command goes on with what was acknowledged"
+        )
+
     # --- below, the caller holds the lock --------------------------------------------------------
 
     def _claim(self, claim_id: str) -> Claim:
@@ -517,6 +531,15 @@ class EpisodeExchange:
         waiting = self._settling.pop(claim_id, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(None)
+
+
+def left_out_of(groups: Sequence[Group]) -> dict[str, str | None]:
+    """Returns, for each episode of a step's groups, why it is not trained; None where it is."""
+    reasons: dict[str, str | None] = {}
+    for t in (t for group in groups for t in group.trajectories):
+        ended = t.error if t.left_out else f"it ended as {t.ended_as}"
+        reasons[t.episode_id] = None if t.is_valid else ended
+    return reasons
 
 
 def retried(claim: Claim, error: str) -> Outcome:

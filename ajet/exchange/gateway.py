@@ -60,6 +60,6 @@ class ExchangeGateway(KeyedGateway):
         if loop.is_closed() or not self.exchange.is_claimed(grant.recorder.episode_id):
             await super().check_loop_responds(loop, grant)
 
-    def close(self) -> None:
+    def close(self, finish_s: int = 1) -> None:
         self.exchange.close("the run has ended")
-        super().close()
+        super().close(finish_s)

@@ -19,8 +19,9 @@ def check_can_serve(config: AjetConfig) -> None:
     trinity = config.trinity if ajet.backbone == "trinity" else None
     refusals = {
         "trinity.mode": trinity
-        and trinity.mode not in ("both", "colocate")
-        and f"{trinity.mode}: explorer and trainer are one command here: set both or colocate",
+        and trinity.mode in ("bench", "serve")
+        and f"{trinity.mode}: it trains on no episode: set both, colocate, or train for one "
+        "command and explore for another",
         "trinity.partial_rollout": trinity
         and trinity.partial_rollout == "recompute"
         and "recompute: episodes that clients have ended would be thrown away with their group: "

@@ -35,6 +35,7 @@ from ajet.core.trajectory.trajectory import Group
 from ajet.online.feedback import judged
 from ajet.online.log import RatedSession, Wins
 from ajet.online.round import RoundLearner, groups_of
+from ajet.online.sessions import conversation_keys
 
 
 async def play_held_out(
@@ -61,6 +62,15 @@ def wins_of(groups: Sequence[Group]) -> Wins:
             bool(t.is_success) and t.is_valid for t in group.trajectories
         ]
         for group in groups
+    }
+
+
+def verdicts_of(groups: Sequence[Group]) -> dict[str, bool]:
+    """Returns the successes of the episodes that were judged, by their conversations' keys."""
+    episodes = [t for group in groups for t in group.trajectories if t.is_valid and t.turns]
+    return {
+        conversation_keys([*t.turns[-1].messages, t.turns[-1].reply])[-1]: bool(t.is_success)
+        for t in episodes
     }
 
 

@@ -34,7 +34,7 @@ from ajet.core.record.screen_log import begin_screen_log
 from ajet.core.rollout.batch import StepGroups
 from ajet.core.task.task import Task
 from ajet.core.terminal import Console
-from ajet.online.held_out import ShadowTraffic, compare_shadow, play_held_out, wins_of
+from ajet.online.held_out import ShadowTraffic, compare_shadow, play_held_out, verdicts_of, wins_of
 from ajet.online.log import RatedSession, Round, SessionLog, Wins
 from ajet.online.promotion import decide, describe_clients
 from ajet.online.round import RoundLearner, groups_of
@@ -90,6 +90,7 @@ class RoundWork:
         difference = paired_difference(wins, served_wins)
         decision = decide(parts.config.ajet.serve.learn, difference, seen)
         report = {
+            **self.round.report,
             "reason": decision.reason,
             "held_out": {
                 "before": _success(served_wins),
@@ -124,12 +125,15 @@ class RoundWork:
         number = self.round.number
         groups = groups_of(sessions, number)
         batch, metrics = self.parts.train(groups, number)
+        metrics["feedback/unreliable_clients"] = len(self.round.unreliable_clients)
+        metrics["feedback/unreliable_sessions"] = self.log.counts()["num_unreliable"]
         traffic_s = max(sessions[-1].unix_s - sessions[0].unix_s, 1e-3)
         recorder.step(number, StepGroups(groups, [], traffic_s), batch, metrics)
         return metrics
 
     async def _measure(self, recorder: RunRecorder, version: int) -> Wins:
         groups = await play_held_out(self.parts, self.tasks, self.judge, version)
+        self.log.add_verdicts(verdicts_of(groups))
         recorder.validation(version, groups)
         return wins_of(groups)
 

@@ -5,6 +5,7 @@
     rated      session, place, round, left_out                  sessions with feedback
     rounds     number, base, state, checksum, report            one row for each training
     held_out   version, wins                                    each version on the held-out tasks
+    verdicts   key, is_success                                  conversations of held-out episodes
 
 A row is there before its client is answered. `place` is the order of feedback, which is the order
 of training. A session belongs to one round at most, so nothing is trained twice. Server and learner
@@ -34,6 +35,7 @@ from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowTask
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
 from ajet.core.trajectory.turn import Turn
+from ajet.online.agreement import Agreement, Voice, agreements
 
 FILE = "sessions.sqlite"
 BUSY_S = 60.0
@@ -58,8 +60,11 @@ CREATE TABLE IF NOT EXISTS rounds (
     report TEXT NOT NULL DEFAULT '{}'
 );
 CREATE TABLE IF NOT EXISTS held_out (version INTEGER PRIMARY KEY, wins TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS verdicts (key TEXT PRIMARY KEY, is_success INTEGER NOT NULL);
 """
 
+MAX_CLIENTS = 50
+"""The clients that a report names, at most."""
 State = Literal["open", "promoted", "rolled_back"]
 Source = Literal["client", "judge", "next_message"]
 Wins = dict[str, list[bool]]
@@ -104,6 +109,12 @@ class Round:
     state: State
     checksum: str | None
     report: Mapping[str, Any]
+
+    @property
+    def unreliable_clients(self) -> list[str]:
+        """Returns the clients whose sessions were left out when the round began; a round of an
+        earlier version of the log names none."""
+        return self.report.get("unreliable_clients", [])
 
 
 class SessionLog:
@@ -193,12 +204,21 @@ class SessionLog:
             return self._db.execute(query).fetchone()[0]
 
     def begin_round(
-        self, num_sessions: int, max_staleness: int, excluded_clients: Sequence[str] = ()
+        self,
+        num_sessions: int,
+        max_staleness: int,
+        excluded_clients: Sequence[str] = (),
+        max_false_exclusion: float | None = None,
     ) -> Round | None:
         """Takes the first `num_sessions` rated sessions into a new round; None where there are not
         so many. Left out for good are stale sessions, with tokens from before the last
-        `max_staleness` promotions, and those whose feedback an excluded client gave."""
+        `max_staleness` promotions, and those whose feedback an excluded client gave, or one that
+        contradicts the others so often that an honest one would with the chance
+        `max_false_exclusion` at most (agreement.py)."""
         with self._transaction():
+            agreed = self.agreements()
+            bound = max_false_exclusion or 0.0
+            unreliable = [each.client for each in agreed if each.chance <= bound]
             promoted = self._numbers("SELECT number FROM rounds WHERE state = 'promoted'")
             oldest = ([0, *sorted(promoted)])[-1 - min(max_staleness, len(promoted))]
             self._db.execute(
@@ -207,9 +227,12 @@ class SessionLog:
                 (oldest,),
             )
             self._db.executemany(
-                "UPDATE rated SET round = 0, left_out = 'excluded' WHERE round IS NULL AND "
+                "UPDATE rated SET round = 0, left_out = ? WHERE round IS NULL AND "
                 "(SELECT client FROM feedback WHERE feedback.place = rated.place) = ?",
-                [(client,) for client in excluded_clients],
+                [
+                    *(("excluded", client) for client in excluded_clients),
+                    *(("unreliable", client) for client in unreliable),
+                ],
             )
             query = "SELECT session FROM rated WHERE round IS NULL ORDER BY place LIMIT ?"
             sessions = self._db.execute(query, (num_sessions,)).fetchall()
@@ -217,8 +240,13 @@ class SessionLog:
                 return None
             (last,) = self._numbers("SELECT COALESCE(MAX(number), 0) FROM rounds")
             base = max(promoted, default=0)
+            report = {
+                "agreement": [each.as_json() for each in agreed[:MAX_CLIENTS]],
+                "unreliable_clients": unreliable,
+            }
             self._db.execute(
-                "INSERT INTO rounds (number, base, state) VALUES (?, ?, 'open')", (last + 1, base)
+                "INSERT INTO rounds (number, base, state, report) VALUES (?, ?, 'open', ?)",
+                (last + 1, base, json.dumps(report)),
             )
             self._db.executemany(
                 "UPDATE rated SET round = ? WHERE session = ?",
@@ -240,6 +268,27 @@ class SessionLog:
             )
             for session, client, reward, unix_s, text, most in rows
         ]
+
+    def agreements(self) -> list[Agreement]:
+        """Returns how far clients agree with each other over all sessions with feedback, and with
+        the judge of held-out episodes (agreement.py)."""
+        query = (
+            "SELECT f.client, t.key, f.reward > 0 FROM rated "
+            "JOIN feedback f ON f.place = rated.place JOIN (SELECT session, key, "
+            "ROW_NUMBER() OVER (PARTITION BY session ORDER BY number) AS num_turns FROM turns) t "
+            "USING (session, num_turns) WHERE f.client != '' ORDER BY f.place"
+        )
+        with self._database_errors():
+            voices = [Voice(who, key, bool(good)) for who, key, good in self._db.execute(query)]
+            rows = self._db.execute("SELECT key, is_success FROM verdicts").fetchall()
+        return agreements(voices, {key: bool(is_success) for key, is_success in rows})
+
+    def add_verdicts(self, verdicts: Mapping[str, bool]) -> None:
+        """Stores whether the judge called held-out episodes successes, by their conversations."""
+        with self._transaction():
+            self._db.executemany(
+                "INSERT OR REPLACE INTO verdicts VALUES (?, ?)", list(verdicts.items())
+            )
 
     def end_round(
         self, number: int, state: State, checksum: str, report: Mapping[str, Any], wins: Wins
@@ -296,6 +345,7 @@ class SessionLog:
             "num_in_rounds": "SELECT COUNT(*) FROM rated WHERE round > 0",
             "num_stale": "SELECT COUNT(*) FROM rated WHERE left_out = 'stale'",
             "num_excluded": "SELECT COUNT(*) FROM rated WHERE left_out = 'excluded'",
+            "num_unreliable": "SELECT COUNT(*) FROM rated WHERE left_out = 'unreliable'",
         }
         with self._database_errors():
             return {name: self._db.execute(each).fetchone()[0] for name, each in queries.items()}

@@ -17,11 +17,7 @@ from typing import Any
 
 from ajet.core.config.services import LearnConfig
 from ajet.core.record.evaluation import IntervalEstimate
-from ajet.online.log import RatedSession
-
-MAX_CLIENTS = 50
-UNLIKE_Z = 3.0
-"""Clients are named whose mean reward is so many standard errors from that of the others."""
+from ajet.online.log import MAX_CLIENTS, RatedSession
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,8 @@ from ajet.tool_parsers import parser_for
 
 LEARNER_LOG = "learner.log"
 POLL_S = 0.2
+FINISH_S = 60
+"""The seconds that replies under way have after the first Ctrl-C."""
 MAX_FAILURES = 3
 """A round whose learner ends without a decision so often is not started again by this server."""
 
@@ -105,7 +107,8 @@ class OnlineServer:
         self.gateway = OnlineGateway(self._parts(), key, config.ajet.serve.host, self._port)
 
     def run(self, interrupt: Interrupt, say: Callable[[str], None]) -> None:
-        """Serves until Ctrl-C. `say` is called with a line for each round that begins or ends."""
+        """Serves until Ctrl-C, and finishes the replies under way; a second Ctrl-C ends them.
+        `say` is called with a line for each round that begins or ends."""
         self.gateway.listen()
         try:
             while not interrupt.requested:
@@ -113,6 +116,11 @@ class OnlineServer:
                 if self.models.has_idle:
                     run_bounded(self.models.close_idle())
                 self._wake.wait(POLL_S)
+            again = ""
+            if (undecided := self.log.open_round()) is not None:
+                again = f"; round {undecided.number} is trained again at the next start"
+            say(f"stopping after the replies under way; Ctrl-C again stops at once{again}")
+            self.gateway.close(FINISH_S)
         finally:
             self.close()
 
@@ -139,10 +147,13 @@ class OnlineServer:
         due = self.log.open_round()
         if due is None and self.log.num_waiting() >= learn.sessions_per_round:
             due = self.log.begin_round(
-                learn.sessions_per_round, learn.max_staleness, learn.excluded_clients
+                learn.sessions_per_round,
+                learn.max_staleness,
+                learn.excluded_clients,
+                learn.max_false_exclusion,
             )
         if due is not None:
-            say(f"round {due.number}: trains from version {due.base}")
+            say(f"round {due.number}: trains from version {due.base}{_without(due)}")
             self._round, self._learner = due, self._start_learner(self.folder, due)
 
     def _learner_ended(self, status: int, say: Callable[[str], None]) -> None:
@@ -210,6 +221,15 @@ class OnlineServer:
             keeps_version=config.ajet.serve.learn.version_for == "session",
             on_feedback=self._wake.set,
         )
+
+
+def _without(due: Round) -> str:
+    """Returns what the line of a round says of clients whose feedback is not in it."""
+    clients = due.unreliable_clients
+    if not clients:
+        return ""
+    named = ", ".join(clients[:5]) + (f" and {len(clients) - 5} more" if len(clients) > 5 else "")
+    return f", without the feedback of {named}, which contradicts that of others"
 
 
 def make_recorders(

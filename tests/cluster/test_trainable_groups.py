@@ -12,7 +12,8 @@ from ajet.core.advantage import EstimatorSettings
 from ajet.core.advantage.kl_controller import FixedKLController
 from ajet.core.learning.learner import Learner, LearnerSettings
 from ajet.core.learning.teacher import Teacher
-from ajet.core.trajectory.turn import HINTED
+from ajet.core.task.workflow_task import WorkflowOutput
+from ajet.core.trajectory.turn import ADAPTER, HINTED
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import UpdateSettings
 from tests.core.record.record_fixtures import episode, group_of, two_turns
@@ -33,3 +34,13 @@ def test_ranks_teach_what_the_driver_would_with_hints_and_without_rewards():
         assert np.array_equal(ours.token_ids, theirs.token_ids)
         assert np.array_equal(ours.teacher_logprobs, theirs.teacher_logprobs)
         assert theirs.teacher_logprobs.any() and not theirs.advantages.any()
+
+
+def test_ranks_know_which_adapter_sampled_a_turn_and_what_each_agent_earned():
+    first, second = two_turns(ids=range(10, 20))
+    turns = (replace(first, notes={ADAPTER: "pro"}), replace(second, notes={ADAPTER: "con"}))
+    output = WorkflowOutput(metadata={"secret": 1}, agent_rewards={"pro": 2.0, "con": -2.0})
+    [sent] = _trainable(group_of(replace(episode(turns=turns), output=output))).trajectories
+    assert [turn.adapter for turn in sent.turns] == ["pro", "con"]
+    assert sent.agent_rewards == {"pro": 2.0, "con": -2.0}
+    assert sent.output is not None and not sent.output.metadata

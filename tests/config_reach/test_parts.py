@@ -781,6 +781,8 @@ ELSEWHERE: dict[str, dict[str, list[str]]] = {
                 "excluded_clients",
                 "max_staleness",
             ],
+            f"{ROUNDS}::test_a_round_without_the_sessions_of_a_client_that_contradicts_is_made_again"
+            "_with_the_same_bits": ["max_false_exclusion"],
             f"{ROUNDS}::test_a_session_has_the_newest_version_where_the_config_says_so_or_its_own_is"
             "_let_go": ["version_for", "num_versions"],
             f"{ROUNDS}::test_a_version_that_is_not_better_enough_is_never_served": [

@@ -386,7 +386,13 @@ SETTINGS: dict[str, Row] = {
     f"{T}.lora.alpha": Row(8.0, {"update.lora.alpha": 8.0}, LORA),
     f"{T}.lora.target_modules": Row(["q_proj"], {"update.lora.targets": ("q_proj",)}, LORA),
     f"{T}.lora.adapters": Row(
-        ["pro", "con"], {"update.lora.adapters": ("pro", "con"), "engine": "in_process"}, LORA
+        ["pro", "con"],
+        {
+            "update.lora.adapters": ("pro", "con"),
+            "engine": "in_process",
+            "request.n_trainer_ranks": 1,
+        },
+        LORA,
     ),
     f"{T}.critic.lr": Row(0.5, {"critic.lr": 0.5}, GAE),
     f"{T}.critic.warmup_steps": Row(3, {"learner.critic_warmup_steps": 3}, GAE),

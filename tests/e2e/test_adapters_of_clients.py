@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from safetensors.torch import load_file
 
 from tests.e2e.test_client_episodes import KEY, starting
@@ -13,7 +14,8 @@ from tests.e2e.test_client_episodes import KEY, starting
 TUTORIAL = Path(__file__).parents[2] / "tutorial" / "example_many_adapters"
 
 
-def test_the_tutorials_client_trains_both_adapters_of_a_server(tmp_path):
+@pytest.mark.parametrize("backbone", ["debug", pytest.param("verl", marks=pytest.mark.ray)])
+def test_the_tutorials_client_trains_both_adapters_of_a_server(tmp_path, backbone):
     conf = (TUTORIAL / "two_sides.yaml").read_text().replace("workflow.py->TugOfWar", "null")
     changes = {
         "total_training_steps: 30": "total_training_steps: 1",
@@ -30,12 +32,12 @@ def test_the_tutorials_client_trains_both_adapters_of_a_server(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data/tasks.jsonl").write_text((TUTORIAL / "data/tasks.jsonl").read_text())
     with starting(tmp_path) as start:
-        process, url = start("debug")
+        process, url = start(backbone)
         command = [sys.executable, "-I", str(TUTORIAL / "client.py"), url]
         environment = {"AJET_SERVE_API_KEY": KEY}
         client = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert client.stdout == "8 episodes\n", client.stderr
-        assert process.wait(120) == 0
+        assert process.wait(300) == 0
     [run] = (tmp_path / "launcher_record").iterdir()
     with sqlite3.connect(run / "episodes.sqlite") as record:
         turns = record.execute("SELECT agent_name, notes FROM turns").fetchall()

@@ -2,13 +2,20 @@
 
 import json
 import os
+import re
 import signal
+import sqlite3
+import subprocess
+import sys
+import time
 from contextlib import ExitStack
 
 import pytest
 
+from ajet.client import EpisodeClient
+from tests.e2e.test_client_episodes import CONFIG, KEY, solve
 from tests.e2e.three_backbones import SETTINGS, episodes, numbers, train_debug, weights
-from tests.e2e.toy_run import ToyRun, ended, wait_until
+from tests.e2e.toy_run import ToyRun, ended, environment, wait_until
 from tests.processes import below, command
 
 pytest.importorskip("ray")
@@ -56,6 +63,43 @@ def test_in_turns_two_commands_on_ray_make_the_run_of_one_process(tmp_path, monk
     assert abs(losses[0] - losses[1]).max() < 1e-6
     mine, theirs = weights(two[0], STEPS), weights(one, STEPS)
     assert max(abs(mine[name] - theirs[name]).max() for name in theirs) < 1e-6
+
+
+def test_clients_run_the_episodes_of_two_commands_on_ray(tmp_path):
+    (tmp_path / "serve.yaml").write_text(CONFIG)
+    rows = [f'{{"question": "What is {n} plus 2?", "answer": "{n + 2}"}}\n' for n in range(4)]
+    (tmp_path / "tasks.jsonl").write_text("".join(rows))
+    serve = [sys.executable, "-m", "ajet.cli.launcher", "serve", "--conf", "serve.yaml"]
+    serve += ["--backbone", "trinity", "--with-ray", "trinity.max_staleness=1"]
+
+    def start(mode):
+        with (tmp_path / f"{mode}.out").open("w") as out:
+            return subprocess.Popen(
+                [*serve, f"trinity.mode={mode}"],
+                cwd=tmp_path,
+                env=environment(AJET_SERVE_API_KEY=KEY),
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+
+    def said(mode):
+        return (tmp_path / f"{mode}.out").read_text()
+
+    with ended(start("train")) as train, ended(start("explore")) as explore:
+        while (found := re.search(r"episodes at (http://\S+), the key", said("explore"))) is None:
+            assert explore.poll() is None, said("explore")
+            time.sleep(0.1)
+        with EpisodeClient(found[1], KEY) as client:
+            for _ in range(16):
+                with client.begin() as episode:
+                    assert episode.end(solve(episode)).status == "ok"
+        codes = train.wait(WITHIN_S), explore.wait(WITHIN_S)
+    assert codes == (0, 0), said("train") + said("explore")
+    assert "episodes at" not in said("train")
+    with sqlite3.connect(tmp_path / "launcher_record/served/episodes.sqlite") as record:
+        steps = record.execute("SELECT step, COUNT(*) FROM episodes WHERE status='ok' GROUP BY 1")
+        assert steps.fetchall() == [(1, 8), (2, 8)]
 
 
 def test_a_lost_engine_and_a_lost_trainer_rank_cost_no_episode_and_no_bound(tmp_path):

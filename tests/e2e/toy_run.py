@@ -136,6 +136,23 @@ class Stepwise(Plain):
         return output
 
 
+class TwoSides(Plain):
+    """Two agents speak, the second one after the tool, and each earns what the other loses."""
+
+    async def execute(self, workflow_task, model_tuner):
+        tell("begin", workflow_task)
+        messages = [{"role": "user", "content": workflow_task.task.main_query}]
+        reply = await model_tuner.chat(messages, agent_name="pro")
+        while HOLD.exists() and int(HOLD.read_text()) == workflow_task.step:
+            await asyncio.sleep(0.01)
+        messages += [reply, {"role": "user", "content": await self.tool(str(reply["content"]))}]
+        again = await model_tuner.chat(messages, agent_name="con")
+        digits = [sum(map(str.isdigit, str(each["content"]))) for each in (reply, again)]
+        gain = float(digits[0] - digits[1])
+        tell("end", workflow_task)
+        return WorkflowOutput(reward=gain, agent_rewards={"pro": gain, "con": -gain})
+
+
 class Sandboxed(Plain):
     """Its tool is a program in the sandbox, each of another length, so that results race."""
 
@@ -395,5 +412,9 @@ def metrics(run: ToyRun) -> list[dict]:
     lines = (run.path / "logs" / "metrics.jsonl").read_text().splitlines()
     clocks = ("time", "rollout/seconds", "rollout/episodes_per_s", "rollout/tokens_per_s")
     trainer = [f"trainer/{name}_s" for name in ("waited", "update", "publish")]
-    timed = (*clocks, *trainer, "update/seconds", "critic/seconds", "run/attempt")
-    return [{k: v for k, v in json.loads(line).items() if k not in timed} for line in lines]
+    timed = (*clocks, *trainer, "critic/seconds", "run/attempt")
+
+    def is_timed(name: str) -> bool:
+        return name in timed or name.startswith("update/seconds")  # also of each adapter
+
+    return [{k: v for k, v in json.loads(line).items() if not is_timed(k)} for line in lines]

@@ -48,14 +48,14 @@ def test_a_port_that_is_taken_is_an_error_that_names_its_key(config_of):
 @pytest.mark.parametrize(
     ("override", "reason"),
     [
-        ("trinity.mode=train", "trinity.mode: train: explorer and trainer are one command here"),
-        ("trinity.mode=explore", "trinity.mode: explore: explorer and trainer"),
-        ("trinity.mode=bench", "trinity.mode: bench: explorer and trainer"),
+        ("trinity.mode=bench", "trinity.mode: bench: it trains on no episode: set both"),
+        ("trinity.mode=serve", "trinity.mode: serve: it trains on no episode: set both"),
         ("trinity.partial_rollout=recompute", "trinity.partial_rollout: recompute: episodes that"),
     ],
 )
 def test_what_would_lose_a_clients_episode_on_trinity_is_refused(config_of, override, reason):
-    check_can_serve(config_of("ajet.backbone=trinity"))
+    for mode in ("both", "colocate", "train", "explore"):
+        check_can_serve(config_of("ajet.backbone=trinity", f"trinity.mode={mode}"))
     check_can_serve(config_of("ajet.backbone=verl", override))  # which does not read it
     with pytest.raises(ConfigError, match=f"ajet serve: {reason}"):
         check_can_serve(config_of("ajet.backbone=trinity", override))

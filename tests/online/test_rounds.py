@@ -12,6 +12,7 @@ from ajet.core.record.recorded_run import RecordedRun
 from ajet.online import learner
 from ajet.online.log import FILE, Feedback, SessionLog
 from ajet.online.rebuild import rebuild
+from ajet.online.sessions import conversation_keys
 from ajet.online.setup import check_can_learn
 from ajet.reports.audit_report import AuditReport
 from tests.online.online_server import YAML, LearnerAtOnce, served
@@ -195,6 +196,53 @@ def test_the_config_says_whose_sessions_are_trained_and_how_old_they_may_be(tmp_
     assert (counts["num_excluded"], counts["num_stale"], counts["num_in_rounds"]) == (4, 4, 1)
 
 
+def test_a_round_without_the_sessions_of_a_client_that_contradicts_is_made_again_with_the_same_bits(
+    tmp_path, monkeypatch
+):
+    with served(tmp_path, "ajet.serve.learn.max_false_exclusion=0.2") as here:
+        for first, question in ((10, "What is 1+1?"), (20, "What is 2+2?")):
+            asked = here.chat(question).headers["x-ajet-session"]
+            [turn] = here.log.turns(asked).values()
+            [key] = conversation_keys([*turn.messages, turn.reply])
+            is_good = first == 20
+            for number, client in enumerate(["eve", "ada", "bob"]):
+                here.log.add_turn(session(first + number), client, 0, turn, key)
+                reward = 9.0 * (not is_good) if client == "eve" else float(is_good)
+                told = {"session": session(first + number), "reward": reward, "client": client}
+                assert here.feedback(**told).json()["status"] == "recorded"
+        done = here.round()
+        [status] = here.http.get("/ajet/v1/status").json()["rounds"]
+        counts = here.log.counts()
+    assert here.said[0] == (
+        "round 1: trains from version 0, without the feedback of eve, which contradicts that of "
+        "others"
+    )
+    assert [each["client"] for each in done.report["clients"]] == ["ada", "bob"]
+    assert (status["unreliable_clients"], status["agreement"]) == (
+        ["eve"],
+        [{"client": "eve", "agreed": 0, "contradicted": 2, "chance": 0.18}],
+    )
+    assert (counts["num_in_rounds"], counts["num_unreliable"]) == (4, 2)
+    run = RecordedRun(tmp_path / "served")
+    logged = map(json.loads, (run.folder.logs / "metrics.jsonl").read_text().splitlines())
+    named = [(k, value) for line in logged for k, value in line.items() if "unreliable" in k]
+    assert named == [("feedback/unreliable_clients", 1), ("feedback/unreliable_sessions", 2)]
+    monkeypatch.chdir(tmp_path)
+    assert [each.is_same for each in rebuild(run)] == [True]
+
+
+def test_the_judges_verdicts_on_held_out_episodes_are_stored_by_conversation(finished):
+    folder, _ = finished
+    log = SessionLog(folder)
+    before = log.held_out(0)
+    with sqlite3.connect(folder / FILE) as database:
+        verdicts = dict(database.execute("SELECT key, is_success FROM verdicts"))
+    log.close()
+    # Each version has played four tasks, in one or more different conversations.
+    assert len(before) == 4 <= len(verdicts) <= 16
+    assert all(len(key) == 24 for key in verdicts)
+
+
 @pytest.mark.parametrize(
     ("override", "reason"),
     [
@@ -310,3 +358,38 @@ def test_what_was_stored_is_there_after_the_process_has_ended(tmp_path):
         second.add_feedback(Feedback(session(2), 0.0))
     second.close()
     first.close()
+
+
+def test_a_client_that_contradicts_two_others_is_left_out_where_the_config_says_so(log):
+    def round_of(num_taken, first, **bound):
+        for number, client, reward in ((0, "ada", 1.0), (1, "bob", 2.0), (2, "eve", -100.0)):
+            log.add_turn(session(first + number), client, 0, turn_of(0), f"key {first}")
+            log.add_feedback(Feedback(session(first + number), reward, client=client))
+        return log.begin_round(num_taken, 0, **bound)
+
+    first = round_of(3, 10)
+    # (3/7) ** 1 = 0.43; ada and bob have one voice for and one against them.
+    assert first.report["agreement"] == [
+        {"client": "eve", "agreed": 0, "contradicted": 1, "chance": 0.43}
+    ]
+    assert first.unreliable_clients == []
+    second = round_of(3, 20, max_false_exclusion=0.1)  # (3/7) ** 2 = 0.18
+    assert second.unreliable_clients == []
+    third = round_of(2, 30, max_false_exclusion=0.1)  # (3/7) ** 3 = 0.079
+    assert third.unreliable_clients == ["eve"]
+    assert [each.client for each in log.sessions_of(3)] == ["ada", "bob"]
+    assert log.counts()["num_unreliable"] == 1
+    log.add_verdicts({"key 10": False, "key 20": False})  # the judge agrees with eve
+    fourth = round_of(3, 40, max_false_exclusion=0.1)
+    assert fourth.unreliable_clients == []
+    assert fourth.report["agreement"][-1] == {
+        "client": "eve", "agreed": 2, "contradicted": 2, "chance": 1.0
+    }  # fmt: skip
+
+
+def test_feedback_without_a_name_is_neither_compared_nor_compared_with(log):
+    for number, (client, reward) in enumerate(
+        [("ada", 1.0), ("", 1.0), ("", 1.0), ("eve", 0.0), ("", 0.0)]
+    ):
+        rate(log, number, client=client, reward=reward)
+    assert log.agreements() == []

@@ -85,6 +85,7 @@ class DebugTraining:
         if gateway is not None:
             self.journal = open_journal(config, folder, self.run.state.step)
             self.run.on_step = gateway.exchange.step_trained
+            self.run.stopping_note = gateway.exchange.stopping_note
             runner = runner.with_journal(gateway.acknowledging(self.journal))
             self.validator = self.validator.with_journal(gateway.acknowledging(None))
         self.batches = self.run.batches(runner)

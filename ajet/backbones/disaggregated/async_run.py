@@ -93,14 +93,6 @@ class AsyncRun:
             saves_first=config.clients_run_episodes,
         )
 
-    def left_out_reason(self, trajectory: Trajectory) -> str | None:
-        """Returns why an episode that has just ended is not going to be trained: its oldest token
-        is older than the staleness bound allows for the next step. Returns None where it may be."""
-        versions = version_range(Group(trajectory.group_id, (trajectory,), None))
-        oldest = self.buffer.bound.oldest_allowed(self.versions.trained)
-        is_stale = versions is not None and versions[0] < oldest
-        return self.buffer.expired_reason if is_stale else None
-
     async def train(self) -> None:
         """Trains all steps that are left."""
         try:
@@ -137,6 +129,16 @@ class AsyncRun:
             for task in (trainer, explorer):
                 task.cancel()
             await asyncio.wait({trainer, explorer})
+
+
+def left_out_reason(
+    buffer: GroupBuffer, versions: VersionState, trajectory: Trajectory
+) -> str | None:
+    """Returns why an episode that has just ended is not going to be trained: its oldest token is
+    older than the staleness bound allows for the next step. Returns None where it may be."""
+    found = version_range(Group(trajectory.group_id, (trajectory,), None))
+    is_stale = found is not None and found[0] < buffer.bound.oldest_allowed(versions.trained)
+    return buffer.expired_reason if is_stale else None
 
 
 def prune_buffer(buffer: GroupBuffer, folder: RunFolder) -> None:

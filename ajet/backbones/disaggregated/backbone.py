@@ -43,7 +43,8 @@ class DisaggregatedBackbone:
         interrupt: Interrupt | None = None,
         gateway: "ExchangeGateway | None" = None,
     ) -> None:
-        """`gateway` lets clients run the episodes, in modes both and colocate on Ray."""
+        """`gateway` lets clients run the episodes: in modes both and colocate on Ray, and in mode
+        explore. A trainer of its own has none."""
         self.config = config
         self.console = console or Console()
         self.session = session
@@ -95,8 +96,8 @@ class DisaggregatedBackbone:
         from ajet.backbones.disaggregated.separate_process import ExplorerProcess, TrainerProcess
 
         if self.mode == "explore":
-            return ExplorerProcess(self.config, folder, interrupt).fit
-        assert self.gateway is None, "clients run episodes on Ray"
+            return ExplorerProcess(self.config, folder, interrupt, self.gateway).fit
+        assert self.gateway is None, "clients run episodes on Ray, or another command's do"
         training = TrainerProcess if self.mode == "train" else OneProcessTraining
         return training(self.config, folder, interrupt, self.console).fit
 
@@ -104,5 +105,7 @@ class DisaggregatedBackbone:
         from ajet.backbones.disaggregated.separate_process_on_ray import ExplorerOnRay, TrainerOnRay
         from ajet.backbones.disaggregated.training import DisaggregatedTraining
 
-        both = partial(DisaggregatedTraining, gateway=self.gateway)
-        return {"explore": ExplorerOnRay, "train": TrainerOnRay}.get(self.mode, both)
+        if self.mode == "train":
+            return TrainerOnRay
+        made = ExplorerOnRay if self.mode == "explore" else DisaggregatedTraining
+        return partial(made, gateway=self.gateway)

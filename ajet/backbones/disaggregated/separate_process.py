@@ -28,6 +28,7 @@ from ajet.core.rollout.group import GroupRunner
 from ajet.core.terminal import Console
 from ajet.core.trajectory.trajectory import Group
 from ajet.core.weight_sync.folder import FolderSource, WeightFolder
+from ajet.exchange.gateway import ExchangeGateway
 
 
 class FolderTrainerClient:
@@ -88,13 +89,26 @@ class TrainerProcess:
 class ExplorerProcess:
     """The explorer, with an engine of its own in this process."""
 
-    def __init__(self, config: AjetConfig, folder: RunFolder, interrupt: Interrupt) -> None:
+    def __init__(
+        self,
+        config: AjetConfig,
+        folder: RunFolder,
+        interrupt: Interrupt,
+        gateway: ExchangeGateway | None = None,
+    ) -> None:
+        """With `gateway`, clients run the episodes."""
         self.config, self.folder = config, folder
         assembly.set_threads(config)
         self.replica = assembly.make_replica(config, "engine")
-        self.gateway = assembly.make_gateway(config)
+        self.gateway = gateway or assembly.make_gateway(config)
+        self.workflows = None if gateway is None else gateway.workflows
         self.command = ExplorerCommand(
-            config, folder, interrupt, make_runner=self._runner, load=self._load
+            config,
+            folder,
+            interrupt,
+            make_runner=self._runner,
+            load=self._load,
+            gateway=gateway,
         )
 
     def fit(self) -> None:
@@ -116,6 +130,7 @@ class ExplorerProcess:
             judge=make_judge(self.config),
             mode="train",
             gateway=self.gateway,
+            workflows=self.workflows,
         )
 
     async def _load(self, source: FolderSource) -> object:

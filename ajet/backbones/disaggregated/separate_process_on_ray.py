@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from ajet.backbones.disaggregated.split_run import ExplorerCommand, TrainerCommand
+from ajet.cluster.driver_rollout import DriverRollout
 from ajet.cluster.engines import Engines
 from ajet.cluster.node_watch import while_nodes_last
 from ajet.cluster.placement import Placement
@@ -31,6 +32,7 @@ from ajet.core.run.resume_point import find_resume_point
 from ajet.core.terminal import Console
 from ajet.core.trajectory.trajectory import Group
 from ajet.core.weight_sync.folder import FolderSource
+from ajet.exchange.gateway import ExchangeGateway
 from ajet.servers.environment import ServerName
 from ajet.servers.serving import EngineName, ServerSpec, engine_name
 
@@ -139,19 +141,30 @@ class ExplorerOnRay:
         console: Console,
         placement: Placement,
         options: ProcessOptions,
+        gateway: ExchangeGateway | None = None,
     ) -> None:
+        """With `gateway`, clients run the episodes, and there are no workers."""
         self.folder, self._placement = folder, placement
         self.engines = Engines(config, [options(each) for each in placement.engines])
-        self.workers = RolloutWorkers(
-            config,
-            [options(each) for each in placement.workers],
-            on_lost=self.engines.drop_requests,
-        )
+        self.workers: RolloutWorkers | DriverRollout
+        if gateway is not None:
+            self.workers = DriverRollout(config, gateway)
+        else:
+            self.workers = RolloutWorkers(
+                config,
+                [options(each) for each in placement.workers],
+                on_lost=self.engines.drop_requests,
+            )
         self.explorer_engines = ExplorerEngines(
             self.engines, config, folder, on_gpu=placement.on_gpus
         )
         self.command = ExplorerCommand(
-            config, folder, interrupt, make_runner=self._runner, load=self.explorer_engines.load
+            config,
+            folder,
+            interrupt,
+            make_runner=self._runner,
+            load=self.explorer_engines.load,
+            gateway=gateway,
         )
 
     def fit(self) -> None:

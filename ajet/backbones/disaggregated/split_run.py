@@ -14,6 +14,12 @@
     asks        explorer    the attempt, and the version after which it asks for newer weights
     restarted   explorer    how many groups began again with newer weights
     failed      explorer    {"sitting": …, "reason": …}
+    settled     trainer     {step: {episode: why it was left out, or null}} of its last steps, where
+                            clients run the episodes: the explorer tells them
+
+Clients' episodes wait in the explorer's command. It tells them of an end when the episode is in its
+journal, so the trainer writes a checkpoint that is due before it publishes its weights: no episode
+is sampled by weights that may be lost.
 
 Either command may be killed and started again; the other waits. Two machines share the run folder
 (at the same path) and a PostgreSQL database: SQLite is for one machine. Not covered: several
@@ -27,7 +33,8 @@ import json
 import secrets
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,6 +43,7 @@ from loguru import logger
 from ajet import assembly
 from ajet.backbones.disaggregated.async_run import (
     explorer_settings,
+    left_out_reason,
     open_buffer,
     prune_buffer,
     reopen_buffer,
@@ -56,11 +64,18 @@ from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.stops import StopRequests
 from ajet.core.run.resume_point import ResumePoint
 from ajet.core.run.training_run import TrainingRun
+from ajet.core.trajectory.trajectory import Group
 from ajet.core.weight_sync.folder import FolderSource
 from ajet.core.weight_sync.manifest import WeightsError
+from ajet.exchange.exchange import left_out_of
+from ajet.exchange.gateway import ExchangeGateway
 
 POLL_S = 0.2
 PUBLISHED, OVER, RESTARTED, FAILED = "published", "over", "restarted", "failed"
+SETTLED = "settled"
+MAX_SETTLED = 4
+"""The steps of which the trainer notes what has become of their episodes; an explorer reads the
+notes several times a step."""
 WANTS_WEIGHTS = "asks"
 LoadWeights = Callable[[FolderSource], Awaitable[object]]
 """A function that loads weights into the engines."""
@@ -94,7 +109,7 @@ class TrainerCommand:
         resume = config.ajet.trainer_common.resume
         note = None if resume == "disable" else self.buffer.read_note(ATTEMPTS)
         attempts = json.dumps(json.loads(note or "{}") | {attempt: run.state.step})
-        notes = {ATTEMPT: attempt, ATTEMPTS: attempts, PLAN: json.dumps(plan)}
+        notes = {ATTEMPT: attempt, ATTEMPTS: attempts, PLAN: json.dumps(plan), SETTLED: "{}"}
         reopen_buffer(self.buffer, resume_point, resume, notes)
         self._attempt = attempt
         self._failure: str | None = None
@@ -109,7 +124,11 @@ class TrainerCommand:
             _no_validation,
             explorer,
             explorer_driven=config.trinity.synchronizer.sync_style == "explorer_driven",
+            saves_first=config.clients_run_episodes,
         )
+        self._settled: dict[str, dict[str, str | None]] = {}
+        if config.clients_run_episodes:
+            run.on_step = self._note_settled
 
     async def train(self) -> None:
         """Trains all steps that are left, as groups come."""
@@ -144,6 +163,12 @@ class TrainerCommand:
         if plan is not None:
             plan["in_flight"] = sorted({*map(tuple, plan["in_flight"]), *in_flight})
         return run | {"explorer": plan}
+
+    def _note_settled(self, step: int, groups: Sequence[Group]) -> None:
+        self._settled[str(step)] = left_out_of(groups)
+        for old in list(self._settled)[:-MAX_SETTLED]:
+            del self._settled[old]
+        self.buffer.write_notes(**{SETTLED: json.dumps(self._settled)})
 
     async def _poll(self) -> None:
         """Reads the explorer's notes and wakes the trainer, again and again; never returns."""
@@ -220,9 +245,11 @@ class ExplorerCommand:
         *,
         make_runner: MakeRunner,
         load: LoadWeights,
+        gateway: ExchangeGateway | None = None,
     ) -> None:
+        """With `gateway`, clients run the episodes; the runner must offer them there."""
         self._config, self._folder, self._interrupt = config, folder, interrupt
-        self._make_runner, self._load = make_runner, load
+        self._make_runner, self._load, self._gateway = make_runner, load, gateway
         self._tasks = assembly.read_tasks(config)
         self._first_tasks = self._tasks.cursor.state_dict()
         self._runner: GroupRunner | None = None
@@ -284,7 +311,14 @@ class ExplorerCommand:
         versions = VersionState(int(notes[TRAINED]))
         self._tasks.cursor.load_state_dict(self._first_tasks)
         journal.reopen(_newest_of(json.loads(notes[ATTEMPTS]), attempt), attempt)
-        explorer = self._make_explorer(runner.with_journal(journal), buffer, versions)
+        runner = runner.with_journal(journal)
+        if self._gateway is not None:
+            runner = runner.with_journal(self._gateway.acknowledging(journal))
+            exchange = self._gateway.exchange
+            exchange.begin_attempt()
+            exchange.rewind(versions.trained)
+            exchange.left_out_reason = partial(left_out_reason, buffer, versions)
+        explorer = self._make_explorer(runner, buffer, versions)
         explorer.load_state_dict(json.loads(notes[PLAN]))
         try:
             polling = self._poll(attempt, explorer, buffer, versions, journal)
@@ -317,6 +351,9 @@ class ExplorerCommand:
             notes = buffer.read_notes()
             if notes.get(ATTEMPT) != attempt:
                 raise AttemptOver
+            if self._gateway is not None:
+                for step, left_out in json.loads(notes.get(SETTLED) or "{}").items():
+                    self._gateway.exchange.settle(int(step), left_out)
             if notes.get(OVER) == attempt:
                 return
             versions.trained = int(notes[TRAINED])

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING
 
 from ajet import assembly
 from ajet.core.config import AjetConfig
+from ajet.core.error_codes import Code
+from ajet.core.errors import ConfigError
 from ajet.core.inference.endpoint import Completion, ModelEndpoint, SamplingParams
 from ajet.core.inference.gate import Gate
 from ajet.core.learning.learner import Learner, TrainBatch
@@ -128,6 +130,12 @@ def make_trainer_client(
     config: AjetConfig, loaded: LoadedModel, template: ChatTemplate
 ) -> SharedTrainerClient:
     """Makes the learner of `loaded`, and an engine for the explorer."""
+    if config.has_several_adapters:
+        raise ConfigError(
+            "ajet.trainer_common.lora.adapters: backbone trinity in one process trains one adapter "
+            "for all calls: take backbone debug, or Ray",
+            code=Code.KEYS_CONFLICT,
+        )
     learner = assembly.make_learner(config, loaded)
     if config.max_staleness == 0:
         return SharedTrainerClient(learner, assembly.make_engine(config, loaded, template))

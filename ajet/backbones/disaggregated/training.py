@@ -14,9 +14,10 @@ turns on shared devices, and the engines sleep during an update. Not covered: th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from ajet.backbones.disaggregated.async_run import AsyncRun
+from ajet.backbones.disaggregated.async_run import AsyncRun, left_out_reason
 from ajet.cluster.engines import Engines
 from ajet.cluster.placement import Placement
 from ajet.cluster.run_attempts import ProcessOptions
@@ -73,7 +74,8 @@ class DisaggregatedTraining(TrainingAttempt):
             resume_point=resume_point,
         )
         if self.gateway is not None:
-            self.gateway.exchange.left_out_reason = self.async_run.left_out_reason
+            buffer, versions = self.async_run.buffer, self.async_run.versions
+            self.gateway.exchange.left_out_reason = partial(left_out_reason, buffer, versions)
 
     async def train(self) -> None:
         await self.processes.engines.supervised(self.async_run.train())

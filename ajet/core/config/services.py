@@ -132,6 +132,14 @@ class LearnConfig(Section):
     excluded_clients: list[str] = Field(
         default=[], description="Clients whose feedback is stored and never trained."
     )
+    max_false_exclusion: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="Clients are left out of rounds whose feedback contradicts that of others on "
+        "the same conversations so often that an honest client ever would with this probability "
+        "at most; null: none.",
+    )
     niceness: int = Field(
         default=10,
         ge=0,

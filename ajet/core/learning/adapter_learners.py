@@ -14,7 +14,7 @@ counted, the largest of what is a maximum, else the mean over their trained toke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,8 +25,9 @@ from ajet.core.advantage.credit import Advantages
 from ajet.core.learning.learner import Learner, LearnerState, ScoredGroups, TrainBatch
 from ajet.core.trajectory.trained_tokens import TrainedTokens
 from ajet.core.trajectory.trajectory import Group, Trajectory
-from ajet.core.update.many_adapters import check_names, named_for, of_adapter
+from ajet.core.update.many_adapters import check_names, named_for, of_adapter, sent_weights
 from ajet.core.update.policy import Policy, PolicyState
+from ajet.core.update.weights import trainable
 
 ADDED = (
     "optimizer_steps",
@@ -62,6 +63,10 @@ class AdapterLearners:
         """Returns each adapter's model, for an engine over the same weights."""
         wrapped: dict[str, Any] = {n: each.policy.model for n, each in self.learners.items()}
         return {name: model.get_base_model() for name, model in wrapped.items()}
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields the weights of all adapters for an engine that has the base itself."""
+        return sent_weights({n: trainable(each.policy.model) for n, each in self.learners.items()})
 
     @property
     def policy(self) -> Policy:

@@ -36,6 +36,9 @@
     sync/seconds, sync/bytes                     bringing the new weights to the engines
     staleness/mean, staleness/max, …             updates between sampling a token and training it
     trainer/waited_s, buffer/ready, …            on trinity: waits, groups on their way
+    feedback/unreliable_clients, feedback/unreliable_sessions   of `ajet serve --learn`: clients
+                                                 that contradict others and are left out of the
+                                                 round, and their sessions so far
     workflow/…                                   means of what workflows and games log
     run/attempt                                  the start of the run that made the step
     held_out/…                                   of a validation, logged at the step it came after;

@@ -76,6 +76,9 @@ class TrainingRun:
         model must leave the records unchanged."""
         self.config, self.folder, self.tasks, self.interrupt = config, folder, tasks, interrupt
         self.on_step: OnStep = lambda step, groups: None
+        self.stopping_note: Callable[[], str] = lambda: (
+            "stopping after this step; Ctrl-C again stops at once"
+        )
         self._trainer = config.ajet.trainer_common
         self._save = save
         self.state = RunState(cursor=tasks.cursor.state_dict())
@@ -100,9 +103,7 @@ class TrainingRun:
         self._started_s = time.monotonic()
 
     def __enter__(self) -> TrainingRun:
-        self.interrupt.on_first = lambda: self.progress.note(
-            "stopping after this step; Ctrl-C again stops at once"
-        )
+        self.interrupt.on_first = lambda: self.progress.note(self.stopping_note())
         self.recorder.__enter__()
         self._note_validation()
         return self

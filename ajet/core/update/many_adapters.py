@@ -13,7 +13,8 @@ in one pass.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -32,17 +33,45 @@ def sharing_weights(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, shared)
 
 
+@dataclass(frozen=True)
+class AdapterModels:
+    """Holds a model for each adapter, and the weights of each adapter by the model's name."""
+
+    models: Mapping[str, nn.Module]
+    trained: Mapping[str, Mapping[str, nn.Parameter]]
+
+    @classmethod
+    def over(cls, model: nn.Module, lora: LoraSettings) -> AdapterModels:
+        """Makes them over the weights of `model`, with adapters that have learnt nothing."""
+        models = {name: sharing_weights(model) for name in lora.adapters}
+        trained = {
+            name: trainable(with_lora(own, lora.of_adapter(name))) for name, own in models.items()
+        }
+        return cls(models, trained)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Returns all adapters' weights, under the names of `sent_weights`."""
+        return dict(sent_weights(self.trained))
+
+
+def sent_weights(
+    trained: Mapping[str, Mapping[str, nn.Parameter]],
+) -> Iterator[tuple[str, Tensor]]:
+    """Yields the weights of several adapters as they travel: an engine has the base itself."""
+    for adapter, weights in trained.items():
+        for name, weight in weights.items():
+            yield f"{adapter}.{name}", weight.detach()
+
+
 def adapter_models(model: nn.Module, checkpoint: Path, lora: LoraSettings) -> dict[str, nn.Module]:
     """Returns a model for each adapter of a checkpoint, over the weights of `model`."""
-    models: dict[str, nn.Module] = {}
     with of_checkpoint(checkpoint):
         tensors = read_weights(checkpoint)
         check_names(tensors, lora.adapters)
-        for name in lora.adapters:
-            models[name] = sharing_weights(model)
-            trained = with_lora(models[name], lora.of_adapter(name))
-            load_weights(trainable(trained), of_adapter(tensors, name))
-    return models
+        made = AdapterModels.over(model, lora)
+        for name, weights in made.trained.items():
+            load_weights(weights, of_adapter(tensors, name))
+    return dict(made.models)
 
 
 def named_for(tensors: Mapping[str, Tensor], adapter: str) -> dict[str, Tensor]:

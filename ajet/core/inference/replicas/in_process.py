@@ -13,7 +13,7 @@ Not covered: a model on several devices.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from ajet.core.inference.endpoint import Completion, ModelEndpoint, SamplingPara
 from ajet.core.inference.engines.in_process import EngineStats, InProcessEngine
 from ajet.core.inference.gate import Gate
 from ajet.core.inference.replica import ReplicaDown
-from ajet.core.weight_sync.load import BaseWeights, load_weights
+from ajet.core.weight_sync.load import BaseWeights, load_tensors, load_weights
 from ajet.core.weight_sync.manifest import SyncReport, WeightSource
 
 if TYPE_CHECKING:
@@ -43,7 +43,11 @@ class InProcessReplica(ModelEndpoint):
         max_model_len: int = 4096,
         decode: Callable[[Sequence[int]], str] | None = None,
         version: int = 0,
+        adapters: Mapping[str, Any] | None = None,
+        adapter_weights: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
+        """`adapters` are the models of several adapters over the weights of `model`, and
+        `adapter_weights` what is loaded into them, in place of the model's own."""
         self.name = name
         self.version = version
         self._model, self._base = model, BaseWeights()
@@ -55,7 +59,9 @@ class InProcessReplica(ModelEndpoint):
             max_model_len=max_model_len,
             deterministic=False,
             decode=decode,
+            adapters=adapters,
         )
+        self._adapter_weights = adapter_weights
         self._gate = Gate()
         self._engine: InProcessEngine | None = None
         self._past = EngineStats()  # counts of the engines before this one
@@ -135,9 +141,7 @@ class InProcessReplica(ModelEndpoint):
         was_open = self._gate.is_open
         await self.pause()
         try:
-            report = await self._in_thread(
-                lambda: load_weights(self._model, source, base=self._base)
-            )
+            report = await self._in_thread(lambda: self._load(source))
         finally:
             if was_open:
                 self._gate.open()
@@ -145,6 +149,11 @@ class InProcessReplica(ModelEndpoint):
         if self._engine is not None:
             self._engine.publish(version)
         return replace(report, version=version)
+
+    def _load(self, source: WeightSource) -> SyncReport:
+        if self._adapter_weights is not None:
+            return load_tensors(self._adapter_weights, source)
+        return load_weights(self._model, source, base=self._base)
 
     async def empty_cache(self) -> None:
         """Forgets every cached prefix; what runs is computed again, with the same weights."""

@@ -108,12 +108,12 @@ class Gateway:
 
         return GatewayServer(make_app(self), HOST, self.port)
 
-    def close(self) -> None:
-        """Stops the server, if one runs."""
+    def close(self, finish_s: int = 1) -> None:
+        """Stops the server, if one runs; requests under way have `finish_s` seconds to end."""
         with self._lock:
             server, self._server = self._server, None
         if server is not None:
-            server.close()
+            server.close(finish_s)
 
     async def respond(self, dialect: Dialect, grant: Grant, body: bytes) -> GatewayResponse:
         """Returns the response to a request in this dialect; errors are responses too."""

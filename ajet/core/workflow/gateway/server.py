@@ -35,7 +35,8 @@ from ajet.core.workflow.gateway.request import RequestError
 MAX_BODY_BYTES = 32 << 20
 LIMITS = ServerLimits(max_body_bytes=MAX_BODY_BYTES + (1 << 20))
 """The limit of a body comes after the gateway's own, which answers in the client's form."""
-CLOSE_S = 5.0
+CLOSE_S = 4.0
+"""The seconds that the server's thread has to end when it has let its requests go."""
 PORT_KEY = "ajet.interchange_server.interchange_server_port"
 
 
@@ -57,7 +58,6 @@ class GatewayServer:
             log_level="critical",  # the gateway itself logs failed requests
             lifespan="off",
             proxy_headers=False,  # any client could send them
-            timeout_graceful_shutdown=1,
             timeout_keep_alive=600,
         )
         self._server = uvicorn.Server(config)
@@ -66,9 +66,11 @@ class GatewayServer:
         )
         self._thread.start()
 
-    def close(self) -> None:
+    def close(self, finish_s: int) -> None:
+        """Takes no more requests, lets those under way end within `finish_s` seconds, and ends."""
+        self._server.config.timeout_graceful_shutdown = finish_s
         self._server.should_exit = True
-        self._thread.join(CLOSE_S)
+        self._thread.join(finish_s + CLOSE_S)
         self._socket.close()
 
 
