@@ -464,3 +464,22 @@ def test_a_missing_data_file_names_its_key_and_the_paths_that_were_tried(project
     key = "ajet.task_reader.jsonl_dataset_file.validation.file_path"
     line = error_line(check())
     assert line.startswith(f"{key}: test.jsonl: no such data file; looked for {project}/test.jsonl")
+
+
+@pytest.fixture
+def deleted_folder(tmp_path, monkeypatch):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+
+
+@pytest.mark.parametrize("command", sorted({*COMMANDS} - {"schema", "explain"}))
+def test_a_command_in_a_deleted_folder_says_so_in_one_line(deleted_folder, command):
+    line = error_line(run(command, "--conf", "x.yaml"))
+    assert line.startswith("the current folder cannot be read") and line.endswith("cd DIR")
+
+
+def test_what_reads_no_path_answers_in_a_deleted_folder_too(deleted_folder):
+    for given in (["explain", "AJ-USE-009"], ["schema"], ["init", "--help"], ["--version"]):
+        assert run(*given).exit_code == 0
