@@ -1,6 +1,7 @@
 """Finds what a config asks for and this machine, or the run, cannot give. Loads no model.
 
     model      does the path lead to weights, a tokenizer and a chat template?
+    device     is the one that is named on this machine?
     precision  is the number format slow on this processor?
     reward     is there a judge, or does the workflow's source give a reward?
     data       are there as many tasks as a step takes?
@@ -9,9 +10,9 @@
                need
 
 Each finding is one line: ok, warning or error, with what to do. `ajet check` shows all of them;
-`ajet train` shows the warnings of model, precision, reward and clipping and stops at their errors.
-The needs are estimates from the config and the model's config.json. Not covered: what a workflow
-itself opens, and GPUs (`ajet plan`).
+`ajet train` shows the warnings of all but data and machine, and stops at their errors. The needs
+are estimates from the config and the model's sizes. Not covered: what a workflow itself opens, and
+the memory of GPUs (`ajet plan`).
 """
 
 import ast
@@ -30,11 +31,19 @@ from typing import Literal
 
 from ajet.backbones import runs_on_ray
 from ajet.cli.clip_bounds import bounds_that_do_not_fit
+from ajet.cluster.gguf_header import GgufHeader
+from ajet.cluster.gpus import missing_device
 from ajet.cluster.machine import machine_memory, number_in
 from ajet.cluster.memory_estimate import WEIGHT_VERSIONS, checkpoint_bytes
-from ajet.cluster.model_shape import EMBEDDED, ModelShape, find_config, read_shape
+from ajet.cluster.model_shape import EMBEDDED, ModelShape, model_shape
 from ajet.core.config import AjetConfig
-from ajet.core.config.precision import BYTES, describe_precision, dtype_on, is_slow_here
+from ajet.core.config.precision import (
+    BYTES,
+    describe_precision,
+    dtype_on,
+    is_slow_here,
+    state_dtype,
+)
 from ajet.core.descriptors import descriptor_limit, descriptors_needed
 from ajet.core.error_codes import Code
 from ajet.core.error_text import extra_advice
@@ -73,10 +82,11 @@ class Finding:
 
 
 def run_findings(config: AjetConfig, workflows: Iterable[type[Workflow]]) -> list[Finding]:
-    """Returns what can be told of the model, its precision, the reward and the clip bounds."""
+    """Returns what can be told of the model, its device and precision, the reward and the clip
+    bounds."""
     return [
         *_model_findings(config),
-        *_precision_findings(config),
+        *_device_findings(config),
         *(_reward_finding(config, workflow) for workflow in workflows),
         *_clip_findings(config),
     ]
@@ -103,8 +113,6 @@ def machine_findings(config: AjetConfig, plan: BatchPlan) -> list[Finding]:
     shape = _shape(config)
     on_gpu = _has_gpu(config)
     found = [*_package_findings(), _files_finding(episodes), _processes_finding(episodes)]
-    if not runs_on_ray(config) and not is_slow_here(config, gpu=on_gpu):
-        found.append(Finding("ok", describe_precision(config, gpu=on_gpu)))
     if shape is None:
         found.append(
             Finding("ok", "memory and disk: cannot be told, the model's sizes are not known here")
@@ -120,15 +128,6 @@ def machine_findings(config: AjetConfig, plan: BatchPlan) -> list[Finding]:
 
 def _has_gpu(config: AjetConfig) -> bool:
     return Path("/dev/nvidiactl").exists() and config.ajet.model.device != "cpu"
-
-
-def _precision_findings(config: AjetConfig) -> list[Finding]:
-    """Returns a warning where this machine computes very slowly in the run's format. A run on Ray
-    computes on its nodes."""
-    on_gpu = _has_gpu(config)
-    if runs_on_ray(config) or not is_slow_here(config, gpu=on_gpu):
-        return []
-    return [Finding("warning", describe_precision(config, gpu=on_gpu))]
 
 
 def _package_findings() -> list[Finding]:
@@ -154,7 +153,7 @@ def _model_findings(config: AjetConfig) -> Iterator[Finding]:
     if local.is_dir():
         yield from _folder_findings(local, config)
     elif local.is_file():
-        yield Finding("ok", f"{where}: a file; its tokenizer and template are read with it")
+        yield _gguf_finding(local, where)
     elif API_MODEL.match(path):
         yield Finding(
             "error",
@@ -210,6 +209,20 @@ def _folder_findings(folder: Path, config: AjetConfig) -> Iterator[Finding]:
         yield Finding("ok", f"{where}: weights, tokenizer and chat template are there")
 
 
+def _gguf_finding(file: Path, where: str) -> Finding:
+    if file.suffix != ".gguf":
+        problem = f"{where}: a file, but not a .gguf: give the folder around it"
+        return Finding("error", problem, Code.MODEL_NOT_FOUND)
+    try:
+        GgufHeader.of(file)
+    except ModelError as error:
+        return Finding("error", f"{where}: {error}", Code.MODEL_NOT_LOADED)
+    if find_spec("gguf") is None:
+        advice = f"reading GGUF needs a package: {extra_advice('gguf')}"
+        return Finding("error", f"{where}: {advice}", Code.PACKAGE_MISSING)
+    return Finding("ok", f"{where}: a GGUF file; its tokenizer and template are read with it")
+
+
 def _has_template(folder: Path) -> bool:
     if any((folder / name).exists() for name in ("chat_template.jinja", "chat_template.json")):
         return True
@@ -260,9 +273,26 @@ def _hub_finding(path: str, where: str, has_own_template: bool) -> Finding:
 def _shape(config: AjetConfig) -> ModelShape | None:
     """Returns the sizes of the model; None where they are not at hand or not of a known family."""
     try:
-        return read_shape(find_config(config.ajet.model.path or "", download=False))
+        return model_shape(config.ajet.model.path or "")
     except ModelError:
         return None
+
+
+# --- the device ----------------------------------------------------------------------------------
+
+
+def _device_findings(config: AjetConfig) -> Iterator[Finding]:
+    """Yields whether the named device is here, and what is computed on it. A run on Ray computes on
+    its nodes, which `ajet plan` and the run's start look at."""
+    if runs_on_ray(config):
+        return
+    problem = missing_device(config.ajet.model.device)
+    if problem is not None:
+        yield Finding("error", f"ajet.model.device: {problem}; use auto or cpu", Code.DEVICE)
+        return
+    on_gpu = _has_gpu(config)
+    level: Level = "warning" if is_slow_here(config, gpu=on_gpu) else "ok"
+    yield Finding(level, describe_precision(config, gpu=on_gpu))
 
 
 # --- the reward ----------------------------------------------------------------------------------
@@ -408,10 +438,13 @@ def _disk_finding(config: AjetConfig, shape: ModelShape) -> Finding:
 def _memory_finding(config: AjetConfig, shape: ModelShape) -> Finding:
     trainer = config.ajet.trainer_common
     rank = trainer.lora.total_rank
-    size = BYTES[dtype_on(config, gpu=False)]
+    dtype = dtype_on(config, gpu=False)
+    size, wide = BYTES[dtype], BYTES[state_dtype(dtype)]
     trained = shape.lora_parameters(rank) if rank else shape.parameters
     has_reference = not rank and (trainer.use_kl_loss or trainer.algorithm.use_kl_in_reward)
-    needed = size * shape.parameters * (2 if has_reference else 1) + (size + 8) * trained
+    masters = wide if size < wide else 0
+    needed = size * shape.parameters * (2 if has_reference else 1)
+    needed += (masters + 3 * wide) * trained  # a gradient and AdamW's two moments
     return _compared(
         f"memory: at least {_gb(needed)} for weights, gradients, AdamW and the reference",
         needed,

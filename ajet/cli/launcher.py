@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -132,7 +133,7 @@ class Launcher(TyperGroup):
 
 def _check_current_folder() -> None:
     try:
-        os.getcwd()
+        Path.cwd()
     except OSError as error:
         raise ConfigError(
             f"the current folder cannot be read ({error.strerror}): was it removed, or made anew? "
