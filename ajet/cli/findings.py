@@ -235,6 +235,12 @@ def _has_template(folder: Path) -> bool:
 
 def _hub_finding(path: str, where: str, has_own_template: bool) -> Finding:
     """Looks into the Hub's cache on this machine alone."""
+    if find_spec("huggingface_hub") is None:
+        return Finding(
+            "warning",
+            f"{where}: no folder here; taken for a name on the Hub, whose cache on this machine "
+            f"cannot be read: {extra_advice('huggingface_hub')}",
+        )
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 

@@ -9,11 +9,13 @@ Dense decoders with grouped-query attention and a gated MLP: Llama, Mistral, Qwe
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ajet.cluster.gguf_header import GgufHeader
 from ajet.core.error_codes import Code
+from ajet.core.error_text import extra_advice
 from ajet.core.errors import ModelError
 
 QKV_BIAS = ("qwen2",)
@@ -141,6 +143,11 @@ def find_config(path: str, *, download: bool) -> Path:
         raise ModelError(
             f"model '{path}': no config.json: give a folder, a name on the Hub or a .gguf file",
             code=Code.MODEL_NOT_FOUND,
+        )
+    if find_spec("huggingface_hub") is None:
+        raise ModelError(
+            f"model '{path}': the Hub's cache cannot be read: {extra_advice('huggingface_hub')}",
+            code=Code.PACKAGE_MISSING,
         )
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError

@@ -36,7 +36,7 @@ from ajet.logview.episode_page import episode_data, group_data, pair_data
 from ajet.logview.metric_series import MetricSeries
 from ajet.logview.run_difference import read_config, starts_of
 from ajet.logview.same_prefix import same_prefix
-from ajet.logview.token_text import TokenText, tokenizer_of
+from ajet.logview.token_text import TokenText
 
 MAX_PAGE, MAX_TASKS = 500, 500
 MAX_PICTURE_BYTES = 4_000_000
@@ -335,7 +335,7 @@ class RunPage:
     def _token_text(self) -> TokenText:
         with self._lock:
             if self._text is None:
-                self._text = TokenText(tokenizer_of(self.folder))
+                self._text = TokenText.of(self.folder)
             return self._text
 
 

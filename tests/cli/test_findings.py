@@ -248,6 +248,17 @@ def test_what_the_hubs_cache_has_of_a_model_is_told(files, told, tmp_path, monke
     assert finding.text.endswith(told) or f"{told}," in finding.text
 
 
+def test_a_light_install_cannot_look_into_the_hubs_cache(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # as where it is not installed
+    config = config_of("some-org/some-model")
+    assert lines(config)[0] == (
+        "warning: ajet.model.path: some-org/some-model: no folder here; taken for a name on the "
+        "Hub, whose cache on this machine cannot be read: pip install 'ajet[train]'"
+    )
+    found = [str(each) for each in machine_findings(config, BatchPlan(config, 10, 0))]
+    assert any("cannot be told" in line for line in found)
+
+
 def test_a_light_install_is_told_which_extra_a_run_needs(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)  # as where it is not installed
     config = config_of(model={"path": "embedded:math", "device": "cpu"})
