@@ -93,8 +93,12 @@ def _write_kind(folder: Path, name: str) -> None:
     write_files(folder, files)
     typer.echo(f"{folder}: {', '.join(sorted(files))}")
     commands = [] if folder.resolve() == Path.cwd() else [f"cd {folder}"]
-    if kind.package is not None and find_spec(kind.package) is None:
-        commands.append(f"pip install 'ajet[{kind.extra}]'      # {kind.package} is not installed")
+    needed = {"torch": "train"} | ({kind.package: kind.extra} if kind.package else {})
+    missing = {package: extra for package, extra in needed.items() if find_spec(package) is None}
+    if missing:
+        extras, packages = ",".join(missing.values()), " and ".join(missing)
+        are = "is" if len(missing) == 1 else "are"
+        commands.append(f"pip install 'ajet[{extras}]'      # {packages} {are} not installed")
     commands += ["ajet check --conf train.yaml", "ajet --conf train.yaml --backbone debug"]
     _show_next(commands, "README.md says which three lines make it yours.")
 

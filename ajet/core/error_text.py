@@ -33,7 +33,6 @@ EXTRAS = {
     "gguf": "gguf",
     "gymnasium": "train",
     "huggingface_hub": "train",
-    "jinja2": "train",
     "jsonschema": "train",
     "langchain": "langgraph",
     "langchain_core": "langgraph",
