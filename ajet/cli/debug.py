@@ -34,10 +34,11 @@ def debug(
     project_dir: ProjectDir = None,
     verbose: Verbose = False,
 ) -> None:
-    """Run the first tasks and show each episode's conversation, reward and tokens as they come.
+    """Run the first tasks and show each episode in full.
 
-    They run in this process, whatever the config's backbone. Trains and writes nothing. An
-    exception in the workflow or the judge ends the command with its own traceback.
+    Conversations, rewards and tokens come as they are made, in this process, whatever the config's
+    backbone. Trains and writes nothing. An exception in the workflow or the judge ends the command
+    with its own traceback.
     """
     from ajet.backbones import make_debug_backbone
     from ajet.cli.notices import show_notices

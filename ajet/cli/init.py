@@ -40,10 +40,11 @@ def init(
     ] = None,
     verbose: Verbose = False,
 ) -> None:
-    """Write a project that trains as it is: agent, judge, tasks, YAML, a test, VS Code's settings.
+    """Write a project that trains as it is.
 
-    With --from-agent: a workflow for an agent that you have, with a judge and tasks to fill in. A
-    file that is there is never written over.
+    It has an agent, a judge, tasks, a YAML, a test and VS Code's settings. With --from-agent: a
+    workflow for an agent that you have, with a judge and tasks to fill in. A file that is there is
+    never written over.
     """
     if from_agent is None:
         if agent is not None or model is not None:

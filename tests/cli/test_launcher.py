@@ -435,6 +435,13 @@ def test_help_imports_no_package_but_typer_and_what_that_needs():
     assert ours - typers == {"ajet"}
 
 
+def test_every_commands_line_in_the_list_is_whole():
+    listed = CliRunner().invoke(app, ["--help"], terminal_width=80).stdout.partition("Commands:")[2]
+    lines = {line.split()[0]: line for line in listed.strip().splitlines()}
+    assert list(lines) == list(COMMANDS)
+    assert [line for line in lines.values() if line.endswith("...") or len(line.split()) < 4] == []
+
+
 def test_every_option_has_help():
     for command in ("train", "check", "convert", "prepare-data", "view", "debug", "eval"):
         text = run(command, "--help").stdout
