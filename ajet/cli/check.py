@@ -75,7 +75,8 @@ def _check(config: "AjetConfig", conf: Path) -> None:
         playing, judge = "given replies", "none"
     table = Table(title=escape(f"{conf}{stage}: {playing}, judge {judge or 'the workflow itself'}"))
     for title in ("", "number", "from"):
-        table.add_column(title, justify="right" if title == "number" else "left")
+        justify = "right" if title == "number" else "left"
+        table.add_column(title, justify=justify, overflow="fold")  # a key is shown whole
     for row in plan.rows():
         table.add_row(*map(escape, row))
     Console().print(table)

@@ -29,6 +29,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from ajet.agents.environment_agent import EnvironmentAgent
 from ajet.backbones import runs_on_ray
 from ajet.cli.clip_bounds import bounds_that_do_not_fit
 from ajet.cluster.gguf_header import GgufHeader
@@ -311,6 +312,8 @@ def _reward_finding(config: AjetConfig, workflow: type[Workflow]) -> Finding:
     if not config.learns_from_rewards:
         return _unneeded_reward_finding(config, workflow)
     gives = gives_reward(workflow)
+    if gives is None and issubclass(workflow, EnvironmentAgent):
+        return Finding("ok", "reward: the environment gives it, with each step")
     if gives is None:
         return Finding(
             "ok", f"reward: cannot be told from the source of {workflow.__name__}, without a judge"
@@ -432,8 +435,8 @@ def _disk_finding(config: AjetConfig, shape: ModelShape) -> Finding:
     while not folder.exists():
         folder = folder.parent
     return _compared(
-        f"disk: about {_gb(one * (kept + 1))} for {kept} checkpoints of {_gb(one)} and one that is "
-        "being written",
+        f"disk: about {_size(one * (kept + 1))} for {kept} checkpoints of {_size(one)} and one that "
+        "is being written",
         one * (kept + 1),
         shutil.disk_usage(folder).free,
         f"free some of {folder}, lower trainer_common.max_checkpoints_to_keep or give another "
@@ -452,7 +455,7 @@ def _memory_finding(config: AjetConfig, shape: ModelShape) -> Finding:
     needed = size * shape.parameters * (2 if has_reference else 1)
     needed += (masters + 3 * wide) * trained  # a gradient and AdamW's two moments
     return _compared(
-        f"memory: at least {_gb(needed)} for weights, gradients, AdamW and the reference",
+        f"memory: at least {_size(needed)} for weights, gradients, AdamW and the reference",
         needed,
         machine_memory(),
         "take a smaller model, model.dtype=bfloat16 or lora.rank",
@@ -463,7 +466,7 @@ def _shm_finding(config: AjetConfig, shape: ModelShape, *, on_gpu: bool) -> Find
     needed = WEIGHT_VERSIONS * BYTES[dtype_on(config, gpu=on_gpu)] * shape.parameters
     free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
     return _compared(
-        f"/dev/shm: about {_gb(needed)} for two versions of the weights on their way to engines",
+        f"/dev/shm: about {_size(needed)} for two versions of the weights on their way to engines",
         needed,
         free,
         "give the container more (docker run --shm-size)",
@@ -484,12 +487,12 @@ def _compared(
     not. Amounts are bytes unless `is_count`."""
     if there is None:
         return Finding("ok", f"{what}; no limit is set")
-    shown = f"{there:,}" if is_count else _gb(there)
+    shown = f"{there:,}" if is_count else _size(there)
     if needed <= there:
         return Finding("ok", f"{what}; there are {shown}")
     code = Code.MACHINE_TOO_SMALL if level == "error" else None
     return Finding(level, f"{what}; there are {shown}: {fix}", code)
 
 
-def _gb(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f} GB"
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.1f} MB"

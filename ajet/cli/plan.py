@@ -48,7 +48,7 @@ def plan(
     project_dir: ProjectDir = None,
     verbose: Verbose = False,
 ) -> None:
-    """Show where a run would be placed, its memory and rough times."""
+    """Show a run's placement, memory and rough times."""
     from ajet.cli.notices import show_notices
     from ajet.cli.plan_tables import (
         described_gpu,

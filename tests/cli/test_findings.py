@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from ajet import Workflow, WorkflowOutput
+from ajet.agents.step_env_agent import StepEnvAgent
+from ajet.agents.traj_env_agent import TrajEnvAgent
 from ajet.cli.findings import gives_reward, machine_findings, run_findings
 from ajet.core.config import AjetConfig
 from ajet.core.descriptors import descriptors_needed
@@ -102,6 +104,18 @@ def test_nobody_giving_a_reward_is_an_error_and_a_judge_is_enough():
     [*_, line] = lines(config_of(), Elsewhere)
     assert line.startswith("ok: reward: cannot be told")
     assert lines(config_of(judge="math"), GivesNone)[-1] == "ok: reward: judge math"
+
+
+@pytest.mark.parametrize("agent", [StepEnvAgent, TrajEnvAgent])
+def test_an_agent_of_an_environment_has_its_rewards(agent):
+    assert lines(config_of(), agent)[-1] == "ok: reward: the environment gives it, with each step"
+
+
+def test_small_amounts_are_told_in_megabytes():
+    config = config_of(model={"path": "embedded:math", "device": "cpu"})
+    found = [str(each) for each in machine_findings(config, BatchPlan(config, 10, 0))]
+    # 919,680 weights of 4 bytes, as many in the reference, and 12 bytes to train each.
+    assert any("memory: at least 18.4 MB for weights" in line for line in found)
 
 
 def test_nobody_need_give_a_reward_where_a_teacher_alone_is_learnt_from():

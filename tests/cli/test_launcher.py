@@ -140,6 +140,14 @@ def test_check_prints_the_batch_arithmetic(project):
     assert "run folder launcher_record/math_agent" in result.stdout
 
 
+def test_check_shows_whole_keys_on_a_narrow_terminal(project, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = "".join(
+        line.split("│")[3].strip() for line in check().stdout.splitlines() if "│" in line
+    )
+    assert "rollout.max_response_length_in_one_turn" in shown and "…" not in shown
+
+
 def test_epochs_are_passes_over_the_tasks_also_where_a_step_takes_more_than_it_trains(project):
     rows = numbers(check("ajet.rollout.enable_oversample=true"))
     assert rows["batches per epoch"] == "0.3"  # 100 / 396
