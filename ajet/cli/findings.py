@@ -435,8 +435,8 @@ def _disk_finding(config: AjetConfig, shape: ModelShape) -> Finding:
     while not folder.exists():
         folder = folder.parent
     return _compared(
-        f"disk: about {_size(one * (kept + 1))} for {kept} checkpoints of {_size(one)} and one that "
-        "is being written",
+        f"disk: about {_size(one * (kept + 1))} for {kept} checkpoints of {_size(one)} and one "
+        "that is being written",
         one * (kept + 1),
         shutil.disk_usage(folder).free,
         f"free some of {folder}, lower trainer_common.max_checkpoints_to_keep or give another "

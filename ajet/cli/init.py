@@ -94,7 +94,9 @@ def _write_kind(folder: Path, name: str) -> None:
     write_files(folder, files)
     typer.echo(f"{folder}: {', '.join(sorted(files))}")
     commands = [] if folder.resolve() == Path.cwd() else [f"cd {folder}"]
-    needed = {"torch": "train"} | ({kind.package: kind.extra} if kind.package else {})
+    needed = {"torch": "train"}
+    if kind.package is not None and kind.extra is not None:
+        needed[kind.package] = kind.extra
     missing = {package: extra for package, extra in needed.items() if find_spec(package) is None}
     if missing:
         extras, packages = ",".join(missing.values()), " and ".join(missing)
