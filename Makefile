@@ -23,6 +23,7 @@ $(READY): pyproject.toml setup.py constraints.txt tests/references.txt
 	  $(foreach links,$(FIND_LINKS),--find-links $(links)) -r tests/references.txt
 	@$(BIN)/ajet schema --out $(VENV)/ajet.schema.json >/dev/null
 	@touch $(READY)
+	@echo "Done. source $(BIN)/activate puts ajet on the path."
 
 demo: $(READY)
 	@$(BIN)/ajet --conf tutorial/example_math_agent/demo.yaml --backbone debug

@@ -146,10 +146,13 @@ def build_tokenizer(game: Game) -> Qwen2Tokenizer:
     words = game.words.split()
     bpe.train_from_iterator([*words, *(f" {word}" for word in words)], trainer)
     trained = json.loads(bpe.to_str())["model"]
+    learnt: dict[str, Any] = {  # of which transformers takes more than its types say
+        "vocab": trained["vocab"],
+        "merges": [tuple(pair) for pair in trained["merges"]],
+        "unk_token": None,
+    }
     tokenizer = Qwen2Tokenizer(
-        vocab=trained["vocab"],
-        merges=[tuple(pair) for pair in trained["merges"]],
-        unk_token=None,
+        **learnt,
         eos_token=END,
         pad_token=PAD,
         additional_special_tokens=[START],
@@ -163,6 +166,8 @@ def build_tokenizer(game: Game) -> Qwen2Tokenizer:
 
 
 def build_model(game: Game, tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
+    end = tokenizer.eos_token_id
+    assert isinstance(end, int)
     config = Qwen2Config(
         vocab_size=(len(tokenizer) + 15) // 16 * 16,
         hidden_size=game.hidden,
@@ -172,9 +177,9 @@ def build_model(game: Game, tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
         num_key_value_heads=2,
         max_position_embeddings=1024,
         tie_word_embeddings=True,
-        rope_theta=10000.0,
+        rope_parameters={"rope_theta": 10000.0, "rope_type": "default"},
         bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
+        eos_token_id=end,
         pad_token_id=None,  # a padding_idx would silently get no gradient
     )
     return Qwen2ForCausalLM(config).float()
@@ -278,7 +283,7 @@ def save(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", nargs="*", choices=list(GAMES), default=list(GAMES))
     parser.add_argument("--out", type=Path, default=ROOT / "ajet/embedded")
     parser.add_argument("--seed", type=int, default=0)

@@ -26,6 +26,7 @@ import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -130,7 +131,7 @@ def build_tokenizer(chat_template: str, schemas: list[dict]) -> Qwen2Tokenizer:
     renderer = Qwen2Tokenizer()
     renderer.chat_template = chat_template
     system = {"role": "system", "content": SYSTEM_PROMPT}
-    texts = [
+    texts: list[Any] = [
         renderer.apply_chat_template([system, *c], tools=[schemas[i % 2]], tokenize=False)
         for i, c in enumerate(conversations)
     ]
@@ -145,10 +146,13 @@ def build_tokenizer(chat_template: str, schemas: list[dict]) -> Qwen2Tokenizer:
     )
     bpe.train_from_iterator(pieces, trainer)
     trained = json.loads(bpe.to_str())["model"]
+    learnt: dict[str, Any] = {  # of which transformers takes more than its types say
+        "vocab": trained["vocab"],
+        "merges": [tuple(pair) for pair in trained["merges"]],
+        "unk_token": None,
+    }
     tokenizer = Qwen2Tokenizer(
-        vocab=trained["vocab"],
-        merges=[tuple(pair) for pair in trained["merges"]],
-        unk_token=None,
+        **learnt,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         additional_special_tokens=["<|im_start|>"],
@@ -194,12 +198,13 @@ class Encoder:
         return ids[len(self.prefix) :], mask[len(self.prefix) :]
 
     def _render(self, messages: list[dict], prompt: bool = True) -> str:
-        return self.tokenizer.apply_chat_template(
+        text: Any = self.tokenizer.apply_chat_template(
             [self.system, *messages],
             tools=[self.schema],
             tokenize=False,
             add_generation_prompt=prompt,
         )
+        return text
 
     def _ids(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)
@@ -222,8 +227,9 @@ def forward(decoder: Decoder, prefix: Tensor, tokens_BT: Tensor) -> Tensor:
         def rows(x: Tensor) -> Tensor:
             return x[num_prefix:].view(num_rows, length, *x.shape[1:]).transpose(1, 2)
 
+        first_q, first_k, first_v = (heads(x[:num_prefix]) for x in (q, k, v))
         head = F.scaled_dot_product_attention(
-            *(heads(x[:num_prefix]) for x in (q, k, v)), is_causal=True, enable_gqa=True
+            first_q, first_k, first_v, is_causal=True, enable_gqa=True
         )
         keys, values = (
             torch.cat([heads(x[:num_prefix]).expand(num_rows, -1, -1, -1), rows(x)], dim=2)
@@ -242,6 +248,8 @@ def forward(decoder: Decoder, prefix: Tensor, tokens_BT: Tensor) -> Tensor:
 
 
 def build_model(tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
+    end = tokenizer.eos_token_id
+    assert isinstance(end, int)
     config = Qwen2Config(
         vocab_size=VOCABULARY,
         hidden_size=128,
@@ -251,17 +259,17 @@ def build_model(tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
         num_key_value_heads=2,
         max_position_embeddings=4096,
         tie_word_embeddings=True,
-        rope_theta=10000.0,
+        rope_parameters={"rope_theta": 10000.0, "rope_type": "default"},
         bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
+        eos_token_id=end,
         pad_token_id=None,  # a padding_idx would silently get no gradient
     )
     model = Qwen2ForCausalLM(config).float()
     # q near k and o near v transposed: heads begin by matching like with like.
     with torch.no_grad():
         for layer in model.model.layers:
-            attn, groups = layer.self_attn, 2
-            shape = (2, 32, 128)
+            attn: Any = layer.self_attn
+            groups, shape = 2, (2, 32, 128)
             keys = attn.k_proj.weight.view(shape).repeat_interleave(groups, 0).reshape(128, 128)
             values = attn.v_proj.weight.view(shape).repeat_interleave(groups, 0).reshape(128, 128)
             attn.q_proj.weight.add_(keys)
@@ -389,7 +397,7 @@ def save(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", default="ajet/embedded/math")
     parser.add_argument("--chat-template", default="ajet/embedded/qwen2_5.jinja")
     parser.add_argument("--continue-from", help="the model of an earlier stage")

@@ -82,7 +82,8 @@ def make_model(args: Namespace, dtype: torch.dtype, small: bool = False) -> Any:
         }
     config = Qwen2Config(**sizes, max_position_embeddings=32_768, tie_word_embeddings=True)
     torch.manual_seed(0)
-    return Qwen2ForCausalLM(config).to(device_of(args), dtype)
+    model: Any = Qwen2ForCausalLM(config)  # whose `to` has no types
+    return model.to(device_of(args), dtype)
 
 
 def make_samples(vocab: int, groups: int, prompt: int, reply: int) -> list[Any]:
@@ -126,7 +127,7 @@ def attention(args: Namespace) -> Figures:
         )
         plan = attention_plan(forest, q)
         leaves = [t.requires_grad_() for t in (q, k, v)]
-        out = tree_attention(*leaves, plan)
+        out = tree_attention(leaves[0], leaves[1], leaves[2], plan)
         found = (out, *torch.autograd.grad(out, leaves, probe))
         exact = [t.detach().double().cpu().requires_grad_() for t in leaves]
         wide_k, wide_v = (t.repeat_interleave(7, 1) for t in exact[1:])

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import yaml
 from rich._export_format import CONSOLE_SVG_FORMAT
-from rich.console import Console
 
 from ajet.core.record.progress import TrainingProgress
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.summary import RunSummary
 from ajet.core.record.warning_log import read_warnings
+from ajet.core.terminal import Console
 from ajet.reports.summary_table import print_summary
 
 WIDTH = 106
@@ -64,7 +64,7 @@ def draw(run: Path, conf: Path, out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", type=Path)
     parser.add_argument("--conf", type=Path, default=Path("tutorial/example_math_agent/demo.yaml"))
     parser.add_argument("--out", type=Path, required=True)

@@ -21,10 +21,11 @@ def audit(
     ] = None,
     verbose: Verbose = False,
 ) -> None:
-    """Compare what the model saw with a fresh render of what the agent sent.
+    """Compare what the model saw with what the agent sent.
 
-    Loads the run's tokenizer, no model. Exit code 0: what must hold does (drift is no fault), 1: a
-    trained token that was not sampled, a continuation that is none, a log-probability above 0.
+    What was sent is rendered afresh. Loads the run's tokenizer, no model. Exit code 0: what must
+    hold does (drift is no fault), 1: a trained token that was not sampled, a continuation that is
+    none, a log-probability above 0.
     """
     if out is not None and out != Path("-") and (out.is_dir() or not out.parent.is_dir()):
         raise typer.BadParameter(f"--out {out}: name a file in a folder that is there")

@@ -19,10 +19,11 @@ def check(
     project_dir: ProjectDir = None,
     verbose: Verbose = False,
 ) -> None:
-    """Check a config with its workflow, judge, data, model's files and machine.
+    """Check a config with all that it names, and this machine.
 
-    Prints the batch arithmetic, a line for each finding, and what a start would do with the run
-    folder that is there; exit code 1 if a finding is an error. Makes the judge, loads no model.
+    Looks at the workflow, the judge, the data and the model's files. Prints the batch arithmetic, a
+    line for each finding, and what a start would do with the run folder that is there; exit code 1
+    if a finding is an error. Makes the judge, loads no model.
     """
     from ajet.backbones.stages import beginning_from, finished_model
     from ajet.core.config import load_stages
@@ -74,7 +75,8 @@ def _check(config: "AjetConfig", conf: Path) -> None:
         playing, judge = "given replies", "none"
     table = Table(title=escape(f"{conf}{stage}: {playing}, judge {judge or 'the workflow itself'}"))
     for title in ("", "number", "from"):
-        table.add_column(title, justify="right" if title == "number" else "left")
+        justify = "right" if title == "number" else "left"
+        table.add_column(title, justify=justify, overflow="fold")  # a key is shown whole
     for row in plan.rows():
         table.add_row(*map(escape, row))
     Console().print(table)

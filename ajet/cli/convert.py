@@ -37,9 +37,10 @@ def convert(
     ] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Turn a config of ROLL, verl, ChatLearn or AgentJet into an ajet YAML.
+    """Turn a config of verl or another system into ours.
 
-    Every key of it becomes one of ours, or stands in the head of the YAML with the reason why not.
+    It may be one of ROLL, verl, ChatLearn or AgentJet. Every key of it becomes one
+    of ours, or stands in the head of the YAML with the reason why not.
     """
     from ajet.convert import convert as converted
     from ajet.convert import yaml_text

@@ -1,6 +1,6 @@
 """Implements `ajet debug`: runs the first tasks in this process and shows each episode in full."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -27,13 +27,18 @@ def debug(
             min=1, help="Tokens of one reply at most. [ajet.debug.debug_max_reply_tokens]"
         ),
     ] = None,
+    backbone: Annotated[
+        Literal["debug", "verl", "trinity"] | None,
+        typer.Option("--backbone", help="debug, which it is anyway: episodes run in this process."),
+    ] = None,
     project_dir: ProjectDir = None,
     verbose: Verbose = False,
 ) -> None:
-    """Run the first tasks and show each episode's conversation, reward and tokens as they come.
+    """Run the first tasks and show each episode in full.
 
-    Trains and writes nothing. An exception in the workflow or the judge ends the command with its
-    own traceback.
+    Conversations, rewards and tokens come as they are made, in this process, whatever the config's
+    backbone. Trains and writes nothing. An exception in the workflow or the judge ends the command
+    with its own traceback.
     """
     from ajet.backbones import make_debug_backbone
     from ajet.cli.notices import show_notices
@@ -44,14 +49,18 @@ def debug(
     from ajet.core.errors import AjetError
     from ajet.core.record.screen_log import begin_screen_log
 
+    if backbone not in (None, "debug"):
+        raise typer.BadParameter(
+            f"--backbone {backbone}: ajet debug runs episodes in this process, without Ray: leave "
+            "--backbone out"
+        )
     begin_screen_log(verbose)
     raise_descriptor_limit()
     config = load_config(conf, overrides or [], backbone="debug", project_dir=project_dir)
     check_classes(config)
     show_notices(config.notices)
     try:
-        backbone = make_debug_backbone(config)
-        backbone.debug(
+        make_debug_backbone(config).debug(
             num_tasks=tasks,
             parallel=1 if one_at_a_time else parallel,
             max_reply_tokens=max_reply_tokens,

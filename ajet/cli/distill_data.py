@@ -20,7 +20,9 @@ def distill_data(
     ] = None,
     verbose: Verbose = False,
 ) -> None:
-    """Write a run's good episodes as rows of chat messages, with the ids that were sampled."""
+    """Write a run's good episodes as rows of chat messages.
+
+    The rows have the ids that were sampled."""
     from ajet.core.error_codes import Code
     from ajet.core.errors import DataError
     from ajet.core.record.recorded_run import RecordedRun

@@ -41,11 +41,11 @@ def env_check(
     ] = "train",
     verbose: Verbose = False,
 ) -> None:
-    """Play an environment with a random, a scripted and an oracle agent.
+    """Check an environment by playing it.
 
-    The scripted agent plays the random one's actions again, and must see the same. Tells success
-    and rewards, steps and their time, and how many groups would carry no signal. Exit code 0:
-    sound, 1: a fault was found. No model is loaded.
+    A random, a scripted and an oracle agent play. The scripted agent plays the random one's actions
+    again, and must see the same. Tells success and rewards, steps and their time, and how many
+    groups would carry no signal. Exit code 0: sound, 1: a fault was found. No model is loaded.
     """
     if (env_type is None) == (conf is None):
         raise typer.BadParameter("name an environment, or a YAML with --conf and its --tag")

@@ -87,9 +87,9 @@ def evaluate(
     project_dir: ProjectDir = None,
     verbose: Verbose = False,
 ) -> None:
-    """Measure success on a split, or on benchmarks by name, with 95 % intervals.
+    """Measure success on held-out tasks or on benchmarks.
 
-    Seeds and sampling are those of the run's own validation.
+    Shows 95 % intervals. Seeds and sampling are those of the run's own validation.
     """
     if sum(given is not None for given in (checkpoint, model, endpoint)) > 1:
         raise typer.BadParameter("give one of --checkpoint, --model and --endpoint")

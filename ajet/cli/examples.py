@@ -32,10 +32,10 @@ def examples(
         ),
     ] = None,
 ) -> None:
-    """List the examples, or copy some to ./tutorial, where their YAMLs and the documentation
-    expect them.
+    """List the examples, or copy some to ./tutorial.
 
-    `ajet examples math_agent`, then `ajet --conf tutorial/example_math_agent/demo.yaml`.
+    Their YAMLs and the documentation expect them there. `ajet examples math_agent`, then `ajet
+    --conf tutorial/example_math_agent/demo.yaml`.
     """
     source = Path(str(files("ajet.examples")))
     known = known_names()

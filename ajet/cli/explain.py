@@ -16,10 +16,11 @@ def explain(
         ),
     ] = None,
 ) -> None:
-    """Say what the code at the end of an error means, what its usual causes are, and what to do.
+    """Say what the code at the end of an error means.
 
-    The names of a run's warnings are explained too. Needs no network; docs/errors.md has the same
-    text, and docs/warnings.md has the reasons for the warnings' bounds.
+    Its usual causes follow, and what to do. The names of a run's warnings are explained too. Needs
+    no network; docs/errors.md has the same text, and docs/warnings.md has the reasons for the
+    warnings' bounds.
     """
     if code is None:
         typer.echo(f"{_all_codes()}\n\n{_all_warnings()}")

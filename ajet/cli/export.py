@@ -29,10 +29,10 @@ def export(
     ] = "auto",
     verbose: Verbose = False,
 ) -> None:
-    """Write the weights of a checkpoint as a folder that transformers, vLLM and SGLang load.
+    """Write a checkpoint's weights as a folder for other tools.
 
-    The model that the run began with is read as well: its config, its tokenizer, and what was not
-    trained.
+    transformers, vLLM and SGLang load it. The model that the run began with is read as well: its
+    config, its tokenizer, and what was not trained.
     """
     import os
 

@@ -1,6 +1,7 @@
 """Finds what a config asks for and this machine, or the run, cannot give. Loads no model.
 
     model      does the path lead to weights, a tokenizer and a chat template?
+    device     is the one that is named on this machine?
     precision  is the number format slow on this processor?
     reward     is there a judge, or does the workflow's source give a reward?
     data       are there as many tasks as a step takes?
@@ -9,9 +10,9 @@
                need
 
 Each finding is one line: ok, warning or error, with what to do. `ajet check` shows all of them;
-`ajet train` shows the warnings of model, precision, reward and clipping and stops at their errors.
-The needs are estimates from the config and the model's config.json. Not covered: what a workflow
-itself opens, and GPUs (`ajet plan`).
+`ajet train` shows the warnings of all but data and machine, and stops at their errors. The needs
+are estimates from the config and the model's sizes. Not covered: what a workflow itself opens, and
+the memory of GPUs (`ajet plan`).
 """
 
 import ast
@@ -28,13 +29,22 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from ajet.agents.environment_agent import EnvironmentAgent
 from ajet.backbones import runs_on_ray
 from ajet.cli.clip_bounds import bounds_that_do_not_fit
+from ajet.cluster.gguf_header import GgufHeader
+from ajet.cluster.gpus import missing_device
 from ajet.cluster.machine import machine_memory, number_in
 from ajet.cluster.memory_estimate import WEIGHT_VERSIONS, checkpoint_bytes
-from ajet.cluster.model_shape import EMBEDDED, ModelShape, find_config, read_shape
+from ajet.cluster.model_shape import EMBEDDED, ModelShape, model_shape
 from ajet.core.config import AjetConfig
-from ajet.core.config.precision import BYTES, describe_precision, dtype_on, is_slow_here
+from ajet.core.config.precision import (
+    BYTES,
+    describe_precision,
+    dtype_on,
+    is_slow_here,
+    state_dtype,
+)
 from ajet.core.descriptors import descriptor_limit, descriptors_needed
 from ajet.core.error_codes import Code
 from ajet.core.error_text import extra_advice
@@ -73,10 +83,11 @@ class Finding:
 
 
 def run_findings(config: AjetConfig, workflows: Iterable[type[Workflow]]) -> list[Finding]:
-    """Returns what can be told of the model, its precision, the reward and the clip bounds."""
+    """Returns what can be told of the model, its device and precision, the reward and the clip
+    bounds."""
     return [
         *_model_findings(config),
-        *_precision_findings(config),
+        *_device_findings(config),
         *(_reward_finding(config, workflow) for workflow in workflows),
         *_clip_findings(config),
     ]
@@ -103,8 +114,6 @@ def machine_findings(config: AjetConfig, plan: BatchPlan) -> list[Finding]:
     shape = _shape(config)
     on_gpu = _has_gpu(config)
     found = [*_package_findings(), _files_finding(episodes), _processes_finding(episodes)]
-    if not runs_on_ray(config) and not is_slow_here(config, gpu=on_gpu):
-        found.append(Finding("ok", describe_precision(config, gpu=on_gpu)))
     if shape is None:
         found.append(
             Finding("ok", "memory and disk: cannot be told, the model's sizes are not known here")
@@ -120,15 +129,6 @@ def machine_findings(config: AjetConfig, plan: BatchPlan) -> list[Finding]:
 
 def _has_gpu(config: AjetConfig) -> bool:
     return Path("/dev/nvidiactl").exists() and config.ajet.model.device != "cpu"
-
-
-def _precision_findings(config: AjetConfig) -> list[Finding]:
-    """Returns a warning where this machine computes very slowly in the run's format. A run on Ray
-    computes on its nodes."""
-    on_gpu = _has_gpu(config)
-    if runs_on_ray(config) or not is_slow_here(config, gpu=on_gpu):
-        return []
-    return [Finding("warning", describe_precision(config, gpu=on_gpu))]
 
 
 def _package_findings() -> list[Finding]:
@@ -154,7 +154,7 @@ def _model_findings(config: AjetConfig) -> Iterator[Finding]:
     if local.is_dir():
         yield from _folder_findings(local, config)
     elif local.is_file():
-        yield Finding("ok", f"{where}: a file; its tokenizer and template are read with it")
+        yield _gguf_finding(local, where)
     elif API_MODEL.match(path):
         yield Finding(
             "error",
@@ -210,6 +210,20 @@ def _folder_findings(folder: Path, config: AjetConfig) -> Iterator[Finding]:
         yield Finding("ok", f"{where}: weights, tokenizer and chat template are there")
 
 
+def _gguf_finding(file: Path, where: str) -> Finding:
+    if file.suffix != ".gguf":
+        problem = f"{where}: a file, but not a .gguf: give the folder around it"
+        return Finding("error", problem, Code.MODEL_NOT_FOUND)
+    try:
+        GgufHeader.of(file)
+    except ModelError as error:
+        return Finding("error", f"{where}: {error}", Code.MODEL_NOT_LOADED)
+    if find_spec("gguf") is None:
+        advice = f"reading GGUF needs a package: {extra_advice('gguf')}"
+        return Finding("error", f"{where}: {advice}", Code.PACKAGE_MISSING)
+    return Finding("ok", f"{where}: a GGUF file; its tokenizer and template are read with it")
+
+
 def _has_template(folder: Path) -> bool:
     if any((folder / name).exists() for name in ("chat_template.jinja", "chat_template.json")):
         return True
@@ -222,6 +236,12 @@ def _has_template(folder: Path) -> bool:
 
 def _hub_finding(path: str, where: str, has_own_template: bool) -> Finding:
     """Looks into the Hub's cache on this machine alone."""
+    if find_spec("huggingface_hub") is None:
+        return Finding(
+            "warning",
+            f"{where}: no folder here; taken for a name on the Hub, whose cache on this machine "
+            f"cannot be read: {extra_advice('huggingface_hub')}",
+        )
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -260,9 +280,26 @@ def _hub_finding(path: str, where: str, has_own_template: bool) -> Finding:
 def _shape(config: AjetConfig) -> ModelShape | None:
     """Returns the sizes of the model; None where they are not at hand or not of a known family."""
     try:
-        return read_shape(find_config(config.ajet.model.path or "", download=False))
+        return model_shape(config.ajet.model.path or "")
     except ModelError:
         return None
+
+
+# --- the device ----------------------------------------------------------------------------------
+
+
+def _device_findings(config: AjetConfig) -> Iterator[Finding]:
+    """Yields whether the named device is here, and what is computed on it. A run on Ray computes on
+    its nodes, which `ajet plan` and the run's start look at."""
+    if runs_on_ray(config):
+        return
+    problem = missing_device(config.ajet.model.device)
+    if problem is not None:
+        yield Finding("error", f"ajet.model.device: {problem}; use auto or cpu", Code.DEVICE)
+        return
+    on_gpu = _has_gpu(config)
+    level: Level = "warning" if is_slow_here(config, gpu=on_gpu) else "ok"
+    yield Finding(level, describe_precision(config, gpu=on_gpu))
 
 
 # --- the reward ----------------------------------------------------------------------------------
@@ -275,6 +312,8 @@ def _reward_finding(config: AjetConfig, workflow: type[Workflow]) -> Finding:
     if not config.learns_from_rewards:
         return _unneeded_reward_finding(config, workflow)
     gives = gives_reward(workflow)
+    if gives is None and issubclass(workflow, EnvironmentAgent):
+        return Finding("ok", "reward: the environment gives it, with each step")
     if gives is None:
         return Finding(
             "ok", f"reward: cannot be told from the source of {workflow.__name__}, without a judge"
@@ -396,8 +435,8 @@ def _disk_finding(config: AjetConfig, shape: ModelShape) -> Finding:
     while not folder.exists():
         folder = folder.parent
     return _compared(
-        f"disk: about {_gb(one * (kept + 1))} for {kept} checkpoints of {_gb(one)} and one that is "
-        "being written",
+        f"disk: about {_size(one * (kept + 1))} for {kept} checkpoints of {_size(one)} and one "
+        "that is being written",
         one * (kept + 1),
         shutil.disk_usage(folder).free,
         f"free some of {folder}, lower trainer_common.max_checkpoints_to_keep or give another "
@@ -408,12 +447,15 @@ def _disk_finding(config: AjetConfig, shape: ModelShape) -> Finding:
 def _memory_finding(config: AjetConfig, shape: ModelShape) -> Finding:
     trainer = config.ajet.trainer_common
     rank = trainer.lora.total_rank
-    size = BYTES[dtype_on(config, gpu=False)]
+    dtype = dtype_on(config, gpu=False)
+    size, wide = BYTES[dtype], BYTES[state_dtype(dtype)]
     trained = shape.lora_parameters(rank) if rank else shape.parameters
     has_reference = not rank and (trainer.use_kl_loss or trainer.algorithm.use_kl_in_reward)
-    needed = size * shape.parameters * (2 if has_reference else 1) + (size + 8) * trained
+    masters = wide if size < wide else 0
+    needed = size * shape.parameters * (2 if has_reference else 1)
+    needed += (masters + 3 * wide) * trained  # a gradient and AdamW's two moments
     return _compared(
-        f"memory: at least {_gb(needed)} for weights, gradients, AdamW and the reference",
+        f"memory: at least {_size(needed)} for weights, gradients, AdamW and the reference",
         needed,
         machine_memory(),
         "take a smaller model, model.dtype=bfloat16 or lora.rank",
@@ -424,7 +466,7 @@ def _shm_finding(config: AjetConfig, shape: ModelShape, *, on_gpu: bool) -> Find
     needed = WEIGHT_VERSIONS * BYTES[dtype_on(config, gpu=on_gpu)] * shape.parameters
     free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
     return _compared(
-        f"/dev/shm: about {_gb(needed)} for two versions of the weights on their way to engines",
+        f"/dev/shm: about {_size(needed)} for two versions of the weights on their way to engines",
         needed,
         free,
         "give the container more (docker run --shm-size)",
@@ -445,12 +487,12 @@ def _compared(
     not. Amounts are bytes unless `is_count`."""
     if there is None:
         return Finding("ok", f"{what}; no limit is set")
-    shown = f"{there:,}" if is_count else _gb(there)
+    shown = f"{there:,}" if is_count else _size(there)
     if needed <= there:
         return Finding("ok", f"{what}; there are {shown}")
     code = Code.MACHINE_TOO_SMALL if level == "error" else None
     return Finding(level, f"{what}; there are {shown}: {fix}", code)
 
 
-def _gb(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f} GB"
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.1f} MB"

@@ -40,10 +40,11 @@ def fork(
     project_dir: ProjectDir = None,
     verbose: Verbose = False,
 ) -> None:
-    """Go on from one turn of a recorded episode in other ways, and show what becomes of each.
+    """Go on from one turn of a recorded episode in other ways.
 
-    Up to the turn the episode is run again with its recorded replies, and must be the same in
-    every prompt id and state. The mean over the forks is the value of the turn.
+    Shows what becomes of each. Up to the turn the episode is run again with its recorded replies,
+    and must be the same in every prompt id and state. The mean over the forks is the value of the
+    turn.
     """
     if checkpoint is not None and model is not None:
         raise typer.BadParameter("give one of --checkpoint and --model")

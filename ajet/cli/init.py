@@ -40,10 +40,11 @@ def init(
     ] = None,
     verbose: Verbose = False,
 ) -> None:
-    """Write a project that trains as it is: agent, judge, tasks, YAML, a test, VS Code's settings.
+    """Write a project that trains as it is.
 
-    With --from-agent: a workflow for an agent that you have, with a judge and tasks to fill in. A
-    file that is there is never written over.
+    It has an agent, a judge, tasks, a YAML, a test and VS Code's settings. With --from-agent: a
+    workflow for an agent that you have, with a judge and tasks to fill in. A file that is there is
+    never written over.
     """
     if from_agent is None:
         if agent is not None or model is not None:
@@ -93,8 +94,14 @@ def _write_kind(folder: Path, name: str) -> None:
     write_files(folder, files)
     typer.echo(f"{folder}: {', '.join(sorted(files))}")
     commands = [] if folder.resolve() == Path.cwd() else [f"cd {folder}"]
-    if kind.package is not None and find_spec(kind.package) is None:
-        commands.append(f"pip install 'ajet[{kind.extra}]'      # {kind.package} is not installed")
+    needed = {"torch": "train"}
+    if kind.package is not None and kind.extra is not None:
+        needed[kind.package] = kind.extra
+    missing = {package: extra for package, extra in needed.items() if find_spec(package) is None}
+    if missing:
+        extras, packages = ",".join(missing.values()), " and ".join(missing)
+        are = "is" if len(missing) == 1 else "are"
+        commands.append(f"pip install 'ajet[{extras}]'      # {packages} {are} not installed")
     commands += ["ajet check --conf train.yaml", "ajet --conf train.yaml --backbone debug"]
     _show_next(commands, "README.md says which three lines make it yours.")
 

@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -29,7 +30,7 @@ from typer.main import get_command
 from ajet.cli.process_end import end_within
 from ajet.core.error_codes import Code
 from ajet.core.error_text import extra_advice
-from ajet.core.errors import AjetError
+from ajet.core.errors import AjetError, ConfigError
 from ajet.core.plain_value import printable
 from ajet.core.redaction import redact
 
@@ -71,6 +72,7 @@ CODES_OF_USAGE = {
 """Maps a class of click's to its kind; all others are about a value."""
 ROOT_OPTIONS = ("--help", "-h", "--version", "--install-completion", "--show-completion")
 TAKES_A_CONFIG = ("train", "serve", "debug", "eval", "optimize-prompt", "check", "plan")
+READS_NO_PATHS = ("schema", "explain")
 DASHED_OVERRIDE = re.compile(r"--?[A-Za-z_]\w*(\.\w+)+(=.*)?", re.DOTALL)
 TAKES_A_VALUE = ("--conf", "--backbone", "--exp-dir", "--project-dir", "--debug", "--db")
 
@@ -93,7 +95,10 @@ class Launcher(TyperGroup):
         return get_command(app)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        ctx.obj = {"traceback": "--verbose" in args or bool(os.environ.get("AJET_TRACEBACK"))}
+        ctx.obj = {
+            "traceback": "--verbose" in args or bool(os.environ.get("AJET_TRACEBACK")),
+            "reads_paths": not {*READS_NO_PATHS, "--help", "-h"} & {*args},
+        }
         if ctx.resilient_parsing:  # the shell completes a line that is not yet whole
             return super().parse_args(ctx, command_first(args))
         if (mistake := mistyped_command(args)) is not None:
@@ -105,6 +110,8 @@ class Launcher(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
+            if ctx.obj["reads_paths"]:
+                _check_current_folder()
             with _usage_errors_with_code():
                 return super().invoke(ctx)
         except AjetError as error:
@@ -122,6 +129,17 @@ class Launcher(TyperGroup):
                 f"[{Code.PACKAGE_MISSING}]"
             )
             raise typer.Exit(1) from error
+
+
+def _check_current_folder() -> None:
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise ConfigError(
+            f"the current folder cannot be read ({error.strerror}): was it removed, or made anew? "
+            "Go to one that exists: cd DIR",
+            code=Code.CURRENT_FOLDER_GONE,
+        ) from error
 
 
 def _print_error(line: str) -> None:

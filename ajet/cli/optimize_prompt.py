@@ -60,9 +60,10 @@ def optimize_prompt(
     project_dir: ProjectDir = None,
     verbose: Verbose = False,
 ) -> None:
-    """Search a better prompt with episodes of training tasks, and measure it on held-out ones.
+    """Search a better prompt, and measure it on held-out tasks.
 
-    Try it before weights: no weight changes. The result is the config with better texts.
+    The search plays episodes of training tasks. Try it before weights: no weight changes. The
+    result is the config with better texts.
     """
     if (endpoint is None) != (endpoint_model is None):
         raise typer.BadParameter("--endpoint and --endpoint-model go together")

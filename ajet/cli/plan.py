@@ -48,7 +48,7 @@ def plan(
     project_dir: ProjectDir = None,
     verbose: Verbose = False,
 ) -> None:
-    """Show placement, memory and rough times of a run before it starts."""
+    """Show a run's placement, memory and rough times."""
     from ajet.cli.notices import show_notices
     from ajet.cli.plan_tables import (
         described_gpu,

@@ -16,9 +16,10 @@ def rebuild(
     ] = None,
     verbose: Verbose = False,
 ) -> None:
-    """Make every promoted version of a served model again, and compare it bit for bit.
+    """Make a served model's versions again, and compare them.
 
-    Base model, config and log suffice; no checkpoint is read. Exit code 1 says that one differs.
+    Every promoted version is compared bit for bit. Base model, config and log suffice; no
+    checkpoint is read. Exit code 1 says that one differs.
     """
     from ajet.core.error_codes import Code
     from ajet.core.errors import CheckpointError

@@ -11,10 +11,10 @@ def schema(
         Path | None, typer.Option(metavar="FILE", help="Write it here instead of to the screen.")
     ] = None,
 ) -> None:
-    """Print the JSON Schema of a config file: editors complete its keys, show what they mean, and
-    underline those that do not exist.
+    """Print the JSON Schema of a config file.
 
-    In a YAML, this first line names it: # yaml-language-server: $schema=ajet.schema.json
+    With it editors complete keys, show what they mean, and underline those that do not exist. In a
+    YAML, this first line names it: # yaml-language-server: $schema=ajet.schema.json
     """
     import json
 

@@ -18,10 +18,10 @@ def score(
     ] = "all",
     verbose: Verbose = False,
 ) -> None:
-    """Compute the probability of a recorded episode's tokens under the run's kept checkpoints.
+    """Score a recorded episode's tokens under kept checkpoints.
 
-    Writes scores/EPISODE.json into the run folder, from which `ajet view` draws the curve of each
-    token. Step 0 is the model that the run began with.
+    Computes the probability of each. Writes scores/EPISODE.json into the run folder, from which
+    `ajet view` draws the curve of each token. Step 0 is the model that the run began with.
     """
     import os
     from statistics import fmean

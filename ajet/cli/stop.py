@@ -12,10 +12,10 @@ def stop(
         str, typer.Argument(help="The episode's id, as the display shows it: 000003-train-0004-02.")
     ],
 ) -> None:
-    """End one episode of a run that goes on, such as one whose tool hangs.
+    """End one episode of a run that goes on.
 
-    It counts as a failed episode with status stopped. A call of the model that is under way is
-    waited for.
+    It may be one whose tool hangs. It counts as a failed episode with status stopped. A call of the
+    model that is under way is waited for.
     """
     from ajet.core.record.run_folder import RunFolder
     from ajet.core.rollout.stop_request import ask_to_stop

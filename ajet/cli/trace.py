@@ -45,9 +45,9 @@ def trace(
         bool, typer.Option("--until-eof", hidden=True, help="Follow until standard input ends.")
     ] = False,
 ) -> None:
-    """Send recorded episodes as traces: a span for each episode, call of the model, tool,
-    environment and judge.
+    """Send recorded episodes as traces.
 
+    A span is an episode, or a call of the model, a tool, an environment or a judge.
     `ajet.trainer_common.traces` does it while a run goes on.
     """
     from ajet.core.error_codes import Code

@@ -34,7 +34,10 @@ def view(
         typer.Option(help="With --export: only these episodes, ids with commas between."),
     ] = None,
 ) -> None:
-    """Show in the browser what changed in a run and why, down to each episode's tokens."""
+    """Show in the browser what changed in a run, and why.
+
+    The page goes from held-out success down to each episode's tokens.
+    """
     import signal
     import threading
     import webbrowser

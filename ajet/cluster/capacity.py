@@ -15,7 +15,7 @@ from ajet.cluster.episode_size import EpisodeSize
 from ajet.cluster.gpus import local_gpus, visible_gpus
 from ajet.cluster.machine import machine_memory
 from ajet.cluster.memory_estimate import GIB
-from ajet.cluster.model_shape import ModelShape, find_config, read_shape
+from ajet.cluster.model_shape import ModelShape, model_shape, read_shape
 from ajet.cluster.one_gpu_plan import OneGpuPlan
 from ajet.cluster.placement import (
     Node,
@@ -90,7 +90,7 @@ def memory_problems(config: AjetConfig, placement: Placement, gpu: Gpu) -> list[
     """Returns a line for each thing that does not fit on GPUs of this kind. The list is empty if
     the model's config.json is not on this machine."""
     try:
-        shape = read_shape(find_config(config.ajet.model.path or "", download=False))
+        shape = model_shape(config.ajet.model.path or "")
     except ModelError:
         return []  # the size is unknown before the model is loaded
     problems = ClusterPlan(config, placement, shape, gpu).problems()
@@ -121,5 +121,7 @@ def one_gpu_plan(
 
 
 def _shape(config: AjetConfig, model_config: Path | None) -> ModelShape:
-    """Returns the sizes in this config.json, or in that of `model.path`."""
-    return read_shape(model_config or find_config(config.ajet.model.path or "", download=True))
+    """Returns the sizes in this config.json, or those of `model.path`."""
+    if model_config is not None:
+        return read_shape(model_config)
+    return model_shape(config.ajet.model.path or "", download=True)

@@ -6,14 +6,20 @@ Not covered: GPUs of other makers than NVIDIA (Ray counts those of a cluster its
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.process_guard import guarded
 
+OTHER_GPUS = ("dxg", "kfd", "nvhost-gpu", "nvgpu")
+"""Files of GPUs that torch calls cuda and that are not /dev/nvidia0 and so on: those of WSL, of AMD
+and of Jetsons."""
 FREE_SHARE = 0.95
 QUERY_TIMEOUT_S = 20.0
 QUERY = ["--query-gpu=index,memory.used,memory.total,uuid", "--format=csv,noheader,nounits"]
@@ -40,6 +46,33 @@ def local_gpus(environ: Mapping[str, str] | None = None, devices: Path = Path("/
     present = sum(path.name.removeprefix("nvidia").isdigit() for path in devices.glob("nvidia*"))
     names = _visible(environ)
     return present if names is None else min(present, len(names))
+
+
+def missing_device(
+    device: str,
+    environ: Mapping[str, str] | None = None,
+    devices: Path = Path("/dev"),
+    platform: str = sys.platform,
+    torch_version: str | None = None,
+) -> str | None:
+    """Says that this machine has no such device (`ajet.model.device`), as far as that can be told
+    without torch; None where it may have it."""
+    if device == "mps":
+        return None if platform == "darwin" else "mps is a Mac's GPU, and this is no Mac"
+    if not device.startswith("cuda"):
+        return None
+    if platform == "darwin":
+        return f"{device} is a GPU of NVIDIA's, and Macs have none"
+    if platform == "linux" and not any((devices / name).exists() for name in OTHER_GPUS):
+        num = local_gpus(environ, devices)
+        if int(device.partition(":")[2] or 0) >= num:
+            there = f"there are cuda:0 to cuda:{num - 1}" if num else "there is no GPU"
+            return f"{device} is not on this machine: {there} (/dev, CUDA_VISIBLE_DEVICES)"
+    if torch_version is None and find_spec("torch") is not None:
+        torch_version = version("torch")
+    if (torch_version or "").endswith("+cpu"):
+        return f"{device}: the torch that is installed, {torch_version}, is built without CUDA"
+    return None
 
 
 def require_free_gpus(

@@ -1,4 +1,4 @@
-"""Reads the shape of a model from its config.json alone, without weights or torch.
+"""Reads the shape of a model from its config.json or GGUF header, without weights or torch.
 
     {"hidden_size": 896, "num_hidden_layers": 24, …}   ->   494,032,768 parameters
 
@@ -9,10 +9,13 @@ Dense decoders with grouped-query attention and a gated MLP: Llama, Mistral, Qwe
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ajet.cluster.gguf_header import GgufHeader
 from ajet.core.error_codes import Code
+from ajet.core.error_text import extra_advice
 from ajet.core.errors import ModelError
 
 QKV_BIAS = ("qwen2",)
@@ -77,6 +80,15 @@ class ModelShape:
         return 2 * self.layers * self.kv_width
 
 
+def model_shape(path: str, *, download: bool = False) -> ModelShape:
+    """Returns the shape of `model.path`, which may be a GGUF file; `download` as for
+    `find_config`."""
+    file = Path(path).expanduser()
+    if file.suffix == ".gguf" and file.is_file():
+        return shape_of(GgufHeader.of(file).model_config(), path)
+    return read_shape(find_config(path, download=download))
+
+
 def read_shape(file: Path) -> ModelShape:
     """Returns the shape in a config.json; ModelError for an unknown architecture."""
     return shape_of(_read_json(file), str(file))
@@ -129,8 +141,13 @@ def find_config(path: str, *, download: bool) -> Path:
         return local / "config.json"
     if local.is_file() or path.endswith(".gguf"):
         raise ModelError(
-            f"model '{path}': a GGUF file has no config.json to estimate memory from",
-            code=Code.MODEL_UNSUPPORTED,
+            f"model '{path}': no config.json: give a folder, a name on the Hub or a .gguf file",
+            code=Code.MODEL_NOT_FOUND,
+        )
+    if find_spec("huggingface_hub") is None:
+        raise ModelError(
+            f"model '{path}': the Hub's cache cannot be read: {extra_advice('huggingface_hub')}",
+            code=Code.PACKAGE_MISSING,
         )
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError

@@ -116,15 +116,32 @@ class ClusterPlan:
         return sync_method(self.config, self.placement)[0]
 
     @property
+    def engine(self) -> str:
+        """Returns the engine that samples where every server is installed."""
+        return planned_engine(self.config, on_gpu=self.placement.on_gpus)
+
+    @property
+    def sends_adapters(self) -> bool:
+        """Tells whether the engines get adapters alone and add them to their weights themselves."""
+        return self.config.ajet.trainer_common.lora.rank > 0 and self.engine != "sglang"
+
+    @property
+    def sent_bytes(self) -> int:
+        """Returns the size of a new version on its way to an engine."""
+        if self.sends_adapters:
+            rank = self.config.ajet.trainer_common.lora.total_rank
+            return self.trainer_inputs.state_bytes * self.shape.lora_parameters(rank)
+        return self.engine_inputs.value_bytes * self.shape.parameters
+
+    @property
     def _versions_in_memory(self) -> int:
         """Returns how many versions of the weights are in shared memory at once: servers begin with
         files, however later versions travel."""
         if not self.sync_method or self.sync_method == "checkpoint":
             return 0
-        if self.sync_method == "memory":
+        if self.sync_method == "memory" and not self.sends_adapters:
             return WEIGHT_VERSIONS
-        engine = planned_engine(self.config, on_gpu=self.placement.on_gpus)
-        return int(engine != "in_process" and start_in_memory(self.placement))
+        return int(self.engine != "in_process" and start_in_memory(self.placement))
 
     @property
     def disk_bytes(self) -> int:
@@ -347,10 +364,12 @@ def _rollout_seconds(plan: ClusterPlan, size: EpisodeSize) -> tuple[float, float
 
 def _sync_seconds(plan: ClusterPlan) -> tuple[float, str]:
     """Returns the seconds in which new weights reach the engines, and what they follow from."""
-    num_bytes = plan.engine_inputs.value_bytes * plan.shape.parameters
-    amount, method = f"{num_bytes / 1e9:.1f} GB", plan.sync_method
+    num_bytes, method = plan.sent_bytes, plan.sync_method
     if not method:
         return 0.0, ""
+    amount = f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:,.1f} MB"
+    if plan.sends_adapters:
+        amount += " of adapters, without the adding of them to the weights,"
     if method == "nccl":
         return num_bytes / BROADCAST_BYTES, f"{amount} by broadcast"
     if method == "ipc":

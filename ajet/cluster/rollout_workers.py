@@ -39,7 +39,7 @@ from ajet.cluster.rollout_worker import (
     TokenizerSpec,
     WorkflowEnded,
 )
-from ajet.core.activity import Activity, CurrentCall, TimedCall
+from ajet.core.activity import Activity, CurrentCall
 from ajet.core.config import AjetConfig
 from ajet.core.error_text import one_line
 from ajet.core.inference.endpoint import ModelEndpoint, SamplingParams
@@ -212,18 +212,21 @@ class RolloutWorkers:
 
     async def _judged(self, trajectory: Trajectory, judge_in_group: JudgeInGroup) -> Trajectory:
         """Returns the trajectory with the verdict on its group, whose judge runs in this process:
-        no worker's heartbeat tells of it."""
+        no worker's heartbeat tells of it. When it was asked, the worker noted in its own clock;
+        here, in a clock that may differ, is measured how long that took."""
         activity = self._awaiting_verdict[trajectory.episode_id] = Activity(trajectory.episode_id)
         try:
             with activity.calling(GROUP_JUDGE):
                 judged = await judge_in_group(trajectory)
         finally:
             del self._awaiting_verdict[trajectory.episode_id]
-        later_s = activity.began_unix_s - trajectory.began_unix_s
-        own = [
-            TimedCall(c.name, c.started_s + later_s, c.ended_s + later_s) for c in activity.calls
-        ]
-        return replace(judged, calls=(*judged.calls, *own))
+        [took] = activity.calls
+        seconds = took.ended_s - took.started_s
+        calls = (
+            replace(each, ended_s=each.started_s + seconds) if each.name == GROUP_JUDGE else each
+            for each in judged.calls
+        )
+        return replace(judged, calls=tuple(calls))
 
     def calls(self) -> Mapping[str, CurrentCall]:
         """Returns what each running episode does, as of its worker's last heartbeat, and those that

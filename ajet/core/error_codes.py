@@ -117,6 +117,14 @@ class Code(Enum):
         ("the folder may not be written to", "the disk is full"),
         "Make room or choose another place; nothing of the run itself is changed.",
     )
+    CURRENT_FOLDER_GONE = (
+        "AJ-USE-009",
+        "the current folder is gone",
+        "The folder in which the command was started does not exist any more, so no path in its "
+        "command line or its config can be looked up.",
+        ("the folder was removed, or made anew, while a terminal stood in it",),
+        "Go to a folder that exists (`cd`), also where one of the same name was made since.",
+    )
 
     # --- the config ------------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ CREATE TABLE rows (
     max_policy_version INTEGER, staleness INTEGER, seconds REAL NOT NULL, advantage REAL,
     query TEXT NOT NULL, error TEXT
 ) STRICT;
-CREATE INDEX rows_by_step ON rows (step, mode);
+CREATE INDEX rows_by_step ON rows (step, mode, group_id, rollout_index);
 CREATE INDEX rows_by_mode ON rows (mode, step);
 CREATE INDEX rows_by_task ON rows (task_id);
 CREATE TABLE tags (tasks_id INTEGER PRIMARY KEY, tag TEXT NOT NULL);
@@ -205,14 +205,16 @@ class EpisodeIndex:
 
     def group(self, step: int, mode: str, group_id: str) -> list[Row]:
         """Returns the members of one group in their order."""
-        return [row for row in self.step(step, mode) if row["group_id"] == group_id]
+        return self._members("step = ? AND mode = ? AND group_id = ?", [step, mode, group_id])
 
     def step(self, step: int, mode: str) -> list[Row]:
         """Returns the episodes of one step, by group and member."""
+        return self._members("step = ? AND mode = ?", [step, mode])
+
+    def _members(self, where: str, arguments: Sequence[Any]) -> list[Row]:
         with self._current() as connection:
             rows = connection.execute(
-                "SELECT * FROM rows WHERE step = ? AND mode = ? ORDER BY group_id, rollout_index",
-                [step, mode],
+                f"SELECT * FROM rows WHERE {where} ORDER BY group_id, rollout_index", arguments
             )
             return [_row(each) for each in rows]
 

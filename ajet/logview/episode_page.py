@@ -25,11 +25,8 @@ EXPECTED = ("answer", "expected_answer", "ground_truth", "expected", "solution",
 """Fields of a task under which data sets keep what is right; the first that a task has is shown."""
 
 
-def episode_data(
-    reader: EpisodeReader, episode_id: str, members: Sequence[Row], text: TokenText
-) -> dict[str, Any]:
+def episode_data(episode: EpisodeRecord, members: Sequence[Row], text: TokenText) -> dict[str, Any]:
     """Returns one episode with its tokens, and the members of its group."""
-    episode = reader.episode(episode_id)
     names = ("reward_breakdown", "timings", "metadata", "log_metrics", "ended_as", "seed")
     return {
         **asdict(episode.row),

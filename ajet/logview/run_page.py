@@ -21,7 +21,7 @@ from typing import Any
 
 from ajet.core.environment.frames import gif_file
 from ajet.core.error_codes import Code
-from ajet.core.errors import CheckpointError, ConfigError
+from ajet.core.errors import CheckpointError, ConfigError, DataError
 from ajet.core.record.episode_reader import EpisodeReader, EpisodeRow
 from ajet.core.record.evaluation import IntervalEstimate, paired_difference, share_over_tasks
 from ajet.core.record.fork_folder import read_forks
@@ -36,7 +36,7 @@ from ajet.logview.episode_page import episode_data, group_data, pair_data
 from ajet.logview.metric_series import MetricSeries
 from ajet.logview.run_difference import read_config, starts_of
 from ajet.logview.same_prefix import same_prefix
-from ajet.logview.token_text import TokenText, tokenizer_of
+from ajet.logview.token_text import TokenText
 
 MAX_PAGE, MAX_TASKS = 500, 500
 MAX_PICTURE_BYTES = 4_000_000
@@ -190,7 +190,7 @@ class RunPage:
         task_id = query.get("task_id", "")
         rows, _ = self._index.list(Selection(task_id=task_id), sort="step", limit=MAX_PAGE)
         if not rows:
-            raise KeyError(task_id)
+            raise DataError(f"no task {task_id!r} in this run", code=Code.EPISODE_NOT_FOUND)
         steps = self._index.task(task_id)
         held_out = [row for row in rows if row["mode"] == "eval"]
         ends = held_out if len({row["step"] for row in held_out}) > 1 else rows
@@ -209,6 +209,9 @@ class RunPage:
         task = self.task(query)
         pair = [query.get("left") or task["compared"][0], query.get("right") or task["compared"][1]]
         rows = {row["episode_id"]: row for row in task["episodes"]}
+        for name in pair:
+            if name not in rows:
+                raise DataError(f"no episode {name!r} of this task", code=Code.EPISODE_NOT_FOUND)
         with EpisodeReader(self.folder.episodes_db) as reader:
             data = pair_data(reader, [rows[name] for name in pair], self._token_text())
         return {
@@ -226,9 +229,9 @@ class RunPage:
         with EpisodeReader(self.folder.episodes_db) as reader:
             episode = reader.episode(query.get("episode", ""))
             if not 0 <= turn < len(episode.turns):
-                raise KeyError(turn)
+                raise DataError(f"no turn {turn} in this episode", code=Code.EPISODE_NOT_FOUND)
             if not 0 <= token < len(episode.turns[turn].token_ids):
-                raise KeyError(token)
+                raise DataError(f"no token {token} in this turn", code=Code.EPISODE_NOT_FOUND)
             task = Selection(task_id=episode.row.task_id)
             rows, _ = self._index.list(task, sort="step", limit=MAX_PAGE)
             found = same_prefix(reader, episode, rows, turn, token, self._token_text())
@@ -249,7 +252,7 @@ class RunPage:
         step = _number(query, "step", int) or 0
         members = self._index.group(step, mode, group_id)
         if not members:
-            raise KeyError(group_id)
+            raise DataError(f"no group {group_id!r} in this step", code=Code.EPISODE_NOT_FOUND)
         groups = list(dict.fromkeys(row["group_id"] for row in self._index.step(step, mode)))
         at = groups.index(group_id)
         with EpisodeReader(self.folder.episodes_db) as reader:
@@ -269,11 +272,12 @@ class RunPage:
             return reader.find(name)
 
     def episode(self, episode_id: str) -> dict[str, Any]:
-        """Returns one episode with its tokens. Raises `KeyError` when it does not exist."""
+        """Returns one episode with its tokens. Raises `DataError` when it does not exist."""
         with EpisodeReader(self.folder.episodes_db) as reader:
-            row = reader.episode(episode_id).row
-            members = self._index.group(row.step, row.mode, row.group_id)
-            data = episode_data(reader, episode_id, members, self._token_text())
+            episode = reader.episode(episode_id)
+        row = episode.row
+        members = self._index.group(row.step, row.mode, row.group_id)
+        data = episode_data(episode, members, self._token_text())
         picture = self._picture(row) if row.mode == "eval" and row.rollout_index == 0 else None
         return {**data, "picture": picture, "forks": read_forks(self.folder, episode_id)}
 
@@ -331,7 +335,7 @@ class RunPage:
     def _token_text(self) -> TokenText:
         with self._lock:
             if self._text is None:
-                self._text = TokenText(tokenizer_of(self.folder))
+                self._text = TokenText.of(self.folder)
             return self._text
 
 

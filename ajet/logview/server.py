@@ -34,12 +34,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from traceback import format_exception
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from loguru import logger
+
 from ajet.core.error_codes import Code
-from ajet.core.errors import AjetError, ConfigError
+from ajet.core.error_text import one_line
+from ajet.core.errors import AjetError, ConfigError, DataError
 from ajet.core.record.run_folder import RunFolder
+from ajet.core.redaction import redact
 from ajet.logview.run_difference import Start, difference, starts_of
 from ajet.logview.run_page import RunPage, compared_configs, to_json
 
@@ -115,8 +120,8 @@ class Pages:
             page.close()
 
     def answer(self, path: str, query: dict[str, str]) -> dict[str, Any]:
-        """Returns the data behind an /api path; raises `KeyError` if there is no such path or
-        run."""
+        """Returns the data behind an /api path. Raises `DataError` where there is no such path, run
+        or part of one."""
         name = path.removeprefix("/api/")
         if name == "runs":
             return {
@@ -144,19 +149,25 @@ class Pages:
             "token": page.token,
             "group": page.group,
         }
-        return of_run[name]() if name in of_run else of_query[name](query)
+        if name in of_run:
+            return of_run[name]()
+        if name not in of_query:
+            raise DataError(f"{path}: no such page", code=Code.OPTION_VALUE)
+        return of_query[name](query)
 
     def _page(self, name: str) -> RunPage:
         """Returns the page of a run, or of forks of one of its episodes: RUN/forks/FOLDER."""
-        run, is_fork, folder = name.rpartition("/forks/")
-        if name in self.by_name or not is_fork:
+        if name in self.by_name:
             return self.by_name[name]
+        run, _, folder = name.rpartition("/forks/")
         with self._lock:
-            if name not in self._forks:
+            if name not in self._forks and run in self.by_name:
                 forks = self.by_name[run].folder.forks
-                there = forks.iterdir() if forks.is_dir() else ()
-                path = {each.name: each for each in there if not each.is_symlink()}[folder]
-                self._forks[name] = RunPage(RunFolder(path))
+                for each in forks.iterdir() if forks.is_dir() else ():
+                    if each.name == folder and not each.is_symlink():
+                        self._forks[name] = RunPage(RunFolder(each))
+            if name not in self._forks:
+                raise DataError(f"no run {name!r}", code=Code.RUN_NOT_FOUND)
             return self._forks[name]
 
     def _difference(self, query: dict[str, str]) -> dict[str, Any]:
@@ -172,6 +183,9 @@ class Pages:
         own = own or list(starts)
         right = query.get("right") or own[-1]
         left = query.get("left") or (own[-2] if len(own) > 1 else [*others, own[0]][0])
+        for name in (left, right):
+            if name not in starts:
+                raise DataError(f"no start {name!r}", code=Code.RUN_NOT_FOUND)
         return {
             "left": left,
             "right": right,
@@ -280,12 +294,15 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, server: _Server, path: str, query: dict[str, str]) -> None:
         try:
             data = server.pages.answer(path, query)
-        except KeyError:
-            return self._fail(HTTPStatus.NOT_FOUND, "there is nothing here")
+        except DataError as error:
+            return self._fail(HTTPStatus.NOT_FOUND, str(error))
         except ConfigError as error:
             return self._fail(HTTPStatus.BAD_REQUEST, str(error))
         except (AjetError, sqlite3.Error) as error:
             return self._fail(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
+        except Exception as error:  # noqa: BLE001  # the edge of a server: an answer, and the log
+            logger.error(redact("".join(format_exception(error))))
+            return self._fail(HTTPStatus.INTERNAL_SERVER_ERROR, one_line(error))
         self._send(HTTPStatus.OK, to_json(data), "application/json")
 
     def _stream(self, server: _Server) -> None:

@@ -1,9 +1,10 @@
 """Converts single tokens to text for display, never for training.
 
-    TokenText(tokenizer)([9906, 102, 151645]) -> ["Hello", "\\xe2\\x82", "<|im_end|>"]
+    TokenText.of(folder)([9906, 102, 151645]) -> ["Hello", "\\xe2\\x82", "<|im_end|>"]
 
 A token that holds a part of a character (byte-level BPE splits them) shows those bytes as \\xNN, so
-that nothing is hidden. Without a tokenizer the text is the id in angle brackets.
+that nothing is hidden. Without a tokenizer the text is the id in angle brackets. What a token is,
+`tokenizer.json` says; no package is needed to read it.
 
 Not covered: tokenizers that have no `tokenizer.json` (their tokens show as ids).
 """
@@ -12,16 +13,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from ajet.core.error_codes import Code
 from ajet.core.error_text import one_line
 from ajet.core.errors import ModelError
 from ajet.core.record.run_folder import RunFolder, is_file
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 _BYTE_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
 
@@ -29,29 +27,50 @@ _BYTE_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
 class TokenText:
     """Converts token ids to texts, one for each id."""
 
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Mapping[str, Any] | None) -> None:
+        """Reads the content of a `tokenizer.json`; None means that there is none."""
         self._known: dict[int, str] = {}
-        self._added: set[int] = set()
+        self._tokens: dict[int, str] = {}
+        self._added: dict[int, str] = {}
         self._byte_level = False
         if tokenizer is not None:
-            self._added = set(tokenizer.get_added_tokens_decoder())
-            self._byte_level = "ByteLevel" in json.dumps(json.loads(tokenizer.to_str())["decoder"])
+            vocab = tokenizer["model"]["vocab"]
+            is_scored = isinstance(vocab, list)  # (token, score) by id
+            self._tokens = (
+                {number: token for number, (token, _) in enumerate(vocab)}
+                if is_scored
+                else {number: token for token, number in vocab.items()}
+            )
+            self._added = {each["id"]: each["content"] for each in tokenizer["added_tokens"]}
+            self._byte_level = "ByteLevel" in json.dumps(tokenizer.get("decoder"))
+
+    @classmethod
+    def of(cls, folder: RunFolder) -> TokenText:
+        """Reads the tokenizer that the run stored in its folder, where it did."""
+        file = folder.tokenizer / "tokenizer.json"
+        if not is_file(file):
+            return cls(None)
+        try:
+            return cls(json.loads(file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ModelError(
+                f"{file}: the tokenizer does not load: {one_line(error)}", code=Code.NO_TOKENIZER
+            ) from error
 
     def __call__(self, ids: Iterable[int]) -> list[str]:
         return [self._text(int(i)) for i in ids]
 
     def _text(self, token_id: int) -> str:
         if token_id not in self._known:
-            token = None if self._tokenizer is None else self._tokenizer.id_to_token(token_id)
-            self._known[token_id] = (
-                f"<{token_id}>" if token is None else self._shown(token_id, token)
-            )
+            self._known[token_id] = self._shown(token_id)
         return self._known[token_id]
 
-    def _shown(self, token_id: int, token: str) -> str:
+    def _shown(self, token_id: int) -> str:
         if token_id in self._added:
-            return token
+            return self._added[token_id]
+        token = self._tokens.get(token_id)
+        if token is None:
+            return f"<{token_id}>"
         if self._byte_level and all(char in BYTE_OF for char in token):
             return readable(bytes(BYTE_OF[char] for char in token))
         if match := _BYTE_FALLBACK.fullmatch(token):
@@ -62,21 +81,6 @@ class TokenText:
 def readable(raw: bytes) -> str:
     """Returns the bytes decoded as UTF-8; bytes that are no whole character become \\xNN."""
     return raw.decode("utf-8", "backslashreplace")
-
-
-def tokenizer_of(folder: RunFolder) -> Tokenizer | None:
-    """Returns the tokenizer that the run stored in its folder, or None."""
-    file = folder.tokenizer / "tokenizer.json"
-    if not is_file(file):
-        return None
-    from tokenizers import Tokenizer
-
-    try:
-        return Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises plain exceptions for a damaged file
-        raise ModelError(
-            f"{file}: the tokenizer does not load: {one_line(error)}", code=Code.NO_TOKENIZER
-        ) from error
 
 
 def _byte_of() -> dict[str, int]:

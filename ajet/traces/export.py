@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from loguru import logger
 
 from ajet.core.error_codes import Code
-from ajet.core.errors import CheckpointError, TraceError
+from ajet.core.errors import CheckpointError, DataError, TraceError
 from ajet.core.record.atomic_file import write_text_atomically, writing
 from ajet.core.record.episode_reader import EpisodeReader, EpisodeRecord, EpisodeRow
 from ajet.core.record.recorded_run import RecordedRun
@@ -169,7 +169,7 @@ def _complete(reader: EpisodeReader, rows: list[EpisodeRow]) -> list[EpisodeReco
     for row in rows:
         try:
             found.append(reader.episode(row.episode_id))
-        except KeyError:
+        except DataError:
             continue
     return found
 

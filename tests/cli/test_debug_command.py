@@ -99,6 +99,13 @@ def test_debug_runs_the_configs_number_of_tasks_under_any_backbone(project):
     assert "1 episode, 1 successful" in result.stdout
 
 
+def test_debug_takes_its_own_backbone_and_refuses_one_on_ray(project):
+    assert debug("--backbone", "debug", "--tasks", "1").exit_code == 0
+    result = debug("--backbone", "verl")
+    assert result.exit_code == 2 and "Traceback" not in result.output
+    assert "--backbone verl: ajet debug runs episodes in this process" in result.stderr
+
+
 def test_debug_says_what_has_no_effect_beside_its_result(project):
     result = debug("--tasks", "1", "ajet.trainer_common.nnodes=2")
     assert result.exit_code == 0, result.output

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from ajet import Workflow, WorkflowOutput
+from ajet.agents.step_env_agent import StepEnvAgent
+from ajet.agents.traj_env_agent import TrajEnvAgent
 from ajet.cli.findings import gives_reward, machine_findings, run_findings
 from ajet.core.config import AjetConfig
 from ajet.core.descriptors import descriptors_needed
@@ -45,20 +47,20 @@ def of_loss(**algorithm):
 )
 def test_a_model_that_is_not_there_is_told(path, expected, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    [line] = lines(config_of(path))
+    line = lines(config_of(path))[0]
     assert line.startswith(expected)
     assert "'embedded:math'?" in line if path == "embedded:maths" else True
 
 
 def test_a_folder_without_weights_tokenizer_or_template_is_told(tmp_path):
-    [line] = lines(config_of(str(tmp_path)))
+    line = lines(config_of(str(tmp_path)))[0]
     assert "no config.json, no weights (*.safetensors), no tokenizer (tokenizer.json)" in line
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         (tmp_path / name).write_text("{}")
-    [line] = lines(config_of(str(tmp_path)))
+    line = lines(config_of(str(tmp_path)))[0]
     assert line.startswith("error: ") and "no chat template; give ajet.model.chat_template" in line
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ x }}"}))
-    [line] = lines(config_of(str(tmp_path)))
+    line = lines(config_of(str(tmp_path)))[0]
     assert line.startswith("ok: ")
 
 
@@ -97,24 +99,36 @@ def test_a_workflows_source_says_whether_it_gives_a_reward(workflow, gives):
 
 
 def test_nobody_giving_a_reward_is_an_error_and_a_judge_is_enough():
-    [_, line] = lines(config_of(), GivesNone)
+    [*_, line] = lines(config_of(), GivesNone)
     assert line.startswith("error: reward: nobody gives one: GivesNone returns a WorkflowOutput")
-    [_, line] = lines(config_of(), Elsewhere)
+    [*_, line] = lines(config_of(), Elsewhere)
     assert line.startswith("ok: reward: cannot be told")
-    assert lines(config_of(judge="math"), GivesNone)[1] == "ok: reward: judge math"
+    assert lines(config_of(judge="math"), GivesNone)[-1] == "ok: reward: judge math"
+
+
+@pytest.mark.parametrize("agent", [StepEnvAgent, TrajEnvAgent])
+def test_an_agent_of_an_environment_has_its_rewards(agent):
+    assert lines(config_of(), agent)[-1] == "ok: reward: the environment gives it, with each step"
+
+
+def test_small_amounts_are_told_in_megabytes():
+    config = config_of(model={"path": "embedded:math", "device": "cpu"})
+    found = [str(each) for each in machine_findings(config, BatchPlan(config, 10, 0))]
+    # 919,680 weights of 4 bytes, as many in the reference, and 12 bytes to train each.
+    assert any("memory: at least 18.4 MB for weights" in line for line in found)
 
 
 def test_nobody_need_give_a_reward_where_a_teacher_alone_is_learnt_from():
     teacher = {"path": "embedded:math"}
     alone = config_of(kind="distillation", distillation=teacher)
     assert re.search(
-        r"^warning: reward: none .* to validate: .*test_freq", lines(alone, GivesNone)[1]
+        r"^warning: reward: none .* to validate: .*test_freq", lines(alone, GivesNone)[-1]
     )
     never = {"trainer_common": {"test_freq": 0}, "distillation": teacher}
     alone = config_of(kind="distillation", **never)
-    assert lines(alone, GivesNone)[1].startswith("ok: reward: none is needed to train")
+    assert lines(alone, GivesNone)[-1].startswith("ok: reward: none is needed to train")
     beside = config_of(kind="distillation", distillation=teacher | {"reward_weight": 0.5})
-    assert lines(beside, GivesNone)[1].startswith("error: reward: nobody gives one")
+    assert lines(beside, GivesNone)[-1].startswith("error: reward: nobody gives one")
 
 
 def test_bounds_that_do_not_fit_the_loss_are_told_with_the_papers_numbers():
@@ -173,12 +187,58 @@ def test_what_the_machine_has_too_little_of_is_told_with_a_remedy():
     assert "lower rollout.max_env_worker" in files
     [disk] = [line for line in found if "disk: " in line]
     assert disk.startswith("error: ") and "max_checkpoints_to_keep" in disk
-    assert (
-        "ok: precision: trainer and engines compute in float32, the optimizer in float32 "
-        "(ajet.model.dtype is auto, on a CPU)"
-    ) in found
     [memory] = [line for line in found if "memory: " in line]
     assert memory.startswith("ok: ") or Path("/dev/nvidiactl").exists()
+
+
+def test_what_is_computed_in_is_told_once():
+    config = config_of(model={"path": "embedded:math", "device": "cpu"})
+    found = [*lines(config), *map(str, machine_findings(config, BatchPlan(config, 10, 0)))]
+    assert [line for line in found if "precision: " in line] == [
+        "ok: precision: trainer and engines compute in float32, the optimizer in float32 "
+        "(ajet.model.dtype is auto, on a CPU)"
+    ]
+
+
+def test_a_device_that_this_machine_lacks_is_an_error():
+    config = config_of(model={"path": "embedded:math", "device": "cuda:99"})
+    [line] = [line for line in lines(config) if "ajet.model.device" in line]
+    assert line.startswith("error: ajet.model.device: cuda:99 ")
+    assert line.endswith("; use auto or cpu [AJ-MOD-007]")
+
+
+def test_the_memory_of_a_gguf_model_is_compared(tmp_path):
+    # 12 layers of width 10,000: 12 x (4 x 10,000² + 3 x 10,000 x 40,000 + 20,000) + 170,000.
+    path = write_header(tmp_path / "large.gguf", layers=12, width=10_000, mlp=40_000)
+    config = config_of(model={"path": str(path), "device": "cpu"})
+    found = [str(each) for each in machine_findings(config, BatchPlan(config, 10, 0))]
+    # 19,200,410,000 weights of 4 bytes, as many in the reference, and 12 bytes to train each.
+    assert any("memory: at least 384.0 GB for weights" in line for line in found)
+    assert lines(config)[0].startswith("ok: ajet.model.path: ")
+
+
+def test_a_file_that_is_no_model_is_an_error(tmp_path):
+    (tmp_path / "model.safetensors").touch()
+    line = lines(config_of(str(tmp_path / "model.safetensors")))[0]
+    assert line.startswith("error: ") and "not a .gguf: give the folder around it" in line
+    (tmp_path / "empty.gguf").touch()
+    line = lines(config_of(str(tmp_path / "empty.gguf")))[0]
+    assert line.startswith("error: ") and "its GGUF header cannot be read" in line
+
+
+def write_header(path, layers, width, mlp):
+    """A GGUF file of a Llama with 16 tokens and without weights."""
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(layers)
+    writer.add_embedding_length(width)
+    writer.add_feed_forward_length(mlp)
+    writer.add_head_count(100)
+    writer.add_token_list([str(number) for number in range(16)])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
 
 
 @pytest.mark.parametrize(
@@ -200,6 +260,17 @@ def test_what_the_hubs_cache_has_of_a_model_is_told(files, told, tmp_path, monke
     config = AjetConfig.model_validate({"ajet": {"model": {"path": "some/model"}}})
     (finding,) = [each for each in run_findings(config, []) if "on the Hub" in each.text]
     assert finding.text.endswith(told) or f"{told}," in finding.text
+
+
+def test_a_light_install_cannot_look_into_the_hubs_cache(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # as where it is not installed
+    config = config_of("some-org/some-model")
+    assert lines(config)[0] == (
+        "warning: ajet.model.path: some-org/some-model: no folder here; taken for a name on the "
+        "Hub, whose cache on this machine cannot be read: pip install 'ajet[train]'"
+    )
+    found = [str(each) for each in machine_findings(config, BatchPlan(config, 10, 0))]
+    assert any("cannot be told" in line for line in found)
 
 
 def test_a_light_install_is_told_which_extra_a_run_needs(monkeypatch):

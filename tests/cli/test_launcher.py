@@ -140,6 +140,14 @@ def test_check_prints_the_batch_arithmetic(project):
     assert "run folder launcher_record/math_agent" in result.stdout
 
 
+def test_check_shows_whole_keys_on_a_narrow_terminal(project, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = "".join(
+        line.split("│")[3].strip() for line in check().stdout.splitlines() if "│" in line
+    )
+    assert "rollout.max_response_length_in_one_turn" in shown and "…" not in shown
+
+
 def test_epochs_are_passes_over_the_tasks_also_where_a_step_takes_more_than_it_trains(project):
     rows = numbers(check("ajet.rollout.enable_oversample=true"))
     assert rows["batches per epoch"] == "0.3"  # 100 / 396
@@ -435,6 +443,13 @@ def test_help_imports_no_package_but_typer_and_what_that_needs():
     assert ours - typers == {"ajet"}
 
 
+def test_every_commands_line_in_the_list_is_whole():
+    listed = CliRunner().invoke(app, ["--help"], terminal_width=80).stdout.partition("Commands:")[2]
+    lines = {line.split()[0]: line for line in listed.strip().splitlines()}
+    assert list(lines) == list(COMMANDS)
+    assert [line for line in lines.values() if line.endswith("...") or len(line.split()) < 4] == []
+
+
 def test_every_option_has_help():
     for command in ("train", "check", "convert", "prepare-data", "view", "debug", "eval"):
         text = run(command, "--help").stdout
@@ -464,3 +479,22 @@ def test_a_missing_data_file_names_its_key_and_the_paths_that_were_tried(project
     key = "ajet.task_reader.jsonl_dataset_file.validation.file_path"
     line = error_line(check())
     assert line.startswith(f"{key}: test.jsonl: no such data file; looked for {project}/test.jsonl")
+
+
+@pytest.fixture
+def deleted_folder(tmp_path, monkeypatch):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+
+
+@pytest.mark.parametrize("command", sorted({*COMMANDS} - {"schema", "explain"}))
+def test_a_command_in_a_deleted_folder_says_so_in_one_line(deleted_folder, command):
+    line = error_line(run(command, "--conf", "x.yaml"))
+    assert line.startswith("the current folder cannot be read") and line.endswith("cd DIR")
+
+
+def test_what_reads_no_path_answers_in_a_deleted_folder_too(deleted_folder):
+    for given in (["explain", "AJ-USE-009"], ["schema"], ["init", "--help"], ["--version"]):
+        assert run(*given).exit_code == 0

@@ -69,6 +69,7 @@ LIGHT_COMMANDS = (
     "view recorded --export page.html",
     "servers",
     "env-check guess_number",
+    "init project --kind chat",
 )
 
 

@@ -295,6 +295,27 @@ def test_weights_for_engines_on_the_ranks_gpus_are_handed_over(tmp_path):
     assert times.sync_note == "15.2 GB by handles of memory on the same GPU"
 
 
+def test_with_lora_the_adapters_alone_are_sent_where_the_engine_adds_them(tmp_path):
+    lora, vllm = "ajet.trainer_common.lora.rank=8", "ajet.rollout.name=vllm"
+    times = plan_of(config_of(tmp_path, "verl", lora, vllm), QWEN_7B).times
+    assert times.sync_s == pytest.approx(80_740_352 / 1e10)  # 20,185,088 numbers of 4 bytes
+    assert times.sync_note == (
+        "80.7 MB of adapters, without the adding of them to the weights, by handles of memory on "
+        "the same GPU"
+    )
+    sglang = config_of(tmp_path, "verl", lora, "ajet.rollout.name=sglang")
+    times = plan_of(sglang, QWEN_7B).times
+    assert times.sync_note == "15.2 GB by handles of memory on the same GPU"
+
+
+def test_with_lora_only_the_base_of_a_server_is_in_shared_memory(tmp_path):
+    options = ["ajet.trainer_common.lora.rank=8", "verl.rollout.sync_method=memory"]
+    config = config_of(tmp_path, "verl", *options, "ajet.rollout.name=vllm")
+    assert node_of(plan_of(config, QWEN_7B))["/dev/shm"] == pytest.approx(14.2, abs=0.05)
+    config = config_of(tmp_path, "verl", *options, "ajet.rollout.name=in_process")
+    assert "/dev/shm" not in node_of(plan_of(config, QWEN_7B))
+
+
 def test_an_in_process_engine_on_the_ranks_gpu_needs_no_shared_memory(tmp_path):
     config = config_of(tmp_path, "verl", "ajet.rollout.name=in_process")
     assert "/dev/shm" not in node_of(plan_of(config, QWEN_7B))

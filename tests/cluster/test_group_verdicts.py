@@ -4,18 +4,24 @@ No Ray runs here: `Actor` stands for a worker's process and ends each episode at
 """
 
 import asyncio
+import time
+from dataclasses import replace
 
 import cloudpickle
 import pytest
 
 from ajet import GroupJudge, Task, WorkflowOutput
 from ajet.cluster.rollout_workers import RolloutWorkers
+from ajet.core.activity import TimedCall
 from ajet.core.config import load_config
 from ajet.core.rollout.admission import Admission
+from ajet.core.rollout.episode import GROUP_JUDGE
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
+
+WAITED_S = 0.05
 
 
 class Actor:
@@ -28,6 +34,8 @@ class Actor:
         running = self.worker.running[episode_id]
         plan = cloudpickle.loads(packed_plan)
         ended = Trajectory(plan, (), EpisodeStatus.OK, output=WorkflowOutput())
+        calls = (TimedCall("tool dice", 1.0, 2.0), TimedCall(GROUP_JUDGE, 5.0, 5.001))
+        ended = replace(ended, began_unix_s=time.time() + 3600, calls=calls)  # its clock is ahead
         running.slot.workflow_ended(ended.status)
         running.trajectory.set_result(ended)
 
@@ -68,6 +76,11 @@ async def test_who_waits_for_the_judge_of_its_group_is_named_until_it_has_judged
     assert {(call.name, call.is_model) for call in calls.values()} == {
         ("the judge of its group", False)
     }
+    await asyncio.sleep(WAITED_S)
     judge.may_judge.set()
     (group,) = await running
     assert [each.reward for each in group.trajectories] == [1.0, 1.0] and not workers.calls()
+    for each in group.trajectories:
+        tool, judge = each.calls
+        assert (tool.name, judge.name) == ("tool dice", "the judge of its group")
+        assert judge.started_s == 5.0 and 5.0 + WAITED_S <= judge.ended_s < 65.0

@@ -77,9 +77,8 @@ def test_where_a_config_is_looked_for(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "config.json").write_text(json.dumps(QWEN_7B))
     assert find_config(str(tmp_path), download=False) == tmp_path / "config.json"
-    gguf = tmp_path / "m.gguf"
-    gguf.write_text("")
-    for path in (str(gguf), "no/where.gguf", "no-such/model", "a b"):
+    (tmp_path / "m.txt").touch()
+    for path in (str(tmp_path / "m.txt"), "no/where.gguf", "no-such/model", "a b"):
         with pytest.raises(ModelError, match=r"config\.json"):
             find_config(path, download=False)
     with pytest.raises(ModelError, match=r"no model's config\.json can be read"):

@@ -46,6 +46,21 @@ def test_episodes_sort_by_a_column_and_those_without_a_value_come_last(store, in
         index.list(sort="id; DROP")
 
 
+def test_a_group_is_its_members_alone_in_their_order_and_found_by_an_index(store, index):
+    groups = [
+        group_of(*(episode(group=group, member=member) for member in (1, 0))) for group in (0, 1, 2)
+    ]
+    store.write(1, groups)
+    second = groups[1].trajectories[0].workflow_task.group_id
+    found = index.group(1, "train", second)
+    assert [row["rollout_index"] for row in found] == [0, 1]
+    assert {row["group_id"] for row in found} == {second}
+    plan = index._connection.execute(
+        "EXPLAIN QUERY PLAN SELECT * FROM rows WHERE step = 1 AND mode = 'train' AND group_id = ''"
+    ).fetchall()
+    assert "group_id=?" in plan[0]["detail"]
+
+
 def test_a_search_finds_what_was_said_by_anyone_but_the_system(store, index):
     said = episode(turns=two_turns("How many Äpfel?"), query="How many Äpfel?")
     store.write(1, [group_of(said, episode(member=1, turns=(), reward=None))])

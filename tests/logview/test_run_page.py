@@ -4,6 +4,7 @@ import pytest
 from logview_fixtures import write_run
 from record_fixtures import episode, group_of, two_turns
 
+from ajet.core.errors import DataError
 from ajet.core.inference.endpoint import Completion
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.run_folder import RunFolder
@@ -234,7 +235,7 @@ def test_two_episodes_of_a_task_are_those_of_the_first_and_the_last_evaluation(f
     assert [side["asked"] for side in data["sides"]] == [[{"role": "user", "text": "?"}]] * 2
     other = page.compare({"task_id": "task-0", "left": "000005-train-0000-00"})
     assert (other["left"], other["right"]) == ("000005-train-0000-00", "000010-eval-0000-00")
-    with pytest.raises(KeyError):
+    with pytest.raises(DataError):
         page.compare({"task_id": "task-0", "right": "no episode of it"})
 
 

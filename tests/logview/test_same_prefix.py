@@ -5,6 +5,7 @@ import pytest
 from logview_fixtures import write_run
 from record_fixtures import episode, group_of
 
+from ajet.core.errors import DataError
 from ajet.core.inference.endpoint import Completion
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.run_folder import RunFolder
@@ -63,5 +64,5 @@ def test_a_token_that_was_scored_has_its_curve_and_one_that_is_not_there_is_not_
     found = token_at(folder, 0, 1)
     assert found["scores"] == [{"step": 0, "logprob": -2}, {"step": 8, "logprob": -1.5}]
     for turn, token in ((0, 3), (2, 0), (-1, 0), (0, -1)):
-        with pytest.raises(KeyError):
+        with pytest.raises(DataError):
             token_at(folder, turn, token)

@@ -9,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from loguru import logger
 from logview_fixtures import HOSTILE, Client, byte_tokenizer, write_run
 from record_fixtures import episode, group_of
 
@@ -16,6 +17,7 @@ from ajet.core.errors import ConfigError
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.warning_log import RunWarning, WarningLog
+from ajet.logview.run_page import RunPage
 from ajet.logview.server import MAX_STREAMS, LogviewServer, is_loopback_host
 
 
@@ -107,8 +109,41 @@ def test_tokens_have_texts_when_the_run_has_a_tokenizer(folder):
     assert "".join(shown["turns"][0]["prompt"]["texts"]) == "defghijklm"  # bytes 100 to 109
 
 
-def test_an_absent_episode_or_path_is_not_found(client):
-    assert client.get("/api/episode/nothing")[0].status == 404
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("episode/nothing", "no episode 'nothing'"),
+        ("nothing", "/api/nothing: no such page"),
+        ("steps?run=nothing", "no run 'nothing'"),
+        ("difference?left=math:9", "no start 'math:9'"),
+        ("task?task_id=nothing", "no task 'nothing' in this run"),
+        ("group?step=1&group_id=nothing", "no group 'nothing' in this step"),
+        ("token?episode=000001-train-0000-00&turn=9", "no turn 9 in this episode"),
+        ("compare?task_id=task-0&left=nothing", "no episode 'nothing' of this task"),
+    ],
+)
+def test_what_is_not_there_is_named(client, path, told):
+    response, content = client.get(f"/api/{path}")
+    assert (response.status, json.loads(content)) == (404, {"error": told})
+
+
+class BrokenPage(RunPage):
+    def steps(self):
+        return {}["a key that the code expects"]
+
+
+def test_a_mistake_of_the_page_itself_is_an_error_of_the_server_and_logged(folder):
+    lines = []
+    sink = logger.add(lines.append)
+    with LogviewServer([folder.path], port=0) as server:
+        server._http.pages.by_name["math"] = BrokenPage(folder)
+        response, content = Client(server).get("/api/steps")
+    logger.remove(sink)
+    assert response.status == 500 and "KeyError: 'a key that the code expects'" in content
+    assert "in steps" in lines[0] and "KeyError" in lines[0]
+
+
+def test_a_file_that_is_no_part_of_the_page_is_not_found(client):
     assert client.get("/static/../server.py")[0].status == 404
     assert client.get("/static/%2e%2e/server.py")[0].status == 404
 

@@ -142,6 +142,15 @@ def test_the_next_commands_are_said_with_the_folder_to_go_to(tmp_path, monkeypat
     assert "next:\n  ajet check" in run("--kind", "chat").stdout
 
 
+def test_the_packages_that_a_kind_lacks_are_said_in_one_command(tmp_path, monkeypatch):
+    for module in ("torch", "langchain"):
+        monkeypatch.setitem(sys.modules, module, None)  # as where it is not installed
+    command = "pip install 'ajet[train,langgraph]'"
+    said = run(tmp_path / "graph", "--kind", "langgraph").stdout
+    assert f"{command}      # torch and langchain are not installed\n" in said
+    assert f"```bash\n{command}\n" in (tmp_path / "graph" / "README.md").read_text()
+
+
 def test_without_a_terminal_the_missing_kind_is_one_line(tmp_path):
     result = run(tmp_path)
     assert result.exit_code == 1

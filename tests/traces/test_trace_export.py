@@ -14,11 +14,12 @@ from ajet.cli.launcher import app
 from ajet.core.activity import TimedCall
 from ajet.core.config import AjetConfig
 from ajet.core.errors import CheckpointError, TraceError
+from ajet.core.record.episode_reader import EpisodeReader
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.origin import RunOrigin
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.trace_follower import TraceFollower
-from ajet.traces.export import TraceExport
+from ajet.traces.export import TraceExport, _complete
 from tests.core.record.record_fixtures import advantages_of, episode, group_of, sample_of, two_turns
 from tests.traces.receiver import attributes, receiving
 
@@ -127,6 +128,15 @@ def test_a_follower_sends_again_what_a_resumed_run_wrote_again(folder):
             add(folder, 2)
             assert export.follow(target, over) == 2
     assert receiver.episodes == [*names(1), *names(2), *names(2)]
+
+
+def test_what_a_resumed_run_cut_off_between_two_reads_is_left_out(folder):
+    add(folder, 2)
+    with EpisodeReader(folder.episodes_db) as reader:
+        rows = reader.newer_than(0)
+        with EpisodeStore(folder.episodes_db) as store:
+            store.truncate_from(2)
+        assert [each.row.episode_id for each in _complete(reader, rows)] == names(1)
 
 
 def test_a_receiver_that_refuses_is_tried_again_and_nothing_is_lost(folder, warnings):

@@ -262,7 +262,7 @@ class EpisodeReader:
             limit = None if limit is None else limit - len(page)
 
     def episode(self, episode_id: str) -> EpisodeRecord:
-        """Returns one complete episode. Raises `KeyError` when it does not exist."""
+        """Returns one complete episode. Raises `DataError` when it does not exist."""
         with self._reading():
             return self._episode(episode_id)
 
@@ -273,7 +273,7 @@ class EpisodeReader:
             [episode_id],
         ).fetchone()
         if row is None:
-            raise KeyError(episode_id)
+            raise DataError(f"no episode {episode_id!r}", code=Code.EPISODE_NOT_FOUND)
         turns = self._connection.execute(
             "SELECT turns.*, tools.tools FROM turns LEFT JOIN tools ON tools.id = turns.tools_id "
             "WHERE episode_id = ? ORDER BY turn_index",

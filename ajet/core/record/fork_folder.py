@@ -23,7 +23,7 @@ from ajet.core.record.episode_reader import EpisodeRecord, TurnRecord
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
-from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
+from ajet.core.trajectory.trajectory import OF_AGENT, EpisodeStatus, Group, Trajectory
 from ajet.core.trajectory.turn import Turn
 
 if TYPE_CHECKING:
@@ -78,7 +78,15 @@ def recorded_trajectory(record: EpisodeRecord, plan: WorkflowTask) -> Trajectory
     it, are left out."""
     row, ended_as = record.row, EpisodeStatus(record.ended_as)
     is_whole = row.reward is not None or record.metadata or record.log_metrics
-    output = WorkflowOutput(metadata=record.metadata, log_metrics=record.log_metrics)
+    output = WorkflowOutput(
+        metadata=record.metadata,
+        log_metrics=record.log_metrics,
+        agent_rewards={
+            name.removeprefix(OF_AGENT): reward
+            for name, reward in record.reward_breakdown.items()
+            if name.startswith(OF_AGENT)
+        },
+    )
     return Trajectory(
         plan,
         tuple(map(_turn, record.turns)),
@@ -89,6 +97,8 @@ def recorded_trajectory(record: EpisodeRecord, plan: WorkflowTask) -> Trajectory
         reward_breakdown=record.reward_breakdown,
         error=row.error,
         timings=record.timings,
+        began_unix_s=record.began_unix_s or 0.0,
+        calls=record.calls,
     )
 
 

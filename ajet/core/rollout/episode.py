@@ -69,7 +69,7 @@ from ajet.core.trajectory.base_recorder import BaseRecorder, CallObserver
 from ajet.core.trajectory.chat_recorder import ChatRecorder
 from ajet.core.trajectory.hint import hint_for
 from ajet.core.trajectory.recorder import EpisodeRecorder
-from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
+from ajet.core.trajectory.trajectory import OF_AGENT, EpisodeStatus, Trajectory
 from ajet.core.workflow.bridge import run_in_thread
 from ajet.core.workflow.tuner import ModelTuner
 from ajet.core.workflow.workflow import Workflow
@@ -411,7 +411,7 @@ async def with_verdict(
     is_success = judged.is_success
     if is_success is None:
         is_success = judged.reward >= limits.success_threshold
-    of_agents = {f"agent {name}": each for name, each in judged.output.agent_rewards.items()}
+    of_agents = {f"{OF_AGENT}{name}": r for name, r in judged.output.agent_rewards.items()}
     return replace(
         trajectory,
         output=judged.output,

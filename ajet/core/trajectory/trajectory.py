@@ -33,6 +33,9 @@ LeftOut = Literal[
 ]
 """The selection that keeps an episode out of the update though it did not fail; in their order."""
 
+OF_AGENT = "agent "
+"""What an agent's name has before it in a `reward_breakdown`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:

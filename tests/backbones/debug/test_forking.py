@@ -257,5 +257,25 @@ async def test_a_recorded_episode_is_written_beside_its_forks_as_it_was(tmp_path
     with EpisodeReader(tmp_path / "copy.sqlite") as reader:
         copy = reader.episode(record.row.episode_id)
     assert copy.row == record.row and copy.metadata == record.metadata
+    assert copy.began_unix_s == record.began_unix_s and copy.calls == record.calls
     assert [t.messages for t in copy.turns] == [t.messages for t in record.turns]
     assert [t.completion for t in copy.turns] == [t.completion for t in record.turns]
+
+
+class Divides(Workflow):
+    """Two agents play, and each earns its own reward."""
+
+    async def execute(self, workflow_task, model_tuner):
+        for name in ("pro", "con"):
+            await model_tuner.chat([{"role": "user", "content": "Play."}], agent_name=name)
+        return WorkflowOutput(reward=0.5, agent_rewards={"pro": 1.0, "con": -1.0})
+
+
+async def test_a_recorded_episode_has_the_rewards_of_its_agents(tmp_path):
+    config_in(tmp_path, judge=None)
+    divides = "tests.backbones.debug.test_forking->Divides"
+    config = load_config(tmp_path / "run.yaml", [f"ajet.rollout.user_workflow={divides}"])
+    [record] = await recorded(tmp_path, config, player(("a",)), [Task("t", "Play.")])
+    trajectory = recorded_trajectory(record, ForkPoint.of(record, 0, config).plan)
+    assert trajectory.agent_rewards == {"pro": 1.0, "con": -1.0}
+    assert trajectory.earned == (0.5, -1.0, 1.0)

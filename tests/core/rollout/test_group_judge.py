@@ -5,6 +5,8 @@ import asyncio
 import pytest
 
 from ajet import GroupJudge, Task, Workflow, WorkflowOutput
+from ajet.core.rollout.admission import Slot
+from ajet.core.rollout.episode import GROUP_JUDGE
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
@@ -63,6 +65,18 @@ async def test_each_group_is_asked_once_in_the_order_of_its_members(mode):
         assert [t.reward for t in group.trajectories] == [0.0, 0.1, 0.2]
         assert [t.is_success for t in group.trajectories] == [False, True, True]
         assert [t.reward_breakdown for t in group.trajectories][2] == {"judge": 0.2}
+
+
+async def test_when_a_member_asked_its_judge_is_noted_in_the_clock_of_its_attempt():
+    """On Ray the driver judges, and a worker notes when: its own judge answers at once."""
+    runner = runner_of(None).executor
+    plan = RolloutRequest([Task("t", "q")], step=0, mode="train", num_repeat=1).plans(0)[0]
+
+    async def at_once(trajectory):
+        return trajectory
+
+    [asked] = (await runner.run(plan, Slot(plan.episode_id), judge_in_group=at_once)).calls
+    assert asked.name == GROUP_JUDGE and asked.started_s >= 0.03
 
 
 @pytest.mark.parametrize("max_env_worker", [1, 2])
