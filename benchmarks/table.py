@@ -66,13 +66,14 @@ def function_calling() -> list[Row]:
         low, high = (f"{100 * found[name]:+.1f}" for name in ("low", "high"))
         return f"{100 * found['value']:+.1f} [{low}, {high}]"
 
+    trained = arms.get("trained", [])
+    shares = [[run[when]["test"] for run in trained] for when in ("base", "before", "after")]
     rows: list[Row] = []
-    for run in arms.get("trained", []):
-        path = (run["base"], run["before"], run["after"])
+    if trained:
         rows.append(
             (
-                f"SmolLM2-135M, {task}, seed {run['seed']}: as it is → supervised → reinforced",
-                " → ".join(f"{each['test']:.1%}" for each in path),
+                f"SmolLM2-135M, {task}, {len(trained)} seeds: as it is → supervised → reinforced",
+                " → ".join(f"{min(each):.0%} to {max(each):.0%}" for each in shares),
                 "",
                 script,
             )
