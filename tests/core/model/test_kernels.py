@@ -16,7 +16,9 @@ COMPILER = shutil.which("cc")
 pytestmark = pytest.mark.skipif(kernels() is None, reason="no C compiler is installed")
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 HEADS, KV_HEADS, ROWS = 6, 2, 5
-COLUMNS, COLUMN, SHARED = 32, 20, 37
+COLUMNS, COLUMN = 32, 20
+SEGMENTS = [(0, 2, 37), (2, 5, 150)]
+"""The first row, the row behind the last, and the number of keys that they share."""
 
 
 def _random(*shape, dtype):
@@ -48,73 +50,73 @@ def test_rotation_turns_the_heads_that_it_is_given_and_no_others(dtype, rows):
     assert torch.equal(rotated[:, 6:], x[:, 6:])
 
 
-@DTYPES
-def test_a_column_gets_the_keys_and_values_and_the_queries_are_scaled(dtype):
-    q, k, v = (_random(ROWS, n, 16, dtype=dtype) for n in (HEADS, KV_HEADS, KV_HEADS))
-    own_k, own_v = (torch.zeros(KV_HEADS, ROWS, COLUMNS, 16, dtype=dtype) for _ in range(2))
-    scaled = kernels().place(q, k, v, own_k, own_v, COLUMN)
-    for own, placed in ((own_k, k), (own_v, v)):
-        assert torch.equal(own[:, :, COLUMN], placed.transpose(0, 1))
-        assert own.count_nonzero() == placed.count_nonzero()
-    by_kv_head = q.view(ROWS, KV_HEADS, HEADS // KV_HEADS, 16).transpose(0, 1)
-    assert torch.equal(scaled, by_kv_head / 4)  # 16 ** -0.5, exact in both
-
-
-def _attention(dtype, dim):
-    """Returns scaled queries, own keys and values, shared scores, and the first own column and the
-    number of shared tokens of each row, with the extremes of both."""
-    scaled = _random(KV_HEADS, ROWS, HEADS // KV_HEADS, dim, dtype=dtype)
-    own = tuple(_random(KV_HEADS, ROWS, COLUMNS, dim, dtype=dtype) * 2 for _ in range(2))
-    shared = _random(KV_HEADS, ROWS, HEADS // KV_HEADS, SHARED, dtype=dtype)
-    return scaled, own, shared, torch.tensor([0, COLUMN, 3, 7, 0]), torch.tensor([0, 37, 5, 0, 37])
-
-
-@DTYPES
-@pytest.mark.parametrize("dim", [48, 64, 128])
-def test_attention_is_one_softmax_over_the_shared_scores_and_the_own_columns(dtype, dim):
-    scaled, own, shared, start, num_shared = _attention(dtype, dim)
-    own_scores = torch.einsum("hrgd,hrcd->hrgc", scaled.double(), own[0].double())
-    columns = torch.arange(COLUMNS)
-    hidden = (
-        (torch.arange(SHARED) >= num_shared[:, None]),
-        ((columns < start[:, None]) | (columns > COLUMN)),
+def _attention(dtype, dim, segments=SEGMENTS):
+    """Returns q, k and v as parts of one tensor, own keys and values, shared keys and values of
+    each segment, and the first own column of each row, with the extremes."""
+    qkv = _random(ROWS, HEADS + 2 * KV_HEADS, dim, dtype=dtype)
+    own = tuple(
+        _random(KV_HEADS, ROWS, COLUMNS + i, dim, dtype=dtype)[:, :, :COLUMNS] for i in (0, 1)
     )
-    scores = torch.cat((shared.double(), own_scores), dim=-1)
-    scores.masked_fill_(torch.cat(hidden, dim=1)[None, :, None], float("-inf"))
-    probs = scores.softmax(-1)
-    expected = torch.einsum("hrgc,hrcd->hrgd", probs[..., SHARED:], own[1].double())
-    out = kernels().attend(scaled, own, shared, start, num_shared, COLUMN)
-    _close(out, expected, dtype)
-    _close(shared, probs[..., :SHARED], dtype)
+    own = tuple(part.contiguous() for part in own)
+    shared = [
+        [_random(KV_HEADS, num + i, dim, dtype=dtype)[:, :num] for i in (0, 1)]
+        for _, _, num in segments
+    ]
+    q, k, v = qkv[:, :HEADS], qkv[:, HEADS : HEADS + KV_HEADS], qkv[:, HEADS + KV_HEADS :]
+    return (q, k, v), own, shared, torch.tensor([0, COLUMN, 3, 7, 0])
+
+
+def _attend(qkv, own, shared, start, segments, column=COLUMN):
+    parts = [kernels().shared_parts(*pair) for pair in shared]
+    return kernels().attend(qkv, own, start, column, torch.tensor(segments), parts)
+
+
+@DTYPES
+@pytest.mark.parametrize("dim", [64, 96, 128])
+def test_attention_is_one_softmax_over_shared_and_own_keys(dtype, dim):
+    (q, k, v), own, shared, start = _attention(dtype, dim)
+    found = _attend((q, k, v), own, shared, start, SEGMENTS)
+    for written, new in zip(own, (k, v), strict=True):
+        assert torch.equal(written[:, :, COLUMN], new.transpose(0, 1))
+    for (first, last, _), (keys, values) in zip(SEGMENTS, shared, strict=True):
+        for row in range(first, last):
+            seen = slice(int(start[row]), COLUMN + 1)
+            all_keys, all_values = (
+                torch.cat((common, part[:, row, seen]), dim=1).double()
+                for common, part in zip((keys, values), own, strict=True)
+            )
+            query = q[row].double().view(KV_HEADS, -1, dim)
+            weights = (query @ all_keys.mT * dim**-0.5).softmax(-1)
+            _close(found[row].view(KV_HEADS, -1, dim), weights @ all_values, dtype)
 
 
 @DTYPES
 def test_a_rows_bits_depend_on_nothing_but_the_row(dtype):
-    scaled, own, shared, start, num_shared = _attention(dtype, 64)
-
-    def bits(rows, first_column):
-        """Computes these rows alone, without the columns left of `first_column`."""
-        parts = tuple(part[:, rows, first_column:].contiguous() for part in own)
-        of_rows = shared[:, rows].clone()
-        begin = start[rows] - first_column
-        column = COLUMN - first_column
-        args = scaled[:, rows].contiguous(), parts, of_rows, begin, num_shared[rows], column
-        return kernels().attend(*args), of_rows
-
-    everything = bits(slice(None), 0)
-    for found, among_others in zip(bits([2, 3], 3), everything, strict=True):
-        assert torch.equal(found, among_others[:, [2, 3]])
+    qkv, own, shared, start = _attention(dtype, 64)
+    everything = _attend(qkv, own, shared, start, SEGMENTS)
+    # Rows 2 and 3 alone, without the first three columns, which they do not see.
+    rows = slice(2, 4)
+    alone = _attend(
+        tuple(t[rows] for t in qkv),
+        tuple(part[:, rows, 3:].contiguous() for part in own),
+        shared[1:],
+        start[rows] - 3,
+        [(0, 2, SEGMENTS[1][2])],
+        COLUMN - 3,
+    )
+    assert torch.equal(alone, everything[rows])
 
 
 def test_what_is_not_a_number_stays_so():
     x, weight = torch.ones(1, 64), torch.ones(64)
     x[0, 3] = float("nan")
     assert kernels().rms_norm(x, weight, 1e-5).isnan().all()
-    scaled, own, shared, start, num_shared = _attention(torch.float32, 64)
+    qkv, own, shared, start = _attention(torch.float32, 64)
     own[0][0, 0, 5] = float("nan")
-    out = kernels().attend(scaled, own, shared, start, num_shared, COLUMN)
+    out = _attend(qkv, own, shared, start, SEGMENTS).view(ROWS, KV_HEADS, -1)
     assert out[0, 0].isnan().all()
-    assert out[0, 1:].isfinite().all()
+    assert out[0, 1].isfinite().all()
+    assert out[1:].isfinite().all()
 
 
 PIECES = pytest.mark.parametrize(

@@ -6,8 +6,9 @@
     keep(), store() drop finished rows; hand their tokens to the cache for the next turn
 
 It computes with the policy's own modules (see model/decoder.py), or, where weights are large and
-the device is a CPU, with packed copies of them (packed_decoder.py). Then, and on other devices, a
-decode step multiplies all segments at once (grid_batch.py).
+the device is a CPU, with packed copies of them (packed_decoder.py). Then a decode step attends with
+compiled kernels (tiled_batch.py); without them, and on other devices, it multiplies all segments at
+once (grid_batch.py).
 
 Not covered: architectures that `Decoder.supports` refuses (hf_forward.py serves those).
 """
@@ -31,6 +32,7 @@ from ajet.core.inference.engines.kv_cache import (
 )
 from ajet.core.inference.engines.packed_decoder import PackedDecoder
 from ajet.core.inference.engines.prefix_cache import PrefixCache, PrefixNode, path, path_slots
+from ajet.core.inference.engines.tiled_batch import TiledBatch
 from ajet.core.model.decoder import Decoder
 from ajet.core.model.kernels.functions import attention_kernels_for
 from ajet.core.model.precision import to_wide_dtype
@@ -96,9 +98,13 @@ class FlatForward:
         num_computed = self._compute([path(tail) for tail in tails])
         self._batch = None  # frees its memory before the new batch is allocated
         layout = CacheLayout.of([path_slots(tail) for tail in tails])
-        as_grid = self._prefers_grid and GridBatch.fits(layout)
+        kind: type[KVBatch] = KVBatch
+        if self._packed is not None and TiledBatch.supports(self._pool):
+            kind = TiledBatch
+        elif self._prefers_grid and GridBatch.fits(layout):
+            kind = GridBatch
         room = max(row.max_len - len(row.ids) for row in rows)
-        self._batch = (GridBatch if as_grid else KVBatch)(self._pool, layout, room)
+        self._batch = kind(self._pool, layout, room)
         return num_computed
 
     def decode(self, rows: Sequence[BatchRow]) -> Tensor:

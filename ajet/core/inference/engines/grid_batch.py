@@ -13,7 +13,6 @@ Not covered: prefill, whose queries outweigh its calls.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -21,7 +20,6 @@ from torch import Tensor
 
 from ajet.core.inference.engines.kv_cache import MASKED, CacheLayout, CacheSegment, KVBatch, KVPool
 from ajet.core.inference.engines.prefix_cache import Ids
-from ajet.core.model.kernels.functions import Kernels, kernels_for
 
 MAX_PADDING = 2.0
 """A grid fits if it has at most this many times the rows and the shared slots that there are."""
@@ -87,7 +85,6 @@ class GridBatch(KVBatch):
     def __init__(self, pool: KVPool, layout: CacheLayout, room: int) -> None:
         super().__init__(pool, layout, room)
         self._grid = SegmentGrid.of(self._segments, pool)
-        self._kernels = kernels_for(pool.k)
         self._stacked: list[tuple[Tensor, Tensor]] = []
         while self._shared:  # layer by layer: both forms of all layers would take twice as much
             k, v = self._shared.pop(0)
@@ -96,33 +93,6 @@ class GridBatch(KVBatch):
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Writes one new token per row to the current column, and returns the attention over it
         and the tokens before."""
-        attend = self._attend_with_torch
-        if self._kernels is not None:
-            attend = partial(self._attend_with_kernels, self._kernels)
-        out = attend(layer, q, k, v)
-        return out.transpose(0, 1).reshape(q.shape)
-
-    def _attend_with_kernels(
-        self, kernels: Kernels, layer: int, q: Tensor, k: Tensor, v: Tensor
-    ) -> Tensor:
-        """Returns ``[kv_heads, rows, group, d]``: the products with what is shared by torch, what
-        is each row's own by `kernels`."""
-        heads, group = k.shape[1], q.shape[1] // k.shape[1]
-        own = self._k[layer].tensor, self._v[layer].tensor
-        scaled = kernels.place(q, k, v, *own, self._column)
-        shared_k, shared_v = self._stacked[layer]
-        common = scaled.new_empty(*scaled.shape[:3], 0)
-        if shared_k.shape[2]:
-            scores = torch.bmm(self._grid.cells(scaled), shared_k.flatten(0, 1).mT)
-            common = self._grid.rows(scores, heads, group)
-        start_R, num_shared_R = torch.from_numpy(self._start_R), torch.from_numpy(self._shared_R)
-        out = kernels.attend(scaled, own, common, start_R, num_shared_R, self._column)
-        if shared_k.shape[2]:
-            added = torch.bmm(self._grid.cells(common), shared_v.flatten(0, 1))
-            out += self._grid.rows(added, heads, group)
-        return out
-
-    def _attend_with_torch(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         (rows, heads, d), group = k.shape, q.shape[1] // k.shape[1]
         own_k, own_v = self._k[layer].tensor, self._v[layer].tensor
         own_k[:, :, self._column] = k.transpose(0, 1)
@@ -143,7 +113,7 @@ class GridBatch(KVBatch):
             shared_probs = self._grid.cells(probs[..., :num_shared])
             common = torch.bmm(shared_probs, shared_v.flatten(0, 1))
             out += self._grid.rows(common, heads, group)
-        return out
+        return out.transpose(0, 1).reshape(rows, heads * group, d)
 
     def advance(self) -> None:
         """Goes on to the next column once every layer has written this one."""

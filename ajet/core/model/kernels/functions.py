@@ -1,6 +1,6 @@
 """The compiled kernels as functions of tensors.
 
-    in a decode step         rms_norm, rotate, place, attend
+    in a decode step         rms_norm, rotate, attend
     in an update             flash, flash_backward, gate, gate_backward, rms_norm_backward, softmax
 
 A decode step of 32 rows is many small operations. Each of torch's costs 5 to 40 microseconds, and
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -34,8 +35,7 @@ _P, _I, _F = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
 ARGUMENTS: dict[str, tuple[type, ...]] = {
     "rms_norm": (_P, _P, _F, _P, *[_I] * 3),
     "rotate": (_P, _I, *[_P] * 3, *[_I] * 5),
-    "place": (*[_P] * 3, *[_I] * 3, *[_P] * 3, *[_I] * 6),
-    "attend": (*[_P] * 8, *[_I] * 8),
+    "attend": (*[_P] * 3, *[_I] * 3, *[_P] * 5, _I, *[_P] * 2, *[_I] * 7),
     "flash": (*[_P] * 9, *[_I] * 7),
     "flash_backward": (*[_P] * 12, *[_I] * 7),
     "gate": (*[_P] * 3, *[_I] * 2),
@@ -84,71 +84,42 @@ class Kernels:
             torch.get_num_threads(),
         )
 
-    def place(
-        self, q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, column: int
-    ) -> Tensor:
-        """Writes keys and values ``[rows, kv_heads, d]`` to a column of ``own_k`` and ``own_v
-        [kv_heads, rows, columns, d]``, and returns ``q [rows, heads, d] * d ** -0.5`` as
-        ``[kv_heads, rows, group, d]``. Of `q`, `k` and `v` the heads of a row lie together."""
-        kv_heads, rows, columns, dim = own_k.shape
-        group = q.shape[1] // kv_heads
-        scaled = q.new_empty(kv_heads, rows, group, dim)
-        self._functions["place", q.dtype](
-            q.data_ptr(),
-            k.data_ptr(),
-            v.data_ptr(),
-            q.stride(0),
-            k.stride(0),
-            v.stride(0),
-            own_k.data_ptr(),
-            own_v.data_ptr(),
-            scaled.data_ptr(),
-            rows,
-            kv_heads,
-            group,
-            dim,
-            columns,
-            column,
-        )
-        return scaled
+    def shared_parts(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the keys of a segment ``[kv_heads, S, d]`` with rows of zeros behind them, and
+        the values by columns, as `attend` takes them."""
+        padding = (0, 0, 0, _padded(keys.shape[1]) - keys.shape[1])
+        padded, by_column = (torch.nn.functional.pad(t, padding) for t in (keys, values))
+        return padded.contiguous(), by_column.transpose(1, 2).contiguous()
 
     def attend(
         self,
-        scaled: Tensor,
+        qkv: tuple[Tensor, Tensor, Tensor],
         own: tuple[Tensor, Tensor],
-        shared: Tensor,
         start_R: Tensor,
-        num_shared_R: Tensor,
         column: int,
+        segments_S3: Tensor,
+        shared: Sequence[tuple[Tensor, Tensor]],
     ) -> Tensor:
-        """Returns what the own parts add to the attention, ``[kv_heads, rows, group, d]``.
+        """Writes keys and values ``[rows, kv_heads, d]`` to a column of the own parts ``[kv_heads,
+        rows, columns, d]``, and returns the attention ``[rows, heads, d]``.
 
-        Row r attends the first ``num_shared_R[r]`` of its scores in ``shared [kv_heads, rows,
-        group, S]``, and its own columns from ``start_R[r]`` to `column`, in one softmax. `shared`
-        becomes the probabilities of the shared tokens, which the caller multiplies with their
-        values and adds.
+        Row r sees the keys of its segment, and its own columns from ``start_R[r]`` to `column`. A
+        segment is its first row, the row behind its last, and the number of its keys, which are in
+        `shared` as `shared_parts` returns them.
         """
-        (kv_heads, rows, group, dim), columns = scaled.shape, own[0].shape[2]
-        width = shared.shape[3]
-        out = torch.empty_like(scaled)
-        scratch = torch.empty(kv_heads * rows * (width + group * columns))
-        self._functions["attend", scaled.dtype](
-            scaled.data_ptr(),
-            own[0].data_ptr(),
-            own[1].data_ptr(),
-            shared.data_ptr(),
-            start_R.data_ptr(),
-            num_shared_R.data_ptr(),
-            out.data_ptr(),
-            scratch.data_ptr(),
-            kv_heads,
-            rows,
-            group,
-            dim,
-            columns,
-            column,
-            width,
-            torch.get_num_threads(),
+        q, (kv_heads, rows, columns, dim) = qkv[0], own[0].shape
+        group = q.shape[1] // kv_heads
+        out = q.new_empty(q.shape)
+        scratch = torch.empty(kv_heads * rows * group * (dim + 2 + columns))
+        addresses = [part.data_ptr() for parts in shared for part in parts]
+        self._functions["attend", q.dtype](
+            *(t.data_ptr() for t in qkv),
+            *(t.stride(0) for t in qkv),
+            *(t.data_ptr() for t in (*own, start_R, segments_S3)),
+            (ctypes.c_void_p * len(addresses))(*addresses),
+            len(shared),
+            *(t.data_ptr() for t in (out, scratch)),
+            *(kv_heads, rows, group, dim, columns, column, torch.get_num_threads()),
         )
         return out
 

@@ -110,8 +110,8 @@ static inline lanes multiply_add_bfloat16(lanes sum, const bfloat16 *left, packe
 #define WIDE wide_float
 #define NARROW narrow_float
 #define GROUP 1
-#include "decode.inc"
 #include "flash.inc"
+#include "decode.inc"
 #include "layers.inc"
 #undef T
 #undef WIDE
@@ -122,6 +122,6 @@ static inline lanes multiply_add_bfloat16(lanes sum, const bfloat16 *left, packe
 #define WIDE wide_bfloat16
 #define NARROW narrow_bfloat16
 #define GROUP 2
-#include "decode.inc"
 #include "flash.inc"
+#include "decode.inc"
 #include "layers.inc"

@@ -1,24 +1,20 @@
-"""A decode step over all groups at once against one over group after group."""
+"""A decode step over all groups at once, or in tiles, against one over group after group."""
 
 import numpy as np
 import pytest
 import torch
 
-from ajet.core.inference.engines import grid_batch
 from ajet.core.inference.engines.grid_batch import GridBatch
 from ajet.core.inference.engines.kv_cache import CacheLayout, KVBatch, KVPool
-from ajet.core.model.kernels.functions import kernels
+from ajet.core.inference.engines.tiled_batch import TiledBatch
 
-LAYERS, KV_HEADS, HEADS, WIDTH = 2, 2, 6, 16
+LAYERS, KV_HEADS, HEADS, WIDTH = 2, 2, 6, 64
 STEPS = 70  # past two growths of 32 columns
+KINDS = pytest.mark.parametrize("kind", [GridBatch, TiledBatch])
 
 
-@pytest.fixture(params=["kernels", "torch"])
-def _computed_with(request, monkeypatch):
-    """Has the batches compute with the compiled kernels, and as where there is no compiler."""
-    if request.param == "torch":
-        monkeypatch.setattr(grid_batch, "kernels_for", lambda tensor: None)
-    elif kernels() is None:
+def _skip_without_compiler(kind, pool):
+    if kind is TiledBatch and not TiledBatch.supports(pool):
         pytest.skip("no C compiler is installed")
 
 
@@ -62,14 +58,23 @@ def _step(batches, num_rows, generator):
         [(0, [3, 4, 5])],
         [(50, [0, 0, 0])],
         [(64, [1, 1]), (0, [2, 30])],
+        [(40, [1] * 25), (90, [2] * 3)],
     ],
-    ids=["even", "ragged", "nothing shared", "no own tokens", "one group shares nothing"],
+    ids=[
+        "even",
+        "ragged",
+        "nothing shared",
+        "no own tokens",
+        "one group shares nothing",
+        "more queries than a tile has",
+    ],
 )
-@pytest.mark.usefixtures("_computed_with")
-def test_it_gives_the_same_attention_as_group_after_group(groups):
+@KINDS
+def test_it_gives_the_same_attention_as_group_after_group(kind, groups):
     pool, slots = _pool(), _slots(groups)
+    _skip_without_compiler(kind, pool)
     layout = CacheLayout.of(slots)
-    batches = [KVBatch(pool, layout, STEPS), GridBatch(pool, layout, STEPS)]
+    batches = [KVBatch(pool, layout, STEPS), kind(pool, layout, STEPS)]
     generator = torch.Generator().manual_seed(1)
     kept = np.array([n for n in range(len(slots)) if n % 3 != 1])
     for step in range(STEPS):
@@ -81,13 +86,14 @@ def test_it_gives_the_same_attention_as_group_after_group(groups):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.usefixtures("_computed_with")
-def test_what_it_computed_is_saved_as_by_group_after_group():
+@KINDS
+def test_what_it_computed_is_saved_as_by_group_after_group(kind):
+    _skip_without_compiler(kind, _pool())
     layout = CacheLayout.of(_slots([(40, [3, 0, 9]), (33, [1, 2])]))
     saved = []
-    for kind in (KVBatch, GridBatch):
+    for each in (KVBatch, kind):
         pool = _pool()
-        batch = kind(pool, layout, 1)
+        batch = each(pool, layout, 1)
         _step([batch], 5, torch.Generator().manual_seed(1))
         batch.save(np.array([0, 4]), np.array([43, 35]), np.array([1500, 1501]))
         saved.append((pool.k[:, :, 1500:1502], pool.v[:, :, 1500:1502]))

@@ -1,0 +1,60 @@
+"""Attention of a decode step on a CPU in one call of the compiled kernels.
+
+    segments      for each: keys [kv_heads, S, d] and values by column [kv_heads, d, S], each padded
+    own parts     [kv_heads, rows, columns, d], as in KVBatch
+
+What the rows of a group share is multiplied in tiles of queries, what is a row's own beside it, in
+one softmax. Groups of different sizes and lengths cost no padding (as in grid_batch.py) and no
+calls (as in kv_cache.py).
+
+Not covered: what `supports` refuses: accelerators, float64, narrow heads, machines without a C
+compiler.
+"""
+
+import torch
+from torch import Tensor
+
+from ajet.core.inference.engines.kv_cache import CacheLayout, KVBatch, KVPool
+from ajet.core.inference.engines.prefix_cache import Ids
+from ajet.core.model.kernels.functions import attention_kernels_for
+
+
+class TiledBatch(KVBatch):
+    """Computes the attention of a `KVBatch` with the compiled kernels."""
+
+    @staticmethod
+    def supports(pool: KVPool) -> bool:
+        """Tells whether the kernels compute for the pool's device, dtype and width of heads."""
+        return attention_kernels_for(pool.k) is not None
+
+    def __init__(self, pool: KVPool, layout: CacheLayout, room: int) -> None:
+        super().__init__(pool, layout, room)
+        kernels = attention_kernels_for(pool.k)
+        assert kernels is not None, "supports() was asked"
+        self._kernels = kernels
+        self._parts: list[list[tuple[Tensor, Tensor]]] = []
+        while self._shared:  # layer by layer: both forms of all layers would take twice as much
+            keys, values = self._shared.pop(0)
+            pairs = zip(keys, values, strict=True)
+            self._parts.append([kernels.shared_parts(k, v) for k, v in pairs])
+        self._segments_S3 = self._segment_table()
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Writes one new token per row to the current column, and returns the attention over it
+        and the tokens before."""
+        return self._kernels.attend(
+            (q, k, v),
+            (self._k[layer].tensor, self._v[layer].tensor),
+            torch.from_numpy(self._start_R),
+            self._column,
+            self._segments_S3,
+            self._parts[layer],
+        )
+
+    def _keep_segments(self, index: Ids) -> None:
+        kept = self._remaining_segments(index)
+        self._parts = [[parts[i] for i in kept] for parts in self._parts]
+        self._segments_S3 = self._segment_table()
+
+    def _segment_table(self) -> Tensor:
+        return torch.tensor([[s.first, s.last, len(s.slots)] for s in self._segments])
