@@ -9,6 +9,7 @@ is in test_faulty_disk.py, a buffer that is locked in core/buffer/test_buffer.py
 import random
 import shutil
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -47,7 +48,8 @@ def test_a_run_with_agents_that_misbehave_is_killed_and_ends_with_the_same_bits(
 
 
 def test_its_agents_misbehave(runs):
-    with sqlite3.connect(runs[0].path / "episodes.sqlite") as connection:
+    # Closed here: its files would vanish while another test copies the folder.
+    with closing(sqlite3.connect(runs[0].path / "episodes.sqlite")) as connection:
         statuses = dict(connection.execute("SELECT status, count(*) FROM episodes GROUP BY status"))
     assert statuses["timeout"] == 1 and statuses["agent_error"] and statuses["env_error"]
 

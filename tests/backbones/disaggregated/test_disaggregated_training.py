@@ -6,14 +6,13 @@ import json
 import sqlite3
 import sys
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from ajet import Task, WorkflowTask
 from ajet.backbones.debug.backbone import DebugBackbone
-from ajet.backbones.disaggregated.async_run import AsyncRun
+from ajet.backbones.disaggregated.async_run import left_out_reason
 from ajet.backbones.disaggregated.backbone import DisaggregatedBackbone
 from ajet.backbones.disaggregated.one_process import OneProcessTraining
 from ajet.backbones.disaggregated.version_state import VersionState
@@ -280,14 +279,12 @@ def test_where_clients_run_the_episodes_weights_are_saved_before_they_sample(pro
 def test_an_episode_is_stale_where_its_oldest_token_is_too_old_for_the_next_step(
     versions, is_stale
 ):
-    async_run = SimpleNamespace(
-        buffer=GroupBuffer(MEMORY, StalenessBound(1, 2, 1, 2)), versions=VersionState(3)
-    )
+    buffer = GroupBuffer(MEMORY, StalenessBound(1, 2, 1, 2))
     turns = tuple(
         Turn(Completion((1,), (2,), (-0.5,), "stop", version), [], None, {}) for version in versions
     )
     plan = WorkflowTask(Task("t", "q"), "e", "000001-train-0000", 0, 1, "train", 0)
-    said = AsyncRun.left_out_reason(async_run, Trajectory(plan, turns, EpisodeStatus.OK))
+    said = left_out_reason(buffer, VersionState(3), Trajectory(plan, turns, EpisodeStatus.OK))
     reason = "its oldest token got more than 1 updates old (trinity.max_staleness)"
     assert said == (reason if is_stale else None)
 

@@ -18,6 +18,8 @@ from pathlib import Path
 
 from loguru import logger
 
+from ajet.core.process_guard import guarded
+
 SOURCES = ("kernels.c", "decode.inc", "flash.inc", "layers.inc")
 FLAGS = (
     "-std=gnu11",
@@ -58,7 +60,9 @@ def compiled(compiler: str, folder: Path) -> Path:
     """Compiles the sources unless the folder has their library for this compiler and processor,
     and returns its path. Raises `OSError` or `SubprocessError` where that fails."""
     sources = [Path(__file__).with_name(name) for name in SOURCES]
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+    version = subprocess.run(
+        guarded([compiler, "--version"]), capture_output=True, check=True, timeout=COMPILE_S
+    ).stdout
     parts = [each.read_bytes() for each in sources]
     parts += [version, repr(FLAGS).encode(), processor().encode()]
     digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
@@ -73,7 +77,7 @@ def compiled(compiler: str, folder: Path) -> Path:
             [compiler, *FLAGS, "-c", str(sources[0]), "-o", str(unlinked)],
             [compiler, "-shared", str(unlinked), "-o", str(linked), "-lm"],
         ):
-            subprocess.run(command, capture_output=True, check=True, timeout=COMPILE_S)
+            subprocess.run(guarded(command), capture_output=True, check=True, timeout=COMPILE_S)
         linked.replace(library)
     return library
 
