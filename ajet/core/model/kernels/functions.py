@@ -86,10 +86,10 @@ class Kernels:
 
     def shared_parts(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the keys of a segment ``[kv_heads, S, d]`` with rows of zeros behind them, and
-        the values by columns, as `attend` takes them."""
+        the values as tiles ``[kv_heads, S / KEYS, d, KEYS]``, as `attend` takes them."""
         padding = (0, 0, 0, _padded(keys.shape[1]) - keys.shape[1])
-        padded, by_column = (torch.nn.functional.pad(t, padding) for t in (keys, values))
-        return padded.contiguous(), by_column.transpose(1, 2).contiguous()
+        padded, rows = (torch.nn.functional.pad(t, padding) for t in (keys, values))
+        return padded.contiguous(), rows.unflatten(1, (-1, KEYS)).transpose(2, 3).contiguous()
 
     def attend(
         self,

@@ -82,7 +82,7 @@ enum { LANES = 8, TILE = 4 };
 #else
 enum { LANES = 4, TILE = 8 };
 #endif
-enum { QUERIES = 2 * LANES, KEYS = 64, PART = 256 };
+enum { QUERIES = 2 * LANES, KEYS = 64, PART = 256, LINE = 64 };
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef uint32_t bits __attribute__((vector_size(4 * LANES)));
 
