@@ -249,7 +249,7 @@ def engine_compared() -> list[Row]:
     return [
         (
             f"tokens a second on SmolLM2-135M, {system.partition(':')[2]} (others: {listed})",
-            f"{tokens_s:.0f}: {tokens_s / others[best]:.1f}x the best other",
+            f"{tokens_s:.0f}: {tokens_s / others[best]:.2f}x the best other",
             f"≥ 1.5x; matrix products alone: {speed['products:' + system.partition(':')[2]]:.0f}",
             "engine_compared",
         )
