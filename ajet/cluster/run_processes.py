@@ -81,15 +81,7 @@ class RunProcesses:
         if self._has_engines:
             logger.info(f"weights travel {WAYS[method]}")
         self.engines = Engines(config, [options(each) for each in placement.engines])
-        self.workers: RolloutWorkers | DriverRollout
-        if gateway is not None:
-            self.workers = DriverRollout(config, gateway)
-        else:
-            self.workers = RolloutWorkers(
-                config,
-                [options(each) for each in placement.workers],
-                on_lost=self.engines.drop_requests,
-            )
+        self.workers = make_workers(config, placement, options, self.engines, gateway)
         ranks = [options(each) for each in placement.trainer]
         self.trainer = TrainerGroup(
             config,
@@ -186,3 +178,19 @@ def save_inputs(model: ModelInfo, run: TrainingRun) -> TokenizerSpec:
     run.recorder.save_inputs(model.tokenizer, origin, assembly.user_files(run.config))
     begun = datetime.fromisoformat(run.state.begun)
     return TokenizerSpec(model.tokenizer, model.end_token_ids, begun)
+
+
+def make_workers(
+    config: AjetConfig,
+    placement: Placement,
+    options: ProcessOptions,
+    engines: Engines,
+    gateway: ExchangeGateway | None,
+) -> RolloutWorkers | DriverRollout:
+    """Makes the processes that run the episodes; with `gateway`, clients run them, and what is
+    left of it happens in the driver."""
+    if gateway is not None:
+        return DriverRollout(config, gateway)
+    return RolloutWorkers(
+        config, [options(each) for each in placement.workers], on_lost=engines.drop_requests
+    )

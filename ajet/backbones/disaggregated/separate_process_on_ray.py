@@ -10,14 +10,12 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from ajet.backbones.disaggregated.split_run import ExplorerCommand, TrainerCommand
-from ajet.cluster.driver_rollout import DriverRollout
 from ajet.cluster.engines import Engines
 from ajet.cluster.node_watch import while_nodes_last
 from ajet.cluster.placement import Placement
 from ajet.cluster.rollout_worker import TokenizerSpec
-from ajet.cluster.rollout_workers import RolloutWorkers
 from ajet.cluster.run_attempts import ProcessOptions
-from ajet.cluster.run_processes import save_inputs
+from ajet.cluster.run_processes import make_workers, save_inputs
 from ajet.cluster.trainer_group import RankUpdate, TrainerGroup
 from ajet.cluster.training_attempt import TrainingAttempt
 from ajet.cluster.weight_store import make_weight_store, shares_run_folder, sync_method
@@ -146,15 +144,7 @@ class ExplorerOnRay:
         """With `gateway`, clients run the episodes, and there are no workers."""
         self.folder, self._placement = folder, placement
         self.engines = Engines(config, [options(each) for each in placement.engines])
-        self.workers: RolloutWorkers | DriverRollout
-        if gateway is not None:
-            self.workers = DriverRollout(config, gateway)
-        else:
-            self.workers = RolloutWorkers(
-                config,
-                [options(each) for each in placement.workers],
-                on_lost=self.engines.drop_requests,
-            )
+        self.workers = make_workers(config, placement, options, self.engines, gateway)
         self.explorer_engines = ExplorerEngines(
             self.engines, config, folder, on_gpu=placement.on_gpus
         )

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ajet.core.model.precision import rms_norm
-from ajet.core.model.wide_layer import gated_mlp, is_wide, linear, linears_of_norm, rotated
+from ajet.core.model.wide_layer import gated_mlp, is_wide, linear, linears_of_norm, rotate, rotated
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """``(layer, q [N, heads, d], k [N, kv_heads, d], v [N, kv_heads, d]) -> [N, heads, d]``; softmax
@@ -165,9 +165,3 @@ def _negate_left_half(sin: Tensor) -> Tensor:
     """Negates the left half, so that `rotate` is one product and one fused multiply-add."""
     left, right = sin.chunk(2, dim=-1)
     return torch.cat((-left, right), dim=-1)
-
-
-def rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
-    """Applies the rotary position: the halves (l, r) become (l cos - r sin, r cos + l sin)."""
-    swapped = x.roll(x.shape[-1] // 2, dims=-1)
-    return torch.addcmul(x * cos, swapped, signed_sin)

@@ -59,13 +59,17 @@ def gated_mlp(x_ND: Tensor, norm: Any, mlp: Any) -> Tensor:
     return _GatedMLP.apply(x_ND, norm.weight, norm.variance_epsilon, *weights)  # type: ignore[no-any-return]
 
 
+def rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+    """Applies the rotary position: the halves (l, r) become (l cos - r sin, r cos + l sin)."""
+    swapped = x.roll(x.shape[-1] // 2, dims=-1)
+    return torch.addcmul(x * cos, swapped, signed_sin)
+
+
 def rotated(x_NHd: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
-    """Returns `x` with the rotary position: the halves (l, r) become (l cos - r sin, r cos + l
-    sin); the left half of `signed_sin` is negative."""
+    """Returns what `rotate` does, in one pass where a kernel can."""
     if kernels_for(x_NHd) is not None:
         return _Rotated.apply(x_NHd, cos, signed_sin)  # type: ignore[no-any-return]
-    swapped = x_NHd.roll(x_NHd.shape[-1] // 2, dims=-1)
-    return torch.addcmul(x_NHd * cos, swapped, signed_sin)
+    return rotate(x_NHd, cos, signed_sin)
 
 
 def product(x_ND: Tensor, weight_OD: Tensor, bias: Tensor | None = None) -> Tensor:

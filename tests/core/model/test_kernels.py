@@ -7,9 +7,9 @@ import pytest
 import torch
 from loguru import logger
 
-from ajet.core.model.decoder import rotate
 from ajet.core.model.kernels.functions import kernels, kernels_for
 from ajet.core.model.kernels.library import SLOWER, compiled, library
+from ajet.core.model.wide_layer import rotate
 from ajet.core.update.layouts.attention_piece import product_backward, product_forward
 
 COMPILER = shutil.which("cc")

@@ -21,9 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ajet.core.model.decoder import Attend, Decoder, rotate
+from ajet.core.model.decoder import Attend, Decoder
 from ajet.core.model.kernels.functions import kernels_for
 from ajet.core.model.precision import rms_norm
+from ajet.core.model.wide_layer import rotate
 
 MIN_WEIGHTS = 2**18
 """The weights of one MLP matrix from which packing pays; smaller ones stay in the cache anyway."""

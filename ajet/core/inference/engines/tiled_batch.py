@@ -1,6 +1,6 @@
 """Attention of a decode step on a CPU in one call of the compiled kernels.
 
-    segments      for each: keys [kv_heads, S, d] and values by column [kv_heads, d, S], each padded
+    segments      for each: keys [kv_heads, S, d], and values in tiles (Kernels.shared_parts)
     own parts     [kv_heads, rows, columns, d], as in KVBatch
 
 What the rows of a group share is multiplied in tiles of queries, what is a row's own beside it, in

@@ -71,7 +71,7 @@ class Kernels:
         return out
 
     def rotate(self, x: Tensor, cos: Tensor, signed_sin: Tensor, out: Tensor) -> None:
-        """Writes ``x [N, heads, d]`` with the rotary position (decoder.rotate) to `out`.
+        """Writes ``x [N, heads, d]`` with the rotary position (wide_layer.rotate) to `out`.
 
         `out` may be `x`. The heads of a row lie together; `cos`, `signed_sin` are ``[N, 1, d]``.
         """
