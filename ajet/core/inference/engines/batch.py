@@ -9,8 +9,10 @@ are finished; what is sampled for it meanwhile is thrown away.
 Not covered: who puts rows into the queue, and when (in_process.py); threads.
 """
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 import numpy as np
 import torch
@@ -28,7 +30,8 @@ JOIN_INTERVAL = 32
 
 
 class Batch:
-    """Runs rows to their end, at most `max_num_seqs` at once and within a budget of KV tokens."""
+    """Runs rows to their end, at most `max_num_seqs` at once and as many as `forward` has room
+    for."""
 
     def __init__(
         self,
@@ -36,13 +39,11 @@ class Batch:
         device: torch.device,
         *,
         max_num_seqs: int,
-        max_kv_tokens: int,
         eager: bool,
     ) -> None:
         self._forward = forward
         self._device = device
         self._max_num_seqs = max_num_seqs
-        self._max_kv_tokens = max_kv_tokens
         self._eager = eager
         self._queue: deque[BatchRow] = deque()
         self._rows: list[BatchRow] = []
@@ -151,15 +152,19 @@ class Batch:
         )
 
     def _admit(self, running: Sequence[BatchRow]) -> list[BatchRow]:
-        """Takes rows from the head of the queue while a rectangle of all rows fits the budget."""
-        count, longest = len(running), max((row.max_len for row in running), default=0)
-        admitted: list[BatchRow] = []
-        while self._queue and count < self._max_num_seqs:
-            longest = max(longest, self._queue[0].max_len)
-            count += 1
-            if count * longest > self._max_kv_tokens:
-                break
-            admitted.append(self._queue.popleft())
+        """Takes rows from the head of the queue, as many as fit beside the running ones."""
+        most = min(len(self._queue), self._max_num_seqs - len(running))
+        waiting = list(islice(self._queue, max(0, most)))
+
+        def exceeds(count: int) -> bool:
+            return count > 0 and not self._forward.fits([*running, *waiting[:count]])
+
+        fitting = len(waiting)
+        if exceeds(fitting):
+            fitting = bisect_left(range(fitting), True, key=exceeds) - 1
+        admitted = waiting[:fitting]
+        for _ in admitted:
+            self._queue.popleft()
         return admitted
 
     def _rebuild(self, running: list[BatchRow], admitted: list[BatchRow]) -> None:

@@ -70,6 +70,7 @@ class FlatForward:
             weight.dtype,
             weight.device,
         )
+        self._max_kv_tokens = max_kv_tokens
         self._cache = PrefixCache(max_kv_tokens)
         self._batch: KVBatch | None = None
 
@@ -97,15 +98,28 @@ class FlatForward:
         tails = [self._insert(row.ids[:-1]) for row in rows]
         num_computed = self._compute([path(tail) for tail in tails])
         self._batch = None  # frees its memory before the new batch is allocated
-        layout = CacheLayout.of([path_slots(tail) for tail in tails])
-        kind: type[KVBatch] = KVBatch
-        if self._packed is not None and TiledBatch.supports(self._pool):
-            kind = TiledBatch
-        elif self._prefers_grid and GridBatch.fits(layout):
-            kind = GridBatch
-        room = max(row.max_len - len(row.ids) for row in rows)
-        self._batch = kind(self._pool, layout, room)
+        kind, layout = self._layout([path_slots(tail) for tail in tails])
+        self._batch = kind(self._pool, layout, _room(rows))
         return num_computed
+
+    def fits(self, rows: Sequence[BatchRow]) -> bool:
+        """Tells whether a batch of these rows stays within the budget until all have ended."""
+        if 3 * len(rows) * max(row.max_len for row in rows) <= self._max_kv_tokens:
+            return True  # no layout of them is larger
+        tokens = sorted((row.ids[:-1] for row in rows))
+        _, layout = self._layout([np.array(ids, np.int64) for ids in tokens])
+        return layout.num_slots(_room(rows)) <= self._max_kv_tokens
+
+    def _layout(self, slots_R: list[Ids]) -> tuple[type[KVBatch], CacheLayout]:
+        """Returns how rows, given by their slots or tokens, are laid out and computed."""
+        if self._packed is not None and attention_kernels_for(self._pool.k) is not None:
+            return TiledBatch, CacheLayout.of(slots_R, smallest=True)
+        if self._prefers_grid:
+            for smallest in (True, False):
+                layout = CacheLayout.of(slots_R, smallest=smallest)
+                if GridBatch.fits(layout):
+                    return GridBatch, layout
+        return KVBatch, CacheLayout.of(slots_R)
 
     def decode(self, rows: Sequence[BatchRow]) -> Tensor:
         """Returns logits ``[rows, vocab]``, in float32 or wider, after each row's last token."""
@@ -199,6 +213,11 @@ class FlatForward:
         attention = PrefillAttention(self._pool, chunks, rows_N, queries_N)
         tokens_N = np.concatenate([chunk.tokens for chunk in chunks])
         self._decoder(self._pool.tensor(tokens_N), self._pool.tensor(positions_N), attention.attend)
+
+
+def _room(rows: Sequence[BatchRow]) -> int:
+    """Returns the tokens that may still be sampled for a row, at most."""
+    return max(row.max_len - len(row.ids) for row in rows)
 
 
 class PrefillAttention:

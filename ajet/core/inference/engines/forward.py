@@ -75,6 +75,11 @@ class Forward(Protocol):
     """Computes forward passes over a batch of rows. The rows of `decode` are those of the last
     `rebuild`, less those that `keep` dropped."""
 
+    def fits(self, rows: Sequence[BatchRow]) -> bool:
+        """Tells whether a batch of these rows stays within the budget of keys and values until
+        all have ended. One row always does."""
+        ...
+
     def rebuild(self, rows: Sequence[BatchRow]) -> int:
         """Forms the batch of these rows, which must be sorted by token ids. Returns the number of
         tokens whose keys and values had to be computed."""

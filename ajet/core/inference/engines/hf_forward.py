@@ -21,8 +21,9 @@ from ajet.core.model.precision import to_wide_dtype
 class HfForward:
     """Computes forward passes through `model(...)` with a `DynamicCache`."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, max_kv_tokens: int) -> None:
         self._model: Any = model
+        self._max_kv_tokens = max_kv_tokens
         inner = self._model.get_base_model() if hasattr(model, "get_base_model") else model
         self._accepted = inspect.signature(inner.forward).parameters
         self._device = next(model.parameters()).device
@@ -38,6 +39,10 @@ class HfForward:
 
     def store(self, rows: Sequence[tuple[int, BatchRow]]) -> None:
         """Does nothing: no cache is kept for a later turn."""
+
+    def fits(self, rows: Sequence[BatchRow]) -> bool:
+        """Tells whether the padded batch of these rows stays within the budget."""
+        return len(rows) * max(row.max_len for row in rows) <= self._max_kv_tokens
 
     def rebuild(self, rows: Sequence[BatchRow]) -> int:
         """Drops the old batch. The next `decode` computes the rows from their first token. Returns

@@ -46,7 +46,7 @@ from ajet.core.inference.engines.hf_forward import HfForward
 from ajet.core.inference.stop_strings import first_stop
 from ajet.core.model.decoder import Decoder
 
-KV_BYTES, KV_SHARE = 1 << 30, 0.1
+KV_BYTES, KV_SHARE = 1 << 29, 0.1
 """Default budget for the keys and values of running rows, and again for those of the cache: so many
 bytes, and on a GPU this share of its memory if that is more."""
 SETTLE_TURNS = 8
@@ -134,7 +134,6 @@ class InProcessEngine:
                 self._forward(each),
                 next(each.parameters()).device,
                 max_num_seqs=max_num_seqs,
-                max_kv_tokens=self._max_kv_tokens,
                 eager=not deterministic,
             )
             for name, each in self._models.items()
@@ -255,7 +254,7 @@ class InProcessEngine:
     def _forward(self, model: Any) -> Forward:
         if Decoder.supports(model):
             return FlatForward(model, self._max_kv_tokens)
-        return HfForward(model)
+        return HfForward(model, self._max_kv_tokens)
 
     def _row(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str

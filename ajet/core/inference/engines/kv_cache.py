@@ -14,6 +14,12 @@ rows in one matrix product; the rest of a row is its own:
 
 The own part is aligned at the right, so all rows write their new token to the same column.
 Rows must be sorted by their tokens, so that rows with a common prefix are neighbours.
+
+Which rows make a segment is a choice. All conversations of an agent begin with its system prompt,
+those of a task go on with its question: one segment of all rows stores the system prompt once and
+every question many times, one of each task's rows stores it once for each task. Where a segment
+costs calls, the first takes fewer (`_segments_by_beginning`); where it does not, the second takes
+less memory and reads less (`_smallest_segments`).
 """
 
 import math
@@ -30,6 +36,9 @@ from ajet.core.inference.engines.prefix_cache import Ids, common_length
 
 MIN_SHARED = 32
 """Tokens. Shorter common prefixes are copied: a segment costs a few small products a layer."""
+SEGMENT_COST, OWN_COST = 32, 1.25
+"""What `_smallest_segments` counts for a segment, and for a slot of an own part, beside 1 for a
+shared slot: segments are padded to whole tiles, own parts to the longest of the batch."""
 GROWTH = 32
 """The columns of a batch's own parts are multiples of this: so many are added at a time."""
 MASKED = -1e30
@@ -97,9 +106,9 @@ class CacheLayout:
     own_RT: Ids
 
     @classmethod
-    def of(cls, slots_R: list[Ids]) -> "CacheLayout":
-        """Lays out rows, given by their slots; neighbours that share slots share a segment."""
-        segments = _segments(slots_R)
+    def of(cls, slots_R: list[Ids], *, smallest: bool = False) -> "CacheLayout":
+        """Lays out rows, given by their slots: with few segments, or with few slots in all."""
+        segments = _smallest_segments(slots_R) if smallest else _segments_by_beginning(slots_R)
         shared_R = np.concatenate(
             [np.full(s.last - s.first, len(s.slots), np.int64) for s in segments]
         )
@@ -110,8 +119,41 @@ class CacheLayout:
             own_RT[row, width - own_R[row] :] = slots[shared_R[row] :]
         return cls(segments, shared_R, width - own_R, own_RT)
 
+    def num_slots(self, room: int) -> int:
+        """Returns the slots that a batch of these rows takes, with `room` new ones for each."""
+        rows, width = self.own_RT.shape
+        return sum(len(segment.slots) for segment in self.segments) + rows * (width + room)
 
-def _segments(slots_R: list[Ids]) -> list[CacheSegment]:
+
+def _smallest_segments(slots_R: list[Ids]) -> list[CacheSegment]:
+    """Cuts the rows where they take the least memory in all; a row alone shares all of its slots.
+
+    The cost of the first j rows is the least, over the row i where their last segment begins, of
+    the cost of the first i and of that segment.
+    """
+    lengths_R = np.array([len(slots) for slots in slots_R], np.int64)
+    shared_R = np.array([common_length(a, b) for a, b in pairwise(slots_R)], np.int64)
+    ends_R = np.concatenate(([0], np.cumsum(lengths_R)))
+    costs, begins = np.zeros(1), []
+    for end in range(1, len(slots_R) + 1):
+        # What the rows first .. end - 1 share, for each first.
+        common = np.append(shared_R[: end - 1], lengths_R[end - 1])[::-1]
+        common = np.minimum.accumulate(common)[::-1]
+        own = ends_R[end] - ends_R[:end] - common * np.arange(end, 0, -1)
+        totals = costs + common + OWN_COST * own + SEGMENT_COST
+        begins.append(int(totals.argmin()))
+        costs = np.append(costs, totals[begins[-1]])
+    segments: list[CacheSegment] = []
+    end = len(slots_R)
+    while end:
+        first = begins[end - 1]
+        length = min(shared_R[first : end - 1], default=lengths_R[first])
+        segments.insert(0, CacheSegment(first, end, slots_R[first][:length]))
+        end = first
+    return segments
+
+
+def _segments_by_beginning(slots_R: list[Ids]) -> list[CacheSegment]:
     """Cuts the rows into segments where neighbours share fewer than `MIN_SHARED` slots."""
     shared = [common_length(a, b) for a, b in pairwise(slots_R)]
     cuts = [i + 1 for i, length in enumerate(shared) if length < MIN_SHARED]
