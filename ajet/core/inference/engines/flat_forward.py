@@ -106,7 +106,7 @@ class FlatForward:
         """Tells whether a batch of these rows stays within the budget until all have ended."""
         if 3 * len(rows) * max(row.max_len for row in rows) <= self._max_kv_tokens:
             return True  # no layout of them is larger
-        tokens = sorted((row.ids[:-1] for row in rows))
+        tokens = sorted(row.ids[:-1] for row in rows)
         _, layout = self._layout([np.array(ids, np.int64) for ids in tokens])
         return layout.num_slots(_room(rows)) <= self._max_kv_tokens
 
