@@ -125,7 +125,7 @@ def attention(args: Namespace) -> Figures:
             torch.randn(len(forest), heads, 64, device=device_of(args), dtype=dtype)
             for heads in (14, 2, 2, 14)
         )
-        plan = attention_plan(forest, q)
+        plan = attention_plan(forest, q, k)
         leaves = [t.requires_grad_() for t in (q, k, v)]
         out = tree_attention(leaves[0], leaves[1], leaves[2], plan)
         found = (out, *torch.autograd.grad(out, leaves, probe))

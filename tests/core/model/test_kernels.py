@@ -1,5 +1,6 @@
 """The compiled kernels against torch, and how their library is made."""
 
+import itertools
 import shutil
 import subprocess
 
@@ -7,10 +8,11 @@ import pytest
 import torch
 from loguru import logger
 
+from ajet.core.model.kernels import segments as segments_module
 from ajet.core.model.kernels.functions import kernels, kernels_for
 from ajet.core.model.kernels.library import SLOWER, compiled, library
+from ajet.core.model.kernels.segments import AttentionSegment, SegmentTable
 from ajet.core.model.wide_layer import rotate
-from ajet.core.update.layouts.attention_piece import product_backward, product_forward
 
 COMPILER = shutil.which("cc")
 pytestmark = pytest.mark.skipif(kernels() is None, reason="no C compiler is installed")
@@ -119,65 +121,114 @@ def test_what_is_not_a_number_stays_so():
     assert out[1:].isfinite().all()
 
 
-PIECES = pytest.mark.parametrize(
-    ("heads", "queries", "keys", "dim", "causal"),
-    [
-        (3, 70, 45, 64, False),
-        (3, 77, 77, 64, True),
-        (2, 300, 300, 128, True),
-        (2, 33, 100, 32, False),
-    ],
-)
-
-
-def _piece(heads, queries, keys, dim, dtype):
-    """Returns a gradient and q, k and v of two sequences, as views whose heads lie apart."""
-    lengths = (queries, queries, keys, keys)
+def _chains(*lengths):
+    """Returns the segments of sequences, given by their queries and their keys."""
+    queries = [0, *itertools.accumulate(num for num, _ in lengths)]
+    keys = [0, *itertools.accumulate(num for _, num in lengths)]
     return [
-        _random(2, length, heads, dim + i, dtype=dtype)[..., :dim].transpose(1, 2)
-        for i, length in enumerate(lengths)
+        AttentionSegment(query, num_queries, key, num_keys)
+        for query, key, (num_queries, num_keys) in zip(queries, keys, lengths, strict=False)
     ]
 
 
+TREE = [
+    AttentionSegment(0, 70, 0, 70),
+    AttentionSegment(70, 3, 70, 3, parent=0),
+    AttentionSegment(73, 130, 73, 130, parent=1),
+    AttentionSegment(203, 1, 203, 1, parent=0),
+    AttentionSegment(204, 40, 204, 40),
+]
+SEEN = pytest.mark.parametrize(
+    ("segments", "heads", "kv_heads", "dim"),
+    [
+        (TREE, 6, 2, 64),
+        (TREE, 2, 2, 32),
+        (_chains((70, 100), (33, 33), (1, 65)), 3, 1, 64),
+        (_chains((300, 300)), 4, 2, 128),
+    ],
+    ids=["tree", "a key head to each head", "after tokens before", "several parts"],
+)
+
+
+def _operands(segments, heads, kv_heads, dim, dtype):
+    """Returns a gradient and q, k and v as views whose rows and heads lie apart."""
+    num_queries = sum(segment.num_queries for segment in segments)
+    num_keys = sum(segment.num_keys for segment in segments)
+    grad, q = (_random(num_queries, heads + i, dim + 8, dtype=dtype)[:, i:, :dim] for i in (0, 1))
+    k, v = (
+        _random(kv_heads, num_keys + i, dim, dtype=dtype)[:, i:].transpose(0, 1) for i in (0, 1)
+    )
+    return grad, q, k, v
+
+
+def _masked_attention(q, k, v, segments):
+    """The definition, with a square mask, and the log-sum-exp."""
+    seen = torch.zeros(len(q), len(k), dtype=torch.bool)
+    for segment in segments:
+        for i in range(segment.num_queries):
+            row = seen[segment.first_query + i]
+            before = segment.num_keys - segment.num_queries
+            row[segment.first_key : segment.first_key + before + i + 1] = True
+            parent = segment.parent
+            while parent >= 0:
+                other = segments[parent]
+                row[other.first_key : other.first_key + other.num_keys] = True
+                parent = other.parent
+    k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
+    scores = torch.einsum("nhd,mhd->nhm", q, k) * q.shape[-1] ** -0.5
+    scores = scores.masked_fill(~seen[:, None], -torch.inf)
+    return torch.einsum("nhm,mhd->nhd", scores.softmax(-1), v), scores.logsumexp(-1)
+
+
 @DTYPES
-@PIECES
-def test_a_piece_of_attention_is_that_of_plain_products(heads, queries, keys, dim, causal, dtype):
-    grad, q, k, v = _piece(heads, queries, keys, dim, dtype)
-    wide = [t.double() for t in (q, k, v)]
-    out, lse = product_forward(*wide, causal)
-    found, found_lse = kernels().flash(q, k, v, 0 if causal else keys)
+@SEEN
+def test_attention_and_its_gradients_are_those_under_a_mask(segments, heads, kv_heads, dim, dtype):
+    grad, q, k, v = _operands(segments, heads, kv_heads, dim, dtype)
+    wide = [t.double().requires_grad_() for t in (q, k, v)]
+    out, lse = _masked_attention(*wide, segments)
+    table = SegmentTable.of(segments, heads // kv_heads)
+    found, found_lse = kernels().attention(q, k, v, table)
     _close(found, out, dtype)
     _close(found_lse, lse, torch.float32)
-    expected = product_backward(grad.double(), *wide, out, lse, causal)
-    gradients = kernels().flash_backward(
-        grad, q, k, v, out.to(dtype), lse.float(), 0 if causal else keys
-    )
+    expected = torch.autograd.grad(out, wide, grad.double())
+    gradients = kernels().attention_backward(grad, q, k, v, out.to(dtype), lse.float(), table)
     for gradient, right in zip(gradients, expected, strict=True):
         _close(gradient / right.abs().max(), right / right.abs().max(), dtype)
 
 
-def test_a_query_whose_sum_is_infinite_has_no_gradient():
-    grad, q, k, v = _piece(2, 40, 40, 64, torch.float32)
-    out, lse = kernels().flash(q, k, v, before=0)
-    alone = [t[:, :, :30].contiguous() for t in (grad, q, k, v, out, lse)]
-    expected = kernels().flash_backward(*alone, before=0)
-    lse[:, :, 30:] = float("inf")
-    found = kernels().flash_backward(grad, q, k, v, out, lse, before=0)
-    for of_all, of_first in zip(found, expected, strict=True):
-        assert not of_all[:, :, 30:].any()
-        torch.testing.assert_close(of_all[:, :, :30], of_first)
+def test_queries_are_divided_into_blocks_and_parts(monkeypatch):
+    monkeypatch.setattr(segments_module, "MIN_PART", 5)
+    table = SegmentTable.of(TREE, group=2)
+    # 140, 6, 260, 2 and 80 queries, in blocks of 32
+    blocks = [5, 1, 9, 1, 3]
+    assert table.blocks_B2[:, 0].tolist() == [s for s, num in enumerate(blocks) for _ in range(num)]
+    assert table.blocks_B2[:7, 1].tolist() == [0, 32, 64, 96, 128, 0, 0]
+    assert table.segments_S6[:, 4].tolist() == [0, 128, 192, 384, 448]  # multiples of 64 keys
+    assert table.num_padded == 512
+    # 5 of segment 0; 1 of 1 and 4 of 2; 5 of 2; 1 of 3 and 3 of 4: each with its ancestors
+    assert table.starts_P.tolist() == [0, 5, 10, 15, 19]
+    assert table.cells_PS.tolist() == [
+        [0, -1, -1, -1, -1],
+        [128, 256, 320, -1, -1],
+        [512, 640, 704, -1, -1],
+        [896, -1, -1, 1024, 1088],
+    ]
+    assert table.num_cells == 1152
 
 
 @DTYPES
 def test_what_an_update_computes_does_not_depend_on_the_number_of_threads(dtype):
-    grad, q, k, v = _piece(3, 700, 90, 64, dtype)
+    chains = _chains((700, 790), (50, 50))
+    grad, q, k, v = _operands(chains, 6, 2, 64, dtype)
+    table = SegmentTable.of(chains, 3)
+    assert len(table.starts_P) > 2
     x, d_x = _random(700, 576, dtype=dtype), _random(576, 700, dtype=dtype).T.contiguous()
     threads = torch.get_num_threads()
     found = []
     for number in (1, 2):
         torch.set_num_threads(number)
-        out, lse = kernels().flash(q, k, v, before=90)
-        gradients = kernels().flash_backward(grad, q, k, v, out, lse, before=90)
+        out, lse = kernels().attention(q, k, v, table)
+        gradients = kernels().attention_backward(grad, q, k, v, out, lse, table)
         weight = _random(576, dtype=dtype)
         found.append((out, lse, *gradients, *kernels().rms_norm_backward(d_x, x, weight, 1e-5)))
     torch.set_num_threads(threads)

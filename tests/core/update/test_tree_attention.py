@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 import torch
 
+from ajet.core.model.kernels.functions import kernels
 from ajet.core.update.layouts.attention_piece import (
     piece_backward,
     piece_forward,
     product_backward,
     product_forward,
 )
+from ajet.core.update.layouts.kernel_plan import KernelPlan
 from ajet.core.update.layouts.piece_plan import PiecePlan
 from ajet.core.update.layouts.tree_attention import tree_attention
 from ajet.core.update.layouts.trie import forest_of_rows, trie_of_rows
@@ -48,6 +50,26 @@ def test_pieces_merged_equal_attention_under_a_square_tree_mask(seed):
         results.append((out, *torch.autograd.grad((out * probe).sum(), (q, k, v))))
     for found, expected in zip(*results, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_one_call_of_the_kernels_equals_attention_under_a_square_tree_mask(seed):
+    if kernels() is None:
+        pytest.skip("no C compiler is installed")
+    forest = random_forest(seed)
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (
+        torch.randn(len(forest), heads, 64, generator=generator).requires_grad_()
+        for heads in (4, 2, 2)
+    )
+    assert KernelPlan.supports(q)
+    plan = KernelPlan.of(forest, q, k)
+    probe = torch.randn(len(forest), 4, 64, generator=generator)
+    results = []
+    for out in (tree_attention(q, k, v, plan), masked_attention(q, k, v, forest)):
+        results.append((out, *torch.autograd.grad((out * probe).sum(), (q, k, v))))
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_padded_cells_never_leak_however_large_the_scores():

@@ -34,13 +34,15 @@ from ajet.core.inference.engines.packed_decoder import PackedDecoder
 from ajet.core.inference.engines.prefix_cache import PrefixCache, PrefixNode, path, path_slots
 from ajet.core.inference.engines.tiled_batch import TiledBatch
 from ajet.core.model.decoder import Decoder
-from ajet.core.model.kernels.functions import attention_kernels_for
+from ajet.core.model.kernels.functions import Kernels, attention_kernels_for
+from ajet.core.model.kernels.segments import AttentionSegment, SegmentTable
 from ajet.core.model.precision import to_wide_dtype
 
 MAX_CHUNK = 512
 """The tokens of a chunk at most: with longer ones the attention scores would take much memory."""
-MAX_SCORES = 500_000
-"""The attention scores (tokens x heads x columns) that are computed at a time."""
+MAX_SCORES, MAX_TOKENS = 500_000, 2048
+"""The attention scores (tokens x heads x columns) that are computed at a time, or the tokens where
+the compiled kernels compute, which keep no scores."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class FlatForward:
             weight.dtype,
             weight.device,
         )
+        self._attention_kernels = attention_kernels_for(self._pool.k)
         self._max_kv_tokens = max_kv_tokens
         self._cache = PrefixCache(max_kv_tokens)
         self._batch: KVBatch | None = None
@@ -112,7 +115,7 @@ class FlatForward:
 
     def _layout(self, slots_R: list[Ids]) -> tuple[type[KVBatch], CacheLayout]:
         """Returns how rows, given by their slots or tokens, are laid out and computed."""
-        if self._packed is not None and attention_kernels_for(self._pool.k) is not None:
+        if self._packed is not None and self._attention_kernels is not None:
             return TiledBatch, CacheLayout.of(slots_R, smallest=True)
         if self._prefers_grid:
             for smallest in (True, False):
@@ -188,30 +191,36 @@ class FlatForward:
         return sum(len(chunk.tokens) for chunks in levels for chunk in chunks.values())
 
     def _group_chunks(self, chunks: list[PrefillChunk]) -> Iterator[list[PrefillChunk]]:
-        """Yields lists of neighbouring chunks whose scores together stay below `MAX_SCORES`."""
+        """Yields lists of neighbouring chunks that are computed together."""
         group: list[PrefillChunk] = []
         for chunk in chunks:
             grown = [*group, chunk]
-            queries = len(grown) * max(len(p.tokens) for p in grown) * self._decoder.num_heads
-            if group and queries * max(len(p.before) + len(p.tokens) for p in grown) > MAX_SCORES:
+            if group and self._is_too_large(grown):
                 yield group
                 grown = [chunk]
             group = grown
         if group:
             yield group
 
+    def _is_too_large(self, chunks: list[PrefillChunk]) -> bool:
+        lengths = [len(chunk.tokens) for chunk in chunks]
+        if self._attention_kernels is not None:
+            return sum(lengths) > MAX_TOKENS
+        columns = max(len(chunk.before) + len(chunk.tokens) for chunk in chunks)
+        return len(chunks) * max(lengths) * self._decoder.num_heads * columns > MAX_SCORES
+
     def _prefill(self, chunks: list[PrefillChunk]) -> None:
         """Writes the keys and values of these chunks' tokens to the pool."""
-        lengths = np.array([len(chunk.tokens) for chunk in chunks])
-        width = int(lengths.max())
-        rows_N = np.repeat(np.arange(len(chunks)), lengths)
-        offsets = [np.arange(n) for n in lengths]
-        queries_N = np.concatenate([o + width - len(o) for o in offsets])
-        positions_N = np.concatenate(
-            [o + len(chunk.before) for o, chunk in zip(offsets, chunks, strict=True)]
+        kernels = self._attention_kernels
+        attention = (
+            PrefillAttention(self._pool, chunks)
+            if kernels is None
+            else KernelPrefillAttention(self._pool, chunks, self._decoder, kernels)
         )
-        attention = PrefillAttention(self._pool, chunks, rows_N, queries_N)
         tokens_N = np.concatenate([chunk.tokens for chunk in chunks])
+        positions_N = np.concatenate(
+            [np.arange(len(chunk.tokens)) + len(chunk.before) for chunk in chunks]
+        )
         self._decoder(self._pool.tensor(tokens_N), self._pool.tensor(positions_N), attention.attend)
 
 
@@ -227,20 +236,18 @@ class PrefillAttention:
     right too, so query c sees the own columns up to ``c + columns - queries``.
     """
 
-    def __init__(
-        self, pool: KVPool, chunks: list[PrefillChunk], rows_N: Ids, queries_N: Ids
-    ) -> None:
+    def __init__(self, pool: KVPool, chunks: list[PrefillChunk]) -> None:
         self._pool = pool
         layout = CacheLayout.of([np.concatenate((chunk.before, chunk.slots)) for chunk in chunks])
         self._gathered = GatheredCache(pool, layout)
         self._segments = layout.segments
+        lengths = np.array([len(chunk.tokens) for chunk in chunks])
+        self._num_rows, self._num_queries = len(chunks), int(lengths.max())
+        aligned = [np.arange(self._num_queries - n, self._num_queries) for n in lengths]
         self._slots_N = pool.tensor(np.concatenate([chunk.slots for chunk in chunks]))
-        self._rows_N, self._queries_N = pool.tensor(rows_N), pool.tensor(queries_N)
-        self._num_rows = len(chunks)
-        self._num_queries = int(queries_N.max()) + 1
+        self._rows_N = pool.tensor(np.repeat(np.arange(len(chunks)), lengths))
+        self._queries_N = pool.tensor(np.concatenate(aligned))
         self._mask = self._causal_mask(layout)
-        # A chunk alone shares nothing, so all of its keys are its own part.
-        self._kernels = attention_kernels_for(pool.k) if len(chunks) == 1 else None
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Returns the attention of one layer for ``q [N, heads, d]``; the Decoder calls it."""
@@ -248,14 +255,6 @@ class PrefillAttention:
         k_pool, v_pool = self._pool.k[layer], self._pool.v[layer]
         gathered = self._gathered
         heads, d = k.shape[1], q.shape[2]
-        if self._kernels is not None:
-            q_KGQd = q.view(len(q), heads, -1, d).permute(1, 2, 0, 3)
-            keys, values = (
-                gathered.own(of_layer).expand(-1, q_KGQd.shape[1], -1, -1)
-                for of_layer in (k_pool, v_pool)
-            )
-            out, _ = self._kernels.flash(q_KGQd, keys, values, before=keys.shape[2] - len(q))
-            return out.permute(2, 0, 1, 3).reshape(q.shape)
         padded = q.new_zeros(heads, self._num_rows, self._num_queries, q.shape[1] // heads, d)
         padded[:, self._rows_N, self._queries_N] = q.view(len(q), heads, -1, d).transpose(0, 1)
         out = attend_shared(
@@ -275,6 +274,33 @@ class PrefillAttention:
         seen = (column >= layout.start_R[:, None, None]) & (column <= last[:, None])
         mask = np.where(seen, 0.0, MASKED).astype(np.float32)
         return self._pool.tensor(mask).to(self._pool.k.dtype)[None, :, :, None]
+
+
+class KernelPrefillAttention:
+    """Computes what `PrefillAttention` does with the compiled kernels, without padding."""
+
+    def __init__(
+        self, pool: KVPool, chunks: list[PrefillChunk], decoder: Decoder, kernels: Kernels
+    ) -> None:
+        self._pool, self._kernels = pool, kernels
+        self._slots_N = pool.tensor(np.concatenate([chunk.slots for chunk in chunks]))
+        self._seen_M = pool.tensor(np.concatenate([s for c in chunks for s in (c.before, c.slots)]))
+        segments: list[AttentionSegment] = []
+        query = key = 0
+        for chunk in chunks:
+            num_queries, num_keys = len(chunk.tokens), len(chunk.before) + len(chunk.tokens)
+            segments.append(AttentionSegment(query, num_queries, key, num_keys))
+            query, key = query + num_queries, key + num_keys
+        self._table = SegmentTable.of(segments, decoder.num_heads // decoder.num_kv_heads)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Returns the attention of one layer for ``q [N, heads, d]``; the Decoder calls it."""
+        self._pool.write(layer, self._slots_N, k, v)
+        keys, values = (
+            of_layer.index_select(1, self._seen_M).transpose(0, 1)
+            for of_layer in (self._pool.k[layer], self._pool.v[layer])
+        )
+        return self._kernels.attention(q, keys, values, self._table)[0]
 
 
 def _missing_chunks(nodes: list[PrefixNode]) -> Iterator[PrefillChunk]:

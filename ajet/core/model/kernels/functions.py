@@ -1,7 +1,8 @@
 """The compiled kernels as functions of tensors.
 
     in a decode step         rms_norm, rotate, attend
-    in an update             flash, flash_backward, gate, gate_backward, rms_norm_backward, softmax
+    in an update             attention, attention_backward, gate, gate_backward, rms_norm_backward,
+                             softmax
 
 A decode step of 32 rows is many small operations. Each of torch's costs 5 to 40 microseconds, and
 attention over rows of their own takes four of them, which go through memory each time. In an
@@ -22,12 +23,11 @@ import torch
 from torch import Tensor
 
 from ajet.core.model.kernels.library import library
+from ajet.core.model.kernels.segments import KEYS, SegmentTable, padded
 
 NAMES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
-KEYS = 64
-"""The keys of a tile of attention, as in kernels.c: scratch memory is for a multiple of them."""
 PART = 256
-"""The rows of a part of a sum, as there."""
+"""The rows of a part of a sum, as in kernels.c."""
 MIN_DIM, MULTIPLE = 64, 32
 """The least width of a head, and what it is a multiple of, in attention of an update."""
 
@@ -36,8 +36,8 @@ ARGUMENTS: dict[str, tuple[type, ...]] = {
     "rms_norm": (_P, _P, _F, _P, *[_I] * 3),
     "rotate": (_P, _I, *[_P] * 3, *[_I] * 5),
     "attend": (*[_P] * 3, *[_I] * 3, *[_P] * 5, _I, *[_P] * 2, *[_I] * 7),
-    "flash": (*[_P] * 9, *[_I] * 7),
-    "flash_backward": (*[_P] * 12, *[_I] * 7),
+    "attention": (*[_P] * 9, *[_I] * 7),
+    "attention_backward": (*[_P] * 16, *[_I] * 8),
     "gate": (*[_P] * 3, *[_I] * 2),
     "gate_backward": (*[_P] * 5, *[_I] * 2),
     "softmax": (_P, _F, *[_P] * 2, *[_I] * 3),
@@ -87,9 +87,9 @@ class Kernels:
     def shared_parts(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the keys of a segment ``[kv_heads, S, d]`` with rows of zeros behind them, and
         the values as tiles ``[kv_heads, S / KEYS, d, KEYS]``, as `attend` takes them."""
-        padding = (0, 0, 0, _padded(keys.shape[1]) - keys.shape[1])
-        padded, rows = (torch.nn.functional.pad(t, padding) for t in (keys, values))
-        return padded.contiguous(), rows.unflatten(1, (-1, KEYS)).transpose(2, 3).contiguous()
+        padding = (0, 0, 0, padded(keys.shape[1]) - keys.shape[1])
+        key_rows, rows = (torch.nn.functional.pad(t, padding) for t in (keys, values))
+        return key_rows.contiguous(), rows.unflatten(1, (-1, KEYS)).transpose(2, 3).contiguous()
 
     def attend(
         self,
@@ -123,40 +123,47 @@ class Kernels:
         )
         return out
 
-    def flash(self, q: Tensor, k: Tensor, v: Tensor, before: int) -> tuple[Tensor, Tensor]:
-        """Returns the attention of queries ``[B, heads, Q, d]`` to keys and values ``[B, heads, P,
-        d]``, and its log-sum-exp ``[B, heads, Q]`` in float32.
-
-        Query i sees the keys 0 to ``before + i``, so all of them if `before` is P.
-        """
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, table: SegmentTable
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the attention of queries ``[N, heads, d]`` to keys and values ``[M, kv_heads,
+        d]`` over the segments of the table, and its log-sum-exp ``[N, heads]`` in float32."""
         q, k, v = (_with_rows(t) for t in (q, k, v))
-        (batch, heads, num_q, dim), num_k = q.shape, k.shape[2]
-        out = q.new_empty(q.shape)
-        lse = torch.empty(q.shape[:3])
-        num = (2 * batch * heads + torch.get_num_threads()) * _padded(num_k) * dim
-        scratch = q.new_empty(num)
-        self._functions["flash", q.dtype](
+        (num, heads, dim), kv_heads = q.shape, k.shape[1]
+        out, lse = q.new_empty(q.shape), torch.empty(num, heads)
+        scratch = q.new_empty(2 * kv_heads * table.num_padded * dim)
+        self._functions["attention", q.dtype](
             *(t.data_ptr() for t in (q, k, v, out, lse, scratch)),
-            *(_strides(t) for t in (q, k, v)),
-            *(batch, heads, num_q, num_k, dim, before, torch.get_num_threads()),
+            _strides(q, k, v),
+            *(t.data_ptr() for t in (table.segments_S6, table.blocks_B2)),
+            *(len(table.segments_S6), len(table.blocks_B2), table.num_padded),
+            *(kv_heads, heads // kv_heads, dim, torch.get_num_threads()),
         )
         return out, lse
 
-    def flash_backward(
-        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, before: int
+    def attention_backward(
+        self,
+        grad: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        table: SegmentTable,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the gradients of q, k and v of `flash`; `out` and `lse` may be of a larger
-        softmax, of which these keys are a part."""
+        """Returns the gradients of q, k and v of `attention`, which returned `out` and `lse`."""
         grad, q, k, v, out = (_with_rows(t) for t in (grad, q, k, v, out))
-        (batch, heads, num_q, dim), num_k = q.shape, k.shape[2]
+        (_, heads, dim), kv_heads = q.shape, k.shape[1]
         dq, dk, dv = (t.new_empty(t.shape) for t in (q, k, v))
-        size = _padded(num_k) * dim
-        scratch = q.new_empty((3 * batch * heads + torch.get_num_threads()) * size)
-        sums = torch.empty(batch * heads * -(-num_q // PART) * 2 * size)
-        self._functions["flash_backward", q.dtype](
+        scratch = q.new_empty(3 * kv_heads * table.num_padded * dim)
+        sums = torch.empty(2 * kv_heads * table.num_cells * dim)
+        tables = (table.segments_S6, table.blocks_B2, table.starts_P, table.cells_PS)
+        self._functions["attention_backward", q.dtype](
             *(t.data_ptr() for t in (grad, q, k, v, out, lse, dq, dk, dv, scratch, sums)),
-            _strides(grad, q, k, v, out, lse),
-            *(batch, heads, num_q, num_k, dim, before, torch.get_num_threads()),
+            _strides(q, k, v, grad, out),
+            *(t.data_ptr() for t in tables),
+            *(*table.cells_PS.shape[::-1], table.num_padded, table.num_cells),
+            *(kv_heads, heads // kv_heads, dim, torch.get_num_threads()),
         )
         return dq, dk, dv
 
@@ -233,10 +240,6 @@ def _with_rows(tensor: Tensor) -> Tensor:
 
 
 def _strides(*tensors: Tensor) -> ctypes.Array[ctypes.c_long]:
-    """Returns the first three strides of each tensor."""
-    strides = [stride for tensor in tensors for stride in tensor.stride()[:3]]
+    """Returns the first two strides of each tensor."""
+    strides = [stride for tensor in tensors for stride in tensor.stride()[:2]]
     return (ctypes.c_long * len(strides))(*strides)
-
-
-def _padded(num: int) -> int:
-    return -(-num // KEYS) * KEYS

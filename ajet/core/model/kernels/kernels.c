@@ -82,7 +82,15 @@ enum { LANES = 8, TILE = 4 };
 #else
 enum { LANES = 4, TILE = 8 };
 #endif
-enum { QUERIES = 2 * LANES, KEYS = 64, PART = 256, LINE = 64 };
+enum { QUERIES = 2 * LANES, KEYS = 64, PART = 256, LINE = 64, BLOCK = 32 };
+/* The columns of the table of segments, as in segments.py. */
+enum { FIRST_QUERY, NUM_QUERIES, FIRST_KEY, NUM_KEYS, FIRST_CELL, PARENT, COLUMNS };
+/* Sets the last of its segment's keys that each query sees; the queries behind the last see what that one does. */
+static void last_keys(const int64_t *segment, long first, long num, long group, int *last)
+{
+    long before = segment[NUM_KEYS] - segment[NUM_QUERIES];
+    for (long i = 0; i < QUERIES; i++) last[i] = before + (first + (i < num ? i : num - 1)) / group;
+}
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef uint32_t bits __attribute__((vector_size(4 * LANES)));
 
@@ -110,7 +118,7 @@ static inline lanes multiply_add_bfloat16(lanes sum, const bfloat16 *left, packe
 #define WIDE wide_float
 #define NARROW narrow_float
 #define GROUP 1
-#include "flash.inc"
+#include "attention.inc"
 #include "decode.inc"
 #include "layers.inc"
 #undef T
@@ -122,6 +130,6 @@ static inline lanes multiply_add_bfloat16(lanes sum, const bfloat16 *left, packe
 #define WIDE wide_bfloat16
 #define NARROW narrow_bfloat16
 #define GROUP 2
-#include "flash.inc"
+#include "attention.inc"
 #include "decode.inc"
 #include "layers.inc"

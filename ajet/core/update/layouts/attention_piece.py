@@ -6,15 +6,13 @@
 q is ``[B, heads, Q, d]``, k and v ``[B, heads, P, d]``, lse ``[B, heads, Q]`` in float32 or
 wider; softmax scale ``d ** -0.5``. `causal` means query i sees keys 0 to i.
 
-On a CPU it runs the compiled kernels for wide heads, else torch's own flash kernel (twice the speed
-of plain products at the shapes of a tiny model); elsewhere plain products, in slices of queries so
-that the scores stay small.
+On a CPU it runs torch's own flash kernel (twice the speed of plain products at the shapes of a tiny
+model); elsewhere plain products, in slices of queries so that the scores stay small.
 """
 
 import torch
 from torch import Tensor
 
-from ajet.core.model.kernels.functions import attention_kernels_for
 from ajet.core.model.precision import to_wide_dtype, wide_dtype
 
 MAX_SCORES = 1 << 26  # elements of one slice of scores, on devices without the flash kernel
@@ -24,9 +22,6 @@ _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 
 def piece_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     """Returns the output and the log-sum-exp of this piece."""
-    kernels = attention_kernels_for(q)
-    if kernels is not None:
-        return kernels.flash(q, k, v, before=0 if causal else k.shape[2])
     if q.device.type == "cpu":
         out, lse = _flash_forward(q, k, v, 0.0, causal)
         return out, lse
@@ -39,10 +34,6 @@ def piece_backward(
     """Returns this piece's part of the gradients; `out` and `lse` are those of the whole
     softmax.
     """
-    kernels = attention_kernels_for(q)
-    if kernels is not None:
-        before = 0 if causal else k.shape[2]
-        return kernels.flash_backward(grad, q, k, v, out, lse, before)
     if q.device.type == "cpu" and q.dtype == torch.bfloat16 and causal:
         # Of short segments the kernel's float32 backward is twice as fast as its bfloat16 one.
         grad, q, k, v, out = (t.float() for t in (grad, q, k, v, out))

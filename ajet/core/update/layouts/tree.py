@@ -90,7 +90,7 @@ class FlatLayout:
 
         def whole(layer: int, q_NHd: Tensor, k_NKd: Tensor, v_NKd: Tensor) -> Tensor:
             nonlocal plan
-            plan = plan or attention_plan(forest, q_NHd)
+            plan = plan or attention_plan(forest, q_NHd, k_NKd)
             return tree_attention(q_NHd, k_NKd, v_NKd, plan)
 
         attend: Attend = whole

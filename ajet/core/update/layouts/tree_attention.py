@@ -9,9 +9,10 @@ The backward pass needs no merging: with the total `lse` and the total output, e
 its exact share of the gradients (as in ring attention). Nothing of size queries x keys is stored.
 
 A plan holds the pieces of a micro-batch. `VarlenPlan` computes all segments, and each level of
-ancestors, in one call of the flash kernel of CUDA for sequences of several lengths; `PiecePlan`
-computes them one by one, on a CPU or where that kernel is not. Not covered: second derivatives,
-attention dropout.
+ancestors, in one call of the flash kernel of CUDA for sequences of several lengths. `KernelPlan`
+computes everything in one call of the compiled kernels for a CPU, in one softmax. `PiecePlan`
+computes one piece after another where neither is. Not covered: second derivatives, attention
+dropout.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ajet.core.update.layouts.kernel_plan import KernelPlan
 from ajet.core.update.layouts.piece_plan import PiecePlan
 from ajet.core.update.layouts.trie import Forest
 from ajet.core.update.layouts.varlen_plan import VarlenPlan
@@ -40,10 +42,13 @@ class AttentionPlan(Protocol):
         ...
 
 
-def attention_plan(forest: Forest, q_NHd: Tensor) -> AttentionPlan:
-    """Returns the plan for the forest on the device and in the dtype of these queries."""
-    plan = VarlenPlan if VarlenPlan.supports(q_NHd) else PiecePlan
-    return plan.of(forest, q_NHd.device)
+def attention_plan(forest: Forest, q_NHd: Tensor, k_NKd: Tensor) -> AttentionPlan:
+    """Returns the plan for the forest on the device and in the dtype of these queries and keys."""
+    if VarlenPlan.supports(q_NHd):
+        return VarlenPlan.of(forest, q_NHd.device)
+    if KernelPlan.supports(q_NHd):
+        return KernelPlan.of(forest, q_NHd, k_NKd)
+    return PiecePlan.of(forest, q_NHd.device)
 
 
 def tree_attention(q_NHd: Tensor, k_NKd: Tensor, v_NKd: Tensor, plan: AttentionPlan) -> Tensor:
