@@ -36,7 +36,6 @@ from ajet.core.inference.engines.tiled_batch import TiledBatch
 from ajet.core.model.decoder import Decoder
 from ajet.core.model.kernels.functions import Kernels, attention_kernels_for
 from ajet.core.model.kernels.segments import AttentionSegment, SegmentTable
-from ajet.core.model.precision import to_wide_dtype
 
 MAX_CHUNK = 512
 """The tokens of a chunk at most: with longer ones the attention scores would take much memory."""
@@ -125,7 +124,7 @@ class FlatForward:
         return KVBatch, CacheLayout.of(slots_R)
 
     def decode(self, rows: Sequence[BatchRow]) -> Tensor:
-        """Returns logits ``[rows, vocab]``, in float32 or wider, after each row's last token."""
+        """Returns logits ``[rows, vocab]`` after each row's last token."""
         assert self._batch is not None
         tokens = np.array([row.ids[-1] for row in rows], np.int64)
         positions = np.array([len(row.ids) - 1 for row in rows], np.int64)
@@ -133,7 +132,7 @@ class FlatForward:
             self._pool.tensor(tokens), self._pool.tensor(positions), self._batch.attend
         )
         self._batch.advance()
-        return to_wide_dtype(self._decoder.logits(hidden))
+        return self._decoder.logits(hidden)
 
     def keep(self, index: Ids) -> None:
         """Drops all rows but these."""

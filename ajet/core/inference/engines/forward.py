@@ -86,7 +86,7 @@ class Forward(Protocol):
         ...
 
     def decode(self, rows: Sequence[BatchRow]) -> Tensor:
-        """Returns logits ``[rows, vocab]``, in float32 or wider, after each row's last token."""
+        """Returns logits ``[rows, vocab]`` after each row's last token."""
         ...
 
     def keep(self, index: NDArray[np.int64]) -> None:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from ajet.core.inference.engines.forward import BatchRow
-from ajet.core.model.precision import to_wide_dtype
 
 
 class HfForward:
@@ -54,7 +53,7 @@ class HfForward:
         """Does nothing: the model's own forward needs no copies."""
 
     def decode(self, rows: Sequence[BatchRow]) -> Tensor:
-        """Returns logits ``[rows, vocab]``, in float32 or wider, after each row's last token."""
+        """Returns logits ``[rows, vocab]`` after each row's last token."""
         if self._cache is None:
             self._cache = DynamicCache(config=self._model.config)
             tokens, self._mask = self._left_padded(rows)
@@ -70,7 +69,7 @@ class HfForward:
             use_cache=True,
             **{name: value for name, value in optional.items() if name in self._accepted},
         )
-        return to_wide_dtype(out.logits[:, -1])
+        return out.logits[:, -1]
 
     def keep(self, index: NDArray[np.int64]) -> None:
         """Drops all rows but these."""

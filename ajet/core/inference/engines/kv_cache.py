@@ -58,25 +58,29 @@ class KVPool:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._shape = (num_layers, num_kv_heads, num_slots + 1, head_dim)
-        self.k = torch.empty(0, dtype=dtype, device=device)
+        self._num_slots = num_slots + 1
+        self.k = torch.empty(num_layers, num_kv_heads, 0, head_dim, dtype=dtype, device=device)
         self.v = torch.empty_like(self.k)
 
     def allocate(self) -> None:
         """Allocates the slots, unless they are; on a CPU those never written take no memory."""
         if not self.k.numel():
-            self.k, self.v = self.k.new_empty(self._shape), self.v.new_empty(self._shape)
+            self.k, self.v = self._empty(self._num_slots), self._empty(self._num_slots)
             self.k[:, :, 0] = 0
             self.v[:, :, 0] = 0
 
     def free(self) -> None:
         """Frees the slots: what they hold is not needed any more."""
-        self.k, self.v = self.k.new_empty(0), self.v.new_empty(0)
+        self.k, self.v = self._empty(0), self._empty(0)
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Stores keys and values ``[N, kv_heads, d]`` of one layer at N slots."""
         self.k[layer].index_copy_(1, slots, k.transpose(0, 1))
         self.v[layer].index_copy_(1, slots, v.transpose(0, 1))
+
+    def _empty(self, num_slots: int) -> Tensor:
+        layers, heads, _, d = self.k.shape
+        return self.k.new_empty(layers, heads, num_slots, d)
 
     def tensor(self, values: NDArray[Any]) -> Tensor:
         """Returns an array (slots, indices, a mask) as a tensor on the pool's device."""

@@ -5,7 +5,8 @@
 `u` is a hash of (the request's seed, the number of the token). So a draw does not depend on the
 rest of the batch, and no generator has a state. Greedy rows (temperature 0) take the largest logit
 and report log-probabilities at temperature 1, without cuts. From MPS, which has no float64, logits
-are brought to the CPU first.
+are brought to the CPU first. Of a large vocabulary on a CPU, where no row is cut, a compiled kernel
+draws, which reads the logits twice and writes none; it rounds otherwise.
 """
 
 from collections.abc import Sequence
@@ -19,10 +20,14 @@ from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.engines.uniform import uniforms
-from ajet.core.model.precision import float64_device
+from ajet.core.model.kernels.functions import kernels_for
+from ajet.core.model.precision import float64_device, to_wide_dtype
 
 MAX_ELEMENTS = 16_000_000
 """The logits handled at a time: float64 copies of 256 rows of a large vocabulary are gigabytes."""
+
+MIN_VOCAB = 8192
+"""The least vocabulary that the compiled kernel draws from: small models draw as ever."""
 
 BLOCK = 256
 """The tokens that are summed together before the block is chosen that holds the drawn one."""
@@ -38,6 +43,7 @@ class Sampler:
         self._seeds = np.array([p.seed & (2**64 - 1) for p in params], np.uint64)
         self._scaled = any(t != 1.0 for t in temperatures)
         self._temperature = torch.tensor(temperatures, device=device).unsqueeze(1)
+        self._scale = 1 / self._temperature.squeeze(1)
         self._any_greedy = any(greedy)
         self._greedy = torch.tensor(greedy, device=device)
         cuts = [(0, 1.0) if greedy[i] else (max(p.top_k, 0), p.top_p) for i, p in enumerate(params)]
@@ -52,6 +58,11 @@ class Sampler:
         that each row has sampled so far."""
         logits = logits.to(self._device)
         u = torch.from_numpy(uniforms(self._seeds, counts)).to(self._device)
+        kernels = None if self._cut or logits.shape[1] < MIN_VOCAB else kernels_for(logits)
+        if kernels is not None:
+            drawn, logprob, totals = kernels.draw(logits, self._scale, u, self._greedy)
+            _check_finite(totals)
+            return drawn.tolist(), logprob.tolist()
         step = max(1, MAX_ELEMENTS // logits.shape[1])
         tokens: list[int] = []
         logprobs: list[float] = []
@@ -62,6 +73,7 @@ class Sampler:
         return tokens, logprobs
 
     def _draw(self, logits: Tensor, u: Tensor, at: slice) -> tuple[Tensor, Tensor]:
+        logits = to_wide_dtype(logits)
         if self._scaled:
             logits = logits / self._temperature[at]
         if self._cut:
@@ -91,12 +103,7 @@ def inverse_cdf(probs: Tensor, u: Tensor) -> Tensor:
         sums = torch.cat((sums, rest), dim=1)
     cdf = sums.cumsum(dim=1)
     total = cdf[:, -1:]
-    if not bool(torch.isfinite(total).all()):
-        raise ModelError(
-            "the model's logits are not finite: its weights have diverged; "
-            "lower the learning rate or resume from an earlier checkpoint",
-            code=Code.DIVERGED,
-        )
+    _check_finite(total)
     target = _first_below(u.unsqueeze(1) * total, total)
     block = torch.searchsorted(cdf, target, right=True)
     inside = target - torch.nn.functional.pad(cdf, (1, 0)).gather(1, block)
@@ -106,6 +113,16 @@ def inverse_cdf(probs: Tensor, u: Tensor) -> Tensor:
     return (
         starts[block] + torch.searchsorted(cdf, _first_below(inside, cdf[:, -1:]), right=True)
     ).squeeze(1)
+
+
+def _check_finite(totals: Tensor) -> None:
+    """Raises `ModelError` unless the sums of the rows' probabilities are finite."""
+    if not bool(torch.isfinite(totals).all()):
+        raise ModelError(
+            "the model's logits are not finite: its weights have diverged; "
+            "lower the learning rate or resume from an earlier checkpoint",
+            code=Code.DIVERGED,
+        )
 
 
 def _first_below(target: Tensor, total: Tensor) -> Tensor:

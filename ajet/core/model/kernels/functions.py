@@ -1,6 +1,6 @@
 """The compiled kernels as functions of tensors.
 
-    in a decode step         rms_norm, rotate, attend
+    in a decode step         rms_norm, rotate, attend, draw
     in an update             attention, attention_backward, gate, gate_backward, rms_norm_backward,
                              softmax
 
@@ -28,6 +28,8 @@ from ajet.core.model.kernels.segments import KEYS, SegmentTable, padded
 NAMES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
 PART = 256
 """The rows of a part of a sum, as in kernels.c."""
+DRAWN = 256
+"""The tokens of a block of `draw`, as there."""
 MIN_DIM, MULTIPLE = 64, 32
 """The least width of a head, and what it is a multiple of, in attention of an update."""
 
@@ -36,6 +38,7 @@ ARGUMENTS: dict[str, tuple[type, ...]] = {
     "rms_norm": (_P, _P, _F, _P, *[_I] * 3),
     "rotate": (_P, _I, *[_P] * 3, *[_I] * 5),
     "attend": (*[_P] * 3, *[_I] * 3, *[_P] * 5, _I, *[_P] * 2, *[_I] * 7),
+    "draw": (*[_P] * 8, *[_I] * 3),
     "attention": (*[_P] * 9, *[_I] * 7),
     "attention_backward": (*[_P] * 16, *[_I] * 8),
     "gate": (*[_P] * 3, *[_I] * 2),
@@ -122,6 +125,26 @@ class Kernels:
             *(kv_heads, rows, group, dim, columns, column, torch.get_num_threads()),
         )
         return out
+
+    def draw(
+        self, logits: Tensor, scales: Tensor, u: Tensor, greedy: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Draws a token of each row of ``logits [R, V]`` times ``scales [R]`` in float32.
+
+        It is the first whose cumulative probability exceeds ``u [R]``, which is in float64, or in
+        `greedy` rows the first of the largest. Returns the tokens, their log-probabilities, and the
+        rows' sums of exponentials, which are not finite where a logit is not.
+        """
+        logits = logits.contiguous()
+        rows, size = logits.shape
+        sums = torch.empty(rows * -(-size // DRAWN), dtype=torch.float64)
+        tokens, logprobs = torch.empty(rows, dtype=torch.long), torch.empty(rows)
+        totals = torch.empty(rows, dtype=torch.float64)
+        self._functions["draw", logits.dtype](
+            *(t.data_ptr() for t in (logits, scales, u, greedy, sums, tokens, logprobs, totals)),
+            *(rows, size, torch.get_num_threads()),
+        )
+        return tokens, logprobs, totals
 
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, table: SegmentTable

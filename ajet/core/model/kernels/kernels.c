@@ -73,6 +73,13 @@ static inline float exp_of_any(float x)
     return exp_of_negative(x > 88.0f ? 88.0f : x);
 }
 
+/* exp(x) for x <= 0, and 0 where that is nothing beside 1. */
+static inline float weight_of(float x)
+{
+    float weight = exp_of_negative(x);
+    return x < -87.0f ? 0 : weight;
+}
+
 /* Products in tiles: of TILE rows and 2 * LANES columns, whose sums stay in registers. GROUP columns
    of a row are multiplied at a time, so right operands hold as many rows beside each other. */
 #if defined(__AVX512F__)
@@ -82,7 +89,7 @@ enum { LANES = 8, TILE = 4 };
 #else
 enum { LANES = 4, TILE = 8 };
 #endif
-enum { QUERIES = 2 * LANES, KEYS = 64, PART = 256, LINE = 64, BLOCK = 32 };
+enum { QUERIES = 2 * LANES, KEYS = 64, PART = 256, LINE = 64, BLOCK = 32, DRAWN = 256 };
 /* The columns of the table of segments, as in segments.py. */
 enum { FIRST_QUERY, NUM_QUERIES, FIRST_KEY, NUM_KEYS, FIRST_CELL, PARENT, COLUMNS };
 /* Sets the last of its segment's keys that each query sees; the queries behind the last see what that one does. */

@@ -12,6 +12,8 @@ from ajet.core.inference.engines.batch import Batch
 from ajet.core.inference.engines.flat_forward import FlatForward
 from ajet.core.inference.engines.forward import BatchRow
 from ajet.core.inference.engines.kv_cache import CacheLayout
+from ajet.core.inference.engines.tiled_batch import TiledBatch
+from ajet.core.model.kernels.functions import kernels
 from tests.core.inference.engines.test_packed_decoder import _model
 
 SYSTEM = 50
@@ -77,6 +79,18 @@ def test_no_other_cuts_take_less(seed):
     ]
     found = CacheLayout.of(rows, smallest=True)
     assert cost([s.first for s in found.segments[1:]]) == min(map(cost, every))
+
+
+def test_a_wide_model_is_computed_with_the_kernels_from_the_first_batch_on():
+    if kernels() is None:
+        pytest.skip("no C compiler is installed")
+    forward = FlatForward(_model(), max_kv_tokens=1000)
+    for _ in range(2):
+        row = BatchRow("e/0", tuple(range(60)), SamplingParams(), frozenset(), 70)
+        with torch.inference_mode():
+            forward.rebuild([row])
+        assert isinstance(forward._batch, TiledBatch)
+        forward.reset()
 
 
 def test_as_many_rows_start_as_fit_with_what_they_share():

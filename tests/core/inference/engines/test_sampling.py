@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.inference.engines.sampling import Sampler, inverse_cdf
+from ajet.core.inference.engines.sampling import MIN_VOCAB, Sampler, inverse_cdf
 from ajet.core.inference.engines.uniform import uniforms
+from ajet.core.model.kernels.functions import kernels
 
 CPU = torch.device("cpu")
 LOGITS = torch.log(torch.tensor([[0.5, 0.25, 0.15, 0.1]]))
@@ -131,3 +132,54 @@ def test_a_draw_by_blocks_is_the_draw_over_the_whole_vocabulary(vocab_size, seed
     # The first token whose cumulative probability exceeds u, up to the rounding of the sums.
     assert cdf[token] > u - 1e-12
     assert token == 0 or cdf[token - 1] <= u + 1e-12
+
+
+def _large(seed, rows, dtype=torch.float32):
+    """Returns random logits of a vocabulary that the compiled kernel draws from."""
+    if kernels() is None:
+        pytest.skip("no C compiler is installed")
+    generator = torch.Generator().manual_seed(seed)
+    return (4 * torch.randn(rows, MIN_VOCAB + 100, generator=generator)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_kernel_draws_what_a_draw_over_the_whole_vocabulary_does(dtype):
+    logits = _large(1, 200, dtype)
+    params = [SamplingParams(temperature=(1.0, 0.5, 3.0)[n % 3], seed=n) for n in range(200)]
+    temperatures = torch.tensor([[p.temperature] for p in params])
+    counts = np.arange(200)
+    tokens, logprobs = Sampler(params, CPU).draw(logits, counts)
+    exact = (logits.double() / temperatures).log_softmax(-1)
+    cdf = exact.exp().cumsum(1)
+    u = uniforms(np.arange(200).astype(np.uint64), counts)
+    for row, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
+        assert logprob == pytest.approx(float(exact[row, token]), abs=1e-5)
+        assert cdf[row, token] > u[row] - 1e-6
+        assert token == 0 or cdf[row, token - 1] <= u[row] + 1e-6
+    assert len(set(tokens)) > 50
+
+
+def test_the_kernel_never_draws_a_token_of_probability_zero():
+    logits = _large(2, 3)
+    logits[:, :1000] = logits[:, -50:] = float("-inf")
+    u = torch.tensor([0.0, 1 - 2.0**-53, 0.5], dtype=torch.float64)
+    tokens, _, _ = kernels().draw(logits, torch.ones(3), u, torch.zeros(3, dtype=torch.bool))
+    last = logits.shape[1] - 51
+    assert tokens[0] == 1000 and tokens[1] == last and 1000 < tokens[2] < last
+
+
+def test_the_kernel_takes_the_first_of_the_largest_logits_where_it_is_greedy():
+    logits = _large(3, 2)
+    logits[0, [77, 5000]] = 50.0
+    params = [SamplingParams(temperature=0.0, seed=1), SamplingParams(seed=2)]
+    tokens, logprobs = Sampler(params, CPU).draw(logits, np.array([0, 0]))
+    assert tokens[0] == 77 and logprobs[0] == pytest.approx(math.log(0.5), abs=1e-6)
+    assert tokens[1] == Sampler(params[1:], CPU).draw(logits[1:], np.array([0]))[0][0]
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_logits_of_the_kernel_that_are_not_finite_say_so(value):
+    logits = _large(4, 2)
+    logits[1, 4000] = float(value)
+    with pytest.raises(ModelError, match="diverged"):
+        Sampler([SamplingParams()] * 2, CPU).draw(logits, np.array([0, 0]))
