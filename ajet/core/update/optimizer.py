@@ -27,6 +27,8 @@ from ajet.core.update.shards import copy_tensor, full_tensor
 from ajet.core.update.weights import check_fits
 
 STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
+ADDED = 1 << 18
+"""The numbers of a narrow gradient that are added at a time: torch widens a copy of them first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +194,9 @@ def _add_to(master: Tensor) -> Callable[[Tensor], None]:
         if master.grad is None:
             master.grad = weight.grad.to(master.dtype)
         else:
-            master.grad += weight.grad
+            parts = (master.grad.view(-1).split(ADDED), weight.grad.reshape(-1).split(ADDED))
+            for total, part in zip(*parts, strict=True):
+                total += part
         weight.grad = None
 
     return add
