@@ -38,9 +38,10 @@ from ajet.core.update.settings import UpdateSettings
 
 LAYERS = (1, 3)
 DECODED = (4, 20)  # the tokens of the two measured replies: their difference has no prefill in it
-MAX_LOGITS, MAX_KEPT, LARGE, MIN_PACKED = 1 << 24, 1 << 26, 1 << 25, 1 << 18
+MAX_LOGITS, MAX_KEPT, LARGE, MIN_PACKED, KV_BYTES = 1 << 24, 1 << 29, 1 << 25, 1 << 18, 1 << 29
 """The values of MAX_LOGITS and MAX_KEPT in core/update/loss.py, LARGE in core/model/allocator.py,
-and MIN_WEIGHTS in core/inference/engines/packed_decoder.py; a test compares them."""
+MIN_WEIGHTS in core/inference/engines/packed_decoder.py, and KV_BYTES in in_process.py there; a test
+compares them."""
 LIBRARIES_GIB = 0.5
 """Python, torch and transformers with what they load; measured on Linux."""
 FRAGMENTED = 1.5
@@ -148,8 +149,9 @@ class LocalPlan:
         value, shape = self._bytes[0], self.shape
         if not self.batch.config.samples:
             return []
-        cache = value * self._cached_tokens() * shape.kv_values_per_token
-        parts = [_part("cache", FRAGMENTED * cache, "rollout: keys and values")]
+        cache = FRAGMENTED * value * self._cached_tokens() * shape.kv_values_per_token
+        # The engine's budget, for running rows and again for kept ones.
+        parts = [_part("cache", min(cache, 2 * KV_BYTES), "rollout: keys and values")]
         if shape.hidden * shape.intermediate >= MIN_PACKED and value < 8:
             packed = value * shape.parameters
             parts.append(_part("packed weights", packed, "rollout: a copy, as oneDNN reads them"))
@@ -158,14 +160,15 @@ class LocalPlan:
     def update_parts(self) -> list[MemoryPart]:
         """Returns what is added at the peak of an update, in its last micro-batch."""
         shape, (value, wide), tokens = self.shape, self._bytes, self._tokens_of_a_pass()
-        read = min(tokens, self.batch.config.ajet.rollout.num_repeat * self.size.reply)
+        replies = self.batch.config.ajet.rollout.num_repeat * self.size.reply
+        read = tokens * replies // (self.size.prompt + replies)
         # As wide_layer.py keeps it; narrow models keep about twice that.
         layer = 2 * shape.hidden + 2 * shape.attention_width + 2 * shape.kv_width
         layer += 2 * shape.intermediate
         layer *= 1 if shape.hidden >= 256 and value < 8 else 2
         kept = layer + shape.layers * shape.hidden if self.recomputes else shape.layers * layer
         logits = read * shape.vocab
-        if logits > MAX_KEPT:  # computed in slices: values, softmax, gradient
+        if value * logits > MAX_KEPT:  # computed in slices: values, softmax, gradient
             logits = 3 * MAX_LOGITS
         activations = FRAGMENTED * value * tokens * kept
         how = "one layer at a time" if self.recomputes else "all layers"

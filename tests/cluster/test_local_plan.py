@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ajet.cluster.local_plan import (
+    KV_BYTES,
     LARGE,
     MAX_KEPT,
     MIN_PACKED,
@@ -127,8 +128,21 @@ def test_a_small_model_keeps_in_the_update_what_the_rollout_has_freed(plan):
 
 
 def test_the_limits_are_those_of_the_update_and_of_the_engine():
+    from ajet.core.inference.engines.in_process import KV_BYTES as of_engine
     from ajet.core.inference.engines.packed_decoder import MIN_WEIGHTS
     from ajet.core.model.allocator import LARGE as of_allocator
     from ajet.core.update.loss import MAX_KEPT as of_update
 
     assert (of_update, of_allocator, MIN_WEIGHTS) == (MAX_KEPT, LARGE, MIN_PACKED)
+    assert of_engine == KV_BYTES
+
+
+def test_a_cache_is_never_more_than_the_engines_budget(plan):
+    longer = replace(plan, size=EpisodeSize(4000, 125))  # 16 of them would take 6.6 GB
+    assert sizes(longer.rollout_parts())["cache"] == 2 * KV_BYTES
+
+
+def test_a_pass_of_several_groups_reads_the_tokens_of_all(plan):
+    wide = with_setting(plan, "ajet.trainer_common.max_tokens_per_micro_batch=3000")
+    # Two groups of 1,324 tokens, of which 1,000 are sampled.
+    assert sizes(wide.update_parts())["logits"] == 1.5 * 2000 * 49152 * 4

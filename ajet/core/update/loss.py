@@ -48,7 +48,7 @@ from ajet.core.update.sliced_softmax import sliced_softmax
 MAX_KL = 10.0
 MAX_LOGITS = 1 << 24  # 64 MiB in float32
 MAX_LOGITS_ON_GPU = 1 << 27  # 512 MiB in float32: 882 rows of 152,064, and few reads of the head
-MAX_KEPT = 1 << 26  # 256 MiB in float32: a group of 8 with 1,365 sampled tokens of 49,152
+MAX_KEPT = 1 << 29  # bytes: 2,730 sampled tokens of 49,152 in float32, 5,461 in bfloat16
 
 
 EpisodeWeights = dict[Component, dict[str, float]]
@@ -129,9 +129,10 @@ def score_tokens(
     ratio starts below 1, which `logprob_diff_max` shows.
 
     More than `max_logits` logits are computed in slices, because with a vocabulary of 50,000 they
-    are far larger than any other tensor; by default a GPU's slices are longer. Up to `max_kept` of
-    them are kept for the backward pass on a CPU (kept_softmax.py); more are computed again, and on
-    a GPU or in bfloat16 the head's gradient of the slices is summed in float32 (sliced_softmax.py).
+    are far larger than any other tensor; by default a GPU's slices are longer. Up to `max_kept`
+    bytes of them are kept for the backward pass on a CPU (kept_softmax.py); more are computed
+    again, and on a GPU or in bfloat16 the head's gradient of the slices is summed in float32
+    (sliced_softmax.py).
     """
 
     def score(features_UD: Tensor, index_M: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
@@ -153,7 +154,8 @@ def score_tokens(
     weight_VD = output.head_weight
     if weight_VD is not None and not with_entropy_grad:
         inputs = (output.features_UD, weight_VD, output.index_M, targets_M, temperature)
-        if is_wide(output.features_UD) and num_rows * output.vocab_size <= max_kept:
+        num_bytes = num_rows * output.vocab_size * weight_VD.element_size()
+        if is_wide(output.features_UD) and num_bytes <= max_kept:
             return TokenScores(*kept_softmax(*inputs))
         if on_gpu or weight_VD.dtype in (torch.bfloat16, torch.float16):
             return TokenScores(*sliced_softmax(*inputs, step))
