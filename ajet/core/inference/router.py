@@ -173,6 +173,7 @@ class Router:
         """Records that a request is answered, has failed or was given up."""
         self._routing.done(request_id)
         self._gate.leave(request_id)
+        self._given_up.discard(request_id)  # it was given up when it had a replica already
 
     def report_down(self, assignment: Assignment, reason: str) -> None:
         """Deactivates a replica that gave no answer until a check says that it is well."""
