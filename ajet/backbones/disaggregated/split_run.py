@@ -273,9 +273,9 @@ class ExplorerCommand:
                     await self._explore(attempt)
                 except AttemptOver:
                     logger.warning("the trainer began again from its checkpoint, and so do groups")
+                self._close_buffer()  # a thread may still store a group: not in the next attempt
         finally:
-            if self._buffer is not None:
-                self._buffer.close()
+            self._close_buffer()
 
     async def _next_attempt(self) -> str | None:
         """Waits for an attempt of the trainer that has published weights and returns its id;
@@ -414,11 +414,15 @@ class ExplorerCommand:
         is_file = self._config.trinity.buffer.url is None
         inode = file.stat().st_ino if is_file and file.exists() else None
         if self._buffer is None or inode != self._inode:
-            if self._buffer is not None:
-                self._buffer.close()
+            self._close_buffer()
             self._buffer = open_buffer(self._config, self._folder)
             self._inode = file.stat().st_ino if is_file else None
         return self._buffer
+
+    def _close_buffer(self) -> None:
+        if self._buffer is not None:
+            self._buffer.close()
+            self._buffer = None
 
 
 def _newest_of(attempts: Mapping[str, int], attempt: str) -> dict[str, int]:
