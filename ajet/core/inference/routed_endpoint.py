@@ -106,8 +106,9 @@ class RoutedEndpoint(ModelEndpoint):
                     self.stats.num_retries += 1
                     num_failed += 1
                     if num_failed == self._max_tries:
+                        tries = f"{num_failed} tries failed, the last one: {down}"
                         raise ModelError(
-                            f"request {request_id}: {num_failed} tries failed, the last one: {down}",
+                            f"request {request_id}: {tries}",
                             code=Code.ENGINE_FAILED,
                         ) from down
                     continue

@@ -77,9 +77,7 @@ async def test_a_group_that_is_stored_late_is_not_taken_for_one_of_the_next_atte
         url = f"sqlite:///{folder.buffer_db}"
         trainers = GroupBuffer(url, StalenessBound(1, 1, 1, 1), run=folder.run_id())
         begin_attempt(trainers, "first", tmp_path)
-        command = ExplorerCommand(
-            config, folder, Interrupt(), make_runner=runner, load=loaded.put
-        )
+        command = ExplorerCommand(config, folder, Interrupt(), make_runner=runner, load=loaded.put)
         exploring = asyncio.create_task(command.explore())
         exploring.add_done_callback(loaded.put_nowait)  # an error is not waited for
         await loaded.get()
