@@ -240,6 +240,10 @@ class Router:
         async with self._state_lock:
             reports = await self._load_all(source, version)
             self._weights = (source, version)
+            for member in self._members.values():
+                if not member.is_active:
+                    # After a lost attempt of the trainer, versions of other weights come again.
+                    member.version = None
         if not reports:
             reports = [await self._report_of_first(version)]
         checksums = {report.checksum for report in reports}

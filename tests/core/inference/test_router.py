@@ -525,6 +525,23 @@ async def test_a_replica_that_was_away_gets_the_weights_and_the_sleep_that_it_mi
     await router.close()
 
 
+async def test_a_replica_that_was_away_gets_weights_of_the_version_that_it_has():
+    """A trainer that lost an update makes other weights of the same version."""
+    replicas = _replicas(2)
+    router = Router(replicas, FAST)
+    endpoint = RoutedEndpoint(router)
+    await router.load_weights(Weights(), 2)
+    replicas[0].is_down = True
+    await _episode(endpoint, "e", 1)
+    await router.load_weights(Weights(), 1)
+    await router.load_weights(Weights(), 2)
+    replicas[0].is_down = False
+    while len(router.names) < 2:
+        await asyncio.sleep(0.01)
+    assert replicas[0].events.count(("load", "r0", 2)) == 2
+    await router.close()
+
+
 async def test_nothing_is_put_in_a_dead_ones_place_while_the_engines_sleep():
     replicas, spawned = _replicas(2), []
 
