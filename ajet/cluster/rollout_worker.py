@@ -59,7 +59,7 @@ heartbeats."""
 class WorkflowEnded:
     """The workflow of this episode has ended with this status; its verdict may still be missing."""
 
-    episode_id: str
+    key: str
     status: EpisodeStatus
 
 
@@ -67,7 +67,7 @@ class WorkflowEnded:
 class EpisodeEnded:
     """The episode has ended; `trajectory` is pickled."""
 
-    episode_id: str
+    key: str
     trajectory: bytes
 
 
@@ -75,7 +75,7 @@ class EpisodeEnded:
 class EpisodeRaised:
     """The episode has raised an error that ends the run; it has no trajectory."""
 
-    episode_id: str
+    key: str
     error: BaseException
 
 
@@ -83,7 +83,7 @@ class EpisodeRaised:
 class PlanRefused:
     """The episode cannot begin, because its plan cannot be read in this process."""
 
-    episode_id: str
+    key: str
     reason: str
 
 
@@ -149,19 +149,20 @@ class RolloutWorker:
 
     def begin(
         self,
-        episode_id: str,
+        key: str,
         packed_plan: bytes,
         sampling: SamplingParams | None,
         stops: Mapping[str, Stop],
     ) -> None:
-        """Starts an episode; `take_events` returns what happens to it. `packed_plan` is its
-        pickled WorkflowTask; `stops` are those of its attempts that are decided already."""
+        """Starts an episode; `take_events` returns what happens to it. `key` is that of this run of
+        it, `packed_plan` its pickled WorkflowTask; `stops` are those of its attempts that are
+        decided already."""
         try:
             plan = cloudpickle.loads(packed_plan)
         except Exception as error:  # noqa: BLE001  # a task may hold any object
-            self._episodes.refuse(episode_id, one_line(error))
+            self._episodes.refuse(key, one_line(error))
             return
-        run = self._episodes.run(plan, sampling, stops)
+        run = self._episodes.run(key, plan, sampling, stops)
         asyncio.run_coroutine_threadsafe(run, self._episodes.loop)
 
     def take_events(self) -> list[Event]:
@@ -176,9 +177,9 @@ class RolloutWorker:
         """Ends an attempt at an episode; its trajectory comes as an event."""
         self._episodes.stop(episode_id, stop)
 
-    def cancel(self, episode_ids: Sequence[str]) -> None:
+    def cancel(self, keys: Sequence[str]) -> None:
         """Cancels these episodes; their trajectories come as events."""
-        self._episodes.cancel(episode_ids)
+        self._episodes.cancel(keys)
 
 
 class EpisodeLoop:
@@ -216,31 +217,33 @@ class EpisodeLoop:
         self._thread = threading.Thread(target=self._run_loop, name="ajet-episodes", daemon=True)
         self._thread.start()
 
-    def refuse(self, episode_id: str, reason: str) -> None:
+    def refuse(self, key: str, reason: str) -> None:
         """Adds to the events that the episode cannot begin; is called from another thread."""
-        self._events.put(PlanRefused(episode_id, reason))
+        self._events.put(PlanRefused(key, reason))
 
     async def run(
-        self, plan: WorkflowTask, sampling: SamplingParams | None, stops: Mapping[str, Stop]
+        self,
+        key: str,
+        plan: WorkflowTask,
+        sampling: SamplingParams | None,
+        stops: Mapping[str, Stop],
     ) -> None:
         """Runs an episode on this loop and adds what happens to it to the events."""
         self._stops |= stops
         task = asyncio.current_task()
         assert task is not None
-        self._running[plan.episode_id] = task
+        self._running[key] = task
         slot = Slot(plan.episode_id, self._endpoint)
-        slot.set_workflow_end_callback(
-            lambda status: self._events.put(WorkflowEnded(plan.episode_id, status))
-        )
+        slot.set_workflow_end_callback(lambda status: self._events.put(WorkflowEnded(key, status)))
         judge_in_group = _without_verdict if self._is_judged_in_groups else None
         try:
             trajectory = await self._executor.run(plan, slot, sampling, judge_in_group)
             packed = pack(trajectory, keeps_output=self._is_judged_in_groups)
-            ended: Event = EpisodeEnded(plan.episode_id, packed)
+            ended: Event = EpisodeEnded(key, packed)
         except Exception as error:  # noqa: BLE001  # raised again in the driver
-            ended = EpisodeRaised(plan.episode_id, _picklable(error))
+            ended = EpisodeRaised(key, _picklable(error))
         finally:
-            del self._running[plan.episode_id]
+            del self._running[key]
             slot.free()
         self._events.put(ended)
 
@@ -264,13 +267,13 @@ class EpisodeLoop:
         """Ends an attempt at an episode; is called from another thread."""
         self.loop.call_soon_threadsafe(self._executor.stop, episode_id, stop)
 
-    def cancel(self, episode_ids: Sequence[str]) -> None:
+    def cancel(self, keys: Sequence[str]) -> None:
         """Cancels these episodes; is called from another thread."""
-        self.loop.call_soon_threadsafe(self._cancel, list(episode_ids))
+        self.loop.call_soon_threadsafe(self._cancel, list(keys))
 
-    def _cancel(self, episode_ids: Sequence[str]) -> None:
-        for episode_id in episode_ids:
-            if (task := self._running.get(episode_id)) is not None:
+    def _cancel(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            if (task := self._running.get(key)) is not None:
                 task.cancel()
 
     def _run_loop(self) -> None:

@@ -11,12 +11,16 @@ an episode may take, is lost. Only its unfinished episodes are lost with it: the
 the same plan and seeds. An episode that was lost twice runs in a worker by itself, so that it ends
 no other; after the third time it has failed.
 
+Between the processes an episode has a key, which is another one each time it begins: what a
+cancelled run of it still says is not taken for the next one's.
+
 Not covered: the process itself (rollout_worker.py).
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -90,7 +94,7 @@ class WorkerSlot:
     actor: Any = None
     started: asyncio.Task[int] | None = None
     listening: asyncio.Task[None] | None = None
-    running: dict[str, RunningEpisode] = field(default_factory=dict)
+    running: dict[str, RunningEpisode] = field(default_factory=dict)  # by key
     is_reserved: bool = False  # for one isolated episode
     calls: Mapping[str, CurrentCall] = field(default_factory=dict)
     fault: str = ""
@@ -146,6 +150,7 @@ class RolloutWorkers:
         self.slots = [WorkerSlot(n, total // num + (n < total % num)) for n in range(num)]
         self._awaiting_verdict: dict[str, Activity] = {}  # by attempt: its group is judged here
         self._stops: Mapping[str, Stop] = {}
+        self._numbers = itertools.count()
         self._changed = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
 
@@ -186,10 +191,11 @@ class RolloutWorkers:
         losses = 0
         while True:
             worker = await self._free_worker(isolated=losses >= ISOLATE_AFTER)
-            running = worker.running[plan.episode_id] = RunningEpisode(slot, asyncio.Future())
+            key = f"{plan.episode_id}#{next(self._numbers)}"
+            running = worker.running[key] = RunningEpisode(slot, asyncio.Future())
             try:
                 await self.started(worker)
-                worker.actor.begin.remote(plan.episode_id, packed, sampling, self._stops_of(plan))
+                worker.actor.begin.remote(key, packed, sampling, self._stops_of(plan))
                 trajectory = await asyncio.shield(running.trajectory)
                 break
             except (WorkerLost, ProcessLost) as lost:
@@ -202,10 +208,10 @@ class RolloutWorkers:
                 trajectory = _not_sent(plan, slot, str(refused))
                 break
             except asyncio.CancelledError:
-                trajectory = await self._cancelled(worker, plan, running)
+                trajectory = await self._cancelled(worker, key, plan, running)
                 break
             finally:
-                self._remove(worker, plan.episode_id)
+                self._remove(worker, key)
         if judge_in_group is not None and awaits_group_verdict(trajectory):
             return await self._judged(trajectory, judge_in_group)
         return trajectory
@@ -291,20 +297,20 @@ class RolloutWorkers:
                 return worker
             await changed.wait()
 
-    def _remove(self, worker: WorkerSlot, episode_id: str) -> None:
+    def _remove(self, worker: WorkerSlot, key: str) -> None:
         """Removes an episode from this worker and wakes those that wait for a free slot."""
-        worker.running.pop(episode_id, None)
+        worker.running.pop(key, None)
         if not worker.running:
             worker.is_reserved = False
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     async def _cancelled(
-        self, worker: WorkerSlot, plan: WorkflowTask, running: RunningEpisode
+        self, worker: WorkerSlot, key: str, plan: WorkflowTask, running: RunningEpisode
     ) -> Trajectory:
         """Cancels an episode in its worker; returns the trajectory of what it has done so far."""
         if worker.is_ready and not running.trajectory.done():
-            worker.actor.cancel.remote([plan.episode_id])
+            worker.actor.cancel.remote([key])
             grace_s = self._limits.cancel_grace_s + CANCEL_GRACE_S
             await asyncio.wait({running.trajectory}, timeout=grace_s)
         if running.trajectory.done() and running.trajectory.exception() is None:
@@ -344,7 +350,7 @@ class RolloutWorkers:
 
     @staticmethod
     def _handle_event(worker: WorkerSlot, event: Event) -> None:
-        running = worker.running.get(event.episode_id)
+        running = worker.running.get(event.key)
         if running is None or running.trajectory.done():
             return
         if isinstance(event, WorkflowEnded):

@@ -21,6 +21,7 @@ from ajet.cluster.trainer_group import TrainerRank
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
 from ajet.core.inference.replica import ReplicaDown
+from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.task import Task
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
@@ -60,11 +61,11 @@ class Worker:
     def _start(self, *_):
         return self._said("start", 1)
 
-    def _begin(self, episode_id, packed_plan, sampling, stops):
+    def _begin(self, key, packed_plan, sampling, stops):
         plan = cloudpickle.loads(packed_plan)
         trajectory = Trajectory(plan, (), EpisodeStatus.OK, reward=1.0)
-        self.events.put_nowait(WorkflowEnded(plan.episode_id, EpisodeStatus.OK))
-        self.events.put_nowait(EpisodeEnded(plan.episode_id, cloudpickle.dumps(trajectory)))
+        self.events.put_nowait(WorkflowEnded(key, EpisodeStatus.OK))
+        self.events.put_nowait(EpisodeEnded(key, cloudpickle.dumps(trajectory)))
 
     async def _take_events(self):
         if self.is_mute:
@@ -77,7 +78,22 @@ class Worker:
             await asyncio.Future()
         return Heartbeat(0.0, "")
 
-    def _cancel(self, episode_ids): ...
+    def _cancel(self, keys): ...
+
+
+class EndsLate(Worker):
+    """Its first episode, which is cancelled, ends when it has begun again."""
+
+    first = None
+
+    def _begin(self, key, packed_plan, sampling, stops):
+        if self.first is None:
+            self.first = key
+            return
+        plan = cloudpickle.loads(packed_plan)
+        stopped = Trajectory(plan, (), EpisodeStatus.ABORTED, error="the run was stopped")
+        self.events.put_nowait(EpisodeEnded(self.first, cloudpickle.dumps(stopped)))
+        super()._begin(key, packed_plan, sampling, stops)
 
 
 class FakeRay:
@@ -204,3 +220,19 @@ async def test_a_silent_worker_has_its_time_however_many_rollouts_wait_for_it(
     groups = [group for [group] in await asyncio.gather(*rollouts)]
     assert len(groups) == 8 and len(ray.killed_at) == 1
     assert ray.killed_at[0] - began >= 0.6
+
+
+async def test_what_a_cancelled_episode_says_late_is_not_taken_for_the_one_that_began_again(
+    config, monkeypatch
+):
+    grace_s = 0.05 - RolloutLimits.from_config(config).cancel_grace_s
+    monkeypatch.setattr(rollout_workers, "CANCEL_GRACE_S", grace_s)
+    workers, _ = workers_of(config, monkeypatch, EndsLate())
+    runner = await workers.start(lambda: None, None)
+    request = RolloutRequest(tasks(1), step=1, mode="train", num_repeat=1)
+    cancelled = asyncio.create_task(runner.rollout(request))
+    await asyncio.sleep(0.05)
+    cancelled.cancel()
+    await asyncio.wait([cancelled])
+    [group] = await runner.rollout(request)
+    assert [each.status for each in group.trajectories] == [EpisodeStatus.OK]

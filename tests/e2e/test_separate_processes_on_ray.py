@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections import Counter
 from contextlib import ExitStack
 
 import pytest
@@ -24,6 +25,10 @@ pytestmark = pytest.mark.ray
 STEPS = 4
 EPISODES = 12  # of a step
 WITHIN_S = 600
+LOST_UPDATES = (
+    "updates that sampled it are lost with an earlier attempt: it counts as more than 1 updates "
+    "old (trinity.max_staleness)"
+)
 
 
 class Half(ToyRun):
@@ -118,6 +123,23 @@ def test_a_lost_engine_and_a_lost_trainer_rank_cost_no_episode_and_no_bound(tmp_
     assert "trainer rank 0 is lost: its process ended: the run goes on from its last" in said
     said = (train.path / "logs/explore.log").read_text()
     assert "an inference replica gets no more requests: engine " in said
-    assert len({row[0] for row in episodes(train)}) == STEPS * EPISODES
+    with sqlite3.connect(train.path / "episodes.sqlite") as record:
+        rows = record.execute("SELECT step, group_id, status, error FROM episodes").fetchall()
+        sampled = "SELECT step - 1 - policy_version FROM turns JOIN episodes USING (episode_id) "
+        ages = {age for (age,) in record.execute(sampled + "WHERE status = 'ok'")}
+    trained = Counter(step for step, _, status, _ in rows if status == "ok")
+    assert trained == dict.fromkeys(range(1, STEPS + 1), EPISODES) and ages <= {0, 1}
+    # Groups of an update that is lost with the rank are too old beside the others of their step:
+    # they are recorded, and as many more of the plan are trained. None is missing.
+    assert {error for _, _, status, error in rows if status != "ok"} <= {LOST_UPDATES}
+    members = Counter(group_id for _, group_id, _, _ in rows)
+    plan = [f"{1 + n // 3:06d}-train-{n % 3:04d}" for n in range(len(members))]
+    assert members == dict.fromkeys(plan, 4)
+    with sqlite3.connect(train.path / "buffer.sqlite") as buffer:
+        states = {state for (state,) in buffer.execute("SELECT state FROM ajet_groups")}
+    assert states <= {"trained", "expired"}
+    # Each token is trained once, at most one update after it was sampled.
     summary = json.loads((train.path / "summary.json").read_text())
     assert summary["steps"] == STEPS and set(summary["staleness"]) <= {"0", "1"}
+    num_trained = numbers(train, "tokens/trained").sum()
+    assert sum(summary["staleness"].values()) == num_trained > 0

@@ -136,9 +136,10 @@ def left_out_reason(
 ) -> str | None:
     """Returns why an episode that has just ended is not going to be trained: its oldest token is
     older than the staleness bound allows for the next step. Returns None where it may be."""
-    found = version_range(Group(trajectory.group_id, (trajectory,), None))
+    alone = Group(trajectory.group_id, (trajectory,), None)
+    found = version_range(alone)
     is_stale = found is not None and found[0] < buffer.bound.oldest_allowed(versions.trained)
-    return buffer.expired_reason if is_stale else None
+    return buffer.expired_reason(alone, versions.trained) if is_stale else None
 
 
 def prune_buffer(buffer: GroupBuffer, folder: RunFolder) -> None:

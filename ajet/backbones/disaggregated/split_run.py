@@ -10,6 +10,7 @@
     trained     buffer      the trainer's version
     published   trainer     {"sitting": …, "version": 3, "path": "…/weights/v00000003"}
     over        trainer     the attempt that has ended
+    complete    trainer     the attempt that has written the checkpoint of the last step
     plan        explorer    its state, which a checkpoint holds
     asks        explorer    the attempt, and the version after which it asks for newer weights
     restarted   explorer    how many groups began again with newer weights
@@ -71,7 +72,8 @@ from ajet.exchange.exchange import left_out_of
 from ajet.exchange.gateway import ExchangeGateway
 
 POLL_S = 0.2
-PUBLISHED, OVER, RESTARTED, FAILED = "published", "over", "restarted", "failed"
+PUBLISHED, OVER, COMPLETE = "published", "over", "complete"
+RESTARTED, FAILED = "restarted", "failed"
 SETTLED = "settled"
 MAX_SETTLED = 4
 """The steps of which the trainer notes what has become of their episodes; an explorer reads the
@@ -141,9 +143,9 @@ class TrainerCommand:
         try:
             await self.client.publish(self.versions.trained)
             await first_of(self.trainer.run(), self._poll())
-            await self.run.save_if_new()
+            await self._save_last()
         except RunFailed:  # raised after a whole step
-            await self.run.save_if_new()
+            await self._save_last()
             raise
         finally:
             self.versions.end()
@@ -163,6 +165,13 @@ class TrainerCommand:
         if plan is not None:
             plan["in_flight"] = sorted({*map(tuple, plan["in_flight"]), *in_flight})
         return run | {"explorer": plan}
+
+    async def _save_last(self) -> None:
+        """Writes the attempt's last checkpoint. Only then a run that has trained its last step
+        needs no more groups: it would go on from an earlier one."""
+        await self.run.save_if_new()
+        if self.run.state.step >= self.run.tasks.total_steps:
+            self.buffer.write_notes(**{COMPLETE: self._attempt})
 
     def _note_settled(self, step: int, groups: Sequence[Group]) -> None:
         self._settled[str(step)] = left_out_of(groups)
@@ -264,9 +273,9 @@ class ExplorerCommand:
                     await self._explore(attempt)
                 except AttemptOver:
                     logger.warning("the trainer began again from its checkpoint, and so do groups")
+                self._close_buffer()  # a thread may still store a group: not in the next attempt
         finally:
-            if self._buffer is not None:
-                self._buffer.close()
+            self._close_buffer()
 
     async def _next_attempt(self) -> str | None:
         """Waits for an attempt of the trainer that has published weights and returns its id;
@@ -277,7 +286,8 @@ class ExplorerCommand:
             attempt, is_over = notes.get(ATTEMPT), notes.get(OVER) == notes.get(ATTEMPT)
             if attempt is not None and not is_over and _published_weights(notes, attempt):
                 return attempt
-            if attempt is not None and is_over and int(notes[TRAINED]) >= self._tasks.total_steps:
+            is_complete = attempt is not None and notes.get(COMPLETE) == attempt
+            if is_complete and int(notes[TRAINED]) >= self._tasks.total_steps:
                 return None
             if not has_warned:
                 logger.warning(
@@ -404,11 +414,15 @@ class ExplorerCommand:
         is_file = self._config.trinity.buffer.url is None
         inode = file.stat().st_ino if is_file and file.exists() else None
         if self._buffer is None or inode != self._inode:
-            if self._buffer is not None:
-                self._buffer.close()
+            self._close_buffer()
             self._buffer = open_buffer(self._config, self._folder)
             self._inode = file.stat().st_ino if is_file else None
         return self._buffer
+
+    def _close_buffer(self) -> None:
+        if self._buffer is not None:
+            self._buffer.close()
+            self._buffer = None
 
 
 def _newest_of(attempts: Mapping[str, int], attempt: str) -> dict[str, int]:

@@ -130,7 +130,7 @@ class Trainer:
 
     async def _step(self, step: int, taken: TakenBatch) -> None:
         """Trains one step: the algorithm."""
-        rollout = self._step_groups(taken)
+        rollout = self._step_groups(step, taken)
         self._run.rollout_done(step, rollout)
         started_s = time.monotonic()
         ages = self._token_ages(taken, step - 1)
@@ -170,14 +170,14 @@ class Trainer:
             self._versions.publish(version)
         return {"trainer/publish_s": time.monotonic() - started_s, **metrics}
 
-    def _step_groups(self, taken: TakenBatch) -> StepGroups:
+    def _step_groups(self, step: int, taken: TakenBatch) -> StepGroups:
         """Returns the groups in the order of the plan; `seconds` is the time since the batch before
         was taken."""
         now_s = time.monotonic()
         seconds, self._taken_s = now_s - self._taken_s, now_s
         expired = {item.index for item in taken.expired}
         groups = [
-            item.group.leave_out("stale", self._buffer.expired_reason)
+            item.group.leave_out("stale", self._buffer.expired_reason(item.group, step - 1))
             if item.index in expired
             else item.group
             for item in taken.all

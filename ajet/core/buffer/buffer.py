@@ -149,11 +149,15 @@ class GroupBuffer:
         self.attempt: str | None = None  # the only one whose groups are taken
         self._lock = threading.Lock()  # a database in memory has one connection for all threads
 
-    @property
-    def expired_reason(self) -> str:
-        """The reason that is recorded with a group which got too old."""
-        most = self.bound.max_staleness
-        return f"its oldest token got more than {most} updates old (trinity.max_staleness)"
+    def expired_reason(self, group: Group, version: int) -> str:
+        """Returns the reason that is recorded with a group which is too old for the step at
+        `version`. A group whose tokens have newer versions than that was sampled by lost updates
+        (`reopen`)."""
+        age = f"more than {self.bound.max_staleness} updates old (trinity.max_staleness)"
+        found = version_range(group)
+        if found is not None and found[0] >= self.bound.oldest_allowed(version):
+            return f"updates that sampled it are lost with an earlier attempt: it counts as {age}"
+        return f"its oldest token got {age}"
 
     def close(self) -> None:
         self._engine.dispose()
@@ -262,7 +266,7 @@ class GroupBuffer:
             used = select(func.count()).where(
                 (uses.c.run == table.c.run) & (uses.c.place == table.c.place)
             )
-            again = {"state": "ready", "at_step": None, "reason": None}
+            again = {"state": "ready", "at_step": None}
             counted = again | {"uses": used.scalar_subquery()}
             db.execute(update(table).where(self._of_run & later).values(counted))
             # Lost updates and new ones both start from the checkpoint, so the distance from a
@@ -361,8 +365,8 @@ class GroupBuffer:
         ready = self._of_run & (table.c.state == "ready")
         old = ready & table.c.counts & (table.c.version < allowed)
         state = case((table.c.uses > 0, "trained"), else_="expired")
-        values = {"state": state, "at_step": step, "reason": self.expired_reason}
-        self.num_expired += db.execute(update(table).where(old).values(values)).rowcount
+        expired = update(table).where(old).values(state=state, at_step=step)
+        self.num_expired += db.execute(expired).rowcount
 
     def _next_ready(self, number: int | None) -> Select[Any]:
         order = (table.c.uses, table.c.priority.desc(), table.c.place)

@@ -1,10 +1,10 @@
 """The tables of the buffer; each row belongs to a run.
 
-    groups   place  state                 version newest counts priority uses at_step reason body
-             17     begun                    4      -      1       -     0      -      -     -
-             16     ready                    4      4      1      0.0    0      -      -    bytes
-             12     taken, trained           3      4      1      0.0    1      5      -    bytes
-              9     expired                  1      1      1      0.0    0      5    "…"    bytes
+    groups   place  state                 version newest counts priority uses at_step body
+             17     begun                    4      -      1       -     0      -      -
+             16     ready                    4      4      1      0.0    0      -    bytes
+             12     taken, trained           3      4      1      0.0    1      5    bytes
+              9     expired                  1      1      1      0.0    0      5    bytes
     uses     place  step                  one row for each step that took a group
     notes    name   value                 messages between explorer and trainer
 
@@ -55,7 +55,6 @@ groups = Table(
     Column("priority", Float, nullable=False, default=0.0),
     Column("uses", Integer, nullable=False, default=0),
     Column("at_step", Integer),
-    Column("reason", String),
     Column("body", LargeBinary),
     Index("ajet_groups_by_state", "run", "state", "counts"),
 )

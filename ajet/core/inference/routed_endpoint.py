@@ -53,8 +53,10 @@ class RequestStats:
 
 @dataclass(eq=False, slots=True)
 class _Request:
-    """A running request: its replica, and whether its caller has given it up."""
+    """A running request: its id at the router and the replicas, its replica, and whether its
+    caller has given it up."""
 
+    full_id: str
     replica: Replica | None = None
     is_given_up: bool = False
 
@@ -71,7 +73,9 @@ class RoutedEndpoint(ModelEndpoint):
         id_suffix: str = "",
     ) -> None:
         """`id_suffix` is appended to the ids that the router and the replicas see, so that the
-        requests of a process that died are not confused with those of its replacement."""
+        requests of a process that died are not confused with those of its replacement. Before it
+        they have the request's number here: an episode that was cancelled and begins again makes
+        requests of the same ids, while what was said of the first ones may still be under way."""
         self._router = router
         self._max_tries = max_tries
         self._continue_aborted = continue_aborted
@@ -85,15 +89,16 @@ class RoutedEndpoint(ModelEndpoint):
         """Samples a continuation; see `ModelEndpoint`."""
         if request_id in self._running:
             raise ValueError(f"request {request_id!r} is already under way")
-        request = self._running[request_id] = _Request()
         self.stats.num_requests += 1
-        full_id, num_failed = request_id + self._id_suffix, 0
+        full_id = f"{request_id}.{self.stats.num_requests}{self._id_suffix}"
+        request = self._running[request_id] = _Request(full_id)
+        num_failed = 0
         sampled: Completion | None = None
         try:
             while True:
                 ids, rest = _remaining(prompt_ids, sampling, sampled)
                 try:
-                    async with self._assigned(full_id, request) as replica:
+                    async with self._assigned(request) as replica:
                         piece = await replica.generate(ids, rest, full_id)
                 except RequestGivenUp:
                     return _joined(sampled, _empty_completion(ids))
@@ -101,8 +106,9 @@ class RoutedEndpoint(ModelEndpoint):
                     self.stats.num_retries += 1
                     num_failed += 1
                     if num_failed == self._max_tries:
+                        tries = f"{num_failed} tries failed, the last one: {down}"
                         raise ModelError(
-                            f"request {full_id}: {num_failed} tries failed, the last one: {down}",
+                            f"request {request_id}: {tries}",
                             code=Code.ENGINE_FAILED,
                         ) from down
                     continue
@@ -122,17 +128,18 @@ class RoutedEndpoint(ModelEndpoint):
             return
         request.is_given_up = True
         if request.replica is None:
-            self._router.give_up(request_id + self._id_suffix)
+            self._router.give_up(request.full_id)
         else:
-            request.replica.abort(request_id + self._id_suffix)
+            request.replica.abort(request.full_id)
 
     def leave(self, episode_id: str) -> None:
         """Records that an episode is over: its replica may drop the episode's prefix."""
         self._router.leave(episode_id)
 
     @asynccontextmanager
-    async def _assigned(self, request_id: str, request: _Request) -> AsyncIterator[Replica]:
+    async def _assigned(self, request: _Request) -> AsyncIterator[Replica]:
         """Yields the replica for a request, which counts as running there within the block."""
+        request_id = request.full_id
         assignment = await self._router.assign(
             request_id
         )  # if cancelled here, the router itself frees it

@@ -173,6 +173,7 @@ class Router:
         """Records that a request is answered, has failed or was given up."""
         self._routing.done(request_id)
         self._gate.leave(request_id)
+        self._given_up.discard(request_id)  # it was given up when it had a replica already
 
     def report_down(self, assignment: Assignment, reason: str) -> None:
         """Deactivates a replica that gave no answer until a check says that it is well."""
@@ -239,6 +240,10 @@ class Router:
         async with self._state_lock:
             reports = await self._load_all(source, version)
             self._weights = (source, version)
+            for member in self._members.values():
+                if not member.is_active:
+                    # After a lost attempt of the trainer, versions of other weights come again.
+                    member.version = None
         if not reports:
             reports = [await self._report_of_first(version)]
         checksums = {report.checksum for report in reports}

@@ -198,6 +198,21 @@ def test_tokens_of_lost_updates_count_as_older_than_they_were(tmp_path):
     assert again.counts() == {"expired": 1}
 
 
+def test_the_reason_of_a_group_that_is_too_old_says_whether_updates_were_lost():
+    buffer = GroupBuffer(MEMORY, ONE_AHEAD)
+    buffer.put([item(n, 0, step=2) for n in range(2)] + [item(0, 2, step=4)], 2)
+    buffer.put([item(0, 0, step=5)], 0)
+    buffer.reopen(1)  # version 2 is lost: its tokens count as those of version 0
+    assert numbers(buffer.take(1, 2).items) == [0, 1]
+    buffer.put([item(n, 2, step=6) for n in range(2)], 2)
+    lost, old = buffer.take(2, 2).expired
+    age = "more than 1 updates old (trinity.max_staleness)"
+    assert buffer.expired_reason(old.group, 2) == f"its oldest token got {age}"
+    assert buffer.expired_reason(lost.group, 2) == (
+        f"updates that sampled it are lost with an earlier attempt: it counts as {age}"
+    )
+
+
 def test_a_use_that_the_checkpoint_does_not_know_is_not_counted(tmp_path):
     bound = StalenessBound(3, 1, 1, 3)
     first = file_buffer(tmp_path, bound, max_reuse=2)
