@@ -85,6 +85,24 @@ def function_calling() -> list[Row]:
     return rows
 
 
+def real_backbones() -> list[Row]:
+    """Rows of a pretrained model on Ray; none where it was not measured."""
+    if not (RESULTS / "real_backbones.json").exists():
+        return []
+    script, found = "real_backbones", result("real_backbones")["step"]
+    return [
+        (
+            f"SmolLM2-135M, one step of {found['episodes']} episodes in float32 on {backbone}: episodes "
+            "with debug's tokens; difference of the update",
+            f"{found[backbone]['same_tokens']:.0%}; "
+            f"{found[backbone]['relative_difference_of_the_update']:.2%}",
+            "≥ 95%; ≤ 1%",
+            script,
+        )
+        for backbone in ("verl", "trinity")
+    ]
+
+
 def learning_on_ray() -> list[Row]:
     rows = []
     runs = result("learning_on_ray")["runs"]
@@ -670,6 +688,7 @@ def table() -> str:
     """The rows as Markdown."""
     rows = [
         *function_calling(),
+        *real_backbones(),
         *learning(),
         *learning_on_ray(),
         *games(),
