@@ -92,8 +92,8 @@ def real_backbones() -> list[Row]:
     script, found = "real_backbones", result("real_backbones")["step"]
     return [
         (
-            f"SmolLM2-135M, one step of {found['episodes']} episodes in float32 on {backbone}: episodes "
-            "with debug's tokens; difference of the update",
+            f"SmolLM2-135M, a step of {found['episodes']} episodes in float32 on {backbone}: "
+            "episodes with debug's tokens; difference of the update",
             f"{found[backbone]['same_tokens']:.0%}; "
             f"{found[backbone]['relative_difference_of_the_update']:.2%}",
             "≥ 95%; ≤ 1%",
