@@ -2,7 +2,7 @@
 
     backbone                built? does it     workflow, judge   do they load, can they be called?
                             fit the nodes?
-    server                  is it installed?
+    server                  is it installed?   update            do its settings go together?
     chat_template, resume   are they there?    logger            is its package installed?
     a checkpoint            is it of this model?
 
@@ -34,6 +34,7 @@ from ajet.core.record.run_folder import is_file
 from ajet.core.record.trace_follower import MODULES
 from ajet.core.record.trackers import PACKAGES, not_installed
 from ajet.core.task.task import Task
+from ajet.core.update.settings import CriticSettings, UpdateSettings
 from ajet.core.workflow.agent_loop import LoopWorkflow, check_agent_loop
 from ajet.core.workflow.graph import GraphWorkflow, check_graph, read_agent_cfg
 from ajet.core.workflow.registry import WorkflowFactory
@@ -51,6 +52,7 @@ def check_run(config: AjetConfig, *, stops_at_findings: bool = True) -> list[str
         require_ray()
         _check_server(config)
     check_classes(config)
+    _check_update(config)
     _check_files(config)
     _check_loggers(config.ajet.trainer_common)
     if not stops_at_findings:
@@ -63,6 +65,13 @@ def check_run(config: AjetConfig, *, stops_at_findings: bool = True) -> list[str
         if finding.level == "error":
             raise ConfigError(finding.text, code=finding.code)
     return [finding.text for finding in findings if finding.level == "warning"]
+
+
+def _check_update(config: AjetConfig) -> None:
+    """Raises ConfigError for settings of the update that do not go together."""
+    UpdateSettings.from_config(config)
+    if config.ajet.trainer_common.algorithm.adv_estimator == "gae":
+        CriticSettings.from_config(config)
 
 
 def _check_server(config: AjetConfig) -> None:
