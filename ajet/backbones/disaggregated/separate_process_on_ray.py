@@ -124,8 +124,8 @@ class ExplorerEngines:
             await self._engines.check(self._engine, self._on_gpu)
 
     async def load(self, source: FolderSource) -> object:
-        """Loads these weights into the engines; starts servers first if they do not run yet. Weights
-        that the trainer has removed are found before any request is held."""
+        """Loads these weights into the engines; starts servers first if they do not run yet. That
+        the trainer has removed them is found before any request is held."""
         engine = self._engine
         with source.read_lock():
             if engine != "in_process" and not self._is_started:

@@ -32,7 +32,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import ColumnElement, Select, case, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Select, case, delete, func, insert, select, true, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from ajet.core.buffer.codec import decode, encode
@@ -201,7 +201,10 @@ class GroupBuffer:
         rows = [self._row(item, version) for item in items]
         with self._transaction() as db:
             self._check_attempt(db)
-            self._remove(db, [item.index for item in items])
+            indices = [item.index for item in items]
+            tasks = self._tasks_of(db, table.c.place.in_(indices))
+            self._remove(db, indices)
+            rows = [row | {"task": tasks.get(row["place"])} for row in rows]
             if rows:
                 db.execute(insert(table), rows)
             self._write_notes(db, notes)
@@ -215,10 +218,11 @@ class GroupBuffer:
             )
             return [InFlight(row.place, row.task, row.version) for row in rows]
 
-    def known_indices(self) -> set[int]:
-        """Returns the plan indices of all groups of the run, in whatever state."""
+    def known_tasks(self) -> dict[int, int | None]:
+        """Returns the plan indices of all groups of the run, in whatever state, each with the index
+        of its task in the data: None for groups that were put without `begin`."""
         with self._transaction() as db:
-            return set(db.execute(select(table.c.place).where(self._of_run)).scalars())
+            return self._tasks_of(db, true())
 
     # The trainer's side.
 
@@ -344,6 +348,10 @@ class GroupBuffer:
         query = note.with_for_update(read=True)
         if db.execute(query).scalar() != self.attempt:
             raise AttemptOver
+
+    def _tasks_of(self, db: Connection, where: ColumnElement[bool]) -> dict[int, int | None]:
+        rows = db.execute(select(table.c.place, table.c.task).where(self._of_run & where))
+        return {row.place: row.task for row in rows}
 
     def _row(self, item: FinishedGroup, version: int) -> dict[str, Any]:
         oldest_token, newest_token = version_range(item.group) or (version, version)

@@ -95,7 +95,7 @@ async def test_weights_that_are_gone_are_found_before_the_engines_hold_requests(
     engines = ToldEngines()
     serving = explorers(engines, "auto", on_gpu=False)
     await serving.start()
-    with pytest.raises(WeightsError, match="version 2: .*v2 is not there"):
+    with pytest.raises(WeightsError, match="v2 is not there"):
         await serving.load(FolderSource(tmp_path / "v2", 2))
     assert engines.told == [("start", None)]
 

@@ -233,7 +233,7 @@ def test_what_no_kept_checkpoint_can_ask_for_is_removed():
         buffer.put([item(n, step - 1, step=step) for n in range(2)], step - 1)
         buffer.take(step - 1, 2), buffer.mark_trained(step)
     buffer.prune(1)
-    assert buffer.known_indices() == {plan_index(2, 0), plan_index(2, 1)}
+    assert set(buffer.known_tasks()) == {plan_index(2, 0), plan_index(2, 1)}
 
 
 def test_a_group_that_begins_anew_has_one_row():
@@ -243,6 +243,13 @@ def test_a_group_that_begins_anew_has_one_row():
     assert buffer.in_flight() == [InFlight(plan_index(1, 0), 3, 1)]
     buffer.put([item(0, 1)], 1)
     assert (buffer.in_flight(), buffer.counts()) == ([], {"ready": 1})
+
+
+def test_a_group_that_has_ended_still_says_which_task_it_had():
+    buffer = GroupBuffer(MEMORY, ONE_AHEAD)
+    buffer.begin([InFlight(plan_index(1, 0), 7, 0), InFlight(plan_index(1, 1), 3, 0)])
+    buffer.put([item(1)], 0)
+    assert buffer.known_tasks() == {plan_index(1, 0): 7, plan_index(1, 1): 3}
 
 
 def test_two_takers_never_get_the_same_group(tmp_path):
