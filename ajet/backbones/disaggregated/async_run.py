@@ -157,6 +157,6 @@ def reopen_buffer(
     num_removed = buffer.reopen(0 if resume_point is None else resume_point.step, **notes)
     if num_removed:
         logger.warning(
-            f"{num_removed} finished groups are removed from the buffer: they are too far from the "
-            "checkpoint for trinity.max_staleness, sampled too early or by updates that were lost"
+            f"{num_removed} finished groups are removed from the buffer and played again: updates "
+            "that sampled them were lost"
         )

@@ -26,6 +26,9 @@ from ajet.core.rollout.batch import StepGroups, top_by_variance
 from ajet.core.run.training_run import TrainingRun
 from ajet.core.trajectory.trajectory import Group
 
+SURPLUS = "the last step of the run has enough groups without it"
+"""The reason that is recorded with a group which is left when the run ends."""
+
 
 class TrainerClient(Protocol):
     """Computes the updates: a learner in this process, or ranks in other processes."""
@@ -119,7 +122,8 @@ class Trainer:
         number = None if bound.max_staleness == 0 else bound.groups_per_step
         while not self._is_stopping:
             changed, expired = self._versions.changed, self._buffer.num_expired
-            taken = await asyncio.to_thread(self._buffer.take, step - 1, number)
+            is_last = step == self._run.tasks.total_steps
+            taken = await asyncio.to_thread(self._buffer.take, step - 1, number, is_last=is_last)
             if taken is not None:
                 self._waited_s = time.monotonic() - started_s
                 return taken
@@ -175,10 +179,12 @@ class Trainer:
         was taken."""
         now_s = time.monotonic()
         seconds, self._taken_s = now_s - self._taken_s, now_s
-        expired = {item.index for item in taken.expired}
+        reasons = {
+            item.index: self._buffer.expired_reason(item.group, step - 1) for item in taken.expired
+        } | {item.index: SURPLUS for item in taken.surplus}
         groups = [
-            item.group.leave_out("stale", self._buffer.expired_reason(item.group, step - 1))
-            if item.index in expired
+            item.group.leave_out("stale", reasons[item.index])
+            if item.index in reasons
             else item.group
             for item in taken.all
         ]

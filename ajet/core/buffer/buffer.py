@@ -102,17 +102,20 @@ class FinishedGroup:
 
 @dataclass(frozen=True, slots=True)
 class TakenBatch:
-    """The groups of one step: `items` are trained; those that a selection left out (`left_out`) or
-    that got too old (`expired`) are only recorded. Each list is in the order of the plan."""
+    """The groups of one step: `items` are trained; those that a selection left out (`left_out`),
+    that got too old (`expired`) or that the last step of the run does not need (`surplus`) are only
+    recorded. Each list is in the order of the plan."""
 
     items: list[FinishedGroup]
     left_out: list[FinishedGroup] = field(default_factory=list)
     expired: list[FinishedGroup] = field(default_factory=list)
+    surplus: list[FinishedGroup] = field(default_factory=list)
 
     @property
     def all(self) -> list[FinishedGroup]:
         """All groups, in the order of the plan."""
-        return sorted([*self.items, *self.left_out, *self.expired], key=lambda item: item.index)
+        groups = [*self.items, *self.left_out, *self.expired, *self.surplus]
+        return sorted(groups, key=lambda item: item.index)
 
 
 class GroupBuffer:
@@ -226,10 +229,14 @@ class GroupBuffer:
 
     # The trainer's side.
 
-    def take(self, version: int, number: int | None = None) -> TakenBatch | None:
+    def take(
+        self, version: int, number: int | None = None, *, is_last: bool = False
+    ) -> TakenBatch | None:
         """Takes `number` groups for the step at `version`, none of them too old; without a number,
         all that are ready. Returns None while there are not enough, and while the step must wait
-        for a group in flight that would otherwise get too old."""
+        for a group in flight that would otherwise get too old. With `is_last` no step comes after
+        this one, and what it leaves is taken for the record: groups that expired in an attempt
+        which is lost are ready again, beside those that were begun for them."""
         step = version + 1
         with self._transaction() as db:
             self._expire(db, version, step)
@@ -241,10 +248,17 @@ class GroupBuffer:
                 return None
             left_out = list(db.execute(self._ready_indices(counts=False)).scalars())
             self._mark_taken(db, [*chosen, *left_out], step)
+            expired = self._items(db, (table.c.state == "expired") & (table.c.at_step == step))
+            rest = (table.c.state == "ready") & (table.c.uses == 0)
+            surplus = self._items(db, rest) if is_last else []
+            if is_last:
+                values = {"state": "expired", "at_step": step}
+                db.execute(update(table).where(self._of_run & rest).values(values))
             return TakenBatch(
                 self._items(db, table.c.place.in_(chosen)),
                 self._items(db, table.c.place.in_(left_out)),
-                self._items(db, (table.c.state == "expired") & (table.c.at_step == step)),
+                expired,
+                surplus,
             )
 
     def mark_trained(self, step: int) -> None:
@@ -259,8 +273,9 @@ class GroupBuffer:
 
     def reopen(self, step: int, **notes: str) -> int:
         """Undoes what steps after `step` did, for a run that resumes from the checkpoint of `step`,
-        and writes the notes. Groups that are too far from the checkpoint to be trained are removed;
-        returns their number."""
+        and writes the notes. Groups that are too far from the checkpoint to be trained expire at
+        the next step. With a bound of 0 they are removed, since the batch is played again; returns
+        their number."""
         later, taken = table.c.at_step > step, table.c.state == "taken"
         ready = self._of_run & (table.c.state == "ready")
         with self._transaction() as db:
@@ -282,8 +297,10 @@ class GroupBuffer:
             )  # `newest` stays: the run may next resume from an earlier checkpoint
             allowed = self.bound.oldest_allowed(step)
             far = ready & (table.c.version < allowed) & (table.c.uses == 0)
-            if self.bound.max_staleness == 0:  # the groups of a step begin together, all again
-                db.execute(delete(table).where(self._of_run & (table.c.state == "begun")))
+            if self.bound.max_staleness:
+                return 0
+            # The groups of a step begin together, all again.
+            db.execute(delete(table).where(self._of_run & (table.c.state == "begun")))
             return db.execute(delete(table).where(far)).rowcount
 
     def prune(self, step: int) -> None:

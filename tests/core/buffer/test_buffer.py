@@ -192,10 +192,12 @@ def test_tokens_of_lost_updates_count_as_older_than_they_were(tmp_path):
     first.put([item(0, 4), item(1, 6)], 4)
     first.close()
     again = file_buffer(tmp_path, bound)
-    assert again.reopen(3) == 1
-    assert again.counts() == {"ready": 1}
+    again.reopen(3)
+    taken = again.take(3, 1)
+    assert taken is not None and numbers(taken.items) == [0] and numbers(taken.expired) == [1]
+    again.reopen(3)
     assert again.take(5, 1) is None  # 5 - 2 is more than 2
-    assert again.counts() == {"expired": 1}
+    assert again.counts() == {"expired": 2}
 
 
 def test_the_reason_of_a_group_that_is_too_old_says_whether_updates_were_lost():
@@ -211,6 +213,45 @@ def test_the_reason_of_a_group_that_is_too_old_says_whether_updates_were_lost():
     assert buffer.expired_reason(lost.group, 2) == (
         f"updates that sampled it are lost with an earlier attempt: it counts as {age}"
     )
+
+
+def test_a_group_that_no_step_can_train_any_more_is_recorded_with_the_next():
+    buffer = GroupBuffer(MEMORY, ONE_AHEAD)
+    buffer.put([item(n, 3, step=4) for n in range(2)], 3)
+    assert buffer.reopen(1) == 0  # 3 is two updates beyond 1: as old as -1
+    buffer.put([item(n, 1, step=2) for n in range(2)], 1)
+    taken = buffer.take(1, 2)
+    assert taken is not None
+    assert [each.index for each in taken.expired] == [plan_index(4, 0), plan_index(4, 1)]
+
+
+def test_in_turns_a_batch_of_lost_updates_is_played_again():
+    buffer = GroupBuffer(MEMORY, StalenessBound(0, 2))
+    buffer.put([item(n, 1, step=2) for n in range(2)], 1)
+    buffer.put([item(n, 2, step=3) for n in range(2)], 2)
+    assert buffer.reopen(1) == 2
+    assert set(buffer.known_tasks()) == {plan_index(2, 0), plan_index(2, 1)}
+
+
+def test_what_the_last_step_leaves_is_taken_for_the_record():
+    """Step 2 of a lost attempt let a group expire, and two more began for steps 2 and 3."""
+    buffer = GroupBuffer(MEMORY, StalenessBound(1, 1, 1, 1))
+    buffer.put([item(0, 0, step=2)], 0)
+    assert buffer.take(2, 1) is None and buffer.counts() == {"expired": 1}
+    buffer.put([item(0, 1, step=3), item(0, 1, step=4)], 1)
+    buffer.reopen(1)
+    first = buffer.take(1, 1)
+    assert first is not None and [each.index for each in first.items] == [plan_index(2, 0)]
+    buffer.mark_trained(2)
+    for _ in range(2):  # the second time for a run that was killed in its last step
+        last = buffer.take(2, 1, is_last=True)
+        assert last is not None and [each.index for each in last.items] == [plan_index(3, 0)]
+        assert [each.index for each in last.surplus] == [plan_index(4, 0)]
+        assert last.expired == [] and [each.index for each in last.all] == [
+            plan_index(3, 0),
+            plan_index(4, 0),
+        ]
+        buffer.reopen(2)
 
 
 def test_a_use_that_the_checkpoint_does_not_know_is_not_counted(tmp_path):
