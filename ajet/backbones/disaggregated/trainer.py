@@ -20,7 +20,7 @@ from typing import Protocol
 from ajet.backbones.disaggregated.explorer import ExplorerSettings
 from ajet.backbones.disaggregated.version_state import VersionState
 from ajet.core.buffer.buffer import GroupBuffer, TakenBatch
-from ajet.core.buffer.staleness import age_histogram, staleness_metrics, version_range
+from ajet.core.buffer.staleness import age_histogram, staleness_metrics
 from ajet.core.record.run_recorder import UpdateRecord
 from ajet.core.rollout.batch import StepGroups, top_by_variance
 from ajet.core.run.training_run import TrainingRun
@@ -193,13 +193,11 @@ class Trainer:
         return StepGroups(top_by_variance(groups, num_trained), baselines, seconds)
 
     def _token_ages(self, taken: TakenBatch, version: int) -> Counter[int]:
-        oldest = self._buffer.bound.oldest_allowed(version)
+        ages: Counter[int] = Counter()
         for item in taken.items:
-            found = version_range(item.group)
-            # A token that is newer than `version` was sampled by an update that is lost with an
-            # earlier attempt; the buffer bounds its age.
-            assert found is None or found[1] > version or found[0] >= oldest
-        return age_histogram((item.group for item in taken.items), version)
+            ages += age_histogram(item.group, version, item.lost_after)
+        assert not ages or 0 <= min(ages) <= max(ages) <= self._buffer.bound.max_staleness
+        return ages
 
     def _add_ages(self, ages: Counter[int]) -> None:
         if self._buffer.bound.max_staleness:

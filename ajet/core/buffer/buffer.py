@@ -25,6 +25,7 @@ begin (staleness.py).
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import threading
 from collections.abc import Mapping, Sequence
@@ -54,6 +55,9 @@ if TYPE_CHECKING:
 MEMORY = "sqlite://"
 ATTEMPT, ATTEMPTS, TRAINED = "sitting", "sittings", "trained"
 """Names of notes: the trainer's present attempt, all attempts of the run, the trainer's version."""
+LOST = "lost"
+"""The name of the note that holds {plan index: the version after which updates that sampled tokens
+of the group are lost}."""
 _MAX_GROUPS_PER_STEP = 1_000_000
 
 
@@ -92,12 +96,14 @@ class InFlight:
 @dataclass(frozen=True, slots=True)
 class FinishedGroup:
     """A finished group and its plan index; `baselines` are the greedy episodes of the same task.
-    A group that a selection left out is not counted among the groups of a batch."""
+    A group that a selection left out is not counted among the groups of a batch. Updates after
+    `lost_after` that sampled tokens of it are lost with an earlier attempt."""
 
     index: int
     group: Group
     baselines: tuple[Group, ...] = ()
     is_counted: bool = True
+    lost_after: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +301,7 @@ class GroupBuffer:
             db.execute(
                 update(table).where(ready & (table.c.newest > step)).values(version=older)
             )  # `newest` stays: the run may next resume from an earlier checkpoint
+            self._note_lost(db, step)
             allowed = self.bound.oldest_allowed(step)
             far = ready & (table.c.version < allowed) & (table.c.uses == 0)
             if self.bound.max_staleness:
@@ -418,7 +425,7 @@ class GroupBuffer:
         try:
             with self._lock, self._engine.begin() as connection:
                 yield connection
-        except (SQLAlchemyError, DataError, UnicodeDecodeError, TypeError) as error:
+        except (SQLAlchemyError, DataError, ValueError, TypeError) as error:
             cause = getattr(error, "orig", None) or error
             # The text of another database's error may hold a secret.
             is_safe = isinstance(cause, DataError | sqlite3.Error)
@@ -436,11 +443,32 @@ class GroupBuffer:
     def _items(self, db: Connection, where: Any) -> list[FinishedGroup]:
         columns = select(table.c.place, table.c.counts, table.c.body)
         rows = db.execute(columns.where(self._of_run & where).order_by(table.c.place)).all()
+        lost = self._lost(db)
         items = []
         for row in rows:
             group, *baselines = decode(row.body)
-            items.append(FinishedGroup(row.place, group, tuple(baselines), row.counts))
+            found = FinishedGroup(
+                row.place, group, tuple(baselines), row.counts, lost.get(row.place)
+            )
+            items.append(found)
         return items
+
+    def _lost(self, db: Connection) -> dict[int, int]:
+        note = json.loads(self._read_note(db, LOST) or "{}")
+        return {int(index): version for index, version in note.items()}
+
+    def _note_lost(self, db: Connection, step: int) -> None:
+        """Notes which ready groups have tokens of updates after `step`. What is lost after an
+        earlier version already stays so: no later checkpoint has those updates."""
+        columns = select(table.c.place, table.c.newest, table.c.state)
+        earlier, lost = self._lost(db), dict[int, int]()
+        for row in db.execute(columns.where(self._of_run)).all():
+            found = [earlier[row.place]] if row.place in earlier else []
+            found += [step] if row.state == "ready" and row.newest > step else []
+            if found:
+                lost[row.place] = min(found)
+        if lost != earlier:
+            self._write_notes(db, {LOST: json.dumps(lost)})
 
     def _remove(self, db: Connection, indices: Sequence[int]) -> None:
         for each in (table, uses):

@@ -414,6 +414,31 @@ def test_a_run_that_goes_on_from_ever_earlier_checkpoints_counts_every_way_back(
         assert buffer.take(4, 2) is None and buffer.counts() == {"expired": 2}
 
 
+def test_a_group_says_from_where_on_the_updates_that_sampled_it_are_lost():
+    buffer = GroupBuffer(MEMORY, StalenessBound(9, 3, 1, 27))
+    buffer.put([item(0, 4, newest=6), item(1, 4), item(2, 2)], 4)
+
+    def lost_after():
+        taken = buffer.take(8, 3)
+        assert taken is not None
+        return [each.lost_after for each in taken.items]
+
+    # A later checkpoint is of other updates; an earlier one is before those that were kept.
+    for step, expected in ((5, [5, None, None]), (3, [3, 3, None]), (4, [3, 3, None])):
+        buffer.reopen(step)
+        assert lost_after() == expected
+
+
+def test_a_group_that_begins_again_after_lost_updates_has_none_of_them():
+    buffer = GroupBuffer(MEMORY, ONE_AHEAD)
+    buffer.begin([InFlight(plan_index(2, 0), 7, 2)])
+    buffer.reopen(1)
+    buffer.begin([InFlight(plan_index(2, 0), 7, 1)])
+    buffer.put([item(0, 2, step=2)], 1)
+    taken = buffer.take(2, 1)
+    assert taken is not None and taken.items[0].lost_after is None
+
+
 def test_what_no_checkpoint_asks_for_goes_however_much_it_is():
     buffer = GroupBuffer(MEMORY, StalenessBound(0, 40_000))
     empty = [item(n, rewards=()) for n in range(40_000)]  # what is in them does not count here
