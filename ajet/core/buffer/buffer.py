@@ -301,14 +301,14 @@ class GroupBuffer:
             db.execute(
                 update(table).where(ready & (table.c.newest > step)).values(version=older)
             )  # `newest` stays: the run may next resume from an earlier checkpoint
-            self._note_lost(db, step)
             allowed = self.bound.oldest_allowed(step)
             far = ready & (table.c.version < allowed) & (table.c.uses == 0)
-            if self.bound.max_staleness:
-                return 0
-            # The groups of a step begin together, all again.
-            db.execute(delete(table).where(self._of_run & (table.c.state == "begun")))
-            return db.execute(delete(table).where(far)).rowcount
+            num_removed = 0
+            if self.bound.max_staleness == 0:  # the groups of a step begin together, all again
+                db.execute(delete(table).where(self._of_run & (table.c.state == "begun")))
+                num_removed = db.execute(delete(table).where(far)).rowcount
+            self._note_lost(db, step)
+            return num_removed
 
     def prune(self, step: int) -> None:
         """Removes what was over by `step`, where no stored checkpoint is older than that."""

@@ -231,6 +231,9 @@ def test_in_turns_a_batch_of_lost_updates_is_played_again():
     buffer.put([item(n, 2, step=3) for n in range(2)], 2)
     assert buffer.reopen(1) == 2
     assert set(buffer.known_tasks()) == {plan_index(2, 0), plan_index(2, 1)}
+    buffer.put([item(n, 2, step=3) for n in range(2)], 2)
+    taken = buffer.take(2)
+    assert taken is not None and [each.lost_after for each in taken.items] == [None, None]
 
 
 def test_what_the_last_step_leaves_is_taken_for_the_record():
