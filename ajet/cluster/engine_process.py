@@ -123,6 +123,7 @@ class EngineProcess:
         await self._replica.empty_cache()
 
     async def abort(self, request_id: str) -> None:
+        await asyncio.sleep(0)  # a request that was submitted just before has begun then
         self._replica.abort(request_id)
 
     async def leave(self, episode_ids: Sequence[str]) -> None:
@@ -214,6 +215,12 @@ class ActorReplica:
         await self.result_of(self._actor.empty_cache.remote())
 
     def abort(self, request_id: str) -> None:
+        """Ends a request with the tokens that it has; one that is not sent yet, here."""
+        for request in self._pending:
+            if request[2] == request_id:
+                self._pending.remove(request)
+                self._resolve(request_id, Completion(tuple(request[0]), (), (), "abort", 0))
+                return
         self._actor.abort.remote(request_id)
 
     def leave(self, episode_id: str) -> None:

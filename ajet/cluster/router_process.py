@@ -138,7 +138,9 @@ class RouterProcess:
         return await self._load_and_resume(source, version)
 
     async def load(self, source: WeightSource | BroadcastSource, version: int) -> SyncReport:
-        """Loads weights while requests run: they are interrupted and continue from their tokens."""
+        """Loads weights while requests run: they are interrupted and continue from their tokens.
+        After a WeightsError they are held until the next load, since a server may hold a mixture.
+        """
         await self._router.pause(abort=True)
         return await self._load_and_resume(source, version)
 

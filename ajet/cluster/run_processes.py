@@ -34,6 +34,7 @@ from ajet.cluster.weight_store import (
     WAYS,
     make_weight_store,
     ranks_beside,
+    remove_weight_store,
     shares_run_folder,
     start_in_memory,
     sync_method,
@@ -69,12 +70,12 @@ class RunProcesses:
         if self._has_engines:
             self._engine = engine_name(config, on_gpu=self._on_gpu)
         method, notice = sync_method(config, placement)
-        root = width = None
+        self._weights_root = width = None
         is_server = self._engine != "in_process"
         uses_files = method in ("memory", "checkpoint")
         if self._has_engines and (uses_files or is_server):
             in_memory = method == "memory" or (not uses_files and start_in_memory(placement))
-            root = make_weight_store(folder.path, in_memory=in_memory, notice=notice)
+            self._weights_root = make_weight_store(folder.path, in_memory=in_memory, notice=notice)
         if self._has_engines and method == "nccl":
             is_vllm = self._engine == "vllm"  # whose workers are receivers themselves
             width = config.ajet.rollout.tensor_model_parallel_size if is_vllm else 1
@@ -86,7 +87,7 @@ class RunProcesses:
         self.trainer = TrainerGroup(
             config,
             ranks,
-            root,
+            self._weights_root,
             broadcast_width=width,
             rank_of=ranks_beside(placement) if method == "ipc" else None,
             threads=[placement.threads_of(each) for each in placement.trainer],
@@ -163,12 +164,14 @@ class RunProcesses:
             self._journal.keep_only(is_open or (lambda group_id: step_of_group(group_id) > step))
 
     def close(self) -> None:
-        """Ends all processes."""
+        """Ends all processes, and removes the weights that travelled between them."""
         if self._journal is not None:
             self._journal.close()
         self.workers.close()
         self.engines.close()
         self.trainer.close()
+        if self._weights_root is not None:
+            remove_weight_store(self._weights_root)
 
 
 def save_inputs(model: ModelInfo, run: TrainingRun) -> TokenizerSpec:

@@ -27,7 +27,6 @@ from ray.exceptions import RayActorError
 from ajet.cluster.actor_errors import result_of, results_of
 from ajet.cluster.import_env import ImportEnv
 from ajet.cluster.node_network import Listener, use_interface_of
-from ajet.cluster.weight_store import remove_weight_store
 from ajet.core.config import AjetConfig
 from ajet.core.task.workflow_task import WorkflowOutput
 from ajet.core.trajectory.trajectory import Group, Trajectory
@@ -411,11 +410,9 @@ class TrainerGroup:
         await self._all("save", folder, step, run)
 
     def close(self) -> None:
-        """Ends all ranks, and removes the weights that they wrote for the engines."""
+        """Ends all ranks. The weights that they wrote stay, for who made the folder to remove."""
         for rank in self.ranks:
             ray.kill(rank)
-        if self._weights_root is not None:
-            remove_weight_store(self._weights_root)
 
     async def _all(self, method: str, *arguments: Any) -> list[Any]:
         calls = [getattr(rank, method).remote(*arguments) for rank in self.ranks]

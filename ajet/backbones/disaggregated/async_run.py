@@ -73,9 +73,11 @@ class AsyncRun:
         config, tasks = run.config, run.tasks
         self.run, self.client = run, client
         self.buffer = open_buffer(config, run.folder)
-        # A new attempt refuses an explorer that an earlier run of mode `train` may have left.
+        # A new attempt refuses an explorer that an earlier run of mode `train` may have left, and
+        # what a thread of the attempt before still stores.
         attempt = {ATTEMPT: secrets.token_hex(8), ATTEMPTS: "{}"}
         reopen_buffer(self.buffer, resume_point, config.ajet.trainer_common.resume, attempt)
+        self.buffer.attempt = attempt[ATTEMPT]
         self.versions = VersionState(run.state.step)
         settings = explorer_settings(config, tasks.total_steps)
         self.explorer = Explorer(
@@ -157,6 +159,6 @@ def reopen_buffer(
     num_removed = buffer.reopen(0 if resume_point is None else resume_point.step, **notes)
     if num_removed:
         logger.warning(
-            f"{num_removed} finished groups are removed from the buffer: they are too far from the "
-            "checkpoint for trinity.max_staleness, sampled too early or by updates that were lost"
+            f"{num_removed} finished groups are removed from the buffer and played again: updates "
+            "that sampled them were lost"
         )

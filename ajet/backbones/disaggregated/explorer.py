@@ -84,7 +84,7 @@ class Explorer:
         self._versions, self.settings = versions, settings
         self._is_synchronous = buffer.bound.max_staleness == 0
         self._next = 0  # the number of planned groups; of planned steps where it is synchronous
-        self._known_indices: set[int] = set()  # what an earlier attempt has finished or begun
+        self._known_tasks: dict[int, int | None] = {}  # of groups that an earlier attempt has begun
         self._to_restart: list[InFlight] = []
         self._running: dict[int, asyncio.Task[StepGroups]] = {}
         self._task_indices: dict[int, int] = {}
@@ -118,12 +118,12 @@ class Explorer:
             self._cursor.load_state_dict(state["cursor"])
             self.counts["left_out"] = state["aside"]
         self._to_restart = self._buffer.in_flight()
-        self._known_indices = self._buffer.known_indices()
+        self._known_tasks = self._buffer.known_tasks()
         for index, task in state["in_flight"] if state is not None else ():
-            if index not in self._known_indices:
+            if index not in self._known_tasks:
                 self._to_restart.append(InFlight(index, task, self._versions.trained))
         self._to_restart.sort(key=lambda each: each.index)
-        self._known_indices |= {each.index for each in self._to_restart}
+        self._known_tasks |= {each.index: each.task_index for each in self._to_restart}
         if not self._is_synchronous:
             self._skip_known()
 
@@ -165,7 +165,7 @@ class Explorer:
         if self._next > version:
             return True
         cursor = self._buffer.read_note(batch_note(version + 1))
-        if cursor is None or plan_index(version + 1, 0) not in self._known_indices:
+        if cursor is None or plan_index(version + 1, 0) not in self._known_tasks:
             return False
         self._cursor.load_state_dict(json.loads(cursor))
         self._next = version + 1
@@ -234,8 +234,8 @@ class Explorer:
         """Moves the plan behind the groups of an earlier attempt. It is done at once: when such
         groups are trained the buffer forgets them, and a checkpoint that still had them before it
         would have them planned again."""
-        while self._next_index in self._known_indices:
-            self._cursor.next_batch(1)
+        while self._next_index in self._known_tasks:
+            self._cursor.skip(self._known_tasks[self._next_index])
             self._next += 1
 
     async def _group(self, index: int, task: int, version: int) -> None:

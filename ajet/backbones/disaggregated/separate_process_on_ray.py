@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
+from loguru import logger
+
 from ajet.backbones.disaggregated.split_run import ExplorerCommand, TrainerCommand
 from ajet.cluster.engines import Engines
 from ajet.cluster.node_watch import while_nodes_last
@@ -18,7 +20,7 @@ from ajet.cluster.run_attempts import ProcessOptions
 from ajet.cluster.run_processes import make_workers, save_inputs
 from ajet.cluster.trainer_group import RankUpdate, TrainerGroup
 from ajet.cluster.training_attempt import TrainingAttempt
-from ajet.cluster.weight_store import make_weight_store, shares_run_folder, sync_method
+from ajet.cluster.weight_store import shares_run_folder, sync_method
 from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
 from ajet.core.interrupt import Interrupt
@@ -59,12 +61,15 @@ class TrainerOnRay(TrainingAttempt):
 
     def make_processes(self, placement: Placement, options: ProcessOptions) -> None:
         _, notice = sync_method(self.config, placement)
-        root = make_weight_store(self.folder.path, in_memory=False, notice=notice)
+        if notice is not None:
+            logger.warning(notice)
         ranks = [options(each) for each in placement.trainer]
         threads = [placement.threads_of(each) for each in placement.trainer]
         shares_folder = shares_run_folder(placement)
+        # The folder is neither emptied nor removed: an engine that is lost while no trainer runs
+        # is replaced by one with the weights that the others have.
         self.trainer = TrainerGroup(
-            self.config, ranks, root, threads=threads, shares_folder=shares_folder
+            self.config, ranks, self.folder.weights, threads=threads, shares_folder=shares_folder
         )
 
     async def start(self) -> None:
@@ -119,13 +124,15 @@ class ExplorerEngines:
             await self._engines.check(self._engine, self._on_gpu)
 
     async def load(self, source: FolderSource) -> object:
-        """Loads these weights into the engines; starts servers first if they do not run yet."""
+        """Loads these weights into the engines; starts servers first if they do not run yet. That
+        the trainer has removed them is found before any request is held."""
         engine = self._engine
-        if engine != "in_process" and not self._is_started:
-            ends = tuple(RunOrigin.read(self._folder.origin_json).stop_token_ids)
-            await self._engines.start(ServerSpec(engine, self._on_gpu, source, ends))
-            self._is_started = True
-        return await self._engines.load(source)
+        with source.read_lock():
+            if engine != "in_process" and not self._is_started:
+                ends = tuple(RunOrigin.read(self._folder.origin_json).stop_token_ids)
+                await self._engines.start(ServerSpec(engine, self._on_gpu, source, ends))
+                self._is_started = True
+            return await self._engines.load(source)
 
 
 class ExplorerOnRay:

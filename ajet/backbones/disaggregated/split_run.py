@@ -387,9 +387,10 @@ class ExplorerCommand:
         except WeightsError:
             if found.path.exists() and self._latest_weights(attempt) == found:
                 raise
-            return False  # removed by newer weights or another attempt: loaded at the next poll
-        finally:
-            explorer.resume()
+            # Removed by newer weights or another attempt: loaded at the next poll. Until then the
+            # engines may hold requests, so no group begins which the next pause would wait for.
+            return False
+        explorer.resume()
         versions.publish(found.version)
         return True
 

@@ -20,11 +20,14 @@ from typing import Protocol
 from ajet.backbones.disaggregated.explorer import ExplorerSettings
 from ajet.backbones.disaggregated.version_state import VersionState
 from ajet.core.buffer.buffer import GroupBuffer, TakenBatch
-from ajet.core.buffer.staleness import age_histogram, staleness_metrics, version_range
+from ajet.core.buffer.staleness import age_histogram, staleness_metrics
 from ajet.core.record.run_recorder import UpdateRecord
 from ajet.core.rollout.batch import StepGroups, top_by_variance
 from ajet.core.run.training_run import TrainingRun
 from ajet.core.trajectory.trajectory import Group
+
+SURPLUS = "the last step of the run has enough groups without it"
+"""The reason that is recorded with a group which is left when the run ends."""
 
 
 class TrainerClient(Protocol):
@@ -119,7 +122,8 @@ class Trainer:
         number = None if bound.max_staleness == 0 else bound.groups_per_step
         while not self._is_stopping:
             changed, expired = self._versions.changed, self._buffer.num_expired
-            taken = await asyncio.to_thread(self._buffer.take, step - 1, number)
+            is_last = step == self._run.tasks.total_steps
+            taken = await asyncio.to_thread(self._buffer.take, step - 1, number, is_last=is_last)
             if taken is not None:
                 self._waited_s = time.monotonic() - started_s
                 return taken
@@ -175,10 +179,12 @@ class Trainer:
         was taken."""
         now_s = time.monotonic()
         seconds, self._taken_s = now_s - self._taken_s, now_s
-        expired = {item.index for item in taken.expired}
+        reasons = {
+            item.index: self._buffer.expired_reason(item.group, step - 1) for item in taken.expired
+        } | {item.index: SURPLUS for item in taken.surplus}
         groups = [
-            item.group.leave_out("stale", self._buffer.expired_reason(item.group, step - 1))
-            if item.index in expired
+            item.group.leave_out("stale", reasons[item.index])
+            if item.index in reasons
             else item.group
             for item in taken.all
         ]
@@ -187,13 +193,11 @@ class Trainer:
         return StepGroups(top_by_variance(groups, num_trained), baselines, seconds)
 
     def _token_ages(self, taken: TakenBatch, version: int) -> Counter[int]:
-        oldest = self._buffer.bound.oldest_allowed(version)
+        ages: Counter[int] = Counter()
         for item in taken.items:
-            found = version_range(item.group)
-            # A token that is newer than `version` was sampled by an update that is lost with an
-            # earlier attempt; the buffer bounds its age.
-            assert found is None or found[1] > version or found[0] >= oldest
-        return age_histogram((item.group for item in taken.items), version)
+            ages += age_histogram(item.group, version, item.lost_after)
+        assert not ages or 0 <= min(ages) <= max(ages) <= self._buffer.bound.max_staleness
+        return ages
 
     def _add_ages(self, ages: Counter[int]) -> None:
         if self._buffer.bound.max_staleness:

@@ -25,6 +25,7 @@ begin (staleness.py).
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import threading
 from collections.abc import Mapping, Sequence
@@ -32,7 +33,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import ColumnElement, Select, case, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Select, case, delete, func, insert, select, true, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from ajet.core.buffer.codec import decode, encode
@@ -54,6 +55,9 @@ if TYPE_CHECKING:
 MEMORY = "sqlite://"
 ATTEMPT, ATTEMPTS, TRAINED = "sitting", "sittings", "trained"
 """Names of notes: the trainer's present attempt, all attempts of the run, the trainer's version."""
+LOST = "lost"
+"""The name of the note that holds {plan index: the version after which updates that sampled tokens
+of the group are lost}."""
 _MAX_GROUPS_PER_STEP = 1_000_000
 
 
@@ -92,27 +96,32 @@ class InFlight:
 @dataclass(frozen=True, slots=True)
 class FinishedGroup:
     """A finished group and its plan index; `baselines` are the greedy episodes of the same task.
-    A group that a selection left out is not counted among the groups of a batch."""
+    A group that a selection left out is not counted among the groups of a batch. Updates after
+    `lost_after` that sampled tokens of it are lost with an earlier attempt."""
 
     index: int
     group: Group
     baselines: tuple[Group, ...] = ()
     is_counted: bool = True
+    lost_after: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TakenBatch:
-    """The groups of one step: `items` are trained; those that a selection left out (`left_out`) or
-    that got too old (`expired`) are only recorded. Each list is in the order of the plan."""
+    """The groups of one step: `items` are trained; those that a selection left out (`left_out`),
+    that got too old (`expired`) or that the last step of the run does not need (`surplus`) are only
+    recorded. Each list is in the order of the plan."""
 
     items: list[FinishedGroup]
     left_out: list[FinishedGroup] = field(default_factory=list)
     expired: list[FinishedGroup] = field(default_factory=list)
+    surplus: list[FinishedGroup] = field(default_factory=list)
 
     @property
     def all(self) -> list[FinishedGroup]:
         """All groups, in the order of the plan."""
-        return sorted([*self.items, *self.left_out, *self.expired], key=lambda item: item.index)
+        groups = [*self.items, *self.left_out, *self.expired, *self.surplus]
+        return sorted(groups, key=lambda item: item.index)
 
 
 class GroupBuffer:
@@ -201,7 +210,10 @@ class GroupBuffer:
         rows = [self._row(item, version) for item in items]
         with self._transaction() as db:
             self._check_attempt(db)
-            self._remove(db, [item.index for item in items])
+            indices = [item.index for item in items]
+            tasks = self._tasks_of(db, table.c.place.in_(indices))
+            self._remove(db, indices)
+            rows = [row | {"task": tasks.get(row["place"])} for row in rows]
             if rows:
                 db.execute(insert(table), rows)
             self._write_notes(db, notes)
@@ -215,17 +227,22 @@ class GroupBuffer:
             )
             return [InFlight(row.place, row.task, row.version) for row in rows]
 
-    def known_indices(self) -> set[int]:
-        """Returns the plan indices of all groups of the run, in whatever state."""
+    def known_tasks(self) -> dict[int, int | None]:
+        """Returns the plan indices of all groups of the run, in whatever state, each with the index
+        of its task in the data: None for groups that were put without `begin`."""
         with self._transaction() as db:
-            return set(db.execute(select(table.c.place).where(self._of_run)).scalars())
+            return self._tasks_of(db, true())
 
     # The trainer's side.
 
-    def take(self, version: int, number: int | None = None) -> TakenBatch | None:
+    def take(
+        self, version: int, number: int | None = None, *, is_last: bool = False
+    ) -> TakenBatch | None:
         """Takes `number` groups for the step at `version`, none of them too old; without a number,
         all that are ready. Returns None while there are not enough, and while the step must wait
-        for a group in flight that would otherwise get too old."""
+        for a group in flight that would otherwise get too old. With `is_last` no step comes after
+        this one, and what it leaves is taken for the record: groups that expired in an attempt
+        which is lost are ready again, beside those that were begun for them."""
         step = version + 1
         with self._transaction() as db:
             self._expire(db, version, step)
@@ -237,10 +254,17 @@ class GroupBuffer:
                 return None
             left_out = list(db.execute(self._ready_indices(counts=False)).scalars())
             self._mark_taken(db, [*chosen, *left_out], step)
+            expired = self._items(db, (table.c.state == "expired") & (table.c.at_step == step))
+            rest = (table.c.state == "ready") & (table.c.uses == 0)
+            surplus = self._items(db, rest) if is_last else []
+            if is_last:
+                values = {"state": "expired", "at_step": step}
+                db.execute(update(table).where(self._of_run & rest).values(values))
             return TakenBatch(
                 self._items(db, table.c.place.in_(chosen)),
                 self._items(db, table.c.place.in_(left_out)),
-                self._items(db, (table.c.state == "expired") & (table.c.at_step == step)),
+                expired,
+                surplus,
             )
 
     def mark_trained(self, step: int) -> None:
@@ -255,8 +279,9 @@ class GroupBuffer:
 
     def reopen(self, step: int, **notes: str) -> int:
         """Undoes what steps after `step` did, for a run that resumes from the checkpoint of `step`,
-        and writes the notes. Groups that are too far from the checkpoint to be trained are removed;
-        returns their number."""
+        and writes the notes. Groups that are too far from the checkpoint to be trained expire at
+        the next step. With a bound of 0 they are removed, since the batch is played again; returns
+        their number."""
         later, taken = table.c.at_step > step, table.c.state == "taken"
         ready = self._of_run & (table.c.state == "ready")
         with self._transaction() as db:
@@ -278,9 +303,12 @@ class GroupBuffer:
             )  # `newest` stays: the run may next resume from an earlier checkpoint
             allowed = self.bound.oldest_allowed(step)
             far = ready & (table.c.version < allowed) & (table.c.uses == 0)
+            num_removed = 0
             if self.bound.max_staleness == 0:  # the groups of a step begin together, all again
                 db.execute(delete(table).where(self._of_run & (table.c.state == "begun")))
-            return db.execute(delete(table).where(far)).rowcount
+                num_removed = db.execute(delete(table).where(far)).rowcount
+            self._note_lost(db, step)
+            return num_removed
 
     def prune(self, step: int) -> None:
         """Removes what was over by `step`, where no stored checkpoint is older than that."""
@@ -345,6 +373,10 @@ class GroupBuffer:
         if db.execute(query).scalar() != self.attempt:
             raise AttemptOver
 
+    def _tasks_of(self, db: Connection, where: ColumnElement[bool]) -> dict[int, int | None]:
+        rows = db.execute(select(table.c.place, table.c.task).where(self._of_run & where))
+        return {row.place: row.task for row in rows}
+
     def _row(self, item: FinishedGroup, version: int) -> dict[str, Any]:
         oldest_token, newest_token = version_range(item.group) or (version, version)
         return {
@@ -393,7 +425,7 @@ class GroupBuffer:
         try:
             with self._lock, self._engine.begin() as connection:
                 yield connection
-        except (SQLAlchemyError, DataError, UnicodeDecodeError, TypeError) as error:
+        except (SQLAlchemyError, DataError, ValueError, TypeError) as error:
             cause = getattr(error, "orig", None) or error
             # The text of another database's error may hold a secret.
             is_safe = isinstance(cause, DataError | sqlite3.Error)
@@ -411,11 +443,32 @@ class GroupBuffer:
     def _items(self, db: Connection, where: Any) -> list[FinishedGroup]:
         columns = select(table.c.place, table.c.counts, table.c.body)
         rows = db.execute(columns.where(self._of_run & where).order_by(table.c.place)).all()
+        lost = self._lost(db)
         items = []
         for row in rows:
             group, *baselines = decode(row.body)
-            items.append(FinishedGroup(row.place, group, tuple(baselines), row.counts))
+            found = FinishedGroup(
+                row.place, group, tuple(baselines), row.counts, lost.get(row.place)
+            )
+            items.append(found)
         return items
+
+    def _lost(self, db: Connection) -> dict[int, int]:
+        note = json.loads(self._read_note(db, LOST) or "{}")
+        return {int(index): version for index, version in note.items()}
+
+    def _note_lost(self, db: Connection, step: int) -> None:
+        """Notes which ready groups have tokens of updates after `step`. What is lost after an
+        earlier version already stays so: no later checkpoint has those updates."""
+        columns = select(table.c.place, table.c.newest, table.c.state)
+        earlier, lost = self._lost(db), dict[int, int]()
+        for row in db.execute(columns.where(self._of_run)).all():
+            found = [earlier[row.place]] if row.place in earlier else []
+            found += [step] if row.state == "ready" and row.newest > step else []
+            if found:
+                lost[row.place] = min(found)
+        if lost != earlier:
+            self._write_notes(db, {LOST: json.dumps(lost)})
 
     def _remove(self, db: Connection, indices: Sequence[int]) -> None:
         for each in (table, uses):

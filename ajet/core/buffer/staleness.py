@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -128,16 +128,18 @@ def version_range(group: Group) -> tuple[int, int] | None:
     return (min(found), max(found)) if found else None
 
 
-def age_histogram(groups: Iterable[Group], version: int) -> Counter[int]:
-    """Returns the number of trained tokens for each distance, in updates, from `version`. A token
-    is older than `version`, or was sampled by a newer update that is lost with an attempt."""
+def age_histogram(group: Group, version: int, lost_after: int | None = None) -> Counter[int]:
+    """Returns the number of trained tokens of the group for each age, in updates, at `version`. The
+    updates after `lost_after` that sampled tokens of it are lost: such a token counts as older than
+    that by as many updates as it is newer (`GroupBuffer.reopen`)."""
     counts: Counter[int] = Counter()
-    for group in groups:
-        for trajectory in group.valid:
-            for turn in trajectory.turns:
-                if turn.trainable and turn.completion.token_ids and not turn.is_given:
-                    age = abs(version - turn.completion.policy_version)
-                    counts[age] += len(turn.completion.token_ids)
+    for trajectory in group.valid:
+        for turn in trajectory.turns:
+            if turn.trainable and turn.completion.token_ids and not turn.is_given:
+                sampled_by = turn.completion.policy_version
+                if lost_after is not None and sampled_by > lost_after:
+                    sampled_by = 2 * lost_after - sampled_by
+                counts[version - sampled_by] += len(turn.completion.token_ids)
     return counts
 
 

@@ -10,11 +10,12 @@ Prompts and replies do not pass through here (routed_endpoint.py).
 
 A replica that failed a request gets no more requests at once, and its health is checked. If it is
 well it comes back with the present weights. After `max_failed_checks` failed checks in a row it is
-dead: it is closed, which outcomes its requests, and `spawn` makes a replacement. Replacements are
-made only while the engines are awake, since their memory belongs to the trainer while they sleep;
-`sleep` waits for one that is being made. A check that fails once and passes again changes nothing,
-nor does one that fails while the replica loads weights. While no replica is active, requests wait
-if one is on its way; otherwise they fail with an error of one line.
+dead: it is closed, which outcomes its requests, and `spawn` makes a replacement; after `max_spawns`
+that did not come to work it is given up until other weights are loaded. Replacements are made only
+while the engines are awake, since their memory belongs to the trainer while they sleep; `sleep`
+waits for one that is being made. A check that fails once and passes again changes nothing, nor does
+one that fails while the replica loads weights. While no replica is active, requests wait if one is
+on its way; otherwise they fail with an error of one line.
 
 `pause(abort=True)` outcomes the requests that run; the endpoint continues them after `resume`.
 
@@ -244,6 +245,7 @@ class Router:
                 if not member.is_active:
                     # After a lost attempt of the trainer, versions of other weights come again.
                     member.version = None
+                    self._try_again(member)
         if not reports:
             reports = [await self._report_of_first(version)]
         checksums = {report.checksum for report in reports}
@@ -434,10 +436,19 @@ class Router:
         return False
 
     async def _make_replacement(self, spawn: Spawn, member: _Member) -> None:
+        weights = self._weights
         member.replica = await spawn(member.name)
         member.incarnation += 1
         member.is_new, member.failed_checks = True, 0
-        member.version = member.replica.version
+        # Weights that were loaded meanwhile may be others of the version that it began with.
+        member.version = member.replica.version if self._weights is weights else None
+
+    def _try_again(self, member: _Member) -> None:
+        """Has a replica that could not be replaced tried again: the reason may have been the
+        weights, and there are new ones."""
+        member.num_spawns = 0
+        if self._spawn is not None:
+            self._start_watcher(member)
 
     async def _replacements_made(self) -> None:
         """Returns when no replacement is being made."""

@@ -63,6 +63,11 @@ class DataCursor:
             self._taken += len(chunk)
         return batch
 
+    def skip(self, task: int | None) -> None:
+        """Records that the next task has been taken before: it is `task`, since the order is
+        fixed."""
+        self._taken += 1
+
     def observe(self, results: Iterable[GroupResult]) -> None:
         """Does nothing: the order is fixed."""
 

@@ -53,6 +53,11 @@ class ResultCursor:
         self._log.take(batch, self.batch_size)
         return batch
 
+    def skip(self, task: int | None) -> None:
+        """Records that `task` has been taken before, whatever would be chosen now."""
+        assert task is not None
+        self._log.take([task], self.batch_size)
+
     def observe(self, results: Iterable[GroupResult]) -> None:
         """Takes the results of groups that have ended."""
         self._log.observe(results)

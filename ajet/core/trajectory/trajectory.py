@@ -29,7 +29,7 @@ LeftOut = Literal[
     "overlong",  # it was cut
     "dynamic_sampling",  # all rewards of its group are equal
     "oversampling",  # the rewards of other groups differ more
-    "stale",  # its tokens were too old when its turn came
+    "stale",  # its tokens were too old when its turn came, or its turn never came
 ]
 """The selection that keeps an episode out of the update though it did not fail; in their order."""
 

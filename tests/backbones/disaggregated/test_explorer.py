@@ -11,6 +11,7 @@ from ajet.core.buffer.buffer import MEMORY, GroupBuffer, InFlight, plan_index
 from ajet.core.buffer.staleness import StalenessBound
 from ajet.core.rollout.batch import BatchSettings
 from ajet.core.task.cursor import DataCursor
+from ajet.core.task.result_cursor import ResultCursor
 
 
 class Endless:
@@ -30,10 +31,10 @@ class Endless:
             await asyncio.sleep(0.2)
 
 
-def explorer_over(buffer, versions, how="continue"):
+def explorer_over(buffer, versions, how="continue", cursor=None):
     settings = ExplorerSettings(BatchSettings(2, 2), 9, 0.5, how)
-    endless = Endless()
-    return Explorer(endless, endless, DataCursor(100, 2, seed=1), buffer, versions, settings)
+    endless, cursor = Endless(), cursor or DataCursor(100, 2, seed=1)
+    return Explorer(endless, endless, cursor, buffer, versions, settings)
 
 
 async def test_a_run_that_is_ended_while_groups_are_paused_ends():
@@ -89,3 +90,20 @@ async def test_a_checkpoint_is_behind_the_groups_of_an_earlier_attempt():
         plan_index(3, 0),
     ]
     assert explorer.state_dict()["next"] == 5
+
+
+class FewestFirst:
+    """Chooses the tasks that were taken least."""
+
+    def choose(self, log, size):
+        return sorted(range(len(log.of_task)), key=lambda task: log.of_task[task].taken)[:size]
+
+
+async def test_an_order_by_results_counts_the_tasks_that_groups_of_an_earlier_attempt_had():
+    buffer, versions = GroupBuffer(MEMORY, StalenessBound(1, 2, 1, 2)), VersionState(0)
+    buffer.reopen(0)
+    buffer.begin([InFlight(plan_index(1, 0), 2, 0), InFlight(plan_index(1, 1), 0, 0)])
+    cursor = ResultCursor(3, 2, seed=1, sampler=FewestFirst())
+    explorer = explorer_over(buffer, versions, cursor=cursor)
+    explorer.load_state_dict(None)
+    assert [explorer._next_group(0).task_index for _ in range(3)] == [2, 0, 1]

@@ -19,6 +19,7 @@ from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.task.workflow_task import WorkflowOutput
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 from ajet.core.trajectory.turn import Turn
+from ajet.core.weight_sync.manifest import WeightsError
 from tests.e2e.toy_run import ToyRun
 
 
@@ -89,6 +90,70 @@ async def test_a_group_that_is_stored_late_is_not_taken_for_one_of_the_next_atte
         may_store.set()
         await asyncio.sleep(0.5)
         assert trainers.counts() == {"begun": 2}
+        exploring.cancel()
+        await asyncio.wait([exploring])
+        trainers.close()
+
+
+class Released(OneAttempt):
+    """Ends episodes once they are released."""
+
+    def __init__(self):
+        self.released = asyncio.Event()
+
+    async def run(self, plan, slot, sampling=None, judge_in_group=None):
+        await self.released.wait()
+        turn = Turn(Completion((1,), (2,), (-0.5,), "stop", 0), [], None, {})
+        slot.workflow_ended(EpisodeStatus.OK)
+        return Trajectory(plan, (turn,), EpisodeStatus.OK, WorkflowOutput(reward=1.0), 1.0)
+
+
+async def test_no_group_begins_between_weights_that_were_gone_and_the_next(tmp_path, monkeypatch):
+    """Engines that failed to load hold requests until the next load, and with `finish` that waits
+    for the groups: each would wait for the other."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    run = ToyRun(tmp_path)
+    monkeypatch.chdir(run.folder)
+    episodes, loaded = Released(), []
+
+    async def runner():
+        limits = RolloutLimits(max_failure_rate=1.0)
+        return GroupRunner(episodes, Admission(4), limits=limits, run_seed=0)
+
+    async def load(source):
+        loaded.append(source.version)
+        if not source.path.exists():
+            raise WeightsError("removed meanwhile")
+
+    def publish(version, folder):
+        published = {"sitting": "first", "version": version, "path": str(folder)}
+        trainers.write_notes(**{PUBLISHED: json.dumps(published)})
+
+    async def until(condition):
+        async with asyncio.timeout(20):
+            while not condition():
+                await asyncio.sleep(0.02)
+
+    settings = ["ajet.data.train_batch_size=1", "ajet.rollout.num_repeat=2"]
+    settings += ["trinity.max_staleness=3", "trinity.partial_rollout=finish"]
+    config = load_config("toy.yaml", settings, backbone="trinity")
+    with RunFolder.open(config.run_folder) as folder:
+        url = f"sqlite:///{folder.buffer_db}"
+        trainers = GroupBuffer(url, StalenessBound.from_config(config), run=folder.run_id())
+        begin_attempt(trainers, "first", tmp_path)
+        command = ExplorerCommand(config, folder, Interrupt(), make_runner=runner, load=load)
+        exploring = asyncio.create_task(command.explore())
+        await until(lambda: exploring.done() or trainers.counts() == {"begun": 2})
+        publish(1, tmp_path / "gone")
+        await asyncio.sleep(0.5)
+        assert loaded == [0]  # it waits for both groups
+        episodes.released.set()
+        await until(lambda: exploring.done() or len(loaded) >= 2)
+        await asyncio.sleep(0.3)
+        assert trainers.counts() == {"ready": 2}  # there is room for two more
+        publish(2, tmp_path)
+        await until(lambda: exploring.done() or trainers.counts().get("ready", 0) > 2)
+        assert loaded[-1] == 2
         exploring.cancel()
         await asyncio.wait([exploring])
         trainers.close()

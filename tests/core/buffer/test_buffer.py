@@ -192,10 +192,12 @@ def test_tokens_of_lost_updates_count_as_older_than_they_were(tmp_path):
     first.put([item(0, 4), item(1, 6)], 4)
     first.close()
     again = file_buffer(tmp_path, bound)
-    assert again.reopen(3) == 1
-    assert again.counts() == {"ready": 1}
+    again.reopen(3)
+    taken = again.take(3, 1)
+    assert taken is not None and numbers(taken.items) == [0] and numbers(taken.expired) == [1]
+    again.reopen(3)
     assert again.take(5, 1) is None  # 5 - 2 is more than 2
-    assert again.counts() == {"expired": 1}
+    assert again.counts() == {"expired": 2}
 
 
 def test_the_reason_of_a_group_that_is_too_old_says_whether_updates_were_lost():
@@ -211,6 +213,48 @@ def test_the_reason_of_a_group_that_is_too_old_says_whether_updates_were_lost():
     assert buffer.expired_reason(lost.group, 2) == (
         f"updates that sampled it are lost with an earlier attempt: it counts as {age}"
     )
+
+
+def test_a_group_that_no_step_can_train_any_more_is_recorded_with_the_next():
+    buffer = GroupBuffer(MEMORY, ONE_AHEAD)
+    buffer.put([item(n, 3, step=4) for n in range(2)], 3)
+    assert buffer.reopen(1) == 0  # 3 is two updates beyond 1: as old as -1
+    buffer.put([item(n, 1, step=2) for n in range(2)], 1)
+    taken = buffer.take(1, 2)
+    assert taken is not None
+    assert [each.index for each in taken.expired] == [plan_index(4, 0), plan_index(4, 1)]
+
+
+def test_in_turns_a_batch_of_lost_updates_is_played_again():
+    buffer = GroupBuffer(MEMORY, StalenessBound(0, 2))
+    buffer.put([item(n, 1, step=2) for n in range(2)], 1)
+    buffer.put([item(n, 2, step=3) for n in range(2)], 2)
+    assert buffer.reopen(1) == 2
+    assert set(buffer.known_tasks()) == {plan_index(2, 0), plan_index(2, 1)}
+    buffer.put([item(n, 2, step=3) for n in range(2)], 2)
+    taken = buffer.take(2)
+    assert taken is not None and [each.lost_after for each in taken.items] == [None, None]
+
+
+def test_what_the_last_step_leaves_is_taken_for_the_record():
+    """Step 2 of a lost attempt let a group expire, and two more began for steps 2 and 3."""
+    buffer = GroupBuffer(MEMORY, StalenessBound(1, 1, 1, 1))
+    buffer.put([item(0, 0, step=2)], 0)
+    assert buffer.take(2, 1) is None and buffer.counts() == {"expired": 1}
+    buffer.put([item(0, 1, step=3), item(0, 1, step=4)], 1)
+    buffer.reopen(1)
+    first = buffer.take(1, 1)
+    assert first is not None and [each.index for each in first.items] == [plan_index(2, 0)]
+    buffer.mark_trained(2)
+    for _ in range(2):  # the second time for a run that was killed in its last step
+        last = buffer.take(2, 1, is_last=True)
+        assert last is not None and [each.index for each in last.items] == [plan_index(3, 0)]
+        assert [each.index for each in last.surplus] == [plan_index(4, 0)]
+        assert last.expired == [] and [each.index for each in last.all] == [
+            plan_index(3, 0),
+            plan_index(4, 0),
+        ]
+        buffer.reopen(2)
 
 
 def test_a_use_that_the_checkpoint_does_not_know_is_not_counted(tmp_path):
@@ -233,7 +277,7 @@ def test_what_no_kept_checkpoint_can_ask_for_is_removed():
         buffer.put([item(n, step - 1, step=step) for n in range(2)], step - 1)
         buffer.take(step - 1, 2), buffer.mark_trained(step)
     buffer.prune(1)
-    assert buffer.known_indices() == {plan_index(2, 0), plan_index(2, 1)}
+    assert set(buffer.known_tasks()) == {plan_index(2, 0), plan_index(2, 1)}
 
 
 def test_a_group_that_begins_anew_has_one_row():
@@ -243,6 +287,13 @@ def test_a_group_that_begins_anew_has_one_row():
     assert buffer.in_flight() == [InFlight(plan_index(1, 0), 3, 1)]
     buffer.put([item(0, 1)], 1)
     assert (buffer.in_flight(), buffer.counts()) == ([], {"ready": 1})
+
+
+def test_a_group_that_has_ended_still_says_which_task_it_had():
+    buffer = GroupBuffer(MEMORY, ONE_AHEAD)
+    buffer.begin([InFlight(plan_index(1, 0), 7, 0), InFlight(plan_index(1, 1), 3, 0)])
+    buffer.put([item(1)], 0)
+    assert buffer.known_tasks() == {plan_index(1, 0): 7, plan_index(1, 1): 3}
 
 
 def test_two_takers_never_get_the_same_group(tmp_path):
@@ -364,6 +415,31 @@ def test_a_run_that_goes_on_from_ever_earlier_checkpoints_counts_every_way_back(
         assert buffer.take(5, 2) is not None
         assert buffer.reopen(2) == 0
         assert buffer.take(4, 2) is None and buffer.counts() == {"expired": 2}
+
+
+def test_a_group_says_from_where_on_the_updates_that_sampled_it_are_lost():
+    buffer = GroupBuffer(MEMORY, StalenessBound(9, 3, 1, 27))
+    buffer.put([item(0, 4, newest=6), item(1, 4), item(2, 2)], 4)
+
+    def lost_after():
+        taken = buffer.take(8, 3)
+        assert taken is not None
+        return [each.lost_after for each in taken.items]
+
+    # A later checkpoint is of other updates; an earlier one is before those that were kept.
+    for step, expected in ((5, [5, None, None]), (3, [3, 3, None]), (4, [3, 3, None])):
+        buffer.reopen(step)
+        assert lost_after() == expected
+
+
+def test_a_group_that_begins_again_after_lost_updates_has_none_of_them():
+    buffer = GroupBuffer(MEMORY, ONE_AHEAD)
+    buffer.begin([InFlight(plan_index(2, 0), 7, 2)])
+    buffer.reopen(1)
+    buffer.begin([InFlight(plan_index(2, 0), 7, 1)])
+    buffer.put([item(0, 2, step=2)], 1)
+    taken = buffer.take(2, 1)
+    assert taken is not None and taken.items[0].lost_after is None
 
 
 def test_what_no_checkpoint_asks_for_goes_however_much_it_is():

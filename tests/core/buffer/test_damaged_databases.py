@@ -27,7 +27,7 @@ def use_buffer(folder):
     buffer = opened(folder)
     try:
         buffer.reopen(1)
-        for read in (buffer.in_flight, buffer.known_indices, buffer.counts, buffer.read_notes):
+        for read in (buffer.in_flight, buffer.known_tasks, buffer.counts, buffer.read_notes):
             read()
         buffer.capacity_left(1)
         buffer.take(1, 2)

@@ -173,9 +173,17 @@ def test_a_lead_beyond_the_bound_is_refused():
         StalenessBound(1, 4, sync_interval=2, groups_ahead=1)
 
 
+def test_tokens_of_lost_updates_have_the_age_of_the_way_over_the_checkpoint():
+    # Versions 4 and 5 were lost after 3: 4 is one update away from it, 5 is two; the step at 4 is
+    # one on the other side.
+    assert age_histogram(group(0, 2, newest=5), 4, lost_after=3) == {2: 4, 3: 2}
+    assert age_histogram(group(0, 4), 4, lost_after=3) == {2: 6}
+    assert age_histogram(group(0, 3), 4, lost_after=3) == {1: 6}
+
+
 def test_the_histogram_counts_trained_tokens_by_their_own_age():
     # Two episodes each: two tokens of version 3 and one of version 5, and of versions 5 and 5.
-    counts = age_histogram([group(0, 3, newest=5), group(1, 5)], version=5)
+    counts = age_histogram(group(0, 3, newest=5), version=5) + age_histogram(group(1, 5), 5)
     assert counts == {2: 4, 0: 8}
     metrics = staleness_metrics(counts)
     assert metrics["staleness/max"] == 2

@@ -542,6 +542,75 @@ async def test_a_replica_that_was_away_gets_weights_of_the_version_that_it_has()
     await router.close()
 
 
+async def test_a_server_that_starts_while_other_weights_of_its_version_come_gets_those():
+    """It has read the weights that a lost attempt of the trainer published as version 2."""
+    replicas, may_start = _replicas(2), asyncio.Event()
+    late = FakeReplica("r0")
+    late.version = 2
+
+    async def spawn(name):
+        await may_start.wait()
+        return late
+
+    router = Router(replicas, FAST, spawn=spawn)
+    await router.load_weights(Weights(), 2)
+    replicas[0].is_down = True
+    await _episode(RoutedEndpoint(router), "e", 1)
+    while not replicas[0].closed:
+        await asyncio.sleep(0.01)
+    await router.load_weights(Weights(), 2)
+    may_start.set()
+    while len(router.names) < 2:
+        await asyncio.sleep(0.01)
+    assert ("load", "r0", 2) in late.events
+    await router.close()
+
+
+async def test_a_server_that_starts_with_the_present_weights_does_not_load_them_again():
+    replicas, fresh = _replicas(2), FakeReplica("r0")
+    fresh.version = 2
+
+    async def spawn(name):
+        return fresh
+
+    router = Router(replicas, FAST, spawn=spawn)
+    await router.load_weights(Weights(), 2)
+    replicas[0].is_down = True
+    await _episode(RoutedEndpoint(router), "e", 1)
+    while len(router.names) < 2:
+        await asyncio.sleep(0.01)
+    assert ("load", "r0", 2) not in fresh.events
+    await router.close()
+
+
+async def test_an_engine_that_was_given_up_is_tried_again_with_the_next_weights():
+    """The weights of the trainer before may have been gone when its replacements asked for them."""
+
+    class Picky(FakeReplica):
+        async def load_weights(self, source, version):
+            if version == 2:
+                raise WeightsError("weights of version 2 are not there")
+            return await super().load_weights(source, version)
+
+    only, spawned = FakeReplica("r0"), []
+
+    async def spawn(name):
+        spawned.append(Picky(name))
+        return spawned[-1]
+
+    router = Router([only], FAST, spawn=spawn)
+    endpoint = RoutedEndpoint(router)
+    await router.load_weights(Weights(), 2)
+    only.is_down = True
+    with pytest.raises(ModelError, match="weights of version 2 are not there"):
+        await asyncio.wait_for(endpoint.generate([1], SAMPLING, "e/0"), 5)
+    assert len(spawned) == 3 and router.names == []
+    report = await asyncio.wait_for(router.load_weights(Weights(), 3), 5)
+    assert report.version == 3 and router.names == ["r0"]
+    assert (await endpoint.generate([1], SAMPLING, "e/1")).policy_version == 3
+    await router.close()
+
+
 async def test_nothing_is_put_in_a_dead_ones_place_while_the_engines_sleep():
     replicas, spawned = _replicas(2), []
 
