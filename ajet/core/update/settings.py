@@ -223,8 +223,9 @@ class UpdateSettings(OptimizerSettings):
     seed: int = 0  # of the tokens that clip_cov draws
 
     @classmethod
-    def from_config(cls, config: AjetConfig) -> Self:
-        """Reads the settings from the config; the policy's temperature is the sampler's."""
+    def from_config(cls, config: AjetConfig, *, has_gpu: bool | None = None) -> Self:
+        """Reads the settings from the config; the policy's temperature is the sampler's. Whether a
+        GPU trains is asked of torch unless `has_gpu` says so."""
         trainer = config.ajet.trainer_common
         algorithm, optim = trainer.algorithm, trainer.optim
         return cls(
@@ -266,7 +267,7 @@ class UpdateSettings(OptimizerSettings):
             mini_batch_num=trainer.mini_batch_num,
             max_tokens_per_micro_batch=tokens_per_pass(config),
             batch_layout=trainer.batch_layout,
-            activation_checkpointing=recomputation(config),
+            activation_checkpointing=recomputation(config, has_gpu),
             lora=LoraSettings.from_config(config),
             seed=config.ajet.seed,
         )
@@ -322,8 +323,8 @@ class CriticSettings(OptimizerSettings):
     activation_checkpointing: Recomputation = False
 
     @classmethod
-    def from_config(cls, config: AjetConfig) -> Self:
-        """Reads the settings from the config.
+    def from_config(cls, config: AjetConfig, *, has_gpu: bool | None = None) -> Self:
+        """Reads the settings from the config; `has_gpu` as in `UpdateSettings`.
 
         `critic.warmup_steps` is not an optimizer's warm-up: the policy is not updated in these
         steps (core/learning).
@@ -340,7 +341,7 @@ class CriticSettings(OptimizerSettings):
             mini_batch_num=critic.mini_batch_num,
             max_tokens_per_micro_batch=tokens_per_pass(config),
             batch_layout=trainer.batch_layout,
-            activation_checkpointing=recomputation(config),
+            activation_checkpointing=recomputation(config, has_gpu),
         )
 
     def __post_init__(self) -> None:
@@ -376,11 +377,13 @@ def tokens_per_pass(config: AjetConfig) -> int:
     return own * trainer.ulysses_sequence_parallel_size
 
 
-def recomputation(config: AjetConfig) -> Recomputation:
+def recomputation(config: AjetConfig, has_gpu: bool | None) -> Recomputation:
     """Returns whether a backward pass computes the activations again; "auto" is left to the size
     of the model, which only the model itself tells."""
     given = config.ajet.trainer_common.fsdp_config.activation_checkpointing
-    return True if given == "auto" and trains_on_gpu(config) else given
+    if given != "auto":
+        return given
+    return True if (trains_on_gpu(config) if has_gpu is None else has_gpu) else "auto"
 
 
 def trains_on_gpu(config: AjetConfig) -> bool:
