@@ -46,6 +46,7 @@ async def test_the_share_of_an_update_that_is_done_is_told_meanwhile(
     overrides = (
         "rollout.user_workflow=played.py->Played",
         "trainer_common.max_tokens_per_micro_batch=64",
+        "trainer_common.torch_threads=null",  # then each rank has the threads that it is given
     )
     config = load_config("toy.yaml", [f"ajet.{each}" for each in overrides], backbone="verl")
     groups = await groups_of(config, assembly.load_policy_model(config))
