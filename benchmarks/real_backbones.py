@@ -8,7 +8,8 @@ and make first, with fewer steps; `--with-ray` starts a Ray of its own for verl 
 
     stages   the YAML as it is, 4 supervised steps and 2 of reinforcement, on verl and trinity
     step     one step of reinforcement in float32 from a checkpoint of the supervised stage (made by
-             function_calling.py), 4 tasks of 8 episodes, on all three
+             function_calling.py), 4 tasks of 8 episodes, on all three; on trinity explorer and
+             trainer take turns (`max_staleness: 0`), since they draw tasks otherwise when apart
 
 Of the step are compared: the sampled tokens of each episode, and what the step added to the weights
 (the norm of its difference to debug's over the norm of debug's). The weights are float32, so the
@@ -94,6 +95,7 @@ def step(checkpoint: Path, folder: Path) -> dict[str, Any]:
         "ajet.model.dtype=float32",
         f"{REINFORCEMENT}.trainer_common.total_training_steps=1",
         f"{REINFORCEMENT}.trainer_common.save_freq=1",
+        "trinity.max_staleness=0",
     ]
     runs = {
         backbone: train(backbone, f"step-{backbone}", folder, *overrides) / "reinforcement"
