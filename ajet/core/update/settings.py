@@ -381,9 +381,9 @@ def recomputation(config: AjetConfig, has_gpu: bool | None) -> Recomputation:
     """Returns whether a backward pass computes the activations again; "auto" is left to the size
     of the model, which only the model itself tells."""
     given = config.ajet.trainer_common.fsdp_config.activation_checkpointing
-    if given != "auto":
-        return given
-    return True if (trains_on_gpu(config) if has_gpu is None else has_gpu) else "auto"
+    if given == "auto" and (trains_on_gpu(config) if has_gpu is None else has_gpu):
+        return True
+    return given
 
 
 def trains_on_gpu(config: AjetConfig) -> bool:

@@ -114,7 +114,7 @@ class FlatForward:
 
     def _layout(self, slots_R: list[Ids]) -> tuple[type[KVBatch], CacheLayout]:
         """Returns how rows, given by their slots or tokens, are laid out and computed."""
-        if self._packed is not None and self._attention_kernels is not None:
+        if self._packed is not None and TiledBatch.supports(self._pool):
             return TiledBatch, CacheLayout.of(slots_R, smallest=True)
         if self._prefers_grid:
             for smallest in (True, False):
