@@ -37,8 +37,8 @@ from ajet.core.inference.engines.prefix_cache import Ids, common_length
 MIN_SHARED = 32
 """Tokens. Shorter common prefixes are copied: a segment costs a few small products a layer."""
 SEGMENT_COST, OWN_COST = 32, 1.25
-"""`_smallest_segments` counts so much for a segment and for a slot of an own part, and 1 for a shared
-slot: segments are padded to whole tiles, own parts to the longest of the batch."""
+"""`_smallest_segments` counts so much for a segment and for a slot of an own part, and 1 for a
+shared slot: segments are padded to whole tiles, own parts to the longest of the batch."""
 GROWTH = 32
 """The columns of a batch's own parts are multiples of this: so many are added at a time."""
 MASKED = -1e30
