@@ -1,10 +1,9 @@
-r"""What `ajet plan` says of a run on the debug backbone, beside what then happens.
+r"""What `ajet plan --try` says of a run on the debug backbone, beside what then happens.
 
     python benchmarks/plan_accuracy.py --model SmolLM2-135M-Instruct.Q4_1.gguf [--only demo ...]
 
 Each case is planned, then run for a few steps by the user's own command, in a process of its own.
-The lengths of prompts and replies are given to the plan: they depend on the agent, which no plan
-knows. Times are medians over the steps after the first. Memory is the peak of the run's own
+Times are medians over the steps after the first. Memory is the peak of the run's own
 process, as the plan's is; judges and sandboxes have processes beside it, which `peak_rss_bytes` of
 the summary adds. Runs of the real model end with a checkpoint and a validation. On a shared
 machine, `--peak-only` leaves the times that the JSON has as they are.
@@ -28,7 +27,6 @@ AGENT = ROOT / "benchmarks/real_step_agent.py"
 DEMO = ROOT / "tutorial/example_math_agent/demo.yaml"
 CASES = ("demo", "float32", "bfloat16")
 REPLY = 125
-PLANNED_SIZE = {"demo": (300, 80), "float32": (324, REPLY), "bfloat16": (324, REPLY)}
 TRAINER = "ajet.trainer_common"
 QUIET = (f"{TRAINER}.val_before_train=false", f"{TRAINER}.save_freq=0")
 
@@ -80,21 +78,22 @@ def ajet(*args: str | Path, cwd: Path) -> float:
     return usage.ru_maxrss * 1024
 
 
-def planned(conf: Path, case: str, cwd: Path) -> dict[str, float]:
+def planned(conf: Path, cwd: Path) -> dict[str, float]:
     """The plan as a library call: its tables round."""
-    prompt, reply = PLANNED_SIZE[case]
     code = (
         "import json, sys; from ajet.core.config import load_config; "
         "from ajet.assembly import set_threads; from ajet.core.run.batch_plan import BatchPlan; "
-        "from ajet.cluster.local_plan import EpisodeSize, local_plan; "
+        "from ajet.backbones.trial import try_rollout; "
+        "from ajet.core.task.reader import make_reader; "
+        "from ajet.cluster.local_plan import local_plan; "
         "c = load_config(sys.argv[1], [], backbone='debug'); set_threads(c); "
-        "p = local_plan(c, BatchPlan(c, 16, 16), EpisodeSize(int(sys.argv[2]), int(sys.argv[3]))); "
+        "t = try_rollout(c, make_reader(c).get_training_tasks()); "
+        "p = local_plan(c, BatchPlan(c, 16, 16), t.size, t); "
         "print(json.dumps({'rollout_s': p.rollout_s, 'update_s': p.update_s, 'step_s': p.step_s, "
         "'peak_bytes': p.peak_gib * 2**30}))"
     )
-    command = [sys.executable, "-c", code, str(conf), str(prompt), str(reply)]
     done = subprocess.run(
-        command,
+        [sys.executable, "-c", code, str(conf)],
         cwd=cwd,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
@@ -132,7 +131,7 @@ def measure(case: str, model: Path, steps: int, old: dict[str, Any] | None) -> d
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         conf = DEMO if case == "demo" else real_conf(folder, model, case)
-        plan, found = planned(conf, case, folder), happened(conf, case, steps, folder)
+        plan, found = planned(conf, folder), happened(conf, case, steps, folder)
     if old is not None:
         plan = old["planned"] | {"peak_bytes": plan["peak_bytes"]}
         found = old["happened"] | {"peak_bytes": found["peak_bytes"]}

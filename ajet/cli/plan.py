@@ -1,6 +1,7 @@
 """Implements `ajet plan`: shows which process goes where, and what it needs. It loads no model.
 
-On backbone debug it measures this machine for some seconds, or accounts for one GPU.
+On backbone debug it measures this machine for some seconds, or accounts for one GPU. With --try it
+does load the model, for a rollout.
 """
 
 from pathlib import Path
@@ -45,6 +46,14 @@ def plan(
     reply_tokens: Annotated[
         int | None, typer.Option(min=1, help="Expected tokens of a reply. [half of the most]")
     ] = None,
+    with_trial: Annotated[
+        bool,
+        typer.Option(
+            "--try",
+            help="First roll out some of the run's tasks, as many as it has at a time, and plan "
+            "with their lengths and times. On debug, without a GPU.",
+        ),
+    ] = False,
     project_dir: ProjectDir = None,
     verbose: Verbose = False,
 ) -> None:
@@ -72,8 +81,14 @@ def plan(
         stage = "" if config.stage is None else f"stage {config.stage} "
         size = EpisodeSize.of(config, prompt_tokens, reply_tokens)
         if config.ajet.backbone == "debug" and not (gpu or is_on_gpu(config)):
-            show_local_plan(config, title, size)
+            show_local_plan(config, title, size, with_trial=with_trial)
             continue
+        if with_trial:
+            raise ConfigError(
+                f"--try: {title} is not for this machine's processors, on which a trial runs; "
+                "leave --try out, or pass --backbone debug",
+                code=Code.OPTIONS_TOGETHER,
+            )
         sheet = described_gpu(gpu, gpu_memory)
         if config.ajet.backbone == "debug":
             problems = show_one_gpu_plan(config, title, size, sheet, model_config)

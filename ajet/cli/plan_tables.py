@@ -56,9 +56,13 @@ def show_one_gpu_plan(
     return found.problems()
 
 
-def show_local_plan(config: AjetConfig, title: str, size: EpisodeSize) -> None:
-    """Measures this machine and prints the plan of a run on backbone debug."""
+def show_local_plan(
+    config: AjetConfig, title: str, size: EpisodeSize, *, with_trial: bool = False
+) -> None:
+    """Measures this machine and prints the plan of a run on backbone debug. With a trial the run's
+    own episodes are measured first."""
     from ajet.assembly import set_threads
+    from ajet.backbones.trial import try_rollout
     from ajet.cluster.local_plan import local_plan
     from ajet.core.run.batch_plan import BatchPlan
     from ajet.core.task.reader import make_reader
@@ -68,7 +72,8 @@ def show_local_plan(config: AjetConfig, title: str, size: EpisodeSize) -> None:
     reader = make_reader(config)
     tasks, held_out = reader.get_training_tasks(), reader.get_validation_tasks()
     batch = BatchPlan(config, len(tasks), len(held_out))
-    found = local_plan(config, batch, size)
+    trial = try_rollout(config, tasks) if with_trial else None
+    found = local_plan(config, batch, size, trial)
     parameters = f"{title}: {found.shape.parameters / 1e6:.1f} million parameters"
     console = Console()
     console.print(_table(parameters, ("memory", "GiB", "how"), found.memory_rows()))

@@ -10,9 +10,12 @@ trees; a supervised step has no rollout. Memory is what the process keeps and wh
 validation or a micro-batch adds.
 
 An episode is taken as one prompt and one reply, whose lengths the user gives; without them half of
-the most that the config allows is taken. Not covered: tools, judges and workflows that take time or
-have processes of their own; what the prompts of several groups share; episodes of many turns;
-adapters, a critic; the passing peak of a resumed run, which reads a checkpoint.
+the most that the config allows is taken. With a trial (backbones/trial.py) a rollout takes as long
+as the trial's, with its tools, judge and workflow, and updates are measured with its episodes.
+
+Not covered: adapters, a critic; the passing peak of a resumed run, which reads a checkpoint; groups
+without signal, which an update skips. Without a trial neither: tools, judges and workflows that
+take time; what the prompts of several groups share; episodes of many turns.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from ajet.core.config.precision import BYTES, dtype_on, state_dtype
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.run.batch_plan import BatchPlan
+from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.settings import UpdateSettings
 
 LAYERS = (1, 3)
@@ -48,14 +52,47 @@ FRAGMENTED = 1.5
 """The allocator takes this many times the bytes of tensors that come and go; measured."""
 
 
+MEASURED_TOKENS = 4096
+"""An update is measured with as many groups of a trial as have no more tokens; with one at least.
+"""
+
+
 @dataclass(frozen=True)
 class Measured:
     """Holds seconds that were measured on this machine, extended to the whole model."""
 
-    prefill_s: float  # of the prompts of one batch of requests
-    decode_s: float  # of one token of each of its requests
+    batch_s: float  # of the episodes that run at a time, from the first to the last
     group_s: float  # of the forward and backward passes of one group
     optimizer_s: float
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Holds a rollout of some of the run's own tasks. `seconds` is None where the replies were
+    given, not sampled."""
+
+    groups: list[list[TrainingSample]]
+    num_episodes: int
+    seconds: float | None
+
+    @property
+    def size(self) -> EpisodeSize:
+        """Returns the mean lengths of what a group's rows begin with, and of the rest of a row."""
+        prompts = [_shared_length(group) for group in self.groups]
+        rest = [
+            len(sample.token_ids) - prompt
+            for group, prompt in zip(self.groups, prompts, strict=True)
+            for sample in group
+        ]
+        return EpisodeSize(max(1, round(np.mean(prompts))), max(1, round(np.mean(rest))))
+
+
+def _shared_length(group: list[TrainingSample]) -> int:
+    """Returns the number of tokens before the first sampled one that all samples begin with."""
+    prompts = [sample.token_ids[: int(np.argmax(sample.loss_mask))] for sample in group]
+    shortest = min(map(len, prompts))
+    same = np.all([p[:shortest] == prompts[0][:shortest] for p in prompts], axis=0)
+    return shortest if same.all() else int(np.argmin(same))
 
 
 @dataclass(frozen=True)
@@ -65,7 +102,7 @@ class LocalPlan:
     batch: BatchPlan
     shape: ModelShape
     size: EpisodeSize
-    measured: Measured  # with so many requests as `at_once`
+    measured: Measured  # with so many episodes as `at_once`
 
     @property
     def at_once(self) -> int:
@@ -115,8 +152,7 @@ class LocalPlan:
         return min(self.batch.config.ajet.rollout.max_env_worker, episodes)
 
     def _rollout(self, episodes: int) -> float:
-        batches = episodes / self.at_once
-        return batches * (self.measured.prefill_s + self.size.reply * self.measured.decode_s)
+        return episodes / self.at_once * self.measured.batch_s
 
     @property
     def is_large(self) -> bool:
@@ -236,8 +272,12 @@ def _part(name: str, size: float, note: str) -> MemoryPart:
     return MemoryPart(name, size / GIB, note)
 
 
-def local_plan(config: AjetConfig, batch: BatchPlan, size: EpisodeSize) -> LocalPlan:
-    """Measures this machine and returns the plan."""
+def local_plan(
+    config: AjetConfig, batch: BatchPlan, size: EpisodeSize, trial: Trial | None = None
+) -> LocalPlan:
+    """Measures this machine and returns the plan; a trial's lengths replace `size`."""
+    from ajet.core.model.allocator import keep_freed_memory
+
     path = config.ajet.model.path
     if path is None:
         raise ConfigError(
@@ -245,14 +285,17 @@ def local_plan(config: AjetConfig, batch: BatchPlan, size: EpisodeSize) -> Local
         )
     model_config = _model_config(path)
     shape = shape_of(model_config.to_dict(), path)
-    unmeasured = LocalPlan(batch, shape, size, Measured(0.0, 0.0, 0.0, 0.0))
-    at_once, recompute = unmeasured.at_once, unmeasured.recomputes
-    found = [_measure(config, model_config, layers, size, at_once, recompute) for layers in LAYERS]
+    size = size if trial is None else trial.size
+    plan = LocalPlan(batch, shape, size, Measured(0.0, 0.0, 0.0))
+    if plan.is_large:
+        keep_freed_memory()  # as loading a model does
+    found = [_measure(plan, model_config, layers, trial) for layers in LAYERS]
     low, high = (np.array(each) for each in found)
     per_layer = np.maximum(high - low, 0) / (LAYERS[1] - LAYERS[0])
-    prefill, decode, group, optimizer = low + per_layer * (shape.layers - LAYERS[0])
-    measured = Measured(float(prefill), float(decode), float(group), float(optimizer))
-    return replace(unmeasured, measured=measured)
+    batch_s, group_s, optimizer_s = map(float, low + per_layer * (shape.layers - LAYERS[0]))
+    if trial is not None and trial.seconds is not None:
+        batch_s = trial.seconds * plan.at_once / trial.num_episodes
+    return replace(plan, measured=Measured(batch_s, group_s, optimizer_s))
 
 
 def _model_config(path: str) -> Any:
@@ -265,17 +308,13 @@ def _model_config(path: str) -> Any:
 
 
 def _measure(
-    config: AjetConfig,
-    model_config: Any,
-    layers: int,
-    size: EpisodeSize,
-    at_once: int,
-    recompute: bool,
-) -> tuple[float, float, float, float]:
+    plan: LocalPlan, model_config: Any, layers: int, trial: Trial | None
+) -> tuple[float, float, float]:
     """Returns the numbers of `Measured` in a random model of so many layers."""
     import torch
     from transformers import AutoModelForCausalLM
 
+    config, size = plan.batch.config, plan.size
     own = copy.deepcopy(model_config)
     own.num_hidden_layers = layers
     dtype = getattr(torch, dtype_on(config, gpu=False))
@@ -284,10 +323,26 @@ def _measure(
         model = AutoModelForCausalLM.from_config(own, dtype=dtype)
     rng = np.random.default_rng(0)
     repeat = config.ajet.rollout.num_repeat
-    prompts = [rng.integers(0, own.vocab_size, size.prompt) for _ in range(-(-at_once // repeat))]
-    rollout = asyncio.run(_rollout_seconds(config, model, prompts, at_once))
-    settings = replace(UpdateSettings.from_config(config), activation_checkpointing=recompute)
-    return (*rollout, *_update_seconds(model, settings, prompts[0], size, rng, repeat))
+    num_prompts = -(-plan.at_once // repeat)
+    prompts = [rng.integers(0, own.vocab_size, size.prompt) for _ in range(num_prompts)]
+    batch_s = 0.0
+    if trial is None or trial.seconds is None:
+        prefill, decode = asyncio.run(_rollout_seconds(config, model, prompts, plan.at_once))
+        batch_s = prefill + size.reply * decode
+    if trial is None:
+        groups = [_random_group(prompts[0], size.reply, repeat, own.vocab_size, rng)]
+    else:
+        of_step = config.ajet.data.train_batch_size // plan.batch.optimizer_steps_per_step
+        fitting = MEASURED_TOKENS // (size.prompt + repeat * size.reply)
+        groups = trial.groups[: max(1, min(of_step, fitting))]
+    settings = replace(
+        UpdateSettings.from_config(config),
+        activation_checkpointing=plan.recomputes,
+        mini_batch_num=1,
+        ppo_epochs=1,
+    )
+    update_s, optimizer_s = _update_seconds(model, settings, [s for group in groups for s in group])
+    return batch_s, update_s / len(groups), optimizer_s
 
 
 async def _rollout_seconds(
@@ -325,21 +380,12 @@ async def _rollout_seconds(
     return max(seconds[1] - DECODED[0] * decode, 0.0), decode
 
 
-def _update_seconds(
-    model: Any,
-    settings: UpdateSettings,
-    prompt: Any,
-    size: EpisodeSize,
-    rng: np.random.Generator,
-    repeat: int,
-) -> tuple[float, float]:
-    """Returns the seconds of one group's passes and of one optimizer step."""
-    from ajet.core.trajectory.sample import TrainingSample
-    from ajet.core.update.policy import Policy
-
-    policy, samples = Policy(model, settings), []
+def _random_group(
+    prompt: Any, reply: int, repeat: int, vocab_size: int, rng: np.random.Generator
+) -> list[TrainingSample]:
+    samples = []
     for member in range(repeat):
-        ids = np.concatenate((prompt, rng.integers(0, model.config.vocab_size, size.reply)))
+        ids = np.concatenate((prompt, rng.integers(0, vocab_size, reply)))
         mask = np.arange(len(ids)) >= len(prompt)
         samples.append(
             TrainingSample(
@@ -347,13 +393,23 @@ def _update_seconds(
                 group_id="0",
                 token_ids=ids,
                 loss_mask=mask,
-                logprobs=np.where(mask, -np.log(model.config.vocab_size), 0).astype(np.float32),
+                logprobs=np.where(mask, -np.log(vocab_size), 0).astype(np.float32),
                 advantages=np.where(mask, 1.0 - 2.0 * (member % 2), 0).astype(np.float32),
                 spans=(),
                 min_policy_version=0,
                 max_policy_version=0,
             )
         )
+    return samples
+
+
+def _update_seconds(
+    model: Any, settings: UpdateSettings, samples: list[TrainingSample]
+) -> tuple[float, float]:
+    """Returns the seconds of the samples' passes and of one optimizer step."""
+    from ajet.core.update.policy import Policy
+
+    policy = Policy(model, settings)
     policy.update(samples)
     started = time.perf_counter()
     policy.update(samples)

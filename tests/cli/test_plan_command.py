@@ -1,6 +1,7 @@
 """`ajet plan`, and the lines by which check and train refuse what does not fit."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,24 @@ def test_a_plan_of_one_process_measures_this_machine(tmp_path, monkeypatch):
     assert "0.9 million parameters" in shown
     assert "16 at once, 20 + 8 tokens an episode" in shown
     assert "peak" in shown and "80 steps, without loading" in shown
+
+
+def test_a_trial_gives_the_plan_the_episodes_of_the_runs_own_tasks(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.chdir(tmp_path)
+    conf = Path(__file__).parents[2] / "tutorial/example_math_agent/demo.yaml"
+    small = ("ajet.data.train_batch_size=2", "ajet.rollout.max_env_worker=16")
+    result = run("plan", conf, "--backbone", "debug", "--try", *small)
+    assert result.exit_code == 0, result.output
+    # The prompt is the demo's: its system prompt and tool take about 250 tokens of any question.
+    [(prompt, reply)] = re.findall(r"16 at once, (\d+) \+ (\d+) tokens an episode", result.stdout)
+    assert 250 < int(prompt) < 350 and 10 < int(reply) < 192
+    assert list(tmp_path.iterdir()) == [], "a plan leaves nothing behind"
+
+
+def test_a_trial_is_for_this_machines_processors(conf):
+    line = error_line(run("plan", conf, "--gpus", "8", "--try"))
+    assert "--try:" in line and "pass --backbone debug" in line
 
 
 def test_gpu_memory_is_taken_in_the_usual_spellings():

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from ajet.cluster.local_plan import (
@@ -12,10 +13,12 @@ from ajet.cluster.local_plan import (
     EpisodeSize,
     LocalPlan,
     Measured,
+    Trial,
 )
 from ajet.cluster.model_shape import ModelShape
 from ajet.core.config import load_config
 from ajet.core.run.batch_plan import BatchPlan
+from ajet.core.trajectory.sample import TrainingSample
 
 SMOLLM2 = ModelShape(
     hidden=576, layers=30, heads=9, kv_heads=3, head_dim=64, intermediate=1536, vocab=49152,
@@ -43,12 +46,12 @@ def config_with(*overrides):
 @pytest.fixture
 def plan():
     batch = BatchPlan(config_with(), 100, 24)
-    measured = Measured(prefill_s=1.0, decode_s=0.1, group_s=5.0, optimizer_s=0.5)
+    measured = Measured(batch_s=13.5, group_s=5.0, optimizer_s=0.5)
     return LocalPlan(batch, SMOLLM2, EpisodeSize(324, 125), measured)
 
 
 def test_a_step_is_its_batches_of_episodes_and_its_groups(plan):
-    assert plan.rollout_s == pytest.approx(2 * (1 + 125 * 0.1))  # 32 episodes, 16 at once
+    assert plan.rollout_s == pytest.approx(2 * 13.5)  # 32 episodes, 16 at once
     assert plan.update_s == pytest.approx(4 * 5 + 2 * 0.5)  # 4 groups, 2 optimizer steps
     assert plan.validation_s == pytest.approx(1.5 * 13.5)  # 24 episodes
     assert plan.num_validations == 3  # before the first step, after 5 and after 10
@@ -146,3 +149,17 @@ def test_a_pass_of_several_groups_reads_the_tokens_of_all(plan):
     wide = with_setting(plan, "ajet.trainer_common.max_tokens_per_micro_batch=3000")
     # Two groups of 1,324 tokens, of which 1,000 are sampled.
     assert sizes(wide.update_parts())["logits"] == 1.5 * 2000 * 49152 * 4
+
+
+def sample(ids, num_prompt):
+    mask = np.arange(len(ids)) >= num_prompt
+    zeros = np.zeros(len(ids), np.float32)
+    return TrainingSample("e", "g", np.array(ids), mask, zeros, zeros, (), 0, 0)
+
+
+def test_a_trials_lengths_are_what_a_group_begins_with_and_the_rest_of_each_row():
+    # Both rows of the first group begin with 1 2 3; one goes on with 8 before anything is sampled.
+    first = [sample([1, 2, 3, 7], 3), sample([1, 2, 3, 8, 7, 7], 4)]
+    second = [sample([1, 2, 3, 4, 5, 6, 6, 6, 6], 5)]
+    trial = Trial([first, second], 3, 2.0)
+    assert trial.size == EpisodeSize(prompt=4, reply=round((1 + 3 + 4) / 3))

@@ -1,8 +1,8 @@
 """The C library's allocator, told when to keep what tensors free and when to give it back.
 
-    within a micro-batch          kept: the next tensor of that size takes it
-    before an update, after each  given back: what the rollout or a pass has freed lies between what
-    of its passes, and behind it  stays, and the next one may not find it
+    within an update              kept: the next tensor of that size takes it
+    before an update, after its   given back: what a rollout, or the pass that made the gradients,
+    first pass, and behind it     has freed lies between what stays, and may not be found again
 
 glibc maps large tensors anew each time and gives them back to the system when they are freed, so
 their pages are faulted in and cleared again: a third of the time of an update of a model of 135

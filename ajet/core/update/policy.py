@@ -287,7 +287,8 @@ class Policy:
         for k, micro_batch in enumerate(balanced.local):
             self.ranks.begin_micro_batch(self.model, is_last=k + 1 == len(balanced.local))
             self._backward(micro_batch, with_gradient, weights, numbers, metrics, tokens)
-            self._release_freed_memory()  # gradients and activations lie between one another
+            if k == 0:  # its activations lie between the gradients that were made among them
+                self._release_freed_memory()
             yield (k + 1) / (len(balanced.local) + 1)
         if any(self._has_gradient(sample, sample.weights) for sample in with_gradient):
             metrics.steps.append(self.optimizer.step())
@@ -381,7 +382,6 @@ class Policy:
         if self.reference is not None and "kl_reference" in weights:
             # Before the policy's own pass, whose activations and probabilities take memory.
             reference_M = self.reference.logprobs(rows, targets_M)
-            self._release_freed_memory()
         output = self.layout.forward(rows)
         scores = score_tokens(output, targets_M, settings.temperature, settings.entropy_coef != 0)
         if numbers is None and self._reads_mini_batch and "policy_gradient" in weights:
