@@ -35,43 +35,6 @@ def masked_attention(q, k, v, forest):
     return torch.einsum("hnm,mhd->nhd", scores.softmax(-1), v)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_pieces_merged_equal_attention_under_a_square_tree_mask(seed):
-    forest = random_forest(seed)
-    generator = torch.Generator().manual_seed(seed)
-    make = lambda heads: torch.randn(  # noqa: E731
-        len(forest), heads, 8, generator=generator
-    ).requires_grad_()
-    q, k, v = make(4), make(2), make(2)
-    plan = PiecePlan.of(forest, torch.device("cpu"))
-    probe = torch.randn(len(forest), 4, 8, generator=generator)
-    results = []
-    for out in (tree_attention(q, k, v, plan), masked_attention(q, k, v, forest)):
-        results.append((out, *torch.autograd.grad((out * probe).sum(), (q, k, v))))
-    for found, expected in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-6)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_one_call_of_the_kernels_equals_attention_under_a_square_tree_mask(seed):
-    if kernels() is None:
-        pytest.skip("no C compiler is installed")
-    forest = random_forest(seed)
-    generator = torch.Generator().manual_seed(seed)
-    q, k, v = (
-        torch.randn(len(forest), heads, 64, generator=generator).requires_grad_()
-        for heads in (4, 2, 2)
-    )
-    assert KernelPlan.supports(q)
-    plan = KernelPlan.of(forest, q, k)
-    probe = torch.randn(len(forest), 4, 64, generator=generator)
-    results = []
-    for out in (tree_attention(q, k, v, plan), masked_attention(q, k, v, forest)):
-        results.append((out, *torch.autograd.grad((out * probe).sum(), (q, k, v))))
-    for found, expected in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-
-
 def test_padded_cells_never_leak_however_large_the_scores():
     # Segments of 1, 5 and 4 tokens: the last two share a call, with one padded cell. It copies the
     # query of token 6, which scores -400 with all it sees (0 and 6) and +400 with 7 to 9.
@@ -125,22 +88,47 @@ def _sequences(call):
     return list(zip(queries, keys, strict=True))
 
 
+def merged_pieces(forest, q, k):
+    return PiecePlan.of(forest, q.device)
+
+
+def one_call_of_the_kernels(forest, q, k):
+    if kernels() is None:
+        pytest.skip("no C compiler is installed")
+    assert KernelPlan.supports(q)
+    return KernelPlan.of(forest, q, k)
+
+
+def calls_of_several_lengths(forest, q, k):
+    plan = VarlenPlan.of(forest, q.device, ProductKernel())
+    assert len(plan.levels) > 2
+    return plan
+
+
 @pytest.mark.parametrize("seed", range(5))
-def test_calls_of_several_lengths_equal_attention_under_a_square_tree_mask_in_float64(seed):
+@pytest.mark.parametrize(
+    ("plan_of", "dim", "dtype", "rtol", "atol"),
+    [
+        (merged_pieces, 8, torch.float32, 1e-5, 2e-6),
+        (one_call_of_the_kernels, 64, torch.float32, 1e-5, 1e-5),
+        (calls_of_several_lengths, 8, torch.float64, 1e-12, 1e-13),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_each_plan_equals_attention_under_a_square_tree_mask(plan_of, dim, dtype, rtol, atol, seed):
     forest = random_forest(seed)
     generator = torch.Generator().manual_seed(seed)
-    make = lambda heads: torch.randn(  # noqa: E731
-        len(forest), heads, 8, generator=generator, dtype=torch.float64
-    ).requires_grad_()
-    q, k, v = make(4), make(2), make(2)
-    plan = VarlenPlan.of(forest, torch.device("cpu"), ProductKernel())
-    assert len(plan.levels) > 2
-    probe = torch.randn(len(forest), 4, 8, generator=generator, dtype=torch.float64)
+    q, k, v = (
+        torch.randn(len(forest), heads, dim, generator=generator, dtype=dtype).requires_grad_()
+        for heads in (4, 2, 2)
+    )
+    plan = plan_of(forest, q, k)
+    probe = torch.randn(len(forest), 4, dim, generator=generator, dtype=dtype)
     results = []
     for out in (tree_attention(q, k, v, plan), masked_attention(q, k, v, forest)):
         results.append((out, *torch.autograd.grad((out * probe).sum(), (q, k, v))))
     for found, expected in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(found, expected, rtol=rtol, atol=atol)
 
 
 def test_two_groups_with_a_system_prompt_take_one_call_for_each_level():
