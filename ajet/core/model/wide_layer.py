@@ -72,6 +72,14 @@ def rotated(x_NHd: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
     return rotate(x_NHd, cos, signed_sin)
 
 
+def normed(x_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    """Returns ``x * rsqrt(mean(x^2) + eps) * weight``, in one pass where a kernel can."""
+    kernels = kernels_for(x_ND)
+    if kernels is not None:
+        return kernels.rms_norm(x_ND, weight_D, eps)
+    return F.rms_norm(x_ND, weight_D.shape, weight_D, eps)
+
+
 def product(x_ND: Tensor, weight_OD: Tensor, bias: Tensor | None = None) -> Tensor:
     """Returns ``x @ weight.T + bias``; either may be a transposed view."""
     if x_ND.dtype == torch.float32 and torch.backends.mkldnn.is_available():
@@ -126,14 +134,14 @@ class _LinearsOfNorm(torch.autograd.Function):
         num = len(parameters) // 2
         weights, biases = parameters[:num], parameters[num:]
         ctx.save_for_backward(x, norm, *weights)
-        h = _rms_norm(x, norm, eps)
+        h = normed(x, norm, eps)
         return tuple(product(h, w, b) for w, b in zip(weights, biases, strict=True))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, norm, *weights = ctx.saved_tensors
         _, needs_norm, _, *needs = ctx.needs_input_grad
-        h = _rms_norm(x, norm, ctx.eps)
+        h = normed(x, norm, ctx.eps)
         d_weights = _weight_grads(grads, h, needs)
         d_biases = [
             grad.sum(0) if needed else None
@@ -149,7 +157,7 @@ class _GatedMLP(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, norm: Tensor, eps: float, *weights: Tensor) -> Tensor:
         ctx.eps = eps
         gate_weight, up_weight, down_weight = weights
-        h = _rms_norm(x, norm, eps)
+        h = normed(x, norm, eps)
         gate, up = product(h, gate_weight), product(h, up_weight)
         ctx.save_for_backward(x, norm, gate, up, *weights)
         return product(_gated(gate, up), down_weight).add_(x)
@@ -161,7 +169,7 @@ class _GatedMLP(torch.autograd.Function):
         grad = grads[0].contiguous()
         gated, d_gate, d_up = _gated_backward(product(grad, down_weight.T), gate, up)
         (d_down,) = _weight_grads((grad,), gated, needs[2:])
-        h = _rms_norm(x, norm, ctx.eps)
+        h = normed(x, norm, ctx.eps)
         d_weights = _weight_grads((d_gate, d_up), h, needs)
         d_h = _input_grad((d_gate, d_up), (gate_weight, up_weight))
         d_x, d_norm = _rms_norm_backward(d_h, x, norm, ctx.eps, added=grad)
@@ -194,13 +202,6 @@ def _gated_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Ten
     activation = F.silu(gate)
     gated, d_up = activation * up, activation.mul_(grad)
     return gated, torch.ops.aten.silu_backward(grad.mul_(up), gate), d_up
-
-
-def _rms_norm(x: Tensor, norm: Tensor, eps: float) -> Tensor:
-    kernels = kernels_for(x)
-    if kernels is not None:
-        return kernels.rms_norm(x, norm, eps)
-    return F.rms_norm(x, norm.shape, norm, eps)
 
 
 def _rms_norm_backward(

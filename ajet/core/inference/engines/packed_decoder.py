@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ajet.core.model.decoder import Attend, Decoder
 from ajet.core.model.kernels.functions import kernels_for
 from ajet.core.model.precision import rms_norm
-from ajet.core.model.wide_layer import rotate
+from ajet.core.model.wide_layer import normed, rotate
 
 MIN_WEIGHTS = 2**18
 """The weights of one MLP matrix from which packing pays; smaller ones stay in the cache anyway."""
@@ -130,7 +130,8 @@ class PackedDecoder(Decoder):
     def _layer(self, index: int, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         layer, packed = self._layers[index], self._packed[index]
         num_rotated = self.num_heads + self.num_kv_heads
-        qkv = packed.qkv(self._normed(layer.input_layernorm, x))
+        norm = layer.input_layernorm
+        qkv = packed.qkv(normed(x, norm.weight, norm.variance_epsilon))
         qkv = qkv.view(len(x), num_rotated + self.num_kv_heads, self.head_dim)
         qk, v = qkv[:, :num_rotated], qkv[:, num_rotated:]
         attn = layer.self_attn
@@ -143,13 +144,9 @@ class PackedDecoder(Decoder):
             qk = rotate(qk, cos, sin)
         out = attend(index, qk[:, : self.num_heads], qk[:, self.num_heads :], v)
         x = packed.out.added_to(x, out.reshape(len(x), -1))
-        h = self._normed(layer.post_attention_layernorm, x)
+        norm = layer.post_attention_layernorm
+        h = normed(x, norm.weight, norm.variance_epsilon)
         return packed.down.added_to(x, packed.up.times(packed.gate(h, "swish"), h))
-
-    def _normed(self, norm: Any, x: Tensor) -> Tensor:
-        if self._kernels is not None:
-            return self._kernels.rms_norm(x, norm.weight, norm.variance_epsilon)
-        return rms_norm(norm, x)
 
 
 def _linear_layers(model: Any) -> list[nn.Module]:
