@@ -27,6 +27,7 @@ def check(
     """
     from ajet.backbones.stages import beginning_from, finished_model
     from ajet.core.config import load_stages
+    from ajet.core.config.stages import errors_of_stage
     from ajet.core.record.screen_log import begin_screen_log
 
     begin_screen_log(verbose)
@@ -36,7 +37,8 @@ def check(
     ):
         if before is not None and (model := finished_model(before)) is not None:
             config = beginning_from(config, model)
-        _check(config, conf)
+        with errors_of_stage(config.stage):
+            _check(config, conf)
         before = config
 
 

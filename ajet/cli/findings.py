@@ -10,9 +10,9 @@
                need
 
 Each finding is one line: ok, warning or error, with what to do. `ajet check` shows all of them;
-`ajet train` shows the warnings of all but data and machine, and stops at their errors. The needs
-are estimates from the config and the model's sizes. Not covered: what a workflow itself opens, and
-the memory of GPUs (`ajet plan`).
+`ajet train` shows the warnings of all but data and machine, and stops at their errors; `ajet plan`
+stops at those of the device. The needs are estimates from the config and the model's sizes. Not
+covered: what a workflow itself opens, and the memory of GPUs (`ajet plan`).
 """
 
 import ast
@@ -35,7 +35,7 @@ from ajet.cli.clip_bounds import bounds_that_do_not_fit
 from ajet.cluster.gguf_header import GgufHeader
 from ajet.cluster.gpus import missing_device
 from ajet.cluster.machine import machine_memory, number_in
-from ajet.cluster.memory_estimate import WEIGHT_VERSIONS, checkpoint_bytes
+from ajet.cluster.memory_estimate import GIB, checkpoint_bytes
 from ajet.cluster.model_shape import EMBEDDED, ModelShape, model_shape
 from ajet.core.config import AjetConfig
 from ajet.core.config.precision import (
@@ -48,7 +48,7 @@ from ajet.core.config.precision import (
 from ajet.core.descriptors import descriptor_limit, descriptors_needed
 from ajet.core.error_codes import Code
 from ajet.core.error_text import extra_advice
-from ajet.core.errors import ModelError
+from ajet.core.errors import ConfigError, ModelError
 from ajet.core.judge import judge_spec
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.workflow.workflow import Workflow
@@ -82,12 +82,19 @@ class Finding:
         return f"{self.level}: {self.text}{f' [{self.code}]' if self.code else ''}"
 
 
+def stop_at_errors(findings: Iterable[Finding]) -> None:
+    """Raises ConfigError for the first finding that is an error."""
+    for finding in findings:
+        if finding.level == "error":
+            raise ConfigError(finding.text, code=finding.code)
+
+
 def run_findings(config: AjetConfig, workflows: Iterable[type[Workflow]]) -> list[Finding]:
     """Returns what can be told of the model, its device and precision, the reward and the clip
     bounds."""
     return [
         *_model_findings(config),
-        *_device_findings(config),
+        *device_findings(config),
         *(_reward_finding(config, workflow) for workflow in workflows),
         *_clip_findings(config),
     ]
@@ -112,7 +119,6 @@ def machine_findings(config: AjetConfig, plan: BatchPlan) -> list[Finding]:
     `ajet plan`; of them only open files, processes, disk and /dev/shm are compared."""
     episodes = min(config.ajet.rollout.max_env_worker, plan.max_episodes_per_step)
     shape = _shape(config)
-    on_gpu = _has_gpu(config)
     found = [*_package_findings(), _files_finding(episodes), _processes_finding(episodes)]
     if shape is None:
         found.append(
@@ -121,8 +127,8 @@ def machine_findings(config: AjetConfig, plan: BatchPlan) -> list[Finding]:
         return found
     found.append(_disk_finding(config, shape))
     if runs_on_ray(config):
-        found.append(_shm_finding(config, shape, on_gpu=on_gpu))
-    elif not on_gpu:
+        found += _shm_findings(config, shape)
+    elif not _has_gpu(config):
         found.append(_memory_finding(config, shape))
     return found
 
@@ -288,7 +294,7 @@ def _shape(config: AjetConfig) -> ModelShape | None:
 # --- the device ----------------------------------------------------------------------------------
 
 
-def _device_findings(config: AjetConfig) -> Iterator[Finding]:
+def device_findings(config: AjetConfig) -> Iterator[Finding]:
     """Yields whether the named device is here, and what is computed on it. A run on Ray computes on
     its nodes, which `ajet plan` and the run's start look at."""
     if runs_on_ray(config):
@@ -462,13 +468,18 @@ def _memory_finding(config: AjetConfig, shape: ModelShape) -> Finding:
     )
 
 
-def _shm_finding(config: AjetConfig, shape: ModelShape, *, on_gpu: bool) -> Finding:
-    needed = WEIGHT_VERSIONS * BYTES[dtype_on(config, gpu=on_gpu)] * shape.parameters
-    free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
-    return _compared(
-        f"/dev/shm: about {_size(needed)} for two versions of the weights on their way to engines",
+def _shm_findings(config: AjetConfig, shape: ModelShape) -> Iterator[Finding]:
+    """Yields whether /dev/shm has room for what lies there; nothing where nothing does."""
+    from ajet.cluster.capacity import shared_memory
+
+    part = shared_memory(config, shape)
+    needed = round(part.gib * GIB)
+    if not needed:
+        return
+    yield _compared(
+        f"/dev/shm: about {_size(needed)} for {part.note}",
         needed,
-        free,
+        shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0,
         "give the container more (docker run --shm-size)",
         level="warning",
     )

@@ -58,6 +58,7 @@ def plan(
     verbose: Verbose = False,
 ) -> None:
     """Show a run's placement, memory and rough times."""
+    from ajet.cli.findings import device_findings, stop_at_errors
     from ajet.cli.notices import show_notices
     from ajet.cli.plan_tables import (
         described_gpu,
@@ -70,6 +71,7 @@ def plan(
     from ajet.cluster.capacity import cluster_plan
     from ajet.cluster.episode_size import EpisodeSize
     from ajet.core.config import load_stages
+    from ajet.core.config.stages import errors_of_stage
     from ajet.core.error_codes import Code
     from ajet.core.errors import ConfigError
     from ajet.core.record.screen_log import begin_screen_log
@@ -77,41 +79,43 @@ def plan(
 
     begin_screen_log(verbose)
     for config in load_stages(conf, overrides or [], backbone=backbone, project_dir=project_dir):
-        title = str(conf) if config.stage is None else f"{conf}, stage {config.stage}"
-        stage = "" if config.stage is None else f"stage {config.stage} "
-        size = EpisodeSize.of(config, prompt_tokens, reply_tokens)
-        if config.ajet.backbone == "debug" and not (gpu or is_on_gpu(config)):
-            show_local_plan(config, title, size, with_trial=with_trial)
-            continue
-        if with_trial:
-            raise ConfigError(
-                f"--try: {title} is not for this machine's processors, on which a trial runs; "
-                "leave --try out, or pass --backbone debug",
-                code=Code.OPTIONS_TOGETHER,
-            )
-        sheet = described_gpu(gpu, gpu_memory)
-        if config.ajet.backbone == "debug":
-            problems = show_one_gpu_plan(config, title, size, sheet, model_config)
-            if problems:
+        with errors_of_stage(config.stage):
+            title = str(conf) if config.stage is None else f"{conf}, stage {config.stage}"
+            size = EpisodeSize.of(config, prompt_tokens, reply_tokens)
+            if not gpu:  # which may be another machine's
+                stop_at_errors(device_findings(config))
+            if config.ajet.backbone == "debug" and not (gpu or is_on_gpu(config)):
+                show_local_plan(config, title, size, with_trial=with_trial)
+                continue
+            if with_trial:
                 raise ConfigError(
-                    f"{stage}does not fit: {'; '.join(problems)}", code=Code.DOES_NOT_FIT
+                    f"--try: {conf} is not for this machine's processors, on which a trial runs; "
+                    "leave --try out, or pass --backbone debug",
+                    code=Code.OPTIONS_TOGETHER,
                 )
-            typer.echo("ok: by these estimates it fits")
-            continue
-        described = described_nodes(config, nodes, gpus, host_memory)
-        found = cluster_plan(config, described, sheet, model_config, size)
-        for table in tables(found, title):
-            Console().print(table)
-        show_notices(config.notices, err=False)
-        if not found.placement.on_gpus:
-            typer.echo("ok: it can be placed")
-            continue
-        if problems := found.problems():
-            raise ConfigError(f"{stage}does not fit: {'; '.join(problems)}", code=Code.DOES_NOT_FIT)
-        if found.knows_nodes():
-            typer.echo("ok: by these estimates it fits")
-        else:
-            typer.echo(
-                f"ok: by these estimates it fits the GPUs; a node needs {found.nodes_need()}, "
-                "which was not compared (--host-memory)"
-            )
+            sheet = described_gpu(gpu, gpu_memory)
+            if config.ajet.backbone == "debug":
+                problems = show_one_gpu_plan(config, title, size, sheet, model_config)
+                if problems:
+                    raise ConfigError(
+                        f"does not fit: {'; '.join(problems)}", code=Code.DOES_NOT_FIT
+                    )
+                typer.echo("ok: by these estimates it fits")
+                continue
+            described = described_nodes(config, nodes, gpus, host_memory)
+            found = cluster_plan(config, described, sheet, model_config, size)
+            for table in tables(found, title):
+                Console().print(table)
+            show_notices(config.notices, err=False)
+            if not found.placement.on_gpus:
+                typer.echo("ok: it can be placed")
+                continue
+            if problems := found.problems():
+                raise ConfigError(f"does not fit: {'; '.join(problems)}", code=Code.DOES_NOT_FIT)
+            if found.knows_nodes():
+                typer.echo("ok: by these estimates it fits")
+            else:
+                typer.echo(
+                    f"ok: by these estimates it fits the GPUs; a node needs {found.nodes_need()}, "
+                    "which was not compared (--host-memory)"
+                )

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ajet.backbones import runs_on_ray
-from ajet.cli.findings import run_findings
+from ajet.cli.findings import run_findings, stop_at_errors
 from ajet.cluster.model_shape import find_config, sizes
 from ajet.cluster.session import require_ray
 from ajet.core.config import AjetConfig
@@ -61,9 +61,7 @@ def check_run(config: AjetConfig, *, stops_at_findings: bool = True) -> list[str
     is_named = config.ajet.rollout.user_workflow is not None
     workflows = [WorkflowFactory.from_config(config).default] if is_named else []
     findings = run_findings(config, workflows)
-    for finding in findings:
-        if finding.level == "error":
-            raise ConfigError(finding.text, code=finding.code)
+    stop_at_errors(findings)
     return [finding.text for finding in findings if finding.level == "warning"]
 
 

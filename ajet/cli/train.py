@@ -74,8 +74,9 @@ def train(
     from ajet.cli.ray_flags import RayFlags, serve_or_check, session_settings
     from ajet.core.config import load_stages
     from ajet.core.config.redacted import shown_override
+    from ajet.core.config.stages import errors_of_stage
     from ajet.core.descriptors import raise_descriptor_limit
-    from ajet.core.errors import ConfigError, RunChanged, RunComplete
+    from ajet.core.errors import RunChanged, RunComplete
     from ajet.core.interrupt import Interrupt
     from ajet.core.record.screen_log import begin_screen_log
     from ajet.core.terminal import Console
@@ -90,10 +91,8 @@ def train(
     flags = RayFlags(with_ray, with_ray_cluster, skip_check_avail_gpu)
     for config in stages:
         title = [] if config.stage is None else [f"stage {config.stage}:"]
-        try:
+        with errors_of_stage(config.stage):
             found = check_run(config)
-        except ConfigError as error:
-            raise ConfigError(" ".join([*title, str(error)]), code=error.code) from error
         said = [*config.notices, *found, *flags.notices(config.ajet.backbone)]
         show_notices([*title, *said] if said else [])
     session = session_settings(flags, debug)

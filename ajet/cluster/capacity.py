@@ -14,7 +14,7 @@ from ajet.cluster.data_sheet import GPUS, Gpu
 from ajet.cluster.episode_size import EpisodeSize
 from ajet.cluster.gpus import local_gpus, visible_gpus
 from ajet.cluster.machine import machine_memory
-from ajet.cluster.memory_estimate import GIB
+from ajet.cluster.memory_estimate import GIB, MemoryPart
 from ajet.cluster.model_shape import ModelShape, model_shape, read_shape
 from ajet.cluster.one_gpu_plan import OneGpuPlan
 from ajet.cluster.placement import (
@@ -70,6 +70,12 @@ def configured_problems(config: AjetConfig) -> tuple[Placement, list[str]]:
     placement = configured_placement(config)
     gpu = local_gpu() or GPUS["a100"]
     return placement, memory_problems(config, placement, gpu) if placement.on_gpus else []
+
+
+def shared_memory(config: AjetConfig, shape: ModelShape) -> MemoryPart:
+    """Returns what is in shared memory at once on a node that the config requests. The kind of its
+    GPUs has no part in it."""
+    return ClusterPlan(config, configured_placement(config), shape, GPUS["a100"]).shared_memory
 
 
 def configured_placement(config: AjetConfig) -> Placement:

@@ -30,7 +30,7 @@ torch; a test compares the two."""
 LOGIT_BYTES = 14
 """Bytes of one logit at the peak of a slice: itself, and float32 logits, softmax, probabilities."""
 WEIGHT_VERSIONS = 2
-"""Versions of the weights in /dev/shm while the newer one is written."""
+"""Versions of the weights, or of the adapters, in /dev/shm while the newer one is written."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ def trainer_memory_inputs(config: AjetConfig, ranks: int) -> TrainerMemoryInputs
     )
 
 
-def engine_memory_inputs(config: AjetConfig) -> EngineMemoryInputs:
+def engine_memory_inputs(config: AjetConfig, *, gpu: bool = True) -> EngineMemoryInputs:
     """Returns what an engine's memory depends on, from the config."""
     rollout = config.ajet.rollout
     return EngineMemoryInputs(
@@ -221,7 +221,7 @@ def engine_memory_inputs(config: AjetConfig) -> EngineMemoryInputs:
         share=config.gpu_memory_utilization,
         max_model_len=rollout.max_model_len,
         max_num_seqs=rollout.max_num_seqs,
-        value_bytes=BYTES[dtype_on(config, gpu=True)],
+        value_bytes=BYTES[dtype_on(config, gpu=gpu)],
     )
 
 
@@ -235,8 +235,8 @@ class NodeMemoryInputs:
     weight_bytes: int = 2
     reads_model: bool = True
     """Whether it is the node of trainer rank 0, which reads the whole model."""
-    weight_versions: int = WEIGHT_VERSIONS
-    """The number of weight versions that are in shared memory at once."""
+    shared: MemoryPart = MemoryPart("/dev/shm", 0.0, "")
+    """What is in shared memory at once."""
 
 
 @dataclass(frozen=True)
@@ -266,13 +266,7 @@ def node_memory(
     whole = inputs.weight_bytes * shape.parameters / GIB
     running = [
         MemoryPart("offloaded", inputs.ranks * offloaded_memory(shape, trainer), "param_offload"),
-        MemoryPart(
-            "/dev/shm",
-            inputs.weight_versions * whole,
-            f"{inputs.weight_versions} versions of the weights on their way to engines"
-            if inputs.weight_versions > 1
-            else "the weights that servers begin with",
-        ),
+        inputs.shared,
     ]
     copies = 1 + (trainer.has_reference and not trainer.lora_rank)
     loading = MemoryPart(

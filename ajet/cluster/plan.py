@@ -72,7 +72,7 @@ class ClusterPlan:
 
     @property
     def engine_inputs(self) -> EngineMemoryInputs:
-        return engine_memory_inputs(self.config)
+        return engine_memory_inputs(self.config, gpu=self.placement.on_gpus)
 
     @property
     def trainer_parts(self) -> list[MemoryPart]:
@@ -97,7 +97,7 @@ class ClusterPlan:
             workers=workers,
             weight_bytes=self.engine_inputs.value_bytes,
             reads_model=any(each.bundle == bundle for each in placement.trainer[:1]),
-            weight_versions=self._versions_in_memory,
+            shared=self.shared_memory,
         )
         return node_memory(self.shape, self.trainer_inputs, inputs)
 
@@ -134,14 +134,20 @@ class ClusterPlan:
         return self.engine_inputs.value_bytes * self.shape.parameters
 
     @property
-    def _versions_in_memory(self) -> int:
-        """Returns how many versions of the weights are in shared memory at once: servers begin with
-        files, however later versions travel."""
-        if not self.sync_method or self.sync_method == "checkpoint":
-            return 0
-        if self.sync_method == "memory" and not self.sends_adapters:
-            return WEIGHT_VERSIONS
-        return int(self.engine != "in_process" and start_in_memory(self.placement))
+    def shared_memory(self) -> MemoryPart:
+        """Returns what is in shared memory at once: the versions that travel there, and the weights
+        that servers begin with, however later versions travel. Weights that travel there are those
+        of the beginning, too; adapters are not."""
+        method, num_bytes, notes = self.sync_method, 0, list[str]()
+        if method == "memory":
+            num_bytes += WEIGHT_VERSIONS * self.sent_bytes
+            what = "adapters" if self.sends_adapters else "weights"
+            notes.append(f"{WEIGHT_VERSIONS} versions of the {what} on their way to engines")
+        begins_apart = method in ("nccl", "ipc") or (method == "memory" and self.sends_adapters)
+        if begins_apart and self.engine != "in_process" and start_in_memory(self.placement):
+            num_bytes += self.engine_inputs.value_bytes * self.shape.parameters
+            notes.append("the weights that servers begin with")
+        return MemoryPart("/dev/shm", num_bytes / GIB, " and ".join(notes))
 
     @property
     def disk_bytes(self) -> int:
@@ -175,7 +181,7 @@ class ClusterPlan:
         """Returns what each node must have beside its GPUs, in one line."""
         node = self.largest_node
         shared = sum(part.gib for part in node.parts if part.name == "/dev/shm")
-        of_it = f" and {shared:.0f} in /dev/shm" if shared else ""
+        of_it = f" and {shared:.0f} in /dev/shm" if round(shared) else ""
         disk = f", and {self.disk_bytes / GIB:.0f} GiB of disk" if self.placement.trainer else ""
         return f"{node.peak_gib:.0f} GiB of CPU memory{of_it}{disk}"
 

@@ -207,6 +207,21 @@ def test_a_device_that_this_machine_lacks_is_an_error():
     assert line.endswith("; use auto or cpu [AJ-MOD-007]")
 
 
+@pytest.mark.parametrize(
+    ("lora", "expected"),
+    [
+        # 919,680 weights, or 77,824 numbers of adapters of rank 8; 4 bytes each, twice
+        ({}, "/dev/shm: about 7.4 MB for 2 versions of the weights on their way to engines;"),
+        ({"rank": 8}, "/dev/shm: about 0.6 MB for 2 versions of the adapters on their way to"),
+    ],
+)
+def test_what_is_in_shared_memory_on_the_way_to_engines_is_compared(lora, expected, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    config = config_of(backbone="verl", trainer_common={"lora": lora})
+    found = [str(finding) for finding in machine_findings(config, BatchPlan(config, 64, 0))]
+    assert any(expected in line for line in found), found
+
+
 def test_the_memory_of_a_gguf_model_is_compared(tmp_path):
     # 12 layers of width 10,000: 12 x (4 x 10,000² + 3 x 10,000 x 40,000 + 20,000) + 170,000.
     path = write_header(tmp_path / "large.gguf", layers=12, width=10_000, mlp=40_000)

@@ -128,6 +128,25 @@ def test_a_trial_is_for_this_machines_processors(conf):
     assert "--try:" in line and "pass --backbone debug" in line
 
 
+@pytest.mark.parametrize("device", ["cuda:99", "mps"])
+def test_a_device_that_is_not_here_is_refused_in_the_line_of_check(device, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    conf = Path(__file__).parents[2] / "tutorial/example_math_agent/demo.yaml"
+    options = ("--backbone", "debug", f"ajet.model.device={device}")
+    line = error_line(run("plan", conf, *options))
+    assert line.startswith(f"error: ajet.model.device: {device}") and line.endswith("[AJ-MOD-007]")
+    assert line in run("check", conf, *options).stdout.splitlines()
+    elsewhere = run("plan", conf, *options, "--gpu", "b200")
+    assert elsewhere.exit_code == 0, elsewhere.output
+
+
+def test_a_stage_that_does_not_fit_is_named(conf):
+    stages = "  stages: {first: {trainer_common: {lora: {rank: 8}}}, second: {kind: supervised}}\n"
+    conf.write_text(conf.read_text() + stages)
+    args = ("--backbone", "debug", "--gpu", "4090", "--gpu-memory", "40GB")
+    assert error_line(run("plan", conf, *args)).startswith("error: stage second: does not fit: ")
+
+
 def test_gpu_memory_is_taken_in_the_usual_spellings():
     from ajet.cli.plan_tables import described_gpu
 

@@ -308,12 +308,28 @@ def test_with_lora_the_adapters_alone_are_sent_where_the_engine_adds_them(tmp_pa
     assert times.sync_note == "15.2 GB by handles of memory on the same GPU"
 
 
-def test_with_lora_only_the_base_of_a_server_is_in_shared_memory(tmp_path):
-    options = ["ajet.trainer_common.lora.rank=8", "verl.rollout.sync_method=memory"]
-    config = config_of(tmp_path, "verl", *options, "ajet.rollout.name=vllm")
-    assert node_of(plan_of(config, QWEN_7B))["/dev/shm"] == pytest.approx(14.2, abs=0.05)
-    config = config_of(tmp_path, "verl", *options, "ajet.rollout.name=in_process")
-    assert "/dev/shm" not in node_of(plan_of(config, QWEN_7B))
+@pytest.mark.parametrize(
+    ("options", "num_bytes", "note"),
+    [
+        # 20,185,088 numbers of adapters of 4 bytes, 7,615,616,512 weights of 2
+        (["ajet.rollout.name=in_process"], 161_480_704, "2 versions of the adapters on their way"),
+        (["ajet.rollout.name=vllm"], 15_392_713_728, "and the weights that servers begin with"),
+        (["ajet.rollout.name=sglang"], 30_462_466_048, "2 versions of the weights on their way"),
+        (["ajet.rollout.name=vllm", "verl.rollout.sync_method=auto"], 15_231_233_024, "the weig"),
+    ],
+)  # fmt: skip
+def test_with_lora_adapters_and_the_weights_that_a_server_begins_with_are_in_shared_memory(
+    options, num_bytes, note, tmp_path
+):
+    lora = ["ajet.trainer_common.lora.rank=8", "verl.rollout.sync_method=memory"]
+    part = plan_of(config_of(tmp_path, "verl", *lora, *options), QWEN_7B).shared_memory
+    assert part.gib * GIB == pytest.approx(num_bytes, abs=1)
+    assert note in part.note
+
+
+def test_on_a_cpu_weights_on_their_way_have_the_numbers_that_it_computes_in(tmp_path):
+    plan = plan_of(config_of(tmp_path, "verl"), QWEN_0_5B, gpus=0)
+    assert plan.shared_memory.gib * GIB == pytest.approx(2 * 4 * QWEN_0_5B.parameters, abs=1)
 
 
 def test_an_in_process_engine_on_the_ranks_gpu_needs_no_shared_memory(tmp_path):

@@ -19,7 +19,7 @@ from ajet.core.config.nested import with_values
 from ajet.core.config.redacted import redacted_keys, redacted_value, remember_secrets_of
 from ajet.core.config.renames import apply_renames
 from ajet.core.config.section import leaves
-from ajet.core.config.stages import values_of_stage
+from ajet.core.config.stages import errors_of_stage, values_of_stage
 from ajet.core.config.support import refusals_and_notices
 from ajet.core.config.tree import AjetConfig
 from ajet.core.config.unknown_sections import unknown_section_problem
@@ -70,10 +70,8 @@ def load_stages(
     stages: list[AjetConfig] = []
     for name in whole.ajet.stages:
         in_stage = Origin(origin.path, origin.overrides, name)
-        try:
+        with errors_of_stage(name):
             stages.append(_checked(composed, in_stage, exp_dir, project_dir, required))
-        except ConfigError as error:
-            raise ConfigError(f"stage {name}: {error}", code=error.code) from error
     return stages
 
 

@@ -10,12 +10,14 @@ A mapping is merged key by key, anything else replaces what is above the stages.
 a stage's run is, and the model that it begins from (backbones/stages.py).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from ajet.core.config.nested import merge
 from ajet.core.config.renames import apply_renames
 from ajet.core.config.tree import AjetConfig
+from ajet.core.errors import AjetError
 
 
 def values_of_stage(values: Mapping[str, Any], name: str) -> tuple[dict[str, Any], list[str]]:
@@ -26,3 +28,15 @@ def values_of_stage(values: Mapping[str, Any], name: str) -> tuple[dict[str, Any
     renamed, notices = apply_renames({"ajet": own}, AjetConfig().to_dict())
     merged = dict(values) | {"ajet": ajet}
     return merge(merged, renamed), notices
+
+
+@contextmanager
+def errors_of_stage(name: str | None) -> Iterator[None]:
+    """Puts the stage's name before the message of an error, which stays of its class and kind. A
+    run without stages has no name to put there."""
+    try:
+        yield
+    except AjetError as error:
+        if name is None:
+            raise
+        raise type(error)(f"stage {name}: {error}", code=error.code) from error
