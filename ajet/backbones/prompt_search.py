@@ -39,7 +39,7 @@ from ajet.core.errors import ConfigError, ModelError
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.engines.in_process import InProcessEngine
 from ajet.core.inference.engines.openai import KEY_VARIABLES, OpenAIEngine, api_key
-from ajet.core.record.atomic_file import write_text_atomically
+from ajet.core.record.atomic_file import write_output, write_text_atomically
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.origin import RunOrigin
 from ajet.core.record.run_folder import RunFolder
@@ -446,7 +446,7 @@ def write_config(result: SearchResult, conf: Path, out: Path) -> None:
         node[name] = text
     head = f"# {conf.name} with the texts that `ajet optimize-prompt` found.\n"
     body = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
-    write_text_atomically(out, head + body)
+    write_output(out, head + body)
 
 
 def _new_folder(config: AjetConfig) -> RunFolder:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ajet.cli.options import Verbose
+from ajet.cli.options import Verbose, output_file
 
 
 def audit(
@@ -17,7 +17,10 @@ def audit(
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="The newest N episodes.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write the figures as JSON here; - prints them alone.")
+        Path | None,
+        typer.Option(
+            help="Write the figures as JSON here; - prints them alone.", callback=output_file
+        ),
     ] = None,
     verbose: Verbose = False,
 ) -> None:
@@ -27,10 +30,10 @@ def audit(
     hold does (drift is no fault), 1: a trained token that was not sampled, a continuation that is
     none, a log-probability above 0.
     """
-    if out is not None and out != Path("-") and (out.is_dir() or not out.parent.is_dir()):
-        raise typer.BadParameter(f"--out {out}: name a file in a folder that is there")
     from rich.progress import track
 
+    from ajet.core.error_codes import Code
+    from ajet.core.errors import DataError
     from ajet.core.record.episode_reader import EpisodeFilter
     from ajet.core.record.recorded_run import RecordedRun
     from ajet.core.record.screen_log import begin_screen_log
@@ -43,6 +46,11 @@ def audit(
     screen = Console(stderr=True)
     with recorded.reader() as reader:
         num = reader.count(which)
+        if not num and (step, mode) != (None, None):
+            raise DataError(
+                f"{run}: it has no episode of that step or mode; see ajet view",
+                code=Code.EPISODE_NOT_FOUND,
+            )
         episodes = track(
             reader.walk(which, limit),
             "episodes",

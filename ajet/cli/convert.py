@@ -46,7 +46,9 @@ def convert(
     from ajet.convert import yaml_text
     from ajet.core.error_codes import Code
     from ajet.core.errors import ConfigError
+    from ajet.core.record.atomic_file import write_output, writing_output
 
+    result = converted(system, source, overrides or [])
     if out is not None and out.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"--out {out}: a config ends in .yaml", code=Code.OPTION_VALUE)
     if out is not None and out.exists() and (out.samefile(source) or not overwrite):
@@ -54,13 +56,13 @@ def convert(
         raise ConfigError(
             f"--out {out}: this file is there already; {hint}", code=Code.OUTPUT_EXISTS
         )
-    result = converted(system, source, overrides or [])
     text = yaml_text(result)
     if out is None:
         typer.echo(text, nl=False)
     else:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text, encoding="utf-8")
+        with writing_output(out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+        write_output(out, text)
     _show(result, out)
     raise typer.Exit(1 if strict and result.changes_the_algorithm else 0)
 

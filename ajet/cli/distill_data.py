@@ -5,12 +5,15 @@ from typing import Annotated
 
 import typer
 
-from ajet.cli.options import Verbose
+from ajet.cli.options import Verbose, output_file
 
 
 def distill_data(
     run: Annotated[Path, typer.Argument(help="The run folder, launcher_record/<experiment>.")],
-    out: Annotated[Path, typer.Option("--out", help="The JSON-lines file that is written.")],
+    out: Annotated[
+        Path,
+        typer.Option("--out", help="The JSON-lines file that is written.", callback=output_file),
+    ],
     min_reward: Annotated[
         float, typer.Option(help="Episodes of training that earned at least this.")
     ] = 1.0,
@@ -25,9 +28,10 @@ def distill_data(
     The rows have the ids that were sampled."""
     from ajet.core.error_codes import Code
     from ajet.core.errors import DataError
+    from ajet.core.record.atomic_file import write_output
     from ajet.core.record.recorded_run import RecordedRun
     from ajet.core.record.screen_log import begin_screen_log
-    from ajet.core.task.jsonl import write_jsonl
+    from ajet.core.task.jsonl import jsonl_text
     from ajet.sources.recorded import recorded_rows
 
     begin_screen_log(verbose)
@@ -39,7 +43,7 @@ def distill_data(
             f"{run}: no episode of training earned {min_reward:g} or more",
             code=Code.NO_GOOD_EPISODE,
         )
-    write_jsonl(out, found.rows)
+    write_output(out, jsonl_text(found.rows))
     typer.echo(
         f"{out}: {len(found.rows):,} rows, {found.num_exact:,} of them with the very prompts that "
         "were sampled from"

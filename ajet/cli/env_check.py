@@ -49,6 +49,8 @@ def env_check(
     """
     if (env_type is None) == (conf is None):
         raise typer.BadParameter("name an environment, or a YAML with --conf and its --tag")
+    if tag is not None and conf is None:
+        raise typer.BadParameter("--tag names one of a YAML's: give --conf, or leave --tag out")
 
     from ajet.core.descriptors import raise_descriptor_limit
     from ajet.core.record.screen_log import begin_screen_log

@@ -17,6 +17,7 @@ from ajet.cli.options import (
     Overrides,
     ProjectDir,
     Verbose,
+    output_file,
 )
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ def evaluate(
         Path | None,
         typer.Option(
             help="Write the result as JSON here; - prints it alone. A comparison is written in "
-            "Markdown and HTML beside it."
+            "Markdown and HTML beside it.",
+            callback=output_file,
         ),
     ] = None,
     project_dir: ProjectDir = None,
@@ -95,10 +97,6 @@ def evaluate(
         raise typer.BadParameter("give one of --checkpoint, --model and --endpoint")
     if (endpoint is None) != (endpoint_model is None):
         raise typer.BadParameter("--endpoint and --endpoint-model go together")
-    if out is not None and not out.parent.is_dir():
-        raise typer.BadParameter(f"--out {out}: there is no folder {out.parent}")
-    if out is not None and out.is_dir():
-        raise typer.BadParameter(f"--out {out}: is a folder; name a file in it")
     if compare is not None and any(
         each is not None for each in (checkpoint, model, endpoint, against)
     ):

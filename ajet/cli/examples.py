@@ -9,6 +9,7 @@ import typer
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.record.atomic_file import writing_output
 
 TARGET = Path("tutorial")
 """The folder by which documentation, YAMLs and imports name the examples."""
@@ -58,7 +59,8 @@ def examples(
             code=Code.OUTPUT_EXISTS,
         )
     for folder, target in targets.items():
-        copytree(folder, target, ignore=ignore_patterns("__pycache__"))
+        with writing_output(target):
+            copytree(folder, target, ignore=ignore_patterns("__pycache__"))
         configs = sorted(path.name for path in target.glob("*.yaml"))
         typer.echo(f"{target}: {', '.join(configs)}; its README.md has the commands")
     if not (TARGET / "__init__.py").exists():

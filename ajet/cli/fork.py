@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ajet.cli.options import Overrides, ProjectDir, Verbose
+from ajet.cli.options import Overrides, ProjectDir, Verbose, output_file
 
 
 def fork(
@@ -35,7 +35,10 @@ def fork(
         ),
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Write the table as JSON here too; - prints it alone.")
+        Path | None,
+        typer.Option(
+            help="Write the table as JSON here too; - prints it alone.", callback=output_file
+        ),
     ] = None,
     project_dir: ProjectDir = None,
     verbose: Verbose = False,

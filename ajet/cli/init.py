@@ -111,13 +111,13 @@ def _write_workflow(folder: Path | None, file: Path, agent: str | None, model: s
     from ajet.projects.files import write_files
     from ajet.projects.found_agent import chosen_agent, found_agents
 
+    agents = found_agents(file, agent)
     target = project_folder(file)
     if folder is not None and folder.resolve() != target.resolve():
         raise typer.BadParameter(
             f"{folder}: the workflow imports {file.name}, so it is written into {target}: leave "
             "DIR out"
         )
-    agents = found_agents(file, agent)
     if agent is None and len(agents) > 1 and sys.stdin.isatty():
         for each in agents:
             typer.echo(f"  {each.name:<12} {each.described}")

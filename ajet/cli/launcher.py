@@ -182,6 +182,9 @@ def mistyped_command(args: Sequence[str]) -> str | None:
     if is_config and "--conf" not in args and (not commands or commands[0] in TAKES_A_CONFIG):
         words = " ".join(["ajet", *commands[:1], "--conf", is_config[0]])
         return f"{is_config[0]!r} is a config, no command: write {words}"
+    words = [arg for index, arg in positionals if not index or not args[index - 1].startswith("-")]
+    if commands and commands[0] in TAKES_A_CONFIG and len(commands) > 1 and commands[1] in words:
+        return f"two commands: {commands[0]!r} and {commands[1]!r}; give one of them"
     if commands:
         return None
     for index, arg in positionals:

@@ -1,5 +1,6 @@
 """Defines the options that several commands share, each with its help."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,6 +10,25 @@ import typer
 def no_words() -> list[str]:
     """Returns no completions, after which a shell completes a path by itself."""
     return []
+
+
+def output_file(path: Path | None) -> Path | None:
+    """Refuses, before anything is computed, a file that could not be written. ``-`` is the
+    screen."""
+    if path is None or path == Path("-"):
+        return path
+    folder = path.parent
+    try:
+        if path.is_dir():
+            raise typer.BadParameter(f"{path}: is a folder; name a file in it")
+        if not folder.is_dir():
+            raise typer.BadParameter(f"{path}: there is no folder {folder}; name a file in one")
+        may_write = path.exists() or os.access(folder, os.W_OK)
+    except OSError:  # a folder above may not be searched, or the name is too long
+        may_write = False
+    if not may_write:
+        raise typer.BadParameter(f"{path}: it may not be written there; name another file")
+    return path
 
 
 Conf = Annotated[

@@ -5,10 +5,15 @@ from typing import Annotated
 
 import typer
 
+from ajet.cli.options import output_file
+
 
 def schema(
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write it here instead of to the screen.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write it here instead of to the screen.", callback=output_file
+        ),
     ] = None,
 ) -> None:
     """Print the JSON Schema of a config file.
@@ -19,12 +24,11 @@ def schema(
     import json
 
     from ajet.core.config.json_schema import config_schema
-    from ajet.core.record.atomic_file import writing
+    from ajet.core.record.atomic_file import write_output
 
     text = json.dumps(config_schema(), indent=1, ensure_ascii=False) + "\n"
     if out is None:
         typer.echo(text, nl=False)
         return
-    with writing(out):
-        out.write_text(text, encoding="utf-8")
+    write_output(out, text)
     typer.echo(f"{out}: put `# yaml-language-server: $schema={out.name}` at the top of a YAML")

@@ -66,7 +66,12 @@ def _chosen(folder: Path, steps: str) -> list[Path]:
     if steps == "all":
         return list(kept.values())
     wanted = [each.strip() for each in steps.split(",")]
-    absent = [each for each in wanted if not each.isdecimal() or int(each) not in kept]
+    if not all(each.isdecimal() for each in wanted):
+        raise ConfigError(
+            f"--checkpoints {steps!r}: write steps with commas between, as 10,20, or all",
+            code=Code.OPTION_VALUE,
+        )
+    absent = [each for each in wanted if int(each) not in kept]
     if absent:
         has = f"those of steps {', '.join(map(str, kept))}" if kept else "none"
         raise ConfigError(

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ajet.cli.options import output_file
+
 if TYPE_CHECKING:
     import threading
 
@@ -31,7 +33,11 @@ def trace(
     ] = None,
     perfetto: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write a file for ui.perfetto.dev or chrome://tracing."),
+        typer.Option(
+            metavar="FILE",
+            help="Write a file for ui.perfetto.dev or chrome://tracing.",
+            callback=output_file,
+        ),
     ] = None,
     step: Annotated[int | None, typer.Option(help="The episodes of this step alone.")] = None,
     episode: Annotated[

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from ajet.cli.options import output_file
+
 
 def view(
     runs: Annotated[
@@ -27,7 +29,10 @@ def view(
     ] = True,
     export: Annotated[
         Path | None,
-        typer.Option(help="Write the page of one run as this HTML file, and serve nothing."),
+        typer.Option(
+            help="Write the page of one run as this HTML file, and serve nothing.",
+            callback=output_file,
+        ),
     ] = None,
     episodes: Annotated[
         str | None,

@@ -65,8 +65,13 @@ def with_overrides(read: SourceConfig, overrides: Sequence[str]) -> dict[str, st
     knows."""
     unresolved: dict[str, str] = {}
     for override in overrides:
-        key, _, text = override.partition("=")
+        key, sign, text = override.partition("=")
         name = key.lstrip("+~")
+        if not sign and not key.startswith("~"):
+            raise ConfigError(
+                f"override {override!r}: write key=value, with a key of that system's",
+                code=Code.OVERRIDE_FORM,
+            )
         if key.startswith("~"):
             _remove(read.values, name)
         elif _FROM_SHELL.search(text):

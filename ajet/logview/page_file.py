@@ -28,7 +28,7 @@ from typing import Any
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.core.record.atomic_file import write_text_atomically
+from ajet.core.record.atomic_file import write_output
 from ajet.core.redaction import REDACTED, redact
 from ajet.logview.run_page import MAX_PAGE, RunPage, to_json
 
@@ -46,7 +46,7 @@ def write_page(page: RunPage, file: Path, episodes: Sequence[str] | None = None)
     episodes."""
     answers = stored_answers(page, episodes)
     text = _html(answers)
-    write_text_atomically(file, text)
+    write_output(file, text)
     return len(text.encode()), len(answers["episodes"])
 
 

@@ -56,7 +56,8 @@ def write_files(folder: Path, files: Mapping[str, str]) -> None:
             path.write_text(text, encoding="utf-8")
         except OSError as error:
             raise ConfigError(
-                f"{path}: cannot be written: {error.strerror}", code=Code.OUTPUT_NOT_WRITTEN
+                f"{path}: cannot be written: {error.strerror}; give another folder",
+                code=Code.OUTPUT_NOT_WRITTEN,
             ) from error
 
 

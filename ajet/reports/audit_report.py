@@ -17,7 +17,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ajet.core.record.atomic_file import write_text_atomically
+from ajet.core.record.atomic_file import write_output
 from ajet.core.record.episode_reader import EpisodeRecord
 from ajet.core.record.recorded_run import RecordedRun
 from ajet.reports.audit import Audit, AuditFigures
@@ -52,7 +52,7 @@ class AuditReport:
         return not self.figures.num_faults
 
     def write(self, file: Path) -> None:
-        write_text_atomically(file, self.as_json())
+        write_output(file, self.as_json())
 
     def as_json(self) -> str:
         figures = dict(vars(self.figures))

@@ -26,7 +26,7 @@ from rich.text import Text
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.core.record.atomic_file import write_text_atomically
+from ajet.core.record.atomic_file import write_output
 from ajet.core.record.comparison import Comparison, Pair, PlayedTask, Tasks, compare
 from ajet.core.record.evaluation import IntervalEstimate
 from ajet.reports.recorded_evaluation import RecordedEvaluation
@@ -118,7 +118,7 @@ class ComparisonReport:
 
         texts = {".json": self.as_json, ".md": self.as_markdown, ".html": lambda: as_html(self)}
         for suffix, text in texts.items():
-            write_text_atomically(file.with_suffix(suffix), text())
+            write_output(file.with_suffix(suffix), text())
         return tuple(file.with_suffix(suffix) for suffix in texts)
 
     def as_json(self) -> str:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.plain_value import plain_text
-from ajet.core.record.atomic_file import write_text_atomically
+from ajet.core.record.atomic_file import write_output
 from ajet.core.record.evaluation import Evaluation, IntervalEstimate, evaluate
 from ajet.core.trajectory.trajectory import Group, Trajectory
 
@@ -57,7 +57,7 @@ class EvaluationReport:
 
     def write(self, file: Path) -> tuple[Path, ...]:
         """Writes the JSON file, and returns what was written."""
-        write_text_atomically(file, self.as_json())
+        write_output(file, self.as_json())
         return (file,)
 
     def as_json(self) -> str:

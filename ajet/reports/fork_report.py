@@ -26,7 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.record.atomic_file import write_text_atomically
+from ajet.core.record.atomic_file import write_output
 from ajet.core.record.evaluation import IntervalEstimate, mean_of_few, wilson
 from ajet.core.record.run_folder import shown_path
 from ajet.core.trajectory.trajectory import Trajectory
@@ -59,7 +59,7 @@ class ForkReport:
         return mean_of_few([fork.reward or 0.0 for fork in self.forks])
 
     def write(self, file: Path) -> None:
-        write_text_atomically(file, self.as_json())
+        write_output(file, self.as_json())
 
     def as_json(self) -> str:
         plain = {

@@ -22,7 +22,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ajet.core.record.atomic_file import write_text_atomically
+from ajet.core.record.atomic_file import write_output
 from ajet.core.record.evaluation import IntervalEstimate, paired_difference
 from ajet.reports.evaluation_report import EvaluationReport
 
@@ -68,8 +68,8 @@ class SuiteReport:
     def write(self, file: Path) -> tuple[Path, ...]:
         """Writes the JSON file, and the table in Markdown beside it, and returns both."""
         table = file.with_suffix(".md")
-        write_text_atomically(file, self.as_json())
-        write_text_atomically(table, self.as_markdown())
+        write_output(file, self.as_json())
+        write_output(table, self.as_markdown())
         return file, table
 
     def as_json(self) -> str:

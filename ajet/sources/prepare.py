@@ -98,7 +98,8 @@ def write_splits(
             _write(path, split_rows)
     except OSError as error:
         raise DataError(
-            f"{out}: cannot write the data: {error.strerror}", code=Code.OUTPUT_NOT_WRITTEN
+            f"{out}: cannot write the data: {error.strerror}; name another folder",
+            code=Code.OUTPUT_NOT_WRITTEN,
         ) from error
     return {path: len(split_rows) for path, split_rows in rows.items()}
 

@@ -22,7 +22,7 @@ from loguru import logger
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError, DataError, TraceError
-from ajet.core.record.atomic_file import write_text_atomically, writing
+from ajet.core.record.atomic_file import write_output, write_text_atomically, writing
 from ajet.core.record.episode_reader import EpisodeReader, EpisodeRecord, EpisodeRow
 from ajet.core.record.recorded_run import RecordedRun
 from ajet.core.record.run_checks import metrics_rows
@@ -107,8 +107,7 @@ class TraceExport:
         steps = {record.row.step for record in records}
         metrics = metrics_rows(self._folder.metrics_jsonl)
         rows = [{**row, "step": at} for at, row in metrics if at in steps and "time" in row]
-        with writing(file):
-            file.write_text(json.dumps(chrome_trace(self._spans(records), rows)), encoding="utf-8")
+        write_output(file, json.dumps(chrome_trace(self._spans(records), rows)))
         return len(records)
 
     def _chosen(
@@ -117,10 +116,17 @@ class TraceExport:
         if names:
             yield from (reader.episode(reader.find(name)) for name in names)
             return
-        last_id = 0
+        last_id, is_there = 0, False
         while rows := reader.newer_than(last_id):
             last_id = rows[-1].id
-            yield from _complete(reader, [row for row in rows if step in (None, row.step)])
+            chosen = [row for row in rows if step in (None, row.step)]
+            is_there |= bool(chosen)
+            yield from _complete(reader, chosen)
+        if step is not None and not is_there:
+            raise DataError(
+                f"--step {step}: {self._folder.path} has no episode of this step; see ajet view",
+                code=Code.EPISODE_NOT_FOUND,
+            )
 
     def _send(self, target: TraceTarget, records: Iterable[EpisodeRecord]) -> None:
         target.send([span for spans in self._spans(records) for span in spans])

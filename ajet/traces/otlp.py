@@ -25,6 +25,11 @@ class OtlpTarget:
 
     def __init__(self, run: RunFacts, address: str | None) -> None:
         """`address` is the receiver's base address, such as http://localhost:4318."""
+        if address is not None and not address.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"--otlp {address}: write the receiver's address, as http://localhost:4318",
+                code=Code.OPTION_VALUE,
+            )
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource

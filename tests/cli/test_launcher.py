@@ -361,7 +361,7 @@ def test_a_mistyped_command_is_a_usage_error_with_a_hint(args, message):
         ("prepare-data arithmetic --out d --from x", "leave --from out"),
         ("prepare-data gsm8k --out d --seed 0", "leave --seed out"),
         ("view . --port 99999", "Invalid value for '--port'"),
-        ("eval --conf x.yaml --out .", "--out .: is a folder; name a file in it"),
+        ("eval --conf x.yaml --out .", "'--out': .: is a folder; name a file in it"),
     ],
 )
 def test_an_option_that_does_not_apply_is_a_usage_error(tmp_path, monkeypatch, args, message):

@@ -1,6 +1,7 @@
 """What newcomers do wrong, and the one line that they see: mistakes.yaml lists it."""
 
 import json
+import os
 import re
 import shutil
 import socket
@@ -57,6 +58,7 @@ class Judge(BaseJudge):
         for i in range(4)
     ),
 }
+WRITES_OUTPUT = ("convert", "distill-data", "examples", "export", "init", "prepare-data", "schema")
 
 
 def run(command: str):
@@ -111,15 +113,26 @@ def lines_of(result, project: Path) -> list[str]:
     return text.replace(ajet.__path__[0], "AJET").splitlines()
 
 
+def files_of(project: Path) -> dict[Path, bytes]:
+    """Returns the files that a command may write: not what SQLite keeps beside a database that is
+    read, nor compiled Python."""
+    files = (path for path in project.rglob("*") if path.is_file())
+    own = ("-shm", "-wal", ".pyc")
+    return {path: path.read_bytes() for path in files if not path.name.endswith(own)}
+
+
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake["mistake"])
 def test_a_mistake_is_one_line_that_says_what_where_and_what_to_do(mistake, project, request):
     make(mistake, project)
     if "after" in mistake:
         shutil.copytree(request.getfixturevalue("finished_run"), project / "launcher_record")
+    before = files_of(project)
     result = run(mistake["command"])
     assert result.exit_code == mistake.get("exit", 1), result.output
     assert mistake["line"] in lines_of(result, project)
     assert "Traceback" not in result.output
+    if result.exit_code == 2 or mistake["command"].split(" ")[1] in WRITES_OUTPUT:
+        assert files_of(project) == before, "nothing is half written"
 
 
 def test_there_are_more_than_forty_and_each_error_has_its_code():
@@ -128,6 +141,58 @@ def test_there_are_more_than_forty_and_each_error_has_its_code():
     codes = [re.fullmatch(r"[Ee]rror: .* \[(AJ-[A-Z]{3}-\d{3})\]", line) for line in errors]
     assert [line for line, code in zip(errors, codes, strict=True) if code is None] == []
     assert {code[1] for code in codes if code} <= {code.value for code in Code}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: b"\xef\xbb\xbf" + text.encode(),
+        lambda text: text.replace("\n", "\r\n").encode(),
+        lambda text: text.rstrip("\n").encode(),
+        lambda text: b"\n" + text.encode() + b"\n\n",
+    ],
+    ids=["byte-order mark", "Windows line ends", "no last newline", "empty lines"],
+)
+def test_files_of_any_editor_in_a_folder_of_any_name_are_read(change, tmp_path, monkeypatch, apart):
+    folder = tmp_path / "my prüject"
+    folder.mkdir()
+    for name, text in PROJECT.items():
+        (folder / name).write_bytes(change(text))
+    (folder / "tasks.jsonl").rename(folder / "die übungen.jsonl")
+    monkeypatch.chdir(folder)
+    tasks = "ajet.task_reader.jsonl_dataset_file.training.file_path=die übungen.jsonl"
+    result = CliRunner().invoke(app, ["check", "--conf", "solver.yaml", tasks])
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "latin-1"])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("tasks.jsonl", "tasks.jsonl:1: not UTF-8; save the file in UTF-8 [AJ-DAT-002]"),
+        ("solver.yaml", "; save it in UTF-8 [AJ-CFG-002]"),
+    ],
+)
+def test_a_file_of_another_encoding_is_one_line_that_says_utf_8(encoding, name, message, project):
+    (project / name).write_bytes(f"# für\n{PROJECT[name]}".encode(encoding))
+    result = run("ajet check --conf solver.yaml")
+    assert result.exit_code == 1 and len(result.stderr.splitlines()) == 1
+    assert result.stderr.strip().endswith(message)
+
+
+@pytest.mark.parametrize("named", ["pipe", "link"])
+def test_an_output_that_is_no_plain_file_is_written_to_and_not_replaced(
+    named, project, finished_run
+):
+    pipe, link = project / "pipe", project / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    result = run(f"ajet audit {finished_run / 'solver'} --out {project / named}")
+    assert result.exit_code == 0, result.output
+    assert json.loads(os.read(reader, 1 << 16))["sound"] is True
+    os.close(reader)
+    assert pipe.is_fifo() and link.is_symlink()
 
 
 def test_a_port_in_use_is_one_line(project, finished_run):

@@ -54,6 +54,7 @@ YAML_ADVICE = {
     "expected <block end>": (False, "indent the line as its neighbours are"),
     "could not find expected ':'": (True, "write a key as `key: value`, with a space"),
     "expected ',' or": (True, "close the bracket, and quote a value that has a bracket in it"),
+    "but found another document": (False, "leave out the line --- and what follows it"),
     "found unexpected end of stream": (True, "close the quote"),
 }
 """Maps how a problem of the parser's begins to what to do, and to whether it is rather to be done
@@ -162,6 +163,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    if path.is_dir():
+        raise ConfigError(f"{path}: a folder; give the YAML in it", code=Code.CONFIG_NOT_FOUND)
     if path.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"{path}: a config ends in .yaml", code=Code.CONFIG_NOT_FOUND)
     if not path.is_file():
@@ -330,7 +333,8 @@ def _message_of(error: Exception, path: Path) -> str:
 
 def _yaml_error(path: Path, error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
-        return f"{path}: not a text file in UTF-8: {error.reason} at byte {error.start}"
+        reason = f"{error.reason} at byte {error.start}"
+        return f"{path}: not a text file in UTF-8: {reason}; save it in UTF-8"
     if isinstance(error, yaml.reader.ReaderError):
         line = path.read_text(encoding="utf-8").count("\n", 0, error.position) + 1
         return (

@@ -38,6 +38,8 @@ from ajet.core.config.trainer import TrainerConfig
 Backbone = Literal["debug", "verl", "trinity"]
 STAGED_RUNS_OWN = {"experiment_name", "experiment_dir", "project_name", "backbone", "stages"}
 """Keys that a stage cannot change."""
+MAX_NAME_BYTES = 240
+"""File systems take 255 for a name, and that of a run set aside has a number behind it."""
 
 
 class AjetSection(Section):
@@ -116,6 +118,8 @@ class AjetSection(Section):
         """Refuses what would name a folder somewhere else than where run folders are."""
         if name in (".", "..") or re.search(r"[/\\\x00-\x1f\x7f]", name):
             raise ValueError("it names one folder, so give a name that is no path")
+        if len(name.encode(errors="replace")) > MAX_NAME_BYTES:
+            raise ValueError(f"it names one folder, so give at most {MAX_NAME_BYTES} bytes")
         return name
 
     @field_validator("stages")

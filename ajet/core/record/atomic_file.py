@@ -1,5 +1,9 @@
 """Writes a small file so that it exists completely or not at all, whenever the process is killed.
 
+    write_text_atomically(path, text)     a file of the run folder
+    write_output(path, text)              the file that a command line names, such as that of --out
+
+What is there and is no plain file, such as /dev/null or a pipe, is written to, and not replaced.
 Not covered: folders and big files with checksums, which checkpoints need.
 """
 
@@ -16,19 +20,33 @@ from ajet.core.errors import CheckpointError
 def write_text_atomically(path: Path, text: str) -> None:
     """Writes a temporary file, flushes it to the disk, and renames it over `path`. Raises
     `CheckpointError` when that fails."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with writing(path):
-        try:
-            with temporary.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                # Without fsync the rename could reach the disk before the content.
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except OSError:
-            with suppress(OSError):  # the disk that fails may not remove it either
-                temporary.unlink()
-            raise
+        _write(path, text)
+
+
+def write_output(path: Path, text: str) -> None:
+    """Writes a file that a command line names, in the same way."""
+    with writing_output(path):
+        _write(path, text)
+
+
+def _write(path: Path, text: str) -> None:
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
+    path = Path(os.path.realpath(path))  # a link stays one, such as /dev/stdout
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            # Without fsync the rename could reach the disk before the content.
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):  # the disk that fails may not remove it either
+            temporary.unlink()
+        raise
 
 
 @contextmanager
@@ -41,4 +59,18 @@ def writing(what: Path | str) -> Iterator[None]:
             f"{what} cannot be written: {error.strerror or first_line(str(error))}; make room, or "
             "mend the disk, then resume",
             code=Code.RECORD_UNWRITABLE,
+        ) from error
+
+
+@contextmanager
+def writing_output(what: Path) -> Iterator[None]:
+    """Turns an error of the disk within the block into a `CheckpointError` that names the output of
+    a command."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"{what} was not written: {error.strerror or first_line(str(error))}; make room, or "
+            "choose another place",
+            code=Code.OUTPUT_NOT_WRITTEN,
         ) from error

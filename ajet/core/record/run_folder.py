@@ -37,6 +37,7 @@ import re
 import secrets
 import shutil
 import socket
+import stat
 import weakref
 from collections.abc import Iterable
 from itertools import zip_longest
@@ -233,6 +234,26 @@ class RunFolder:
         ]
         copied = [_copy(source, target) for source, target in pairs[:MAX_CODE_FILES]]
         return [source for (source, _), ok in zip_longest(pairs, copied) if not ok]
+
+
+def require_place(folder: Path) -> None:
+    """Raises CheckpointError where the run folder cannot be made, before anything is read from
+    it."""
+    for each in (folder, *folder.parents):
+        try:
+            is_folder = stat.S_ISDIR(each.stat().st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            problem = error.strerror
+        else:
+            if is_folder:
+                return
+            problem = f"{each} is a file"
+        raise CheckpointError(
+            f"run folder {folder} cannot be made: {problem}; choose another place with --exp-dir",
+            code=Code.RUN_FOLDER_UNUSABLE,
+        )
 
 
 def is_file(path: Path) -> bool:

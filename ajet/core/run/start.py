@@ -33,7 +33,7 @@ from ajet.core.config.effects import Effect
 from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError, RunChanged, RunComplete
 from ajet.core.file_lock import is_held
-from ajet.core.record.run_folder import EXPLORER_LOCK, LOCK, RunFolder
+from ajet.core.record.run_folder import EXPLORER_LOCK, LOCK, RunFolder, require_place
 from ajet.core.record.run_log import run_log
 from ajet.core.redaction import redact
 from ajet.core.run.attempt_record import (
@@ -112,6 +112,7 @@ def describe_start(config: AjetConfig, tasks: RunTasks) -> str:
     """Returns in one line what a run of this config would do with its folder now, and changes
     nothing. Raises `CheckpointError` where the folder cannot be read."""
     folder = RunFolder(config.run_folder)
+    require_place(folder.path)
     explores = config.ajet.backbone == "trinity" and config.trinity.mode == "explore"
     if is_held(folder.path / (EXPLORER_LOCK if explores else LOCK)):
         return f"is refused while another process {'explores' if explores else 'runs'} the run"

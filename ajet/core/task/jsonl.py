@@ -16,6 +16,8 @@ CSV = ".csv"
 REFUSED = {
     CSV: "CSV is not read; use .jsonl, .json or .parquet",
     ".parquet": "Parquet is read by ajet.task_reader.type=huggingface_dat_repo alone",
+    ".gz": "compressed files are not read; unpack it first",
+    ".xlsx": "spreadsheets are not read; save it as .jsonl, one object a line",
 }
 
 
@@ -51,10 +53,14 @@ def read_text(path: Path) -> str:
         ) from error
 
 
+def jsonl_text(rows: list[dict[str, Any]]) -> str:
+    """Returns one object a line, text unescaped."""
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
 def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Writes one object a line, text unescaped."""
-    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    path.write_text("".join(lines), encoding="utf-8")
+    """Writes `jsonl_text`."""
+    path.write_text(jsonl_text(rows), encoding="utf-8")
 
 
 def resolve(path: str, base_dirs: list[Path]) -> Path:
@@ -69,6 +75,8 @@ def existing_file(path: str, base_dirs: list[Path], where: str) -> Path:
     """Returns the data file that a key of the config names. Raises DataError, with the key
     (`where`) and every path that was tried, when there is none."""
     file = resolve(path, base_dirs)
+    if file.is_dir():
+        raise DataError(f"{where}: {path}: a folder; give the file in it", code=Code.DATA_NOT_FOUND)
     if not file.is_file():
         tried = dict.fromkeys(str((folder / file).absolute()) for folder in [*base_dirs, Path()])
         raise DataError(
@@ -82,7 +90,10 @@ def _parse(line: str, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
-        raise DataError(f"{where}: not valid JSON: {error.msg}", code=Code.ROW_NOT_JSON) from error
+        problem = f"not valid JSON: {error.msg.removesuffix(' at')}"
+        if line.strip() in ("{", "[", "[{"):
+            problem = "an object, or a list, goes on over several lines; write one object a line"
+        raise DataError(f"{where}: {problem}", code=Code.ROW_NOT_JSON) from error
     except RecursionError as error:
         raise DataError(
             f"{where}: its values are nested too deeply", code=Code.ROW_NOT_JSON
