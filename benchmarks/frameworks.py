@@ -1,9 +1,9 @@
 """The same math agent in several frameworks: does each learn what AgentScope's learns, as fast?
 
-    python benchmarks/frameworks.py                             # about 25 minutes on two cores
+    python benchmarks/frameworks.py                             # about 35 minutes on two cores
     python benchmarks/frameworks.py --only agentscope langgraph http --steps 20
 
-Each run is the tutorial's own command in a process of its own, with the same seed: 60 steps of 32
+Each run is the tutorial's own command in a process of its own, with the same seed: steps of 32
 tasks x 8 episodes, 256 held-out tasks before and after. The prompts have the same tokens and the
 draws the same seeds, so runs differ only where the frameworks do (AgentScope asks a third time when
 its agent calls the tool twice). `slower` compares the seconds of whole runs.
@@ -37,12 +37,12 @@ MOST_SLOWER = 0.10
 KEPT = ("success_before", "success_after", "num_held_out", "wall_seconds", "episodes", "steps")
 
 
-def run(agent: str, steps: int, folder: Path) -> dict[str, Any]:
+def run(agent: str, steps: int | None, folder: Path) -> dict[str, Any]:
     """One training run."""
     command = [sys.executable, "-m", "ajet.cli.launcher", "--backbone", "debug"]
     command += ["--conf", str(ROOT / "tutorial" / AGENTS[agent] / "demo.yaml")]
     command += ["--exp-dir", str(folder), f"ajet.experiment_name={agent}"]
-    command += [f"ajet.trainer_common.total_training_steps={steps}"]
+    command += [f"ajet.trainer_common.total_training_steps={steps}"] if steps else []
     subprocess.run(command, check=True, cwd=folder, stdout=subprocess.DEVNULL)
     return figures(agent, folder / agent)
 
@@ -85,7 +85,7 @@ def _standard_error(run: dict[str, Any]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", nargs="*", choices=list(AGENTS), default=list(AGENTS))
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, help="by default those of the demo")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/frameworks.json")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="ajet-frameworks-"))

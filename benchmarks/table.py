@@ -112,8 +112,8 @@ def learning_on_ray() -> list[Row]:
         longest = max(run["wall_seconds"] for run in own)
         rows.append(
             (
-                f"demo on {backbone}, held-out success before → after, {len(own)} seeds; "
-                "longest in s",
+                f"demo on {backbone}, {own[0]['steps']} steps, held-out success before → after, "
+                f"{len(own)} seeds; longest in s",
                 f"{min(before):.0%} to {max(before):.0%} → {min(after):.0%} to {max(after):.0%}; "
                 f"{longest:.0f}",
                 "≤ 40 % → ≥ 85 %",
@@ -359,7 +359,8 @@ def merging() -> list[Row]:
 
 def agents() -> list[Row]:
     gateway = result("gateway_latency")["results"]
-    frameworks = result("frameworks")["against_agentscope"]
+    measured = result("frameworks")
+    frameworks, steps = measured["against_agentscope"], measured["runs"][0]["steps"]
     names = {"langgraph": "LangGraph", "http": "HTTP"}
     rows = [
         (
@@ -372,7 +373,7 @@ def agents() -> list[Row]:
     ]
     return rows + [
         (
-            f"demo in {name}, against AgentScope: held-out success, seconds",
+            f"demo in {name}, {steps} steps, against AgentScope: held-out success, seconds",
             f"{frameworks[key]['success_difference']:+.3f}, {frameworks[key]['slower']:+.0%}",
             f"within {frameworks[key]['interval_95']:.3f}, ≤ +10 %",
             "frameworks",
