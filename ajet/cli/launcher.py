@@ -12,6 +12,7 @@ Exit codes: 0 done, 1 the user's error in one line, 2 wrong usage, 130 stopped b
 SIGTERM. This module only wires.
 """
 
+import errno
 import os
 import re
 import sys
@@ -72,6 +73,9 @@ CODES_OF_USAGE = {
 """Maps a class of click's to its kind; all others are about a value."""
 ROOT_OPTIONS = ("--help", "-h", "--version", "--install-completion", "--show-completion")
 TAKES_A_CONFIG = ("train", "serve", "debug", "eval", "optimize-prompt", "check", "plan")
+UNREACHABLE = (errno.EACCES, errno.ENAMETOOLONG)
+"""The errors of a path that the system does not look up; pathlib raises them where it answers False
+for a path that is not there."""
 READS_NO_PATHS = ("schema", "explain")
 DASHED_OVERRIDE = re.compile(r"--?[A-Za-z_]\w*(\.\w+)+(=.*)?", re.DOTALL)
 TAKES_A_VALUE = ("--conf", "--backbone", "--exp-dir", "--project-dir", "--debug", "--db")
@@ -118,6 +122,14 @@ class Launcher(TyperGroup):
             if ctx.obj["traceback"]:
                 raise
             _print_error(error.with_code())
+            raise typer.Exit(1) from error
+        except OSError as error:
+            if ctx.obj["traceback"] or error.errno not in UNREACHABLE or error.filename is None:
+                raise
+            _print_error(
+                f"{error.filename}: {error.strerror}: give another path, or the right to search "
+                f"the folders above it [{Code.PATH_UNREACHABLE}]"
+            )
             raise typer.Exit(1) from error
         except ModuleNotFoundError as error:
             advice = extra_advice(error.name or "")

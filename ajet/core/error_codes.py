@@ -125,6 +125,14 @@ class Code(Enum):
         ("the folder was removed, or made anew, while a terminal stood in it",),
         "Go to a folder that exists (`cd`), also where one of the same name was made since.",
     )
+    PATH_UNREACHABLE = (
+        "AJ-USE-010",
+        "the system does not look a path up",
+        "A path of the command line or of the config cannot be looked up at all, so nobody knows "
+        "whether something is there.",
+        ("a folder above it may not be searched by this user", "the name is too long"),
+        "Give another path, or this user the right to search the folders above it.",
+    )
 
     # --- the config ------------------------------------------------------------------------------
 

@@ -195,6 +195,33 @@ def test_an_output_that_is_no_plain_file_is_written_to_and_not_replaced(
     assert pipe.is_fifo() and link.is_symlink()
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "check --conf NAME.yaml",
+        "check --conf solver.yaml --exp-dir NAME",
+        "check --conf solver.yaml --project-dir NAME",
+        "check --conf solver.yaml ajet.model.path=./NAME",
+        "check --conf solver.yaml ajet.rollout.user_workflow=NAME.py->Solver",
+        "check --conf solver.yaml ajet.task_reader.jsonl_dataset_file.training.file_path=NAME",
+        "view NAME",
+        "audit NAME",
+        "convert NAME.sh --from verl",
+        "init NAME --kind chat",
+        "prepare-data arithmetic --out NAME",
+    ],
+)
+def test_a_path_that_the_system_does_not_look_up_is_one_line(command, project):
+    """A name is too long here; a folder that may not be searched raises the same class of error,
+    which tests that run as root cannot make."""
+    before = files_of(project)
+    result = run(f"ajet {command.replace('NAME', 'n' * 300)}")
+    assert result.exit_code == 1 and len(result.stderr.splitlines()) == 1
+    assert "nnn" in result.stderr and ": File name too long: give another path" in result.stderr
+    assert result.stderr.endswith("[AJ-USE-010]\n")
+    assert files_of(project) == before
+
+
 def test_a_port_in_use_is_one_line(project, finished_run):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

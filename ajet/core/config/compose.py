@@ -163,18 +163,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    try:
-        is_folder, is_file = path.is_dir(), path.is_file()
-    except OSError as error:  # a folder above may not be searched, or the name is too long
-        raise ConfigError(
-            f"{path}: cannot be read: {error.strerror}; give another path",
-            code=Code.CONFIG_NOT_FOUND,
-        ) from error
-    if is_folder:
+    if path.is_dir():
         raise ConfigError(f"{path}: a folder; give the YAML in it", code=Code.CONFIG_NOT_FOUND)
     if path.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"{path}: a config ends in .yaml", code=Code.CONFIG_NOT_FOUND)
-    if not is_file:
+    if not path.is_file():
         hint = f"; copy the example: ajet examples {name}" if (name := _example(path)) else ""
         raise ConfigError(
             f"{path}: no such config file (the current folder is {Path.cwd()}){hint}",
