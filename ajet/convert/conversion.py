@@ -76,12 +76,6 @@ def convert(system: str, path: Path | str, overrides: Sequence[str] = ()) -> Con
         problem = f"a value is not of the kind that {kind.name} takes: {error}"
         raise ConfigError(f"{path}: {problem}", code=Code.NOT_CONVERTIBLE) from error
     draft.classify_remaining(kind.absent)
-    if path.suffix in YAML and draft.is_foreign:
-        raise ConfigError(
-            f"{path}: it has no key that {kind.name} has; give its YAML, or name the system that "
-            "this one is of with --from",
-            code=Code.NOT_CONVERTIBLE,
-        )
     drop_refused(result)
     if "ajet.model.path" not in result.values:
         draft.to_do("name the model: ajet.model.path")

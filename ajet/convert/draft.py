@@ -195,13 +195,6 @@ class Draft:
             reason = "there is no such file beside this one: what it says is not known"
             self.result.left_out.append(OmittedKey("defaults", name, reason, "unknown"))
 
-    @property
-    def is_foreign(self) -> bool:
-        """Tells, after `classify_remaining`, whether ajet knows no key that the source has."""
-        unknown = {each.key for each in self.result.of("unknown")}
-        keys = [*self._written, *self.read.unresolved]
-        return all(key in unknown and not self._is_taken(key) for key in keys)
-
     def _is_taken(self, key: str) -> bool:
         return any(key == name or key.startswith(f"{name}.") for name in self._taken)
 
