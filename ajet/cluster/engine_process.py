@@ -54,6 +54,9 @@ class EngineProcess:
         self._import_env = import_env
         self._outcomes: defaultdict[str, asyncio.Queue[Outcome]] = defaultdict(asyncio.Queue)
 
+    async def is_there(self) -> None:
+        """Returns at once: a call of it ends when Ray has started the process."""
+
     async def check(self, config: AjetConfig, engine: ServerName, on_gpu: bool) -> None:
         """Raises ConfigError if this process's machine lacks the server."""
         self._import_env.enter()

@@ -25,6 +25,7 @@ from ajet.cluster.engine_process import COALESCE_S, MAX_CALLS, ActorReplica, Eng
 from ajet.cluster.import_env import ImportEnv
 from ajet.core.config import AjetConfig
 from ajet.core.descriptors import raise_descriptor_limit
+from ajet.core.inference.replica import ReplicaDown
 from ajet.core.inference.router import Assignment, RequestGivenUp
 from ajet.core.weight_sync.folder import FolderSource
 
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from ajet.servers.serving import ServerSpec
 
 ActorOptions = dict[str, Any]
+PLACED_TIMEOUT_S = 300.0
+"""The time that Ray may take to start an engine's process. Where its machine has no free resources,
+Ray waits for ever, and `Router.sleep` with it."""
 
 
 class RouterProcess:
@@ -88,6 +92,15 @@ class RouterProcess:
             self._actors[name] = self._make_actor(name)
         actor = self._actors[name]
         replica = ActorReplica(name, actor)
+        try:
+            async with asyncio.timeout(PLACED_TIMEOUT_S):
+                await replica.result_of(actor.is_there.remote())
+        except TimeoutError:
+            ray.kill(actor)  # it may not start later, in memory that is the trainer's by then
+            raise ReplicaDown(
+                f"{name}: Ray has not started its process within {PLACED_TIMEOUT_S:g} s: its "
+                "machine lacks free cores or GPUs (`ray status` says what is used)"
+            ) from None
         started = actor.start.remote(self._config, name, self._server)
         self._pids[name] = await replica.result_of(started)
         return replica

@@ -908,6 +908,7 @@ class Code(Enum):
             "a disk that is full",
             "a process that ended",
             "engine and trainer with other files of the model",
+            "a run folder that trainer and explorer do not share",
         ),
         "The line names the part; the same command goes on from the last checkpoint.",
     )

@@ -9,7 +9,7 @@ pytest.importorskip("ray")
 from ray.cloudpickle import cloudpickle
 from ray.exceptions import ActorDiedError, ObjectLostError, RayTaskError
 
-from ajet.cluster import rollout_workers
+from ajet.cluster import engine_process, rollout_workers, router_process
 from ajet.cluster.actor_errors import ProcessLost, result_of
 from ajet.cluster.engine_process import EngineProcess
 from ajet.cluster.engines import Engines
@@ -187,6 +187,68 @@ async def test_an_engine_that_is_killed_while_it_starts_is_a_lost_process():
 
     with pytest.raises(ProcessLost, match="engine 1: its process ended"):
         await Engines._call(started())
+
+
+class Engine:
+    """An engine's actor, which is well until it is killed; one that Ray has no room for never
+    begins."""
+
+    def __init__(self, *, is_placed=True):
+        self.is_dead, self.is_placed = asyncio.Event(), is_placed
+        for name in ("start", "health", "pause", "sleep"):
+            setattr(self, name, Method(self._answer))
+        self.is_there = Method(self._answer if is_placed else asyncio.Future)
+
+    async def _answer(self, *_):
+        assert self.is_placed
+        if self.is_dead.is_set():
+            raise DIED
+        return 1
+
+
+def router_over(config, monkeypatch, *engines):
+    ray = FakeRay(*engines)
+    for module in (router_process, engine_process):
+        monkeypatch.setattr(module, "ray", ray)
+    monkeypatch.setattr(router_process, "PLACED_TIMEOUT_S", 0.2)
+    router = RouterProcess(config, [{}], ImportEnv.of_this_process())
+    router._is_forwarding = True  # its log stays in this process
+    return router, ray
+
+
+NO_ROOM = r"^engine 0: Ray has not started its process within 0\.2 s: its machine lacks free cores"
+
+
+async def test_an_engine_that_ray_has_no_room_for_is_given_up_and_cannot_begin_later(
+    config, monkeypatch
+):
+    engine = Engine(is_placed=False)
+    router, _ = router_over(config, monkeypatch, engine)
+    with pytest.raises(ReplicaDown, match=NO_ROOM):
+        await asyncio.wait_for(router.start(None), 20)
+    assert engine.is_dead.is_set()
+
+
+async def test_an_update_does_not_wait_for_ever_for_an_engine_that_ray_has_no_room_for(
+    config, monkeypatch
+):
+    """The engines sleep during an update, and a replacement that is being made is waited for."""
+    quick = {"health_interval_s": 0.05, "max_failed_checks": 1}
+    overrides = [f"ajet.rollout.router.{name}={value}" for name, value in quick.items()]
+    config = load_config(config.yaml_path, overrides, backbone="verl")
+    first, replacement = Engine(), Engine(is_placed=False)
+    process, ray = router_over(config, monkeypatch, first, replacement)
+    await process.start(None)
+    await process.assign(["e/0"], [], [])
+    first.is_dead.set()
+    async with asyncio.timeout(20):
+        while ray.actors:
+            await asyncio.sleep(0.01)
+        await process.assign([], ["e/0"], [])
+        assert not replacement.is_dead.is_set()
+        await process.sleep()
+    assert replacement.is_dead.is_set()
+    await process.close()
 
 
 # --- later ---------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ class DisaggregatedBackbone:
         from ajet.backbones.disaggregated.separate_process import ExplorerProcess, TrainerProcess
 
         if self.mode == "explore":
-            return ExplorerProcess(self.config, folder, interrupt, self.gateway).fit
+            return ExplorerProcess(self.config, folder, interrupt, self.console, self.gateway).fit
         assert self.gateway is None, "clients run episodes on Ray, or another command's do"
         training = TrainerProcess if self.mode == "train" else OneProcessTraining
         return training(self.config, folder, interrupt, self.console).fit

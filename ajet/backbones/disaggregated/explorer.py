@@ -9,6 +9,9 @@ order groups end, a plan index has the same task, ids and seeds, so a resumed ru
 groups again. With a bound of 0 the unit is the whole batch of a step, which begins when its weights
 are published: the run is then that of backbone debug.
 
+Where the order of tasks depends on results, a group's result counts once it is stored. A run that
+resumes first adds the results that the checkpoint lacks, from the buffer, in the order of the plan.
+
 While weights change, episodes that run continue (`continue`; each token has its version), are
 waited for (`finish`), or begin again (`recompute`; counted). A group without signal
 (`dynamic_sampling`) is put into the buffer for the record, and another begins in its place, at most
@@ -23,7 +26,7 @@ import asyncio
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,11 +42,12 @@ from ajet.core.buffer.buffer import (
     step_and_number,
 )
 from ajet.core.buffer.staleness import PartialRollout
-from ajet.core.rollout.batch import BatchRollout, BatchSettings, StepGroups
+from ajet.core.rollout.batch import BatchRollout, BatchSettings, StepGroups, group_result
 from ajet.core.rollout.failure import check_failure_rate, has_failed
 from ajet.core.rollout.request import RolloutRunner, group_id_of, step_of_group
 from ajet.core.task.cursor import DataCursor
 from ajet.core.task.result_cursor import ResultCursor
+from ajet.core.task.results import GroupResult
 from ajet.core.task.workflow_task import Mode
 from ajet.core.trajectory.trajectory import Trajectory
 
@@ -85,6 +89,7 @@ class Explorer:
         self._is_synchronous = buffer.bound.max_staleness == 0
         self._next = 0  # the number of planned groups; of planned steps where it is synchronous
         self._known_tasks: dict[int, int | None] = {}  # of groups that an earlier attempt has begun
+        self._known_results: dict[int, GroupResult] = {}  # of those that have ended and are ahead
         self._to_restart: list[InFlight] = []
         self._running: dict[int, asyncio.Task[StepGroups]] = {}
         self._task_indices: dict[int, int] = {}
@@ -102,12 +107,14 @@ class Explorer:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position in the plan, and the groups that run: they begin again in a run that
-        resumes."""
+        resumes. `unseen` are the planned groups whose results the cursor does not have."""
+        to_restart = (each.index for each in self._to_restart)
         return {
             "next": self._next,
             "cursor": self._cursor_before_batch or self._cursor.state_dict(),
             "in_flight": sorted(self._task_indices.items()),
             "aside": self.counts["left_out"],
+            "unseen": sorted({*self._task_indices, *to_restart}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
@@ -125,7 +132,23 @@ class Explorer:
         self._to_restart.sort(key=lambda each: each.index)
         self._known_tasks |= {each.index: each.task_index for each in self._to_restart}
         if not self._is_synchronous:
+            self._observe_known(() if state is None else state.get("unseen", ()))
             self._skip_known()
+
+    def _observe_known(self, unseen: Collection[int]) -> None:
+        """Tells the cursor how groups ended that the buffer holds: those in `unseen` at once, and
+        those that are ahead in the plan when the plan moves behind them."""
+        if not isinstance(self._cursor, ResultCursor):
+            return
+        ahead = [index for index in self._known_tasks if index >= self._next_index]
+        for item in self._buffer.finished([*unseen, *ahead]):
+            task = self._known_tasks[item.index]
+            assert task is not None, "the explorer puts no group that has not begun"
+            result = group_result(task, item.group)
+            if item.index < self._next_index:
+                self._cursor.observe([result])
+            else:
+                self._known_results[item.index] = result
 
     def is_open(self, group_id: str) -> bool:
         """Says whether the group, or the baseline, runs or is to begin again."""
@@ -177,7 +200,8 @@ class Explorer:
         self._cursor_before_batch = None
         notes = {batch_note(step): json.dumps(self._cursor.state_dict())}
         notes |= self._plan_note(next=step)
-        await asyncio.to_thread(self._buffer.put, _items(rollout), version, **notes)
+        items, last_step = _items(rollout), self.settings.total_steps
+        await asyncio.to_thread(self._buffer.put, items, version, last_step=last_step, **notes)
         self._next = step
         self._versions.notify()
 
@@ -207,9 +231,9 @@ class Explorer:
         if not number:
             return
         begun = [self._next_group(version) for _ in range(number)]
+        self._task_indices |= {each.index: each.task_index for each in begun}
         self._buffer.begin(begun, **self._plan_note())
         for each in begun:
-            self._task_indices[each.index] = each.task_index
             self._groups.add(asyncio.create_task(self._group(each.index, each.task_index, version)))
             self.counts["begun"] += 1
 
@@ -234,8 +258,10 @@ class Explorer:
         """Moves the plan behind the groups of an earlier attempt. It is done at once: when such
         groups are trained the buffer forgets them, and a checkpoint that still had them before it
         would have them planned again."""
-        while self._next_index in self._known_tasks:
-            self._cursor.skip(self._known_tasks[self._next_index])
+        while (index := self._next_index) in self._known_tasks:
+            self._cursor.skip(self._known_tasks[index])
+            if index in self._known_results:
+                self._cursor.observe([self._known_results.pop(index)])
             self._next += 1
 
     async def _group(self, index: int, task: int, version: int) -> None:
@@ -258,9 +284,15 @@ class Explorer:
         self._recomputed.discard(index)
         self._check_failures(step, rollout)
         (item,) = _items(rollout)
-        await asyncio.to_thread(self._buffer.put, [self._replace_if_no_signal(item)], version)
+        stored, last_step = [self._replace_if_no_signal(item)], self.settings.total_steps
+        if not await asyncio.to_thread(self._buffer.put, stored, version, last_step=last_step):
+            return  # the run has trained its last step: the group counts as one that still runs
+        # Both in one moment: a checkpoint has the result, or the group among the unseen ones.
+        self._cursor.observe([group_result(task, item.group)])
         del self._task_indices[index]
         self.counts["ended"] += 1
+        if isinstance(self._cursor, ResultCursor):
+            self._buffer.begin([], **self._plan_note())  # for a checkpoint of another process
         self._versions.notify()
 
     async def _restart(self, index: int, task: int) -> int:

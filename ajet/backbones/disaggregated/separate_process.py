@@ -10,6 +10,7 @@ Not covered: the notes that they exchange (split_run.py), a cluster (separate_pr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ajet import assembly
@@ -94,6 +95,7 @@ class ExplorerProcess:
         config: AjetConfig,
         folder: RunFolder,
         interrupt: Interrupt,
+        console: Console,
         gateway: ExchangeGateway | None = None,
     ) -> None:
         """With `gateway`, clients run the episodes."""
@@ -108,6 +110,7 @@ class ExplorerProcess:
             interrupt,
             make_runner=self._runner,
             load=self._load,
+            say=partial(console.print, markup=False, highlight=False, soft_wrap=True),
             gateway=gateway,
         )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, Protocol
 
 from loguru import logger
@@ -161,6 +162,7 @@ class ExplorerOnRay:
             interrupt,
             make_runner=self._runner,
             load=self.explorer_engines.load,
+            say=partial(console.print, markup=False, highlight=False, soft_wrap=True),
             gateway=gateway,
         )
 

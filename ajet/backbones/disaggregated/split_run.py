@@ -23,8 +23,9 @@ journal, so the trainer writes a checkpoint that is due before it publishes its 
 is sampled by weights that may be lost.
 
 Either command may be killed and started again; the other waits. Two machines share the run folder
-(at the same path) and a PostgreSQL database: SQLite is for one machine. Not covered: several
-explorers of one run; validation, which mode bench does.
+(at the same path) and a PostgreSQL database: SQLite is for one machine. An explorer that does not
+see the published weights says so, and ends after a while. Not covered: several explorers of one
+run; validation, which mode bench does.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ import asyncio
 import json
 import secrets
 import sys
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -58,7 +61,7 @@ from ajet.core.buffer.journal import Journal
 from ajet.core.config import AjetConfig
 from ajet.core.error_codes import Code
 from ajet.core.errors import RunFailed
-from ajet.core.interrupt import Interrupt
+from ajet.core.interrupt import Interrupt, nothing
 from ajet.core.record.run_folder import RunFolder, shown_path
 from ajet.core.rollout.batch import BatchRollout, BatchSettings
 from ajet.core.rollout.group import GroupRunner
@@ -72,6 +75,14 @@ from ajet.exchange.exchange import left_out_of
 from ajet.exchange.gateway import ExchangeGateway
 
 POLL_S = 0.2
+UNSEEN_NOTICE_S, UNSEEN_TIMEOUT_S = 10.0, 600.0
+"""The times after which published weights that are not there are told of, and end the explorer. For
+a moment they are replaced by newer ones, and a network file system shows new files late."""
+STOPPING = (
+    "stopping: waits until the episodes that run have ended or are cancelled; finished ones are "
+    "kept; Ctrl-C again stops at once"
+)
+"""What an explorer says at the first Ctrl-C."""
 PUBLISHED, OVER, COMPLETE = "published", "over", "complete"
 RESTARTED, FAILED = "restarted", "failed"
 SETTLED = "settled"
@@ -254,19 +265,24 @@ class ExplorerCommand:
         *,
         make_runner: MakeRunner,
         load: LoadWeights,
+        say: Callable[[str], None],
         gateway: ExchangeGateway | None = None,
     ) -> None:
-        """With `gateway`, clients run the episodes; the runner must offer them there."""
+        """`say` prints a line at Ctrl-C, by the handler of the signal. With `gateway`, clients run
+        the episodes; the runner must offer them there."""
         self._config, self._folder, self._interrupt = config, folder, interrupt
         self._make_runner, self._load, self._gateway = make_runner, load, gateway
+        self._say = say
         self._tasks = assembly.read_tasks(config)
         self._first_tasks = self._tasks.cursor.state_dict()
         self._runner: GroupRunner | None = None
         self._buffer: GroupBuffer | None = None
         self._inode: int | None = None
+        self._unseen = UnseenWeights()
 
     async def explore(self) -> None:
         """Runs groups until the trainer needs no more."""
+        self._interrupt.on_first = lambda: self._say(STOPPING)
         try:
             while (attempt := await self._next_attempt()) is not None:
                 try:
@@ -275,21 +291,26 @@ class ExplorerCommand:
                     logger.warning("the trainer began again from its checkpoint, and so do groups")
                 self._close_buffer()  # a thread may still store a group: not in the next attempt
         finally:
+            self._interrupt.on_first = nothing
             self._close_buffer()
 
     async def _next_attempt(self) -> str | None:
-        """Waits for an attempt of the trainer that has published weights and returns its id;
+        """Waits for an attempt of the trainer whose published weights are there and returns its id;
         returns None when the run is over."""
-        has_warned = False
+        has_warned, unseen = False, UnseenWeights()
         while not self._interrupt.requested:
             notes = self._current_buffer().read_notes()
-            attempt, is_over = notes.get(ATTEMPT), notes.get(OVER) == notes.get(ATTEMPT)
-            if attempt is not None and not is_over and _published_weights(notes, attempt):
+            attempt, found = notes.get(ATTEMPT), None
+            if attempt is not None and notes.get(OVER) != attempt:
+                found = _published_weights(notes, attempt)
+            if found is not None and found.path.exists():
                 return attempt
             is_complete = attempt is not None and notes.get(COMPLETE) == attempt
             if is_complete and int(notes[TRAINED]) >= self._tasks.total_steps:
                 return None
-            if not has_warned:
+            if found is not None:
+                unseen.check(found)
+            elif not has_warned:
                 logger.warning(
                     "waits for a trainer: the same command with trinity.mode=train, which has the "
                     f"run folder {self._folder.path} too (on another machine: shared, at this path)"
@@ -319,6 +340,7 @@ class ExplorerCommand:
         stops = StopRequests(self._folder.stops, self._folder.stopped_jsonl)
         runner.attach(stops, shown_path(self._folder.path), None)
         versions = VersionState(int(notes[TRAINED]))
+        self._unseen = UnseenWeights()
         self._tasks.cursor.load_state_dict(self._first_tasks)
         journal.reopen(_newest_of(json.loads(notes[ATTEMPTS]), attempt), attempt)
         runner = runner.with_journal(journal)
@@ -389,7 +411,9 @@ class ExplorerCommand:
                 raise
             # Removed by newer weights or another attempt: loaded at the next poll. Until then the
             # engines may hold requests, so no group begins which the next pause would wait for.
+            self._unseen.check(found)
             return False
+        self._unseen = UnseenWeights()
         explorer.resume()
         versions.publish(found.version)
         return True
@@ -424,6 +448,28 @@ class ExplorerCommand:
         if self._buffer is not None:
             self._buffer.close()
             self._buffer = None
+
+
+@dataclass
+class UnseenWeights:
+    """Notes since when published weights have not been there, and whether it was told."""
+
+    since_s: float | None = None
+    is_told: bool = False
+
+    def check(self, found: FolderSource) -> None:
+        """Is called again and again while `found` is not there: tells of it once, and raises
+        WeightsError after `UNSEEN_TIMEOUT_S`."""
+        now_s = time.monotonic()
+        if self.since_s is None:
+            self.since_s = now_s
+        what = f"the trainer's weights of version {found.version}: {found.path} is not there"
+        todo = "does the trainer run, and is its run folder mounted here, at the same path?"
+        if now_s - self.since_s >= UNSEEN_TIMEOUT_S:
+            raise WeightsError(f"{what} after {UNSEEN_TIMEOUT_S:g} s; {todo} Then start this again")
+        if now_s - self.since_s >= UNSEEN_NOTICE_S and not self.is_told:
+            logger.warning(f"waits for {what}, and ends after {UNSEEN_TIMEOUT_S:g} s; {todo}")
+            self.is_told = True
 
 
 def _newest_of(attempts: Mapping[str, int], attempt: str) -> dict[str, int]:

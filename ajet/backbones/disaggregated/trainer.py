@@ -4,7 +4,8 @@
        │ waits for enough groups, and for those that would be too old for the next step
 
 The version is the number of updates. A step at version v trains on tokens of versions v - bound to
-v, which is asserted for every group.
+v, which is checked for every group. The last step also records the groups that end during its
+update; those that end later count as running.
 
 Not covered: what an update is (`TrainerClient`), and which groups run (explorer.py).
 """
@@ -15,12 +16,15 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from ajet.backbones.disaggregated.explorer import ExplorerSettings
 from ajet.backbones.disaggregated.version_state import VersionState
 from ajet.core.buffer.buffer import GroupBuffer, TakenBatch
 from ajet.core.buffer.staleness import age_histogram, staleness_metrics
+from ajet.core.error_codes import Code
+from ajet.core.errors import CheckpointError
 from ajet.core.record.run_recorder import UpdateRecord
 from ajet.core.rollout.batch import StepGroups, top_by_variance
 from ajet.core.run.training_run import TrainingRun
@@ -122,7 +126,7 @@ class Trainer:
         number = None if bound.max_staleness == 0 else bound.groups_per_step
         while not self._is_stopping:
             changed, expired = self._versions.changed, self._buffer.num_expired
-            is_last = step == self._run.tasks.total_steps
+            is_last = self._is_last(step)
             taken = await asyncio.to_thread(self._buffer.take, step - 1, number, is_last=is_last)
             if taken is not None:
                 self._waited_s = time.monotonic() - started_s
@@ -134,13 +138,17 @@ class Trainer:
 
     async def _step(self, step: int, taken: TakenBatch) -> None:
         """Trains one step: the algorithm."""
-        rollout = self._step_groups(step, taken)
-        self._run.rollout_done(step, rollout)
         started_s = time.monotonic()
+        rollout = self._step_groups(step, taken, started_s - self._taken_s)
+        self._taken_s = started_s
+        self._run.rollout_done(step, rollout)
         ages = self._token_ages(taken, step - 1)
         update, metrics = await self._client.train(step, rollout.groups)
-        self._buffer.mark_trained(step)
+        late = self._buffer.mark_trained(step, is_last=self._is_last(step))
         self._versions.trained = step
+        if late:
+            taken = replace(taken, surplus=[*taken.surplus, *late])
+            rollout = self._step_groups(step, taken, rollout.seconds)
         metrics |= {
             "trainer/waited_s": self._waited_s,
             "trainer/update_s": time.monotonic() - started_s,
@@ -156,6 +164,9 @@ class Trainer:
             await self._run.save_if_due()
             self._sync_metrics = await self._publish(step)  # recorded with the next step
         self._versions.notify()
+
+    def _is_last(self, step: int) -> bool:
+        return step == self._run.tasks.total_steps
 
     def _is_due(self, version: int) -> bool:
         published = self._versions.published
@@ -174,11 +185,9 @@ class Trainer:
             self._versions.publish(version)
         return {"trainer/publish_s": time.monotonic() - started_s, **metrics}
 
-    def _step_groups(self, step: int, taken: TakenBatch) -> StepGroups:
+    def _step_groups(self, step: int, taken: TakenBatch, seconds: float) -> StepGroups:
         """Returns the groups in the order of the plan; `seconds` is the time since the batch before
         was taken."""
-        now_s = time.monotonic()
-        seconds, self._taken_s = now_s - self._taken_s, now_s
         reasons = {
             item.index: self._buffer.expired_reason(item.group, step - 1) for item in taken.expired
         } | {item.index: SURPLUS for item in taken.surplus}
@@ -193,10 +202,23 @@ class Trainer:
         return StepGroups(top_by_variance(groups, num_trained), baselines, seconds)
 
     def _token_ages(self, taken: TakenBatch, version: int) -> Counter[int]:
+        """Returns the number of trained tokens for each age, none of them older than the bound.
+        Raises CheckpointError where a group has other tokens: not every version of ajet stored
+        which updates are lost."""
         ages: Counter[int] = Counter()
+        bound = self._buffer.bound.max_staleness
         for item in taken.items:
-            ages += age_histogram(item.group, version, item.lost_after)
-        assert not ages or 0 <= min(ages) <= max(ages) <= self._buffer.bound.max_staleness
+            own = age_histogram(item.group, version, item.lost_after)
+            if own and not 0 <= min(own) <= max(own) <= bound:
+                found = f"{min(own)} to {max(own)}" if min(own) < max(own) else f"{min(own)}"
+                raise CheckpointError(
+                    f"group {item.group.group_id} in the buffer {self._buffer.url} has tokens that "
+                    f"are {found} updates old for step {version + 1}, and trinity.max_staleness is "
+                    f"{bound}: another version of ajet stored it; move the buffer away, and groups "
+                    "that were finished and not trained are lost",
+                    code=Code.BUFFER_UNUSABLE,
+                )
+            ages += own
         return ages
 
     def _add_ages(self, ages: Counter[int]) -> None:

@@ -153,7 +153,7 @@ class GroupBuffer:
         self._max_reuse = max_reuse
         self._capacity = capacity
         self._engine = open_engine(url)
-        self._url = redacted(url)
+        self.url = redacted(url)  # without a password
         self.num_expired = 0  # since it was opened
         self.attempt: str | None = None  # the only one whose groups are taken
         self._lock = threading.Lock()  # a database in memory has one connection for all threads
@@ -204,11 +204,22 @@ class GroupBuffer:
                 db.execute(insert(table), rows)
             self._write_notes(db, notes)
 
-    def put(self, items: Sequence[FinishedGroup], version: int, **notes: str) -> None:
-        """Stores finished groups and writes the notes, all in one transaction. A group without a
-        trained token has `version`, that of the weights it began with."""
+    def put(
+        self,
+        items: Sequence[FinishedGroup],
+        version: int,
+        *,
+        last_step: int | None = None,
+        **notes: str,
+    ) -> bool:
+        """Stores finished groups and writes the notes, all in one transaction, and returns True. A
+        group without a trained token has `version`, that of the weights it began with. When
+        `last_step`, the last of the run, is trained, nobody takes a group any more: nothing is
+        stored, the groups stay in flight, and False is returned."""
         rows = [self._row(item, version) for item in items]
         with self._transaction() as db:
+            if last_step is not None and self._locked_trained(db) >= last_step:
+                return False
             self._check_attempt(db)
             indices = [item.index for item in items]
             tasks = self._tasks_of(db, table.c.place.in_(indices))
@@ -217,6 +228,7 @@ class GroupBuffer:
             if rows:
                 db.execute(insert(table), rows)
             self._write_notes(db, notes)
+        return True
 
     def in_flight(self) -> list[InFlight]:
         """Returns the groups that have begun and not ended, in the order of the plan."""
@@ -232,6 +244,12 @@ class GroupBuffer:
         of its task in the data: None for groups that were put without `begin`."""
         with self._transaction() as db:
             return self._tasks_of(db, true())
+
+    def finished(self, indices: Sequence[int]) -> list[FinishedGroup]:
+        """Returns those of these groups that have ended, in the order of the plan."""
+        ended = table.c.place.in_(indices) & (table.c.state != "begun")
+        with self._transaction() as db:
+            return self._items(db, ended)
 
     # The trainer's side.
 
@@ -255,27 +273,25 @@ class GroupBuffer:
             left_out = list(db.execute(self._ready_indices(counts=False)).scalars())
             self._mark_taken(db, [*chosen, *left_out], step)
             expired = self._items(db, (table.c.state == "expired") & (table.c.at_step == step))
-            rest = (table.c.state == "ready") & (table.c.uses == 0)
-            surplus = self._items(db, rest) if is_last else []
-            if is_last:
-                values = {"state": "expired", "at_step": step}
-                db.execute(update(table).where(self._of_run & rest).values(values))
             return TakenBatch(
                 self._items(db, table.c.place.in_(chosen)),
                 self._items(db, table.c.place.in_(left_out)),
                 expired,
-                surplus,
+                self._take_surplus(db, step) if is_last else [],
             )
 
-    def mark_trained(self, step: int) -> None:
-        """Records that the step is done. Its groups are ready again if they may be reused."""
+    def mark_trained(self, step: int, *, is_last: bool = False) -> list[FinishedGroup]:
+        """Records that the step is done. Its groups are ready again if they may be reused. With
+        `is_last` no step comes after this one: the groups that ended during its update are returned
+        for the record, and `put` stores no later ones."""
         of_step = self._of_run & (table.c.state == "taken") & (table.c.at_step == step)
         again = table.c.counts & (table.c.uses < self._max_reuse)
         with self._transaction() as db:
+            self._write_notes(db, {TRAINED: str(step)})  # first: waits for what is being put
             db.execute(
                 update(table).where(of_step).values(state=case((again, "ready"), else_="trained"))
             )
-            self._write_notes(db, {TRAINED: str(step)})
+            return self._take_surplus(db, step) if is_last else []
 
     def reopen(self, step: int, **notes: str) -> int:
         """Undoes what steps after `step` did, for a run that resumes from the checkpoint of `step`,
@@ -355,6 +371,13 @@ class GroupBuffer:
     def _read_note(self, db: Connection, name: str) -> str | None:
         return db.execute(select(note_table.c.value).where(self._named(name))).scalar()
 
+    def _locked_trained(self, db: Connection) -> int:
+        """Returns the trainer's version, which no other transaction changes until this one ends."""
+        note = select(note_table.c.value).where(self._named(TRAINED))
+        db.execute(note.with_for_update(read=True))
+        # Read again: a row that was replaced while the lock was waited for is not in its result.
+        return int(self._read_note(db, TRAINED) or 0)
+
     def _write_notes(self, db: Connection, notes: Mapping[str, str]) -> None:
         for name, value in notes.items():
             db.execute(delete(note_table).where(self._named(name)))
@@ -413,6 +436,15 @@ class GroupBuffer:
         in_flight = [row.version for row in rows if row.state == "begun"]
         return in_flight, [row.version for row in rows if row.state == "ready"]
 
+    def _take_surplus(self, db: Connection, step: int) -> list[FinishedGroup]:
+        """Takes the groups that are ready and were never taken: `step`, the last of the run, does
+        not need them."""
+        rest = (table.c.state == "ready") & (table.c.uses == 0)
+        surplus = self._items(db, rest)
+        values = {"state": "expired", "at_step": step}
+        db.execute(update(table).where(self._of_run & rest).values(values))
+        return surplus
+
     def _mark_taken(self, db: Connection, indices: Sequence[int], step: int) -> None:
         taken = self._of_run & table.c.place.in_(indices)
         values = {"state": "taken", "at_step": step, "uses": table.c.uses + 1}
@@ -431,7 +463,7 @@ class GroupBuffer:
             is_safe = isinstance(cause, DataError | sqlite3.Error)
             reason = first_line(str(cause)) if is_safe else type(cause).__name__
             raise CheckpointError(
-                f"the buffer {self._url} failed: {reason}; the run goes on from its last "
+                f"the buffer {self.url} failed: {reason}; the run goes on from its last "
                 "checkpoint when that is mended",
                 code=Code.BUFFER_UNUSABLE,
             ) from error

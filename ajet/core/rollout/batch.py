@@ -150,12 +150,11 @@ class BatchRollout:
 
     async def rollout_group(self, step: int, number: int, task: int) -> StepGroups:
         """Rolls out one group, of the task at index `task` in the data. Steps that take groups as
-        they end use it; they decide themselves which groups to keep and how many rounds to make."""
+        they end use it; they decide themselves which groups to keep and how many rounds to make,
+        and tell the cursor how each one ended."""
         started_s = time.monotonic()
         request = self._request(step, [self._tasks[task]], [number])
-        ended = await self._runner.rollout(request, self._on_episode)
-        self._cursor.observe(group_result(task, group) for group in ended)
-        groups = self._apply_selections(ended)
+        groups = self._apply_selections(await self._runner.rollout(request, self._on_episode))
         return await self._with_baselines(step, groups, started_s)
 
     def _num_missing(self, groups: Sequence[Group]) -> int:
@@ -212,10 +211,15 @@ class BatchRollout:
 
 
 def group_result(task: int, group: Group) -> GroupResult:
-    """Returns how a group of the task at this index ended, before anything is left out of it."""
-    judged = [t for t in group.valid if t.reward is not None]
+    """Returns how a group of the task at this index ended: what a selection of the batch left out
+    of it counts too."""
+    judged = [
+        t
+        for t in group.trajectories
+        if t.reward is not None and (t.is_valid or t.left_out in ("overlong", "dynamic_sampling"))
+    ]
     wins = sum(bool(t.is_success) for t in judged)
-    return GroupResult(task, len(judged), wins, group.has_signal)
+    return GroupResult(task, len(judged), wins, len({t.earned for t in judged}) > 1)
 
 
 def without_signal(group: Group) -> Group:

@@ -5,7 +5,7 @@ Not covered: weights, optimizer and random state (the policy has them).
 
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, NotRequired
 
 from pydantic import ConfigDict
 from typing_extensions import TypedDict
@@ -17,12 +17,14 @@ SuccessByTask = dict[str, float]
 
 class ExplorerState(TypedDict):
     """Holds backbone trinity's position in the plan: the next group, the data's cursor before it,
-    the groups that run with their tasks, and the number of those left out."""
+    the groups that run with their tasks, the number of those left out, and the groups whose results
+    the cursor does not have."""
 
     next: int
     cursor: dict[str, Any]
     in_flight: list[tuple[int, int]]
     aside: int
+    unseen: NotRequired[list[int]]
 
 
 @dataclass

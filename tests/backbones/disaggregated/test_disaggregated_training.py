@@ -15,16 +15,18 @@ from ajet.backbones.debug.backbone import DebugBackbone
 from ajet.backbones.disaggregated.async_run import left_out_reason
 from ajet.backbones.disaggregated.backbone import DisaggregatedBackbone
 from ajet.backbones.disaggregated.one_process import OneProcessTraining
+from ajet.backbones.disaggregated.trainer import SURPLUS
 from ajet.backbones.disaggregated.version_state import VersionState
-from ajet.core.buffer.buffer import MEMORY, GroupBuffer
+from ajet.core.buffer.buffer import MEMORY, FinishedGroup, GroupBuffer, plan_index
 from ajet.core.buffer.staleness import StalenessBound
 from ajet.core.config import AjetConfig, load_config
-from ajet.core.errors import RunFailed
+from ajet.core.errors import CheckpointError, RunFailed
 from ajet.core.inference.endpoint import Completion
 from ajet.core.interrupt import Interrupt
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 from ajet.core.trajectory.turn import Turn
+from tests.core.buffer.group_makers import group
 from tests.e2e.toy_run import ToyRun, episodes, metrics
 
 STEPS = 3
@@ -248,6 +250,85 @@ def test_a_run_that_was_killed_plays_no_finished_group_again(project):
     # Two steps of two groups each were left; what was finished of them did not begin again.
     assert sum(again.values()) == 2 * (4 - len(finished))
     assert len(policy_versions(run)) == 4 * EPISODES
+
+
+def test_a_group_that_ends_during_the_last_update_is_recorded_and_a_later_one_is_not_stored(
+    project,
+):
+    """After crashes there may be more groups than the run still takes."""
+    run, stored = project("surplus"), []
+
+    def end_late(training):
+        learn, publish = training.client.train, training.client.publish
+
+        def end(number):
+            late = FinishedGroup(plan_index(9, number), group(number, 1, step=9))
+            stored.append(training.async_run.buffer.put([late], 1, last_step=STEPS))
+
+        async def learn_while_one_ends(step, groups):
+            if step == STEPS:
+                end(0)
+            return await learn(step, groups)
+
+        async def publish_while_one_ends(version):
+            if version == STEPS:
+                end(1)
+            return await publish(version)
+
+        training.client.train = learn_while_one_ends
+        training.client.publish = publish_while_one_ends
+
+    one_attempt("trinity.max_staleness=1", prepare=end_late)
+    assert stored == [True, False]
+    with sqlite3.connect(run.path / "episodes.sqlite") as connection:
+        found = connection.execute(
+            "SELECT episode_id, step, status, error, reward FROM episodes "
+            "WHERE episode_id LIKE '000009-%' ORDER BY episode_id"
+        ).fetchall()
+    assert found == [
+        ("000009-train-0000-00", STEPS, "aborted", SURPLUS, 1.0),
+        ("000009-train-0000-01", STEPS, "aborted", SURPLUS, 0.0),
+    ]
+    assert len(policy_versions(run)) == STEPS * EPISODES
+    state = json.loads((run.path / "checkpoints" / "step_000003" / "state.json").read_text())
+    assert state["run"]["num_episodes"] == STEPS * EPISODES + 2
+
+
+def test_after_a_kill_a_curriculum_knows_each_recorded_group_once(project):
+    run = project("curriculum")
+    overrides = (
+        "trinity.max_staleness=2",
+        "ajet.trainer_common.save_freq=10",  # all that ended has ended since the checkpoint
+        "ajet.data.sampler=adaptive",
+        "ajet.rollout.user_workflow=workflow.py->Uneven",
+    )
+    with pytest.raises(Killed):
+        one_attempt(*overrides, prepare=die_in_step_three, steps=5)
+    assert one_attempt(*overrides, steps=5).steps == 5
+    state = json.loads((run.path / "checkpoints" / "step_000005" / "state.json").read_text())
+    explorer = state["run"]["explorer"]
+    known = {int(task): of[3] for task, of in explorer["cursor"]["results"]["tasks"].items()}
+    with sqlite3.connect(run.path / "episodes.sqlite") as connection:
+        recorded = connection.execute("SELECT DISTINCT group_id, query FROM episodes").fetchall()
+    of_task = Counter(int(query.split()[2]) for _, query in recorded)
+    assert explorer["unseen"] == []
+    assert known == of_task and sum(known.values()) >= 5 * 2
+
+
+def test_a_group_whose_tokens_the_bound_does_not_allow_is_an_error_of_one_line(project):
+    """Such a group was stored by an ajet that did not note which updates are lost."""
+    project("foreign")
+
+    def put_one(training):
+        newer = FinishedGroup(plan_index(0, 0), group(0, 2, step=0, newest=3))
+        training.async_run.buffer.put([newer], 2)
+
+    with pytest.raises(CheckpointError) as raised:
+        one_attempt("trinity.max_staleness=1", prepare=put_one)
+    said = str(raised.value)
+    assert said.startswith("group 000000-train-0000 in the buffer sqlite:///")
+    assert "tokens that are -3 to -2 updates old for step 1, and trinity.max_staleness is 1" in said
+    assert "move the buffer away" in said and "\n" not in said
 
 
 def test_where_clients_run_the_episodes_weights_are_saved_before_they_sample(project, monkeypatch):

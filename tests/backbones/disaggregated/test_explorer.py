@@ -1,17 +1,20 @@
 """The explorer alone, over a buffer in memory and a runner that is made by hand."""
 
 import asyncio
+import json
 
 import pytest
 
 from ajet.backbones.disaggregated.explorer import Explorer, ExplorerSettings
 from ajet.backbones.disaggregated.version_state import VersionState
 from ajet.core.bounded_loop import first_of
-from ajet.core.buffer.buffer import MEMORY, GroupBuffer, InFlight, plan_index
+from ajet.core.buffer.buffer import MEMORY, FinishedGroup, GroupBuffer, InFlight, plan_index
 from ajet.core.buffer.staleness import StalenessBound
-from ajet.core.rollout.batch import BatchSettings
+from ajet.core.rollout.batch import BatchSettings, StepGroups, without_signal
 from ajet.core.task.cursor import DataCursor
 from ajet.core.task.result_cursor import ResultCursor
+from ajet.core.task.results import GroupResult
+from tests.core.buffer.group_makers import group
 
 
 class Endless:
@@ -107,3 +110,106 @@ async def test_an_order_by_results_counts_the_tasks_that_groups_of_an_earlier_at
     explorer = explorer_over(buffer, versions, cursor=cursor)
     explorer.load_state_dict(None)
     assert [explorer._next_group(0).task_index for _ in range(3)] == [2, 0, 1]
+
+
+def known(cursor):
+    """Of each task: whether its group is waited for, its groups, episodes and successes."""
+    stored = cursor.state_dict()["results"]["tasks"].items()
+    return {int(task): (waits, *of) for task, (_, _, waits, *of) in stored}
+
+
+def ended(step, number, rewards=(1.0, 0.0)):
+    """A group that has ended, as a selection of groups with signal leaves it."""
+    made = without_signal(group(number, step=step, rewards=rewards))
+    return FinishedGroup(plan_index(step, number), made)
+
+
+async def test_a_curriculum_that_resumes_knows_each_result_of_the_buffer_once():
+    """Of a plan of eight groups over the tasks 0 to 7, the checkpoint is behind the first four. It
+    has the result of group 0. Group 1 ended since, without signal; 2 and 3 run. Of the later ones
+    4 has ended, 5 runs."""
+    buffer, versions = GroupBuffer(MEMORY, StalenessBound(3, 2, 1, 6)), VersionState(0)
+    buffer.reopen(0)
+    at = [plan_index(1 + number // 2, number % 2) for number in range(8)]
+    cursor = ResultCursor(8, 2, seed=1, sampler=FewestFirst())
+    first = explorer_over(buffer, versions, cursor=cursor)
+    for task in range(4):
+        assert first._next_group(0).task_index == task
+        first._task_indices[at[task]] = task
+    buffer.begin([InFlight(index, task, 0) for task, index in enumerate(at[:6])])
+    buffer.put([ended(1, 0)], 0)
+    cursor.observe([GroupResult(0, 2, 1, True)])
+    del first._task_indices[at[0]]
+    checkpoint = json.loads(json.dumps(first.state_dict()))
+    assert checkpoint["unseen"] == at[1:4]
+    buffer.put([ended(1, 1, (1.0, 1.0)), ended(3, 0, (0.0, 0.0))], 0)
+
+    for _ in range(2):  # the second time after a kill that came at once
+        resumed = ResultCursor(8, 2, seed=1, sampler=FewestFirst())
+        explorer = explorer_over(buffer, versions, cursor=resumed)
+        explorer.load_state_dict(checkpoint)
+        has_signal, blank = 0, 1
+        assert known(resumed) == {
+            0: (False, 1, has_signal, 2.0, 1.0),
+            1: (False, 1, blank, 2.0, 2.0),
+            2: (True, 0, 0, 0.0, 0.0),
+            3: (True, 0, 0, 0.0, 0.0),
+            4: (False, 1, blank, 2.0, 0.0),
+            5: (True, 0, 0, 0.0, 0.0),
+        }
+        assert explorer.state_dict()["unseen"] == [at[2], at[3], at[5]]
+    again = ResultCursor(8, 2, seed=1, sampler=FewestFirst())
+    explorer_over(buffer, versions, cursor=again).load_state_dict(explorer.state_dict())
+    assert known(again) == known(resumed)
+
+
+class EndsAtOnce(Endless):
+    async def rollout_group(self, step, number, task):
+        return StepGroups([group(number, step=step)], [], 1.0)
+
+
+async def test_a_result_is_noted_for_a_checkpoint_of_another_process():
+    """The trainer's command knows the explorer by the note that it wrote last."""
+    buffer, versions = GroupBuffer(MEMORY, StalenessBound(1, 1, 1, 1)), VersionState(0)
+    buffer.reopen(0)
+    cursor = ResultCursor(3, 1, seed=1, sampler=FewestFirst())
+    settings = ExplorerSettings(BatchSettings(1, 2), 9, 0.5)
+    episodes = EndsAtOnce()
+    explorer = Explorer(episodes, episodes, cursor, buffer, versions, settings)
+    versions.publish(0)
+    running = asyncio.create_task(explorer.run())
+    async with asyncio.timeout(20):
+        while explorer.counts["ended"] < 2:  # one for step 1, and one ahead
+            await asyncio.sleep(0.01)
+    noted = json.loads(buffer.read_note("plan"))
+    assert noted["unseen"] == [] and noted["cursor"] == cursor.state_dict()
+    assert known(cursor) == {task: (False, 1, 0, 2.0, 1.0) for task in (0, 1)}
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def test_a_group_that_ends_after_the_last_update_counts_as_one_that_runs():
+    buffer, versions = GroupBuffer(MEMORY, StalenessBound(1, 1, 1, 1)), VersionState(0)
+    buffer.reopen(0)
+    may_end = asyncio.Event()
+
+    class EndsWhenAllowed(Endless):
+        async def rollout_group(self, step, number, task):
+            await may_end.wait()
+            return StepGroups([group(number, step=step)], [], 1.0)
+
+    cursor = ResultCursor(3, 1, seed=1, sampler=FewestFirst())
+    settings = ExplorerSettings(BatchSettings(1, 2), 1, 0.5)
+    episodes = EndsWhenAllowed()
+    explorer = Explorer(episodes, episodes, cursor, buffer, versions, settings)
+    versions.publish(0)
+    running = asyncio.create_task(explorer.run())
+    await asyncio.sleep(0.1)
+    assert buffer.mark_trained(1, is_last=True) == []
+    may_end.set()
+    await asyncio.sleep(0.2)
+    assert buffer.counts() == {"begun": 1} and explorer.counts["ended"] == 0
+    assert explorer.state_dict()["unseen"] == [plan_index(1, 0)]
+    assert known(cursor) == {0: (True, 0, 0, 0.0, 0.0)}
+    running.cancel()
+    await asyncio.wait([running])

@@ -257,6 +257,33 @@ def test_what_the_last_step_leaves_is_taken_for_the_record():
         buffer.reopen(2)
 
 
+def test_what_ends_during_the_last_update_is_returned_for_the_record_and_nothing_later():
+    """Three groups begin for a last step that takes one: one ends during its update, one later."""
+    buffer = GroupBuffer(MEMORY, StalenessBound(1, 1, 1, 1, waits=False))
+    buffer.reopen(0)
+    buffer.begin([InFlight(plan_index(1, number), number, 0) for number in range(3)])
+    assert buffer.put([item(0)], 0, last_step=1)
+    taken = buffer.take(0, 1, is_last=True)
+    assert taken is not None and (numbers(taken.items), taken.surplus) == ([0], [])
+    assert buffer.put([item(2)], 0, last_step=1)
+    assert numbers(buffer.mark_trained(1, is_last=True)) == [2]
+    assert not buffer.put([item(1)], 0, last_step=1)
+    assert [each.index for each in buffer.in_flight()] == [plan_index(1, 1)]
+    assert buffer.counts() == {"begun": 1, "trained": 1, "expired": 1}
+    buffer.reopen(0)  # killed before its checkpoint: both are there again, and the third begins
+    assert buffer.counts() == {"begun": 1, "ready": 2}
+    assert buffer.put([item(1)], 0, last_step=1)
+
+
+def test_only_groups_that_have_ended_are_read_again():
+    buffer = GroupBuffer(MEMORY, ONE_AHEAD)
+    buffer.begin([InFlight(plan_index(1, number), number, 0) for number in range(3)])
+    buffer.put([item(2), item(0)], 0)
+    asked = [plan_index(1, number) for number in range(2, -1, -1)]
+    assert numbers(buffer.finished(asked)) == [0, 2]
+    assert numbers(buffer.finished(asked[:1])) == [2]
+
+
 def test_a_use_that_the_checkpoint_does_not_know_is_not_counted(tmp_path):
     bound = StalenessBound(3, 1, 1, 3)
     first = file_buffer(tmp_path, bound, max_reuse=2)

@@ -26,7 +26,13 @@ def test_a_run_state_comes_back_from_json_as_it_was():
         held_out={"before": {"a": 1.0, "b": 0.0}},
         timelines=TimelineCounts(),
         staleness={"0": 7},
-        explorer={"next": 5, "cursor": {"taken": 9}, "in_flight": [(3, 1), (4, 0)], "aside": 0},
+        explorer={
+            "next": 5,
+            "cursor": {"taken": 9},
+            "in_flight": [(3, 1), (4, 0)],
+            "aside": 0,
+            "unseen": [3, 4],
+        },
     )
     assert state_of(json.loads(json.dumps(state.as_json()))) == state
 

@@ -98,6 +98,8 @@ static void last_keys(const int64_t *segment, long first, long num, long group, 
     long before = segment[NUM_KEYS] - segment[NUM_QUERIES];
     for (long i = 0; i < QUERIES; i++) last[i] = before + (first + (i < num ? i : num - 1)) / group;
 }
+/* Returns the keys of a tile that are computed where so many are left: whole rows of TILE, at most KEYS. */
+static inline long keys_of_tile(long left) { return left < KEYS ? (left + TILE - 1) / TILE * TILE : KEYS; }
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef uint32_t bits __attribute__((vector_size(4 * LANES)));
 

@@ -1,0 +1,80 @@
+"""Rolls out some of a run's own tasks in this process, so that a plan knows its episodes.
+
+The model is the config's own, as at the first step. One group runs before the measured ones: the
+first episodes of a process import what their agent needs. Not covered: updates, which the plan
+measures itself (cluster/local_plan.py).
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from ajet import assembly
+from ajet.backbones.evaluating import LoadedSubject, Subject, load_subject
+from ajet.cluster.local_plan import Trial
+from ajet.core.bounded_loop import run_bounded
+from ajet.core.config import AjetConfig
+from ajet.core.error_codes import Code
+from ajet.core.errors import DataError
+from ajet.core.judge import make_judge
+from ajet.core.rollout.request import RolloutRequest
+from ajet.core.run.batch_plan import BatchPlan
+from ajet.core.task.task import Task
+from ajet.core.trajectory.samples import TokenAdvantages, to_samples
+from ajet.core.trajectory.trajectory import Group
+from ajet.core.workflow.registry import WorkflowFactory
+
+
+def try_rollout(config: AjetConfig, tasks: list[Task]) -> Trial:
+    """Rolls out as many of the training tasks as a run has at a time, and returns what it took.
+    Raises DataError if no episode can be trained."""
+    if not config.learns_from_rows(is_training=True):
+        for agent in WorkflowFactory.from_config(config).classes_for(tasks):
+            agent.check_config(config)
+    repeat = config.ajet.rollout.num_repeat
+    at_once = min(config.ajet.rollout.max_env_worker, BatchPlan(config, 0, 0).episodes_per_step)
+    some = tasks[: max(1, at_once // repeat)]
+    return run_bounded(_try(config, some, load_subject(config, Subject())))
+
+
+async def _try(config: AjetConfig, tasks: list[Task], served: LoadedSubject) -> Trial:
+    gateway = assembly.make_gateway(config)
+    runner = assembly.make_runner(
+        config,
+        served.engine,
+        served.template,
+        judge=make_judge(config),
+        mode="train",
+        gateway=gateway,
+    )
+    repeat = config.ajet.rollout.num_repeat
+    try:
+        await runner.rollout(RolloutRequest(tasks[-1:], 0, "train", repeat))
+        started_s = time.perf_counter()
+        groups = await runner.rollout(RolloutRequest(tasks, 1, "train", repeat))
+        seconds = time.perf_counter() - started_s
+    finally:
+        gateway.close()
+        await served.engine.close()
+    samples = [to_samples([group], _ones([group])) for group in groups]
+    trained = [each for each in samples if each]
+    if not trained:
+        raise DataError(
+            f"--try: none of {len(tasks) * repeat} episodes can be trained; `ajet debug` shows one",
+            code=Code.TOO_MANY_FAILURES,
+        )
+    is_given = config.learns_from_rows(is_training=True)
+    return Trial(trained, len(tasks) * repeat, None if is_given else seconds)
+
+
+def _ones(groups: list[Group]) -> TokenAdvantages:
+    """Returns an advantage of 1 for each sampled token, since a plan does not train."""
+    return {
+        trajectory.episode_id: [
+            np.ones(turn.num_sampled_tokens, np.float32) for turn in trajectory.turns
+        ]
+        for group in groups
+        for trajectory in group.valid
+    }
