@@ -158,7 +158,8 @@ def test_an_audit_can_be_of_some_episodes_and_print_json_alone(folder):
     result = run("audit", RUN, "--step", "1", "--mode", "train", "--limit", "3", "--out", "-")
     assert json.loads(result.stdout)["episodes"] == 3
     none = run("audit", RUN, "--mode", "eval", "--out", "-")
-    assert json.loads(none.stdout)["drift_rate"] is None and none.exit_code == 0
+    assert none.exit_code == 1 and none.stdout == ""  # nothing was looked at: not sound
+    assert "it has no episode of that step or mode" in none.stderr
 
 
 def test_an_audit_that_finds_a_fault_names_it_and_exits_with_1(folder, tmp_path):

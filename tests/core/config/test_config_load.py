@@ -159,7 +159,8 @@ def test_defaults_that_do_not_name_the_yaml_itself_come_before_it(tmp_path, recw
 def test_a_file_that_is_no_text_is_one_line(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_bytes(b"\xff\xfe")
-    assert error_of(path) == f"{path}: not a text file in UTF-8: invalid start byte at byte 0"
+    says = f"{path}: not a text file in UTF-8: invalid start byte at byte 0; save it in UTF-8"
+    assert error_of(path) == says
 
 
 def test_overrides_come_in_hydras_forms(tmp_path):
