@@ -207,7 +207,7 @@ def trainer_memory_inputs(config: AjetConfig, ranks: int) -> TrainerMemoryInputs
         checkpointing=bool(trainer.fsdp_config.activation_checkpointing),  # auto: on GPUs
         offload=trainer.fsdp_config.param_offload,
         keeps_gathered=trainer.fsdp_config.keep_gathered,
-        lora_rank=trainer.lora.rank,
+        lora_rank=trainer.lora.total_rank,
         has_reference=trainer.use_kl_loss or trainer.algorithm.use_kl_in_reward,
         has_critic=trainer.algorithm.adv_estimator == "gae",
     )

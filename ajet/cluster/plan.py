@@ -153,7 +153,7 @@ class ClusterPlan:
     def disk_bytes(self) -> int:
         """Returns what the checkpoints take, one that is being written included."""
         trainer, inputs = self.config.ajet.trainer_common, self.trainer_inputs
-        one = checkpoint_bytes(self.shape, trainer.lora.rank, inputs.state_bytes)
+        one = checkpoint_bytes(self.shape, trainer.lora.total_rank, inputs.state_bytes)
         return one * (trainer.max_checkpoints_to_keep + 1)
 
     def memory_rows(self) -> list[tuple[str, str, str, str]]:

@@ -265,6 +265,14 @@ def test_checkpoints_take_twelve_bytes_a_parameter_each_and_one_is_being_written
     assert plan.disk_bytes == 3 * 12 * 7_615_616_512
 
 
+def test_several_adapters_count_each_on_disk_and_in_the_trainer(tmp_path):
+    lora = "ajet.trainer_common.lora"
+    one = plan_of(config_of(tmp_path, "verl", f"{lora}.rank=16"), QWEN_7B)
+    two = plan_of(config_of(tmp_path, "verl", f"{lora}.rank=8", f"{lora}.adapters=[a,b]"), QWEN_7B)
+    assert two.disk_bytes == one.disk_bytes
+    assert two.trainer_inputs.lora_rank == one.trainer_inputs.lora_rank == 16
+
+
 def test_a_disaggregated_step_takes_the_longer_side_and_a_colocated_one_both(tmp_path):
     verl = plan_of(config_of(tmp_path, "verl"), QWEN_7B).times
     assert verl.step_s == verl.rollout_s + verl.update_s + verl.sync_s
