@@ -79,7 +79,7 @@ def ajet(*args: str | Path, cwd: Path) -> float:
 
 
 def planned(conf: Path, cwd: Path) -> dict[str, float]:
-    """The plan as a library call: its tables round."""
+    """Returns the numbers of the plan, which its tables round, by a library call."""
     code = (
         "import json, sys; from ajet.core.config import load_config; "
         "from ajet.assembly import set_threads; from ajet.core.run.batch_plan import BatchPlan; "

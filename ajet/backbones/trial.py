@@ -12,6 +12,7 @@ import time
 import numpy as np
 
 from ajet import assembly
+from ajet.agents.frame_recorder import with_render_dir
 from ajet.backbones.evaluating import LoadedSubject, Subject, load_subject
 from ajet.cluster.local_plan import Trial
 from ajet.core.bounded_loop import run_bounded
@@ -19,6 +20,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
 from ajet.core.judge import make_judge
+from ajet.core.judge.judge import BaseJudge
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.task.task import Task
@@ -29,23 +31,27 @@ from ajet.core.workflow.registry import WorkflowFactory
 
 def try_rollout(config: AjetConfig, tasks: list[Task]) -> Trial:
     """Rolls out as many of the training tasks as a run has at a time, and returns what it took.
-    Raises DataError if no episode can be trained."""
+    Pictures of environments are not kept. Raises DataError if no episode can be trained."""
+    config = with_render_dir(config, None)
     if not config.learns_from_rows(is_training=True):
         for agent in WorkflowFactory.from_config(config).classes_for(tasks):
             agent.check_config(config)
     repeat = config.ajet.rollout.num_repeat
     at_once = min(config.ajet.rollout.max_env_worker, BatchPlan(config, 0, 0).episodes_per_step)
     some = tasks[: max(1, at_once // repeat)]
-    return run_bounded(_try(config, some, load_subject(config, Subject())))
+    judge = make_judge(config)  # before a model is loaded: what is wrong with it is said at once
+    return run_bounded(_try(config, some, judge, load_subject(config, Subject())))
 
 
-async def _try(config: AjetConfig, tasks: list[Task], served: LoadedSubject) -> Trial:
+async def _try(
+    config: AjetConfig, tasks: list[Task], judge: BaseJudge | None, served: LoadedSubject
+) -> Trial:
     gateway = assembly.make_gateway(config)
     runner = assembly.make_runner(
         config,
         served.engine,
         served.template,
-        judge=make_judge(config),
+        judge=judge,
         mode="train",
         gateway=gateway,
     )

@@ -36,6 +36,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.config.precision import BYTES, dtype_on, state_dtype
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.inference.engines.prefix_cache import common_length
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.settings import UpdateSettings
@@ -50,8 +51,6 @@ LIBRARIES_GIB = 0.5
 """Python, torch and transformers with what they load; measured on Linux."""
 FRAGMENTED = 1.5
 """The allocator takes this many times the bytes of tensors that come and go; measured."""
-
-
 MEASURED_TOKENS = 4096
 """An update is measured with as many groups of a trial as have no more tokens; with one at least.
 """
@@ -90,9 +89,7 @@ class Trial:
 def _shared_length(group: list[TrainingSample]) -> int:
     """Returns the number of tokens before the first sampled one that all samples begin with."""
     prompts = [sample.token_ids[: int(np.argmax(sample.loss_mask))] for sample in group]
-    shortest = min(map(len, prompts))
-    same = np.all([p[:shortest] == prompts[0][:shortest] for p in prompts], axis=0)
-    return shortest if same.all() else int(np.argmin(same))
+    return min(common_length(prompts[0], prompt) for prompt in prompts)
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ STOPPING = (
     "stopping: waits until the episodes that run have ended or are cancelled; finished ones are "
     "kept; Ctrl-C again stops at once"
 )
-"""What an explorer says at the first Ctrl-C."""
+"""An explorer prints this line at the first Ctrl-C."""
 PUBLISHED, OVER, COMPLETE = "published", "over", "complete"
 RESTARTED, FAILED = "restarted", "failed"
 SETTLED = "settled"

@@ -163,6 +163,16 @@ async def test_a_curriculum_that_resumes_knows_each_result_of_the_buffer_once():
     assert known(again) == known(resumed)
 
 
+def explorer_by_results(episodes, total_steps):
+    """Three tasks, the fewest results first; a step trains one group, and one may run ahead."""
+    buffer, versions = GroupBuffer(MEMORY, StalenessBound(1, 1, 1, 1)), VersionState(0)
+    buffer.reopen(0)
+    cursor = ResultCursor(3, 1, seed=1, sampler=FewestFirst())
+    settings = ExplorerSettings(BatchSettings(1, 2), total_steps, 0.5)
+    versions.publish(0)
+    return buffer, cursor, Explorer(episodes, episodes, cursor, buffer, versions, settings)
+
+
 class EndsAtOnce(Endless):
     async def rollout_group(self, step, number, task):
         return StepGroups([group(number, step=step)], [], 1.0)
@@ -170,13 +180,7 @@ class EndsAtOnce(Endless):
 
 async def test_a_result_is_noted_for_a_checkpoint_of_another_process():
     """The trainer's command knows the explorer by the note that it wrote last."""
-    buffer, versions = GroupBuffer(MEMORY, StalenessBound(1, 1, 1, 1)), VersionState(0)
-    buffer.reopen(0)
-    cursor = ResultCursor(3, 1, seed=1, sampler=FewestFirst())
-    settings = ExplorerSettings(BatchSettings(1, 2), 9, 0.5)
-    episodes = EndsAtOnce()
-    explorer = Explorer(episodes, episodes, cursor, buffer, versions, settings)
-    versions.publish(0)
+    buffer, cursor, explorer = explorer_by_results(EndsAtOnce(), total_steps=9)
     running = asyncio.create_task(explorer.run())
     async with asyncio.timeout(20):
         while explorer.counts["ended"] < 2:  # one for step 1, and one ahead
@@ -189,8 +193,6 @@ async def test_a_result_is_noted_for_a_checkpoint_of_another_process():
 
 
 async def test_a_group_that_ends_after_the_last_update_counts_as_one_that_runs():
-    buffer, versions = GroupBuffer(MEMORY, StalenessBound(1, 1, 1, 1)), VersionState(0)
-    buffer.reopen(0)
     may_end = asyncio.Event()
 
     class EndsWhenAllowed(Endless):
@@ -198,11 +200,7 @@ async def test_a_group_that_ends_after_the_last_update_counts_as_one_that_runs()
             await may_end.wait()
             return StepGroups([group(number, step=step)], [], 1.0)
 
-    cursor = ResultCursor(3, 1, seed=1, sampler=FewestFirst())
-    settings = ExplorerSettings(BatchSettings(1, 2), 1, 0.5)
-    episodes = EndsWhenAllowed()
-    explorer = Explorer(episodes, episodes, cursor, buffer, versions, settings)
-    versions.publish(0)
+    buffer, cursor, explorer = explorer_by_results(EndsWhenAllowed(), total_steps=1)
     running = asyncio.create_task(explorer.run())
     await asyncio.sleep(0.1)
     assert buffer.mark_trained(1, is_last=True) == []
