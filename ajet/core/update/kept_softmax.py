@@ -17,9 +17,8 @@ from torch import Tensor
 
 from ajet.core.model.kernels.functions import kernels_for
 from ajet.core.model.precision import to_wide_dtype, wide_dtype
-from ajet.core.model.wide_layer import MIN_WIDTH, product
+from ajet.core.model.wide_layer import MIN_WIDTH, product, weight_gradient
 
-TRANSPOSED = 1 << 13  # the words of the vocabulary whose gradient is one product
 SLICE = 1 << 20  # logits of one softmax: 4 MiB in float32, which stay in a processor's cache
 
 
@@ -67,21 +66,11 @@ class _KeptSoftmax(torch.autograd.Function):
         needs_features, needs_weight, *_ = ctx.needs_input_grad
         return (
             product(kept_UV, weight_VD.T) if needs_features else None,
-            _gradient_of_weight(kept_UV, features_UD) if needs_weight else None,
+            weight_gradient(kept_UV, features_UD) if needs_weight else None,
             None,
             None,
             None,
         )
-
-
-def _gradient_of_weight(grad_UV: Tensor, features_UD: Tensor) -> Tensor:
-    """Returns ``grad.T @ features``, of some of the vocabulary at a time: a product makes a copy of
-    what it reads transposed."""
-    out_VD = features_UD.new_empty(grad_UV.shape[1], features_UD.shape[1])
-    parts = zip(grad_UV.split(TRANSPOSED, 1), out_VD.split(TRANSPOSED), strict=True)
-    for grad_UP, out_PD in parts:
-        out_PD.copy_(product(grad_UP.T, features_UD.T))
-    return out_VD
 
 
 def _softmax(

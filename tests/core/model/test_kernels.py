@@ -230,10 +230,35 @@ def test_what_an_update_computes_does_not_depend_on_the_number_of_threads(dtype)
         out, lse = kernels().attention(q, k, v, table)
         gradients = kernels().attention_backward(grad, q, k, v, out, lse, table)
         weight = _random(576, dtype=dtype)
-        found.append((out, lse, *gradients, *kernels().rms_norm_backward(d_x, x, weight, 1e-5)))
+        d_weight = kernels().weight_gradient(d_x, x)
+        of_norm = kernels().rms_norm_backward(d_x, x, weight, 1e-5)
+        found.append((out, lse, *gradients, d_weight, *of_norm))
     torch.set_num_threads(threads)
     for one, two in zip(*found, strict=True):
         assert torch.equal(one, two)
+
+
+@DTYPES
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs"),
+    [(700, 192, 96), (193, 205, 101), (1, 5, 3), (0, 5, 3)],
+    ids=["whole blocks", "parts of blocks", "one row", "no row"],
+)
+def test_the_gradient_of_a_weight_is_a_product_over_rows(rows, outputs, inputs, dtype):
+    grad, x = (_random(rows, num, dtype=dtype) for num in (outputs + 7, inputs + 3))
+    grad, x = grad[:, 7:], x[:, :inputs]  # rows of larger matrices
+    found = kernels().weight_gradient(grad, x)
+    scale = max(rows, 1) ** 0.5
+    _close(found / scale, grad.double().T @ x.double() / scale, dtype)
+
+
+def test_the_gradient_of_a_weight_is_not_a_number_where_a_row_is_not():
+    grad, x = torch.ones(300, 16), torch.ones(300, 40)
+    grad[200, 3] = x[7, 9] = float("nan")
+    found = kernels().weight_gradient(grad, x)
+    assert found[3].isnan().all()
+    assert found[:, 9].isnan().all()
+    assert torch.equal(found[4:, :9], torch.full((12, 9), 300.0))
 
 
 @DTYPES

@@ -2,12 +2,13 @@
 
     in a decode step         rms_norm, rotate, attend, draw
     in an update             attention, attention_backward, gate, gate_backward, rms_norm_backward,
-                             softmax
+                             weight_gradient, softmax
 
 A decode step of 32 rows is many small operations. Each of torch's costs 5 to 40 microseconds, and
 attention over rows of their own takes four of them, which go through memory each time. In an
 update, torch's attention reaches a sixth of the speed of its products, and what stands between the
-products of a layer goes through memory several times.
+products of a layer goes through memory several times; for the gradient of a weight, oneDNN copies
+one operand transposed.
 
 `kernels_for(tensor)` is None where nothing is compiled for such tensors: callers compute with
 torch then, the same numbers but for rounding. Not covered: dtypes other than float32 and bfloat16.
@@ -30,6 +31,10 @@ PART = 256
 """The rows of a part of a sum, as in kernels.c."""
 DRAWN = 256
 """The tokens of a block of `draw`, as there."""
+DEPTH, OUTPUTS = 192, 96
+"""The rows, and the most outputs, of a block of `weight_gradient`."""
+STRIP, WIDTH = 12, 32
+"""What its outputs and inputs are padded to, as there with the widest registers."""
 MIN_DIM, MULTIPLE = 64, 32
 """The least width of a head, and what it is a multiple of, in attention of an update."""
 
@@ -43,6 +48,7 @@ ARGUMENTS: dict[str, tuple[type, ...]] = {
     "attention_backward": (*[_P] * 16, *[_I] * 8),
     "gate": (*[_P] * 3, *[_I] * 2),
     "gate_backward": (*[_P] * 5, *[_I] * 2),
+    "weight_gradient": (_P, _I, _P, _I, *[_P] * 4, *[_I] * 5),
     "softmax": (_P, _F, *[_P] * 2, *[_I] * 3),
     "rms_norm_backward": (*[_P] * 4, _F, *[_P] * 2, *[_I] * 3),
 }
@@ -223,6 +229,25 @@ class Kernels:
         )
         return d_x, sums.sum(0).to(weight.dtype)
 
+    def weight_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
+        """Returns ``grad.T @ x`` for ``grad [N, O]`` and ``x [N, I]``.
+
+        The order of its sums depends on N alone, not on the number of threads.
+        """
+        grad, x = _with_rows(grad), _with_rows(x)
+        (rows, outputs), inputs, threads = grad.shape, x.shape[1], torch.get_num_threads()
+        height = min(OUTPUTS, _multiple(-(-outputs // threads), STRIP))
+        out = x.new_empty(outputs, inputs)
+        panels = x.new_empty((rows + 1) * _multiple(inputs, WIDTH))
+        strips = x.new_empty(threads * height * DEPTH)
+        sums = torch.empty(threads * height * _multiple(inputs, WIDTH))
+        self._functions["weight_gradient", x.dtype](
+            *(grad.data_ptr(), grad.stride(0), x.data_ptr(), x.stride(0)),
+            *(t.data_ptr() for t in (out, panels, strips, sums)),
+            *(rows, outputs, inputs, height, threads),
+        )
+        return out
+
     def softmax(self, logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """Puts ``softmax(logits / temperature)`` of each row into the place of ``logits [U, V]``,
         and returns its entropy and the log-sum-exp of what it is of, both ``[U]`` in float32."""
@@ -255,6 +280,11 @@ def kernels() -> Kernels | None:
     """Returns the kernels, or None where they could not be compiled."""
     found = library()
     return None if found is None else Kernels(found)
+
+
+def _multiple(num: int, of: int) -> int:
+    """Returns the next multiple."""
+    return -(-num // of) * of
 
 
 def _with_rows(tensor: Tensor) -> Tensor:

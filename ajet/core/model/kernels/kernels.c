@@ -80,16 +80,17 @@ static inline float weight_of(float x)
     return x < -87.0f ? 0 : weight;
 }
 
-/* Products in tiles: of TILE rows and 2 * LANES columns, whose sums stay in registers. GROUP columns
-   of a row are multiplied at a time, so right operands hold as many rows beside each other. */
+/* Products in tiles: of TILE rows (HEIGHT where both operands are packed) and 2 * LANES columns, whose sums stay
+   in registers. GROUP columns of a row are multiplied at a time, so right operands hold as many rows beside
+   each other. */
 #if defined(__AVX512F__)
-enum { LANES = 16, TILE = 8 };
+enum { LANES = 16, TILE = 8, HEIGHT = 12 };
 #elif defined(__AVX__)
-enum { LANES = 8, TILE = 4 };
+enum { LANES = 8, TILE = 4, HEIGHT = 6 };
 #else
-enum { LANES = 4, TILE = 8 };
+enum { LANES = 4, TILE = 8, HEIGHT = 6 };
 #endif
-enum { QUERIES = 2 * LANES, KEYS = 64, PART = 256, LINE = 64, BLOCK = 32, DRAWN = 256 };
+enum { QUERIES = 2 * LANES, KEYS = 64, PART = 256, LINE = 64, BLOCK = 32, DRAWN = 256, DEPTH = 192 };
 /* The columns of the table of segments, as in segments.py. */
 enum { FIRST_QUERY, NUM_QUERIES, FIRST_KEY, NUM_KEYS, FIRST_CELL, PARENT, COLUMNS };
 /* Sets the last of its segment's keys that each query sees; the queries behind the last see what that one does. */
@@ -130,6 +131,7 @@ static inline lanes multiply_add_bfloat16(lanes sum, const bfloat16 *left, packe
 #include "attention.inc"
 #include "decode.inc"
 #include "layers.inc"
+#include "products.inc"
 #undef T
 #undef WIDE
 #undef NARROW
@@ -142,3 +144,4 @@ static inline lanes multiply_add_bfloat16(lanes sum, const bfloat16 *left, packe
 #include "attention.inc"
 #include "decode.inc"
 #include "layers.inc"
+#include "products.inc"

@@ -20,7 +20,7 @@ from loguru import logger
 
 from ajet.core.process_guard import guarded
 
-SOURCES = ("kernels.c", "attention.inc", "decode.inc", "layers.inc")
+SOURCES = ("kernels.c", "attention.inc", "decode.inc", "layers.inc", "products.inc")
 FLAGS = (
     "-std=gnu11",
     "-O3",
