@@ -24,6 +24,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError, RunComplete
 from ajet.core.interrupt import Interrupt
+from ajet.core.model.allocator import release_freed_memory
 from ajet.core.record.run_folder import RunFolder, shown_path
 from ajet.core.record.stages_summary import StageResult, write_stages
 from ajet.core.update.manifest import newest_checkpoint, step_of
@@ -42,6 +43,7 @@ def fit_stages(
         try:
             fit(config)
             gc.collect()  # cycles of references hold the model, whose memory the next stage needs
+            release_freed_memory()
             num_trained += 1
         except RunComplete:
             logger.info("stage {} is complete", config.stage)

@@ -2,7 +2,8 @@
 
     within an update              kept: the next tensor of that size takes it
     before an update, after its   given back: what a rollout, or the pass that made the gradients,
-    first pass, and behind it     has freed lies between what stays, and may not be found again
+    first pass, and behind it;    has freed lies between what stays, and may not be found again
+    behind a stage
 
 glibc maps large tensors anew each time and gives them back to the system when they are freed, so
 their pages are faulted in and cleared again: a third of the time of an update of a model of 135
@@ -12,11 +13,15 @@ Small models (`is_large`) need neither. Not covered: other C libraries, which ar
 threads that have allocated before `keep_freed_memory`, which keep an arena of their own.
 """
 
+from __future__ import annotations
+
 import ctypes
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from torch import nn
+if TYPE_CHECKING:
+    from torch import nn
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of malloc.h
 KEPT = (1 << 31) - 1

@@ -69,7 +69,10 @@ def _attention(dtype, dim, segments=SEGMENTS):
 
 
 def _attend(qkv, own, shared, start, segments, column=COLUMN):
-    parts = [kernels().shared_parts(*pair) for pair in shared]
+    parts = (
+        [kernels().shared_keys(keys) for keys, _ in shared],
+        [kernels().shared_values(values) for _, values in shared],
+    )
     return kernels().attend(qkv, own, start, column, torch.tensor(segments), parts)
 
 

@@ -23,6 +23,7 @@ less memory and reads less (`_smallest_segments`).
 """
 
 import math
+import mmap
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -43,6 +44,41 @@ GROWTH = 32
 """The columns of a batch's own parts are multiples of this: so many are added at a time."""
 MASKED = -1e30
 """A finite number: a query whose columns are all masked gives unused numbers, but no NaN."""
+MAPPED_BYTES = 1 << 25
+"""From this size on, memory on a CPU is the system's own, not a part of the heap."""
+
+
+def empty(like: Tensor, num: int) -> Tensor:
+    """Returns `num` elements of arbitrary content, of the dtype and on the device of `like`.
+
+    On a CPU many of them are mapped: what is never written takes no memory, and all of it goes back
+    to the system with the tensor. Batches of ever other sizes would leave holes in the heap.
+    """
+    if like.device.type != "cpu" or num * like.itemsize < MAPPED_BYTES:
+        return like.new_empty(num)
+    return torch.frombuffer(mmap.mmap(-1, num * like.itemsize), dtype=like.dtype)
+
+
+class BatchMemory:
+    """The memory of one batch after another, from which each takes its parts; it grows if need
+    be."""
+
+    def __init__(self, like: Tensor) -> None:
+        self._memory = like.new_empty(0)
+        self._num_taken = 0
+
+    def begin(self, num: int) -> None:
+        """Has room for `num` elements; what was taken before is not used any more."""
+        if len(self._memory) < num:
+            self._memory = self._memory.new_empty(0)  # freed before more is allocated
+            self._memory = empty(self._memory, num)
+        self._num_taken = 0
+
+    def take(self, num: int) -> Tensor:
+        """Returns the next `num` elements."""
+        first, self._num_taken = self._num_taken, self._num_taken + num
+        assert self._num_taken <= len(self._memory), "begin() was told of fewer"
+        return self._memory[first : self._num_taken]
 
 
 class KVPool:
@@ -61,6 +97,7 @@ class KVPool:
         self._num_slots = num_slots + 1
         self.k = torch.empty(num_layers, num_kv_heads, 0, head_dim, dtype=dtype, device=device)
         self.v = torch.empty_like(self.k)
+        self.batch_memory = BatchMemory(self.k)
 
     def allocate(self) -> None:
         """Allocates the slots, unless they are; on a CPU those never written take no memory."""
@@ -70,8 +107,9 @@ class KVPool:
             self.v[:, :, 0] = 0
 
     def free(self) -> None:
-        """Frees the slots: what they hold is not needed any more."""
+        """Frees the slots: what they hold is not needed any more, and no batch is there."""
         self.k, self.v = self._empty(0), self._empty(0)
+        self.batch_memory = BatchMemory(self.k)
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Stores keys and values ``[N, kv_heads, d]`` of one layer at N slots."""
@@ -80,7 +118,7 @@ class KVPool:
 
     def _empty(self, num_slots: int) -> Tensor:
         layers, heads, _, d = self.k.shape
-        return self.k.new_empty(layers, heads, num_slots, d)
+        return empty(self.k, layers * heads * num_slots * d).view(layers, heads, num_slots, d)
 
     def tensor(self, values: NDArray[Any]) -> Tensor:
         """Returns an array (slots, indices, a mask) as a tensor on the pool's device."""
@@ -171,6 +209,10 @@ def _segments_by_beginning(slots_R: list[Ids]) -> list[CacheSegment]:
     return segments
 
 
+SharedParts = tuple[list[Tensor], list[Tensor]]
+"""Holds the keys and the values that the rows of each segment share, of one layer."""
+
+
 class GatheredCache:
     """Gathers one layer's keys and values: the shared parts once, the own parts for each row."""
 
@@ -235,14 +277,12 @@ class OwnParts:
     """Holds one layer's keys, or values, of all rows' own parts: ``tensor``, which is whole, of
     ``[kv_heads, rows, columns, d]``.
 
-    Its memory is allocated once, for all columns that the rows can come to, and what is written
-    alone takes room on a CPU. Wider tensors beside the old ones would leave holes behind.
+    Its memory is taken once, for all columns that the rows can come to.
     """
 
-    def __init__(self, filled: Tensor, room: int) -> None:
-        """Begins with these columns; `room` more can be written."""
-        heads, rows, columns, d = filled.shape
-        self._memory = filled.new_empty(heads * rows * _in_steps(columns + room + 1) * d)
+    def __init__(self, filled: Tensor, memory: Tensor) -> None:
+        """Begins with these columns; `memory` has room for as many as will be written."""
+        self._memory = memory
         self.tensor = self._placed(filled)
 
     def grow(self) -> None:
@@ -275,13 +315,18 @@ class KVBatch:
     def __init__(self, pool: KVPool, layout: CacheLayout, room: int) -> None:
         """Gathers the rows from the pool; `room` tokens more can be written for each."""
         self._pool = pool
-        gathered = GatheredCache(pool, layout)
+        gathered, memory = GatheredCache(pool, layout), pool.batch_memory
         self._segments = layout.segments
+        layers, heads, _, d = pool.k.shape
+        rows, columns = layout.own_RT.shape
+        num_own = heads * rows * _in_steps(columns + room + 1) * d
+        memory.begin(2 * layers * (num_own + heads * d * self._num_placed(layout)))
         self._shared = [
-            (gathered.shared(k), gathered.shared(v)) for k, v in zip(pool.k, pool.v, strict=True)
+            self._shared_parts(gathered.shared(k), gathered.shared(v))
+            for k, v in zip(pool.k, pool.v, strict=True)
         ]
-        self._k = [OwnParts(gathered.own(k), room) for k in pool.k]
-        self._v = [OwnParts(gathered.own(v), room) for v in pool.v]
+        self._k = [OwnParts(gathered.own(k), memory.take(num_own)) for k in pool.k]
+        self._v = [OwnParts(gathered.own(v), memory.take(num_own)) for v in pool.v]
         self._shared_R, self._start_R = layout.shared_R, layout.start_R
         self._column = layout.own_RT.shape[1]
         self._mask = self._padding_mask()
@@ -344,6 +389,14 @@ class KVBatch:
         """Returns the number of this row's first tokens that its segment holds; `save` cannot copy
         those."""
         return int(self._shared_R[row])
+
+    def _num_placed(self, layout: CacheLayout) -> int:
+        """Returns the shared slots that `_shared_parts` takes from the batch's memory."""
+        return 0
+
+    def _shared_parts(self, keys: list[Tensor], values: list[Tensor]) -> SharedParts:
+        """Returns one layer's shared parts ``[kv_heads, S, d]`` as `attend` reads them."""
+        return keys, values
 
     def _keep_segments(self, index: Ids) -> None:
         kept = self._remaining_segments(index)

@@ -1,6 +1,6 @@
 """Attention of a decode step on a CPU in one call of the compiled kernels.
 
-    segments      for each: keys [kv_heads, S, d], and values in tiles (Kernels.shared_parts)
+    segments      for each: keys [kv_heads, S, d], and values in tiles (Kernels.shared_values)
     own parts     [kv_heads, rows, columns, d], as in KVBatch
 
 What the rows of a group share is multiplied in tiles of queries, what is a row's own beside it, in
@@ -14,9 +14,10 @@ compiler.
 import torch
 from torch import Tensor
 
-from ajet.core.inference.engines.kv_cache import CacheLayout, KVBatch, KVPool
+from ajet.core.inference.engines.kv_cache import CacheLayout, KVBatch, KVPool, SharedParts
 from ajet.core.inference.engines.prefix_cache import Ids
 from ajet.core.model.kernels.functions import attention_kernels_for
+from ajet.core.model.kernels.segments import padded
 
 
 class TiledBatch(KVBatch):
@@ -28,15 +29,10 @@ class TiledBatch(KVBatch):
         return attention_kernels_for(pool.k) is not None
 
     def __init__(self, pool: KVPool, layout: CacheLayout, room: int) -> None:
-        super().__init__(pool, layout, room)
         kernels = attention_kernels_for(pool.k)
         assert kernels is not None, "supports() was asked"
         self._kernels = kernels
-        self._parts: list[list[tuple[Tensor, Tensor]]] = []
-        while self._shared:  # layer by layer: both forms of all layers would take twice as much
-            keys, values = self._shared.pop(0)
-            pairs = zip(keys, values, strict=True)
-            self._parts.append([kernels.shared_parts(k, v) for k, v in pairs])
+        super().__init__(pool, layout, room)
         self._segments_S3 = self._segment_table()
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -48,12 +44,25 @@ class TiledBatch(KVBatch):
             torch.from_numpy(self._start_R),
             self._column,
             self._segments_S3,
-            self._parts[layer],
+            self._shared[layer],
+        )
+
+    def _num_placed(self, layout: CacheLayout) -> int:
+        return sum(padded(len(segment.slots)) for segment in layout.segments)
+
+    def _shared_parts(self, keys: list[Tensor], values: list[Tensor]) -> SharedParts:
+        kernels, memory = self._kernels, self._pool.batch_memory
+
+        def placed(part: Tensor) -> Tensor:
+            return memory.take(part.numel()).view(part.shape).copy_(part)
+
+        return (
+            [placed(kernels.shared_keys(each)) for each in keys],
+            [placed(kernels.shared_values(each)) for each in values],
         )
 
     def _keep_segments(self, index: Ids) -> None:
-        kept = self._remaining_segments(index)
-        self._parts = [[parts[i] for i in kept] for parts in self._parts]
+        super()._keep_segments(index)
         self._segments_S3 = self._segment_table()
 
     def _segment_table(self) -> Tensor:

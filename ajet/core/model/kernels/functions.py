@@ -93,12 +93,16 @@ class Kernels:
             torch.get_num_threads(),
         )
 
-    def shared_parts(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the keys of a segment ``[kv_heads, S, d]`` with rows of zeros behind them, and
-        the values as tiles ``[kv_heads, S / KEYS, d, KEYS]``, as `attend` takes them."""
-        padding = (0, 0, 0, padded(keys.shape[1]) - keys.shape[1])
-        key_rows, rows = (torch.nn.functional.pad(t, padding) for t in (keys, values))
-        return key_rows.contiguous(), rows.unflatten(1, (-1, KEYS)).transpose(2, 3).contiguous()
+    def shared_keys(self, keys: Tensor) -> Tensor:
+        """Returns the keys of a segment ``[kv_heads, S, d]`` as `attend` takes them: with rows of
+        zeros behind."""
+        padding = padded(keys.shape[1]) - keys.shape[1]
+        return torch.nn.functional.pad(keys, (0, 0, 0, padding)).contiguous()
+
+    def shared_values(self, values: Tensor) -> Tensor:
+        """Returns the values of a segment as `attend` takes them: as tiles ``[kv_heads, S / KEYS,
+        d, KEYS]``."""
+        return self.shared_keys(values).unflatten(1, (-1, KEYS)).transpose(2, 3).contiguous()
 
     def attend(
         self,
@@ -107,26 +111,26 @@ class Kernels:
         start_R: Tensor,
         column: int,
         segments_S3: Tensor,
-        shared: Sequence[tuple[Tensor, Tensor]],
+        shared: tuple[Sequence[Tensor], Sequence[Tensor]],
     ) -> Tensor:
         """Writes keys and values ``[rows, kv_heads, d]`` to a column of the own parts ``[kv_heads,
         rows, columns, d]``, and returns the attention ``[rows, heads, d]``.
 
         Row r sees the keys of its segment, and its own columns from ``start_R[r]`` to `column`. A
-        segment is its first row, the row behind its last, and the number of its keys, which are in
-        `shared` as `shared_parts` returns them.
+        segment is its first row, the row behind its last, and the number of its keys;
+        `shared` has these and their values, as `shared_keys` and `shared_values` return them.
         """
         q, (kv_heads, rows, columns, dim) = qkv[0], own[0].shape
         group = q.shape[1] // kv_heads
         out = q.new_empty(q.shape)
         scratch = torch.empty(kv_heads * rows * group * (dim + 2 + columns))
-        addresses = [part.data_ptr() for parts in shared for part in parts]
+        addresses = [part.data_ptr() for parts in zip(*shared, strict=True) for part in parts]
         self._functions["attend", q.dtype](
             *(t.data_ptr() for t in qkv),
             *(t.stride(0) for t in qkv),
             *(t.data_ptr() for t in (*own, start_R, segments_S3)),
             (ctypes.c_void_p * len(addresses))(*addresses),
-            len(shared),
+            len(shared[0]),
             *(t.data_ptr() for t in (out, scratch)),
             *(kv_heads, rows, group, dim, columns, column, torch.get_num_threads()),
         )

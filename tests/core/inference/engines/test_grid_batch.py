@@ -71,10 +71,10 @@ def _step(batches, num_rows, generator):
 )
 @KINDS
 def test_it_gives_the_same_attention_as_group_after_group(kind, groups):
-    pool, slots = _pool(), _slots(groups)
-    _skip_without_compiler(kind, pool)
+    slots = _slots(groups)
+    _skip_without_compiler(kind, _pool())
     layout = CacheLayout.of(slots)
-    batches = [KVBatch(pool, layout, STEPS), kind(pool, layout, STEPS)]
+    batches = [each(_pool(), layout, STEPS) for each in (KVBatch, kind)]
     generator = torch.Generator().manual_seed(1)
     kept = np.array([n for n in range(len(slots)) if n % 3 != 1])
     for step in range(STEPS):
