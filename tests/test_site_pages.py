@@ -55,6 +55,11 @@ def test_a_key_that_a_later_version_brought_says_which():
     assert row == ("`size`", "whole number, `1`", "Calls at a time. *Since 0.2.0.*", "all")
 
 
+def test_every_command_is_in_the_list_of_commands():
+    text = (ROOT / "docs/reference/index.md").read_text(encoding="utf-8")
+    assert [name for name in COMMANDS if not re.search(rf"\bajet {name} ", text)] == []
+
+
 def test_every_command_has_a_page_and_every_public_name_an_entry():
     pages = dict(command_pages())
     assert list(pages) == list(COMMANDS)
