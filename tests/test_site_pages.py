@@ -17,6 +17,7 @@ from scripts.site_pages import (
     config_pages,
     expanded,
     foreign_assets,
+    is_documented,
     key_rows,
     python_page,
     run_folder_page,
@@ -55,12 +56,29 @@ def test_a_key_that_a_later_version_brought_says_which():
     assert row == ("`size`", "whole number, `1`", "Calls at a time. *Since 0.2.0.*", "all")
 
 
+def test_every_command_is_in_the_list_of_commands():
+    text = (ROOT / "docs/reference/index.md").read_text(encoding="utf-8")
+    assert [name for name in COMMANDS if not re.search(rf"\bajet {name} ", text)] == []
+
+
 def test_every_command_has_a_page_and_every_public_name_an_entry():
     pages = dict(command_pages())
     assert list(pages) == list(COMMANDS)
     assert "Usage: ajet check [OPTIONS]" in pages["check"]
     assert [name for name in ajet.__all__ if f"::: ajet.{name}\n" not in python_page()] == []
     assert "`episode_id`" in run_folder_page()
+
+
+def test_metrics_that_the_pages_name_are_in_the_reference():
+    pages = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs/guides").glob("*.md")]
+    named = {
+        name
+        for page in pages
+        for name in re.findall(r"`([a-z_]+/[a-z_…]+)`", page.read_text(encoding="utf-8"))
+        if not (ROOT / name).exists()
+    }
+    assert {"groups/with_advantage", "update/grad_norm"} < named
+    assert [name for name in sorted(named) if not is_documented(name)] == []
 
 
 @pytest.mark.parametrize(

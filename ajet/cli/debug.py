@@ -37,8 +37,8 @@ def debug(
     """Run the first tasks and show each episode in full.
 
     Conversations, rewards and tokens come as they are made, in this process, whatever the config's
-    backbone. Trains and writes nothing. An exception in the workflow or the judge ends the command
-    with its own traceback.
+    backbone. Nothing is trained or written. An exception in the workflow or the judge ends the
+    command with its own traceback.
     """
     from ajet.backbones import make_debug_backbone
     from ajet.cli.notices import show_notices

@@ -44,7 +44,7 @@ def env_check(
     """Check an environment by playing it.
 
     A random, a scripted and an oracle agent play. The scripted agent plays the random one's actions
-    again, and must see the same. Tells success and rewards, steps and their time, and how many
+    again, and must see the same. Reports success and rewards, steps and their time, and how many
     groups would carry no signal. Exit code 0: sound, 1: a fault was found. No model is loaded.
     """
     if (env_type is None) == (conf is None):

@@ -60,7 +60,7 @@ def optimize_prompt(
     project_dir: ProjectDir = None,
     verbose: Verbose = False,
 ) -> None:
-    """Search a better prompt, and measure it on held-out tasks.
+    """Search for a better prompt, measured on held-out tasks.
 
     The search plays episodes of training tasks. Try it before weights: no weight changes. The
     result is the config with better texts.

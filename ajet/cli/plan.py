@@ -57,7 +57,12 @@ def plan(
     project_dir: ProjectDir = None,
     verbose: Verbose = False,
 ) -> None:
-    """Show a run's placement, memory and rough times."""
+    """Show a run's placement, memory and rough times.
+
+    For GPUs they are estimates from the model's config.json and data sheets. On backbone debug
+    without a GPU the engine and the update are measured for some seconds. Exit code 1: it does not
+    fit, and the line says which key to set.
+    """
     from ajet.cli.findings import device_findings, stop_at_errors
     from ajet.cli.notices import show_notices
     from ajet.cli.plan_tables import (

@@ -7,7 +7,8 @@ import typer
 
 def servers(
     action: Annotated[
-        str | None, typer.Argument(metavar="install", help="Nothing, or install.")
+        str | None,
+        typer.Argument(metavar="install", help="Install NAME. Without it: show what is there."),
     ] = None,
     package: Annotated[
         str | None,

@@ -550,7 +550,7 @@ def _correction(draft: Draft) -> None:
 
     ROLL computes the old log-probabilities before the update, or takes those of the first pass,
     which are the same as long as a step has one mini-batch; it does the former by itself where a
-    step has more. ROLL's filters mask without weighting, and have no counterpart.
+    step has more. ROLL's filters are not converted: bounds go into `rollout_correction.reject`.
     """
     section = draft.section("train_infer_correction")
     weight = section.get("is_weight") or {}
@@ -575,7 +575,7 @@ def _correction(draft: Draft) -> None:
         if level != "token":
             draft.set(f"{target}.combine", combine, key)
     if any(rule.get("enabled") for rule in section.get("filters") or []):
-        reason = "filters: tokens leave the loss by their weight alone (mode: reject)"
+        reason = "filters are not converted: write bounds in rollout_correction.reject"
         draft.leave_out(key, reason, algorithm=True)
 
 

@@ -93,7 +93,7 @@ class Code(Enum):
         "an override is written as an option",
         "A key of the config is given as --key=value. Keys of the config have no dashes.",
         ("habits of other command lines",),
-        "Write ajet.section.key=value, as the line shows.",
+        "Write the key without dashes, such as ajet.seed=1, as the line shows.",
     )
     OPTIONS_TOGETHER = (
         "AJ-USE-006",
@@ -187,7 +187,7 @@ class Code(Enum):
         "AJ-CFG-006",
         "a required key is missing",
         "The config needs a key that has no default, or another key needs it.",
-        ("the key is left out", "the section was misspelt and removed"),
+        ("the key is left out",),
         "Add the key to the YAML, or give it as an override.",
     )
     KEY_REFUSED = (
@@ -216,7 +216,7 @@ class Code(Enum):
             "the shell took a quote or a bracket away",
         ),
         "Write key=value, in quotes where the value has spaces or brackets: "
-        "'ajet.data.train_files=[a,b]'.",
+        "'ajet.trainer_common.logger=[console,tensorboard]'.",
     )
     DEFAULTS_NOT_FOUND = (
         "AJ-CFG-010",
@@ -628,7 +628,7 @@ class Code(Enum):
         "AJ-MOD-008",
         "the weights have diverged",
         "The model's logits are not finite.",
-        ("a learning rate that is too high", "float16 without scaling"),
+        ("a learning rate that is too high", "weights of ajet.model.path that are not finite"),
         "Lower ajet.trainer_common.optim.lr, or resume from an earlier checkpoint.",
     )
     ENGINE_FAILED = (
@@ -693,7 +693,8 @@ class Code(Enum):
         "another process has the run folder",
         "Two runs may not write into one folder.",
         ("the run goes on in another terminal", "an experiment_name that is used twice"),
-        "Wait for it, stop it with `ajet stop`, or choose another ajet.experiment_name.",
+        "Wait for it, stop it (Ctrl-C where it runs, or `kill` with the process id of the line), "
+        "or choose another ajet.experiment_name.",
     )
     RUN_CHANGED = (
         "AJ-RUN-004",
@@ -733,8 +734,8 @@ class Code(Enum):
         "a checkpoint could not be saved",
         "Writing the checkpoint failed. Earlier ones are whole.",
         ("the disk is full", "the disk failed"),
-        "Make room, or choose another --exp-dir; the same command goes on from the last "
-        "checkpoint.",
+        "Make room: the same command then goes on from the last checkpoint. With another --exp-dir "
+        "the run begins anew.",
     )
     CHECKPOINT_DIFFERS = (
         "AJ-RUN-009",
@@ -787,7 +788,9 @@ class Code(Enum):
         "The log-probabilities of the engine and of the trainer are further apart than "
         "trainer_common.sampler_gap.max_kl, and the config says to stop.",
         ("another number format in the engine", "top_p or top_k", "weights that are too old"),
-        "See docs/warnings.md, sampler_gap.",
+        "Take the same number format on both sides (ajet.model.dtype), leave top_p and top_k at "
+        "their defaults, lower trinity.max_staleness, or raise max_kl above what a healthy run "
+        "shows; `ajet explain sampler_gap` says more.",
     )
     PROCESS_LOST = (
         "AJ-RUN-016",
@@ -898,7 +901,7 @@ class Code(Enum):
         "The way of weights to the engines that the config names does not work with this "
         "placement.",
         ("shared memory between several machines",),
-        "Set it to auto.",
+        "Set the value that the line names; on backbone verl, auto takes the first that can be.",
     )
     WEIGHTS_NOT_ARRIVED = (
         "AJ-CLU-010",
@@ -958,9 +961,10 @@ class Code(Enum):
     SERVER_REFUSES = (
         "AJ-SRV-003",
         "the inference server refused",
-        "A server answered a request or a command with an error.",
+        "An inference server answered a request or a command with an error.",
         ("a request longer than the server's limit", "a version with another interface"),
-        "The line has its answer.",
+        "The line has its answer. Lower the limit or change the setting that it names; `ajet "
+        "servers` says whether ajet supports this version.",
     )
     SERVER_SETTING = (
         "AJ-SRV-004",
@@ -974,7 +978,7 @@ class Code(Enum):
         "installing a server failed",
         "`ajet servers install` could not install the server.",
         ("no network", "another server is in that folder"),
-        "The line has the installer's last words.",
+        "Mend what the installer says at the end of the line, and run the command again.",
     )
 
     # --- other models, services, ports -----------------------------------------------------------
@@ -1007,7 +1011,7 @@ class Code(Enum):
         "a service gave another answer",
         "A service that tasks or vectors come from answered with an error or in another form.",
         ("the address of another service", "a token is missing"),
-        "The line has the address and the answer.",
+        "Correct the address or the token; the line has the address and the answer.",
     )
     TRACES_NOT_TAKEN = (
         "AJ-NET-005",
@@ -1035,8 +1039,8 @@ class Code(Enum):
         "AJ-NET-008",
         "the cache of replies cannot be used",
         "The file that keeps replies of other models is damaged or in use.",
-        ("a copy that broke off",),
-        "Move it away; replies are asked for again.",
+        ("a copy that broke off", "another run that writes into it"),
+        "Move it away, and replies are asked for again; or wait for the other run.",
     )
 
     # --- environments ----------------------------------------------------------------------------
@@ -1060,7 +1064,8 @@ class Code(Enum):
         "your class is no environment",
         "The class lacks reset(seed) or step(action), or takes other arguments.",
         ("a method is misspelt", "reset without seed"),
-        "Write both methods, or derive the class from ajet.core.environment.Environment.",
+        "Write both methods as docs/guides/game.md does; `from ajet import Environment` is a base "
+        "class.",
     )
     NO_INSTANCE = (
         "AJ-ENV-004",

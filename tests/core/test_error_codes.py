@@ -7,6 +7,9 @@ import runpy
 from functools import cache
 from pathlib import Path
 
+from ajet.cli.launcher import COMMANDS
+from ajet.core.config.section import leaves
+from ajet.core.config.tree import AjetConfig
 from ajet.core.error_codes import AREAS, Code, codes_by_area
 from ajet.core.errors import ConfigError, RunComplete, TraceError
 
@@ -80,6 +83,20 @@ def test_a_code_is_of_an_area_and_its_row_is_whole_sentences():
         assert code.remedy[0] in "`'" or code.remedy[0].isupper(), code
         assert code.remedy.endswith((".", ")")) and code.causes, code
         assert not code.title.endswith("."), code
+
+
+def test_a_kind_names_keys_and_commands_that_there_are():
+    tree = AjetConfig()
+    roots = {"ajet": tree.ajet, "verl": tree.verl, "trinity": tree.trinity}
+    known = [leaf.path for root, section in roots.items() for leaf in leaves(section, root)]
+    for code in Code:
+        text = " ".join([code.meaning, *code.causes, code.remedy])
+        keys = re.findall(r"(?<![\w/])(?:ajet|verl|trinity)(?:\.[a-z_]+)+(?!\.py)", text)
+        strange = [
+            key for key in keys if not any(f"{each}.".startswith(f"{key}.") for each in known)
+        ]
+        commands = re.findall(r"`ajet ([a-z-]+)", text)
+        assert (code, strange, set(commands) - {*COMMANDS, "--help"}) == (code, [], set())
 
 
 def test_titles_tell_kinds_apart():

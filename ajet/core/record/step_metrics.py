@@ -26,6 +26,9 @@
     groups/total, groups/trained, …              tasks; with a valid member; whose rewards differ
     groups/with_advantage                        with something to learn from (signal.py): a trained
                                                  token with an advantage, given, or with a teacher
+    curriculum/with_signal, curriculum/solved, curriculum/hopeless, curriculum/unknown   with an
+                                                 order of tasks by results: tasks by what their last
+                                                 group showed, and those that had none
     correlation/…                                of the reward within groups (correlation.py)
     selection/…                                  who is kept, and who is not (selection.py)
     rollout/…                                    speed, greedy episodes included
