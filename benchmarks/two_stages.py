@@ -91,7 +91,11 @@ class TwoStages:
                 validation = "ajet.task_reader.jsonl_dataset_file.validation.file_path"
                 conf = run / REINFORCEMENT / "config.yaml"
                 given = ["eval", "--conf", str(conf), *subject, "-k", str(samples)]
-                ajet(*given, "--out", str(file), f"{validation}={self.data / name}.jsonl")
+                every_task = [
+                    f"{validation}={self.data / name}.jsonl",
+                    "ajet.data.val_max_tasks=null",
+                ]
+                ajet(*given, "--out", str(file), *every_task)
             tasks = json.loads(file.read_text())["tasks"]
             found[name] = {task: tasks[task]["success"] for task in tasks}
         return found
