@@ -1,10 +1,15 @@
 """Which held-out tasks are told of as training tasks, by hand."""
 
+from pathlib import Path
+
 import pytest
 
+from ajet.core.config import load_config
 from ajet.core.run.overlap import overlap_line, tasks_in_both
-from ajet.core.task.reader import tasks_from_rows
+from ajet.core.task.reader import make_reader, tasks_from_rows
 from ajet.core.task.task import Task
+
+TUTORIAL = Path(__file__).parents[3] / "tutorial"
 
 SUMS = [{"question": f"{i} + 1?", "answer": str(i + 1)} for i in range(4)]
 
@@ -67,6 +72,22 @@ def test_objects_of_a_reader_are_the_same_only_where_they_say_so():
         return Task(name, "Play.", metadata={"level": object()})
 
     assert tasks_in_both([task("a")], [task("b")]) == []
+
+
+@pytest.mark.parametrize(
+    ("example", "number"),
+    [
+        ("math_agent/demo.yaml", 0),
+        ("frozen_lake/demo.yaml", 0),
+        ("repairs/repairs.yaml", 0),
+        ("many_adapters/users.yaml", 8),  # preferences are measured, not answers
+    ],
+)
+def test_the_examples_hold_out_what_they_do_not_train(example, number):
+    config = load_config(TUTORIAL / f"example_{example}", [], backbone="debug")
+    reader = make_reader(config)
+    found = tasks_in_both(reader.get_training_tasks(), reader.get_validation_tasks())
+    assert len(found) == number
 
 
 def test_the_line_says_how_many_and_which():
