@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ajet.cli.options import Verbose, output_file
+from ajet.cli.options import Overwrite, Verbose, output_file
 
 
 def audit(
@@ -22,6 +22,7 @@ def audit(
             help="Write the figures as JSON here; - prints them alone.", callback=output_file
         ),
     ] = None,
+    overwrite: Overwrite = False,
     verbose: Verbose = False,
 ) -> None:
     """Compare what the model saw with what the agent sent.

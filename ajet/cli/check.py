@@ -57,6 +57,7 @@ def _check(config: "AjetConfig", conf: Path) -> None:
     from ajet.core.run.batch_plan import BatchPlan
     from ajet.core.run.run_tasks import RunTasks
     from ajet.core.run.start import describe_start
+    from ajet.core.run.validation_sample import validation_sample
     from ajet.core.task.reader import make_reader
     from ajet.core.terminal import Console
     from ajet.core.workflow.registry import DEFAULT_AGENT, WorkflowFactory
@@ -86,7 +87,7 @@ def _check(config: "AjetConfig", conf: Path) -> None:
     kinds = WorkflowFactory.from_config(config).classes_for([*tasks, *held_out])
     findings = [
         *run_findings(config, kinds),
-        *data_findings(plan),
+        *data_findings(plan, tasks, validation_sample(held_out, config)),
         *machine_findings(config, plan),
     ]
     for finding in findings:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ajet.cli.options import Verbose
+from ajet.cli.options import Overwrite, Verbose, refuse_existing
 
 if TYPE_CHECKING:
     from ajet.convert import Conversion
@@ -26,9 +26,7 @@ def convert(
     out: Annotated[
         Path | None, typer.Option("--out", help="The YAML that is written. [default: stdout]")
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Write over a file that is there.")
-    ] = False,
+    overwrite: Overwrite = False,
     strict: Annotated[
         bool,
         typer.Option(
@@ -51,11 +49,13 @@ def convert(
     result = converted(system, source, overrides or [])
     if out is not None and out.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"--out {out}: a config ends in .yaml", code=Code.OPTION_VALUE)
-    if out is not None and out.exists() and (out.samefile(source) or not overwrite):
-        hint = "give another --out" if out.samefile(source) else "add --overwrite to replace it"
+    if out is not None and out.exists() and out.samefile(source):
         raise ConfigError(
-            f"--out {out}: this file is there already; {hint}", code=Code.OUTPUT_EXISTS
+            f"--out {out}: it is the config that is converted; name another file",
+            code=Code.OUTPUT_EXISTS,
         )
+    if out is not None:
+        refuse_existing("--out", out, overwrite=overwrite)
     text = yaml_text(result)
     if out is None:
         typer.echo(text, nl=False)

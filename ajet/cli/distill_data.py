@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ajet.cli.options import Verbose, output_file
+from ajet.cli.options import Overwrite, Verbose, output_file
 
 
 def distill_data(
@@ -21,6 +21,7 @@ def distill_data(
         int | None,
         typer.Option(min=1, help="Of each task, the newest N whose replies differ. [default: all]"),
     ] = None,
+    overwrite: Overwrite = False,
     verbose: Verbose = False,
 ) -> None:
     """Write a run's good episodes as rows of chat messages.

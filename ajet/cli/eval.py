@@ -15,9 +15,11 @@ from ajet.cli.options import (
     Endpoint,
     EndpointModel,
     Overrides,
+    Overwrite,
     ProjectDir,
     Verbose,
     output_file,
+    refuse_existing,
 )
 
 if TYPE_CHECKING:
@@ -86,6 +88,7 @@ def evaluate(
             callback=output_file,
         ),
     ] = None,
+    overwrite: Overwrite = False,
     project_dir: ProjectDir = None,
     verbose: Verbose = False,
 ) -> None:
@@ -107,6 +110,8 @@ def evaluate(
         raise typer.BadParameter("--split goes with --conf alone: a benchmark has one split")
     if suite is None and conf is None and compare is None:
         raise typer.BadParameter("give --conf, or a benchmark with --suite")
+    if out is not None and out != Path("-"):
+        refuse_existing("--out", *_files_beside(out, compare, suite), overwrite=overwrite)
     from ajet.backbones.evaluating import Subject
 
     subject = Subject(model, checkpoint, endpoint, endpoint_model)
@@ -130,6 +135,21 @@ def evaluate(
         return
     assert conf is not None
     run_split(conf, overrides or [], subject, split, num_tasks, k, out, project_dir)
+
+
+def _files_beside(
+    out: Path, compare: tuple[str, str] | None, suite: list[str] | None
+) -> tuple[Path, ...]:
+    """Returns the files that a comparison, or a table of benchmarks, writes for this `out`."""
+    if compare is not None:
+        from ajet.reports.comparison_report import ComparisonReport
+
+        return ComparisonReport.files(out)
+    if suite is not None:
+        from ajet.reports.suite_report import SuiteReport
+
+        return SuiteReport.files(out)
+    return ()
 
 
 def begin_evaluation(verbose: bool) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ajet.cli.options import Verbose
+from ajet.cli.options import Verbose, refuse_existing_folder
 
 
 def export(
@@ -15,7 +15,7 @@ def export(
             metavar="RUN", help="The run folder: its newest checkpoint; or RUN/checkpoints/step_N."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The folder to write, which must not be there yet.")],
+    out: Annotated[Path, typer.Option(help="The folder to write, which must be new.")],
     adapter: Annotated[
         bool, typer.Option("--adapter", help="Write LoRA adapters alone, not merged.")
     ] = False,
@@ -46,6 +46,7 @@ def export(
     begin_screen_log(verbose)
     target = out.absolute()
     checkpoint = find_checkpoint(source.absolute())
+    refuse_existing_folder(target)
     run = RecordedRun(checkpoint.parent.parent)
     os.chdir(run.current_folder)  # the model's path may be relative
     loaded = assembly.load_policy_model(run.config, dtype=None if dtype == "auto" else dtype)

@@ -4,7 +4,7 @@
     device     is the one that is named on this machine?
     precision  is the number format slow on this processor?
     reward     is there a judge, or does the workflow's source give a reward?
-    data       are there as many tasks as a step takes?
+    data       are there as many tasks as a step takes? is one both trained on and held out?
     clipping   do the bounds fit the loss?
     machine    packages, open files, memory, /dev/shm, processes and disk against what the numbers
                need
@@ -22,7 +22,7 @@ import os
 import re
 import shutil
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.util import find_spec
@@ -51,6 +51,8 @@ from ajet.core.error_text import extra_advice
 from ajet.core.errors import ConfigError, ModelError
 from ajet.core.judge import judge_spec
 from ajet.core.run.batch_plan import BatchPlan
+from ajet.core.run.overlap import overlap_line
+from ajet.core.task.task import Task
 from ajet.core.workflow.workflow import Workflow
 
 Level = Literal["ok", "warning", "error"]
@@ -100,18 +102,20 @@ def run_findings(config: AjetConfig, workflows: Iterable[type[Workflow]]) -> lis
     ]
 
 
-def data_findings(plan: BatchPlan) -> list[Finding]:
-    """Returns a warning where a step needs more tasks than there are, which a run may do."""
+def data_findings(
+    plan: BatchPlan, training: Sequence[Task], held_out: Sequence[Task]
+) -> Iterator[Finding]:
+    """Yields warnings of what a run may do: a step that needs more tasks than there are, and tasks
+    that are both trained on and measured."""
     wanted, there = plan.tasks_per_step, plan.num_tasks
-    if wanted <= there:
-        return []
-    return [
-        Finding(
+    if wanted > there:
+        yield Finding(
             "warning",
             f"data: a step takes {wanted:,} tasks (ajet.data.train_batch_size), and there are "
             f"{there:,}: it plays the same ones again; lower it, or give more tasks",
         )
-    ]
+    if (line := overlap_line(training, held_out)) is not None:
+        yield Finding("warning", line)
 
 
 def machine_findings(config: AjetConfig, plan: BatchPlan) -> list[Finding]:

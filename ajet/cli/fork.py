@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ajet.cli.options import Overrides, ProjectDir, Verbose, output_file
+from ajet.cli.options import Overrides, Overwrite, ProjectDir, Verbose, output_file
 
 
 def fork(
@@ -40,6 +40,7 @@ def fork(
             help="Write the table as JSON here too; - prints it alone.", callback=output_file
         ),
     ] = None,
+    overwrite: Overwrite = False,
     project_dir: ProjectDir = None,
     verbose: Verbose = False,
 ) -> None:

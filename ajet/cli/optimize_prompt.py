@@ -12,8 +12,11 @@ from ajet.cli.options import (
     EndpointModel,
     ExpDir,
     Overrides,
+    Overwrite,
     ProjectDir,
     Verbose,
+    output_file,
+    refuse_existing,
 )
 
 
@@ -54,8 +57,12 @@ def optimize_prompt(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Write the YAML with the best texts here. [CONF_prompt.yaml beside it]"),
+        typer.Option(
+            help="Write the YAML with the best texts here. [CONF_prompt.yaml beside it]",
+            callback=output_file,
+        ),
     ] = None,
+    overwrite: Overwrite = False,
     exp_dir: ExpDir = None,
     project_dir: ProjectDir = None,
     verbose: Verbose = False,
@@ -74,9 +81,7 @@ def optimize_prompt(
     out = out or conf.with_name(f"{conf.stem}_prompt.yaml")
     if out.suffix not in (".yaml", ".yml"):
         raise typer.BadParameter(f"--out {out}: a config ends in .yaml")
-    if not out.parent.is_dir() or out.exists():
-        state = "is there already" if out.exists() else f"there is no folder {out.parent}"
-        raise typer.BadParameter(f"--out {out}: {state}; name another file")
+    refuse_existing("--out", out, overwrite=overwrite)
     import gepa  # noqa: F401 - says which extra is missing before a model is loaded
 
     from ajet.backbones.evaluating import Subject

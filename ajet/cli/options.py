@@ -1,4 +1,10 @@
-"""Defines the options that several commands share, each with its help."""
+"""Defines the options that several commands share, each with its help.
+
+A command that writes what its command line names (``--out``, ``--export``, ``--perfetto``) has one
+rule: before it computes anything it refuses what it could not write, and what is there already,
+unless ``--overwrite`` is given. What is no plain file, such as ``/dev/null`` or a pipe, is written
+to. Folders of a model (``ajet export``) and of versions (``ajet rebuild``) must be new.
+"""
 
 import os
 from pathlib import Path
@@ -6,15 +12,18 @@ from typing import Annotated, Literal
 
 import typer
 
+from ajet.core.error_codes import Code
+from ajet.core.errors import ConfigError
+
 
 def no_words() -> list[str]:
     """Returns no completions, after which a shell completes a path by itself."""
     return []
 
 
-def output_file(path: Path | None) -> Path | None:
-    """Refuses, before anything is computed, a file that could not be written. ``-`` is the
-    screen."""
+def output_file(ctx: typer.Context, param: typer.CallbackParam, path: Path | None) -> Path | None:
+    """Refuses, before anything is computed, a file that could not be written, or that is there
+    while the command's `Overwrite` is not given. ``-`` is the screen."""
     if path is None or path == Path("-"):
         return path
     folder = path.parent
@@ -28,7 +37,28 @@ def output_file(path: Path | None) -> Path | None:
         may_write = False
     if not may_write:
         raise typer.BadParameter(f"{path}: it may not be written there; name another file")
+    refuse_existing(param.opts[0], path, overwrite=ctx.params["overwrite"])
     return path
+
+
+def refuse_existing(option: str, *files: Path, overwrite: bool) -> None:
+    """Raises ConfigError for the first of the files that is there, unless it may be written over
+    or is no plain file."""
+    for file in files:
+        if file.is_file() and not overwrite:
+            raise ConfigError(
+                f"{option}: {file} is there already; add --overwrite to replace it, or name "
+                "another file",
+                code=Code.OUTPUT_EXISTS,
+            )
+
+
+def refuse_existing_folder(folder: Path) -> None:
+    """Raises ConfigError for the folder of a command that writes a new one."""
+    if folder.exists():
+        raise ConfigError(
+            f"{folder}: is there already; name a folder that is not", code=Code.OUTPUT_EXISTS
+        )
 
 
 Conf = Annotated[
@@ -80,6 +110,11 @@ Overrides = Annotated[
         metavar="[KEY=VALUE]...",
         help="Config overrides as Hydra takes them: ajet.seed=1, +my.key=2, ~my.key.",
     ),
+]
+Overwrite = Annotated[
+    bool,
+    # Eager: `output_file` reads it wherever it stands in the command line.
+    typer.Option("--overwrite", help="Write over a file that is there.", is_eager=True),
 ]
 Checkpoint = Annotated[
     Path | None,

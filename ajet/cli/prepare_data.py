@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ajet.cli.options import Verbose
+from ajet.cli.options import Overwrite, Verbose
 
 
 def prepare_data(
@@ -36,6 +36,7 @@ def prepare_data(
     agent_cfg_path: Annotated[
         str | None, typer.Option(help="Write this agent_cfg_path in every row.")
     ] = None,
+    overwrite: Overwrite = False,
     verbose: Verbose = False,
 ) -> None:
     """Write a data set as train and test files."""
@@ -49,7 +50,7 @@ def prepare_data(
     wanted = {"agent_name": agent_name, "agent_cfg_path": agent_cfg_path}
     columns = {column: value for column, value in wanted.items() if value is not None}
     recipe = DataRecipe(name, source, sizes, seed or 0, columns)
-    for path, count in write_splits(recipe, out, form).items():
+    for path, count in write_splits(recipe, out, form, overwrite=overwrite).items():
         typer.echo(f"{path}: {count:,} rows")
     typer.echo("Read it with:")
     typer.echo("  ajet.task_reader.type=huggingface_dat_repo")

@@ -5,14 +5,15 @@ from typing import Annotated
 
 import typer
 
-from ajet.cli.options import Overrides, Verbose
+from ajet.cli.options import Overrides, Verbose, refuse_existing_folder
 
 
 def rebuild(
     run: Annotated[Path, typer.Argument(help="The run folder of `ajet serve --learn`.")],
     overrides: Overrides = None,
     out: Annotated[
-        Path | None, typer.Option(help="Save the versions here, as checkpoints (the last ones).")
+        Path | None,
+        typer.Option(help="Save the versions in this new folder, as checkpoints (the last ones)."),
     ] = None,
     verbose: Verbose = False,
 ) -> None:
@@ -28,6 +29,8 @@ def rebuild(
     from ajet.online.rebuild import rebuild as rebuilt_versions
 
     begin_screen_log(verbose)
+    if out is not None:
+        refuse_existing_folder(out.absolute())
     recorded = RecordedRun(run.absolute(), overrides=overrides or [])
     num_same = 0
     for each in rebuilt_versions(recorded, None if out is None else out.absolute()):

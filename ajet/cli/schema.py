@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ajet.cli.options import output_file
+from ajet.cli.options import Overwrite, output_file
 
 
 def schema(
@@ -15,6 +15,7 @@ def schema(
             metavar="FILE", help="Write it here instead of to the screen.", callback=output_file
         ),
     ] = None,
+    overwrite: Overwrite = False,
 ) -> None:
     """Print the JSON Schema of a config file.
 

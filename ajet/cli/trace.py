@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ajet.cli.options import output_file
+from ajet.cli.options import Overwrite, output_file
 
 if TYPE_CHECKING:
     import threading
@@ -39,6 +39,7 @@ def trace(
             callback=output_file,
         ),
     ] = None,
+    overwrite: Overwrite = False,
     step: Annotated[int | None, typer.Option(help="The episodes of this step alone.")] = None,
     episode: Annotated[
         list[str] | None, typer.Option(help="This episode alone; may be repeated.")

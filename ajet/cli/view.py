@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ajet.cli.options import output_file
+from ajet.cli.options import Overwrite, output_file
 
 
 def view(
@@ -34,6 +34,7 @@ def view(
             callback=output_file,
         ),
     ] = None,
+    overwrite: Overwrite = False,
     episodes: Annotated[
         str | None,
         typer.Option(help="With --export: only these episodes, ids with commas between."),

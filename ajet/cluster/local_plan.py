@@ -32,11 +32,11 @@ from ajet.cluster.episode_size import EpisodeSize
 from ajet.cluster.memory_estimate import GIB, MemoryPart
 from ajet.cluster.model_shape import ModelShape, shape_of
 from ajet.cluster.plan import format_seconds
+from ajet.core.common_prefix import common_length_of_ids
 from ajet.core.config import AjetConfig
 from ajet.core.config.precision import BYTES, dtype_on, state_dtype
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.core.inference.engines.prefix_cache import common_length
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.settings import UpdateSettings
@@ -89,7 +89,7 @@ class Trial:
 def _shared_length(group: list[TrainingSample]) -> int:
     """Returns the number of tokens before the first sampled one that all samples begin with."""
     prompts = [sample.token_ids[: int(np.argmax(sample.loss_mask))] for sample in group]
-    return min(common_length(prompts[0], prompt) for prompt in prompts)
+    return min(common_length_of_ids(prompts[0], prompt) for prompt in prompts)
 
 
 @dataclass(frozen=True)

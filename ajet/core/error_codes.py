@@ -106,9 +106,10 @@ class Code(Enum):
     OUTPUT_EXISTS = (
         "AJ-USE-007",
         "the output is there already",
-        "A command would write a file or a folder that exists. Nothing is written over.",
+        "A command would write a file or a folder that exists. Nothing is written over unless "
+        "--overwrite is given, which the commands that write files have.",
         ("the command ran before",),
-        "Name another output, or remove the old one first.",
+        "Name another output, add --overwrite where the line says so, or remove the old one first.",
     )
     OUTPUT_NOT_WRITTEN = (
         "AJ-USE-008",

@@ -112,14 +112,20 @@ class ComparisonReport:
             )
         return cls(a.subject, b.subject, parts)
 
+    @staticmethod
+    def files(file: Path) -> tuple[Path, Path, Path]:
+        """Returns the JSON, the Markdown and the HTML that are written beside each other."""
+        return file.with_suffix(".json"), file.with_suffix(".md"), file.with_suffix(".html")
+
     def write(self, file: Path) -> tuple[Path, ...]:
-        """Writes JSON, Markdown and HTML beside each other, and returns what was written."""
+        """Writes the files, and returns them."""
         from ajet.reports.comparison_html import as_html
 
-        texts = {".json": self.as_json, ".md": self.as_markdown, ".html": lambda: as_html(self)}
-        for suffix, text in texts.items():
-            write_output(file.with_suffix(suffix), text())
-        return tuple(file.with_suffix(suffix) for suffix in texts)
+        plain, table, page = self.files(file)
+        write_output(plain, self.as_json())
+        write_output(table, self.as_markdown())
+        write_output(page, as_html(self))
+        return plain, table, page
 
     def as_json(self) -> str:
         parts = [

@@ -65,9 +65,14 @@ class SuiteReport:
     def subject(self) -> str:
         return self.results[0].report.subject
 
+    @staticmethod
+    def files(file: Path) -> tuple[Path, Path]:
+        """Returns the JSON file, and that of the table in Markdown beside it."""
+        return file, file.with_suffix(".md")
+
     def write(self, file: Path) -> tuple[Path, ...]:
-        """Writes the JSON file, and the table in Markdown beside it, and returns both."""
-        table = file.with_suffix(".md")
+        """Writes both files, and returns them."""
+        file, table = self.files(file)
         write_output(file, self.as_json())
         write_output(table, self.as_markdown())
         return file, table

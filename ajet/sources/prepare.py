@@ -6,6 +6,7 @@ GSM8K and MATH come from the Hub or from local files; `arithmetic` is generated 
 Not covered: data sets of other shapes (any JSON-lines file with a question works without this).
 """
 
+import io
 import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +15,9 @@ from typing import Any, Literal
 from ajet.core.error_codes import Code
 from ajet.core.error_text import extra_advice
 from ajet.core.errors import DataError
+from ajet.core.record.atomic_file import write_output, writing_output
 from ajet.core.task.huggingface import read_split, splits_of
-from ajet.core.task.jsonl import write_jsonl
+from ajet.core.task.jsonl import jsonl_text
 from ajet.judges.answer import final_part
 from ajet.sources import arithmetic
 
@@ -87,40 +89,44 @@ class DataRecipe:
 
 
 def write_splits(
-    recipe: DataRecipe, out: Path, form: Literal["jsonl", "parquet"]
+    recipe: DataRecipe, out: Path, form: Literal["jsonl", "parquet"], *, overwrite: bool = False
 ) -> dict[Path, int]:
-    """Writes train and test, and returns the number of rows of each file."""
-    _refuse_second_file(out, form)
+    """Writes train and test, and returns the number of rows of each file. Unless `overwrite` is
+    given, it raises DataError where one is there."""
+    _refuse_existing(out, form, overwrite)
     rows = {out / f"{split}.{form}": recipe.rows(split) for split in SPLITS}
-    try:
+    contents = {path: _content(split_rows, form) for path, split_rows in rows.items()}
+    with writing_output(out):
         out.mkdir(parents=True, exist_ok=True)
-        for path, split_rows in rows.items():
-            _write(path, split_rows)
-    except OSError as error:
-        raise DataError(
-            f"{out}: cannot write the data: {error.strerror}; name another folder",
-            code=Code.OUTPUT_NOT_WRITTEN,
-        ) from error
+    for path, content in contents.items():
+        write_output(path, content)
     return {path: len(split_rows) for path, split_rows in rows.items()}
 
 
-def _refuse_second_file(out: Path, form: str) -> None:
-    """Raises `DataError` if `out` has a split in another file, because a reader would then find it
-    twice."""
+def _refuse_existing(out: Path, form: str, overwrite: bool) -> None:
+    """Raises `DataError` if `out` has a split. In another file it may not be written over either,
+    because a reader would then find the split twice."""
+    there = splits_of(out)
     for split in SPLITS:
-        for file in splits_of(out).get(split, []):
+        for file in there.get(split, []):
             if file != out / f"{split}.{form}":
                 raise DataError(
                     f"{file}: it is the {split} split of --out {out} already; remove it or choose "
                     "another --out",
                     code=Code.OUTPUT_EXISTS,
                 )
+    own = [file for split in SPLITS for file in there.get(split, [])]
+    if own and not overwrite:
+        raise DataError(
+            f"--out {out}: {own[0]} is there already; add --overwrite to replace it, or name "
+            "another folder",
+            code=Code.OUTPUT_EXISTS,
+        )
 
 
-def _write(path: Path, rows: list[dict[str, Any]]) -> None:
-    if path.suffix == ".jsonl":
-        write_jsonl(path, rows)
-        return
+def _content(rows: list[dict[str, Any]], form: str) -> str | bytes:
+    if form == "jsonl":
+        return jsonl_text(rows)
     try:
         import pyarrow
         from pyarrow import parquet
@@ -128,4 +134,6 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> None:
         raise DataError(
             f"Parquet needs pyarrow: {extra_advice('pyarrow')}", code=Code.PACKAGE_MISSING
         ) from error
-    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    table = io.BytesIO()
+    parquet.write_table(pyarrow.Table.from_pylist(rows), table)
+    return table.getvalue()

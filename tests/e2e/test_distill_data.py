@@ -36,7 +36,8 @@ def distill(toy, *options):
 class Command(ToyRun):
     @property
     def arguments(self):
-        return ["distill-data", "launcher_record/toy", "--out", "good.jsonl", *self.overrides]
+        command = ["distill-data", "launcher_record/toy", "--out", "good.jsonl", "--overwrite"]
+        return [*command, *self.overrides]
 
 
 def turns_of(folder, **which):

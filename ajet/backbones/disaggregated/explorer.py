@@ -9,8 +9,9 @@ order groups end, a plan index has the same task, ids and seeds, so a resumed ru
 groups again. With a bound of 0 the unit is the whole batch of a step, which begins when its weights
 are published: the run is then that of backbone debug.
 
-Where the order of tasks depends on results, a group's result counts once it is stored. A run that
-resumes first adds the results that the checkpoint lacks, from the buffer, in the order of the plan.
+A group's end counts once it is stored: its result, where the order of tasks depends on results, and
+whether it was left out. The explorer's state behind it is noted in the same transaction. A run that
+resumes first adds the ends that the checkpoint lacks, from the buffer, in the order of the plan.
 
 While weights change, episodes that run continue (`continue`; each token has its version), are
 waited for (`finish`), or begin again (`recompute`; counted). A group without signal
@@ -28,6 +29,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from loguru import logger
@@ -47,7 +49,6 @@ from ajet.core.rollout.failure import check_failure_rate, has_failed
 from ajet.core.rollout.request import RolloutRunner, group_id_of, step_of_group
 from ajet.core.task.cursor import DataCursor
 from ajet.core.task.result_cursor import ResultCursor
-from ajet.core.task.results import GroupResult
 from ajet.core.task.workflow_task import Mode
 from ajet.core.trajectory.trajectory import Trajectory
 
@@ -89,11 +90,12 @@ class Explorer:
         self._is_synchronous = buffer.bound.max_staleness == 0
         self._next = 0  # the number of planned groups; of planned steps where it is synchronous
         self._known_tasks: dict[int, int | None] = {}  # of groups that an earlier attempt has begun
-        self._known_results: dict[int, GroupResult] = {}  # of those that have ended and are ahead
+        self._known_ends: dict[int, FinishedGroup] = {}  # of them, those that are ahead in the plan
         self._to_restart: list[InFlight] = []
         self._running: dict[int, asyncio.Task[StepGroups]] = {}
         self._task_indices: dict[int, int] = {}
         self._groups: set[asyncio.Task[None]] = set()
+        self._noting = asyncio.Lock()  # held while the buffer gets the note of a state
         self._recomputed: set[int] = set()
         self._is_paused = False
         self._slot_freed = asyncio.Event()
@@ -136,19 +138,20 @@ class Explorer:
             self._skip_known()
 
     def _observe_known(self, unseen: Collection[int]) -> None:
-        """Tells the cursor how groups ended that the buffer holds: those in `unseen` at once, and
-        those that are ahead in the plan when the plan moves behind them."""
-        if not isinstance(self._cursor, ResultCursor):
-            return
+        """Counts how groups ended that the buffer holds: those in `unseen` at once, and those that
+        are ahead in the plan when the plan moves behind them."""
         ahead = [index for index in self._known_tasks if index >= self._next_index]
         for item in self._buffer.finished([*unseen, *ahead]):
-            task = self._known_tasks[item.index]
-            assert task is not None, "the explorer puts no group that has not begun"
-            result = group_result(task, item.group)
             if item.index < self._next_index:
-                self._cursor.observe([result])
+                self._count_end(item)
             else:
-                self._known_results[item.index] = result
+                self._known_ends[item.index] = item
+
+    def _count_end(self, item: FinishedGroup) -> None:
+        task = self._known_tasks[item.index]
+        if task is not None:  # else put without `begin`, with a bound of 0
+            self._cursor.observe([group_result(task, item.group)])
+        self.counts["left_out"] += not item.is_counted
 
     def is_open(self, group_id: str) -> bool:
         """Says whether the group, or the baseline, runs or is to begin again."""
@@ -159,7 +162,7 @@ class Explorer:
         modes: tuple[Mode, ...] = ("train", "baseline")
         return any(group_id == group_id_of(step, mode, n) for step, n in planned for mode in modes)
 
-    def _plan_note(self, **changed: int) -> dict[str, str]:
+    def _plan_note(self, **changed: Any) -> dict[str, str]:
         """Returns the state as a note. The groups that run are not in it: the buffer knows them."""
         to_restart = [(each.index, each.task_index) for each in self._to_restart]
         return {PLAN: json.dumps(self.state_dict() | {"in_flight": to_restart} | changed)}
@@ -209,8 +212,10 @@ class Explorer:
         while not self._versions.is_over:
             changed = self._versions.changed
             self._raise_failures()
-            if self._versions.published is not None and not self._is_paused:
-                self._begin(self._capacity_left())
+            async with self._noting:
+                may_begin = self._versions.published is not None and not self._is_paused
+                if may_begin and not self._versions.is_over:
+                    self._begin(self._capacity_left())
             self._slot_freed.clear()
             await _any_of({changed, self._slot_freed}, self._groups)
 
@@ -260,8 +265,8 @@ class Explorer:
         would have them planned again."""
         while (index := self._next_index) in self._known_tasks:
             self._cursor.skip(self._known_tasks[index])
-            if index in self._known_results:
-                self._cursor.observe([self._known_results.pop(index)])
+            if index in self._known_ends:
+                self._count_end(self._known_ends.pop(index))
             self._next += 1
 
     async def _group(self, index: int, task: int, version: int) -> None:
@@ -284,15 +289,25 @@ class Explorer:
         self._recomputed.discard(index)
         self._check_failures(step, rollout)
         (item,) = _items(rollout)
-        stored, last_step = [self._replace_if_no_signal(item)], self.settings.total_steps
-        if not await asyncio.to_thread(self._buffer.put, stored, version, last_step=last_step):
-            return  # the run has trained its last step: the group counts as one that still runs
-        # Both in one moment: a checkpoint has the result, or the group among the unseen ones.
-        self._cursor.observe([group_result(task, item.group)])
-        del self._task_indices[index]
-        self.counts["ended"] += 1
-        if isinstance(self._cursor, ResultCursor):
-            self._buffer.begin([], **self._plan_note())  # for a checkpoint of another process
+        await self._store(item, task, version)
+
+    async def _store(self, item: FinishedGroup, task: int, version: int) -> None:
+        """Puts a group into the buffer, with the note of the state behind it."""
+        result, last_step = group_result(task, item.group), self.settings.total_steps
+        async with self._noting:  # another note of meanwhile would lack this end, or be lost
+            stored = self._replace_if_no_signal(item)
+            left_out = self.counts["left_out"] + (not stored.is_counted)
+            behind = {"cursor": self._cursor.state_after(result), "aside": left_out}
+            unseen = [each for each in self.state_dict()["unseen"] if each != item.index]
+            notes = self._plan_note(**behind, unseen=unseen)
+            put = partial(self._buffer.put, [stored], version, last_step=last_step, **notes)
+            if not await asyncio.to_thread(put):
+                return  # the run has trained its last step: the group counts as one that still runs
+            # In one moment: a checkpoint has the end, or the group among the unseen ones.
+            self._cursor.observe([result])
+            del self._task_indices[item.index]
+            self.counts["left_out"] = left_out
+            self.counts["ended"] += 1
         self._versions.notify()
 
     async def _restart(self, index: int, task: int) -> int:
@@ -312,7 +327,6 @@ class Explorer:
         allowed = (rounds - 1) * self.settings.groups_per_step * (self._versions.trained + 1)
         if not self._has_no_signal(item) or self.counts["left_out"] >= allowed:
             return item
-        self.counts["left_out"] += 1
         return FinishedGroup(item.index, item.group, item.baselines, is_counted=False)
 
     def _has_no_signal(self, item: FinishedGroup) -> bool:

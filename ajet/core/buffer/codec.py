@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from ajet.core.activity import TimedCall
+from ajet.core.common_prefix import common_length
 from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
 from ajet.core.inference.endpoint import Completion
@@ -183,8 +184,8 @@ def _output_json(output: WorkflowOutput) -> Json:
 
 def _turn_json(turn: Turn, before: Turn | None, arrays: _Writer) -> Json:
     completion = turn.completion
-    kept = _common_length(_ids(before), completion.prompt_ids)
-    kept_messages = _common_length(_messages(before), turn.messages)
+    kept = common_length(_ids(before), completion.prompt_ids)
+    kept_messages = common_length(_messages(before), turn.messages)
     return {
         "kept": kept,
         "new": arrays.add(completion.prompt_ids[kept:], "<i8"),
@@ -238,16 +239,6 @@ def _ids(turn: Turn | None) -> tuple[int, ...]:
 
 def _messages(turn: Turn | None) -> list[Json]:
     return [] if turn is None else [*turn.messages, turn.reply]
-
-
-def _common_length(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """Returns the length of the common beginning of both."""
-    if a == b[: len(a)]:  # the usual case, and much faster than the comparison below
-        return len(a)
-    return next(n for n, (x, y) in enumerate(zip([*a, None], [*b, _END], strict=False)) if x != y)
-
-
-_END = object()
 
 
 def _number(value: float | None) -> float | None:

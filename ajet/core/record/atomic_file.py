@@ -1,7 +1,7 @@
 """Writes a small file so that it exists completely or not at all, whenever the process is killed.
 
     write_text_atomically(path, text)     a file of the run folder
-    write_output(path, text)              the file that a command line names, such as that of --out
+    write_output(path, content)           a file that a command line names, such as that of --out
 
 What is there and is no plain file, such as /dev/null or a pipe, is written to, and not replaced.
 Not covered: folders and big files with checksums, which checkpoints need.
@@ -24,21 +24,22 @@ def write_text_atomically(path: Path, text: str) -> None:
         _write(path, text)
 
 
-def write_output(path: Path, text: str) -> None:
+def write_output(path: Path, content: str | bytes) -> None:
     """Writes a file that a command line names, in the same way."""
     with writing_output(path):
-        _write(path, text)
+        _write(path, content)
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, content: str | bytes) -> None:
+    content = content.encode() if isinstance(content, str) else content
     if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(content)
         return
     path = Path(os.path.realpath(path))  # a link stays one, such as /dev/stdout
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with temporary.open("wb") as file:
+            file.write(content)
             file.flush()
             # Without fsync the rename could reach the disk before the content.
             os.fsync(file.fileno())

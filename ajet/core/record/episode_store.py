@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ajet.core.common_prefix import common_length
 from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
 from ajet.core.plain_value import plain_text, plain_value
@@ -307,7 +308,7 @@ def _is_same(plain: Any, value: Any) -> bool:
 
 def _new_text(turn: Turn, base: Turn | None) -> tuple[int, str]:
     """Returns how many messages the base turn already has, and the rest as JSON."""
-    kept = _common_prefix_length([*base.messages, base.reply], turn.messages) if base else 0
+    kept = common_length([*base.messages, base.reply], turn.messages) if base else 0
     return kept, _to_json(turn.messages[kept:])
 
 
@@ -316,17 +317,8 @@ def _new_prompt(turn: Turn, base: Turn | None) -> tuple[int, bytes]:
     prompt = turn.completion.prompt_ids
     kept = 0
     if base is not None:
-        seen = base.completion.prompt_ids + base.completion.token_ids
-        kept = len(seen) if prompt[: len(seen)] == seen else _common_prefix_length(seen, prompt)
+        kept = common_length(base.completion.prompt_ids + base.completion.token_ids, prompt)
     return kept, zlib.compress(_blob(prompt[kept:], "<i4"), 1)
-
-
-def _common_prefix_length(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """Returns the length of the common prefix."""
-    for index, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return index
-    return min(len(a), len(b))
 
 
 def _blob(values: Sequence[int] | Sequence[float] | NDArray[Any], dtype: str) -> bytes:

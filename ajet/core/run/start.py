@@ -45,6 +45,7 @@ from ajet.core.run.attempt_record import (
     read_attempts,
 )
 from ajet.core.run.identity import Change, RunIdentity, listed
+from ajet.core.run.overlap import overlap_line
 from ajet.core.run.run_tasks import RunTasks
 from ajet.core.update.manifest import newest_checkpoint, step_of
 
@@ -96,6 +97,8 @@ def open_run(config: AjetConfig, tasks: RunTasks) -> Iterator[RunFolder]:
         with run_log(folder.logs / "run.log"):
             if start.line:
                 logger.warning(start.line)
+            if (line := overlap_line(tasks.training, tasks.held_out)) is not None:
+                logger.warning(line)
             yield folder
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):

@@ -71,6 +71,10 @@ class DataCursor:
     def observe(self, results: Iterable[GroupResult]) -> None:
         """Does nothing: the order is fixed."""
 
+    def state_after(self, result: GroupResult) -> dict[str, Any]:
+        """Returns the state, which is the same however this group has ended."""
+        return self.state_dict()
+
     def metrics(self) -> dict[str, float]:
         """Returns no metric: nothing is known of the tasks."""
         return {}

@@ -12,6 +12,7 @@ Not covered: the choice itself (adaptive.py, own_sampler.py).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from copy import copy
 from typing import Any, Protocol
 
 from ajet.core.error_codes import Code
@@ -61,6 +62,13 @@ class ResultCursor:
     def observe(self, results: Iterable[GroupResult]) -> None:
         """Takes the results of groups that have ended."""
         self._log.observe(results)
+
+    def state_after(self, result: GroupResult) -> dict[str, Any]:
+        """Returns the state as it is going to be when this group has ended."""
+        log = copy(self._log)
+        log.of_task = [*log.of_task]
+        log.observe([result])
+        return self.state_dict() | {"results": log.state_dict()}
 
     def metrics(self) -> dict[str, float]:
         """Returns how many tasks are solved, hopeless, with signal and unknown."""

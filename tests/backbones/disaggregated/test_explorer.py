@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 
 import pytest
 
@@ -190,6 +191,96 @@ async def test_a_result_is_noted_for_a_checkpoint_of_another_process():
     assert known(cursor) == {task: (False, 1, 0, 2.0, 1.0) for task in (0, 1)}
     running.cancel()
     await asyncio.wait([running])
+
+
+class Killed(Exception):
+    """Stands for a SIGKILL: nothing after it is done."""
+
+
+class DiesOnceItHasStored(GroupBuffer):
+    def put(self, *args, **more):
+        super().put(*args, **more)
+        raise Killed
+
+
+async def test_a_result_is_known_though_the_explorer_dies_at_once_and_its_group_is_forgotten():
+    """It is away until the group is trained, and no checkpoint needs it."""
+    buffer, versions = DiesOnceItHasStored(MEMORY, StalenessBound(1, 1, 1, 1)), VersionState(0)
+    buffer.reopen(0)
+    cursor = ResultCursor(3, 1, seed=1, sampler=FewestFirst())
+    settings = ExplorerSettings(BatchSettings(1, 2), 9, 0.5)
+    episodes = EndsAtOnce()
+    versions.publish(0)
+    with pytest.raises(Killed):
+        await Explorer(episodes, episodes, cursor, buffer, versions, settings).run()
+    buffer.take(0, 1)
+    buffer.mark_trained(1)
+    buffer.prune(1)
+    resumed = ResultCursor(3, 1, seed=1, sampler=FewestFirst())
+    again = Explorer(episodes, episodes, resumed, buffer, versions, settings)
+    again.load_state_dict(json.loads(buffer.read_note("plan")))
+    assert known(resumed)[0] == (False, 1, 0, 2.0, 1.0)
+
+
+class NotesItsPlans(GroupBuffer):
+    """A database that takes its time to store a group."""
+
+    noted: list[int]
+
+    def begin(self, groups, **notes):
+        super().begin(groups, **notes)
+        self.noted.append(json.loads(notes["plan"])["next"])
+
+    def put(self, items, version, **more):
+        time.sleep(0.05)
+        stored = super().put(items, version, **more)
+        self.noted.append(json.loads(more["plan"])["next"])
+        return stored
+
+
+async def test_no_note_of_an_end_takes_back_what_was_planned_meanwhile():
+    buffer, versions = NotesItsPlans(MEMORY, StalenessBound(3, 2, 1, 6)), VersionState(0)
+    buffer.noted = []
+    buffer.reopen(0)
+    episodes, cursor = EndsAtOnce(), DataCursor(100, 2, seed=1)
+    episodes.free_slots = 2
+    settings = ExplorerSettings(BatchSettings(2, 2), 9, 0.5)
+    explorer = Explorer(episodes, episodes, cursor, buffer, versions, settings)
+    versions.publish(0)
+    running = asyncio.create_task(explorer.run())
+    async with asyncio.timeout(20):
+        while explorer.counts["ended"] < 6:
+            await asyncio.sleep(0.01)
+            explorer._slot_freed.set()
+    assert len(buffer.noted) >= 12 and buffer.noted == sorted(buffer.noted)
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def test_groups_that_were_left_out_since_the_checkpoint_are_counted_once():
+    """Of six planned groups the checkpoint is behind the first three, of which it knows that 0 was
+    left out. Since then 1 and, ahead in the plan, 3 and 5 were left out, and 2 was not; 4 was not
+    begun."""
+    buffer, versions = GroupBuffer(MEMORY, StalenessBound(3, 2, 1, 6)), VersionState(0)
+    buffer.reopen(0)
+    at = [plan_index(1 + number // 2, number % 2) for number in range(6)]
+    first = explorer_over(buffer, versions)
+    tasks = [first._next_group(0).task_index for _ in range(3)]
+    first._task_indices = {at[1]: tasks[1], at[2]: tasks[2]}
+    first.counts["left_out"] = 1
+    checkpoint = json.loads(json.dumps(first.state_dict()))
+    begun = [InFlight(at[number], number, 0) for number in (0, 1, 2, 3, 5)]
+    buffer.begin(begun)
+    blank = [FinishedGroup(at[n], group(n % 2, step=1 + n // 2), (), False) for n in (0, 1, 3, 5)]
+    buffer.put([*blank, ended(2, 0)], 0)
+    explorer = explorer_over(buffer, versions)
+    explorer.load_state_dict(checkpoint)
+    assert explorer.counts["left_out"] == 3  # 0, 1 and 3: the plan is not behind 5
+    again = explorer_over(buffer, versions)
+    again.load_state_dict(explorer.state_dict())
+    assert again.counts["left_out"] == 3
+    again._next_group(0)  # 4, behind which the plan finds 5
+    assert again.counts["left_out"] == 4
 
 
 async def test_a_group_that_ends_after_the_last_update_counts_as_one_that_runs():

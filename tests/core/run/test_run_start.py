@@ -111,6 +111,14 @@ def test_how_an_earlier_start_was_answered_is_no_change_of_the_run(toy, warnings
     assert not any("changed since the last start" in line for line in warnings)
 
 
+def test_held_out_tasks_that_are_trained_on_are_told_of_when_a_run_starts(toy, warnings):
+    train(ONE, "ajet.task_reader.jsonl_dataset_file.validation.file_path=tasks.jsonl")
+    told = [line for line in warnings if "are also training tasks" in line]
+    assert len(told) == 1 and told[0].startswith(
+        "data: 13 of 13 validation tasks are also training"
+    )
+
+
 def test_a_longer_run_goes_on_and_says_so(toy, warnings):
     train(ONE)
     assert train(TWO).steps == 2

@@ -235,7 +235,7 @@ def test_one_split_in_two_formats_is_refused_and_not_read_twice(tmp_path):
 def test_prepare_data_writes_no_split_beside_another_file_of_it(tmp_path, there):
     recipe = DataRecipe("arithmetic", sizes={"train": 2, "test": 2})
     write_splits(recipe, tmp_path / "d", "jsonl")
-    write_splits(recipe, tmp_path / "d", "jsonl")  # over its own files
+    write_splits(recipe, tmp_path / "d", "jsonl", overwrite=True)  # its own files
     (tmp_path / "d" / there).parent.mkdir(exist_ok=True)
     (tmp_path / "d" / there).write_text("")
     with pytest.raises(AjetError) as error:

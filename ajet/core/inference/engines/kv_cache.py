@@ -33,7 +33,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ajet.core.inference.engines.prefix_cache import Ids, common_length
+from ajet.core.common_prefix import common_length_of_ids
+from ajet.core.inference.engines.prefix_cache import Ids
 
 MIN_SHARED = 32
 """Tokens. Shorter common prefixes are copied: a segment costs a few small products a layer."""
@@ -174,7 +175,7 @@ def _smallest_segments(slots_R: list[Ids]) -> list[CacheSegment]:
     the cost of the first i and of that segment.
     """
     lengths_R = np.array([len(slots) for slots in slots_R], np.int64)
-    shared_R = np.array([common_length(a, b) for a, b in pairwise(slots_R)], np.int64)
+    shared_R = np.array([common_length_of_ids(a, b) for a, b in pairwise(slots_R)], np.int64)
     ends_R = np.concatenate(([0], np.cumsum(lengths_R)))
     costs, begins = np.zeros(1), []
     for end in range(1, len(slots_R) + 1):
@@ -197,7 +198,7 @@ def _smallest_segments(slots_R: list[Ids]) -> list[CacheSegment]:
 
 def _segments_by_beginning(slots_R: list[Ids]) -> list[CacheSegment]:
     """Cuts the rows into segments where neighbours share fewer than `MIN_SHARED` slots."""
-    shared = [common_length(a, b) for a, b in pairwise(slots_R)]
+    shared = [common_length_of_ids(a, b) for a, b in pairwise(slots_R)]
     cuts = [i + 1 for i, length in enumerate(shared) if length < MIN_SHARED]
     segments: list[CacheSegment] = []
     for first, last in pairwise([0, *cuts, len(slots_R)]):

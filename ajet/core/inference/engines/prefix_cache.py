@@ -19,6 +19,8 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from ajet.core.common_prefix import common_length_of_ids
+
 Ids = NDArray[np.int64]
 
 
@@ -88,7 +90,7 @@ class PrefixCache:
             child = node.children.get(int(ids[at]))
             if child is None:
                 break
-            same = common_length(child.tokens, ids[at:])
+            same = common_length_of_ids(child.tokens, ids[at:])
             node = child if same == len(child.tokens) else self._split(child, same)
             node.last_used = self._clock
             at += same
@@ -179,10 +181,3 @@ def path(tail: PrefixNode) -> list[PrefixNode]:
 def path_slots(tail: PrefixNode) -> Ids:
     """Returns the slots of the whole path to `tail`, in the order of its tokens."""
     return np.concatenate([node.slots for node in path(tail)] or [np.empty(0, np.int64)])
-
-
-def common_length(a: Ids, b: Ids) -> int:
-    """Returns the length of the common prefix of two arrays."""
-    length = min(len(a), len(b))
-    differs = np.flatnonzero(a[:length] != b[:length])
-    return int(differs[0]) if len(differs) else length

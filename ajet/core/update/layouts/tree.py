@@ -20,10 +20,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ajet.core.common_prefix import common_length_of_ids
 from ajet.core.model.decoder import Attend, Decoder
 from ajet.core.update.layouts.layout import ForwardOutput, Row
 from ajet.core.update.layouts.tree_attention import AttentionPlan, attention_plan, tree_attention
-from ajet.core.update.layouts.trie import Forest, common_prefix, lexicographic, trie_of_rows
+from ajet.core.update.layouts.trie import Forest, lexicographic, trie_of_rows
 from ajet.core.update.sequence import SequenceGroup
 
 
@@ -132,7 +133,7 @@ def _with_shared(rows: Sequence[Row]) -> Iterator[tuple[Row, int]]:
     previous: Row | None = None
     for i in lexicographic([row.input_ids for row in rows]):
         row = rows[i]
-        yield row, common_prefix(previous.input_ids, row.input_ids) if previous else 0
+        yield row, common_length_of_ids(previous.input_ids, row.input_ids) if previous else 0
         previous = row
 
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ajet.core.common_prefix import common_length_of_ids
+
 IntArray = NDArray[np.int64]
 
 
@@ -51,13 +53,6 @@ def lexicographic(rows: Sequence[IntArray]) -> list[int]:
     return sorted(range(len(rows)), key=lambda i: rows[i].astype(">u4").tobytes())
 
 
-def common_prefix(a: IntArray, b: IntArray) -> int:
-    """Returns the length of the common prefix."""
-    length = min(len(a), len(b))
-    differs = a[:length] != b[:length]
-    return int(differs.argmax()) if differs.any() else length
-
-
 def trie_of_rows(rows: Sequence[IntArray]) -> Forest:
     """Builds a forest in which each distinct prefix occurs once."""
     return _flatten(rows, lexicographic(rows), share=True)
@@ -75,7 +70,9 @@ def _flatten(rows: Sequence[IntArray], order: Sequence[int], share: bool) -> For
     depths: list[IntArray] = []
     previous: int | None = None
     for i in order:
-        shared = common_prefix(rows[previous], rows[i]) if share and previous is not None else 0
+        shared = 0
+        if share and previous is not None:
+            shared = common_length_of_ids(rows[previous], rows[i])
         start = builder.branch(shared, len(rows[i]))
         reused = row_nodes[previous][:shared] if previous is not None else row_nodes[i]
         row_nodes[i] = np.concatenate((reused, np.arange(start, builder.size)))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from ajet.core.common_prefix import common_length_of_ids
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.engines import kv_cache
 from ajet.core.inference.engines.batch import Batch
@@ -66,7 +67,7 @@ def test_no_other_cuts_take_less(seed):
         total = 0.0
         for first, end in itertools.pairwise([0, *cuts, len(rows)]):
             group = rows[first:end]
-            common = min((kv_cache.common_length(group[0], row) for row in group[1:]), default=None)
+            common = min((common_length_of_ids(group[0], row) for row in group[1:]), default=None)
             common = len(group[0]) if common is None else common
             own = sum(len(row) - common for row in group)
             total += common + kv_cache.OWN_COST * own + kv_cache.SEGMENT_COST

@@ -1,0 +1,131 @@
+"""What a command line names to be written: one rule for every command that has such an option."""
+
+import inspect
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from typer.models import OptionInfo
+from typer.testing import CliRunner
+
+from ajet.cli.launcher import COMMANDS, app
+from ajet.core.error_codes import Code
+from ajet.core.record.atomic_file import write_output
+
+FILES = {
+    "audit --out": "audit run --out there.json",
+    "convert --out": "convert lake.yaml --from roll --out there.yaml",
+    "distill-data --out": "distill-data run --out there.jsonl",
+    "eval --out": "eval --conf none.yaml --out there.json",
+    "fork --out": "fork run 0001 --turn 0 --out there.json",
+    "optimize-prompt --out": "optimize-prompt --conf none.yaml --out there.yaml",
+    "prepare-data --out": "prepare-data arithmetic --num-train 2 --num-test 2 --out data",
+    "schema --out": "schema --out there.json",
+    "trace --perfetto": "trace run --perfetto there.json",
+    "view --export": "view run --export there.html",
+}
+"""The commands that write files, each with a line that would write over one of `THERE`."""
+FOLDERS = {"export --out": "export step_1 --out data", "rebuild --out": "rebuild run --out data"}
+"""Those that write a folder, which must be new."""
+BESIDE = [
+    "optimize-prompt --conf none.yaml",  # none_prompt.yaml
+    "eval --suite gsm8k --data none --out other.json",  # other.md
+    "eval --compare a.json b.json --out page.html",  # page.json
+    "prepare-data arithmetic --num-train 2 --num-test 2 --out tests",  # tests/test.jsonl
+]
+"""Lines that name no file of `THERE`, and would write over one all the same."""
+THERE = [
+    "there.json",
+    "there.yaml",
+    "there.jsonl",
+    "there.html",
+    "data/train.jsonl",
+    "none_prompt.yaml",
+    "other.md",
+    "page.json",
+    "tests/test.jsonl",
+]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch) -> Path:
+    for name in THERE:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(json.dumps({"question": "mine", "answer": "1"}))
+    (tmp_path / "lake.yaml").write_text("exp_name: lake\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(command: str):
+    return CliRunner().invoke(app, command.split(), terminal_width=300)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def test_the_tables_have_every_option_that_names_what_is_written():
+    found = set()
+    for command, place in COMMANDS.items():
+        module, _, function = place.partition(":")
+        parameters = inspect.signature(
+            getattr(import_module(module), function), eval_str=True
+        ).parameters
+        for name, parameter in parameters.items():
+            kind, *options = get_args(parameter.annotation) or [None]
+            is_path = kind is Path or Path in get_args(kind)
+            for option in options:
+                said = (option.help or "").lower() if isinstance(option, OptionInfo) else ""
+                if is_path and any(word in said for word in ("write", "written", "save")):
+                    found.add(f"{command} --{name}")
+                    assert ("overwrite" in parameters) == (f"{command} --{name}" in FILES)
+    assert found == {*FILES, *FOLDERS}
+
+
+@pytest.mark.parametrize("command", [*FILES.values(), *BESIDE])
+def test_a_file_that_is_there_is_written_over_by_overwrite_alone(command, folder):
+    """None of the runs, configs and models that the commands name is there: it is refused before
+    anything is looked for."""
+    before = contents(folder)
+    result = run(command)
+    [line] = result.stderr.splitlines()
+    assert result.exit_code == 1 and line.endswith(f"[{Code.OUTPUT_EXISTS}]")
+    assert " is there already; add --overwrite to replace it, or name another " in line
+    assert contents(folder) == before
+    again = run(f"{command} --overwrite")
+    assert str(Code.OUTPUT_EXISTS) not in again.stderr
+
+
+@pytest.mark.parametrize("command", FOLDERS.values())
+def test_a_folder_that_is_written_must_be_new(command, folder):
+    (folder / "step_1").mkdir()
+    before = contents(folder)
+    result = run(command)
+    [line] = result.stderr.splitlines()
+    assert f"{folder}/data: is there already; name a folder that is not" in line
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_prepare_data_replaces_its_own_files_and_no_others(form, folder):
+    command = f"prepare-data arithmetic --num-train 2 --num-test 1 --format {form} --out new"
+    assert run(command).exit_code == 0
+    first = contents(folder / "new")
+    assert set(first) == {f"train.{form}", f"test.{form}"}
+    assert run(f"{command} --seed 1").exit_code == 1 and contents(folder / "new") == first
+    assert run(f"{command} --seed 1 --overwrite").exit_code == 0
+    assert set(contents(folder / "new")) == set(first) and contents(folder / "new") != first
+
+
+def test_a_file_that_cannot_be_written_wholly_is_as_it_was(folder, monkeypatch):
+    """Bytes are written as text is: beside the file, and then renamed over it."""
+    write_output(folder / "there.json", b"\x00\xff")
+    assert (folder / "there.json").read_bytes() == b"\x00\xff"
+    before = contents(folder)
+    result = run("prepare-data arithmetic --num-train 2 --num-test 2 --out there.json/data")
+    assert result.exit_code == 1 and "was not written: Not a directory" in result.stderr
+    assert contents(folder) == before
