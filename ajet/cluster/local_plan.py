@@ -182,9 +182,9 @@ class LocalPlan:
         value, shape = self._bytes[0], self.shape
         if not self.batch.config.samples:
             return []
-        cache = FRAGMENTED * value * self._cached_tokens() * shape.kv_values_per_token
-        # The engine's budget, for running rows and again for kept ones.
-        parts = [_part("cache", min(cache, 2 * KV_BYTES), "rollout: keys and values")]
+        cache = value * self._cached_tokens() * shape.kv_values_per_token
+        # The engine has a budget for running rows, and again for the prefixes that it keeps.
+        parts = [_part("cache", 2 * min(cache, KV_BYTES), "rollout: keys and values")]
         if shape.hidden * shape.intermediate >= MIN_PACKED and value < 8:
             packed = value * shape.parameters
             parts.append(_part("packed weights", packed, "rollout: a copy, as oneDNN reads them"))
@@ -234,15 +234,15 @@ class LocalPlan:
         return min(budget, group * max(1, budget // group) if group <= budget else budget)
 
     def _cached_tokens(self) -> int:
-        """Returns the tokens of a rollout or of a validation, whichever are more: each prompt once,
-        and replies in a row and in the prefix cache."""
+        """Returns the tokens that rows of a rollout or of a validation have, whichever are more:
+        each prompt once."""
         kinds = (
             (self._sampled_episodes, self.batch.config.ajet.rollout.num_repeat),
             (self.batch.validation_episodes, self.batch.config.validation_repeats),
         )
         return max(
             -(-self._at_once(episodes) // repeat) * self.size.prompt
-            + 2 * self._at_once(episodes) * self.size.reply
+            + self._at_once(episodes) * self.size.reply
             for episodes, repeat in kinds
         )
 

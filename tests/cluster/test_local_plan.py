@@ -74,8 +74,8 @@ def test_memory_is_counted_by_hand(plan):
     kept = sizes(plan.kept_parts())
     assert kept["weights"] == kept["reference"] == WEIGHTS and kept["optimizer"] == 2 * WEIGHTS
     # 16 at once: a validation's are 16 prompts, a rollout's are 2 of 8 episodes each.
-    cached = (16 * 324 + 2 * 16 * 125) * 2 * 30 * 192 * 4
-    assert sizes(plan.rollout_parts()) == {"cache": 1.5 * cached, "packed weights": WEIGHTS}
+    cached = (16 * 324 + 16 * 125) * 2 * 30 * 192 * 4
+    assert sizes(plan.rollout_parts()) == {"cache": 2 * cached, "packed weights": WEIGHTS}
     assert sizes(plan.update_parts()) == {
         "gradients": WEIGHTS,
         # A group of 324 + 8 x 125 tokens: the input of each layer, and one layer at a time.
@@ -86,8 +86,8 @@ def test_memory_is_counted_by_hand(plan):
 
 def test_a_cache_is_that_of_the_rollout_where_its_replies_are_more(plan):
     longer = replace(plan, batch=BatchPlan(config_with(), 100, 2), size=EpisodeSize(100, 125))
-    cached = (2 * 100 + 2 * 16 * 125) * 2 * 30 * 192 * 4  # not that of 2 tasks held out
-    assert sizes(longer.rollout_parts())["cache"] == 1.5 * cached
+    cached = (2 * 100 + 16 * 125) * 2 * 30 * 192 * 4  # not that of 2 tasks held out
+    assert sizes(longer.rollout_parts())["cache"] == 2 * cached
 
 
 def test_a_supervised_step_has_no_rollout(plan):
