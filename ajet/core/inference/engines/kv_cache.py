@@ -23,7 +23,6 @@ less memory and reads less (`_smallest_segments`).
 """
 
 import math
-import mmap
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -35,6 +34,7 @@ from torch import Tensor
 
 from ajet.core.common_prefix import common_length_of_ids
 from ajet.core.inference.engines.prefix_cache import Ids
+from ajet.core.model.mapped_memory import mapped
 
 MIN_SHARED = 32
 """Tokens. Shorter common prefixes are copied: a segment costs a few small products a layer."""
@@ -46,18 +46,14 @@ GROWTH = 32
 MASKED = -1e30
 """A finite number: a query whose columns are all masked gives unused numbers, but no NaN."""
 MAPPED_BYTES = 1 << 25
-"""From this size on, memory on a CPU is the system's own, not a part of the heap."""
+"""From this size on, memory on a CPU is mapped (core/model/mapped_memory.py)."""
 
 
 def empty(like: Tensor, num: int) -> Tensor:
-    """Returns `num` elements of arbitrary content, of the dtype and on the device of `like`.
-
-    On a CPU many of them are mapped: what is never written takes no memory, and all of it goes back
-    to the system with the tensor. Batches of ever other sizes would leave holes in the heap.
-    """
-    if like.device.type != "cpu" or num * like.itemsize < MAPPED_BYTES:
-        return like.new_empty(num)
-    return torch.frombuffer(mmap.mmap(-1, num * like.itemsize), dtype=like.dtype)
+    """Returns `num` elements of arbitrary content, of the dtype and on the device of `like`; many
+    of them not from the heap, where batches of ever other sizes would leave holes."""
+    is_small = num * like.itemsize < MAPPED_BYTES
+    return like.new_empty(num) if is_small or like.device.type != "cpu" else mapped(like, num)
 
 
 class BatchMemory:
