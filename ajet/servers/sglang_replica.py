@@ -41,6 +41,7 @@ from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import Completion, SamplingParams
 from ajet.core.weight_sync.folder import FolderSource
+from ajet.core.weight_sync.group import portable_handle
 from ajet.core.weight_sync.load import check_tensor
 from ajet.core.weight_sync.manifest import (
     Manifest,
@@ -62,6 +63,8 @@ MAX_TOP_K = 4096
 """The largest top_k with log-probabilities after a cut: SGLang's `--sampling-mask-max-tokens`."""
 FINISH_REASONS = {"stop", "length", "abort"}
 BUCKET_BYTES = 1 << 29
+HANDLE = 7
+"""The place of the memory's handle among the arguments of torch's `rebuild_cuda_tensor`."""
 FLUSH_S, FLUSH_RETRY_S = 30.0, 0.2
 """How long and how often emptying the cache is tried: a server refuses while a request runs, and a
 health check goes on there even if its client is gone."""
@@ -362,20 +365,43 @@ def buckets(source: WeightSource) -> Generator[list[tuple[TensorInfo, Tensor]], 
 
 
 def release_unused_memory() -> None:
-    """Gives memory of the GPU that this process no longer uses to the server beside it."""
+    """Gives memory of the GPU that this process no longer uses to the server beside it; what the
+    server had open is kept until it is collected."""
     import torch
 
     if torch.cuda.is_available():
+        torch.cuda.ipc_collect()
         torch.cuda.empty_cache()
 
 
 def serialized_tensors(tensors: list[tuple[str, Tensor]]) -> str:
     """Serializes tensors for SGLang's workers: handles of memory, not the numbers themselves. The
     wire format is a pickle."""
+    from collections import ChainMap
     from multiprocessing.reduction import ForkingPickler
 
-    import torch.multiprocessing  # noqa: F401, it teaches the pickler about tensors
+    import torch
+    import torch.multiprocessing  # it teaches the pickler about tensors
 
     buffer = io.BytesIO()
-    ForkingPickler(buffer).dump([(name, tensor.detach()) for name, tensor in tensors])
+    pickler = ForkingPickler(buffer)
+    pickler.dispatch_table = ChainMap({torch.Tensor: reduce_tensor}, pickler.dispatch_table)
+    pickler.dump([(name, tensor.detach()) for name, tensor in tensors])
     return base64.b64encode(buffer.getvalue()).decode()
+
+
+def reduce_tensor(tensor: Tensor) -> tuple[Any, tuple[Any, ...]]:
+    """Returns what a tensor is pickled as: what torch does, with a handle that a server of another
+    torch opens too."""
+    from torch.multiprocessing import reductions
+
+    rebuild, arguments = reductions.reduce_tensor(tensor)
+    if rebuild is reductions.rebuild_cuda_tensor:
+        arguments = with_portable_handle(arguments)
+    return rebuild, arguments
+
+
+def with_portable_handle(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns the arguments of torch's `rebuild_cuda_tensor` with another form of the handle."""
+    before, handle, after = arguments[:HANDLE], arguments[HANDLE], arguments[HANDLE + 1 :]
+    return (*before, portable_handle(handle), *after)

@@ -4,9 +4,11 @@ import asyncio
 import copy
 import time
 from dataclasses import replace
+from inspect import signature
 
 import pytest
 import torch
+from torch.multiprocessing import reductions
 
 from ajet.core.errors import ModelError
 from ajet.core.inference.replica import ReplicaDown
@@ -104,6 +106,15 @@ async def test_an_emptied_cache_has_no_prefix_and_what_runs_is_waited_for(bench)
     assert stats() == 0
     await bench.replica.generate(PROMPT, SHORT, "e/0002")
     assert stats() == len(PROMPT) - 1
+
+
+def test_handles_are_sent_in_the_form_that_the_servers_torch_opens():
+    names = list(signature(reductions.rebuild_cuda_tensor).parameters)
+    sent = tuple(b"\x03c" + bytes(64) if name == "storage_handle" else name for name in names)
+    found = sglang_replica.with_portable_handle(sent)
+    assert dict(zip(names, found, strict=True)) == {
+        name: bytes(64) if name == "storage_handle" else name for name in names
+    }
 
 
 async def test_weights_that_the_server_says_it_took_and_did_not_are_noticed(bench):

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch.distributed import HashStore
 
 from ajet.core.weight_sync import group
 from ajet.core.weight_sync.broadcast import BroadcastSender, open_store
@@ -178,3 +179,40 @@ def test_a_handle_of_a_gpu_is_refused_on_another_device():
     handle = {"gpu": "GPU 1234", "handle": []}
     with pytest.raises(ValueError, match="the sender is on GPU 1234, the receiver on cpu"):
         group.open_buffer(handle, torch.device("cpu"))
+
+
+def test_every_torch_opens_the_drivers_bare_handle_of_a_gpus_memory():
+    bare = bytes(range(64))
+    for version in (b"\x01", b"\x02", b"\x03"):  # torch 2.13 begins the third
+        assert group.portable_handle(version + b"c" + bare) == bare
+    assert group.portable_handle(bare) == bare
+    assert group.portable_handle(b"\x04c" + bare + b"more") == b"\x04c" + bare + b"more"
+
+
+def test_memory_of_expandable_segments_is_refused_with_what_to_do():
+    with pytest.raises(ValueError, match=r"expandable_segments:True out of PYTORCH_CUDA_ALLOC_CON"):
+        group.portable_handle(b"\x03e" + bytes(40))
+
+
+def test_processes_with_different_versions_of_nccl_are_refused_on_each_of_them():
+    store, told = HashStore(), r"rank 0 has 2\.30\.7, rank 1 has 2\.29\.7: install one in all of"
+    with ThreadPoolExecutor(2) as pool:
+        joining = [
+            pool.submit(group.check_nccl_versions, store, rank, 2, version)
+            for rank, version in enumerate(("2.30.7", "2.29.7"))
+        ]
+        for each in joining:
+            with pytest.raises(ValueError, match=told):
+                each.result()
+    store.set("nccl/1", "2.30.7")
+    group.check_nccl_versions(store, 0, 2, "2.30.7")
+
+
+@pytest.mark.parametrize("before", [None, "0"])
+def test_operations_of_nccl_are_waited_for_in_groups_of_weights_alone(monkeypatch, before):
+    monkeypatch.delenv(group.BLOCKING_WAIT, raising=False)
+    if before is not None:
+        monkeypatch.setenv(group.BLOCKING_WAIT, before)
+    with group.nccl_waits():
+        assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "1"
+    assert os.environ.get("TORCH_NCCL_BLOCKING_WAIT") == before
