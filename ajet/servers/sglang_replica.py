@@ -40,6 +40,7 @@ from loguru import logger
 from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import Completion, SamplingParams
+from ajet.core.weight_sync.broadcast import HandoverReceiver
 from ajet.core.weight_sync.folder import FolderSource
 from ajet.core.weight_sync.group import portable_handle
 from ajet.core.weight_sync.load import check_tensor
@@ -63,6 +64,8 @@ MAX_TOP_K = 4096
 """The largest top_k with log-probabilities after a cut: SGLang's `--sampling-mask-max-tokens`."""
 FINISH_REASONS = {"stop", "length", "abort"}
 BUCKET_BYTES = 1 << 29
+Bucket = list[tuple[TensorInfo, "tuple[Tensor, ...]"]]
+"""Tensors that are sent in one request, each as often as it was received."""
 HANDLE = 7
 """The place of the memory's handle among the arguments of torch's `rebuild_cuda_tensor`."""
 FLUSH_S, FLUSH_RETRY_S = 30.0, 0.2
@@ -206,9 +209,8 @@ class SglangReplica(ServerReplica):
                 # In a thread: `next` receives tensors and computes their checksums.
                 while bucket := await asyncio.to_thread(next, bucket_iterator, None):
                     infos += [info for info, _ in bucket]
-                    data = serialized_tensors([(info.name, tensor) for info, tensor in bucket])
                     body = {
-                        "serialized_named_tensors": [data] * self._num_workers,
+                        "serialized_named_tensors": self._serialized(bucket),
                         "flush_cache": False,
                         "weight_version": str(source.version),
                     }
@@ -216,6 +218,14 @@ class SglangReplica(ServerReplica):
         release_unused_memory()
         await self.send_empty_cache()
         return await self._verified_report(Manifest(source.version, tuple(infos)), started)
+
+    def _serialized(self, bucket: Bucket) -> list[str]:
+        """Returns the tensors for each worker: those on its own GPU, or the only ones."""
+        copies = [
+            serialized_tensors([(info.name, tensors[gpu]) for info, tensors in bucket])
+            for gpu in range(len(bucket[0][1]))
+        ]
+        return copies if len(copies) > 1 else copies * self._num_workers
 
     @asynccontextmanager
     async def _update_session(self) -> AsyncIterator[None]:
@@ -345,23 +355,36 @@ def request_body(
     return body | {"return_sampling_mask": True} if has_cut(sampling) else body
 
 
-def buckets(source: WeightSource) -> Generator[list[tuple[TensorInfo, Tensor]], None, None]:
+def buckets(source: WeightSource) -> Generator[Bucket, None, None]:
     """Yields the tensors in lists of about BUCKET_BYTES; each list is sent in one request. Those
     that come from another process are checked."""
-    bucket: list[tuple[TensorInfo, Tensor]] = []
+    bucket: Bucket = []
     size = 0
     where = f"weights of version {source.version} (the server may hold a mixture)"
-    with closing(source.tensors()) as incoming:
-        for info, tensor in incoming:
+    with closing(copies_of(source)) as incoming:
+        for info, tensors in incoming:
             if not source.can_be_read_again:
-                check_tensor(info, tensor, tensor, where)
+                for tensor in tensors:
+                    check_tensor(info, tensor, tensor, where)
             if bucket and size + info.num_bytes > BUCKET_BYTES:
                 yield bucket
                 bucket, size = [], 0
-            bucket.append((info, tensor))
+            bucket.append((info, tensors))
             size += info.num_bytes
     if bucket:
         yield bucket
+
+
+def copies_of(
+    source: WeightSource,
+) -> Generator[tuple[TensorInfo, tuple[Tensor, ...]], None, None]:
+    """Yields each tensor as often as it comes: on each of the server's GPUs, or once."""
+    if isinstance(source, HandoverReceiver):
+        yield from source.copies()
+    else:
+        with closing(source.tensors()) as incoming:
+            for info, tensor in incoming:
+                yield info, (tensor,)
 
 
 def release_unused_memory() -> None:

@@ -15,6 +15,7 @@ before 0.32.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +23,7 @@ from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import Completion, SamplingParams
 from ajet.core.inference.replica import ReplicaDown
-from ajet.core.weight_sync.broadcast import BroadcastReceiver
+from ajet.core.weight_sync.broadcast import BroadcastReceiver, HandoverReceiver
 from ajet.core.weight_sync.folder import FolderSource
 from ajet.core.weight_sync.manifest import Manifest, SyncReport, WeightsError, WeightSource
 from ajet.servers.process import ServerProcess
@@ -126,11 +127,10 @@ class VllmReplica(ServerReplica):
     async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
         """Loads weights from a folder, or from a broadcast, of which each worker is a receiver.
         Running requests are waited for."""
-        if not isinstance(source, BroadcastReceiver):
+        if not isinstance(source, BroadcastReceiver | HandoverReceiver):
             return await super().load_weights(source, version)
         async with self.paused():
-            fields = ("address", "port", "rank", "size", "backend", "timeout_s")
-            where = {name: str(getattr(source, name)) for name in fields}
+            where = {"memberships": json.dumps(source.memberships())}
             reports = await self._load("ajet_receive_weights", source, where)
         self.version = version
         (num_bytes,), (checksum,) = (

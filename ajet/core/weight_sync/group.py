@@ -60,10 +60,12 @@ class BroadcastGroup:
         backend: Backend,
         timeout_s: float,
         store: Any = None,
+        gpu: int | None = None,
         buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
         """Joins the group that meets at rank 0's store, which rank 0 passes. It makes the buffer of
-        ipc, of `buffer_bytes`."""
+        ipc, of `buffer_bytes`. `gpu` is the number of this process's GPU, if not its current one.
+        """
         import torch
         import torch.distributed.distributed_c10d as c10d
         from torch._C._distributed_c10d import TCPStore
@@ -80,7 +82,7 @@ class BroadcastGroup:
             prefixed = c10d.PrefixStore("ajet-weights", store)
             self._group: Any = c10d.ProcessGroupGloo(prefixed, rank, size, timeout)
             self._tensor_group = self._group
-            self.device = torch.device("cpu") if backend == "gloo" else own_device()
+            self.device = torch.device("cpu") if backend == "gloo" else own_device(gpu)
             if backend == "nccl":
                 check_nccl_versions(prefixed, rank, size, nccl_version())
                 options = c10d.ProcessGroupNCCL.Options()
@@ -230,12 +232,12 @@ def nccl_waits() -> Iterator[None]:
             os.environ[BLOCKING_WAIT] = before
 
 
-def own_device() -> Any:
-    """Returns this process's GPU if it has one, else the CPU."""
+def own_device(gpu: int | None = None) -> Any:
+    """Returns this process's GPU of this number, or its current one; the CPU if it has none."""
     import torch
 
     if torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cuda", torch.cuda.current_device() if gpu is None else gpu)
     return torch.device("cpu")
 
 
