@@ -407,7 +407,7 @@ def serialized_tensors(tensors: list[tuple[str, Tensor]]) -> str:
     import torch.multiprocessing  # it teaches the pickler about tensors
 
     buffer = io.BytesIO()
-    pickler = ForkingPickler(buffer)
+    pickler: Any = ForkingPickler(buffer)
     pickler.dispatch_table = ChainMap({torch.Tensor: reduce_tensor}, pickler.dispatch_table)
     pickler.dump([(name, tensor.detach()) for name, tensor in tensors])
     return base64.b64encode(buffer.getvalue()).decode()

@@ -81,7 +81,7 @@ class BroadcastGroup:
                 store = TCPStore(address, port, size, timeout=timeout, wait_for_workers=False)
             prefixed = c10d.PrefixStore("ajet-weights", store)
             self._group: Any = c10d.ProcessGroupGloo(prefixed, rank, size, timeout)
-            self._tensor_group = self._group
+            self._tensor_group: Any = self._group
             self.device = torch.device("cpu") if backend == "gloo" else own_device(gpu)
             if backend == "nccl":
                 check_nccl_versions(prefixed, rank, size, nccl_version())
@@ -204,12 +204,12 @@ def check_nccl_versions(store: Any, rank: int, size: int, own: str) -> None:
 def nccl_version() -> str:
     """Returns the version of the NCCL that this process has loaded, which need not be the one that
     its torch was built with."""
-    import torch
+    from torch.cuda import nccl
 
     try:
         loaded = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
     except OSError:  # this torch has NCCL within it
-        return ".".join(map(str, torch.cuda.nccl.version()))
+        return ".".join(map(str, nccl.version()))
     number = ctypes.c_int()
     loaded.ncclGetVersion(ctypes.byref(number))
     return f"{number.value // 10_000}.{number.value // 100 % 100}.{number.value % 100}"
