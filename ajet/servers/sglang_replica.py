@@ -157,7 +157,8 @@ class SglangReplica(ServerReplica):
         """Does nothing: only this replica sends requests, and it holds them."""
 
     async def send_resume(self) -> None:
-        """Does nothing: the server was not told to stop."""
+        """Allocates the memory of the cache if it slept; the server was not told to stop."""
+        await self._resume_memory(set(self._asleep))
 
     async def sleep(self) -> None:
         """Frees the memory of the cache and the weights."""
@@ -172,8 +173,9 @@ class SglangReplica(ServerReplica):
             self._asleep = set(MEMORY_TAGS)
 
     async def wake(self) -> None:
-        """Allocates the memory again. The weights may be lost, so load them before `resume`."""
-        await self._resume_memory(set(self._asleep))
+        """Allocates the memory of the weights, which may be lost, so load them before `resume`.
+        That of the cache is room for what a load needs until then."""
+        await self._resume_memory({"weights"} & self._asleep)
 
     async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
         """Loads weights from a folder; or tensors that this process has, or receives from a

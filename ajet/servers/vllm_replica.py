@@ -105,9 +105,11 @@ class VllmReplica(ServerReplica):
         await self._pause("wait")
 
     async def send_resume(self) -> None:
-        """Lets the server's scheduler run, unless it has had no weights since its sleep."""
+        """Allocates the memory of the cache if it slept, and lets the server's scheduler run,
+        unless it has had no weights since its sleep."""
         if not self._has_weights:
             raise WeightsError(f"{self.name}: it gave up its weights in its sleep; load some first")
+        await self._resume_memory(set(self._asleep))
         await self.post("/resume")
 
     async def sleep(self) -> None:
@@ -121,8 +123,9 @@ class VllmReplica(ServerReplica):
             self._asleep, self._has_weights = {"weights", "kv_cache"}, False
 
     async def wake(self) -> None:
-        """Allocates the memory that `sleep` freed."""
-        await self._resume_memory(set(self._asleep))
+        """Allocates the memory of the weights. That of the cache is room for what a load needs
+        until `resume`."""
+        await self._resume_memory({"weights"} & self._asleep)
 
     async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
         """Loads weights from a folder, or from a broadcast, of which each worker is a receiver.

@@ -132,8 +132,9 @@ async def test_weights_are_there_before_a_sleeper_takes_its_cache_back(bench):
     await bench.replica.health()
     assert bench.stand_in.calls == []  # /health samples a token, without memory
     await bench.replica.wake()
-    assert not bench.stand_in.released
+    assert bench.stand_in.released == {"kv_cache"}  # the load has its room
     await bench.replica.resume()
+    assert not bench.stand_in.released
     bench.assert_sampled_by(1, await bench.replica.generate(PROMPT, SHORT, "e/0000"))
 
 
