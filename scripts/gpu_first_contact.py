@@ -355,7 +355,7 @@ def sync(args: Namespace) -> Figures:
     them through a group of one."""
     from ajet.core.weight_sync.broadcast import open_store, send_tensors
     from ajet.core.weight_sync.folder import WeightFolder, shared_memory_root
-    from ajet.core.weight_sync.group import BroadcastGroup
+    from ajet.core.weight_sync.group import BroadcastGroup, nccl_version
     from ajet.core.weight_sync.load import load_tensors
 
     own = {"weights": torch.zeros(numbers_of(args), device=device_of(args), dtype=torch.bfloat16)}
@@ -380,6 +380,8 @@ def sync(args: Namespace) -> Figures:
     )
     report = send_tensors(group, 4, {"weights": tuple(own["weights"].shape)}, own.items())
     group.close()
+    if not is_toy(args):
+        figures["nccl"] = nccl_version()
     return figures | {"backend": backend, "GB": report.num_bytes / 1e9, "send_s": report.seconds}
 
 

@@ -115,6 +115,7 @@ class SglangStandIn:
         self.released = set()
         self.has_session = False
         self.calls = []
+        self.payloads = []  # of the last request with tensors, one for each worker
         self.running = {}
         self.replica = InProcessReplica(
             "inside", model, stop_token_ids=(), max_model_len=max_model_len
@@ -221,7 +222,8 @@ class SglangStandIn:
         if self.is_from(21) and not self.has_session:
             message = "update_weights_from_tensor must run between begin_weight_update() and …"
             return JSONResponse({"success": False, "message": message}, 400)
-        tensors = dict(pickle.loads(base64.b64decode(body.serialized_named_tensors[0])))
+        self.payloads = body.serialized_named_tensors
+        tensors = dict(pickle.loads(base64.b64decode(self.payloads[0])))
         return self._take(tensors, body, names_all=False)
 
     def _take(self, tensors, body, names_all):

@@ -29,7 +29,7 @@ from loguru import logger
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from ajet.cluster.import_env import ImportEnv
-from ajet.cluster.node_network import Listener, failure_line, unreachable
+from ajet.cluster.node_network import PROBE_BYTES, Listener, failure_line, unreachable
 from ajet.cluster.placement import Node, Placement, Process
 from ajet.cluster.weight_store import sync_method
 from ajet.core.config import AjetConfig
@@ -68,7 +68,7 @@ class NodeProbe:
 
     def unreachable(self, addresses: Sequence[tuple[str, int]]) -> dict[int, str]:
         """Returns which of these addresses this node cannot connect to, and why."""
-        return asyncio.run(unreachable(addresses))
+        return asyncio.run(unreachable(addresses, num_bytes=PROBE_BYTES))
 
     def inputs(self, config: AjetConfig, mark: Path) -> NodeInputs:
         """Returns what this node has of the run's inputs. `mark` is a file in the run folder."""

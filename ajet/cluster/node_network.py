@@ -4,6 +4,9 @@
     with Listener(address) as listener:   a node's port, which the others try
         unreachable(addresses)            index -> reason, of those that do not answer
 
+Where a network loses packets of full size, because some interface takes smaller ones (the MTU),
+nodes connect, and stand still when weights travel; so the nodes' check sends some.
+
 Left alone, gloo takes the address that the machine's name resolves to, which is 127.0.1.1 on a
 stock Debian or Ubuntu, and NCCL an interface of its own choice. The address here is the one by
 which Ray knows the node. Not covered: the bandwidth of a network, InfiniBand.
@@ -15,14 +18,17 @@ import asyncio
 import ipaddress
 import os
 import socket
+import sys
 from collections.abc import Mapping, MutableMapping, Sequence
 from types import TracebackType
 from typing import Self
 
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-FORWARDED_PREFIXES = ("GLOO_", "NCCL_")
+FORWARDED_PREFIXES = ("GLOO_", "NCCL_", "TORCH_NCCL_")
 """Variables of the driver with these prefixes reach every process of the run."""
 CONNECT_TIMEOUT_S = 5.0
+PROBE_BYTES, POLL_S = 1 << 14, 0.01
+"""More than a packet of any network holds, less than a system accepts before anybody reads."""
 BACKLOG = 1024
 Addresses = Sequence[tuple[str, int]]
 
@@ -83,9 +89,11 @@ class Listener:
         self.close()
 
 
-async def unreachable(addresses: Addresses, timeout_s: float = CONNECT_TIMEOUT_S) -> dict[int, str]:
-    """Connects to all addresses at once; returns index and reason of those that do not answer
-    within the time."""
+async def unreachable(
+    addresses: Addresses, timeout_s: float = CONNECT_TIMEOUT_S, *, num_bytes: int = 0
+) -> dict[int, str]:
+    """Connects to all addresses at once, and sends each of them `num_bytes`; returns index and
+    reason of those that do not answer within the time."""
 
     async def reason(address: tuple[str, int]) -> str | None:
         try:
@@ -95,11 +103,32 @@ async def unreachable(addresses: Addresses, timeout_s: float = CONNECT_TIMEOUT_S
             return f"no answer within {timeout_s:g} s"
         except OSError as error:
             return os.strerror(error.errno) if error.errno else str(error)
-        writer.close()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await send_until_acknowledged(writer, num_bytes)
+        except TimeoutError:
+            return (
+                "connects, but packets of full size are lost: compare the MTU of both interfaces "
+                "(`ip link`)"
+            )
+        finally:
+            writer.transport.abort()
         return None
 
     reasons = await asyncio.gather(*map(reason, addresses))
     return {index: each for index, each in enumerate(reasons) if each is not None}
+
+
+async def send_until_acknowledged(writer: asyncio.StreamWriter, num_bytes: int) -> None:
+    """Sends zeros, and returns when the other machine's system has acknowledged them; whether a
+    process reads them makes no difference."""
+    import fcntl
+    import termios
+
+    sending = writer.get_extra_info("socket")
+    writer.write(bytes(num_bytes))
+    while int.from_bytes(fcntl.ioctl(sending, termios.TIOCOUTQ, bytes(4)), sys.byteorder):
+        await asyncio.sleep(POLL_S)
 
 
 def failure_line(addresses: Addresses, failures: Sequence[Mapping[int, str]]) -> str | None:

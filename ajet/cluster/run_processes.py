@@ -89,7 +89,7 @@ class RunProcesses:
             ranks,
             self._weights_root,
             broadcast_width=width,
-            rank_of=ranks_beside(placement) if method == "ipc" else None,
+            ranks_of=ranks_beside(placement) if method == "ipc" else None,
             threads=[placement.threads_of(each) for each in placement.trainer],
             has_engines=self._has_engines,
             sends_adapters=self._sends_adapters(),

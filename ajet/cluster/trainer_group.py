@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ajet.core.trajectory.samples import TokenAdvantages
     from ajet.core.trajectory.trained_tokens import TrainedTokens
     from ajet.core.weight_sync.adapters import Adapters
-    from ajet.core.weight_sync.broadcast import BroadcastReceiver
+    from ajet.core.weight_sync.broadcast import BroadcastReceiver, HandoverReceiver
     from ajet.core.weight_sync.folder import FolderSource
 
 ActorOptions = dict[str, Any]
@@ -212,9 +212,11 @@ class TrainerRank:
 
     def hold(self, version: int) -> None:
         """Keeps the weights as they are, to hand them over, until the next step trains. A copy is
-        made of adapters alone, which are small."""
+        made of adapters alone, which are small. An engine makes room for its weights before the
+        first one comes, so the update's memory is given back here."""
         assert self._sender is not None
         policy = self._learner.policy
+        policy.release_memory()
         if self._sends_all_weights:
             self._sender.hold(version, policy.weight_shapes(), policy.weights)
         else:
@@ -260,25 +262,35 @@ class Broadcast:
 class Handover:
     """Hands weights over without their leaving the device: each rank to the engines on its own.
 
-    `rank_of` has the number of the rank beside each engine, by the engine's name.
+    `ranks_of` has the numbers of the ranks on the GPUs of each engine, by the engine's name.
     """
 
     ranks: tuple[Any, ...]
-    rank_of: Mapping[str, int]
+    ranks_of: Mapping[str, tuple[int, ...]]
     version: int
 
-    async def make_sources(self, names: Sequence[str]) -> list[BroadcastReceiver]:
+    async def make_sources(
+        self, names: Sequence[str]
+    ) -> list[BroadcastReceiver | HandoverReceiver]:
         """Returns a receiver for each engine. All ranks send, since they gather together."""
-        beside = [self.rank_of[name] for name in names]
+        from ajet.core.weight_sync.broadcast import HandoverReceiver
+
+        beside = [self.ranks_of[name] for name in names]
         numbers = range(len(self.ranks))
         calls = [
-            rank.receivers.remote(self.version, beside.count(number))
+            rank.receivers.remote(self.version, sum(each.count(number) for each in beside))
             for number, rank in enumerate(self.ranks)
         ]
         made = await results_of(calls, [f"trainer rank {number}" for number in numbers])
         for rank in self.ranks:
             rank.send.remote()
-        return [made[number].pop() for number in beside]
+        parts = [[made[number].pop() for number in each] for each in beside]
+        return [
+            each[0]
+            if len(each) == 1
+            else HandoverReceiver(tuple(replace(part, gpu=gpu) for gpu, part in enumerate(each)))
+            for each in parts
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,21 +313,21 @@ class TrainerGroup:
         weights_root: Path | None,
         *,
         broadcast_width: int | None = None,
-        rank_of: Mapping[str, int] | None = None,
+        ranks_of: Mapping[str, tuple[int, ...]] | None = None,
         threads: Sequence[int | None] = (),
         has_engines: bool = True,
         sends_adapters: bool = False,
         shares_folder: bool = True,
     ) -> None:
         """Weights are broadcast to engines of `broadcast_width` workers, or handed over to engines
-        on the ranks' devices (`rank_of`, by the engine's name), or written below `weights_root` if
+        on the ranks' devices (`ranks_of`, by the engine's name), or written below `weights_root` if
         both are None, or stay where they are if no engine needs them. `threads` are the CPU threads
         of each rank; None leaves torch's choice. With `sends_adapters` engines get adapters alone,
         if they can add them themselves. Unless the run `shares_folder` with all ranks, rank 0 alone
         writes and reads checkpoints."""
         self._config = config
         self._weights_root, self._broadcast_width = weights_root, broadcast_width
-        self._rank_of, self._shares_folder = rank_of, shares_folder
+        self._ranks_of, self._shares_folder = ranks_of, shares_folder
         self._has_engines, self._sends_adapters = has_engines, sends_adapters
         import_env = ImportEnv.of_this_process()
         untyped: Any = ray.remote
@@ -333,7 +345,7 @@ class TrainerGroup:
     async def start(self) -> ModelInfo:
         """Starts all ranks, each with its model; returns the model's `ModelInfo`."""
         host, port = (await self._all("address"))[0]
-        hands_over = self._rank_of is not None
+        hands_over = self._ranks_of is not None
         ways = (self._weights_root, self._broadcast_width, hands_over, self._shares_folder)
         started = await self._all("start", self._config, host, port, *ways)
         self.pids = [pid for _, pid, _ in started]
@@ -379,9 +391,9 @@ class TrainerGroup:
         """Publishes the weights after this step."""
         if not self._has_engines:
             return Unpublished(version)
-        if self._rank_of is not None:
+        if self._ranks_of is not None:
             await self._all("hold", version)
-            return Handover(tuple(self.ranks), self._rank_of, version)
+            return Handover(tuple(self.ranks), self._ranks_of, version)
         if self._broadcast_width is None:
             return await self.write(version)
         await self._all("snapshot", version)

@@ -4,8 +4,8 @@
     checkpoint    a folder of the run, which all machines see
     nccl          a broadcast to engines on other devices or, over gloo, to CPU processes; servers
                   begin with a folder
-    ipc           handles of memory, to engines each of which has the GPU of a trainer rank; servers
-                  begin with a folder
+    ipc           handles of memory, to engines on whose GPUs there are trainer ranks; servers begin
+                  with a folder
 
 One rule: engines on the trainer's GPUs get handles; those on other devices, and on the CPUs of
 several machines, a broadcast; what can do neither, and processes that take turns on one machine's
@@ -106,24 +106,27 @@ def _best_of_turns(placement: Placement) -> SyncMethod:
     return "nccl" if is_on_cpus else _file_method(placement)[0]
 
 
-def ranks_beside(placement: Placement) -> dict[str, int]:
-    """Returns the number of the trainer rank on the GPU of each engine, by the engine's name; of an
-    engine without a GPU a rank on its machine. Engines that have none are left out."""
-    found: dict[str, int] = {}
+def ranks_beside(placement: Placement) -> dict[str, tuple[int, ...]]:
+    """Returns the numbers of the trainer ranks on the GPUs of each engine, in the order of these,
+    by the engine's name; of an engine without a GPU a rank on its machine. Engines of which some
+    GPU has no rank are left out."""
+    of_device: dict[tuple[int, tuple[int, ...]], int] = {}
+    for rank, each in enumerate(placement.trainer):
+        of_device.setdefault((each.bundle, each.gpus), rank)
+    found: dict[str, tuple[int, ...]] = {}
     for number, engine in enumerate(placement.engines):
-        for rank, each in enumerate(placement.trainer):
-            if (each.bundle, each.gpus) == (engine.bundle, engine.gpus):
-                found.setdefault(f"engine {number}", rank)
+        gpus = [(gpu,) for gpu in engine.gpus] or [()]
+        ranks = tuple(of_device.get((engine.bundle, each), -1) for each in gpus)
+        if min(ranks) >= 0:
+            found[f"engine {number}"] = ranks
     return found
 
 
 def _handover_problem(placement: Placement) -> str:
     """Says why trainer ranks cannot hand weights over to engines on their own devices; "" if they
     can."""
-    if any(len(engine.gpus) > 1 for engine in placement.engines):
-        return "an engine of several GPUs takes no handles of memory"
     if len(ranks_beside(placement)) < len(placement.engines):
-        return "some engine has no trainer rank on its GPU"
+        return "some engine has a GPU without a trainer rank"
     return ""
 
 

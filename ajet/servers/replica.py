@@ -116,7 +116,7 @@ class ServerReplica:
         raise NotImplementedError
 
     async def wake(self) -> None:
-        """Allocates the memory again."""
+        """Allocates the memory of the weights again."""
         raise NotImplementedError
 
     async def send_weights(self, source: FolderSource, manifest: Manifest) -> SyncReport:

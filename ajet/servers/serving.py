@@ -11,14 +11,24 @@ replicas (they need a loaded model).
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ajet.core.config.precision import asked_dtype
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.servers.environment import PACKAGES, ServerName, find_server, require_server
+from ajet.core.process_guard import guarded
+from ajet.servers.environment import (
+    PACKAGES,
+    ServerName,
+    find_server,
+    require_server,
+    version_numbers,
+)
 from ajet.servers.process import free_port
 
 if TYPE_CHECKING:
@@ -27,6 +37,12 @@ if TYPE_CHECKING:
     from ajet.servers.replica import ServerReplica
 
 EngineName = Literal["in_process", ServerName]
+LIST_S = 60.0
+LIST_PACKAGES = """\
+from importlib.metadata import distributions
+for each in distributions():
+    print(each.metadata["Name"], each.version, sep="==")
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +147,48 @@ def check_server(config: AjetConfig, *, on_gpu: bool) -> EngineName:
 
 
 def require_engine(config: AjetConfig, engine: ServerName, *, on_gpu: bool) -> None:
-    """Raises ConfigError if this machine lacks the server, or if it cannot sample as the config
-    says."""
-    server_python(config, engine=engine, on_gpu=on_gpu)
+    """Raises ConfigError if this machine lacks the server, or if it cannot sample or get weights as
+    the config says."""
+    python = server_python(config, engine=engine, on_gpu=on_gpu)
     if engine == "sglang":
         _check_cuts(config)
+    elif on_gpu and config.ajet.backbone == "trinity" and config.trinity.broadcasts:
+        _check_nccl(python)
+
+
+def _check_nccl(server_python: str) -> None:
+    """Raises ConfigError if a vLLM server, whose workers receive the trainer's broadcast, has
+    another NCCL than this Python. What the packages do not say is compared when they meet
+    (core/weight_sync/group.py)."""
+    own, other = nccl_package(), nccl_package(server_python)
+    if own is None or other is None or own[1] == other[1]:
+        return
+    is_older = version_numbers(other[1]) < version_numbers(own[1])
+    python, name, newer = (
+        (server_python, other[0], own[1]) if is_older else (sys.executable, own[0], other[1])
+    )
+    raise ConfigError(
+        f"trinity.synchronizer.sync_method=nccl: ajet has NCCL {own[1]}, {server_python} has "
+        f"{other[1]}, and NCCL works between equal versions alone: {python} -m pip install "
+        f"--no-deps {name}=={newer} (or set it to checkpoint)",
+        code=Code.WEIGHTS_WAY,
+    )
+
+
+def nccl_package(python: str | None = None) -> tuple[str, str] | None:
+    """Returns the package of NCCL that this or another Python has, and its version; None where NCCL
+    came otherwise."""
+    if python is None:
+        lines = [f"{each.metadata['Name']}=={each.version}" for each in distributions()]
+    else:
+        command = guarded([python, "-c", LIST_PACKAGES])
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=LIST_S)
+        lines = answer.stdout.splitlines()
+    for line in lines:
+        if line.startswith("nvidia-nccl-cu"):
+            name, _, version = line.partition("==")
+            return name, version
+    return None
 
 
 def _check_cuts(config: AjetConfig) -> None:

@@ -40,7 +40,9 @@ from loguru import logger
 from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import Completion, SamplingParams
+from ajet.core.weight_sync.broadcast import HandoverReceiver
 from ajet.core.weight_sync.folder import FolderSource
+from ajet.core.weight_sync.group import portable_handle
 from ajet.core.weight_sync.load import check_tensor
 from ajet.core.weight_sync.manifest import (
     Manifest,
@@ -62,6 +64,10 @@ MAX_TOP_K = 4096
 """The largest top_k with log-probabilities after a cut: SGLang's `--sampling-mask-max-tokens`."""
 FINISH_REASONS = {"stop", "length", "abort"}
 BUCKET_BYTES = 1 << 29
+Bucket = list[tuple[TensorInfo, "tuple[Tensor, ...]"]]
+"""Tensors that are sent in one request, each as often as it was received."""
+HANDLE = 7
+"""The place of the memory's handle among the arguments of torch's `rebuild_cuda_tensor`."""
 FLUSH_S, FLUSH_RETRY_S = 30.0, 0.2
 """How long and how often emptying the cache is tried: a server refuses while a request runs, and a
 health check goes on there even if its client is gone."""
@@ -151,7 +157,8 @@ class SglangReplica(ServerReplica):
         """Does nothing: only this replica sends requests, and it holds them."""
 
     async def send_resume(self) -> None:
-        """Does nothing: the server was not told to stop."""
+        """Allocates the memory of the cache if it slept; the server was not told to stop."""
+        await self._resume_memory(set(self._asleep))
 
     async def sleep(self) -> None:
         """Frees the memory of the cache and the weights."""
@@ -166,8 +173,9 @@ class SglangReplica(ServerReplica):
             self._asleep = set(MEMORY_TAGS)
 
     async def wake(self) -> None:
-        """Allocates the memory again. The weights may be lost, so load them before `resume`."""
-        await self._resume_memory(set(self._asleep))
+        """Allocates the memory of the weights, which may be lost, so load them before `resume`.
+        That of the cache is room for what a load needs until then."""
+        await self._resume_memory({"weights"} & self._asleep)
 
     async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
         """Loads weights from a folder; or tensors that this process has, or receives from a
@@ -203,9 +211,8 @@ class SglangReplica(ServerReplica):
                 # In a thread: `next` receives tensors and computes their checksums.
                 while bucket := await asyncio.to_thread(next, bucket_iterator, None):
                     infos += [info for info, _ in bucket]
-                    data = serialized_tensors([(info.name, tensor) for info, tensor in bucket])
                     body = {
-                        "serialized_named_tensors": [data] * self._num_workers,
+                        "serialized_named_tensors": self._serialized(bucket),
                         "flush_cache": False,
                         "weight_version": str(source.version),
                     }
@@ -213,6 +220,14 @@ class SglangReplica(ServerReplica):
         release_unused_memory()
         await self.send_empty_cache()
         return await self._verified_report(Manifest(source.version, tuple(infos)), started)
+
+    def _serialized(self, bucket: Bucket) -> list[str]:
+        """Returns the tensors for each worker: those on its own GPU, or the only ones."""
+        copies = [
+            serialized_tensors([(info.name, tensors[gpu]) for info, tensors in bucket])
+            for gpu in range(len(bucket[0][1]))
+        ]
+        return copies if len(copies) > 1 else copies * self._num_workers
 
     @asynccontextmanager
     async def _update_session(self) -> AsyncIterator[None]:
@@ -342,40 +357,76 @@ def request_body(
     return body | {"return_sampling_mask": True} if has_cut(sampling) else body
 
 
-def buckets(source: WeightSource) -> Generator[list[tuple[TensorInfo, Tensor]], None, None]:
+def buckets(source: WeightSource) -> Generator[Bucket, None, None]:
     """Yields the tensors in lists of about BUCKET_BYTES; each list is sent in one request. Those
     that come from another process are checked."""
-    bucket: list[tuple[TensorInfo, Tensor]] = []
+    bucket: Bucket = []
     size = 0
     where = f"weights of version {source.version} (the server may hold a mixture)"
-    with closing(source.tensors()) as incoming:
-        for info, tensor in incoming:
+    with closing(copies_of(source)) as incoming:
+        for info, tensors in incoming:
             if not source.can_be_read_again:
-                check_tensor(info, tensor, tensor, where)
+                for tensor in tensors:
+                    check_tensor(info, tensor, tensor, where)
             if bucket and size + info.num_bytes > BUCKET_BYTES:
                 yield bucket
                 bucket, size = [], 0
-            bucket.append((info, tensor))
+            bucket.append((info, tensors))
             size += info.num_bytes
     if bucket:
         yield bucket
 
 
+def copies_of(
+    source: WeightSource,
+) -> Generator[tuple[TensorInfo, tuple[Tensor, ...]], None, None]:
+    """Yields each tensor as often as it comes: on each of the server's GPUs, or once."""
+    if isinstance(source, HandoverReceiver):
+        yield from source.copies()
+    else:
+        with closing(source.tensors()) as incoming:
+            for info, tensor in incoming:
+                yield info, (tensor,)
+
+
 def release_unused_memory() -> None:
-    """Gives memory of the GPU that this process no longer uses to the server beside it."""
+    """Gives memory of the GPU that this process no longer uses to the server beside it; what the
+    server had open is kept until it is collected."""
     import torch
 
     if torch.cuda.is_available():
+        torch.cuda.ipc_collect()
         torch.cuda.empty_cache()
 
 
 def serialized_tensors(tensors: list[tuple[str, Tensor]]) -> str:
     """Serializes tensors for SGLang's workers: handles of memory, not the numbers themselves. The
     wire format is a pickle."""
+    from collections import ChainMap
     from multiprocessing.reduction import ForkingPickler
 
-    import torch.multiprocessing  # noqa: F401, it teaches the pickler about tensors
+    import torch
+    import torch.multiprocessing  # it teaches the pickler about tensors
 
     buffer = io.BytesIO()
-    ForkingPickler(buffer).dump([(name, tensor.detach()) for name, tensor in tensors])
+    pickler: Any = ForkingPickler(buffer)
+    pickler.dispatch_table = ChainMap({torch.Tensor: reduce_tensor}, pickler.dispatch_table)
+    pickler.dump([(name, tensor.detach()) for name, tensor in tensors])
     return base64.b64encode(buffer.getvalue()).decode()
+
+
+def reduce_tensor(tensor: Tensor) -> tuple[Any, tuple[Any, ...]]:
+    """Returns what a tensor is pickled as: what torch does, with a handle that a server of another
+    torch opens too."""
+    from torch.multiprocessing import reductions
+
+    rebuild, arguments = reductions.reduce_tensor(tensor)
+    if rebuild is reductions.rebuild_cuda_tensor:
+        arguments = with_portable_handle(arguments)
+    return rebuild, arguments
+
+
+def with_portable_handle(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns the arguments of torch's `rebuild_cuda_tensor` with another form of the handle."""
+    before, handle, after = arguments[:HANDLE], arguments[HANDLE], arguments[HANDLE + 1 :]
+    return (*before, portable_handle(handle), *after)

@@ -15,6 +15,7 @@ before 0.32.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +23,7 @@ from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import Completion, SamplingParams
 from ajet.core.inference.replica import ReplicaDown
-from ajet.core.weight_sync.broadcast import BroadcastReceiver
+from ajet.core.weight_sync.broadcast import BroadcastReceiver, HandoverReceiver
 from ajet.core.weight_sync.folder import FolderSource
 from ajet.core.weight_sync.manifest import Manifest, SyncReport, WeightsError, WeightSource
 from ajet.servers.process import ServerProcess
@@ -104,9 +105,11 @@ class VllmReplica(ServerReplica):
         await self._pause("wait")
 
     async def send_resume(self) -> None:
-        """Lets the server's scheduler run, unless it has had no weights since its sleep."""
+        """Allocates the memory of the cache if it slept, and lets the server's scheduler run,
+        unless it has had no weights since its sleep."""
         if not self._has_weights:
             raise WeightsError(f"{self.name}: it gave up its weights in its sleep; load some first")
+        await self._resume_memory(set(self._asleep))
         await self.post("/resume")
 
     async def sleep(self) -> None:
@@ -120,17 +123,17 @@ class VllmReplica(ServerReplica):
             self._asleep, self._has_weights = {"weights", "kv_cache"}, False
 
     async def wake(self) -> None:
-        """Allocates the memory that `sleep` freed."""
-        await self._resume_memory(set(self._asleep))
+        """Allocates the memory of the weights. That of the cache is room for what a load needs
+        until `resume`."""
+        await self._resume_memory({"weights"} & self._asleep)
 
     async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
         """Loads weights from a folder, or from a broadcast, of which each worker is a receiver.
         Running requests are waited for."""
-        if not isinstance(source, BroadcastReceiver):
+        if not isinstance(source, BroadcastReceiver | HandoverReceiver):
             return await super().load_weights(source, version)
         async with self.paused():
-            fields = ("address", "port", "rank", "size", "backend", "timeout_s")
-            where = {name: str(getattr(source, name)) for name in fields}
+            where = {"memberships": json.dumps(source.memberships())}
             reports = await self._load("ajet_receive_weights", source, where)
         self.version = version
         (num_bytes,), (checksum,) = (

@@ -5,6 +5,7 @@ import socket
 import pytest
 
 from ajet.cluster.node_network import (
+    PROBE_BYTES,
     Listener,
     failure_line,
     forwarded_variables,
@@ -39,8 +40,8 @@ def test_gloo_and_nccl_take_the_interface_of_the_node_and_what_is_set_stays():
 
 
 def test_settings_of_gloo_and_nccl_reach_the_other_processes():
-    environ = {"NCCL_DEBUG": "INFO", "GLOO_SOCKET_IFNAME": "eth1", "HOME": "/home/me"}
-    assert forwarded_variables(environ) == {"NCCL_DEBUG": "INFO", "GLOO_SOCKET_IFNAME": "eth1"}
+    settings = {"NCCL_DEBUG": "INFO", "GLOO_SOCKET_IFNAME": "eth1", "TORCH_NCCL_NAN_CHECK": "1"}
+    assert forwarded_variables(settings | {"HOME": "/home/me"}) == settings
 
 
 async def test_a_node_that_listens_is_reached_and_one_that_does_not_is_named():
@@ -57,6 +58,18 @@ async def test_a_node_whose_packets_are_dropped_is_named_after_the_time():
         waiting.connect(full.getsockname())
         found = await unreachable([full.getsockname()], timeout_s=0.2)
     assert found == {0: "no answer within 0.2 s"}
+
+
+async def test_a_network_that_loses_packets_of_full_size_is_told_apart():
+    """A system that has no room to receive stands for it: it acknowledges the first bytes alone."""
+    with Listener("127.0.0.1") as there, socket.socket() as small:
+        small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        small.bind(("127.0.0.1", 0))
+        small.listen()
+        addresses = [there.address, small.getsockname()]
+        assert await unreachable(addresses) == {}
+        found = await unreachable(addresses, timeout_s=0.3, num_bytes=PROBE_BYTES)
+    assert found.keys() == {1} and found[1].startswith("connects, but packets of full size are lo")
 
 
 def test_the_message_names_who_does_not_reach_whom_in_one_line():

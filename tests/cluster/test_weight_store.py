@@ -114,7 +114,14 @@ def test_engines_on_the_ranks_gpus_get_handles_of_memory(tmp_path):
     found, notice = method(tmp_path, COLOCATE, **TWO)
     assert found == "ipc" and notice is not None
     assert notice.endswith("trainer and engines share devices, weights travel as ipc")
-    assert weight_store.ranks_beside(placed([HERE], **TWO)) == {"engine 0": 1, "engine 1": 0}
+    assert weight_store.ranks_beside(placed([HERE], **TWO)) == {"engine 0": (1,), "engine 1": (0,)}
+
+
+def test_an_engine_of_several_gpus_gets_handles_from_the_ranks_on_all_of_them(tmp_path):
+    wide = {"ranks": [(1,), (0,), (2,), (3,)], "engines": [(0, 1), (2, 3)]}
+    assert method(tmp_path, backbone="verl", **wide) == ("ipc", None)
+    found = weight_store.ranks_beside(placed([HERE], **wide))
+    assert found == {"engine 0": (1, 0), "engine 1": (2, 3)}
 
 
 def test_a_way_can_be_forced(tmp_path):
@@ -131,10 +138,13 @@ def test_a_way_can_be_forced(tmp_path):
     ("gpus", "reason"),
     [
         (
-            {"ranks": [(0,), (1,)], "engines": [(0, 1)]},
-            "an engine of several GPUs takes no handles",
+            {"ranks": [(0,), (1,)], "engines": [(1, 2)]},
+            "some engine has a GPU without a trainer rank",
         ),
-        ({"ranks": [(0,)], "engines": [(0,), (1,)]}, "some engine has no trainer rank on its GPU"),
+        (
+            {"ranks": [(0,)], "engines": [(0,), (1,)]},
+            "some engine has a GPU without a trainer rank",
+        ),
     ],
 )
 def test_engines_that_cannot_take_handles_get_files_or_a_line_if_it_was_forced(
@@ -150,8 +160,8 @@ def test_handles_are_refused_where_trainer_and_engines_have_gpus_of_their_own(tm
         method(tmp_path, "trinity.synchronizer.sync_method=ipc", ranks=[(0,)], engines=[(1,)])
 
 
-def test_engines_of_several_gpus_on_two_machines_get_files_of_the_run_folder(tmp_path):
-    wide = {"ranks": [(0,), (1,)], "engines": [(0, 1)]}
+def test_engines_with_a_gpu_of_their_own_on_two_machines_get_files_of_the_run_folder(tmp_path):
+    wide = {"ranks": [(0,), (1,)], "engines": [(1, 2)]}
     found = method(tmp_path, backbone="verl", nodes=(HERE, THERE), **wide)
     assert found == ("checkpoint", None)
 

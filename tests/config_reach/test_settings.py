@@ -236,7 +236,6 @@ SETTINGS: dict[str, Row] = {
         {
             "server.tensor_parallel_size": 2,
             "request.tensor_parallel": 2,
-            "weights": "memory",  # an engine of several GPUs takes no handles
         },
         ON_GPUS,
     ),

@@ -65,8 +65,8 @@ class PausedAsVllm:
         self.calls.append(("sleep", level))
         await asyncio.sleep(self.sleep_s)
 
-    async def wake_up(self):
-        self.calls.append(("wake_up", ""))
+    async def wake_up(self, request: Request):
+        self.calls.append(("wake_up", *request.query_params.getlist("tags")))
 
     async def rpc(self):
         return {"results": [{"version": 1, "seconds": 0.1, "num_bytes": 12}]}
@@ -142,14 +142,17 @@ async def test_a_server_is_sent_to_sleep_once(served):
 async def test_a_server_whose_sleep_gave_up_its_weights_goes_on_only_with_new_ones(
     served, tmp_path
 ):
-    _, replica = served
+    stand_in, replica = served
     await replica.sleep()
     await replica.wake()
+    assert stand_in.calls[-1] == ("wake_up", "weights")
     with pytest.raises(WeightsError, match=r"^r0: it gave up its weights in its sleep"):
         await replica.resume()
     source = WeightFolder(tmp_path).write(1, [("w", torch.ones(3))])
     await replica.load_weights(source, 1)
+    assert stand_in.calls[-1] == ("reset", "")
     await replica.resume()
+    assert stand_in.calls[-1] == ("wake_up", "kv_cache")  # whose memory the load could use
     assert len((await replica.generate([1], TEN, "e/0000")).token_ids) == 10
 
 

@@ -173,3 +173,43 @@ def test_a_python_that_is_not_there_is_one_line(config):
         ConfigError, match=r"^ajet\.rollout\.server\.python: /no/such/python: no such program"
     ):
         server_python(given, engine="vllm", on_gpu=False)
+
+
+def python_with(folder, name, version):
+    """Makes what answers as a Python that has this package of NCCL."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\necho numpy==2.0; echo nvidia-nccl-cu12=={version}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("own", "servers", "advice"),
+    [
+        ("2.30.7", "2.29.7", "theirs -m pip install --no-deps nvidia-nccl-cu12==2.30.7 "),
+        ("2.9.7", "2.29.7", f"{sys.executable} -m pip install --no-deps nvidia-nccl-cu13==2.29.7 "),
+    ],
+)
+def test_a_vllm_server_of_another_nccl_cannot_join_the_broadcast_and_the_older_is_named(
+    tmp_path, monkeypatch, own, servers, advice
+):
+    package = tmp_path / f"nvidia_nccl_cu13-{own}.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text(f"Name: nvidia-nccl-cu13\nVersion: {own}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    theirs = python_with(tmp_path, "theirs", servers)
+    path = tmp_path / "run.yaml"
+    path.write_text("ajet:\n  model: {path: m}\n  rollout: {user_workflow: w.py->W}\n")
+
+    def check(*overrides, on_gpu=True, backbone="trinity"):
+        named = ["ajet.rollout.name=vllm", f"ajet.rollout.server.python={theirs}", *overrides]
+        check_server(load_config(path, named, backbone=backbone), on_gpu=on_gpu)
+
+    with pytest.raises(ConfigError, match=rf"has NCCL {own}, .*/theirs has {servers}, ") as told:
+        check()
+    assert advice in str(told.value)
+    check(backbone="verl")  # handles of memory
+    check("trinity.synchronizer.sync_method=checkpoint")
+    check(on_gpu=False)  # gloo
+    python_with(tmp_path, "theirs", own)
+    check()

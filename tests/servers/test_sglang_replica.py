@@ -4,14 +4,16 @@ import asyncio
 import copy
 import time
 from dataclasses import replace
+from inspect import signature
 
 import pytest
 import torch
+from torch.multiprocessing import reductions
 
 from ajet.core.errors import ModelError
 from ajet.core.inference.replica import ReplicaDown
 from ajet.core.weight_sync.adapters import Adapters
-from ajet.core.weight_sync.broadcast import BroadcastSender
+from ajet.core.weight_sync.broadcast import BroadcastSender, HandoverReceiver
 from ajet.core.weight_sync.folder import WeightFolder
 from ajet.core.weight_sync.live import LiveSource
 from ajet.core.weight_sync.manifest import WeightsError
@@ -106,6 +108,15 @@ async def test_an_emptied_cache_has_no_prefix_and_what_runs_is_waited_for(bench)
     assert stats() == len(PROMPT) - 1
 
 
+def test_handles_are_sent_in_the_form_that_the_servers_torch_opens():
+    names = list(signature(reductions.rebuild_cuda_tensor).parameters)
+    sent = tuple(b"\x03c" + bytes(64) if name == "storage_handle" else name for name in names)
+    found = sglang_replica.with_portable_handle(sent)
+    assert dict(zip(names, found, strict=True)) == {
+        name: bytes(64) if name == "storage_handle" else name for name in names
+    }
+
+
 async def test_weights_that_the_server_says_it_took_and_did_not_are_noticed(bench):
     await bench.load(1)
     bench.stand_in.loses_weights = True
@@ -121,8 +132,9 @@ async def test_weights_are_there_before_a_sleeper_takes_its_cache_back(bench):
     await bench.replica.health()
     assert bench.stand_in.calls == []  # /health samples a token, without memory
     await bench.replica.wake()
-    assert not bench.stand_in.released
+    assert bench.stand_in.released == {"kv_cache"}  # the load has its room
     await bench.replica.resume()
+    assert not bench.stand_in.released
     bench.assert_sampled_by(1, await bench.replica.generate(PROMPT, SHORT, "e/0000"))
 
 
@@ -270,6 +282,30 @@ async def test_weights_of_a_broadcast_are_handed_to_the_server_in_buckets(
     assert reply.policy_version == 5 and bench.stand_in.weight_version == "5"
     assert bench.stand_in.calls.count("/update_weights_from_tensor") > 1
     assert not bench.stand_in.has_session
+
+
+async def test_each_worker_of_a_server_gets_the_tensors_on_its_own_gpu(models, tmp_path):
+    stand_in, serving, bench = _bench(models, tmp_path)
+    replica = SglangReplica("r0", serving.url, ServedModel("m", VOCAB, MAX_LEN), num_workers=2)
+    sent = {name: tensor.detach() for name, tensor in models[1].named_parameters()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in sent.items()}
+    senders = [BroadcastSender("127.0.0.1", backend="ipc", timeout_s=30) for _ in range(2)]
+    for sender in senders:
+        sender.hold(5, shapes, sent.items)
+    source = HandoverReceiver(tuple(sender.receivers(5, 1)[0] for sender in senders))
+    with serving:
+        sending = [asyncio.create_task(asyncio.to_thread(sender.send)) for sender in senders]
+        report = await replica.load_weights(source, 5)
+        for sent_report in await asyncio.gather(*sending):
+            assert sent_report.checksum == report.checksum
+        first, second = stand_in.payloads
+        assert first != second  # two copies in memory
+        bench.assert_sampled_by(1, await replica.generate(PROMPT, SHORT, "e/0000"))
+        await replica.load_weights(LiveSource(6, models[0].named_parameters), 6)
+        first, second = stand_in.payloads
+        assert first == second  # one, for both workers
+        await replica.close()
+        await bench.replica.close()
 
 
 async def test_a_broadcast_that_the_server_refuses_leaves_the_old_version(bench):

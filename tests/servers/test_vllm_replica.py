@@ -8,6 +8,7 @@ adapter.
 
 import asyncio
 import os
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from ajet.core.inference.replica import ReplicaDown
 from ajet.core.learning.teacher_server import ServerAddress, TeacherServer
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.weight_sync.adapters import FACTOR_A, FACTOR_B, Adapters, with_adapter
-from ajet.core.weight_sync.broadcast import BroadcastSender
+from ajet.core.weight_sync.broadcast import BroadcastSender, HandoverReceiver
 from ajet.core.weight_sync.folder import WeightFolder
 from ajet.core.weight_sync.manifest import Manifest, TensorInfo, WeightsError
 from ajet.servers.process import ServerProcess, free_port
@@ -147,6 +148,40 @@ async def test_broadcast_weights_sample_at_once_and_those_that_do_not_fit_leave_
     bench.assert_sampled_by(0, await bench.replica.generate(PROMPT, SHORT, "broadcast/0002"))
     session.version = bench.version
     await bench.replica.close()
+
+
+@needs_vllm
+async def test_each_of_two_workers_is_handed_the_weights_by_a_sender_of_its_own(tmp_path):
+    """The senders go on to the next tensor together, as trainer ranks do that gather it."""
+    models = [tiny_model(0), tiny_model(1)]
+    path = save(models[0], tmp_path / "model")
+    args = VllmServerArgs(
+        path, free_port(), str(PYTHON), max_model_len=MAX_LEN, tensor_parallel_size=2
+    )
+    replica = await start_vllm(
+        args, name="r0", log_path=tmp_path / "r0.log", stop_token_ids=(), deadline_s=START_S
+    )
+    bench = Bench(replica, models, WeightFolder(tmp_path / "weights"))
+    sent = {name: tensor.detach() for name, tensor in models[1].named_parameters()}
+    gathering = threading.Barrier(2, timeout=60)
+
+    def gathered():
+        for name, tensor in sent.items():
+            gathering.wait()
+            yield name, tensor
+
+    senders = [BroadcastSender("127.0.0.1", backend="ipc", timeout_s=60) for _ in range(2)]
+    for sender in senders:
+        sender.hold(1, {name: tuple(tensor.shape) for name, tensor in sent.items()}, gathered)
+    source = HandoverReceiver(tuple(sender.receivers(1, 1)[0] for sender in senders))
+    try:
+        bench.assert_sampled_by(0, await replica.generate(PROMPT, SHORT, "handed/0000"))
+        sending = [asyncio.create_task(asyncio.to_thread(sender.send)) for sender in senders]
+        report = await replica.load_weights(source, 1)
+        assert {each.checksum for each in await asyncio.gather(*sending)} == {report.checksum}
+        bench.assert_sampled_by(1, await replica.generate(PROMPT, SHORT, "handed/0001"))
+    finally:
+        await replica.close()
 
 
 @needs_vllm

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -13,7 +14,12 @@ import pytest
 import torch
 
 from ajet.core.weight_sync.adapters import Adapters
-from ajet.core.weight_sync.broadcast import BroadcastSender, open_store
+from ajet.core.weight_sync.broadcast import (
+    BroadcastReceiver,
+    BroadcastSender,
+    HandoverReceiver,
+    open_store,
+)
 from ajet.core.weight_sync.folder import WeightFolder
 from ajet.core.weight_sync.group import BroadcastGroup
 from ajet.core.weight_sync.manifest import TensorInfo
@@ -60,7 +66,7 @@ def run(code, environment, folder):
 
 
 @pytest.fixture
-def worker():
+def make_worker():
     spec = spec_from_file_location(MODULE, EXTENSION_FOLDER / f"{MODULE}.py")
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -69,7 +75,10 @@ def worker():
         """vLLM's worker: its `reload_weights` sets vLLM's config around that of its runner, so
         that the runner, which is not here, must not be called."""
 
-        loaded, rank, device = None, 1, torch.device("cpu")
+        loaded, device = None, torch.device("cpu")
+
+        def __init__(self, rank):
+            self.rank = rank
 
         def get_model(self):
             return torch.nn.Linear(2, 3, bias=False)
@@ -77,7 +86,12 @@ def worker():
         def reload_weights(self, *, weights_iterator):
             self.loaded = dict(weights_iterator)
 
-    return Worker()
+    return Worker
+
+
+@pytest.fixture
+def worker(make_worker):
+    return make_worker(1)
 
 
 @pytest.fixture
@@ -170,8 +184,7 @@ def received(worker, tmp_path, sent, *, version="7", adapters=None):
     sender = BroadcastSender("127.0.0.1", timeout_s=30, width=2)
     sender.snapshot(7, sent.items())
     (receiver,) = sender.receivers(7, 1)
-    names = ("address", "port", "rank", "size", "backend", "timeout_s")
-    where = {name: str(getattr(receiver, name)) for name in names}
+    where = {"memberships": json.dumps(receiver.memberships())}
     with ThreadPoolExecutor(2) as pool:
         sending = pool.submit(sender.send)
         first = pool.submit(lambda: dict(receiver.tensors()))
@@ -188,6 +201,36 @@ def test_a_worker_receives_a_broadcast_with_the_rank_it_has_among_its_servers(wo
     assert report.pop("seconds") > 0
     assert report == {"version": 7, "num_bytes": 24 + 12, "checksum": sending.checksum}
     assert all(torch.equal(worker.loaded[name], sent[name]) for name in sent)
+
+
+def test_each_worker_of_a_server_is_handed_the_weights_by_the_rank_on_its_gpu(
+    make_worker, tmp_path
+):
+    """The two senders go on to the next tensor together, as ranks do that gather it."""
+    sent = {"weight": torch.arange(6.0).reshape(3, 2), "scale": torch.ones(3)}
+    model = WeightFolder(tmp_path / "model").write(0, sent.items())
+    gathering = threading.Barrier(2, timeout=30)
+
+    def gathered():
+        for name, tensor in sent.items():
+            gathering.wait()
+            yield name, tensor
+
+    senders = [BroadcastSender("127.0.0.1", backend="ipc", timeout_s=30) for _ in range(2)]
+    for sender in senders:
+        sender.hold(7, {name: tuple(tensor.shape) for name, tensor in sent.items()}, gathered)
+    source = HandoverReceiver(tuple(sender.receivers(7, 1)[0] for sender in senders))
+    memberships, path = json.dumps(source.memberships()), str(model.path)
+    workers = [make_worker(0), make_worker(1)]
+    with ThreadPoolExecutor(4) as pool:
+        sending = [pool.submit(sender.send) for sender in senders]
+        reports = list(
+            pool.map(lambda each: each.ajet_receive_weights(memberships, "7", path), workers)
+        )
+    (checksum,) = {each.result().checksum for each in sending}
+    for worker, report in zip(workers, reports, strict=True):
+        assert report["num_bytes"] == 24 + 12 and report["checksum"] == checksum
+        assert all(torch.equal(worker.loaded[name], sent[name]) for name in sent)
 
 
 def test_a_broadcast_of_another_model_is_refused_before_any_is_loaded(worker, tmp_path):
@@ -218,15 +261,9 @@ def damaged(worker, tmp_path, sent, adapters=None):
 
     with ThreadPoolExecutor(1) as pool:
         sending = pool.submit(send)
-        where = {name: str(value) for name, value in meeting.items()}
+        own = {"address": "127.0.0.1", "port": store.port, "rank": 1, **meeting}
         report = worker.ajet_receive_weights(
-            "127.0.0.1",
-            str(store.port),
-            "0",
-            version="7",
-            model_path=str(model.path),
-            adapters=adapters,
-            **where,
+            json.dumps([{}, own]), version="7", model_path=str(model.path), adapters=adapters
         )
         sending.result()
     return report
@@ -246,8 +283,7 @@ def test_a_damaged_adapter_leaves_the_old_weights(worker, tmp_path):
 
 def test_a_broadcast_that_nobody_sends_is_one_line(worker, tmp_path):
     model = WeightFolder(tmp_path / "model").write(0, {"weight": torch.ones(3, 2)}.items())
-    report = worker.ajet_receive_weights(
-        "127.0.0.1", str(free_port()), "1", "2", "gloo", "0.5", "7", str(model.path)
-    )
+    receiver = BroadcastReceiver("127.0.0.1", free_port(), 1, 3, 7, timeout_s=0.5, width=2)
+    report = worker.ajet_receive_weights(json.dumps(receiver.memberships()), "7", str(model.path))
     assert report["error"].startswith("weights of version 7: weights by gloo over 127.0.0.1:")
     assert "\n" not in report["error"]

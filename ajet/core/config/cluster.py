@@ -145,6 +145,11 @@ class TrinityConfig(Section):
         return self.synchronizer.sync_interval - 1 + (STEPS_AHEAD if offset is None else offset)
 
     @property
+    def broadcasts(self) -> bool:
+        """Tells whether the engines, on devices of their own, join a broadcast of the weights."""
+        return self.mode == "both" and self.synchronizer.sync_method == "nccl"
+
+    @property
     def steps_ahead(self) -> int:
         """Returns the number of steps that the explorer runs ahead of the trainer, with
         `sync_offset` resolved."""

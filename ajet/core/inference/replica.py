@@ -66,7 +66,8 @@ class Replica(Protocol):
         ...
 
     async def wake(self) -> None:
-        """Allocates the memory again; requests are held until `resume`."""
+        """Allocates the memory of the weights, and that of the cache now or at `resume`. Requests
+        are held until then."""
         ...
 
     async def load_weights(self, source: WeightSource, version: int) -> SyncReport:

@@ -197,13 +197,15 @@ class Policy:
 
     def weights(self, *, is_base: bool = False) -> Iterator[tuple[str, Tensor]]:
         """Yields all weights for an engine (engine_weights.py); with `is_base`, without adapters.
-        All ranks must iterate together.
-
-        After the last one the update's unused GPU memory is released, because an engine on that GPU
-        may be about to wake.
-        """
+        All ranks must iterate together. After the last one unused GPU memory is released."""
         reshard(self.model)
         yield from engine_weights(self.model, self.ranks.compute_dtype, is_base=is_base)
+        self.release_memory()
+
+    def release_memory(self) -> None:
+        """Gives back the GPU memory that the update used, because an engine on that GPU is about to
+        wake."""
+        reshard(self.model)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -221,8 +223,7 @@ class Policy:
         """Yields the adapters alone, as `weights` yields all weights."""
         reshard(self.model)
         yield from adapter_weights(self.model)
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        self.release_memory()
 
     def template(self) -> dict[str, Tensor]:
         """Returns tensors with the names, shapes and shards of a checkpoint's, with arbitrary

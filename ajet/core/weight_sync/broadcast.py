@@ -16,6 +16,9 @@ rest before it fails, so that the others are not left waiting. The workers of an
 receive by the same headers (servers/worker_extension/); each has a rank, so a server has `width`
 of them.
 
+An engine over several GPUs, each of which a trainer rank has too, is handed the weights on all of
+them (`HandoverReceiver`): each rank has a broadcast of its own, to the engine's part on its GPU.
+
 Not covered: a receiver that dies. The others' broadcast then fails or ends with the group's
 timeout, and the router begins another (core/inference/router.py).
 """
@@ -24,7 +27,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +46,8 @@ TIMEOUT_S = 120.0
 class BroadcastReceiver:
     """Describes one receiver of one version's broadcast; it is cheap to send to another process.
 
-    A receiver of several workers (`width`) has the ranks `rank` to `rank + width - 1`.
+    A receiver of several workers (`width`) has the ranks `rank` to `rank + width - 1`. `gpu` is the
+    number of the GPU to receive on, in the process that does; None is its current one.
     """
 
     address: str
@@ -55,26 +59,93 @@ class BroadcastReceiver:
     timeout_s: float = TIMEOUT_S
     width: int = 1
     adapters: Adapters | None = None
+    gpu: int | None = None
 
     @property
     def can_be_read_again(self) -> bool:
         return False
 
+    def memberships(self) -> list[dict[str, Any]]:
+        """Returns what each worker needs to join the group, in plain values."""
+        names = ("address", "port", "rank", "size", "backend", "timeout_s")
+        first = {name: getattr(self, name) for name in names}
+        return [first | {"rank": self.rank + worker} for worker in range(self.width)]
+
     def tensors(self) -> Generator[tuple[TensorInfo, Tensor], None, None]:
         """Joins the group, waits for all its members, and yields the tensors as they come, each in
         new memory."""
+        with self.joined() as group:
+            yield from self.received(group)
+
+    @contextmanager
+    def joined(self) -> Iterator[BroadcastGroup]:
+        """Is a member of the group for the length of the block, and has received the shapes, which
+        `load_tensors` checks tensor by tensor."""
+        with _joined(self.address, self.port, self.rank, self.size, self, gpu=self.gpu) as group:
+            group.receive_header()
+            yield group
+
+    def received(self, group: BroadcastGroup) -> Iterator[tuple[TensorInfo, Tensor]]:
+        """Yields the tensors as they come, and checks at the end that all have come."""
         infos: list[TensorInfo] = []
-        with _joined(self.address, self.port, self.rank, self.size, self) as group:
-            group.receive_header()  # the shapes, which `load_tensors` checks tensor by tensor
-            for header, tensor in group.tensors():
-                infos.append(TensorInfo.from_json(header))
-                yield infos[-1], tensor
-            end = group.end
-            assert end is not None
-            if end["end"] != self.version:
-                raise WeightsError(f"{group.where}: version {end['end']} came, not {self.version}")
-            if end["checksum"] != Manifest(self.version, tuple(infos)).checksum:
-                raise WeightsError(f"{group.where}: version {self.version} came incomplete")
+        for header, tensor in group.tensors():
+            infos.append(TensorInfo.from_json(header))
+            yield infos[-1], tensor
+        end = group.end
+        assert end is not None
+        if end["end"] != self.version:
+            raise WeightsError(f"{group.where}: version {end['end']} came, not {self.version}")
+        if end["checksum"] != Manifest(self.version, tuple(infos)).checksum:
+            raise WeightsError(f"{group.where}: version {self.version} came incomplete")
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverReceiver:
+    """Describes an engine over several GPUs: a receiver on each of them, with a sender of its own.
+    Each gets all weights."""
+
+    parts: tuple[BroadcastReceiver, ...]
+
+    @property
+    def version(self) -> int:
+        return self.parts[0].version
+
+    @property
+    def adapters(self) -> Adapters | None:
+        return self.parts[0].adapters
+
+    @property
+    def can_be_read_again(self) -> bool:
+        return False
+
+    def memberships(self) -> list[dict[str, Any]]:
+        """Returns what each worker needs to join its group, in plain values."""
+        return [each for part in self.parts for each in part.memberships()]
+
+    def copies(self) -> Generator[tuple[TensorInfo, tuple[Tensor, ...]], None, None]:
+        """Yields each tensor on all GPUs.
+
+        All groups are joined before the first tensor, and then the next tensor is taken from each
+        of them: the senders gather it together, so none goes on before all are rid of the last one.
+        """
+        with ExitStack() as stack:
+            groups = [stack.enter_context(part.joined()) for part in self.parts]
+            incoming = [
+                part.received(group) for part, group in zip(self.parts, groups, strict=True)
+            ]
+            for received in zip(*incoming, strict=True):
+                if len({info for info, _ in received}) > 1:
+                    raise WeightsError(
+                        f"weights of version {self.version}: the trainer ranks sent different "
+                        f"{received[0][0].name}"
+                    )
+                yield received[0][0], tuple(tensor for _, tensor in received)
+
+    def tensors(self) -> Generator[tuple[TensorInfo, Tensor], None, None]:
+        """Yields each tensor on the first GPU."""
+        with closing(self.copies()) as incoming:
+            for info, tensors in incoming:
+                yield info, tensors[0]
 
 
 class BroadcastSender:
@@ -200,6 +271,7 @@ def _joined(
     size: int,
     settings: BroadcastReceiver | BroadcastSender,
     store: Any = None,
+    gpu: int | None = None,
 ) -> Iterator[BroadcastGroup]:
     """Joins a group for the length of the block; its errors are raised as `WeightsError`."""
     try:
@@ -211,6 +283,7 @@ def _joined(
             backend=settings.backend,
             timeout_s=settings.timeout_s,
             store=store,
+            gpu=gpu,
         )
         try:
             yield group

@@ -3,12 +3,15 @@
     rank 0        group.send_header({"name": …})    group.broadcast(tensor)
     the others    group.receive_header()            for header, tensor in group.tensors(): …
 
-The group is separate from the process's default one. gloo moves tensors in CPU memory, nccl those
-on a GPU. ipc is for processes on one device: headers travel over gloo, and tensors through a buffer
-in the device's memory that all of them have open.
+The group is separate from the process's default one. Headers travel over gloo. Tensors do too if
+they are in CPU memory, and over nccl on GPUs. ipc is for processes on one device: tensors go
+through a buffer in the device's memory that all of them have open.
 
     rank 0        copies a part of the tensor in ─ barrier ─────────────────── barrier ─ …
     the others    ───────────────────────────────── barrier ─ copy it out ─ barrier ─ …
+
+The processes may have different versions of torch: an inference server brings its own. Handles are
+sent in the one form that all versions read, and different versions of NCCL are refused by name.
 
 This file imports torch alone: vLLM's worker loads it by its path (servers/worker_extension/), where
 ajet's other packages are not to be found.
@@ -18,9 +21,11 @@ Not covered: what the headers mean (broadcast.py).
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from mmap import mmap
 from pathlib import Path
@@ -31,6 +36,10 @@ if TYPE_CHECKING:
 
 Backend = Literal["gloo", "nccl", "ipc"]
 BUFFER_BYTES = 1 << 28
+IPC_HANDLE_BYTES = 64
+"""The size of a `cudaIpcMemHandle_t`."""
+BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
+"""The variable that torch reads when it makes a group of NCCL."""
 
 
 class GroupError(RuntimeError):
@@ -51,10 +60,12 @@ class BroadcastGroup:
         backend: Backend,
         timeout_s: float,
         store: Any = None,
+        gpu: int | None = None,
         buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
         """Joins the group that meets at rank 0's store, which rank 0 passes. It makes the buffer of
-        ipc, of `buffer_bytes`."""
+        ipc, of `buffer_bytes`. `gpu` is the number of this process's GPU, if not its current one.
+        """
         import torch
         import torch.distributed.distributed_c10d as c10d
         from torch._C._distributed_c10d import TCPStore
@@ -69,17 +80,16 @@ class BroadcastGroup:
             if store is None:
                 store = TCPStore(address, port, size, timeout=timeout, wait_for_workers=False)
             prefixed = c10d.PrefixStore("ajet-weights", store)
+            self._group: Any = c10d.ProcessGroupGloo(prefixed, rank, size, timeout)
+            self._tensor_group: Any = self._group
+            self.device = torch.device("cpu") if backend == "gloo" else own_device(gpu)
             if backend == "nccl":
-                self.device = torch.device("cuda", torch.cuda.current_device())
+                check_nccl_versions(prefixed, rank, size, nccl_version())
                 options = c10d.ProcessGroupNCCL.Options()
                 options._timeout = timeout
-                self._group: Any = c10d.ProcessGroupNCCL(prefixed, rank, size, options)
-            else:
-                self.device = torch.device("cpu")
-                self._group = c10d.ProcessGroupGloo(prefixed, rank, size, timeout)
-            self._header_device = self.device
+                with nccl_waits():
+                    self._tensor_group = c10d.ProcessGroupNCCL(prefixed, rank, size, options)
             if backend == "ipc":
-                self.device = own_device()
                 self._share_buffer(buffer_bytes)
         except (OSError, RuntimeError, ValueError) as error:
             raise GroupError(f"{self.where}: {first_line(error)}") from error
@@ -101,20 +111,19 @@ class BroadcastGroup:
         import torch
 
         data = torch.frombuffer(bytearray(json.dumps(header).encode()), dtype=torch.uint8)
-        length = torch.tensor([len(data)], dtype=torch.int64, device=self._header_device)
+        length = torch.tensor([len(data)], dtype=torch.int64)
         self._run(lambda: self._group.broadcast(length, 0))
-        sent = data.to(self._header_device)
-        self._run(lambda: self._group.broadcast(sent, 0))
+        self._run(lambda: self._group.broadcast(data, 0))
 
     def receive_header(self) -> dict[str, Any]:
         """Returns the next JSON values that rank 0 sends."""
         import torch
 
-        length = torch.zeros(1, dtype=torch.int64, device=self._header_device)
+        length = torch.zeros(1, dtype=torch.int64)
         self._run(lambda: self._group.broadcast(length, 0))
-        data = torch.zeros(int(length.item()), dtype=torch.uint8, device=self._header_device)
+        data = torch.zeros(int(length.item()), dtype=torch.uint8)
         self._run(lambda: self._group.broadcast(data, 0))
-        return json.loads(bytes(data.cpu().numpy()))
+        return json.loads(bytes(data.numpy()))
 
     def tensors(self) -> Iterator[tuple[dict[str, Any], Tensor]]:
         """Yields the header and the content of each tensor that rank 0 sends, in new memory, until
@@ -138,7 +147,7 @@ class BroadcastGroup:
         if not flat.numel():
             return
         if self._buffer is None:
-            self._run(lambda: self._group.broadcast(flat, 0))
+            self._run(lambda: self._tensor_group.broadcast(flat, 0))
         else:
             self._through(self._buffer, flat)
 
@@ -175,15 +184,60 @@ class BroadcastGroup:
 
     def close(self) -> None:
         """Leaves the group; the others' next broadcast fails."""
-        self._group = self._buffer = None
+        self._group = self._tensor_group = self._buffer = None
 
 
-def own_device() -> Any:
-    """Returns this process's GPU if it has one, else the CPU."""
+def check_nccl_versions(store: Any, rank: int, size: int, own: str) -> None:
+    """Compares the versions of NCCL of all processes of a group, which NCCL itself does by failing
+    on some of them."""
+    store.set(f"nccl/{rank}", own)
+    versions = [store.get(f"nccl/{each}").decode() for each in range(size)]
+    if len(set(versions)) > 1:
+        told = ", ".join(f"rank {each} has {version}" for each, version in enumerate(versions))
+        raise ValueError(
+            f"NCCL works between equal versions alone, and {told}: install one in all of their "
+            "Pythons (pip install --no-deps nvidia-nccl-cu13==…), or send weights through files "
+            "(sync_method: checkpoint)"
+        )
+
+
+def nccl_version() -> str:
+    """Returns the version of the NCCL that this process has loaded, which need not be the one that
+    its torch was built with."""
+    from torch.cuda import nccl
+
+    try:
+        loaded = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:  # this torch has NCCL within it
+        return ".".join(map(str, nccl.version()))
+    number = ctypes.c_int()
+    loaded.ncclGetVersion(ctypes.byref(number))
+    return f"{number.value // 10_000}.{number.value // 100 % 100}.{number.value % 100}"
+
+
+@contextmanager
+def nccl_waits() -> Iterator[None]:
+    """Has the groups of NCCL that are made in the block wait for each operation and raise what
+    fails. By default `wait` returns before the bytes are there, so that a group which is closed
+    then aborts its last broadcast, and a member that is lost ends this whole process, by a thread
+    of torch's."""
+    before = os.environ.get(BLOCKING_WAIT)
+    os.environ[BLOCKING_WAIT] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[BLOCKING_WAIT]
+        else:
+            os.environ[BLOCKING_WAIT] = before
+
+
+def own_device(gpu: int | None = None) -> Any:
+    """Returns this process's GPU of this number, or its current one; the CPU if it has none."""
     import torch
 
     if torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cuda", torch.cuda.current_device() if gpu is None else gpu)
     return torch.device("cpu")
 
 
@@ -196,8 +250,9 @@ def make_buffer(num_bytes: int, device: Any) -> tuple[Tensor, dict[str, Any], in
         buffer = torch.empty(num_bytes, dtype=torch.uint8, device=device)
         # The first value is the number that this process gives the GPU; others may number it
         # otherwise, so its own name is compared.
-        _, *handle = buffer.untyped_storage()._share_cuda_()
-        return buffer, {"gpu": gpu_name(device), "handle": to_json(handle)}, None
+        _, memory, *rest = buffer.untyped_storage()._share_cuda_()
+        handle = to_json([portable_handle(memory), *rest])
+        return buffer, {"gpu": gpu_name(device), "handle": handle}, None
     descriptor = os.memfd_create("ajet-weights")  # has no name that could outlive the processes
     os.truncate(descriptor, num_bytes)
     path = f"/proc/{os.getpid()}/fd/{descriptor}"
@@ -229,6 +284,23 @@ def gpu_name(device: Any) -> str:
     import torch
 
     return f"GPU {torch.cuda.get_device_properties(device).uuid}"
+
+
+def portable_handle(handle: bytes) -> bytes:
+    """Returns torch's handle of a GPU's memory in the form that every version of torch opens.
+
+    torch writes its own version of the form, the kind of memory, and the driver's handle. It opens
+    no form of a newer torch (2.13 began another one), and a bare handle of the driver always.
+    """
+    kind = handle[1:2] if len(handle) != IPC_HANDLE_BYTES else b"c"
+    if kind == b"e":
+        raise ValueError(
+            "memory of expandable segments is not opened by other processes: take "
+            "expandable_segments:True out of PYTORCH_CUDA_ALLOC_CONF (PYTORCH_ALLOC_CONF), or send "
+            "weights through files (sync_method: memory)"
+        )
+    is_plain = kind == b"c" and len(handle) == 2 + IPC_HANDLE_BYTES
+    return handle[2:] if is_plain else handle
 
 
 def to_json(handle: list[Any]) -> list[Any]:

@@ -1,7 +1,7 @@
 """Runs inside vLLM's worker: loads new weights in place, and checks that the model uses them.
 
     POST /collective_rpc {"method": "ajet_load_weights", "kwargs": {"path": "…/v00000007", …}}
-                         {"method": "ajet_receive_weights", "kwargs": {"address": …, "port": …, …}}
+                         {"method": "ajet_receive_weights", "kwargs": {"memberships": …, …}}
 
 `--worker-extension-cls` names the class here. vLLM's Python finds this file by PYTHONPATH, which is
 the folder of this file alone: the packages beside ajet must not take the place of vLLM's. So it
@@ -74,31 +74,20 @@ class WeightLoading:
 
     def ajet_receive_weights(
         self,
-        address: str,
-        port: str,
-        rank: str,
-        size: str,
-        backend: str,
-        timeout_s: str,
+        memberships: str,
         version: str,
         model_path: str,
         adapters: str | None = None,
     ) -> dict[str, Any]:
-        """Takes part in a broadcast of weights, the first worker with this rank; returns what
-        `ajet_load_weights` does, and the checksum of what was sent."""
+        """Takes part in a broadcast of weights, for which `memberships` has in JSON what each of
+        the server's workers needs; returns what `ajet_load_weights` does, and the checksum of what
+        was sent."""
 
         def receive() -> dict[str, Any]:
             of_group = load_file("group.py")
             tensor_checksum = load_file("checksum.py").tensor_checksum
             try:
-                group = of_group.BroadcastGroup(
-                    address,
-                    int(port),
-                    rank=int(rank) + self.rank,
-                    size=int(size),
-                    backend=backend,
-                    timeout_s=float(timeout_s),
-                )
+                group = of_group.BroadcastGroup(**json.loads(memberships)[self.rank])
                 incoming = Broadcast(group, tensor_checksum)
                 try:
                     tensors = incoming.tensors() if adapters is None else incoming.undamaged()
@@ -118,6 +107,8 @@ class WeightLoading:
             loaded = load()
         except DoNotFitError as error:
             return {"error": f"weights of version {version}: {error}"}
+        finally:
+            release_unused_memory()
         return loaded | {"version": int(version), "seconds": time.perf_counter() - started}
 
     def _ajet_load(
@@ -217,6 +208,16 @@ class Broadcast:
         if end["end"] != version:
             raise DoNotFitError(f"version {end['end']} came")
         return end["checksum"]
+
+
+def release_unused_memory() -> None:
+    """Gives back the GPU memory that a load used: the cache of keys and values, which is about to
+    be allocated, does not come from torch's unused memory."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.ipc_collect()
+        torch.cuda.empty_cache()
 
 
 def load_file(name: str) -> Any:

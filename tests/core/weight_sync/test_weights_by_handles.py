@@ -6,12 +6,14 @@ The receiver runs in this process, the sender in another.
 import multiprocessing
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 import torch
+from torch.distributed import HashStore
 
 from ajet.core.weight_sync import group
-from ajet.core.weight_sync.broadcast import BroadcastSender, open_store
+from ajet.core.weight_sync.broadcast import BroadcastSender, HandoverReceiver, open_store
 from ajet.core.weight_sync.group import BroadcastGroup, GroupError
 from ajet.core.weight_sync.load import load_tensors
 from ajet.core.weight_sync.manifest import TensorInfo, WeightsError
@@ -90,6 +92,44 @@ def test_two_receivers_get_what_the_sender_has(start):
         assert all(torch.equal(each[name], tensor) for name, tensor in tensors().items())
     assert {report.checksum for report in reports} == {reports[0].checksum}
     assert [(r.version, r.num_bytes) for r in reports] == [(7, 600 * 4 + 2 + 7 * 8)] * 2
+
+
+def send_together(told, gathering, of_rank):
+    """Sends as one of two ranks, which gather each tensor together; `of_rank` is added to one."""
+    sender, given = BroadcastSender("127.0.0.1", backend="ipc", timeout_s=30), tensors()
+    given["a"] += of_rank
+
+    def gathered():
+        for name, tensor in given.items():
+            gathering.wait(30)
+            yield name, tensor
+
+    sender.hold(7, {name: tuple(t.shape) for name, t in given.items()}, gathered)
+    told.put(sender.receivers(7, 1))
+    with suppress(WeightsError):
+        sender.send()
+
+
+def handed_over(start, last=0):
+    gathering = multiprocessing.get_context("forkserver").Barrier(2)
+    receivers = (start(send_together, gathering, number * last) for number in range(2))
+    return HandoverReceiver(tuple(receiver for (receiver,) in receivers))
+
+
+def test_an_engine_of_two_gpus_is_handed_each_tensor_on_both(start):
+    source = handed_over(start)
+    found = {info.name: copies for info, copies in source.copies()}
+    assert source.version == 7 and found.keys() == tensors().keys()
+    for name, (first, second) in found.items():
+        assert torch.equal(first, tensors()[name]) and torch.equal(second, tensors()[name])
+        assert first.data_ptr() != second.data_ptr() or not first.numel()
+
+
+def test_ranks_that_send_different_weights_are_noticed(start):
+    with pytest.raises(
+        WeightsError, match=r"^weights of version 7: the trainer ranks sent different a$"
+    ):
+        list(handed_over(start, last=1).copies())
 
 
 def joined(port):
@@ -178,3 +218,40 @@ def test_a_handle_of_a_gpu_is_refused_on_another_device():
     handle = {"gpu": "GPU 1234", "handle": []}
     with pytest.raises(ValueError, match="the sender is on GPU 1234, the receiver on cpu"):
         group.open_buffer(handle, torch.device("cpu"))
+
+
+def test_every_torch_opens_the_drivers_bare_handle_of_a_gpus_memory():
+    bare = bytes(range(64))
+    for version in (b"\x01", b"\x02", b"\x03"):  # torch 2.13 begins the third
+        assert group.portable_handle(version + b"c" + bare) == bare
+    assert group.portable_handle(bare) == bare
+    assert group.portable_handle(b"\x04c" + bare + b"more") == b"\x04c" + bare + b"more"
+
+
+def test_memory_of_expandable_segments_is_refused_with_what_to_do():
+    with pytest.raises(ValueError, match=r"expandable_segments:True out of PYTORCH_CUDA_ALLOC_CON"):
+        group.portable_handle(b"\x03e" + bytes(40))
+
+
+def test_processes_with_different_versions_of_nccl_are_refused_on_each_of_them():
+    store, told = HashStore(), r"rank 0 has 2\.30\.7, rank 1 has 2\.29\.7: install one in all of"
+    with ThreadPoolExecutor(2) as pool:
+        joining = [
+            pool.submit(group.check_nccl_versions, store, rank, 2, version)
+            for rank, version in enumerate(("2.30.7", "2.29.7"))
+        ]
+        for each in joining:
+            with pytest.raises(ValueError, match=told):
+                each.result()
+    store.set("nccl/1", "2.30.7")
+    group.check_nccl_versions(store, 0, 2, "2.30.7")
+
+
+@pytest.mark.parametrize("before", [None, "0"])
+def test_operations_of_nccl_are_waited_for_in_groups_of_weights_alone(monkeypatch, before):
+    monkeypatch.delenv(group.BLOCKING_WAIT, raising=False)
+    if before is not None:
+        monkeypatch.setenv(group.BLOCKING_WAIT, before)
+    with group.nccl_waits():
+        assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "1"
+    assert os.environ.get("TORCH_NCCL_BLOCKING_WAIT") == before
