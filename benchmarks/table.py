@@ -52,14 +52,17 @@ def learning() -> list[Row]:
     ]
 
 
-def function_calling() -> list[Row]:
+def two_stages(script: str, task: str, form: str, goal: str) -> list[Row]:
     """Rows of a pretrained model on a public benchmark; an arm that was not measured has none."""
-    if not (RESULTS / "function_calling.json").exists():
+    if not (RESULTS / f"{script}.json").exists():
         return []
-    script, task = "function_calling", "100 held-out tasks of BFCL simple_python"
     arms: dict[str, list[Any]] = {}
     for run in result(script)["results"]:
         arms.setdefault(run["arm"], []).append(run)
+
+    def span(values: list[float]) -> str:
+        ends = dict.fromkeys(f"{end(values):{form}}" for end in (min, max))
+        return " to ".join(ends)
 
     def added(run: Any) -> str:
         found = run["difference"]["test"]
@@ -67,21 +70,16 @@ def function_calling() -> list[Row]:
         return f"{100 * found['value']:+.1f} [{low}, {high}]"
 
     trained = arms.get("trained", [])
-    shares = [[run[when]["test"] for run in trained] for when in ("base", "before", "after")]
     rows: list[Row] = []
     if trained:
-        rows.append(
-            (
-                f"SmolLM2-135M, {task}, {len(trained)} seeds: as it is → supervised → reinforced",
-                " → ".join(f"{min(each):.0%} to {max(each):.0%}" for each in shares),
-                "",
-                script,
-            )
-        )
+        seeds = f"{len(trained)} seeds" if trained[1:] else "1 seed"
+        shares = [[run[when]["test"] for run in trained] for when in ("base", "before", "after")]
+        what = f"SmolLM2-135M, {task}, {seeds}: as it is → supervised → reinforced"
+        rows.append((what, " → ".join(map(span, shares)), "", script))
     for arm, runs in arms.items():
-        goal = "≥ +15 on each of 3 seeds" if arm == "trained" else "holds 0 or less"
         points = "; ".join(added(run) for run in runs)
-        rows.append((f"points that reinforcement adds there, {arm}", points, goal, script))
+        wanted = goal if arm == "trained" else "holds 0 or less"
+        rows.append((f"points that reinforcement adds there, {arm}", points, wanted, script))
     return rows
 
 
@@ -688,7 +686,13 @@ def page() -> list[Row]:
 def table() -> str:
     """The rows as Markdown."""
     rows = [
-        *function_calling(),
+        *two_stages(
+            "function_calling",
+            "100 held-out tasks of BFCL simple_python",
+            ".0%",
+            "≥ +15 on each of 3 seeds",
+        ),
+        *two_stages("gsm8k_learning", "GSM8K's 1,319 test problems", ".1%", "≥ +1"),
         *real_backbones(),
         *learning(),
         *learning_on_ray(),
