@@ -87,12 +87,12 @@ def run_arm(dtype: str, checkpointing: str, threads: int) -> list[dict[str, Any]
 
         from ajet import assembly  # noqa: F401
         from ajet.backbones.debug import training  # noqa: F401
-        from ajet.core.model.allocator import keep_freed_memory
+        from ajet.core.model.allocator import prepare_memory
         from ajet.core.update.checkpoint import save_checkpoint
         from ajet.core.update.policy import Policy
         from ajet.core.update.settings import UpdateSettings
     torch.set_num_threads(threads)
-    keep_freed_memory()  # as loading a model does
+    prepare_memory()  # as loading a model does
     recompute: Any = {"true": True, "false": False}.get(checkpointing, checkpointing)
     with phases.phase("policy"):
         torch.manual_seed(0)

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ajet.core.model.allocator import keep_freed_memory
+from ajet.core.model.allocator import prepare_memory
 from ajet.core.model.wide_layer import product as wide_product
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.layouts.layout import Row
@@ -226,7 +226,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/update_real.json"))
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    keep_freed_memory()  # as loading a model does
+    prepare_memory()  # as loading a model does
     results = []
     for dtype in args.dtype:
         results.append(measure(dtype, args.rounds, args.budget))

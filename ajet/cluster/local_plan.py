@@ -273,7 +273,7 @@ def local_plan(
     config: AjetConfig, batch: BatchPlan, size: EpisodeSize, trial: Trial | None = None
 ) -> LocalPlan:
     """Measures this machine and returns the plan; a trial's lengths replace `size`."""
-    from ajet.core.model.allocator import keep_freed_memory
+    from ajet.core.model.allocator import prepare_memory
 
     path = config.ajet.model.path
     if path is None:
@@ -285,7 +285,7 @@ def local_plan(
     size = size if trial is None else trial.size
     plan = LocalPlan(batch, shape, size, Measured(0.0, 0.0, 0.0))
     if plan.is_large:
-        keep_freed_memory()  # as loading a model does
+        prepare_memory()  # as loading a model does
     found = [_measure(plan, model_config, layers, trial) for layers in LAYERS]
     low, high = (np.array(each) for each in found)
     per_layer = np.maximum(high - low, 0) / (LAYERS[1] - LAYERS[0])

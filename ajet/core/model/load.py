@@ -30,7 +30,7 @@ from transformers import (
 from ajet.core.error_codes import Code
 from ajet.core.error_text import extra_advice
 from ajet.core.errors import ModelError
-from ajet.core.model.allocator import is_large, keep_freed_memory
+from ajet.core.model.allocator import is_large, prepare_memory
 from ajet.core.model.precision import float64_device, to_float64
 from ajet.core.model.template_file import EMBEDDED, EMBEDDED_DIR, template_file
 
@@ -122,7 +122,7 @@ def load_model(
     if model.dtype == torch.float64:
         to_float64(model)
     if target.type == "cpu" and is_large(model):
-        keep_freed_memory()
+        prepare_memory()
     return LoadedModel(model.to(target), tokenizer, path)
 
 
