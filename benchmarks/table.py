@@ -690,7 +690,7 @@ def table() -> str:
             "function_calling",
             "100 held-out tasks of BFCL simple_python",
             ".0%",
-            "≥ +15 on each of 3 seeds",
+            "≥ +15 on 3 of 3 seeds",
         ),
         *two_stages("gsm8k_learning", "GSM8K's 1,319 test problems", ".1%", "≥ +1"),
         *real_backbones(),

@@ -112,7 +112,7 @@ def main() -> None:
         ways = {
             "otlp": ["--otlp", address],
             "mlflow": ["--mlflow", f"sqlite:///{folder / 'mlflow.db'}"],
-            "perfetto": ["--perfetto", str(folder / "trace.json")],
+            "perfetto": ["--perfetto", str(folder / "trace.json"), "--overwrite"],
         }
         if find_spec("mlflow") is None:
             del ways["mlflow"]
