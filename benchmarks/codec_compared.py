@@ -39,6 +39,7 @@ import msgspec  # pyright: ignore[reportMissingImports]
 import numpy as np
 
 from ajet.core.buffer import codec
+from ajet.core.common_prefix import common_length
 from ajet.core.errors import DataError
 from ajet.core.inference.endpoint import Completion
 from ajet.core.task.task import Task
@@ -142,8 +143,8 @@ def with_turns(group: Group, change: Callable[[Sequence[Turn]], tuple[Turn, ...]
 def shortened(turns: Sequence[Turn], kept: list[Kept]) -> tuple[Turn, ...]:
     short = []
     for before, turn in zip([None, *turns], turns, strict=False):
-        ids = codec._common_length(codec._ids(before), turn.completion.prompt_ids)
-        messages = codec._common_length(codec._messages(before), turn.messages)
+        ids = common_length(codec._ids(before), turn.completion.prompt_ids)
+        messages = common_length(codec._messages(before), turn.messages)
         same = before is not None and before.tools == turn.tools
         kept.append((ids, messages, same))
         completion = replace(turn.completion, prompt_ids=turn.completion.prompt_ids[ids:])
