@@ -198,8 +198,19 @@ class Killed(Exception):
 
 
 class DiesOnceItHasStored(GroupBuffer):
+    """The database of a process that ends there: nothing is written to it by what still runs."""
+
+    is_dead = False
+
+    def begin(self, *args, **more):
+        if self.is_dead:
+            raise Killed
+        super().begin(*args, **more)
+
     def put(self, *args, **more):
-        super().put(*args, **more)
+        if not self.is_dead:
+            super().put(*args, **more)
+        self.is_dead = True
         raise Killed
 
 
