@@ -28,7 +28,8 @@ FORWARDED_PREFIXES = ("GLOO_", "NCCL_", "TORCH_NCCL_")
 """Variables of the driver with these prefixes reach every process of the run."""
 CONNECT_TIMEOUT_S = 5.0
 PROBE_BYTES, POLL_S = 1 << 14, 0.01
-"""More than a packet of any network holds, less than a system accepts before anybody reads."""
+"""A probe is larger than a packet of any network, and smaller than what a system accepts before
+anybody reads; its acknowledgement is asked for each `POLL_S`."""
 BACKLOG = 1024
 Addresses = Sequence[tuple[str, int]]
 

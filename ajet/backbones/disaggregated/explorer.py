@@ -110,14 +110,16 @@ class Explorer:
     def state_dict(self) -> dict[str, Any]:
         """Returns the position in the plan, and the groups that run: they begin again in a run that
         resumes. `unseen` are the planned groups whose results the cursor does not have."""
-        to_restart = (each.index for each in self._to_restart)
         return {
             "next": self._next,
             "cursor": self._cursor_before_batch or self._cursor.state_dict(),
             "in_flight": sorted(self._task_indices.items()),
             "aside": self.counts["left_out"],
-            "unseen": sorted({*self._task_indices, *to_restart}),
+            "unseen": self._unseen(),
         }
+
+    def _unseen(self) -> list[int]:
+        return sorted({*self._task_indices, *(each.index for each in self._to_restart)})
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Continues from a checkpoint, or from the beginning where `state` is None, with the groups
@@ -298,7 +300,7 @@ class Explorer:
             stored = self._replace_if_no_signal(item)
             left_out = self.counts["left_out"] + (not stored.is_counted)
             behind = {"cursor": self._cursor.state_after(result), "aside": left_out}
-            unseen = [each for each in self.state_dict()["unseen"] if each != item.index]
+            unseen = [each for each in self._unseen() if each != item.index]
             notes = self._plan_note(**behind, unseen=unseen)
             put = partial(self._buffer.put, [stored], version, last_step=last_step, **notes)
             if not await asyncio.to_thread(put):

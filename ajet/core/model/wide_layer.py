@@ -30,7 +30,8 @@ from ajet.core.model.precision import to_wide_dtype
 MIN_WIDTH = 256
 MIN_TOKENS = 64  # fewer are limited by reading the weights, which both libraries do equally fast
 TRANSPOSED = 1 << 13
-"""The outputs whose gradient is one product of oneDNN, which copies what it reads transposed."""
+"""oneDNN computes the gradient of so many outputs in one product, and copies what it reads
+transposed."""
 
 
 def is_wide(x_ND: Tensor, *linears: nn.Module) -> bool:

@@ -46,7 +46,7 @@ GROWTH = 32
 MASKED = -1e30
 """A finite number: a query whose columns are all masked gives unused numbers, but no NaN."""
 MAPPED_BYTES = 1 << 25
-"""From this size on, memory on a CPU is mapped (core/model/mapped_memory.py)."""
+"""Memory on a CPU that is at least so large is mapped (core/model/mapped_memory.py)."""
 
 
 def empty(like: Tensor, num: int) -> Tensor:

@@ -32,9 +32,10 @@ PART = 256
 DRAWN = 256
 """The tokens of a block of `draw`, as there."""
 DEPTH, OUTPUTS = 192, 96
-"""The rows, and the most outputs, of a block of `weight_gradient`."""
+"""A block of `weight_gradient` has so many rows, and so many outputs at most."""
 STRIP, WIDTH = 12, 32
-"""What its outputs and inputs are padded to, as there with the widest registers."""
+"""Its outputs and inputs are padded to multiples of these, which are those of kernels.c with the
+widest registers."""
 MIN_DIM, MULTIPLE = 64, 32
 """The least width of a head, and what it is a multiple of, in attention of an update."""
 
