@@ -43,7 +43,7 @@ from ajet.core.update.settings import UpdateSettings
 
 LAYERS = (1, 3)
 DECODED = (4, 20)  # the tokens of the two measured replies: their difference has no prefill in it
-MAX_LOGITS, MAX_KEPT, LARGE, MIN_PACKED, KV_BYTES = 1 << 24, 1 << 29, 1 << 25, 1 << 18, 1 << 29
+MAX_LOGITS, MAX_KEPT, LARGE, MIN_PACKED, KV_BYTES = 1 << 24, 1 << 29, 1 << 25, 1 << 18, 3 << 27
 """The values of MAX_LOGITS and MAX_KEPT in core/update/loss.py, LARGE in core/model/allocator.py,
 MIN_WEIGHTS in core/inference/engines/packed_decoder.py, and KV_BYTES in in_process.py there; a test
 compares them."""

@@ -27,7 +27,7 @@ from ajet.core.config.precision import BYTES, dtype_on, state_dtype
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.update.settings import tokens_per_pass
 
-CACHE_GIB, CACHE_SHARE = 0.5, 0.1
+CACHE_GIB, CACHE_SHARE = 0.375, 0.1
 """KV_BYTES and KV_SHARE of core/inference/engines/in_process.py, which is not imported because it
 needs torch; a test compares them. The budget counts twice: running rows, and kept prefixes."""
 LAUNCHES, LAUNCH_S = 60, 4e-6

@@ -46,7 +46,7 @@ from ajet.core.inference.engines.hf_forward import HfForward
 from ajet.core.inference.stop_strings import first_stop
 from ajet.core.model.decoder import Decoder
 
-KV_BYTES, KV_SHARE = 1 << 29, 0.1
+KV_BYTES, KV_SHARE = 3 << 27, 0.1
 """Default budget for the keys and values of running rows, and again for those of the cache: so many
 bytes, and on a GPU this share of its memory if that is more."""
 SETTLE_TURNS = 8
