@@ -149,9 +149,8 @@ class Batch:
             return True
         if not self._eager:
             return sparse
-        return (
-            len(self._queue) >= JOIN_FRACTION * num_running
-            or self._steps_since_join >= min(JOIN_INTERVAL, num_running)
+        return len(self._queue) >= JOIN_FRACTION * num_running or self._steps_since_join >= min(
+            JOIN_INTERVAL, num_running
         )
 
     def _admit(self, running: Sequence[BatchRow]) -> list[BatchRow]:
