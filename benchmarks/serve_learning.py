@@ -1,13 +1,13 @@
 """Simulated users of `ajet serve --learn`: does the model learn, and what does learning cost them?
 
     python -m benchmarks.serve_learning [--only honest still …] [--sessions 1000] [--out FILE.json]
-    python -m benchmarks.serve_learning --only still again steady busy      what learning costs
+    python -m benchmarks.serve_learning --only still again steady busy      latency, 5 minutes
     python -m benchmarks.serve_learning --only poisoned --seeds 1 2 3       who lies, on three seeds
 
 Runs that are not asked for stay in the file as they were. `load` is that of the machine in the
 minute before a run began and before it ended.
 
-    still     180 sessions at a server that never trains: the control of latency
+    still     160 sessions at a server that never trains: the control of latency
     again     the same once more: how far two such runs are apart
     steady    the same while rounds are trained one after another, and none is promoted
     busy      the same where they are promoted: replies of later versions, and swaps
@@ -121,7 +121,7 @@ class Crowd:
 
 
 LOUD = 100.0
-LATENCY_SESSIONS, POPULAR_SESSIONS = 180, 480
+LATENCY_SESSIONS, POPULAR_SESSIONS = 160, 480
 POPULAR = Crowd(num_clients=20, num_liars=2, num_questions=12)
 
 
@@ -414,7 +414,7 @@ class Seen:
             },
         }
 
-    def added_ms(self, still: Traffic) -> dict[str, float]:
+    def added_ms(self, still: Traffic) -> dict[str, Any]:
         """Returns how much longer the calls of this run took than those of `still` with the same
         reply. Where rounds were trained, these are the calls while one was open."""
         control = {call.place: call for call in still.calls}
