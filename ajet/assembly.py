@@ -115,10 +115,12 @@ def make_engine(
     template: ChatTemplate,
     *,
     deterministic: bool | None = None,
+    gathers: bool = True,
     on_tokens: OnTokens | None = None,
     adapters: Mapping[str, nn.Module] | None = None,
 ) -> InProcessEngine:
     """Makes the in-process engine over a loaded model; `deterministic` replaces the config's.
+    Without it, and without `gathers`, a request to an idle engine waits for no other.
     `on_tokens` is called with what each request has sampled, after each token. `adapters` are the
     models of several adapters; where none are given, each is the loaded model, as an adapter that
     has not learnt anything is."""
@@ -132,6 +134,7 @@ def make_engine(
         deterministic=config.ajet.rollout.deterministic if deterministic is None else deterministic,
         decode=template.text_of,
         on_tokens=on_tokens,
+        gathers=gathers,
         adapters=adapters or dict.fromkeys(config.ajet.trainer_common.lora.adapters, loaded.model),
     )
 

@@ -1,28 +1,41 @@
 """Simulated users of `ajet serve --learn`: does the model learn, and what does learning cost them?
 
     python -m benchmarks.serve_learning [--only honest still …] [--sessions 1000] [--out FILE.json]
+    python -m benchmarks.serve_learning --only still again steady busy      latency, 5 minutes
+    python -m benchmarks.serve_learning --only poisoned --seeds 1 2 3       who lies, on three seeds
 
 Runs that are not asked for stay in the file as they were. `load` is that of the machine in the
 minute before a run began and before it ended.
 
-    still     300 sessions at a server that never trains: the control of latency
-    busy      the same while rounds are trained one after another: latency while it learns
+    still     160 sessions at a server that never trains: the control of latency
+    again     the same once more: how far two such runs are apart
+    steady    the same while rounds are trained one after another, and none is promoted
+    busy      the same where they are promoted: replies of later versions, and swaps
     honest    1,000 sessions of 50 clients in five rounds
     liars     10 % of the clients give the opposite of the truth
     loud      10 % of the clients give the opposite, a hundred times as large
     excluded  the folder of `loud` goes on without the clients that it named as unlike the others
     popular   20 clients ask the same 12 questions, 2 of them lie as in `loud`; nobody is left out
     reliable  the same, and who contradicts the others is left out (max_false_exclusion: 0.01)
+    poisoned  for each of the seeds `popular` and `reliable`, and as their control the same 20
+              clients where nobody lies; not in a run of all
 
 The server is a process of its own; users are asyncio clients of httpx in this one. A session is a
 word problem: one or two calls, then feedback whether the answer was right. Faults are clients that
 hang up within a call, bodies that are no JSON, feedback that is sent twice or long after, and for
-sessions that nobody had; 1 % of the sessions have one. In all but `still` and `busy` sessions come
+sessions that nobody had; 1 % of the sessions have one. In all but the first four runs sessions come
 more slowly while a round is open, and the learner has the server's priority, so that on a busy
-machine too the sessions of a round are of the version before it. Latency is that of a whole call;
-`while_learning` are the calls during a round. Held-out success is measured by the server itself on
-256 tasks at the users' temperature; differences are paired, with 95 % intervals. At the end `ajet
-rebuild` makes the versions of `honest` again.
+machine too the sessions of a round are of the version before it. Held-out success is measured by
+the server itself on 256 tasks at the users' temperature; differences are paired, with 95 %
+intervals. At the end `ajet rebuild` makes the versions of `honest` again.
+
+Latency is that of a whole call; `while_learning` are the calls during a round. The first four runs
+name their sessions, and the name is what a reply's seed follows from: as long as the version is the
+same, so are the replies, and they come at the same times. `added_ms` compares each call while a
+round is open with the same call of `still` that got the same reply: the median of the differences,
+which longer replies of a better version have no part in. `server` is what the server's process used
+for a call: milliseconds on a processor, and milliseconds in which a thread of it was ready to run
+and waited for a processor.
 
 Goals: 20 points of held-out success, no failed request beside the faults, 5 ms at the median.
 """
@@ -44,13 +57,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import fmean, median, quantiles
 from typing import Any
 
 import httpx
 
 from ajet.core.record.evaluation import paired_difference
 from ajet.online.log import SessionLog
+from ajet.online.sessions import SESSION_HEADER
 from ajet.tools import PYTHON_TOOL
 from benchmarks.serve_learning_agent import Message, answer
 
@@ -62,6 +76,7 @@ UNLIKE_Z = 4.0
 YAML = """
 ajet:
   project_name: serve_learning
+  seed: {seed}
   experiment_name: {name}
   model: {{path: "embedded:math"}}
   task_reader:
@@ -81,7 +96,7 @@ ajet:
     port: auto
     learn:
       sessions_per_round: {per_round}
-      min_difference: -0.02
+      min_difference: {min_difference}
       excluded_clients: {excluded}
       max_false_exclusion: {max_false_exclusion}
       niceness: {niceness}
@@ -105,15 +120,28 @@ class Crowd:
     num_questions: int | None = None
 
 
-POPULAR_SESSIONS = 480
+LOUD = 100.0
+LATENCY_SESSIONS, POPULAR_SESSIONS = 160, 480
 POPULAR = Crowd(num_clients=20, num_liars=2, num_questions=12)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a user's: when it began, how long it took, and what the reply was. `place` is its
+    session and its number in that."""
+
+    place: tuple[int, int]
+    begun_s: float
+    took_ms: float
+    num_tokens: int
+    said: str
 
 
 @dataclass
 class Traffic:
     """What the users have seen."""
 
-    calls_ms: list[tuple[float, float]] = field(default_factory=list)  # when, how long
+    calls: list[Call] = field(default_factory=list)
     failed: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     rewards: list[tuple[int, bool]] = field(default_factory=list)  # version, right
@@ -144,6 +172,16 @@ class Server:
             await asyncio.sleep(0.2)
         return found[1]
 
+    def used_ms(self) -> tuple[float, float]:
+        """Returns the milliseconds of processors that its threads have had, and for how many they
+        waited for one."""
+        ran_ns, late_ns = 0, 0
+        for thread in Path(f"/proc/{self._process.pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+                ran, late, _ = map(int, (thread / "schedstat").read_text().split())
+                ran_ns, late_ns = ran_ns + ran, late_ns + late
+        return ran_ns / 1e6, late_ns / 1e6
+
     def stop(self) -> None:
         self._process.terminate()
         self._process.wait()
@@ -152,8 +190,16 @@ class Server:
 class Users:
     """The clients of one server."""
 
-    def __init__(self, http: httpx.AsyncClient, seed: int, lie: float | None, crowd: Crowd) -> None:
+    def __init__(
+        self,
+        http: httpx.AsyncClient,
+        seed: int,
+        lie: float | None,
+        crowd: Crowd,
+        names_sessions: bool,
+    ) -> None:
         self.http, self.lie, self.crowd = http, lie, crowd
+        self.names_sessions = names_sessions
         self.random = random.Random(seed)
         self.rows = [json.loads(line) for line in ROWS.read_text().splitlines()]
         self.random.shuffle(self.rows)
@@ -176,7 +222,8 @@ class Users:
         row = self.rows[index % len(self.rows)]
         if self.crowd.num_questions is not None:
             row = self.random.choice(self.rows)
-        seen: dict[str, Any] = {"versions": set()}
+        seen: dict[str, Any] = {"versions": set(), "calls": 0}
+        headers = {SESSION_HEADER: f"session {index}"} if self.names_sessions else {}
         if fault is not None:
             self.traffic.faults[fault] += 1
         if fault == "hangs_up":
@@ -188,12 +235,20 @@ class Users:
         async def chat(messages: list[Message]) -> Message:
             begun_s = time.monotonic()
             body = {"model": "m", "messages": messages, "tools": [PYTHON_TOOL], "user": client}
-            reply = await self.http.post("/v1/chat/completions", json=body)
-            self.traffic.calls_ms.append((begun_s, 1000 * (time.monotonic() - begun_s)))
+            reply = await self.http.post("/v1/chat/completions", json=body, headers=headers)
+            took_ms = 1000 * (time.monotonic() - begun_s)
             self._expect(reply, 200)
-            seen["id"] = reply.json()["id"]
+            told = reply.json()
+            message = told["choices"][0]["message"]
+            calls = [each["function"] for each in message.get("tool_calls") or ()]
+            said = json.dumps([message.get("content"), calls])
+            place = (index, seen["calls"])
+            num_tokens = told["usage"]["completion_tokens"]
+            self.traffic.calls.append(Call(place, begun_s, took_ms, num_tokens, said))
+            seen["id"] = told["id"]
+            seen["calls"] += 1
             seen["versions"].add(int(reply.headers["x-ajet-version"]))
-            return reply.json()["choices"][0]["message"]
+            return message
 
         try:
             said = await answer(chat, row["question"])
@@ -233,7 +288,18 @@ class Users:
             self.traffic.failed[f"{reply.status_code} for {status}"] += 1
 
 
-KINDS = ["still", "busy", "honest", "liars", "loud", "popular", "reliable"]
+KINDS = [
+    "still",
+    "again",
+    "steady",
+    "busy",
+    "honest",
+    "liars",
+    "loud",
+    "popular",
+    "reliable",
+    "poisoned",
+]
 FAULT_KINDS = ("hangs_up", "garbage", "late", "twice", "nobodys")
 
 
@@ -248,12 +314,16 @@ async def run(
     max_false_exclusion: float | None = None,
     crowd: Crowd = Crowd(),
     waits: bool = True,
+    promotes: bool = True,
     seed: int = 1,
-) -> dict[str, Any]:
-    """Runs one server with its users until the last round is decided, and returns the figures."""
+) -> tuple[dict[str, Any], Seen]:
+    """Runs one server with its users until the last round is decided, and returns the figures and
+    what the users have seen. With `waits` sessions come more slowly while a round is open."""
     load = os.getloadavg()[0]
     given = {
+        "seed": seed,
         "per_round": per_round,
+        "min_difference": -0.02 if promotes else 1.0,
         "excluded": json.dumps(excluded or []),
         "max_false_exclusion": json.dumps(max_false_exclusion),
         "niceness": 0 if waits else 10,
@@ -267,11 +337,12 @@ async def run(
         async with httpx.AsyncClient(
             base_url=url, headers=headers, timeout=120, limits=limits
         ) as http:
-            users = Users(http, seed, lie, crowd)
+            users = Users(http, seed, lie, crowd, names_sessions=not waits)
             watching = asyncio.create_task(watch(http, per_round, learning_s))
-            begun_s = time.monotonic()
+            begun_s, used_ms = time.monotonic(), server.used_ms()
             await users.arrive(num_sessions, lambda: waits and learning_s[-1][1])
             traffic_s = time.monotonic() - begun_s
+            ran_ms, late_ms = (b - a for a, b in zip(used_ms, server.used_ms(), strict=True))
             await asyncio.sleep(2.0)  # until the last round that is due is seen
             while waits and learning_s[-1][1]:
                 await asyncio.sleep(0.5)
@@ -279,14 +350,20 @@ async def run(
             status = (await http.get("/ajet/v1/status")).json()
     finally:
         server.stop()
-    return {
+    seen, num_calls = Seen(users.traffic, learning_s), len(users.traffic.calls)
+    found = {
         "load": [round(load, 1), round(os.getloadavg()[0], 1)],
         "sessions_per_round": per_round,
-        **figures(users.traffic, learning_s),
+        **seen.figures(),
         "traffic_s": round(traffic_s, 1),
+        "server": {
+            "processor_ms_per_call": round(ran_ms / num_calls, 2),
+            "waited_ms_per_call": round(late_ms / num_calls, 2),
+        },
         **{name: number for name, number in status.items() if name.startswith("num_")},
         **learnt(server.run_folder, status),
     }
+    return found, seen
 
 
 async def watch(
@@ -303,30 +380,57 @@ async def watch(
         await asyncio.sleep(0.5)
 
 
-def figures(traffic: Traffic, learning_s: list[tuple[float, bool]]) -> dict[str, Any]:
-    """Returns what users have seen of the server."""
-    during, beside = [], []
-    for begun_s, call_ms in traffic.calls_ms:
-        is_learning = next((state for at_s, state in learning_s if at_s >= begun_s), False)
-        (during if is_learning else beside).append(call_ms)
-    by_version: dict[int, list[bool]] = {}
-    for version, is_right in traffic.rewards:
-        by_version.setdefault(version, []).append(is_right)
-    return {
-        "calls": len(traffic.calls_ms),
-        "failed_requests": dict(traffic.failed),
-        "faults": dict(traffic.faults),
-        "sessions_of_several_versions": traffic.num_mixed,
-        "call_ms": {
-            "all": spread([ms for _, ms in traffic.calls_ms]),
-            "while_learning": spread(during),
-            "otherwise": spread(beside),
-        },
-        "users_success_by_version": {
-            version: {"sessions": len(wins), "success": round(sum(wins) / len(wins), 3)}
-            for version, wins in sorted(by_version.items())
-        },
-    }
+@dataclass(frozen=True)
+class Seen:
+    """What users have seen of a server, and when a round was open: the times at which that was
+    asked, with the answers."""
+
+    traffic: Traffic
+    learning_s: list[tuple[float, bool]]
+
+    def is_learning(self, call: Call) -> bool:
+        """Returns whether a round was open when this call began."""
+        return next((state for at_s, state in self.learning_s if at_s >= call.begun_s), False)
+
+    def figures(self) -> dict[str, Any]:
+        calls = self.traffic.calls
+        by_version: dict[int, list[bool]] = {}
+        for version, is_right in self.traffic.rewards:
+            by_version.setdefault(version, []).append(is_right)
+        return {
+            "calls": len(calls),
+            "failed_requests": dict(self.traffic.failed),
+            "faults": dict(self.traffic.faults),
+            "sessions_of_several_versions": self.traffic.num_mixed,
+            "tokens_of_a_reply": round(fmean(call.num_tokens for call in calls), 2),
+            "call_ms": {
+                "all": spread([call.took_ms for call in calls]),
+                "while_learning": spread([c.took_ms for c in calls if self.is_learning(c)]),
+                "otherwise": spread([c.took_ms for c in calls if not self.is_learning(c)]),
+            },
+            "users_success_by_version": {
+                version: {"sessions": len(wins), "success": round(sum(wins) / len(wins), 3)}
+                for version, wins in sorted(by_version.items())
+            },
+        }
+
+    def added_ms(self, still: Traffic) -> dict[str, Any]:
+        """Returns how much longer the calls of this run took than those of `still` with the same
+        reply. Where rounds were trained, these are the calls while one was open."""
+        control = {call.place: call for call in still.calls}
+        has_rounds = any(state for _, state in self.learning_s)
+        added = [
+            call.took_ms - control[call.place].took_ms
+            for call in self.traffic.calls
+            if call.place in control and control[call.place].said == call.said
+            if self.is_learning(call) or not has_rounds
+        ]
+        low, middle, high = quantiles(added, n=4)
+        return {
+            "pairs": len(added),
+            "median": round(middle, 1),
+            "quartiles": [round(low, 1), round(high, 1)],
+        }
 
 
 def spread(values_ms: list[float]) -> dict[str, float] | None:
@@ -374,62 +478,126 @@ def rebuilt(folder: Path, name: str) -> list[str]:
     return (said.stdout + said.stderr).splitlines()
 
 
-async def measure(only: list[str], num_sessions: int) -> dict[str, Any]:
+async def measure(only: list[str], num_sessions: int, seeds: list[int]) -> dict[str, Any]:
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as given:
         folder = Path(given)
-        if "still" in only:
-            results["still"] = await run(
-                folder, "still", num_sessions=300, per_round=10**6, waits=False
-            )
-        if "busy" in only:
-            results["busy"] = await run(folder, "busy", num_sessions=300, per_round=32, waits=False)
+        results |= await latency(folder, only)
         if "honest" in only:
-            results["honest"] = await run(folder, "honest", num_sessions=num_sessions)
+            results["honest"], _ = await run(folder, "honest", num_sessions=num_sessions)
             results["honest"]["rebuild"] = rebuilt(folder, "honest")
         if "liars" in only:
-            results["liars"] = await run(folder, "liars", num_sessions=2 * PER_ROUND, lie=1.0)
+            results["liars"], _ = await run(folder, "liars", num_sessions=2 * PER_ROUND, lie=1.0)
         if "loud" in only:
-            results["loud"] = await run(folder, "loud", num_sessions=2 * PER_ROUND, lie=100.0)
+            results["loud"], _ = await run(folder, "loud", num_sessions=2 * PER_ROUND, lie=LOUD)
             unlike = {c for each in results["loud"]["rounds"] for c in each["unlike_clients"]}
-            results["excluded"] = await run(
+            results["excluded"], _ = await run(
                 folder,
                 "loud",
                 num_sessions=2 * PER_ROUND + PER_ROUND // 4,
-                lie=100.0,
+                lie=LOUD,
                 excluded=sorted(unlike),
                 seed=2,
             )
             results["excluded"]["excluded_clients"] = sorted(unlike)
-        for name, bound in (("popular", None), ("reliable", 0.01)):
-            if name in only:
-                results[name] = await run(
-                    folder,
-                    name,
-                    num_sessions=POPULAR_SESSIONS,
-                    per_round=POPULAR_SESSIONS // 6,
-                    lie=100.0,
-                    max_false_exclusion=bound,
-                    crowd=POPULAR,
-                )
+        if "popular" in only:
+            results["popular"] = await popular(folder, "popular", lie=LOUD)
         if "reliable" in only:
+            results["reliable"] = await popular(folder, "reliable", lie=LOUD, bound=0.01)
             results["reliable"]["rebuild"] = rebuilt(folder, "reliable")
+        if "poisoned" in only:
+            results["poisoned"] = {str(seed): await poisoned(folder, seed) for seed in seeds}
     return results
+
+
+async def latency(folder: Path, only: list[str]) -> dict[str, Any]:
+    """Returns those of the runs without and with training that are asked for; each is compared with
+    `still`, where that is one of them."""
+    arms: dict[str, tuple[int, bool]] = {
+        "still": (10**6, True),
+        "again": (10**6, True),
+        "steady": (32, False),
+        "busy": (32, True),
+    }
+    results: dict[str, Any] = {}
+    still: Traffic | None = None
+    for name, (per_round, promotes) in arms.items():
+        if name in only:
+            results[name], seen = await run(
+                folder,
+                name,
+                num_sessions=LATENCY_SESSIONS,
+                per_round=per_round,
+                promotes=promotes,
+                waits=False,
+            )
+            if name == "still":
+                still = seen.traffic
+            elif still is not None:
+                results[name]["added_ms"] = seen.added_ms(still)
+    return results
+
+
+async def popular(
+    folder: Path, name: str, lie: float | None, bound: float | None = None, seed: int = 1
+) -> dict[str, Any]:
+    """Runs a server whose clients have few questions, some of them liars."""
+    found, _ = await run(
+        folder,
+        name,
+        num_sessions=POPULAR_SESSIONS,
+        per_round=POPULAR_SESSIONS // 6,
+        lie=lie,
+        max_false_exclusion=bound,
+        crowd=POPULAR,
+        seed=seed,
+    )
+    return found
+
+
+async def poisoned(folder: Path, seed: int) -> dict[str, Any]:
+    """Returns, of one seed, the runs in which nobody lies, liars are not known, and liars are left
+    out, with what became of each in short."""
+    arms: dict[str, tuple[float | None, float | None]] = {
+        "nobody_lies": (None, None),
+        "popular": (LOUD, None),
+        "reliable": (LOUD, 0.01),
+    }
+    runs = {
+        name: await popular(folder, f"{name}-{seed}", lie, bound, seed)
+        for name, (lie, bound) in arms.items()
+    }
+    liars = {f"u{number}" for number in range(POPULAR.num_liars)}
+    for found in runs.values():
+        states = Counter(each["state"] for each in found["rounds"])
+        left_out = {client for each in found["rounds"] for client in each["unreliable_clients"]}
+        found["in_short"] = {
+            "promoted": states["promoted"],
+            "rolled_back": states["rolled_back"],
+            "liars_left_out": len(left_out & liars),
+            "honest_left_out": len(left_out - liars),
+        }
+    return runs
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Simulated users of ajet serve --learn.")
-    parser.add_argument("--only", nargs="+", default=KINDS)
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS[:-1])
     parser.add_argument("--sessions", type=int, default=1000)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="of poisoned")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     report = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    earlier_seeds = report.get("poisoned", {})
+    found = asyncio.run(measure(arguments.only, arguments.sessions, arguments.seeds))
     report |= {
         "machine": f"{os.cpu_count()} CPU cores, shared with other work; no GPU",
         "model": "embedded:math",
         "sessions_per_s": SESSIONS_PER_S,
-        **asyncio.run(measure(arguments.only, arguments.sessions)),
+        **found,
     }
+    if "poisoned" in found:
+        report["poisoned"] = earlier_seeds | found["poisoned"]
     arguments.out.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report, indent=1))
 

@@ -180,7 +180,9 @@ class OnlineServer:
         if version:
             lora = UpdateSettings.from_config(self.config).lora
             overlay_checkpoint(loaded.model, version_path(self.folder.checkpoints, version), lora)
-        engine = assembly.make_engine(self.config, loaded, self.template, deterministic=False)
+        engine = assembly.make_engine(
+            self.config, loaded, self.template, deterministic=False, gathers=False
+        )
         return ServedModel(version, engine)
 
     def _save_inputs(self, loaded: LoadedModel) -> datetime:

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from ajet.core.inference.engines import in_process
 from ajet.online.log import SessionLog
 from ajet.online.serving import make_recorders
 from ajet.online.sessions import Sessions, conversation_keys, session_of
@@ -39,6 +40,13 @@ def test_a_reply_says_its_session_and_its_version(server):
     [turn] = server.log.turns(session).values()
     assert turn.reply["content"] == say(reply)
     assert len(turn.completion.logprobs) == len(turn.completion.token_ids) > 0
+
+
+def test_a_call_of_an_idle_server_waits_for_no_other(server, monkeypatch):
+    longer_than_the_client_waits = 70
+    for pause in ("GATHER_S", "MAX_GATHER_S"):
+        monkeypatch.setattr(in_process, pause, longer_than_the_client_waits)
+    assert server.chat(next(questions)).status_code == 200
 
 
 def test_a_conversation_that_goes_on_is_the_same_session_with_its_recorded_ids(server):

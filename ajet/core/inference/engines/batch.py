@@ -26,7 +26,8 @@ JOIN_FRACTION = 2.0
 """With `eager`, queued rows join when there are this many times as many of them as running rows:
 each forming of the batch then costs little beside the rows that it adds."""
 JOIN_INTERVAL = 32
-"""With `eager`, the steps after which queued rows join however few they are."""
+"""With `eager`, queued rows join after as many steps as there are running rows, and after so many
+at most, however few they are."""
 
 
 class Batch:
@@ -140,15 +141,16 @@ class Batch:
 
         A wave's rows are all queued when it begins, and those that did not fit follow whenever the
         batch is compacted anyway. With `eager`, single requests arrive at any time: admitting each
-        one as it comes would form the batch anew at nearly every step, and compute with few rows.
+        one as it comes would form the batch anew at nearly every step. Forming it costs as much as
+        there are running rows to move, so one request beside another waits for a step, and not for
+        the other's end.
         """
         if num_running == 0 or not self._queue:
             return True
         if not self._eager:
             return sparse
-        return (
-            len(self._queue) >= JOIN_FRACTION * num_running
-            or self._steps_since_join >= JOIN_INTERVAL
+        return len(self._queue) >= JOIN_FRACTION * num_running or self._steps_since_join >= min(
+            JOIN_INTERVAL, num_running
         )
 
     def _admit(self, running: Sequence[BatchRow]) -> list[BatchRow]:

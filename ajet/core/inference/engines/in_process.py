@@ -53,7 +53,7 @@ SETTLE_TURNS = 8
 """The turns of the event loop without an arrival before a wave starts: `gather` starts its calls
 one after the other, and an episode that leaves gives its slot to one that enters a moment later."""
 GATHER_S = 0.02
-"""With `deterministic=False`, a batch begins when no request has arrived for so long."""
+"""With `gathers`, a batch begins when no request has arrived for so long."""
 MAX_GATHER_S = 0.16
 """The first of these requests waits no longer than this, in seconds."""
 
@@ -114,16 +114,19 @@ class InProcessEngine:
         decode: Callable[[Sequence[int]], str] | None = None,
         on_tokens: OnTokens | None = None,
         adapters: Mapping[str, Any] | None = None,
+        gathers: bool = True,
     ) -> None:
         """`decode` turns ids into text; without it a stop string ends no reply early. `on_tokens`
         is called in the engine's thread after each step, for each running request. `adapters` are
-        models over the weights of `model`, by the names that requests give."""
+        models over the weights of `model`, by the names that requests give. Without `gathers` an
+        idle engine begins at once with a request that comes, where it is not deterministic."""
         self._models = {"": model} | dict(adapters or {})
         self._decode = decode
         self._on_tokens = on_tokens
         self._stop_token_ids = frozenset(stop_token_ids)
         self._max_model_len = max_model_len
         self._deterministic = deterministic
+        self._gathers = gathers and not deterministic
         num_kv_bytes = kv_bytes(_gpu_bytes(model)) // len(self._models)
         self._max_kv_tokens = max_kv_tokens or max(
             max_model_len, num_kv_bytes // _kv_bytes_per_token(model)
@@ -391,7 +394,7 @@ class InProcessEngine:
                     for batch in self._batches.values():
                         batch.free_weights()  # an update follows, which needs the memory
                 self._changed.wait()
-            if not self._deterministic and not any(b.running for b in self._batches.values()):
+            if self._gathers and not any(b.running for b in self._batches.values()):
                 wait_for_pause(self._changed)
             self._apply_publish()
             if self._submitted:

@@ -1,5 +1,6 @@
 """When requests join a running batch, and how long an idle engine waits for more of them."""
 
+import pytest
 import torch
 
 from ajet.core.inference.endpoint import SamplingParams
@@ -59,15 +60,18 @@ def test_requests_join_when_they_are_twice_the_running_ones():
     assert forward.formed == [2, 6]
 
 
-def test_a_single_request_joins_after_32_steps():
+@pytest.mark.parametrize(("num_running", "num_steps"), [(1, 1), (8, 8), (32, 32), (40, 32)])
+def test_a_single_request_joins_after_a_step_for_each_running_one_32_at_most(
+    num_running, num_steps
+):
     batch = batch_of(forward := CountingForward(), eager=True)
-    batch.add(rows(0, 8))
+    batch.add(rows(0, num_running))
     steps(batch, 1)
-    batch.add(rows(8, 1))
-    steps(batch, 31)
-    assert forward.formed == [8]
+    batch.add(rows(num_running, 1))
+    steps(batch, num_steps - 1)
+    assert forward.formed == [num_running]
     steps(batch, 1)
-    assert forward.formed == [8, 9]
+    assert forward.formed == [num_running, num_running + 1]
 
 
 def test_what_comes_in_a_wave_waits_for_its_end():
