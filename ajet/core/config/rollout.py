@@ -256,6 +256,11 @@ class RolloutConfig(Section):
         default=True,
         description="What is computed never depends on timing; false is a little faster.",
     )
+    cuda_graphs: bool = Field(
+        default=True,
+        description="On a CUDA GPU the in-process engine records a decode step and replays it; "
+        "false launches each operator of each step.",
+    )
     tool_parser: Annotated[
         Literal[
             "auto",

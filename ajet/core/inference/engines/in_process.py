@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from loguru import logger
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import AjetError, ModelError
@@ -43,6 +44,7 @@ from ajet.core.inference.engines.batch import Batch
 from ajet.core.inference.engines.flat_forward import FlatForward
 from ajet.core.inference.engines.forward import BatchRow, Forward
 from ajet.core.inference.engines.hf_forward import HfForward
+from ajet.core.inference.engines.step_graph import MakeGraph, cuda_graph_of
 from ajet.core.inference.stop_strings import first_stop
 from ajet.core.model.decoder import Decoder
 
@@ -60,11 +62,14 @@ MAX_GATHER_S = 0.16
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Counts since the engine was made. Cached prompt tokens were not computed again."""
+    """Counts since the engine was made. Cached prompt tokens were not computed again. A decode step
+    was launched operator by operator, or was a replay of a recorded one."""
 
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
     sampled_tokens: int = 0
+    launched_steps: int = 0
+    replayed_steps: int = 0
     busy_s: float = 0.0
 
 
@@ -114,16 +119,19 @@ class InProcessEngine:
         decode: Callable[[Sequence[int]], str] | None = None,
         on_tokens: OnTokens | None = None,
         adapters: Mapping[str, Any] | None = None,
+        make_graph: MakeGraph | None = cuda_graph_of,
     ) -> None:
         """`decode` turns ids into text; without it a stop string ends no reply early. `on_tokens`
         is called in the engine's thread after each step, for each running request. `adapters` are
-        models over the weights of `model`, by the names that requests give."""
+        models over the weights of `model`, by the names that requests give. `make_graph` makes what
+        records and replays a model's decode steps; None launches all of them."""
         self._models = {"": model} | dict(adapters or {})
         self._decode = decode
         self._on_tokens = on_tokens
         self._stop_token_ids = frozenset(stop_token_ids)
         self._max_model_len = max_model_len
         self._deterministic = deterministic
+        self._make_graph = make_graph
         num_kv_bytes = kv_bytes(_gpu_bytes(model)) // len(self._models)
         self._max_kv_tokens = max_kv_tokens or max(
             max_model_len, num_kv_bytes // _kv_bytes_per_token(model)
@@ -157,10 +165,13 @@ class InProcessEngine:
     def stats(self) -> EngineStats:
         """The counts so far."""
         batches = self._batches.values()
+        replayed = sum(batch.replayed_steps for batch in batches)
         return EngineStats(
             prompt_tokens=sum(batch.prompt_tokens for batch in batches),
             cached_prompt_tokens=sum(batch.cached_prompt_tokens for batch in batches),
             sampled_tokens=sum(batch.sampled_tokens for batch in batches),
+            launched_steps=sum(batch.decode_steps for batch in batches) - replayed,
+            replayed_steps=replayed,
             busy_s=self._busy_s,
         )
 
@@ -252,8 +263,15 @@ class InProcessEngine:
                 await asyncio.sleep(0.005)
 
     def _forward(self, model: Any) -> Forward:
-        if Decoder.supports(model):
-            return FlatForward(model, self._max_kv_tokens)
+        is_flat = Decoder.supports(model)
+        graph = self._make_graph(model) if self._make_graph is not None and is_flat else None
+        if graph is None and next(model.parameters()).device.type == "cuda":
+            logger.info(
+                "in-process engine: every operator of a decode step is launched: the model has no "
+                "flat forward, its weights are sharded, or ajet.rollout.cuda_graphs is false"
+            )
+        if is_flat:
+            return FlatForward(model, self._max_kv_tokens, graph=graph)
         return HfForward(model, self._max_kv_tokens)
 
     def _row(

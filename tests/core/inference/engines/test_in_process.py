@@ -14,6 +14,7 @@ from ajet.core.inference.engines import flat_forward
 from ajet.core.inference.engines.grid_batch import GridBatch
 from ajet.core.inference.engines.in_process import InProcessEngine
 from ajet.core.model.precision import to_float64
+from tests.core.inference.engines.taped_graph import TapedGraph
 
 VOCAB = 64
 SMALL = {
@@ -164,6 +165,36 @@ def test_log_probabilities_are_exact_where_all_segments_are_multiplied_at_once(m
     model = _model()
     _assert_exact(model, _run(model)[0])
     assert made
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"max_kv_tokens": 420}, {"deterministic": False, "max_num_seqs": 7, "jitter": 3}],
+    ids=["waves", "little room", "joining"],
+)
+def test_log_probabilities_are_exact_where_steps_are_replayed(options):
+    model, graphs = _model(), []
+
+    def make_graph(model):
+        graphs.append(TapedGraph())
+        return graphs[-1]
+
+    completions, stats = _run(model, make_graph=make_graph, **options)
+    _assert_exact(model, completions)
+    [graph] = graphs
+    # Each layout of rows begins with a launched step, and one that lasts is recorded.
+    assert 0 < graph.num_recorded <= stats.launched_steps < stats.replayed_steps
+
+
+def test_replayed_completions_are_bit_identical_whatever_the_timing():
+    model = _model()
+    first, first_stats = _run(model, make_graph=lambda _: TapedGraph())
+    second, stats = _run(model, jitter=1, make_graph=lambda _: TapedGraph())
+    assert second == first
+    assert (stats.launched_steps, stats.replayed_steps) == (
+        first_stats.launched_steps,
+        first_stats.replayed_steps,
+    )
 
 
 def test_a_long_prompt_is_computed_in_pieces():
