@@ -18,7 +18,7 @@ Update      one optimizer step on `--groups` groups of 8 episodes, as a tree. To
             has two products. Recomputation and padding count nothing. Peak: `--peak-tflops`, or
             the data sheet's of `--gpu` (dense bfloat16), by default the one that CUDA names.
 Engine      `--requests` requests at once, of `--prompt` tokens each; `--reply` are sampled. Of the
-            in-process engine also how many decode steps were launched, and how many replayed.
+            in-process engine also how many decode steps ran eagerly, and how many were replayed.
 Sync        weights from the trainer's device to the engine: seconds of writing (where something
             is), seconds of loading, bytes; through a folder on disk, through shared memory, and
             from the device itself where the engine can (not vLLM). Each load ends with a checksum.
@@ -218,7 +218,7 @@ async def measure_engine(
         measured = await throughput(args, engine, vocab)
         if isinstance(engine, InProcessReplica):
             stats = engine.stats
-            measured |= {"launched": stats.launched_steps, "replayed": stats.replayed_steps}
+            measured |= {"eager": stats.eager_steps, "replayed": stats.replayed_steps}
         return {
             "name": args.engine,
             "start_s": start_s,

@@ -9,7 +9,7 @@ needed, and over those of flash attention if each row were a sequence of its own
 ajet's: by flash attention over sequences of several lengths, and by plain products.
 
 A decode step of the in-process engine, with its head, is counted where every operator is launched,
-and where the step is a replay of a recorded one.
+and where the step is a replay of a captured one.
 
 Not covered: times; the head and the loss of the passes; sampling; what a kernel reads more than
 once.
@@ -196,7 +196,7 @@ class CountedGraph:
         """Computes the step."""
         return compute()
 
-    def record(self, compute: Compute) -> Tensor:
+    def capture(self, compute: Compute) -> Tensor:
         """Computes the step, which holds no numbers anyway."""
         return compute()
 

@@ -9,7 +9,7 @@
     checksum     one tensor's checksum on both devices; GB/s
     engine       the in-process engine: greedy replies against transformers', sleep, wake, load, and
                  tokens a second
-    graphs       its decode steps as CUDA graphs against launched ones: tokens, log-probabilities,
+    graphs       its decode steps as CUDA graphs against eager ones: tokens, log-probabilities,
                  and tokens a second
     update       tokens a second, MFU and peak memory of an update, at several shapes
     sharded      one FSDP2 rank, with and without offload: seconds, peak memory; saved and loaded
@@ -263,18 +263,20 @@ def graphs(args: Namespace) -> Figures:
         await engine.close()
         return replies, engine.stats
 
-    (found, stats), (expected, _) = (asyncio.run(play(with_graphs)) for with_graphs in (True, False))
-    figures: Figures = {"replayed": stats.replayed_steps, "launched": stats.launched_steps}
+    (found, stats), (expected, _) = (
+        asyncio.run(play(with_graphs)) for with_graphs in (True, False)
+    )
+    figures: Figures = {"replayed": stats.replayed_steps, "eager": stats.eager_steps}
     differences = []
     for a, b in zip(found, expected, strict=True):
-        assert a.token_ids == b.token_ids, "greedy replies differ from those of launched steps"
+        assert a.token_ids == b.token_ids, "greedy replies differ from those of eager steps"
         differences += np.abs(np.subtract(a.logprobs, b.logprobs)).tolist()
     figures["logprob_error"] = max(differences)
     assert figures["logprob_error"] < 1e-3, figures
-    assert is_toy(args) or stats.replayed_steps > 3 * stats.launched_steps, figures
+    assert is_toy(args) or stats.replayed_steps > 3 * stats.eager_steps, figures
     for with_graphs in (True, False):
         reset_peak(args)
-        name = "graph" if with_graphs else "launch"
+        name = "graph" if with_graphs else "eager"
         measured = throughput(args, with_graphs=with_graphs)
         figures[f"{name}_tokens_s"] = measured["tokens_s"]
         figures[f"{name}_peak_GB"] = peak_memory(args)

@@ -258,8 +258,8 @@ class RolloutConfig(Section):
     )
     cuda_graphs: bool = Field(
         default=True,
-        description="On a CUDA GPU the in-process engine records a decode step and replays it; "
-        "false launches each operator of each step.",
+        description="On a CUDA GPU the in-process engine captures a decode step and replays it; "
+        "false runs each step eagerly.",
     )
     tool_parser: Annotated[
         Literal[

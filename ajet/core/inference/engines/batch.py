@@ -58,7 +58,7 @@ class Batch:
 
     @property
     def replayed_steps(self) -> int:
-        """The number of decode steps that were replays of a recorded one."""
+        """The number of decode steps that were replays of a captured one."""
         return self._forward.num_replayed
 
     @property

@@ -8,7 +8,7 @@
 It computes with the policy's own modules (see model/decoder.py), or, where weights are large and
 the device is a CPU, with packed copies of them (packed_decoder.py). Then a decode step attends with
 compiled kernels (tiled_batch.py); without them, and on other devices, it multiplies all segments at
-once (grid_batch.py). On a CUDA GPU steps are recorded and replayed (step_graph.py).
+once (grid_batch.py). On a CUDA GPU steps are captured and replayed (step_graph.py).
 
 Not covered: architectures that `Decoder.supports` refuses (hf_forward.py serves those).
 """
@@ -59,9 +59,7 @@ class PrefillChunk:
 class FlatForward:
     """Computes forward passes of the Qwen2, Qwen3 and Llama family for the in-process engine."""
 
-    def __init__(
-        self, model: nn.Module, max_kv_tokens: int, *, graph: Graph | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, max_kv_tokens: int, *, graph: Graph | None = None) -> None:
         """With a `graph`, decode steps are replayed where they can be."""
         packed = PackedDecoder(model) if PackedDecoder.supports(model) else None
         self._packed = packed
@@ -85,7 +83,7 @@ class FlatForward:
 
     @property
     def num_replayed(self) -> int:
-        """The number of decode steps that were replays of a recorded one."""
+        """The number of decode steps that were replays of a captured one."""
         return 0 if self._graph is None else self._graph.num_replayed
 
     def reset(self) -> None:
@@ -96,7 +94,7 @@ class FlatForward:
         self.free_weights()
 
     def free_weights(self) -> None:
-        """Frees copies of the weights, and the memory of a recorded step, which the next batch
+        """Frees copies of the weights, and the memory of a captured step, which the next batch
         makes again."""
         if self._packed is not None:
             self._packed.free()

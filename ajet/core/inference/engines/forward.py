@@ -77,7 +77,7 @@ class Forward(Protocol):
 
     @property
     def num_replayed(self) -> int:
-        """The number of `decode` steps so far that were replays of a recorded one."""
+        """The number of `decode` steps so far that were replays of a captured one."""
         ...
 
     def fits(self, rows: Sequence[BatchRow]) -> bool:

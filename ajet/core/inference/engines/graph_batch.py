@@ -1,8 +1,8 @@
-"""A `GridBatch` whose decode step can be recorded and replayed (step_graph.py).
+"""A `GridBatch` whose decode step can be captured and replayed (step_graph.py).
 
 A step's launches are the same, on the same memory, until `advance` adds columns or `keep` drops
 rows: the column that is written is read from a tensor, and the mask changes in place. Columns are
-added in larger steps than elsewhere, because after each the step is recorded anew.
+added in larger steps than elsewhere, because after each the step is captured anew.
 
 Every layout of rows is computed so: where a grid of segments would be mostly padding, all rows are
 one segment.

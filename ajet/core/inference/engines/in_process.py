@@ -63,12 +63,12 @@ MAX_GATHER_S = 0.16
 @dataclass(frozen=True)
 class EngineStats:
     """Counts since the engine was made. Cached prompt tokens were not computed again. A decode step
-    was launched operator by operator, or was a replay of a recorded one."""
+    ran eagerly, operator by operator, or was a replay of a captured one."""
 
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
     sampled_tokens: int = 0
-    launched_steps: int = 0
+    eager_steps: int = 0
     replayed_steps: int = 0
     busy_s: float = 0.0
 
@@ -124,7 +124,7 @@ class InProcessEngine:
         """`decode` turns ids into text; without it a stop string ends no reply early. `on_tokens`
         is called in the engine's thread after each step, for each running request. `adapters` are
         models over the weights of `model`, by the names that requests give. `make_graph` makes what
-        records and replays a model's decode steps; None launches all of them."""
+        captures and replays a model's decode steps; None runs all of them eagerly."""
         self._models = {"": model} | dict(adapters or {})
         self._decode = decode
         self._on_tokens = on_tokens
@@ -170,7 +170,7 @@ class InProcessEngine:
             prompt_tokens=sum(batch.prompt_tokens for batch in batches),
             cached_prompt_tokens=sum(batch.cached_prompt_tokens for batch in batches),
             sampled_tokens=sum(batch.sampled_tokens for batch in batches),
-            launched_steps=sum(batch.decode_steps for batch in batches) - replayed,
+            eager_steps=sum(batch.decode_steps for batch in batches) - replayed,
             replayed_steps=replayed,
             busy_s=self._busy_s,
         )
@@ -267,7 +267,7 @@ class InProcessEngine:
         graph = self._make_graph(model) if self._make_graph is not None and is_flat else None
         if graph is None and next(model.parameters()).device.type == "cuda":
             logger.info(
-                "in-process engine: every operator of a decode step is launched: the model has no "
+                "in-process engine: decode steps run eagerly: the model has no "
                 "flat forward, its weights are sharded, or ajet.rollout.cuda_graphs is false"
             )
         if is_flat:
@@ -494,7 +494,7 @@ def _reject(future: "asyncio.Future[Completion]", error: Exception) -> None:
     """Sets a new exception for each caller: a shared one would collect all their tracebacks."""
     if not future.done():
         if isinstance(error, AjetError):
-            future.set_exception(type(error)(*error.args))
+            future.set_exception(type(error)(*error.args, code=error.code))
         else:
             wrapped = ModelError(
                 f"in-process engine: {type(error).__name__}: {error}", code=Code.ENGINE_FAILED

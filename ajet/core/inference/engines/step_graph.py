@@ -1,7 +1,7 @@
-"""Decode steps of the in-process engine on a GPU: a step's launches are recorded, then replayed.
+"""Decode steps of the in-process engine on a GPU: a step is captured once and replayed.
 
-    step after the batch's tensors have moved    computed; warms up what the next one records
-    the step after that                          recorded, and replayed
+    step after the batch's tensors have moved    eager; warms up what the capture uses
+    the step after that                          captured, and replayed
     further ones                                 replayed: one launch in place of hundreds
 
 A replay repeats the same launches on the same memory. So a step reads its tokens and positions from
@@ -10,13 +10,12 @@ one tensor, which is written to before each replay, and the batch is a `GraphBat
 follows from the rows alone, never from timing.
 
 Not covered: sampling, which is a few launches after each step; sharded weights, which are gathered
-for each layer; models that `Decoder` does not compute. `cuda_graph_of` says no to the second; the
-third have no `GraphBatch`.
+for each layer; models without a flat forward. Their steps all run eagerly.
 """
 
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -30,32 +29,32 @@ Compute = Callable[[], Tensor]
 
 
 class Graph(Protocol):
-    """Records the launches of a step on one device. A step of an instance runs at a time."""
+    """Holds the launches of one step, on one device."""
 
     def warm_up(self, compute: Compute) -> Tensor:
-        """Computes a step as one that is recorded would be."""
+        """Computes a step where the next one may be captured."""
         ...
 
-    def record(self, compute: Compute) -> Tensor:
-        """Records a step in place of the one before, and returns the tensor that each replay
-        writes the logits to. The logits of the one before are not used any more."""
+    def capture(self, compute: Compute) -> Tensor:
+        """Captures a step in place of the one before, whose logits are not used any more. Returns
+        the tensor that each replay writes the logits to; nothing is computed yet."""
         ...
 
     def replay(self) -> None:
-        """Computes the recorded step on what is in its memory now."""
+        """Computes the captured step on what is in its memory now."""
         ...
 
     def free(self) -> None:
-        """Drops the recorded step and its memory."""
+        """Drops the captured step and its memory."""
         ...
 
 
 MakeGraph = Callable[[nn.Module], Graph | None]
-"""Makes a graph for a model's decode steps, or None if all of them are to be launched."""
+"""Makes a graph for a model's decode steps; None if they must run eagerly."""
 
 
 class StepGraph:
-    """Computes decode steps, by a graph where the step before had the same tensors."""
+    """Computes decode steps: by a graph where the step before had the same tensors."""
 
     def __init__(self, graph: Graph, device: torch.device) -> None:
         self._graph, self._device = graph, device
@@ -71,7 +70,7 @@ class StepGraph:
             return self._graph.warm_up(lambda: compute(first))
         inputs = self._inputs.copy_(inputs_2R)
         if self._logits is None:
-            self._logits = self._graph.record(lambda: compute(inputs))
+            self._logits = self._graph.capture(lambda: compute(inputs))
         self._graph.replay()
         self.num_replayed += 1
         return self._logits
@@ -81,7 +80,7 @@ class StepGraph:
         self._inputs = self._logits = None
 
     def free(self) -> None:
-        """Frees the memory of the recorded step."""
+        """Frees the memory of the captured step."""
         self.forget()
         self._graph.free()
 
@@ -89,7 +88,7 @@ class StepGraph:
 class CudaGraph:
     """A `Graph` of CUDA's."""
 
-    _recording = threading.Lock()  # torch records one graph of a process at a time
+    _capturing = threading.Lock()  # torch captures one graph of a process at a time
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -97,7 +96,7 @@ class CudaGraph:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def warm_up(self, compute: Compute) -> Tensor:
-        """Computes on the stream that records, whose workspaces libraries then have already."""
+        """Computes on the capture's stream, for which libraries then have their workspaces."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -105,18 +104,16 @@ class CudaGraph:
         current.wait_stream(self._stream)
         return out
 
-    def record(self, compute: Compute) -> Tensor:
-        """Records in the memory of the graph before, which ends with this one."""
+    def capture(self, compute: Compute) -> Tensor:
+        """Captures in the memory of the graph before, which ends with this one."""
         # Not torch.cuda.graph(), which also gives all cached memory back to the driver: batches
         # change shape every few steps. "thread_local": other threads may use the GPU meanwhile.
-        graph, before = torch.cuda.CUDAGraph(), self._graph
-        options: dict[str, Any] = {"capture_error_mode": "thread_local"}
-        if before is not None:
-            options["pool"] = before.pool()
+        graph = torch.cuda.CUDAGraph()
+        pool = None if self._graph is None else self._graph.pool()
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         try:
-            with self._recording, torch.cuda.stream(self._stream):
-                graph.capture_begin(**options)
+            with self._capturing, torch.cuda.stream(self._stream):
+                graph.capture_begin(pool, capture_error_mode="thread_local")
                 try:
                     out = compute()
                 finally:
@@ -124,7 +121,7 @@ class CudaGraph:
         except RuntimeError as error:
             cause, _, _ = str(error.__context__ or error).partition("\n")
             raise ModelError(
-                f"in-process engine: a decode step cannot be recorded as a CUDA graph: {cause}; "
+                f"in-process engine: a decode step cannot be captured as a CUDA graph: {cause}; "
                 "set ajet.rollout.cuda_graphs=false",
                 code=Code.ENGINE_FAILED,
             ) from error
@@ -133,7 +130,7 @@ class CudaGraph:
 
     def replay(self) -> None:
         """Launches the graph on the current stream."""
-        assert self._graph is not None, "record() comes first"
+        assert self._graph is not None, "capture() comes first"
         self._graph.replay()
 
     def free(self) -> None:

@@ -19,25 +19,25 @@ class Tape(TorchDispatchMode):
 
 
 class TapedGraph:
-    """Repeats the recorded operators on the memory that they had, with the numbers that they had:
+    """Repeats the captured operators on the memory that they had, with the numbers that they had:
     a step that another tensor has been put in for, or another column, computes nonsense."""
 
     def __init__(self):
         self.calls = []
-        self.num_recorded = self.num_freed = 0
+        self.num_captured = self.num_freed = 0
 
     def warm_up(self, compute):
         return compute()
 
-    def record(self, compute):
+    def capture(self, compute):
         with Tape() as tape:
             out = compute()
         self.calls = tape.calls
-        self.num_recorded += 1
-        return out.fill_(nan)  # recording computes nothing
+        self.num_captured += 1
+        return out.fill_(nan)  # capturing computes nothing
 
     def replay(self):
-        assert self.calls, "nothing was recorded"
+        assert self.calls, "nothing was captured"
         for func, args, kwargs, outs in self.calls:
             given = {storage_of(t) for t in tensors_of((args, kwargs))}
             again = func(*args, **kwargs)

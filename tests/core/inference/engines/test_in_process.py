@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import ContextOverflow, SamplingParams
 from ajet.core.inference.engines import flat_forward
@@ -182,8 +183,8 @@ def test_log_probabilities_are_exact_where_steps_are_replayed(options):
     completions, stats = _run(model, make_graph=make_graph, **options)
     _assert_exact(model, completions)
     [graph] = graphs
-    # Each layout of rows begins with a launched step, and one that lasts is recorded.
-    assert 0 < graph.num_recorded <= stats.launched_steps < stats.replayed_steps
+    # Each layout of rows begins with an eager step, and one that lasts is captured.
+    assert 0 < graph.num_captured <= stats.eager_steps < stats.replayed_steps
 
 
 def test_replayed_completions_are_bit_identical_whatever_the_timing():
@@ -191,8 +192,8 @@ def test_replayed_completions_are_bit_identical_whatever_the_timing():
     first, first_stats = _run(model, make_graph=lambda _: TapedGraph())
     second, stats = _run(model, jitter=1, make_graph=lambda _: TapedGraph())
     assert second == first
-    assert (stats.launched_steps, stats.replayed_steps) == (
-        first_stats.launched_steps,
+    assert (stats.eager_steps, stats.replayed_steps) == (
+        first_stats.eager_steps,
         first_stats.replayed_steps,
     )
 
@@ -379,6 +380,7 @@ async def test_a_failure_reaches_every_caller_and_the_engine_goes_on():
     calls = [engine.generate([1, 2], SamplingParams(), f"{n}/0000") for n in range(3)]
     errors = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 10)
     assert all(isinstance(error, ModelError) and "diverged" in str(error) for error in errors)
+    assert {error.code for error in errors} == {Code.DIVERGED}
     with torch.no_grad():
         weight.fill_(1.0)
     engine.publish(1)

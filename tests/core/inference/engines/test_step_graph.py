@@ -1,4 +1,4 @@
-"""Decode steps that are recorded and replayed, by a stand-in that repeats operators as a GPU does:
+"""Decode steps that are captured and replayed, by a stand-in that repeats operators as a GPU does:
 on the memory and with the numbers that they had."""
 
 import numpy as np
@@ -56,12 +56,10 @@ def run(model, rows, graph=None, publish_after=None):
 def group_rows():
     """Returns 9 rows of 3 questions behind a system prompt, which end one after another."""
     system = list(range(1, 41))
-    return [
-        row(n, [*system, *([50 + n // 3] * 33), n], tokens=10 + 7 * n) for n in range(9)
-    ]
+    return [row(n, [*system, *([50 + n // 3] * 33), n], tokens=10 + 7 * n) for n in range(9)]
 
 
-def test_replayed_steps_give_what_launched_ones_give_in_float64():
+def test_replayed_steps_give_what_eager_ones_give_in_float64():
     model, graph = model_of(), TapedGraph()
     batch, ids, logprobs = run(model, group_rows(), graph)
     _, expected_ids, expected = run(model, group_rows())
@@ -69,23 +67,23 @@ def test_replayed_steps_give_what_launched_ones_give_in_float64():
     for found, known in zip(logprobs, expected, strict=True):
         np.testing.assert_allclose(found, known, rtol=1e-10)
     # The 9 rows become 7, 5, 3, 2 and 1 after 17, 31, 45, 52 and 59 of 66 steps. Each time a step
-    # is launched and the next one recorded.
-    assert (batch.decode_steps, batch.replayed_steps, graph.num_recorded) == (66, 60, 6)
+    # runs eagerly and the next one is captured.
+    assert (batch.decode_steps, batch.replayed_steps, graph.num_captured) == (66, 60, 6)
 
 
 def test_a_step_is_recorded_where_columns_were_added_and_nowhere_else():
     graph = TapedGraph()
     batch, *_ = run(model_of(), [row(0, range(5), tokens=300)], graph)
-    # A row alone shares its prompt, so its own columns begin at 0. Of the steps 1 .. 128, 129 .. 256
-    # and 257 .. 300, each with columns of its own, the first is launched and the second recorded.
+    # A row alone shares its prompt, so its own columns begin at 0. Of the steps 1 .. 128,
+    # 129 .. 256 and 257 .. 300 the first runs eagerly and the second is captured.
     assert (batch.decode_steps, batch.replayed_steps) == (300, 297)
-    assert graph.num_recorded == 3
+    assert graph.num_captured == 3
 
 
 def test_other_weights_are_replayed_on_memory_of_their_own():
     graph = TapedGraph()
     batch, *_ = run(model_of(), [row(0, range(5), tokens=20)], graph, publish_after=10)
-    assert (graph.num_recorded, batch.replayed_steps) == (2, 18)
+    assert (graph.num_captured, batch.replayed_steps) == (2, 18)
     assert graph.num_freed == 1
     batch.free_weights()
     assert graph.num_freed == 2 and not graph.calls
@@ -109,7 +107,7 @@ def test_the_stand_in_computes_nonsense_on_a_tensor_that_was_replaced():
         values[0] = torch.full((1,), number)
 
     assert steps(written) == [0, 2, 4]
-    assert steps(replaced) == [0, 2, 3]  # 2 + the 1 that was there when it was recorded
+    assert steps(replaced) == [0, 2, 3]  # 2 + the 1 that was there when it was captured
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
