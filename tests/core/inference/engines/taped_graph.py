@@ -6,7 +6,8 @@ from torch.utils._pytree import tree_leaves
 
 
 class Tape(TorchDispatchMode):
-    """Notes each operator with the very tensors and numbers that it was given, and what it gave."""
+    """Notes each operator with the very tensors and numbers that it was given, and what it gave in
+    memory of its own: what is no view and was not written in place."""
 
     def __init__(self):
         super().__init__()
@@ -14,7 +15,9 @@ class Tape(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        self.calls.append((func, args, kwargs or {}, out))
+        given = {storage_of(tensor) for tensor in tensors_of((args, kwargs))}
+        own = [(n, t) for n, t in enumerate(tensors_of(out)) if storage_of(t) not in given]
+        self.calls.append((func, args, kwargs or {}, own))
         return out
 
 
@@ -38,12 +41,10 @@ class TapedGraph:
 
     def replay(self):
         assert self.calls, "nothing was captured"
-        for func, args, kwargs, outs in self.calls:
-            given = {storage_of(t) for t in tensors_of((args, kwargs))}
-            again = func(*args, **kwargs)
-            for old, new in zip(tensors_of(outs), tensors_of(again), strict=True):
-                if storage_of(old) not in given:  # else a view, or written in place
-                    old.copy_(new)
+        for func, args, kwargs, own in self.calls:
+            out = func(*args, **kwargs)
+            for number, tensor in own:
+                tensor.copy_(tensors_of(out)[number])
 
     def free(self):
         self.calls = []
