@@ -125,6 +125,7 @@ def make_engine(
     models of several adapters; where none are given, each is the loaded model, as an adapter that
     has not learnt anything is."""
     from ajet.core.inference.engines.in_process import InProcessEngine
+    from ajet.core.inference.engines.step_graph import cuda_graph_of
 
     return InProcessEngine(
         loaded.model,
@@ -136,11 +137,13 @@ def make_engine(
         on_tokens=on_tokens,
         gathers=gathers,
         adapters=adapters or dict.fromkeys(config.ajet.trainer_common.lora.adapters, loaded.model),
+        make_graph=cuda_graph_of if config.ajet.rollout.cuda_graphs else None,
     )
 
 
 def make_replica(config: AjetConfig, name: str) -> InProcessReplica:
     """Makes an inference server of this process: the in-process engine over a model of its own."""
+    from ajet.core.inference.engines.step_graph import cuda_graph_of
     from ajet.core.inference.replicas.in_process import InProcessReplica
     from ajet.core.update.many_adapters import AdapterModels
     from ajet.core.update.settings import UpdateSettings
@@ -161,6 +164,7 @@ def make_replica(config: AjetConfig, name: str) -> InProcessReplica:
         decode=template.text_of,
         adapters=None if own is None else own.models,
         adapter_weights=None if own is None else own.weights(),
+        make_graph=cuda_graph_of if config.ajet.rollout.cuda_graphs else None,
     )
 
 

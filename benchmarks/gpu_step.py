@@ -17,7 +17,8 @@ Update      one optimizer step on `--groups` groups of 8 episodes, as a tree. To
             tokens, how many they attend to. 2 FLOPs a weight forwards and 4 backwards; attention
             has two products. Recomputation and padding count nothing. Peak: `--peak-tflops`, or
             the data sheet's of `--gpu` (dense bfloat16), by default the one that CUDA names.
-Engine      `--requests` requests at once, of `--prompt` tokens each; `--reply` are sampled.
+Engine      `--requests` requests at once, of `--prompt` tokens each; `--reply` are sampled. Of the
+            in-process engine also how many decode steps ran eagerly, and how many were replayed.
 Sync        weights from the trainer's device to the engine: seconds of writing (where something
             is), seconds of loading, bytes; through a folder on disk, through shared memory, and
             from the device itself where the engine can (not vLLM). Each load ends with a checksum.
@@ -214,10 +215,14 @@ async def measure_engine(
     engine = await start_engine(args, folder, model_path)
     try:
         start_s = time.perf_counter() - started
+        measured = await throughput(args, engine, vocab)
+        if isinstance(engine, InProcessReplica):
+            stats = engine.stats
+            measured |= {"eager": stats.eager_steps, "replayed": stats.replayed_steps}
         return {
             "name": args.engine,
             "start_s": start_s,
-            "throughput": await throughput(args, engine, vocab),
+            "throughput": measured,
             "sync": await weight_sync(args, engine, policy, folder),
         }
     finally:

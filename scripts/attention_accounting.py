@@ -1,4 +1,4 @@
-"""What a forward and a backward pass ask of a GPU, counted with tensors that hold no numbers.
+"""What passes and decode steps ask of a GPU, counted with tensors that hold no numbers.
 
     python scripts/attention_accounting.py [--layers 28]
 
@@ -8,11 +8,16 @@ key that the plan computes, to which the FLOPs of attention are in proportion: o
 needed, and over those of flash attention if each row were a sequence of its own. The two plans are
 ajet's: by flash attention over sequences of several lengths, and by plain products.
 
-Not covered: times; the head and the loss; what a kernel reads more than once.
+A decode step of the in-process engine, with its head, is counted where every operator is launched,
+and where the step is a replay of a captured one.
+
+Not covered: times; the head and the loss of the passes; sampling; what a kernel reads more than
+once.
 """
 
 import argparse
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -23,6 +28,10 @@ from rich.table import Table
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ajet.core.inference.endpoint import SamplingParams
+from ajet.core.inference.engines.flat_forward import FlatForward
+from ajet.core.inference.engines.forward import BatchRow
+from ajet.core.inference.engines.step_graph import Compute
 from ajet.core.model.decoder import Decoder
 from ajet.core.terminal import Console
 from ajet.core.update.layouts.piece_plan import PiecePlan
@@ -57,6 +66,26 @@ class Batch:
         ]
 
 
+@dataclass(frozen=True)
+class Decode:
+    """Describes rows that are decoded: groups of 8 rows, each group with a prompt of its own."""
+
+    name: str
+    prompts: tuple[int, ...]
+
+    def rows(self) -> list[BatchRow]:
+        """Returns the rows, sorted by their tokens."""
+        return [
+            BatchRow(f"{g}.{m}/0", (g,) * length, SamplingParams(), frozenset(), length + 512)
+            for g, length in enumerate(self.prompts)
+            for m in range(8)
+        ]
+
+
+DECODES = (
+    Decode("8 x 8, prompts of 512", (512,) * 8),
+    Decode("8 x 8, one prompt of 4,096 beside 512", (4096, *(512,) * 7)),
+)
 BATCHES = (
     Batch("1 x 32,768", 1, 1, 0, 32_768),
     Batch("8 x (512 shared + 4,096)", 1, 8, 512, 4096),
@@ -97,8 +126,8 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(each)
 
 
-def decoder_of_7b(num_layers: int) -> Decoder:
-    """Returns a decoder of the shape of Qwen2.5-7B, on the device that holds no numbers."""
+def model_of_7b(num_layers: int) -> Any:
+    """Returns a model of the shape of Qwen2.5-7B, on the device that holds no numbers."""
     from transformers import AutoModelForCausalLM, Qwen2Config
 
     config = Qwen2Config(
@@ -112,8 +141,7 @@ def decoder_of_7b(num_layers: int) -> Decoder:
         tie_word_embeddings=False,
     )
     with META:
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    return Decoder(model)
+        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
 
 
 class _Norm(torch.autograd.Function):
@@ -134,20 +162,67 @@ class _Norm(torch.autograd.Function):
         return torch.empty_like(x), torch.empty_like(weight), None
 
 
-def count(decoder: Decoder, forest: Forest, plan: AttentionPlan) -> LaunchCounter:
-    """Counts a forward and a backward pass."""
+@contextmanager
+def counting() -> Iterator[LaunchCounter]:
+    """Counts what is computed within."""
     counter = LaunchCounter()
 
     def norm(module: Any, x: Tensor) -> Tensor:
         return _Norm.apply(x, module.weight, counter)  # type: ignore[no-any-return]
 
+    with counter, patch("ajet.core.model.decoder.rms_norm", norm):
+        yield counter
+
+
+def count(decoder: Decoder, forest: Forest, plan: AttentionPlan) -> LaunchCounter:
+    """Counts a forward and a backward pass."""
+
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return tree_attention(q, k, v, plan)
 
     ids, positions = (torch.empty(len(forest), dtype=torch.int64, device=META) for _ in range(2))
-    with counter, patch("ajet.core.model.decoder.rms_norm", norm):
+    with counting() as counter:
         decoder(ids, positions, attend).sum().backward()
     return counter
+
+
+class CountedGraph:
+    """A graph whose replay is one launch."""
+
+    def __init__(self) -> None:
+        self.num_replays = 0
+
+    def warm_up(self, compute: Compute) -> Tensor:
+        """Computes the step."""
+        return compute()
+
+    def capture(self, compute: Compute) -> Tensor:
+        """Computes the step, which holds no numbers anyway."""
+        return compute()
+
+    def replay(self) -> None:
+        """Notes a replay."""
+        self.num_replays += 1
+
+    def free(self) -> None:
+        """Has nothing to free."""
+
+
+@torch.no_grad()
+def decode_launches(model: Any, decode: Decode, graph: CountedGraph | None) -> int:
+    """Returns the launches of the fourth decode step of these rows: columns may be added before the
+    second."""
+    forward, rows = FlatForward(model, max_kv_tokens=1 << 20, graph=graph), decode.rows()
+    forward.rebuild(rows)
+    launches = 0
+    for _ in range(4):
+        replays = graph.num_replays if graph else 0
+        with counting() as counter:
+            forward.decode(rows)
+        launches = counter.launches + (graph.num_replays - replays if graph else 0)
+        for row in rows:
+            row.append(0, 0.0)
+    return launches
 
 
 def planned_pairs(forest: Forest) -> float:
@@ -179,16 +254,22 @@ def account(batch: Batch, decoder: Decoder) -> Iterator[tuple[str, LaunchCounter
 
 
 def main() -> None:
-    """Prints a table of the three batches."""
+    """Prints a table of the three batches, and one of decode steps."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--layers", type=int, default=28)
-    decoder = decoder_of_7b(parser.parse_args().layers)
+    model = model_of_7b(parser.parse_args().layers)
+    decoder = Decoder(model)
     table = Table("rows", "attention", "launches", "GB", "pairs / needed", "pairs / rows apart")
     for batch in BATCHES:
         for name, counts, needed, apart in account(batch, decoder):
             gigabytes = f"{counts.bytes / 1e9:,.0f}"
             figures = (f"{counts.launches:,}", gigabytes, f"{needed:.2f}", f"{apart:.2f}")
             table.add_row(batch.name, name, *figures)
+    Console().print(table)
+    table = Table("rows", "launches of a decode step", "replayed")
+    for decode in DECODES:
+        launches = (decode_launches(model, decode, graph) for graph in (None, CountedGraph()))
+        table.add_row(decode.name, *(f"{number:,}" for number in launches))
     Console().print(table)
 
 

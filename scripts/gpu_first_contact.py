@@ -9,6 +9,8 @@
     checksum     one tensor's checksum on both devices; GB/s
     engine       the in-process engine: greedy replies against transformers', sleep, wake, load, and
                  tokens a second
+    graphs       its decode steps as CUDA graphs against eager ones: tokens, log-probabilities,
+                 and tokens a second
     update       tokens a second, MFU and peak memory of an update, at several shapes
     sharded      one FSDP2 rank, with and without offload: seconds, peak memory; saved and loaded
     sync         weights to a second process by handles of the device's memory, by files, and a
@@ -239,9 +241,52 @@ def engine(args: Namespace) -> Figures:
     return {"greedy_replies": len(prompts)} | throughput(args)
 
 
-def throughput(args: Namespace) -> Figures:
+def graphs(args: Namespace) -> Figures:
+    """Compares replies of unequal lengths, past the columns that a graph has at first."""
+    from ajet.core.inference.endpoint import SamplingParams
+    from ajet.core.inference.engines.in_process import EngineStats, InProcessEngine
+    from ajet.core.inference.engines.step_graph import cuda_graph_of
+
+    exact = make_model(args, torch.float32, small=True)
+    groups = np.random.default_rng(0).integers(0, 512, (4, 40)).tolist()
+    prompts = [[*groups[i // 4], i] for i in range(16)]
+
+    async def play(with_graphs: bool) -> tuple[list[Any], EngineStats]:
+        engine = InProcessEngine(
+            exact, stop_token_ids=(), make_graph=cuda_graph_of if with_graphs else None
+        )
+        asked = (
+            engine.generate(p, SamplingParams(max_tokens=60 + 10 * i, temperature=0.0), f"e{i}/0")
+            for i, p in enumerate(prompts)
+        )
+        replies = await asyncio.gather(*asked)
+        await engine.close()
+        return replies, engine.stats
+
+    (found, stats), (expected, _) = (
+        asyncio.run(play(with_graphs)) for with_graphs in (True, False)
+    )
+    figures: Figures = {"replayed": stats.replayed_steps, "eager": stats.eager_steps}
+    differences = []
+    for a, b in zip(found, expected, strict=True):
+        assert a.token_ids == b.token_ids, "greedy replies differ from those of eager steps"
+        differences += np.abs(np.subtract(a.logprobs, b.logprobs)).tolist()
+    figures["logprob_error"] = max(differences)
+    assert figures["logprob_error"] < 1e-3, figures
+    assert is_toy(args) or stats.replayed_steps > 3 * stats.eager_steps, figures
+    for with_graphs in (True, False):
+        reset_peak(args)
+        name = "graph" if with_graphs else "eager"
+        measured = throughput(args, with_graphs=with_graphs)
+        figures[f"{name}_tokens_s"] = measured["tokens_s"]
+        figures[f"{name}_peak_GB"] = peak_memory(args)
+    return figures
+
+
+def throughput(args: Namespace, *, with_graphs: bool = True) -> Figures:
     """Measures the in-process engine on the model of 0.5 billion."""
     from ajet.core.inference.endpoint import SamplingParams
+    from ajet.core.inference.engines.step_graph import cuda_graph_of
     from ajet.core.inference.replicas.in_process import InProcessReplica
 
     requests, prompt, reply = (8, 16, 8) if is_toy(args) else (128, 512, 128)
@@ -249,7 +294,13 @@ def throughput(args: Namespace) -> Figures:
     rng = np.random.default_rng(1)
 
     async def measured() -> tuple[int, float]:
-        replica = InProcessReplica("r0", model, stop_token_ids=(), max_num_seqs=requests)
+        replica = InProcessReplica(
+            "r0",
+            model,
+            stop_token_ids=(),
+            max_num_seqs=requests,
+            make_graph=cuda_graph_of if with_graphs else None,
+        )
         sampled, seconds = 0, 0.0
         for name in ("warm-up", "timed"):
             started = now(args)
@@ -647,6 +698,7 @@ PARTS: dict[str, tuple[Callable[[Namespace], Figures], float]] = {
     "layouts": (layouts, 60),
     "checksum": (checksum, 60),
     "engine": (engine, 90),
+    "graphs": (graphs, 90),
     "update": (update, 90),
     "sharded": (sharded, 90),
     "sync": (sync, 90),

@@ -2,13 +2,18 @@
 
 import pytest
 
+from ajet.cluster.one_gpu_plan import LAUNCHES
+from ajet.core.model.decoder import Decoder
 from ajet.core.update.layouts.trie import trie_of_rows
 from ajet.core.update.layouts.varlen_plan import VarlenPlan
 from scripts.attention_accounting import (
     BATCHES,
+    DECODES,
     META,
+    CountedGraph,
     count,
-    decoder_of_7b,
+    decode_launches,
+    model_of_7b,
     needed_pairs,
     planned_pairs,
 )
@@ -18,6 +23,17 @@ from scripts.attention_accounting import (
 def test_both_passes_of_28_layers_take_at_most_3000_launches_and_no_pair_too_many(batch):
     forest = trie_of_rows(batch.rows())
     plan = VarlenPlan.of(forest, META)
-    one, two = (count(decoder_of_7b(layers), forest, plan).launches for layers in (1, 2))
+    one, two = (count(Decoder(model_of_7b(layers)), forest, plan).launches for layers in (1, 2))
     assert one + 27 * (two - one) <= 3000
     assert planned_pairs(forest) == needed_pairs(forest)
+
+
+@pytest.mark.parametrize("decode", DECODES, ids=lambda decode: decode.name)
+def test_a_replayed_decode_step_takes_4_launches_however_many_layers_and_groups_there_are(decode):
+    one, two = (decode_launches(model_of_7b(n), decode, CountedGraph()) for n in (1, 2))
+    # the tokens and positions in, the replay, the column to write next, and its mask
+    assert one == two == 4
+    one, two = (decode_launches(model_of_7b(n), decode, None) for n in (1, 2))
+    assert two - one >= LAUNCHES
+    if decode is DECODES[0]:
+        assert two - one == LAUNCHES  # those that `ajet plan` counts

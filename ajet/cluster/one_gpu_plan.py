@@ -30,8 +30,11 @@ from ajet.core.update.settings import tokens_per_pass
 CACHE_GIB, CACHE_SHARE = 0.375, 0.1
 """KV_BYTES and KV_SHARE of core/inference/engines/in_process.py, which is not imported because it
 needs torch; a test compares them. The budget counts twice: running rows, and kept prefixes."""
-LAUNCHES, LAUNCH_S = 60, 4e-6
-"""Kernels that one layer of the in-process engine launches for a token, and the seconds of one;
+LAUNCHES = 31
+"""Kernels of one layer in a decode step of the in-process engine (scripts/attention_accounting.py
+counts them)."""
+LAUNCH_S, REPLAY_S = 4e-6, 1.5e-6
+"""Seconds from one of them to the next: where each is launched, and within a CUDA graph;
 assumptions."""
 
 
@@ -110,11 +113,12 @@ class OneGpuPlan:
     @property
     def rollout_s(self) -> float:
         """Returns the seconds of decoding: each token reads the weights and the cache, and waits
-        for the launches of its kernels."""
+        for its kernels one after another."""
         shape, value = self.shape, self._bytes[0]
         kept = self.at_once * shape.kv_values_per_token * self.size.length / 2
         read_s = value * (shape.parameters + kept) / (BANDWIDTH_SHARE * self.gpu.bandwidth)
-        token_s = max(read_s, LAUNCHES * LAUNCH_S * shape.layers)
+        kernel_s = REPLAY_S if self.config.ajet.rollout.cuda_graphs else LAUNCH_S
+        token_s = max(read_s, LAUNCHES * kernel_s * shape.layers)
         episodes = BatchPlan(self.config, 1, 0).episodes_per_step
         return episodes * self.size.reply / self.at_once * token_s
 

@@ -7,6 +7,7 @@ from ajet.cluster.episode_size import EpisodeSize
 from ajet.cluster.memory_estimate import GIB
 from ajet.cluster.model_shape import ModelShape
 from ajet.cluster.one_gpu_plan import CACHE_GIB, CACHE_SHARE, OneGpuPlan
+from ajet.cluster.update_time import BANDWIDTH_SHARE
 from ajet.core.config import load_config
 
 QWEN_0_5B = ModelShape(896, 24, 14, 2, 64, 4864, 151936, tied=True, qkv_bias=True)
@@ -58,11 +59,16 @@ def test_float32_has_no_masters_and_twice_the_weights():
     assert wide["weights"] == pytest.approx(4 * 494_032_768 / GIB) and "masters" not in wide
 
 
-def test_a_token_of_a_small_model_waits_for_launches():
-    plan = plan_of(QWEN_0_5B, "ajet.rollout.max_env_worker=16")
+def test_a_token_of_a_small_model_waits_for_launches_unless_steps_are_replayed():
+    few = "ajet.rollout.max_env_worker=16"
+    plan = plan_of(QWEN_0_5B, few, "ajet.rollout.cuda_graphs=false")
     episodes = plan.config.ajet.data.train_batch_size * plan.config.ajet.rollout.num_repeat
     assert plan.at_once == 16
-    assert plan.rollout_s == pytest.approx(episodes * 500 / 16 * 60 * 4e-6 * 24)
+    assert plan.rollout_s == pytest.approx(episodes * 500 / 16 * 31 * 4e-6 * 24)
+    # The weights, and 500 tokens of keys and values of each episode on average, of 2 bytes.
+    read_s = 2 * (494_032_768 + 16 * 500 * 2 * 24 * 128) / (BANDWIDTH_SHARE * 1.008e12)
+    assert 31 * 1.5e-6 * 24 < read_s < 31 * 4e-6 * 24
+    assert plan_of(QWEN_0_5B, few).rollout_s == pytest.approx(episodes * 500 / 16 * read_s)
 
 
 def test_the_cache_is_the_engines():

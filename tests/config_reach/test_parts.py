@@ -30,6 +30,7 @@ from ajet.core.config.section import ALL_BACKBONES, NoEffect, NotBuilt, leaves
 from ajet.core.errors import ModelError, RunFailed
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import ContextOverflow, SamplingParams
+from ajet.core.inference.engines.step_graph import cuda_graph_of
 from ajet.core.interrupt import Interrupt
 from ajet.core.judge import make_judge
 from ajet.core.judge.judge_client import judge_client, user_judge_client
@@ -122,6 +123,12 @@ async def test_the_engine_serves_as_much_context_as_the_config_says():
         await engine.generate([1, 2, 3, 4, 5, 6], sampling, "e/1")
     engine.leave("e")
     await engine.close()
+
+
+@shows(f"{R}.cuda_graphs")
+def test_the_engine_records_no_step_where_graphs_are_off():
+    assert engine_of()._make_graph is cuda_graph_of
+    assert engine_of(cuda_graphs=False)._make_graph is None
 
 
 @pytest.mark.parametrize("deterministic", [True, False])

@@ -256,6 +256,11 @@ class RolloutConfig(Section):
         default=True,
         description="What is computed never depends on timing; false is a little faster.",
     )
+    cuda_graphs: bool = Field(
+        default=True,
+        description="On a CUDA GPU the in-process engine captures a decode step and replays it; "
+        "false runs each step eagerly.",
+    )
     tool_parser: Annotated[
         Literal[
             "auto",

@@ -5,6 +5,7 @@ The C library's allocator is told when to keep what tensors free and when to giv
     within an update              kept: the next tensor of that size takes it
     before an update, after its   given back: what a rollout, or the pass that made the gradients,
     first pass, and behind it;    has freed lies between what stays, and may not be found again
+    before each wave of requests;
     behind a stage
 
 glibc maps large tensors anew each time and gives them back to the system when they are freed, so

@@ -142,6 +142,11 @@ def run_unsharded(module: nn.Module, compute: Callable[..., Tensor], *args: Any)
     return compute(*args) if sharded_run is None else sharded_run(compute, *args)
 
 
+def is_sharded(model: nn.Module) -> bool:
+    """Tells whether weights of the model are gathered for each call, by `run_unsharded`."""
+    return any("run_unsharded" in module.__dict__ for module in model.modules())
+
+
 def recomputed(compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Returns ``compute(*args)`` and keeps its arguments alone: the backward pass computes it
     again, with the same kernels. There is no dropout to repeat."""

@@ -55,6 +55,12 @@ class Batch:
         self.prompt_tokens = 0
         self.cached_prompt_tokens = 0
         self.sampled_tokens = 0
+        self.decode_steps = 0
+
+    @property
+    def replayed_steps(self) -> int:
+        """The number of decode steps that were replays of a captured one."""
+        return self._forward.num_replayed
 
     @property
     def busy(self) -> bool:
@@ -98,6 +104,7 @@ class Batch:
 
     def _decode(self) -> list[BatchRow]:
         logits = self._forward.decode(self._rows)
+        self.decode_steps += 1
         counts = np.array([len(row.logprobs) for row in self._rows], np.int64)
         tokens, logprobs = self._sampler.draw(logits, counts)
         ended: list[tuple[int, BatchRow]] = []

@@ -8,7 +8,7 @@
 It computes with the policy's own modules (see model/decoder.py), or, where weights are large and
 the device is a CPU, with packed copies of them (packed_decoder.py). Then a decode step attends with
 compiled kernels (tiled_batch.py); without them, and on other devices, it multiplies all segments at
-once (grid_batch.py).
+once (grid_batch.py). On a CUDA GPU steps are captured and replayed (step_graph.py).
 
 Not covered: architectures that `Decoder.supports` refuses (hf_forward.py serves those).
 """
@@ -17,9 +17,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from ajet.core.inference.engines.forward import BatchRow
+from ajet.core.inference.engines.graph_batch import GraphBatch
 from ajet.core.inference.engines.grid_batch import GridBatch
 from ajet.core.inference.engines.kv_cache import (
     MASKED,
@@ -32,6 +34,7 @@ from ajet.core.inference.engines.kv_cache import (
 )
 from ajet.core.inference.engines.packed_decoder import PackedDecoder
 from ajet.core.inference.engines.prefix_cache import PrefixCache, PrefixNode, path, path_slots
+from ajet.core.inference.engines.step_graph import Graph, StepGraph
 from ajet.core.inference.engines.tiled_batch import TiledBatch
 from ajet.core.model.decoder import Decoder
 from ajet.core.model.kernels.functions import Kernels, attention_kernels_for
@@ -56,7 +59,8 @@ class PrefillChunk:
 class FlatForward:
     """Computes forward passes of the Qwen2, Qwen3 and Llama family for the in-process engine."""
 
-    def __init__(self, model: nn.Module, max_kv_tokens: int) -> None:
+    def __init__(self, model: nn.Module, max_kv_tokens: int, *, graph: Graph | None = None) -> None:
+        """With a `graph`, decode steps are replayed where they can be."""
         packed = PackedDecoder(model) if PackedDecoder.supports(model) else None
         self._packed = packed
         self._decoder = packed or Decoder(model)
@@ -75,6 +79,12 @@ class FlatForward:
         self._max_kv_tokens = max_kv_tokens
         self._cache = PrefixCache(max_kv_tokens)
         self._batch: KVBatch | None = None
+        self._graph = None if graph is None else StepGraph(graph, weight.device)
+
+    @property
+    def num_replayed(self) -> int:
+        """The number of decode steps that were replays of a captured one."""
+        return 0 if self._graph is None else self._graph.num_replayed
 
     def reset(self) -> None:
         """Forgets everything that was computed with the old weights, and frees its memory."""
@@ -84,9 +94,12 @@ class FlatForward:
         self.free_weights()
 
     def free_weights(self) -> None:
-        """Frees copies of the weights, which the next batch makes again."""
+        """Frees copies of the weights, and the memory of a captured step, which the next batch
+        makes again."""
         if self._packed is not None:
             self._packed.free()
+        if self._graph is not None:
+            self._graph.free()
 
     def release(self, episode_ids: Iterable[str]) -> None:
         """Frees what only these episodes could use: they make no more requests."""
@@ -102,6 +115,8 @@ class FlatForward:
         self._batch = None  # frees its memory before the new batch is allocated
         kind, layout = self._layout([path_slots(tail) for tail in tails])
         self._batch = kind(self._pool, layout, _room(rows))
+        if self._graph is not None:
+            self._graph.forget()
         return num_computed
 
     def fits(self, rows: Sequence[BatchRow]) -> bool:
@@ -114,6 +129,8 @@ class FlatForward:
 
     def _layout(self, slots_R: list[Ids]) -> tuple[type[KVBatch], CacheLayout]:
         """Returns how rows, given by their slots or tokens, are laid out and computed."""
+        if self._graph is not None:
+            return GraphBatch, GraphBatch.layout_of(slots_R)
         if self._packed is not None and TiledBatch.supports(self._pool):
             return TiledBatch, CacheLayout.of(slots_R, smallest=True)
         if self._prefers_grid:
@@ -128,15 +145,33 @@ class FlatForward:
         assert self._batch is not None
         tokens = np.array([row.ids[-1] for row in rows], np.int64)
         positions = np.array([len(row.ids) - 1 for row in rows], np.int64)
+        if self._graph is not None:
+            return self._decode_by_graph(self._graph, np.stack((tokens, positions)))
         hidden = self._decoder(
             self._pool.tensor(tokens), self._pool.tensor(positions), self._batch.attend
         )
         self._batch.advance()
         return self._decoder.logits(hidden)
 
+    def _decode_by_graph(self, graph: StepGraph, inputs_2R: Ids) -> Tensor:
+        batch = self._batch
+        assert batch is not None
+
+        def compute(inputs: Tensor) -> Tensor:
+            return self._decoder.logits(self._decoder(inputs[0], inputs[1], batch.attend))
+
+        logits = graph.step(torch.from_numpy(inputs_2R), compute)
+        num_columns = batch.num_columns
+        batch.advance()
+        if batch.num_columns != num_columns:
+            graph.forget()
+        return logits
+
     def keep(self, index: Ids) -> None:
         """Drops all rows but these."""
         assert self._batch is not None
+        if self._graph is not None:
+            self._graph.forget()
         if len(index):
             self._batch.keep(index)
         else:

@@ -75,6 +75,11 @@ class Forward(Protocol):
     """Computes forward passes over a batch of rows. The rows of `decode` are those of the last
     `rebuild`, less those that `keep` dropped."""
 
+    @property
+    def num_replayed(self) -> int:
+        """The number of `decode` steps so far that were replays of a captured one."""
+        ...
+
     def fits(self, rows: Sequence[BatchRow]) -> bool:
         """Tells whether a batch of these rows stays within the budget of keys and values until
         all have ended. One row always does."""

@@ -95,8 +95,8 @@ class GridBatch(KVBatch):
         and the tokens before."""
         (rows, heads, d), group = k.shape, q.shape[1] // k.shape[1]
         own_k, own_v = self._k[layer].tensor, self._v[layer].tensor
-        own_k[:, :, self._column] = k.transpose(0, 1)
-        own_v[:, :, self._column] = v.transpose(0, 1)
+        self._write(own_k, k)
+        self._write(own_v, v)
         scaled = torch.empty(heads, rows, group, d, dtype=q.dtype, device=q.device)
         torch.mul(q.view(rows, heads, group, d).transpose(0, 1), d**-0.5, out=scaled)
         scores = torch.bmm(scaled.view(heads * rows, group, d), own_k.flatten(0, 1).mT)
@@ -118,7 +118,11 @@ class GridBatch(KVBatch):
     def advance(self) -> None:
         """Goes on to the next column once every layer has written this one."""
         super().advance()
-        self._mask[..., self._grid.num_shared + self._column] = 0
+        self._mask[..., self._grid.num_shared + self._column].fill_(0)
+
+    def _write(self, own: Tensor, new: Tensor) -> None:
+        """Writes keys, or values, ``[rows, kv_heads, d]`` to the current column."""
+        own[:, :, self._column] = new.transpose(0, 1)
 
     def _stack(self, shared: list[Tensor]) -> Tensor:
         """Returns ``[kv_heads, n, S, d]`` from one ``[kv_heads, P, d]`` for each segment."""
@@ -143,7 +147,7 @@ class GridBatch(KVBatch):
         """Returns ``[1, rows, 1, S + columns]``: the shared slots that a row has not, the columns
         left of its first token, and those that are not written yet are MASKED."""
         shared = np.arange(max(len(segment.slots) for segment in self._segments))
-        columns = np.arange(self._num_columns)
+        columns = np.arange(self.num_columns)
         own = (columns < self._start_R[:, None]) | (columns > self._column)
         hidden = np.concatenate((shared >= self._shared_R[:, None], own), axis=1)
         mask = np.where(hidden, MASKED, 0.0).astype(np.float32)

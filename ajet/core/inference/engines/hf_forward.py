@@ -20,6 +20,8 @@ from ajet.core.inference.engines.forward import BatchRow
 class HfForward:
     """Computes forward passes through `model(...)` with a `DynamicCache`."""
 
+    num_replayed = 0
+
     def __init__(self, model: nn.Module, max_kv_tokens: int) -> None:
         self._model: Any = model
         self._max_kv_tokens = max_kv_tokens

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from loguru import logger
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import AjetError, ModelError
@@ -43,7 +44,9 @@ from ajet.core.inference.engines.batch import Batch
 from ajet.core.inference.engines.flat_forward import FlatForward
 from ajet.core.inference.engines.forward import BatchRow, Forward
 from ajet.core.inference.engines.hf_forward import HfForward
+from ajet.core.inference.engines.step_graph import MakeGraph, cuda_graph_of
 from ajet.core.inference.stop_strings import first_stop
+from ajet.core.model.allocator import is_large, release_freed_memory
 from ajet.core.model.decoder import Decoder
 
 KV_BYTES, KV_SHARE = 3 << 27, 0.1
@@ -60,11 +63,14 @@ MAX_GATHER_S = 0.16
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Counts since the engine was made. Cached prompt tokens were not computed again."""
+    """Counts since the engine was made. Cached prompt tokens were not computed again. A decode step
+    ran eagerly, operator by operator, or was a replay of a captured one."""
 
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
     sampled_tokens: int = 0
+    eager_steps: int = 0
+    replayed_steps: int = 0
     busy_s: float = 0.0
 
 
@@ -115,11 +121,14 @@ class InProcessEngine:
         on_tokens: OnTokens | None = None,
         adapters: Mapping[str, Any] | None = None,
         gathers: bool = True,
+        make_graph: MakeGraph | None = cuda_graph_of,
     ) -> None:
         """`decode` turns ids into text; without it a stop string ends no reply early. `on_tokens`
         is called in the engine's thread after each step, for each running request. `adapters` are
         models over the weights of `model`, by the names that requests give. Without `gathers` an
-        idle engine begins at once with a request that comes, where it is not deterministic."""
+        idle engine begins at once with a request that comes, where it is not deterministic.
+        `make_graph` makes what captures and replays a model's decode steps; None runs all of them
+        eagerly."""
         self._models = {"": model} | dict(adapters or {})
         self._decode = decode
         self._on_tokens = on_tokens
@@ -127,10 +136,12 @@ class InProcessEngine:
         self._max_model_len = max_model_len
         self._deterministic = deterministic
         self._gathers = gathers and not deterministic
+        self._make_graph = make_graph
         num_kv_bytes = kv_bytes(_gpu_bytes(model)) // len(self._models)
         self._max_kv_tokens = max_kv_tokens or max(
             max_model_len, num_kv_bytes // _kv_bytes_per_token(model)
         )
+        self._releases_memory = not _gpu_bytes(model) and is_large(model)
         self._vocab_size: int = model.get_input_embeddings().weight.shape[0]
         self._batches = {
             name: Batch(
@@ -160,10 +171,13 @@ class InProcessEngine:
     def stats(self) -> EngineStats:
         """The counts so far."""
         batches = self._batches.values()
+        replayed = sum(batch.replayed_steps for batch in batches)
         return EngineStats(
             prompt_tokens=sum(batch.prompt_tokens for batch in batches),
             cached_prompt_tokens=sum(batch.cached_prompt_tokens for batch in batches),
             sampled_tokens=sum(batch.sampled_tokens for batch in batches),
+            eager_steps=sum(batch.decode_steps for batch in batches) - replayed,
+            replayed_steps=replayed,
             busy_s=self._busy_s,
         )
 
@@ -255,8 +269,15 @@ class InProcessEngine:
                 await asyncio.sleep(0.005)
 
     def _forward(self, model: Any) -> Forward:
-        if Decoder.supports(model):
-            return FlatForward(model, self._max_kv_tokens)
+        is_flat = Decoder.supports(model)
+        graph = self._make_graph(model) if self._make_graph is not None and is_flat else None
+        if graph is None and next(model.parameters()).device.type == "cuda":
+            logger.info(
+                "in-process engine: decode steps run eagerly: the model has no "
+                "flat forward, its weights are sharded, or ajet.rollout.cuda_graphs is false"
+            )
+        if is_flat:
+            return FlatForward(model, self._max_kv_tokens, graph=graph)
         return HfForward(model, self._max_kv_tokens)
 
     def _row(
@@ -356,6 +377,8 @@ class InProcessEngine:
                     were_training = [model.training for model in self._models.values()]
                     for model in self._models.values():
                         model.eval()
+                    if self._releases_memory:
+                        release_freed_memory()
                 started = time.perf_counter()
                 try:
                     finished = [row for batch in self._busy_batches for row in batch.step()]
@@ -479,7 +502,7 @@ def _reject(future: "asyncio.Future[Completion]", error: Exception) -> None:
     """Sets a new exception for each caller: a shared one would collect all their tracebacks."""
     if not future.done():
         if isinstance(error, AjetError):
-            future.set_exception(type(error)(*error.args))
+            future.set_exception(type(error)(*error.args, code=error.code))
         else:
             wrapped = ModelError(
                 f"in-process engine: {type(error).__name__}: {error}", code=Code.ENGINE_FAILED

@@ -25,7 +25,7 @@ less memory and reads less (`_smallest_segments`).
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -41,8 +41,6 @@ MIN_SHARED = 32
 SEGMENT_COST, OWN_COST = 32, 1.25
 """`_smallest_segments` counts so much for a segment and for a slot of an own part, and 1 for a
 shared slot: segments are padded to whole tiles, own parts to the longest of the batch."""
-GROWTH = 32
-"""The columns of a batch's own parts are multiples of this: so many are added at a time."""
 MASKED = -1e30
 """A finite number: a query whose columns are all masked gives unused numbers, but no NaN."""
 MAPPED_BYTES = 1 << 25
@@ -147,7 +145,18 @@ class CacheLayout:
     @classmethod
     def of(cls, slots_R: list[Ids], *, smallest: bool = False) -> "CacheLayout":
         """Lays out rows, given by their slots: with few segments, or with few slots in all."""
-        segments = _smallest_segments(slots_R) if smallest else _segments_by_beginning(slots_R)
+        cut = _smallest_segments if smallest else _segments_by_beginning
+        return cls._cut(slots_R, cut(slots_R))
+
+    @classmethod
+    def of_one_segment(cls, slots_R: list[Ids]) -> "CacheLayout":
+        """Lays out rows, given by their slots: what all of them share, if anything, once."""
+        shared = [common_length_of_ids(a, b) for a, b in pairwise(slots_R)]
+        common = slots_R[0][: min(shared, default=0)]
+        return cls._cut(slots_R, [CacheSegment(0, len(slots_R), common)])
+
+    @classmethod
+    def _cut(cls, slots_R: list[Ids], segments: list[CacheSegment]) -> "CacheLayout":
         shared_R = np.concatenate(
             [np.full(s.last - s.first, len(s.slots), np.int64) for s in segments]
         )
@@ -274,12 +283,13 @@ class OwnParts:
     """Holds one layer's keys, or values, of all rows' own parts: ``tensor``, which is whole, of
     ``[kv_heads, rows, columns, d]``.
 
-    Its memory is taken once, for all columns that the rows can come to.
+    Its memory is taken once, for all columns that the rows can come to; they are added `growth` at
+    a time.
     """
 
-    def __init__(self, filled: Tensor, memory: Tensor) -> None:
+    def __init__(self, filled: Tensor, memory: Tensor, growth: int) -> None:
         """Begins with these columns; `memory` has room for as many as will be written."""
-        self._memory = memory
+        self._memory, self._growth = memory, growth
         self.tensor = self._placed(filled)
 
     def grow(self) -> None:
@@ -291,23 +301,26 @@ class OwnParts:
         self.tensor = self._placed(self.tensor[:, :, first:end].index_select(1, index))
 
     def _placed(self, filled: Tensor) -> Tensor:
-        """Returns a copy in the memory, with up to `GROWTH` more columns, of zeros."""
+        """Returns a copy in the memory, with up to `growth` more columns, of zeros."""
         heads, rows, columns, d = filled.shape
-        shape = (heads, rows, _in_steps(columns + 1), d)
+        shape = (heads, rows, _in_steps(columns + 1, self._growth), d)
         placed = self._memory[: math.prod(shape)].view(shape)
         placed[:, :, :columns] = filled
         placed[:, :, columns:] = 0
         return placed
 
 
-def _in_steps(columns: int) -> int:
-    """Returns the next multiple of `GROWTH`."""
-    return -(-columns // GROWTH) * GROWTH
+def _in_steps(columns: int, growth: int) -> int:
+    """Returns the next multiple of `growth`."""
+    return -(-columns // growth) * growth
 
 
 class KVBatch:
     """Holds the rows that are being decoded. Each step writes one column; the Decoder calls
     `attend` for each layer."""
+
+    growth: ClassVar[int] = 32
+    """The columns of the own parts are multiples of this: so many are added at a time."""
 
     def __init__(self, pool: KVPool, layout: CacheLayout, room: int) -> None:
         """Gathers the rows from the pool; `room` tokens more can be written for each."""
@@ -316,14 +329,14 @@ class KVBatch:
         self._segments = layout.segments
         layers, heads, _, d = pool.k.shape
         rows, columns = layout.own_RT.shape
-        num_own = heads * rows * _in_steps(columns + room + 1) * d
+        num_own = heads * rows * _in_steps(columns + room + 1, self.growth) * d
         memory.begin(2 * layers * (num_own + heads * d * self._num_placed(layout)))
         self._shared = [
             self._shared_parts(gathered.shared(k), gathered.shared(v))
             for k, v in zip(pool.k, pool.v, strict=True)
         ]
-        self._k = [OwnParts(gathered.own(k), memory.take(num_own)) for k in pool.k]
-        self._v = [OwnParts(gathered.own(v), memory.take(num_own)) for v in pool.v]
+        self._k = [OwnParts(gathered.own(k), memory.take(num_own), self.growth) for k in pool.k]
+        self._v = [OwnParts(gathered.own(v), memory.take(num_own), self.growth) for v in pool.v]
         self._shared_R, self._start_R = layout.shared_R, layout.start_R
         self._column = layout.own_RT.shape[1]
         self._mask = self._padding_mask()
@@ -334,7 +347,7 @@ class KVBatch:
         return len(self._start_R)
 
     @property
-    def _num_columns(self) -> int:
+    def num_columns(self) -> int:
         """The columns of the own parts, with those that are not written yet."""
         return self._k[0].tensor.shape[2]
 
@@ -357,7 +370,7 @@ class KVBatch:
     def advance(self) -> None:
         """Goes on to the next column once every layer has written this one."""
         self._column += 1
-        if self._column == self._num_columns:
+        if self._column == self.num_columns:
             for part in (*self._k, *self._v):
                 part.grow()
             self._mask = self._padding_mask()
@@ -412,6 +425,6 @@ class KVBatch:
 
     def _padding_mask(self) -> Tensor:
         """Returns ``[1, rows, 1, 1, columns]``, MASKED left of each row's first own token."""
-        columns = np.arange(self._num_columns)
+        columns = np.arange(self.num_columns)
         mask = np.where(columns < self._start_R[:, None], MASKED, 0.0).astype(np.float32)
         return self._pool.tensor(mask).to(self._pool.k.dtype)[None, :, None, None]

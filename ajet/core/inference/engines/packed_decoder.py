@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ajet.core.model.decoder import Attend, Decoder
+from ajet.core.model.decoder import Attend, Decoder, is_sharded
 from ajet.core.model.kernels.functions import kernels_for
 from ajet.core.model.precision import rms_norm
 from ajet.core.model.wide_layer import normed, rotate
@@ -107,7 +107,7 @@ class PackedDecoder(Decoder):
             and config.hidden_size * config.intermediate_size >= MIN_WEIGHTS
             and _has_onednn(weight.dtype)
             and all(type(layer) is nn.Linear for layer in _linear_layers(model))
-            and not any("run_unsharded" in module.__dict__ for module in model.modules())
+            and not is_sharded(model)
         )
 
     def __call__(self, token_ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:

@@ -15,12 +15,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any
 
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import Completion, ModelEndpoint, SamplingParams
 from ajet.core.inference.engines.in_process import EngineStats, InProcessEngine
+from ajet.core.inference.engines.step_graph import MakeGraph, cuda_graph_of
 from ajet.core.inference.gate import Gate
 from ajet.core.inference.replica import ReplicaDown
 from ajet.core.weight_sync.load import BaseWeights, load_tensors, load_weights
@@ -45,9 +46,11 @@ class InProcessReplica(ModelEndpoint):
         version: int = 0,
         adapters: Mapping[str, Any] | None = None,
         adapter_weights: Mapping[str, torch.Tensor] | None = None,
+        make_graph: MakeGraph | None = cuda_graph_of,
     ) -> None:
         """`adapters` are the models of several adapters over the weights of `model`, and
-        `adapter_weights` what is loaded into them, in place of the model's own."""
+        `adapter_weights` what is loaded into them, in place of the model's own. `make_graph` is
+        that of `InProcessEngine`."""
         self.name = name
         self.version = version
         self._model, self._base = model, BaseWeights()
@@ -60,6 +63,7 @@ class InProcessReplica(ModelEndpoint):
             deterministic=False,
             decode=decode,
             adapters=adapters,
+            make_graph=make_graph,
         )
         self._adapter_weights = adapter_weights
         self._gate = Gate()
@@ -184,12 +188,8 @@ class InProcessReplica(ModelEndpoint):
 
 
 def _sum(first: EngineStats, second: EngineStats) -> EngineStats:
-    return EngineStats(
-        first.prompt_tokens + second.prompt_tokens,
-        first.cached_prompt_tokens + second.cached_prompt_tokens,
-        first.sampled_tokens + second.sampled_tokens,
-        first.busy_s + second.busy_s,
-    )
+    counts = zip(astuple(first), astuple(second), strict=True)
+    return EngineStats(*(a + b for a, b in counts))
 
 
 def _empty_cache() -> None:

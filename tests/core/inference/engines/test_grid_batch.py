@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 import torch
 
+from ajet.core.inference.engines.graph_batch import GraphBatch
 from ajet.core.inference.engines.grid_batch import GridBatch
 from ajet.core.inference.engines.kv_cache import CacheLayout, KVBatch, KVPool
 from ajet.core.inference.engines.tiled_batch import TiledBatch
 
 LAYERS, KV_HEADS, HEADS, WIDTH = 2, 2, 6, 64
 STEPS = 70  # past two growths of 32 columns
-KINDS = pytest.mark.parametrize("kind", [GridBatch, TiledBatch])
+KINDS = pytest.mark.parametrize("kind", [GridBatch, GraphBatch, TiledBatch])
 
 
 def _skip_without_compiler(kind, pool):

@@ -8,12 +8,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
 
+from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import ContextOverflow, SamplingParams
 from ajet.core.inference.engines import flat_forward
 from ajet.core.inference.engines.grid_batch import GridBatch
 from ajet.core.inference.engines.in_process import InProcessEngine
 from ajet.core.model.precision import to_float64
+from tests.core.inference.engines.taped_graph import TapedGraph
 
 VOCAB = 64
 SMALL = {
@@ -164,6 +166,36 @@ def test_log_probabilities_are_exact_where_all_segments_are_multiplied_at_once(m
     model = _model()
     _assert_exact(model, _run(model)[0])
     assert made
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"max_kv_tokens": 420}, {"deterministic": False, "max_num_seqs": 7, "jitter": 3}],
+    ids=["waves", "little room", "joining"],
+)
+def test_log_probabilities_are_exact_where_steps_are_replayed(options):
+    model, graphs = _model(), []
+
+    def make_graph(model):
+        graphs.append(TapedGraph())
+        return graphs[-1]
+
+    completions, stats = _run(model, make_graph=make_graph, **options)
+    _assert_exact(model, completions)
+    [graph] = graphs
+    # Each layout of rows begins with an eager step, and one that lasts is captured.
+    assert 0 < graph.num_captured <= stats.eager_steps < stats.replayed_steps
+
+
+def test_replayed_completions_are_bit_identical_whatever_the_timing():
+    model = _model()
+    first, first_stats = _run(model, make_graph=lambda _: TapedGraph())
+    second, stats = _run(model, jitter=1, make_graph=lambda _: TapedGraph())
+    assert second == first
+    assert (stats.eager_steps, stats.replayed_steps) == (
+        first_stats.eager_steps,
+        first_stats.replayed_steps,
+    )
 
 
 def test_a_long_prompt_is_computed_in_pieces():
@@ -348,6 +380,7 @@ async def test_a_failure_reaches_every_caller_and_the_engine_goes_on():
     calls = [engine.generate([1, 2], SamplingParams(), f"{n}/0000") for n in range(3)]
     errors = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 10)
     assert all(isinstance(error, ModelError) and "diverged" in str(error) for error in errors)
+    assert {error.code for error in errors} == {Code.DIVERGED}
     with torch.no_grad():
         weight.fill_(1.0)
     engine.publish(1)
