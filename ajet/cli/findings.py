@@ -3,6 +3,7 @@
     model      does the path lead to weights, a tokenizer and a chat template?
     device     is the one that is named on this machine?
     precision  is the number format slow on this processor?
+    engine     which one samples on backbone debug, as far as that can be told without torch?
     reward     is there a judge, or does the workflow's source give a reward?
     data       are there as many tasks as a step takes? is one both trained on and held out?
     clipping   do the bounds fit the loss?
@@ -10,8 +11,8 @@
                need
 
 Each finding is one line: ok, warning or error, with what to do. `ajet check` shows all of them;
-`ajet train` shows the warnings of all but data and machine, and stops at their errors; `ajet plan`
-stops at those of the device. The needs are estimates from the config and the model's sizes. Not
+`ajet train` shows the warnings of all but engine, data and machine, and stops at their errors;
+`ajet plan` stops at those of device and engine. The needs are estimates from the config and the model's sizes. Not
 covered: what a workflow itself opens, and the memory of GPUs (`ajet plan`).
 """
 
@@ -33,7 +34,7 @@ from ajet.agents.environment_agent import EnvironmentAgent
 from ajet.backbones import runs_on_ray
 from ajet.cli.clip_bounds import bounds_that_do_not_fit
 from ajet.cluster.gguf_header import GgufHeader
-from ajet.cluster.gpus import missing_device
+from ajet.cluster.gpus import local_gpus, missing_device
 from ajet.cluster.machine import machine_memory, number_in
 from ajet.cluster.memory_estimate import GIB, checkpoint_bytes
 from ajet.cluster.model_shape import EMBEDDED, ModelShape, model_shape
@@ -54,6 +55,7 @@ from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.run.overlap import overlap_line
 from ajet.core.task.task import Task
 from ajet.core.workflow.workflow import Workflow
+from ajet.servers.serving import engine_of_one_process
 
 Level = Literal["ok", "warning", "error"]
 API_MODEL = re.compile(
@@ -310,6 +312,36 @@ def device_findings(config: AjetConfig) -> Iterator[Finding]:
     on_gpu = _has_gpu(config)
     level: Level = "warning" if is_slow_here(config, gpu=on_gpu) else "ok"
     yield Finding(level, describe_precision(config, gpu=on_gpu))
+
+
+# --- the engine ----------------------------------------------------------------------------------
+
+
+def engine_findings(config: AjetConfig) -> Iterator[Finding]:
+    """Yields which engine samples on backbone debug; nothing where nothing samples, on a cluster,
+    and where torch alone knows whether the run is on a GPU."""
+    device, name = config.ajet.model.device, config.ajet.rollout.name
+    if runs_on_ray(config) or not config.samples:
+        return
+    on_gpu = device not in ("cpu", "mps") and missing_device("cuda") is None
+    if on_gpu and device == "auto" and not local_gpus():
+        return
+    try:
+        engine, notice = engine_of_one_process(config, on_gpu=on_gpu)
+    except ConfigError as error:
+        yield Finding("error", f"engine: {error}", error.code)
+        return
+    if notice is not None:
+        yield Finding("warning", f"engine: {notice}")
+    elif engine == "in_process":
+        yield Finding("ok", "engine: the in-process engine samples")
+    else:
+        why = "" if name != "auto" else ", which ajet.rollout.name=auto takes on a GPU"
+        yield Finding(
+            "ok",
+            f"engine: a server of {engine} starts and samples{why} (set it to in_process for "
+            "none); `ajet plan` counts the in-process engine",
+        )
 
 
 # --- the reward ----------------------------------------------------------------------------------
