@@ -110,25 +110,25 @@ class Forking:
             answers_of_episodes.update({plan.episode_id: answers for plan in plans})
         gateway = assembly.make_gateway(self.config)
         limits = RolloutLimits.from_config(self.config)
-        runner = assembly.make_runner(
-            self.config,
-            forked,
-            self.template,
-            judge=self.judge,
-            mode=point.plan.mode,
-            gateway=gateway,
-            limits=replace(limits, failure_policy="mask"),  # no second attempts
-            on_error=lambda error: (
-                None
-                if forked.departure is not None or self.on_error is None
-                else self.on_error(error)
-            ),
-        )
-        episodes = AdmittedEpisodes(
-            plans, lambda plan, slot: runner.rerun(plan, slot, self.sampling)
-        )
-        forked.on_departure = episodes.stop
         try:
+            runner = assembly.make_runner(
+                self.config,
+                forked,
+                self.template,
+                judge=self.judge,
+                mode=point.plan.mode,
+                gateway=gateway,
+                limits=replace(limits, failure_policy="mask"),  # no second attempts
+                on_error=lambda error: (
+                    None
+                    if forked.departure is not None or self.on_error is None
+                    else self.on_error(error)
+                ),
+            )
+            episodes = AdmittedEpisodes(
+                plans, lambda plan, slot: runner.rerun(plan, slot, self.sampling)
+            )
+            forked.on_departure = episodes.stop
             runner.admission.admit(episodes)
             results = await episodes.results()
         finally:

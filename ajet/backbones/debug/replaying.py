@@ -65,19 +65,19 @@ def replay_episode(
     )
     judge = make_judge(config)
     gateway = assembly.make_gateway(config)
-    runner = assembly.make_runner(
-        config,
-        engine,
-        run.template,
-        judge=judge,
-        mode=plan.mode,
-        gateway=gateway,
-        limits=_limits(config, record),
-        on_error=lambda error: None if engine.stopped or on_error is None else on_error(error),
-    )
-    if before is not None:
-        before(WorkflowFactory.from_config(config).class_for(plan.task))
     try:
+        runner = assembly.make_runner(
+            config,
+            engine,
+            run.template,
+            judge=judge,
+            mode=plan.mode,
+            gateway=gateway,
+            limits=_limits(config, record),
+            on_error=lambda error: None if engine.stopped or on_error is None else on_error(error),
+        )
+        if before is not None:
+            before(WorkflowFactory.from_config(config).class_for(plan.task))
         trajectory = run_bounded(_run(runner, plan, engine))
     finally:
         gateway.close()
