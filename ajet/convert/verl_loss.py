@@ -61,6 +61,8 @@ def take_loss(draft: Draft) -> None:
 def _bounds_of(draft: Draft, loss: str) -> None:
     """Converts the settings that one loss alone reads. clip_ratio_c is the dual clip of vanilla and
     the largest ratio of dppo."""
+    if loss in ("vanilla", "gspo", "cispo"):
+        _no_lower_bound(draft)
     if loss.startswith("dppo"):
         draft.copy(f"{ACTOR}.clip_ratio_c", f"{ALGORITHM}.dppo_max_ratio", float)
     _dual_clip(draft, has_one=loss == "vanilla")
@@ -125,6 +127,7 @@ def _bypass_loss(draft: Draft) -> None:
     if draft.take(mode) not in (None, "vanilla", "bypass_mode"):
         draft.leave_out(mode, "verl does not read it: in bypass_mode loss_type names the loss")
     if kind in (None, "ppo_clip"):
+        _no_lower_bound(draft)
         draft.set(target, "ppo", f"{CORRECTION}.loss_type")
         if draft.take(level) is not None:
             draft.leave_out(level, "verl weighs nothing in bypass_mode with ppo_clip: a metric")
@@ -141,6 +144,13 @@ def _bypass_loss(draft: Draft) -> None:
 
 def _is_above_one(threshold: str) -> bool:
     return "_" not in threshold and float(threshold) > 1
+
+
+def _no_lower_bound(draft: Draft) -> None:
+    """Converts a clip_ratio_low above 1, as verl's cispo has it: no ratio is below 1 - 10."""
+    key = f"{ACTOR}.clip_ratio_low"
+    if draft.number(key) > 1:
+        draft.set(f"{ALGORITHM}.clip_low", 1.0, key)
 
 
 def _dual_clip(draft: Draft, *, has_one: bool) -> None:
@@ -181,6 +191,9 @@ def _rejection(draft: Draft) -> bool:
     names = [name.strip() for name in str(draft.take(key) or "").split(",") if name.strip()]
     if not names:
         draft.ignore(key, bound)
+        return False
+    if draft.take(bound) is None:
+        draft.leave_out(key, f"verl wants {bound} with it", algorithm=True)
         return False
     texts = [text.strip() for text in str(draft.take(bound)).split(",")]
     texts = texts * len(names) if len(texts) == 1 else texts
