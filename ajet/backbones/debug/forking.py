@@ -41,7 +41,7 @@ from ajet.core.record.episode_reader import EpisodeRecord
 from ajet.core.record.fork_folder import FORK_JSON, recorded_trajectory, write_forks
 from ajet.core.record.recorded_run import RecordedRun
 from ajet.core.rollout.admission import AdmittedEpisodes
-from ajet.core.rollout.episode import OnError
+from ajet.core.rollout.attempt import OnError
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.task.workflow_task import WorkflowTask
 from ajet.core.trajectory.trajectory import Trajectory

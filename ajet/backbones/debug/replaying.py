@@ -30,7 +30,7 @@ from ajet.core.judge import make_judge
 from ajet.core.judge.judge import GroupJudge
 from ajet.core.record.episode_reader import EpisodeRecord
 from ajet.core.record.recorded_run import RecordedRun
-from ajet.core.rollout.episode import OnError
+from ajet.core.rollout.attempt import OnError
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.task.reader import make_reader
