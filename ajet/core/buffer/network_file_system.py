@@ -13,11 +13,12 @@ own disk as often as a network's; a disk of this machine that others mount from 
 
 from pathlib import Path, PurePosixPath
 
-TYPES = frozenset(
-    "nfs nfs4 cifs smb3 smbfs afs ceph lustre gpfs beegfs glusterfs pvfs2 ocfs2 gfs2 "
-    "fuse.sshfs fuse.glusterfs fuse.ceph fuse.ceph-fuse fuse.juicefs fuse.s3fs fuse.rclone "
-    "fuse.gcsfuse fuse.mountpoint-s3".split()
-)
+TYPES = {
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "lustre", "gpfs", "beegfs",
+    "glusterfs", "pvfs2", "ocfs2", "gfs2", "fuse.sshfs", "fuse.glusterfs", "fuse.ceph",
+    "fuse.ceph-fuse", "fuse.juicefs", "fuse.s3fs", "fuse.rclone", "fuse.gcsfuse",
+    "fuse.mountpoint-s3",
+}  # fmt: skip
 MOUNTS = Path("/proc/self/mountinfo")
 ESCAPES = {r"\040": " ", r"\011": "\t", r"\012": "\n", r"\134": "\\"}
 
