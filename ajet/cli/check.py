@@ -47,12 +47,8 @@ def _check(config: "AjetConfig", conf: Path) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from ajet.cli.findings import (
-        data_findings,
-        engine_findings,
-        machine_findings,
-        run_findings,
-    )
+    from ajet.cli.findings import data_findings, engine_findings, run_findings
+    from ajet.cli.machine_findings import machine_findings
     from ajet.cli.notices import show_notices
     from ajet.cli.preflight import check_agents, check_run, cluster_notices
     from ajet.core.error_codes import Code

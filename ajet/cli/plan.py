@@ -63,7 +63,8 @@ def plan(
     without a GPU the engine and the update are measured for some seconds. Exit code 1: it does not
     fit, and the line says which key to set.
     """
-    from ajet.cli.findings import device_findings, engine_findings, stop_at_errors
+    from ajet.cli.finding import stop_at_errors
+    from ajet.cli.findings import device_findings, engine_findings
     from ajet.cli.notices import show_notices
     from ajet.cli.plan_tables import (
         described_gpu,

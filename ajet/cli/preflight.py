@@ -19,7 +19,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ajet.backbones import runs_on_ray
-from ajet.cli.findings import run_findings, stop_at_errors
+from ajet.cli.finding import stop_at_errors
+from ajet.cli.findings import run_findings
 from ajet.cluster.model_shape import find_config, sizes
 from ajet.cluster.session import require_ray
 from ajet.core.buffer.network_file_system import network_file_system

@@ -11,7 +11,8 @@ import pytest
 from ajet import Workflow, WorkflowOutput
 from ajet.agents.step_env_agent import StepEnvAgent
 from ajet.agents.traj_env_agent import TrajEnvAgent
-from ajet.cli.findings import engine_findings, gives_reward, machine_findings, run_findings
+from ajet.cli.findings import engine_findings, gives_reward, run_findings
+from ajet.cli.machine_findings import machine_findings
 from ajet.core.config import AjetConfig
 from ajet.core.descriptors import descriptors_needed
 from ajet.core.run.batch_plan import BatchPlan
