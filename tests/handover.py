@@ -1,7 +1,5 @@
-"""Two senders of the same weights, one for each worker of an engine over two GPUs.
-
-senders, source = two_senders(7, {"weight": torch.ones(3, 2)})
-replica.load_weights(source, 7)         while each sender's `send` runs in a thread
+"""Two senders of the same weights, one for each worker of an engine over two GPUs. Each sender's
+`send` runs in a thread while the engine loads from what receives from both.
 """
 
 import threading

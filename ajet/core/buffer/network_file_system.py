@@ -11,7 +11,7 @@ Not covered: other systems than Linux; 9p and virtiofs, which are a sandbox's or
 own disk as often as a network's; a disk of this machine that others mount from it.
 """
 
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath
 
 TYPES = {
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "lustre", "gpfs", "beegfs",
@@ -34,7 +34,7 @@ def network_file_system(path: Path) -> str | None:
     return kind if kind in TYPES else None
 
 
-def file_system_type(path: PurePosixPath, mounts: str) -> str:
+def file_system_type(path: PurePath, mounts: str) -> str:
     """Returns the type of the file system that an absolute path is on, from the text of
     `mountinfo`: of the mount points above it the longest, and of several mounts there the last."""
     found, longest = "", -1
@@ -43,7 +43,7 @@ def file_system_type(path: PurePosixPath, mounts: str) -> str:
         point = left.split(" ")[4]
         for escape, letter in ESCAPES.items():
             point = point.replace(escape, letter)
-        depth = len(PurePosixPath(point).parts)
+        depth = len(PurePath(point).parts)
         if depth >= longest and path.is_relative_to(point):
             found, longest = right.partition(" ")[0], depth
     return found
