@@ -28,7 +28,8 @@ from ajet.core.errors import ConfigError
 from ajet.core.inference.endpoint import ChatEndpoint, ModelEndpoint, SamplingParams
 from ajet.core.judge import judge_class, judge_spec
 from ajet.core.judge.judge import BaseJudge
-from ajet.core.rollout.episode import EpisodeRunner, OnError
+from ajet.core.rollout.attempt import OnError
+from ajet.core.rollout.episode import EpisodeRunner
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.run.run_tasks import RunTasks

@@ -102,8 +102,8 @@ async def _episode(config: AjetConfig, task: Task, replies: ScriptedReplies) -> 
     from ajet.core.judge import make_judge
     from ajet.core.rollout.request import RolloutRequest
 
-    gateway = make_gateway(config)
     judge = make_judge(config)
+    gateway = make_gateway(config)
     try:
         runner = make_runner(
             config, replies, None, judge=judge, mode="eval", gateway=gateway, debug=True

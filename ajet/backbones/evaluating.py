@@ -155,11 +155,11 @@ async def _measure(
 ) -> EvaluationReport:
     config = plan.config
     gateway = assembly.make_gateway(config)
-    runner = assembly.make_runner(
-        config, served.engine, served.template, judge=plan.judge, mode="eval", gateway=gateway
-    )
     started_s = time.monotonic()
     try:
+        runner = assembly.make_runner(
+            config, served.engine, served.template, judge=plan.judge, mode="eval", gateway=gateway
+        )
         groups = await runner.rollout(
             RolloutRequest(plan.tasks, step=0, mode="eval", num_repeat=plan.k),
             on_episode=lambda _: on_episode(),

@@ -182,19 +182,19 @@ class _Search:
         limits = RolloutLimits.from_config(config)
         if plan is self.training:  # a text with which every episode fails is a bad one
             limits = replace(limits, max_failure_rate=1.0)
-        runner = assembly.make_runner(
-            config,
-            self.served.engine,
-            self.served.template,
-            judge=plan.judge,
-            mode="eval",
-            gateway=gateway,
-            limits=limits,
-        )
         step, self.num_steps = self.num_steps, self.num_steps + 1
         self.steps.setdefault(json.dumps(texts), []).append(step)
         request = RolloutRequest(tasks, step=step, mode="eval", num_repeat=plan.k, numbers=numbers)
         try:
+            runner = assembly.make_runner(
+                config,
+                self.served.engine,
+                self.served.template,
+                judge=plan.judge,
+                mode="eval",
+                gateway=gateway,
+                limits=limits,
+            )
             groups = await runner.rollout(request, on_episode=lambda _: self.on_episode())
         finally:
             gateway.close()

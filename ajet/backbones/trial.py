@@ -47,16 +47,11 @@ async def _try(
     config: AjetConfig, tasks: list[Task], judge: BaseJudge | None, served: LoadedSubject
 ) -> Trial:
     gateway = assembly.make_gateway(config)
-    runner = assembly.make_runner(
-        config,
-        served.engine,
-        served.template,
-        judge=judge,
-        mode="train",
-        gateway=gateway,
-    )
     repeat = config.ajet.rollout.num_repeat
     try:
+        runner = assembly.make_runner(
+            config, served.engine, served.template, judge=judge, mode="train", gateway=gateway
+        )
         await runner.rollout(RolloutRequest(tasks[-1:], 0, "train", repeat))
         started_s = time.perf_counter()
         groups = await runner.rollout(RolloutRequest(tasks, 1, "train", repeat))

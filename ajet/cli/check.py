@@ -47,7 +47,8 @@ def _check(config: "AjetConfig", conf: Path) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from ajet.cli.findings import data_findings, machine_findings, run_findings
+    from ajet.cli.findings import data_findings, engine_findings, run_findings
+    from ajet.cli.machine_findings import machine_findings
     from ajet.cli.notices import show_notices
     from ajet.cli.preflight import check_agents, check_run, cluster_notices
     from ajet.core.error_codes import Code
@@ -87,6 +88,7 @@ def _check(config: "AjetConfig", conf: Path) -> None:
     kinds = WorkflowFactory.from_config(config).classes_for([*tasks, *held_out])
     findings = [
         *run_findings(config, kinds),
+        *engine_findings(config),
         *data_findings(plan, tasks, validation_sample(held_out, config)),
         *machine_findings(config, plan),
     ]

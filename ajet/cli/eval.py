@@ -140,16 +140,18 @@ def evaluate(
 def _files_beside(
     out: Path, compare: tuple[str, str] | None, suite: list[str] | None
 ) -> tuple[Path, ...]:
-    """Returns the files that a comparison, or a table of benchmarks, writes for this `out`."""
+    """Returns the files that a comparison, or a table of benchmarks, writes beside `out`, which is
+    checked already."""
+    files: tuple[Path, ...] = ()
     if compare is not None:
         from ajet.reports.comparison_report import ComparisonReport
 
-        return ComparisonReport.files(out)
-    if suite is not None:
+        files = ComparisonReport.files(out)
+    elif suite is not None:
         from ajet.reports.suite_report import SuiteReport
 
-        return SuiteReport.files(out)
-    return ()
+        files = SuiteReport.files(out)
+    return tuple(file for file in files if file != out)
 
 
 def begin_evaluation(verbose: bool) -> None:

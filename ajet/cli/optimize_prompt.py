@@ -78,10 +78,11 @@ def optimize_prompt(
         raise typer.BadParameter("--reflection-endpoint and --reflection-model go together")
     if checkpoint is not None and endpoint is not None:
         raise typer.BadParameter("give one of --checkpoint and --endpoint")
-    out = out or conf.with_name(f"{conf.stem}_prompt.yaml")
-    if out.suffix not in (".yaml", ".yml"):
+    if out is None:
+        out = conf.with_name(f"{conf.stem}_prompt.yaml")
+        refuse_existing("--out", out, overwrite=overwrite)
+    elif out.suffix not in (".yaml", ".yml"):
         raise typer.BadParameter(f"--out {out}: a config ends in .yaml")
-    refuse_existing("--out", out, overwrite=overwrite)
     import gepa  # noqa: F401 - says which extra is missing before a model is loaded
 
     from ajet.backbones.evaluating import Subject

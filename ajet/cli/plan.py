@@ -63,7 +63,8 @@ def plan(
     without a GPU the engine and the update are measured for some seconds. Exit code 1: it does not
     fit, and the line says which key to set.
     """
-    from ajet.cli.findings import device_findings, stop_at_errors
+    from ajet.cli.finding import stop_at_errors
+    from ajet.cli.findings import device_findings, engine_findings
     from ajet.cli.notices import show_notices
     from ajet.cli.plan_tables import (
         described_gpu,
@@ -88,7 +89,10 @@ def plan(
             title = str(conf) if config.stage is None else f"{conf}, stage {config.stage}"
             size = EpisodeSize.of(config, prompt_tokens, reply_tokens)
             if not gpu:  # which may be another machine's
-                stop_at_errors(device_findings(config))
+                engine = list(engine_findings(config))
+                stop_at_errors([*device_findings(config), *engine])
+                for finding in engine:
+                    typer.echo(str(finding))
             if config.ajet.backbone == "debug" and not (gpu or is_on_gpu(config)):
                 show_local_plan(config, title, size, with_trial=with_trial)
                 continue

@@ -5,6 +5,7 @@
     server                  is it installed?   update            do its settings go together?
     chat_template, resume   are they there?    logger            is its package installed?
     a checkpoint            is it of this model?
+    buffer                  is it on a disk that two commands can share?
 
 `ajet train` and `ajet check` check all of it, `ajet debug` and `ajet eval` only the classes.
 Training stops at errors of findings.py too. Not covered: the data, and making the judge (`ajet
@@ -18,9 +19,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ajet.backbones import runs_on_ray
-from ajet.cli.findings import run_findings, stop_at_errors
+from ajet.cli.finding import stop_at_errors
+from ajet.cli.findings import run_findings
 from ajet.cluster.model_shape import find_config, sizes
 from ajet.cluster.session import require_ray
+from ajet.core.buffer.network_file_system import network_file_system
 from ajet.core.config import AjetConfig
 from ajet.core.config.precision import describe_precision
 from ajet.core.config.trainer import TrainerConfig
@@ -30,7 +33,7 @@ from ajet.core.importing import ARROW, load_attribute, require_method, require_n
 from ajet.core.judge import judge_class, judge_spec
 from ajet.core.judge.judge import BaseJudge, GroupJudge
 from ajet.core.model.template_file import template_file
-from ajet.core.record.run_folder import is_file
+from ajet.core.record.run_folder import RunFolder, is_file
 from ajet.core.record.trace_follower import MODULES
 from ajet.core.record.trackers import PACKAGES, not_installed
 from ajet.core.task.task import Task
@@ -54,6 +57,7 @@ def check_run(config: AjetConfig, *, stops_at_findings: bool = True) -> list[str
     check_classes(config)
     _check_update(config)
     _check_files(config)
+    _check_buffer(config)
     _check_loggers(config.ajet.trainer_common)
     if not stops_at_findings:
         return []
@@ -71,6 +75,25 @@ def _check_update(config: AjetConfig) -> None:
     UpdateSettings.from_config(config, has_gpu=False)
     if config.ajet.trainer_common.algorithm.adv_estimator == "gae":
         CriticSettings.from_config(config, has_gpu=False)
+
+
+def _check_buffer(config: AjetConfig) -> None:
+    """Raises ConfigError if explorer and trainer, as two commands, would share an SQLite database
+    on a network file system: neither knows whether the other is on the same machine."""
+    if config.ajet.backbone != "trinity" or config.trinity.mode not in ("train", "explore"):
+        return
+    url = config.trinity.buffer.url or f"sqlite:///{RunFolder(config.run_folder).buffer_db}"
+    if not url.startswith("sqlite"):
+        return
+    database = Path(url.partition(":///")[2])
+    if (kind := network_file_system(database)) is not None:
+        raise ConfigError(
+            f"trinity.mode={config.trinity.mode}: {database} would be on a network file system "
+            f"({kind}), where SQLite is not safe between two commands: set trinity.buffer.url to a "
+            "PostgreSQL database (postgresql+psycopg://…), or, for two commands on one machine, "
+            "choose a disk of that machine with --exp-dir",
+            code=Code.BUFFER_UNUSABLE,
+        )
 
 
 def _check_server(config: AjetConfig) -> None:

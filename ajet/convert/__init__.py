@@ -6,7 +6,7 @@ classes that are named exist (`ajet check`).
 
     source.py, command_line.py   the file and its overrides, interpolations resolved
     draft.py                     each key in turn: taken, left out with a reason, or unknown
-    roll.py, verl.py, …          one file for each system: tables of keys, conversion of values
+    roll.py, verl.py, …          each system: tables of keys, conversion of values
     refusals.py, yaml_text.py   what our tree refuses is left out too; the text
 """
 

@@ -1,11 +1,13 @@
 """Reads a shell script that starts another system: its config file and its overrides.
 
     export exp=math
+    DATA=(data.train_batch_size=256)
     python -m verl.trainer.main_ppo \\                  entry: the word that holds `verl.`
-        data.train_batch_size=256 \\                    override
+        "${DATA[@]}" \\                                 elements of an array
+        trainer.n_gpus_per_node=8 \\                    override
         trainer.experiment_name=${exp} "$@"             variables of the script are put in
 
-Not covered: loops, conditions, arrays, what a command prints; such a value is unresolved.
+Not covered: what loops and conditions assign, what a command prints; such a value is unresolved.
 """
 
 import re
@@ -21,11 +23,17 @@ from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^}]*))?\})")
+_ARRAY = re.compile(r"([A-Za-z_]\w*)(\+?)=\((.*)", re.DOTALL)
+_ELEMENTS = re.compile(r"\$\{(\w+)\[[@*]\]\}")
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^{}]*))?\})")
+_COMMENT = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.|(?<!\S)\#[^\n]*""", re.DOTALL)
+"""A comment, or what a # is no comment in."""
 _FROM_SHELL = re.compile(r"\$[\w(@*#?!]|\$\{\w+\W*\}|\$\{[^}]*(\[|:-)|`")
 _COMMAND = re.compile(r"\$\([^()\n]*\)")
 _SPACE = "\u00a0"  # keeps $(date +%F) one word
+_DOLLAR = "\ue000"  # a $ that is in a value already, and is not looked at again
 _SEPARATORS = re.compile(r"[;|&\n]+")
+_BLOCK_BEGINS, _BLOCK_ENDS = {"if", "case", "for", "while", "until"}, {"fi", "esac", "done"}
 _KEY = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/-]*")
 
 
@@ -43,21 +51,92 @@ def read_script(path: Path, entry: Sequence[str]) -> CommandLine:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}", code=Code.NOT_CONVERTIBLE) from error
-    variables = {"HOME": "~", "PWD": "."}
+    variables = ScriptVariables()
     for words in _commands(_without_comments(text), path):
-        words = [_filled(word, variables) for word in words]
+        if variables.read_array(words):
+            continue
+        words = variables.expand(words)
         start = next((i for i, word in enumerate(words) if any(e in word for e in entry)), None)
         if start is not None:
             return _command_line(words[start + 1 :])
-        for word in words:
-            if match := _ASSIGNMENT.fullmatch(word):
-                variables[match[1]] = match[2]
+        variables.read(words)
     names = " or ".join(each.strip(".") for each in entry)
     raise ConfigError(
         f"{path}: no command here calls {names}; give the YAML itself, or the script that starts "
         "the training",
         code=Code.NOT_CONVERTIBLE,
     )
+
+
+class ScriptVariables:
+    """The variables and arrays that the script has assigned so far. A name that is assigned within
+    a condition or a loop stands for itself, since only the shell knows its value."""
+
+    def __init__(self) -> None:
+        self._values = {"HOME": "~", "PWD": "."}
+        self._arrays: dict[str, list[str]] = {}
+        self._open: str | None = None  # the array whose elements follow
+        self._depth = 0  # of conditions and loops
+
+    def expand(self, words: Sequence[str]) -> list[str]:
+        """Puts in the values of variables, and the elements of arrays."""
+        expanded: list[str] = []
+        for word in words:
+            array = _ELEMENTS.fullmatch(word)
+            if array is not None and array[1] in self._arrays:
+                expanded += self._arrays[array[1]]
+            else:
+                expanded.append(_filled(word, self._values))
+        return expanded
+
+    def read(self, words: Sequence[str]) -> None:
+        """Takes the assignments of a command, and where a condition or a loop begins or ends."""
+        if _BLOCK_BEGINS & set(words[:2]):  # the second word behind else, do or a pattern
+            self._depth += 1
+        elif _BLOCK_ENDS & set(words[:1]):
+            self._depth = max(0, self._depth - 1)
+        for word in words:
+            if match := _ASSIGNMENT.fullmatch(word):
+                name, value = match.groups()
+                self._values[name] = f"${{{name}}}" if self._depth else value
+
+    def read_array(self, words: Sequence[str]) -> bool:
+        """Takes the elements of an array, which may go on over several lines; returns False if the
+        words are not of one."""
+        if self._open is None:
+            heads = [i for i, word in enumerate(words[:2]) if _ARRAY.fullmatch(word)]
+            if not heads:
+                return False
+            words = self._begin_array(words[heads[0] :])
+        for word in words:
+            element, ends, _ = word.rpartition(")") if _closes(word) else (word, "", "")
+            if element and not self._depth:
+                self._elements.extend(self.expand([element]))
+            if ends:
+                self._open = None
+                break
+        return True
+
+    def _begin_array(self, words: Sequence[str]) -> list[str]:
+        """Returns the first elements of the array that the first word begins."""
+        match = _ARRAY.fullmatch(words[0])
+        assert match is not None
+        name, added, first = match.groups()
+        self._open = name
+        if not added:
+            self._arrays[name] = []
+        if self._depth:
+            self._elements.append(f"${{{name}[@]}}")
+        return [first, *words[1:]]
+
+    @property
+    def _elements(self) -> list[str]:
+        assert self._open is not None
+        return self._arrays.setdefault(self._open, [])
+
+
+def _closes(word: str) -> bool:
+    return word.count(")") > word.count("(")
 
 
 def with_overrides(read: SourceConfig, overrides: Sequence[str]) -> dict[str, str]:
@@ -142,20 +221,25 @@ def _commands(text: str, path: Path) -> list[list[str]]:
 
 
 def _without_comments(text: str) -> str:
+    text = _COMMENT.sub(lambda match: "" if match[0].startswith("#") else match[0], text)
     text = _COMMAND.sub(lambda match: match[0].replace(" ", _SPACE), text)
-    lines = text.replace("$(pwd)", ".").splitlines()
-    return "\n".join("" if line.lstrip().startswith("#") else line for line in lines)
+    return text.replace("$(pwd)", ".")
 
 
 def _filled(word: str, variables: dict[str, str]) -> str:
-    """Replaces `$NAME`, `${NAME}` and `${NAME:-else}`; a name that the script does not set
-    stays."""
+    """Replaces `$NAME`, `${NAME}` and `${NAME:-else}`, the innermost first; a name that the script
+    does not set stays."""
 
     def value(match: re.Match[str]) -> str:
         name, other = match[1] or match[2], match[3]
-        return variables.get(name, match[0] if other is None else other)
+        found = variables.get(name)
+        if other is not None and not found:
+            return other
+        return (match[0] if found is None else found).replace("$", _DOLLAR)
 
-    return _VARIABLE.sub(value, word)
+    while (filled := _VARIABLE.sub(value, word)) != word:
+        word = filled
+    return word.replace(_DOLLAR, "$")
 
 
 def _remove(values: dict[str, Any], key: str) -> None:

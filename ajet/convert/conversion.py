@@ -10,7 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ajet.convert import agentjet, chatlearn, roll, verl
+from ajet.convert import (
+    agentjet,
+    chatlearn,
+    roll,
+    roll_absent,
+    roll_keys,
+    verl,
+    verl_absent,
+    verl_keys,
+)
 from ajet.convert.command_line import CommandLine, read_script, with_overrides
 from ajet.convert.draft import Absent, Conversion, Draft
 from ajet.convert.refusals import drop_refused
@@ -38,12 +47,14 @@ SYSTEMS = {
     "roll": System(
         "ROLL",
         roll.take,
-        roll.ABSENT,
-        roll.DEFAULTS,
+        roll_absent.ABSENT,
+        roll_keys.DEFAULTS,
         ("deepspeed_*",),
         ("start_agentic_pipeline",),
     ),
-    "verl": System("verl", verl.take, verl.ABSENT, verl.DEFAULTS, ("ppo_*trainer",), ("verl.",)),
+    "verl": System(
+        "verl", verl.take, verl_absent.ABSENT, verl_keys.DEFAULTS, ("ppo_*trainer",), ("verl.",)
+    ),
     "chatlearn": System(
         "ChatLearn",
         chatlearn.take,

@@ -44,11 +44,11 @@ async def play_held_out(
     """Returns the episodes of the held-out tasks with the weights as they are."""
     config = parts.config
     gateway, engine = assembly.make_gateway(config), parts.make_engine(version)
-    runner = assembly.make_runner(
-        config, engine, parts.template, judge=judge, mode="eval", gateway=gateway
-    )
     request = RolloutRequest(list(tasks), version, "eval", config.validation_repeats)
     try:
+        runner = assembly.make_runner(
+            config, engine, parts.template, judge=judge, mode="eval", gateway=gateway
+        )
         return await runner.rollout(request)
     finally:
         gateway.close()

@@ -26,7 +26,7 @@ from rich.text import Text
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.core.record.atomic_file import write_output
+from ajet.core.record.atomic_file import is_special_file, write_output
 from ajet.core.record.comparison import Comparison, Pair, PlayedTask, Tasks, compare
 from ajet.core.record.evaluation import IntervalEstimate
 from ajet.reports.recorded_evaluation import RecordedEvaluation
@@ -113,19 +113,21 @@ class ComparisonReport:
         return cls(a.subject, b.subject, parts)
 
     @staticmethod
-    def files(file: Path) -> tuple[Path, Path, Path]:
-        """Returns the JSON, the Markdown and the HTML that are written beside each other."""
-        return file.with_suffix(".json"), file.with_suffix(".md"), file.with_suffix(".html")
+    def files(file: Path) -> tuple[Path, ...]:
+        """Returns the JSON, the Markdown and the HTML that are written beside each other; a device
+        alone, which gets the JSON."""
+        if is_special_file(file):
+            return (file,)
+        return tuple(file.with_suffix(suffix) for suffix in (".json", ".md", ".html"))
 
     def write(self, file: Path) -> tuple[Path, ...]:
         """Writes the files, and returns them."""
         from ajet.reports.comparison_html import as_html
 
-        plain, table, page = self.files(file)
-        write_output(plain, self.as_json())
-        write_output(table, self.as_markdown())
-        write_output(page, as_html(self))
-        return plain, table, page
+        files, contents = self.files(file), (self.as_json(), self.as_markdown(), as_html(self))
+        for each, content in zip(files, contents, strict=False):
+            write_output(each, content)
+        return files
 
     def as_json(self) -> str:
         parts = [

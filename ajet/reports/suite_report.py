@@ -22,7 +22,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ajet.core.record.atomic_file import write_output
+from ajet.core.record.atomic_file import is_special_file, write_output
 from ajet.core.record.evaluation import IntervalEstimate, paired_difference
 from ajet.reports.evaluation_report import EvaluationReport
 
@@ -66,16 +66,16 @@ class SuiteReport:
         return self.results[0].report.subject
 
     @staticmethod
-    def files(file: Path) -> tuple[Path, Path]:
-        """Returns the JSON file, and that of the table in Markdown beside it."""
-        return file, file.with_suffix(".md")
+    def files(file: Path) -> tuple[Path, ...]:
+        """Returns the JSON file, and that of the table in Markdown beside it; a device alone."""
+        return (file,) if is_special_file(file) else (file, file.with_suffix(".md"))
 
     def write(self, file: Path) -> tuple[Path, ...]:
-        """Writes both files, and returns them."""
-        file, table = self.files(file)
-        write_output(file, self.as_json())
-        write_output(table, self.as_markdown())
-        return file, table
+        """Writes the files, and returns them."""
+        files = self.files(file)
+        for each, content in zip(files, (self.as_json(), self.as_markdown()), strict=False):
+            write_output(each, content)
+        return files
 
     def as_json(self) -> str:
         suites = [_plain(result) for result in self.results]

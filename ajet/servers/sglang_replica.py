@@ -51,6 +51,7 @@ from ajet.core.weight_sync.manifest import (
     WeightsError,
     WeightSource,
 )
+from ajet.core.weight_sync.unused_memory import release_unused_memory
 from ajet.servers.environment import server_package, version_numbers
 from ajet.servers.process import ServerProcess
 from ajet.servers.replica import LOAD_S, ServedModel, ServerReplica
@@ -387,16 +388,6 @@ def copies_of(
         with closing(source.tensors()) as incoming:
             for info, tensor in incoming:
                 yield info, (tensor,)
-
-
-def release_unused_memory() -> None:
-    """Gives memory of the GPU that this process no longer uses to the server beside it; what the
-    server had open is kept until it is collected."""
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.ipc_collect()
-        torch.cuda.empty_cache()
 
 
 def serialized_tensors(tensors: list[tuple[str, Tensor]]) -> str:

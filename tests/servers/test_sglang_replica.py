@@ -13,7 +13,7 @@ from torch.multiprocessing import reductions
 from ajet.core.errors import ModelError
 from ajet.core.inference.replica import ReplicaDown
 from ajet.core.weight_sync.adapters import Adapters
-from ajet.core.weight_sync.broadcast import BroadcastSender, HandoverReceiver
+from ajet.core.weight_sync.broadcast import BroadcastSender
 from ajet.core.weight_sync.folder import WeightFolder
 from ajet.core.weight_sync.live import LiveSource
 from ajet.core.weight_sync.manifest import WeightsError
@@ -22,6 +22,7 @@ from ajet.servers.process import free_port
 from ajet.servers.replica import ServedModel
 from ajet.servers.sglang import SglangServerArgs
 from ajet.servers.sglang_replica import SglangReplica
+from tests.handover import two_senders
 from tests.replica_contract import CONTRACT, LONG, MAX_LEN, PROMPT, SHORT, VOCAB, Bench, tiny_model
 from tests.sglang_server import Serving, SglangStandIn
 
@@ -288,11 +289,7 @@ async def test_each_worker_of_a_server_gets_the_tensors_on_its_own_gpu(models, t
     stand_in, serving, bench = _bench(models, tmp_path)
     replica = SglangReplica("r0", serving.url, ServedModel("m", VOCAB, MAX_LEN), num_workers=2)
     sent = {name: tensor.detach() for name, tensor in models[1].named_parameters()}
-    shapes = {name: tuple(tensor.shape) for name, tensor in sent.items()}
-    senders = [BroadcastSender("127.0.0.1", backend="ipc", timeout_s=30) for _ in range(2)]
-    for sender in senders:
-        sender.hold(5, shapes, sent.items)
-    source = HandoverReceiver(tuple(sender.receivers(5, 1)[0] for sender in senders))
+    senders, source = two_senders(5, sent)
     with serving:
         sending = [asyncio.create_task(asyncio.to_thread(sender.send)) for sender in senders]
         report = await replica.load_weights(source, 5)

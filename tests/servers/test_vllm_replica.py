@@ -8,7 +8,6 @@ adapter.
 
 import asyncio
 import os
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -22,13 +21,14 @@ from ajet.core.inference.replica import ReplicaDown
 from ajet.core.learning.teacher_server import ServerAddress, TeacherServer
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.weight_sync.adapters import FACTOR_A, FACTOR_B, Adapters, with_adapter
-from ajet.core.weight_sync.broadcast import BroadcastSender, HandoverReceiver
+from ajet.core.weight_sync.broadcast import BroadcastSender
 from ajet.core.weight_sync.folder import WeightFolder
 from ajet.core.weight_sync.manifest import Manifest, TensorInfo, WeightsError
 from ajet.servers.process import ServerProcess, free_port
 from ajet.servers.replica import ServedModel
 from ajet.servers.vllm import VllmServerArgs, start_vllm
 from ajet.servers.vllm_replica import VllmReplica, request_body
+from tests.handover import two_senders
 from tests.replica_contract import CONTRACT, MAX_LEN, PROMPT, SHORT, VOCAB, Bench, save, tiny_model
 
 PYTHON = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
@@ -152,7 +152,6 @@ async def test_broadcast_weights_sample_at_once_and_those_that_do_not_fit_leave_
 
 @needs_vllm
 async def test_each_of_two_workers_is_handed_the_weights_by_a_sender_of_its_own(tmp_path):
-    """The senders go on to the next tensor together, as trainer ranks do that gather it."""
     models = [tiny_model(0), tiny_model(1)]
     path = save(models[0], tmp_path / "model")
     args = VllmServerArgs(
@@ -163,17 +162,7 @@ async def test_each_of_two_workers_is_handed_the_weights_by_a_sender_of_its_own(
     )
     bench = Bench(replica, models, WeightFolder(tmp_path / "weights"))
     sent = {name: tensor.detach() for name, tensor in models[1].named_parameters()}
-    gathering = threading.Barrier(2, timeout=60)
-
-    def gathered():
-        for name, tensor in sent.items():
-            gathering.wait()
-            yield name, tensor
-
-    senders = [BroadcastSender("127.0.0.1", backend="ipc", timeout_s=60) for _ in range(2)]
-    for sender in senders:
-        sender.hold(1, {name: tuple(tensor.shape) for name, tensor in sent.items()}, gathered)
-    source = HandoverReceiver(tuple(sender.receivers(1, 1)[0] for sender in senders))
+    senders, source = two_senders(1, sent, timeout_s=60)
     try:
         bench.assert_sampled_by(0, await replica.generate(PROMPT, SHORT, "handed/0000"))
         sending = [asyncio.create_task(asyncio.to_thread(sender.send)) for sender in senders]

@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -17,7 +16,6 @@ from ajet.core.weight_sync.adapters import Adapters
 from ajet.core.weight_sync.broadcast import (
     BroadcastReceiver,
     BroadcastSender,
-    HandoverReceiver,
     open_store,
 )
 from ajet.core.weight_sync.folder import WeightFolder
@@ -25,6 +23,7 @@ from ajet.core.weight_sync.group import BroadcastGroup
 from ajet.core.weight_sync.manifest import TensorInfo
 from ajet.servers.process import free_port
 from ajet.servers.vllm import EXTENSION_FOLDER, WORKER_EXTENSION
+from tests.handover import two_senders
 
 ROOT = Path(__file__).parents[2]
 MODULE, CLASS = WORKER_EXTENSION.split(".")
@@ -206,20 +205,9 @@ def test_a_worker_receives_a_broadcast_with_the_rank_it_has_among_its_servers(wo
 def test_each_worker_of_a_server_is_handed_the_weights_by_the_rank_on_its_gpu(
     make_worker, tmp_path
 ):
-    """The two senders go on to the next tensor together, as ranks do that gather it."""
     sent = {"weight": torch.arange(6.0).reshape(3, 2), "scale": torch.ones(3)}
     model = WeightFolder(tmp_path / "model").write(0, sent.items())
-    gathering = threading.Barrier(2, timeout=30)
-
-    def gathered():
-        for name, tensor in sent.items():
-            gathering.wait()
-            yield name, tensor
-
-    senders = [BroadcastSender("127.0.0.1", backend="ipc", timeout_s=30) for _ in range(2)]
-    for sender in senders:
-        sender.hold(7, {name: tuple(tensor.shape) for name, tensor in sent.items()}, gathered)
-    source = HandoverReceiver(tuple(sender.receivers(7, 1)[0] for sender in senders))
+    senders, source = two_senders(7, sent)
     memberships, path = json.dumps(source.memberships()), str(model.path)
     workers = [make_worker(0), make_worker(1)]
     with ThreadPoolExecutor(4) as pool:

@@ -10,6 +10,8 @@
     supervised.jsonl    chats with calls of other functions, for the supervised stage
     leaks.json          how similar what is trained is to what is measured, at most
 
+Files that are there are replaced with --overwrite alone.
+
 No question of test, parallel or irrelevance has a near-duplicate (near_duplicates.py) or a
 function name in train or supervised: simple_python is divided by clusters of such tasks, and
 whatever else is too similar is left out.
@@ -39,6 +41,7 @@ from tutorial.example_function_calling.near_duplicates import (
     word_pairs,
 )
 
+NAMES = ("train", "test", "parallel", "irrelevance", "supervised")
 LIMIT = 0.3
 """Questions at least as similar as this count as near-duplicates."""
 NUM_HELD_OUT = 100
@@ -200,8 +203,8 @@ def write(out: Path) -> dict[str, Any]:
     every = [row for rows in measured.values() for row in rows]
     supervised = supervised_rows(Known.of(every))
     files = {"train": train, **measured, "supervised": [as_chat(row) for row in supervised]}
-    for name, rows in files.items():
-        write_jsonl(out / f"{name}.jsonl", rows)
+    for name in NAMES:
+        write_jsonl(out / f"{name}.jsonl", files[name])
     report = {"limit": LIMIT, "rows": {name: len(rows) for name, rows in files.items()}}
     for name, rows in {"train": train, "supervised": supervised}.items():
         known = Known.of(rows)
@@ -214,7 +217,13 @@ def main() -> None:
     """Writes the files and prints the report."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="the folder to write")
-    print(json.dumps(write(parser.parse_args().out), indent=2))
+    parser.add_argument("--overwrite", action="store_true", help="replace files that are there")
+    args = parser.parse_args()
+    files = [*(args.out / f"{name}.jsonl" for name in NAMES), args.out / "leaks.json"]
+    there = [file for file in files if file.exists()]
+    if there and not args.overwrite:
+        parser.error(f"--out: {there[0]} is there already; add --overwrite to replace it")
+    print(json.dumps(write(args.out), indent=2))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ r"""Writes the tutorial's files from GSM8K.
     train.jsonl         the other 2,473 training problems, for reinforcement learning
     test.jsonl          the 1,319 test problems, of which nothing is trained
 
+Files that are there are replaced with --overwrite alone.
+
 GSM8K's solutions are calculations in words, in which <<48/2=24>> marks what a calculator would be
 asked, and whose last line is `#### 72`. The marks are left out, for nothing calculates here, and
 the last line becomes the box that the judge looks for.
@@ -22,6 +24,7 @@ from ajet.core.task.jsonl import write_jsonl
 from ajet.sources.prepare import DataRecipe
 from ajet.suites.gsm8k import INSTRUCTION
 
+NAMES = ("supervised", "train", "test")
 NUM_SUPERVISED = 5000
 SEED = 0
 
@@ -50,8 +53,8 @@ def write(out: Path, source: Path | None) -> dict[str, int]:
         "test": recipe.rows("test"),
     }
     out.mkdir(parents=True, exist_ok=True)
-    for name, found in files.items():
-        write_jsonl(out / f"{name}.jsonl", found)
+    for name in NAMES:
+        write_jsonl(out / f"{name}.jsonl", files[name])
     return {name: len(found) for name, found in files.items()}
 
 
@@ -60,7 +63,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="the folder to write")
     parser.add_argument("--from", dest="source", type=Path, help="files with train and test rows")
+    parser.add_argument("--overwrite", action="store_true", help="replace files that are there")
     args = parser.parse_args()
+    there = [file for name in NAMES if (file := args.out / f"{name}.jsonl").exists()]
+    if there and not args.overwrite:
+        parser.error(f"--out: {there[0]} is there already; add --overwrite to replace it")
     for name, count in write(args.out, args.source).items():
         print(f"{args.out / name}.jsonl: {count:,} rows")
 

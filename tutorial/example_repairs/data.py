@@ -2,11 +2,13 @@
 
 python -m tutorial.example_repairs.data        # data/train.jsonl: 24 tasks; data/test.jsonl: 8
 
+Files that are there are replaced with --overwrite alone.
 A held-out task has a function that no task of training has. Every draw follows from SEED.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 from pathlib import Path
@@ -161,10 +163,16 @@ def _rows(function: Function) -> list[dict]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--overwrite", action="store_true", help="replace files that are there")
+    args = parser.parse_args()
+    files = [FOLDER / "train.jsonl", FOLDER / "test.jsonl"]
+    there = [file for file in files if file.exists()]
+    if there and not args.overwrite:
+        parser.error(f"{there[0]} is there already; add --overwrite to replace it")
     FOLDER.mkdir(exist_ok=True)
-    for name, rows in zip(("train", "test"), tasks(), strict=True):
-        lines = "".join(f"{json.dumps(row)}\n" for row in rows)
-        (FOLDER / f"{name}.jsonl").write_text(lines, "utf-8")
+    for file, rows in zip(files, tasks(), strict=True):
+        file.write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
 
 
 if __name__ == "__main__":

@@ -77,23 +77,23 @@ async def _run(
     live = LiveTranscripts(console, template, num_parallel=num_parallel)
     engine = assembly.make_engine(config, loaded, template, on_tokens=live.on_tokens)
     gateway = assembly.make_gateway(config)
-    runner = assembly.make_runner(
-        config,
-        engine,
-        template,
-        judge=judge,
-        mode="train",
-        gateway=gateway,
-        debug=True,
-        limits=limits,
-        observe=live.begin,
-    )
 
     def show(trajectory: Trajectory) -> None:
         if trajectory.status is not EpisodeStatus.ABORTED:  # ended by the error of another episode
             live.end(trajectory)
 
     try:
+        runner = assembly.make_runner(
+            config,
+            engine,
+            template,
+            judge=judge,
+            mode="train",
+            gateway=gateway,
+            debug=True,
+            limits=limits,
+            observe=live.begin,
+        )
         groups = await runner.rollout(
             RolloutRequest(tasks, step=0, mode="train", num_repeat=1), on_episode=show
         )

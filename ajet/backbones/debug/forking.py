@@ -41,7 +41,7 @@ from ajet.core.record.episode_reader import EpisodeRecord
 from ajet.core.record.fork_folder import FORK_JSON, recorded_trajectory, write_forks
 from ajet.core.record.recorded_run import RecordedRun
 from ajet.core.rollout.admission import AdmittedEpisodes
-from ajet.core.rollout.episode import OnError
+from ajet.core.rollout.attempt import OnError
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.task.workflow_task import WorkflowTask
 from ajet.core.trajectory.trajectory import Trajectory
@@ -110,25 +110,25 @@ class Forking:
             answers_of_episodes.update({plan.episode_id: answers for plan in plans})
         gateway = assembly.make_gateway(self.config)
         limits = RolloutLimits.from_config(self.config)
-        runner = assembly.make_runner(
-            self.config,
-            forked,
-            self.template,
-            judge=self.judge,
-            mode=point.plan.mode,
-            gateway=gateway,
-            limits=replace(limits, failure_policy="mask"),  # no second attempts
-            on_error=lambda error: (
-                None
-                if forked.departure is not None or self.on_error is None
-                else self.on_error(error)
-            ),
-        )
-        episodes = AdmittedEpisodes(
-            plans, lambda plan, slot: runner.rerun(plan, slot, self.sampling)
-        )
-        forked.on_departure = episodes.stop
         try:
+            runner = assembly.make_runner(
+                self.config,
+                forked,
+                self.template,
+                judge=self.judge,
+                mode=point.plan.mode,
+                gateway=gateway,
+                limits=replace(limits, failure_policy="mask"),  # no second attempts
+                on_error=lambda error: (
+                    None
+                    if forked.departure is not None or self.on_error is None
+                    else self.on_error(error)
+                ),
+            )
+            episodes = AdmittedEpisodes(
+                plans, lambda plan, slot: runner.rerun(plan, slot, self.sampling)
+            )
+            forked.on_departure = episodes.stop
             runner.admission.admit(episodes)
             results = await episodes.results()
         finally:

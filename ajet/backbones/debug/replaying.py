@@ -30,7 +30,7 @@ from ajet.core.judge import make_judge
 from ajet.core.judge.judge import GroupJudge
 from ajet.core.record.episode_reader import EpisodeRecord
 from ajet.core.record.recorded_run import RecordedRun
-from ajet.core.rollout.episode import OnError
+from ajet.core.rollout.attempt import OnError
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.task.reader import make_reader
@@ -65,19 +65,19 @@ def replay_episode(
     )
     judge = make_judge(config)
     gateway = assembly.make_gateway(config)
-    runner = assembly.make_runner(
-        config,
-        engine,
-        run.template,
-        judge=judge,
-        mode=plan.mode,
-        gateway=gateway,
-        limits=_limits(config, record),
-        on_error=lambda error: None if engine.stopped or on_error is None else on_error(error),
-    )
-    if before is not None:
-        before(WorkflowFactory.from_config(config).class_for(plan.task))
     try:
+        runner = assembly.make_runner(
+            config,
+            engine,
+            run.template,
+            judge=judge,
+            mode=plan.mode,
+            gateway=gateway,
+            limits=_limits(config, record),
+            on_error=lambda error: None if engine.stopped or on_error is None else on_error(error),
+        )
+        if before is not None:
+            before(WorkflowFactory.from_config(config).class_for(plan.task))
         trajectory = run_bounded(_run(runner, plan, engine))
     finally:
         gateway.close()

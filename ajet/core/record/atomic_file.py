@@ -30,9 +30,14 @@ def write_output(path: Path, content: str | bytes) -> None:
         _write(path, content)
 
 
+def is_special_file(path: Path) -> bool:
+    """Tells whether this is a device or a pipe, which is written to and has no files beside it."""
+    return path.exists() and not path.is_file()
+
+
 def _write(path: Path, content: str | bytes) -> None:
     content = content.encode() if isinstance(content, str) else content
-    if path.exists() and not path.is_file():
+    if is_special_file(path):
         path.write_bytes(content)
         return
     path = Path(os.path.realpath(path))  # a link stays one, such as /dev/stdout

@@ -16,7 +16,7 @@ class RolloutLimits(EpisodeLimits):
     """Holds the limits of one episode and those of the whole rollout.
 
     `episode_timeout_s` counts from the start of the workflow, without the time in which the
-    in-process engine makes it wait (see episode.py); `max_wave_wait_s` bounds how long a wave waits
+    in-process engine makes it wait (see attempt.py); `max_wave_wait_s` bounds how long a wave waits
     for one of its calls (watch.py). A workflow that still runs `cancel_grace_s`
     after it was cancelled is abandoned. `failure_policy` (see failure.py) says what happens to a
     failed episode; `max_retries` belongs to ``retry``. The run fails when more than

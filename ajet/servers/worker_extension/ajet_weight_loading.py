@@ -6,7 +6,7 @@
 `--worker-extension-cls` names the class here. vLLM's Python finds this file by PYTHONPATH, which is
 the folder of this file alone: the packages beside ajet must not take the place of vLLM's. So it
 imports nothing but torch, safetensors and vLLM, and loads files of ajet, which import torch alone,
-by their paths: core/weight_sync/group.py, checksum.py and adapters.py.
+by their paths: core/weight_sync/group.py, checksum.py, adapters.py and unused_memory.py.
 
 Before the first byte changes, names and shapes are checked: they must be those of the weights that
 the worker holds (their list is stored at the first load, which compares with the model's own
@@ -108,7 +108,7 @@ class WeightLoading:
         except DoNotFitError as error:
             return {"error": f"weights of version {version}: {error}"}
         finally:
-            release_unused_memory()
+            load_file("unused_memory.py").release_unused_memory()
         return loaded | {"version": int(version), "seconds": time.perf_counter() - started}
 
     def _ajet_load(
@@ -208,16 +208,6 @@ class Broadcast:
         if end["end"] != version:
             raise DoNotFitError(f"version {end['end']} came")
         return end["checksum"]
-
-
-def release_unused_memory() -> None:
-    """Gives back the GPU memory that a load used: the cache of keys and values, which is about to
-    be allocated, does not come from torch's unused memory."""
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.ipc_collect()
-        torch.cuda.empty_cache()
 
 
 def load_file(name: str) -> Any:

@@ -107,7 +107,7 @@ def test_fastest_is_decided_where_the_config_is_read(tmp_path, monkeypatch, ther
 
 
 def test_bfloat16_without_instructions_is_a_warning_that_says_what_to_set(tmp_path, monkeypatch):
-    monkeypatch.setattr("ajet.cli.findings._has_gpu", lambda config: False)
+    monkeypatch.setattr("ajet.cli.findings.has_gpu", lambda config: False)
     monkeypatch.setattr("ajet.core.config.precision.has_bfloat16_instructions", lambda: False)
     named = config_of(tmp_path, "ajet.model.dtype=bfloat16", backbone="debug")
     (found,) = (each for each in run_findings(named, []) if "precision" in each.text)

@@ -1,0 +1,30 @@
+"""Defines a finding: one line about a config, which `ajet check` shows."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from ajet.core.error_codes import Code
+from ajet.core.errors import ConfigError
+
+Level = Literal["ok", "warning", "error"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Holds one line about the config: what is asked for, and what to do if that cannot be. An
+    error has its kind."""
+
+    level: Level
+    text: str
+    code: Code | None = None
+
+    def __str__(self) -> str:
+        return f"{self.level}: {self.text}{f' [{self.code}]' if self.code else ''}"
+
+
+def stop_at_errors(findings: Iterable[Finding]) -> None:
+    """Raises ConfigError for the first finding that is an error."""
+    for finding in findings:
+        if finding.level == "error":
+            raise ConfigError(finding.text, code=finding.code)

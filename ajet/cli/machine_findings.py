@@ -1,0 +1,187 @@
+"""Compares what the numbers of a config need with what this machine has: packages, open files,
+processes, memory, /dev/shm and disk.
+
+The needs are estimates from the config and the model's sizes. Not covered: what a workflow itself
+opens, and the memory of GPUs (`ajet plan`).
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from ajet.backbones import runs_on_ray
+from ajet.cli.finding import Finding, Level
+from ajet.cluster.machine import machine_memory, number_in
+from ajet.cluster.memory_estimate import GIB, checkpoint_bytes
+from ajet.cluster.model_shape import ModelShape, model_shape
+from ajet.core.config import AjetConfig
+from ajet.core.config.precision import BYTES, dtype_on, state_dtype
+from ajet.core.descriptors import descriptor_limit, descriptors_needed
+from ajet.core.error_codes import Code
+from ajet.core.error_text import extra_advice
+from ajet.core.errors import ModelError
+from ajet.core.run.batch_plan import BatchPlan
+
+PROCESSES_PER_PROGRAM = 2
+"""A program in the sandbox and what it starts."""
+MAX_PROGRAMS = 64
+"""Programs that the sandbox runs at a time (SandboxPool's default)."""
+BASE_PROCESSES = 64
+
+
+def machine_findings(config: AjetConfig, plan: BatchPlan) -> list[Finding]:
+    """Returns what this machine has for the numbers of the config. Runs on Ray are planned by
+    `ajet plan`; of them only open files, processes, disk and /dev/shm are compared."""
+    episodes = min(config.ajet.rollout.max_env_worker, plan.max_episodes_per_step)
+    shape = _shape(config)
+    found = [*_package_findings(), _files_finding(episodes), _processes_finding(episodes)]
+    if shape is None:
+        found.append(
+            Finding("ok", "memory and disk: cannot be told, the model's sizes are not known here")
+        )
+        return found
+    found.append(_disk_finding(config, shape))
+    if runs_on_ray(config):
+        found += _shm_findings(config, shape)
+    elif not has_gpu(config):
+        found.append(_memory_finding(config, shape))
+    return found
+
+
+def has_gpu(config: AjetConfig) -> bool:
+    """Tells whether the config may compute on a GPU of this machine."""
+    return Path("/dev/nvidiactl").exists() and config.ajet.model.device != "cpu"
+
+
+def _package_findings() -> list[Finding]:
+    """Returns a warning where the packages that train are not installed."""
+    missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
+    if not missing:
+        return []
+    named = " and ".join(missing)
+    advice = extra_advice(missing[0])
+    return [Finding("warning", f"packages: a run needs {named}, which this lacks: {advice}")]
+
+
+def _shape(config: AjetConfig) -> ModelShape | None:
+    """Returns the sizes of the model; None where they are not at hand or not of a known family."""
+    try:
+        return model_shape(config.ajet.model.path or "")
+    except ModelError:
+        return None
+
+
+def _files_finding(episodes: int) -> Finding:
+    needed = descriptors_needed(episodes)
+    return _compared(
+        f"open files: about {needed:,} for {episodes:,} episodes at a time",
+        needed,
+        descriptor_limit(),
+        "raise the hard limit (ulimit -Hn) or lower rollout.max_env_worker",
+        level="warning",
+        is_count=True,
+    )
+
+
+def _processes_finding(episodes: int) -> Finding:
+    programs = min(episodes, MAX_PROGRAMS)
+    needed = BASE_PROCESSES + PROCESSES_PER_PROGRAM * programs
+    limits = _limit_of_processes()
+    pids = number_in(Path("/sys/fs/cgroup/pids.max"))
+    limits += [pids] if pids is not None else []
+    return _compared(
+        f"processes: about {needed:,}, if {programs} episodes run a program in the sandbox",
+        needed,
+        min(limits) if limits else None,
+        "raise ulimit -u or the container's pids limit, or lower rollout.max_env_worker",
+        level="warning",
+        is_count=True,
+    )
+
+
+def _limit_of_processes() -> list[int]:
+    """Returns the limit of this user's processes, if there is one that holds for it."""
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows
+        return []
+    soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    return [soft] if soft != resource.RLIM_INFINITY and os.getuid() else []
+
+
+def _disk_finding(config: AjetConfig, shape: ModelShape) -> Finding:
+    trainer = config.ajet.trainer_common
+    kept = trainer.max_checkpoints_to_keep
+    one = checkpoint_bytes(shape, trainer.lora.total_rank)
+    folder = config.run_folder.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return _compared(
+        f"disk: about {_size(one * (kept + 1))} for {kept} checkpoints of {_size(one)} and one "
+        "that is being written",
+        one * (kept + 1),
+        shutil.disk_usage(folder).free,
+        f"free some of {folder}, lower trainer_common.max_checkpoints_to_keep or give another "
+        "--exp-dir",
+    )
+
+
+def _memory_finding(config: AjetConfig, shape: ModelShape) -> Finding:
+    trainer = config.ajet.trainer_common
+    rank = trainer.lora.total_rank
+    dtype = dtype_on(config, gpu=False)
+    size, wide = BYTES[dtype], BYTES[state_dtype(dtype)]
+    trained = shape.lora_parameters(rank) if rank else shape.parameters
+    has_reference = not rank and (trainer.use_kl_loss or trainer.algorithm.use_kl_in_reward)
+    masters = wide if size < wide else 0
+    needed = size * shape.parameters * (2 if has_reference else 1)
+    needed += (masters + 3 * wide) * trained  # a gradient and AdamW's two moments
+    return _compared(
+        f"memory: at least {_size(needed)} for weights, gradients, AdamW and the reference",
+        needed,
+        machine_memory(),
+        "take a smaller model, model.dtype=bfloat16 or lora.rank",
+    )
+
+
+def _shm_findings(config: AjetConfig, shape: ModelShape) -> Iterator[Finding]:
+    """Yields whether /dev/shm has room for what lies there; nothing where nothing does."""
+    from ajet.cluster.capacity import shared_memory
+
+    part = shared_memory(config, shape)
+    needed = round(part.gib * GIB)
+    if not needed:
+        return
+    yield _compared(
+        f"/dev/shm: about {_size(needed)} for {part.note}",
+        needed,
+        shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0,
+        "give the container more (docker run --shm-size)",
+        level="warning",
+    )
+
+
+def _compared(
+    what: str,
+    needed: int,
+    there: int | None,
+    fix: str,
+    *,
+    level: Level = "error",
+    is_count: bool = False,
+) -> Finding:
+    """Returns ok where there is enough; a finding of this level with its remedy where there is
+    not. Amounts are bytes unless `is_count`."""
+    if there is None:
+        return Finding("ok", f"{what}; no limit is set")
+    shown = f"{there:,}" if is_count else _size(there)
+    if needed <= there:
+        return Finding("ok", f"{what}; there are {shown}")
+    code = Code.MACHINE_TOO_SMALL if level == "error" else None
+    return Finding(level, f"{what}; there are {shown}: {fix}", code)
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.1f} MB"

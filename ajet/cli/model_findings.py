@@ -1,0 +1,166 @@
+"""Finds what is wrong with the model that a config names, without loading it.
+
+    embedded:NAME            is there such a model in this package?
+    a folder, a .gguf        are weights, tokenizer and chat template there?
+    a name on the Hub        are they in the cache of this machine? the Hub itself is not asked
+
+Not covered: the model's sizes and what they need (machine_findings.py).
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from difflib import get_close_matches
+from importlib.util import find_spec
+from pathlib import Path
+
+from ajet.cli.finding import Finding
+from ajet.cluster.gguf_header import GgufHeader
+from ajet.cluster.model_shape import EMBEDDED
+from ajet.core.config import AjetConfig
+from ajet.core.error_codes import Code
+from ajet.core.error_text import extra_advice
+from ajet.core.errors import ModelError
+
+API_MODEL = re.compile(
+    r"(openai/|anthropic/|google/)?"
+    r"(gpt-[345]|chatgpt|o[134](-|$)|claude|gemini|deepseek-(chat|reasoner)$|"
+    r"qwen-(max|plus|turbo|long)|grok-|mistral-(large|medium|small)-latest)"
+)
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+WEIGHTS = ("*.safetensors", "*.bin")
+NO_TOKENIZER = "no tokenizer (tokenizer.json)"
+
+
+def model_findings(config: AjetConfig) -> Iterator[Finding]:
+    """Yields whether `ajet.model.path` leads to weights, a tokenizer and a chat template."""
+    path = config.ajet.model.path or ""
+    where = f"ajet.model.path: {path}"
+    if path.startswith("embedded:"):
+        yield from _embedded_findings(path, config)
+        return
+    local = Path(path).expanduser()
+    if local.is_dir():
+        yield from _folder_findings(local, config)
+    elif local.is_file():
+        yield _gguf_finding(local, where)
+    elif API_MODEL.match(path):
+        yield Finding(
+            "error",
+            f"{where}: this is the name of a model behind an API, and ajet trains open weights: "
+            "give a folder or a name on the Hub, such as Qwen/Qwen2.5-0.5B-Instruct",
+            Code.MODEL_NOT_FOUND,
+        )
+    elif path.startswith((".", "/", "~")) or path.count("/") > 1 or path.endswith(".gguf"):
+        yield Finding(
+            "error",
+            f"{where}: no such file or folder ({local.absolute()})",
+            Code.MODEL_NOT_FOUND,
+        )
+    else:
+        yield _hub_finding(path, where, config.ajet.model.chat_template is not None)
+
+
+def _embedded_findings(path: str, config: AjetConfig) -> Iterator[Finding]:
+    name = path.removeprefix("embedded:")
+    known = sorted(file.parent.name for file in EMBEDDED.glob("*/config.json"))
+    if name in known:
+        yield from _folder_findings(EMBEDDED / name, config)
+        return
+    close = get_close_matches(name, known, 1)
+    names = ", ".join(f"embedded:{each}" for each in known)
+    hint = f"did you mean 'embedded:{close[0]}'?" if close else f"there are {names}"
+    problem = f"ajet.model.path: {path}: no such model in this package; {hint}"
+    yield Finding("error", problem, Code.MODEL_NOT_FOUND)
+
+
+def _folder_findings(folder: Path, config: AjetConfig) -> Iterator[Finding]:
+    where = f"ajet.model.path: {folder}"
+    missing = []
+    if not (folder / "config.json").is_file():
+        missing.append("no config.json")
+    if not any(any(folder.glob(pattern)) for pattern in WEIGHTS):
+        missing.append("no weights (*.safetensors)")
+    if not any((folder / name).is_file() for name in TOKENIZERS):
+        missing.append(NO_TOKENIZER)
+    if missing:
+        yield Finding(
+            "error",
+            f"{where}: {', '.join(missing)}; give a folder as transformers saves",
+            Code.NO_TOKENIZER if missing == [NO_TOKENIZER] else Code.MODEL_NOT_FOUND,
+        )
+    elif config.ajet.model.chat_template is None and not _has_template(folder):
+        yield Finding(
+            "error",
+            f"{where}: its tokenizer has no chat template; give ajet.model.chat_template",
+            Code.NO_CHAT_TEMPLATE,
+        )
+    else:
+        yield Finding("ok", f"{where}: weights, tokenizer and chat template are there")
+
+
+def _gguf_finding(file: Path, where: str) -> Finding:
+    if file.suffix != ".gguf":
+        problem = f"{where}: a file, but not a .gguf: give the folder around it"
+        return Finding("error", problem, Code.MODEL_NOT_FOUND)
+    try:
+        GgufHeader.of(file)
+    except ModelError as error:
+        return Finding("error", f"{where}: {error}", Code.MODEL_NOT_LOADED)
+    if find_spec("gguf") is None:
+        advice = f"reading GGUF needs a package: {extra_advice('gguf')}"
+        return Finding("error", f"{where}: {advice}", Code.PACKAGE_MISSING)
+    return Finding("ok", f"{where}: a GGUF file; its tokenizer and template are read with it")
+
+
+def _has_template(folder: Path) -> bool:
+    if any((folder / name).exists() for name in ("chat_template.jinja", "chat_template.json")):
+        return True
+    try:
+        content = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and bool(content.get("chat_template"))
+
+
+def _hub_finding(path: str, where: str, has_own_template: bool) -> Finding:
+    """Looks into the Hub's cache on this machine alone."""
+    if find_spec("huggingface_hub") is None:
+        return Finding(
+            "warning",
+            f"{where}: no folder here; taken for a name on the Hub, whose cache on this machine "
+            f"cannot be read: {extra_advice('huggingface_hub')}",
+        )
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        cached = try_to_load_from_cache(path, "config.json")
+    except HFValidationError as error:
+        reason = f"no folder, and no name on the Hub: {' '.join(str(error).split())}"
+        if "$" in path:
+            reason = "a variable of the environment is written as ${oc.env:NAME}"
+        problem = f"{where}: {reason}"
+        return Finding("error", problem, Code.MODEL_NOT_FOUND)
+    if not isinstance(cached, str):
+        return Finding(
+            "warning",
+            f"{where}: no folder here; taken for a name on the Hub, not in this machine's cache: "
+            "it will be downloaded; the Hub was not asked for its tokenizer and template",
+        )
+    snapshot, missing = Path(cached).parent, []
+    if not any((snapshot / name).is_file() for name in TOKENIZERS):
+        missing.append("tokenizer")
+    if not has_own_template and not _has_template(snapshot):
+        missing.append("chat template")
+    if missing:
+        return Finding(
+            "warning",
+            f"{where}: a name on the Hub, in the cache of this machine without its "
+            f"{' and '.join(missing)}: a start needs the network, or ajet.model.chat_template",
+        )
+    return Finding(
+        "ok",
+        f"{where}: a name on the Hub, in the cache of this machine with tokenizer and "
+        "chat template",
+    )

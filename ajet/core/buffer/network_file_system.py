@@ -1,0 +1,49 @@
+"""Tells whether a path is on a network file system, from the mounts of this process (Linux).
+
+    36 35 0:52 /runs /mnt/runs rw,noatime shared:1 - nfs4 10.0.0.5:/export rw,vers=4.2
+                     ^ mount point                   ^ type
+
+SQLite's write-ahead log is an index in memory that its processes share, so they must be on one
+machine, and its documentation says that it does not work over a network file system
+(https://sqlite.org/wal.html).
+
+Not covered: other systems than Linux; 9p and virtiofs, which are a sandbox's or a virtual machine's
+own disk as often as a network's; a disk of this machine that others mount from it.
+"""
+
+from pathlib import Path, PurePath
+
+TYPES = {
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "lustre", "gpfs", "beegfs",
+    "glusterfs", "pvfs2", "ocfs2", "gfs2", "fuse.sshfs", "fuse.glusterfs", "fuse.ceph",
+    "fuse.ceph-fuse", "fuse.juicefs", "fuse.s3fs", "fuse.rclone", "fuse.gcsfuse",
+    "fuse.mountpoint-s3",
+}  # fmt: skip
+MOUNTS = Path("/proc/self/mountinfo")
+ESCAPES = {r"\040": " ", r"\011": "\t", r"\012": "\n", r"\134": "\\"}
+
+
+def network_file_system(path: Path) -> str | None:
+    """Returns the type of the network file system that the path is on; None where it is on none,
+    or where that is not known. The path itself need not be there."""
+    try:
+        mounts = MOUNTS.read_text("utf-8", "surrogateescape")
+    except OSError:
+        return None
+    kind = file_system_type(path.resolve(), mounts)
+    return kind if kind in TYPES else None
+
+
+def file_system_type(path: PurePath, mounts: str) -> str:
+    """Returns the type of the file system that an absolute path is on, from the text of
+    `mountinfo`: of the mount points above it the longest, and of several mounts there the last."""
+    found, longest = "", -1
+    for line in mounts.splitlines():
+        left, _, right = line.partition(" - ")
+        point = left.split(" ")[4]
+        for escape, letter in ESCAPES.items():
+            point = point.replace(escape, letter)
+        depth = len(PurePath(point).parts)
+        if depth >= longest and path.is_relative_to(point):
+            found, longest = right.partition(" ")[0], depth
+    return found

@@ -1,0 +1,276 @@
+"""Runs one attempt at an episode: the workflow, once, to its end.
+
+An attempt ends in one of these ways:
+
+    returns a WorkflowOutput     -> ok (truncated, if a limit refused a call on the way)
+    raises                       -> truncated, env_error or agent_error (failure.py)
+    runs past its deadline       -> timeout; it is cancelled, and abandoned if it does not end
+    is stopped by a person       -> stopped, between two calls of the model (stops.py); likewise
+
+The deadline counts the workflow's own seconds. Waiting for an endpoint that computes in waves does
+not count: there it waits for other episodes, and one that hangs would time out all of them. Nor
+does what a workflow spends in `ModelTuner.pause_deadline`.
+
+The workflow runs as a task of its own, so neither swallowing a cancellation (AgentScope's agents
+do) nor calling `sys.exit` reaches the rollout. A plain `def execute` runs in a thread, where it may
+block; a thread cannot be cancelled, so after its deadline it is abandoned.
+
+An `async def execute` that waits for the model or its environment without `await` would block the
+event loop of all episodes. It is found out at that call: the attempt ends there, and says that it
+must be made again in a thread of its own, as all later ones of its class.
+
+Not covered: other code that blocks the event loop (``time.sleep``) blocks all episodes and cannot
+be interrupted; who makes attempts, and judges them (episode.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+from loguru import logger
+
+from ajet.core.activity import Activity, in_call
+from ajet.core.error_text import first_line, message_of, one_line
+from ajet.core.errors import BlockingCall
+from ajet.core.judge.verdict import checked_output
+from ajet.core.rollout.failure import status_of
+from ajet.core.rollout.limits import RolloutLimits
+from ajet.core.rollout.stops import Stop
+from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
+from ajet.core.trajectory.base_recorder import BaseRecorder
+from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
+from ajet.core.workflow.bridge import run_in_thread
+from ajet.core.workflow.tuner import ModelTuner
+from ajet.core.workflow.workflow import Workflow
+
+MIN_WAIT_S = 0.01
+STOPPED = "the run was stopped"
+OnError = Callable[[BaseException], None]
+_abandoned_tasks: set[asyncio.Task[Any]] = set()
+"""Holds workflows that ignore cancellation, so that they are not collected while they run."""
+
+
+class TaskEnvironment(Protocol):
+    """Manages the environment of one episode; the end of the ``async with`` releases it."""
+
+    async def begin(self, workflow_task: WorkflowTask) -> WorkflowTask:
+        """Makes the environment and returns the task with the environment's first messages."""
+        ...
+
+    async def __aenter__(self) -> Any: ...
+    async def __aexit__(self, *_: object) -> None: ...
+
+
+class Attempt:
+    """Runs one workflow once, from its first line to its end or its deadline. `run` returns a
+    trajectory that is not judged yet."""
+
+    def __init__(
+        self,
+        workflow: Workflow,
+        workflow_task: WorkflowTask,
+        recorder: BaseRecorder,
+        tuner: ModelTuner,
+        *,
+        limits: RolloutLimits,
+        debug: bool,
+        environment: TaskEnvironment | None,
+        on_error: OnError,
+        blocking: set[type[Workflow]],
+    ) -> None:
+        """`blocking` holds the classes that have blocked the event loop: the attempt adds its
+        own."""
+        self._workflow = workflow
+        self._workflow_task = workflow_task
+        self._recorder = recorder
+        self._tuner = tuner
+        self._limits = limits
+        self._debug = debug
+        self._environment = environment
+        self._on_error = on_error
+        self._started_s = time.perf_counter()
+        self._has_ended = False
+        self._blocking = blocking
+        self._in_thread = False
+        self._has_blocked = False
+        self.must_run_in_thread = False
+        recorder.on_blocking = self._note_blocking
+        self._stop: Stop | None = None
+        self._stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def activity(self) -> Activity:
+        """Returns what the attempt does now."""
+        return self._recorder.activity
+
+    def stop(self, stop: Stop) -> bool:
+        """Ends the attempt between two calls of the model; returns False once it has ended."""
+        if self._has_ended:
+            return False
+        self._stop = stop
+        self._recorder.stop_after(stop.num_calls, self._stopped_now)
+        return True
+
+    def _stopped_now(self) -> None:
+        if not self._stopped.done():
+            self._stopped.set_result(None)
+
+    async def run(self) -> Trajectory:
+        """Runs the workflow in a task of its own and waits for its end or its deadline."""
+        self.activity.enter()
+        task = asyncio.create_task(self._execute())
+        self.activity.runs_in(task)
+        timeout_s = self._limits.episode_timeout_s
+        try:
+            await self._wait(task)
+        except asyncio.CancelledError:
+            await self._cancel(task)
+            return self._end(EpisodeStatus.ABORTED, STOPPED)
+        if self._stop is not None and self._stopped.done():
+            await self._cancel(task)
+            return self._end(self._stop.status, self._stop.reason)
+        if not task.done():
+            await self._cancel(task)
+            where = "ajet.rollout.episode_timeout_s"
+            return self._end(
+                EpisodeStatus.TIMEOUT, f"not finished within {timeout_s:g} s ({where})"
+            )
+        error = _error_of(task)
+        if isinstance(error, BlockingCall):
+            self._note_blocking()
+        if self._has_blocked:
+            self.must_run_in_thread = True
+            return self._end(EpisodeStatus.AGENT_ERROR, "it blocked the event loop")
+        return (
+            self._trajectory_of_result(task.result())
+            if error is None
+            else self._trajectory_of_error(error)
+        )
+
+    async def _wait(self, task: asyncio.Task[Any]) -> None:
+        """Returns when the workflow is over or stopped, or has used up its own time."""
+        timeout_s = self._limits.episode_timeout_s
+        ends = {task, self._stopped}
+        if timeout_s is None:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            return
+        while not task.done() and not self._stopped.done():
+            waited_s = self._recorder.wave_wait_s + self._recorder.paused_s
+            used_s = time.perf_counter() - self._started_s - waited_s
+            if used_s >= timeout_s:
+                return
+            left_s = max(timeout_s - used_s, MIN_WAIT_S)
+            await asyncio.wait(ends, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _execute(self) -> Any:
+        try:
+            if self._environment is not None:
+                with in_call("its environment, which is made"):
+                    self._workflow_task = await self._environment.begin(self._workflow_task)
+            execute, arguments = self._workflow.execute, (self._workflow_task, self._tuner)
+            is_async = inspect.iscoroutinefunction(execute)
+            self._in_thread = not is_async or type(self._workflow) in self._blocking
+            if is_async and self._in_thread:
+                execute = partial(_run_with_own_loop, execute)
+            result: Any = (
+                await run_in_thread(execute, *arguments, is_workflow=True)
+                if self._in_thread
+                else execute(*arguments)
+            )
+            return await result if inspect.isawaitable(result) else result
+        except SystemExit as error:
+            raise RuntimeError(f"the workflow called sys.exit({error.code!r})") from error
+
+    def _note_blocking(self) -> None:
+        """Notes that the workflow blocks the event loop, unless it is in a thread: then another
+        one does."""
+        if self._in_thread:
+            return
+        self._has_blocked = True
+        kind = type(self._workflow)
+        if kind not in self._blocking:
+            self._blocking.add(kind)
+            logger.warning(
+                "{}.execute is async and waits without await, which would hold up all other "
+                "episodes: each of its episodes runs in a thread of its own; `def execute` says so",
+                kind.__name__,
+            )
+
+    def _trajectory_of_result(self, result: Any) -> Trajectory:
+        try:
+            output = checked_output(result, type(self._workflow).__name__)
+        except Exception as error:  # a subclass of WorkflowOutput may do anything
+            if self._debug:
+                raise
+            return self._end(EpisodeStatus.AGENT_ERROR, first_line(message_of(error)))
+        cut = self._recorder.truncation
+        return self._end(EpisodeStatus.TRUNCATED if cut else EpisodeStatus.OK, cut, output)
+
+    def _trajectory_of_error(self, error: BaseException) -> Trajectory:
+        if self._recorder.truncation is not None:
+            output = _output_so_far(self._recorder)
+            return self._end(EpisodeStatus.TRUNCATED, self._recorder.truncation, output)
+        refusal = self._recorder.refused_request
+        reason = f"the gateway answered {refusal}" if refusal is not None else None
+        if reason is not None:
+            BaseException.add_note(
+                error, reason
+            )  # a client over plain HTTP may have fallen over the answer
+        if self._debug:
+            raise error
+        self._on_error(error)
+        if self._recorder.endpoint_fault is not None:
+            fault = f"the endpoint failed: {self._recorder.endpoint_fault}"
+            return self._end(EpisodeStatus.ENV_ERROR, fault)
+        said = one_line(error)
+        return self._end(status_of(error), f"{said}; {reason}" if reason else said)
+
+    async def _cancel(self, task: asyncio.Task[Any]) -> None:
+        self._recorder.close()
+        task.cancel()
+        _abandoned_tasks.add(task)
+        task.add_done_callback(_consume_exception)
+        await asyncio.wait({task}, timeout=self._limits.cancel_grace_s)
+
+    def _end(
+        self, status: EpisodeStatus, error: str | None, output: WorkflowOutput | None = None
+    ) -> Trajectory:
+        self._has_ended = True
+        self._recorder.close()
+        self._tuner.close()
+        turns = self._recorder.turns
+        timings = {
+            "workflow_s": time.perf_counter() - self._started_s,
+            "model_s": sum(turn.ended_s - turn.started_s for turn in turns),
+        }
+        plan, own = self._workflow_task, self._tuner.own_task
+        plan = plan if own is None else replace(plan, task=own)
+        return Trajectory(plan, turns, status, output=output, error=error, timings=timings)
+
+
+def _output_so_far(recorder: BaseRecorder) -> WorkflowOutput:
+    """Returns an output for a workflow that a limit stopped before it returned: its last reply, for
+    the judge."""
+    reply = recorder.turns[-1].reply["content"] if recorder.turns else ""
+    return WorkflowOutput(metadata={"final_answer": reply, "truncated": True})
+
+
+def _run_with_own_loop(execute: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> Any:
+    """Runs an async `execute` in this thread, on an event loop of its own."""
+    return asyncio.run(execute(*arguments))
+
+
+def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
+    return RuntimeError("the workflow cancelled itself") if task.cancelled() else task.exception()
+
+
+def _consume_exception(task: asyncio.Task[Any]) -> None:
+    _abandoned_tasks.discard(task)
+    if not task.cancelled():
+        task.exception()  # marks it as retrieved: the episode is over
