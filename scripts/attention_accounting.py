@@ -134,9 +134,10 @@ class _Norm(torch.autograd.Function):
         return torch.empty_like(x), torch.empty_like(weight), None
 
 
-def count(decoder: Decoder, forest: Forest, plan: AttentionPlan) -> LaunchCounter:
-    """Counts a forward and a backward pass."""
-    counter = LaunchCounter()
+def forward(
+    decoder: Decoder, forest: Forest, plan: AttentionPlan, counter: LaunchCounter
+) -> Tensor:
+    """Returns the hidden states of a forward pass, whose norms it counts."""
 
     def norm(module: Any, x: Tensor) -> Tensor:
         return _Norm.apply(x, module.weight, counter)  # type: ignore[no-any-return]
@@ -145,8 +146,14 @@ def count(decoder: Decoder, forest: Forest, plan: AttentionPlan) -> LaunchCounte
         return tree_attention(q, k, v, plan)
 
     ids, positions = (torch.empty(len(forest), dtype=torch.int64, device=META) for _ in range(2))
-    with counter, patch("ajet.core.model.decoder.rms_norm", norm):
-        decoder(ids, positions, attend).sum().backward()
+    with patch("ajet.core.model.decoder.rms_norm", norm):
+        return decoder(ids, positions, attend)
+
+
+def count(decoder: Decoder, forest: Forest, plan: AttentionPlan) -> LaunchCounter:
+    """Counts a forward and a backward pass."""
+    with LaunchCounter() as counter:
+        forward(decoder, forest, plan, counter).sum().backward()
     return counter
 
 

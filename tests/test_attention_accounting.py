@@ -1,14 +1,18 @@
 """What the passes of a large model ask of a GPU, without one (scripts/attention_accounting.py)."""
 
+import numpy as np
 import pytest
+import torch
 
 from ajet.core.update.layouts.trie import trie_of_rows
 from ajet.core.update.layouts.varlen_plan import VarlenPlan
 from scripts.attention_accounting import (
     BATCHES,
     META,
+    LaunchCounter,
     count,
     decoder_of_7b,
+    forward,
     needed_pairs,
     planned_pairs,
 )
@@ -21,3 +25,27 @@ def test_both_passes_of_28_layers_take_at_most_3000_launches_and_no_pair_too_man
     one, two = (count(decoder_of_7b(layers), forest, plan).launches for layers in (1, 2))
     assert one + 27 * (two - one) <= 3000
     assert planned_pairs(forest) == needed_pairs(forest)
+
+
+def kept_bytes(num_layers, num_tokens):
+    """The bytes that a forward pass keeps for the backward pass, without the weights."""
+    decoder, forest = decoder_of_7b(num_layers), trie_of_rows([np.arange(num_tokens)])
+    kept = {}
+
+    def keep(tensor):
+        whole = tensor if tensor._base is None else tensor._base  # a view is kept with its whole
+        if not isinstance(whole, torch.nn.Parameter):
+            kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    plan = VarlenPlan.of(forest, META)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        forward(decoder, forest, plan, LaunchCounter())
+    return sum(kept.values())
+
+
+def test_a_layer_keeps_what_the_plan_counts_and_the_log_sum_exps():
+    # tests/cluster/test_cluster_plan.py has the formula: 4 x 3584 + 2 x 3584 + 2 x 512 + 4 x 18944
+    # values of bfloat16 for each token; and a float32 for each of 28 heads
+    found = kept_bytes(2, num_tokens=100) - kept_bytes(1, num_tokens=100)
+    assert found == 100 * (2 * 98_304 + 4 * 28)
