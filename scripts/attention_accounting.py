@@ -174,15 +174,20 @@ def counting() -> Iterator[LaunchCounter]:
         yield counter
 
 
-def count(decoder: Decoder, forest: Forest, plan: AttentionPlan) -> LaunchCounter:
-    """Counts a forward and a backward pass."""
+def forward(decoder: Decoder, forest: Forest, plan: AttentionPlan) -> Tensor:
+    """Returns the hidden states of a forward pass."""
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return tree_attention(q, k, v, plan)
 
     ids, positions = (torch.empty(len(forest), dtype=torch.int64, device=META) for _ in range(2))
+    return decoder(ids, positions, attend)
+
+
+def count(decoder: Decoder, forest: Forest, plan: AttentionPlan) -> LaunchCounter:
+    """Counts a forward and a backward pass."""
     with counting() as counter:
-        decoder(ids, positions, attend).sum().backward()
+        forward(decoder, forest, plan).sum().backward()
     return counter
 
 

@@ -1,6 +1,8 @@
 """What the passes of a large model ask of a GPU, without one (scripts/attention_accounting.py)."""
 
+import numpy as np
 import pytest
+import torch
 
 from ajet.cluster.one_gpu_plan import LAUNCHES
 from ajet.core.model.decoder import Decoder
@@ -12,7 +14,9 @@ from scripts.attention_accounting import (
     META,
     CountedGraph,
     count,
+    counting,
     decode_launches,
+    forward,
     model_of_7b,
     needed_pairs,
     planned_pairs,
@@ -37,3 +41,27 @@ def test_a_replayed_decode_step_takes_4_launches_however_many_layers_and_groups_
     assert two - one >= LAUNCHES
     if decode is DECODES[0]:
         assert two - one == LAUNCHES  # those that `ajet plan` counts
+
+
+def kept_bytes(num_layers, num_tokens):
+    """The bytes that a forward pass keeps for the backward pass, without the weights."""
+    decoder, forest = Decoder(model_of_7b(num_layers)), trie_of_rows([np.arange(num_tokens)])
+    kept = {}
+
+    def keep(tensor):
+        whole = tensor if tensor._base is None else tensor._base  # a view is kept with its whole
+        if not isinstance(whole, torch.nn.Parameter):
+            kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    plan = VarlenPlan.of(forest, META)
+    with counting(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        forward(decoder, forest, plan)
+    return sum(kept.values())
+
+
+def test_a_layer_keeps_what_the_plan_counts_and_the_log_sum_exps():
+    # tests/cluster/test_cluster_plan.py has the formula: 4 x 3584 + 2 x 3584 + 2 x 512 + 4 x 18944
+    # values of bfloat16 for each token; and a float32 for each of 28 heads
+    found = kept_bytes(2, num_tokens=100) - kept_bytes(1, num_tokens=100)
+    assert found == 100 * (2 * 98_304 + 4 * 28)

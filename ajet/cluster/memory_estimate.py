@@ -66,7 +66,7 @@ class EngineMemoryInputs:
     tensor_parallel: int = 1
     share: float = 0.6
     max_model_len: int = 18000
-    max_num_seqs: int = 10
+    max_num_seqs: int = 64
     value_bytes: int = 2
 
 
@@ -220,7 +220,7 @@ def engine_memory_inputs(config: AjetConfig, *, gpu: bool = True) -> EngineMemor
         tensor_parallel=rollout.tensor_model_parallel_size,
         share=config.gpu_memory_utilization,
         max_model_len=rollout.max_model_len,
-        max_num_seqs=rollout.max_num_seqs,
+        max_num_seqs=rollout.num_server_seqs,
         value_bytes=BYTES[dtype_on(config, gpu=gpu)],
     )
 

@@ -55,7 +55,7 @@ class ServerSettings:
             dtype=dtype_on(config, gpu=device != "cpu"),
             tensor_parallel_size=1 if is_alone else rollout.tensor_model_parallel_size,
             max_model_len=rollout.max_model_len,
-            max_num_seqs=rollout.max_num_seqs,
+            max_num_seqs=rollout.num_server_seqs,
             gpu_memory_utilization=config.gpu_memory_utilization,
             seed=config.ajet.seed,
             deterministic=rollout.deterministic,

@@ -210,7 +210,9 @@ SETTINGS: dict[str, Row] = {
         },
     ),
     # Episodes.
-    f"{R}.max_env_worker": Row(7, {"limits.max_env_worker": 7, "request.max_episodes": 7}),
+    f"{R}.max_env_worker": Row(
+        7, {"limits.max_env_worker": 7, "request.max_episodes": 7, "server.max_num_seqs": 7}
+    ),
     f"{R}.max_model_len": Row(7, {"limits.max_model_len": 7, "server.max_model_len": 7}),
     f"{R}.multi_turn.max_steps": Row(7, {"limits.max_steps": 7}),
     f"{R}.episode_timeout_s": Row(7.0, {"limits.episode_timeout_s": 7.0}),

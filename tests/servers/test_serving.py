@@ -5,6 +5,7 @@ import sys
 import pytest
 import torch
 
+from ajet.cluster.memory_estimate import engine_memory_inputs
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
 from ajet.core.inference.router import RouterSettings
@@ -123,6 +124,23 @@ def test_a_vllm_server_gets_every_setting(config):
     assert on_cpu.environment()["VLLM_SERVER_DEV_MODE"] == "1"
     asked = sglang.SglangServerArgs.from_config(asked, device="cuda", **options)
     assert (asked.max_model_len, asked.max_num_seqs, asked.seed) == (777, 33, 9)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], 64),  # the default of max_env_worker
+        (["ajet.rollout.max_env_worker=100"], 100),
+        (["ajet.rollout.max_env_worker=2000"], 256),
+        (["ajet.rollout.max_env_worker=2000", "ajet.rollout.max_num_seqs=512"], 512),
+    ],
+)
+def test_a_server_and_its_plan_run_all_episodes_at_once_up_to_256(config, overrides, expected):
+    asked = config("ajet.backbone=verl", *overrides)
+    options = {"model_path": "/m", "port": 8100, "python": "py", "device": "cuda"}
+    for args in (vllm.VllmServerArgs, sglang.SglangServerArgs):
+        assert args.from_config(asked, **options).max_num_seqs == expected
+    assert engine_memory_inputs(asked).max_num_seqs == expected
 
 
 @pytest.mark.parametrize(("backbone", "share"), [("verl", 0.3), ("trinity", 0.7)])

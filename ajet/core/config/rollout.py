@@ -9,6 +9,9 @@ from ajet.core.config.inference import InferenceServerConfig, RouterConfig
 from ajet.core.config.section import NoEffect, NotBuilt, Section
 
 IN_PROCESS = ("debug",)
+MAX_NUM_SEQS = 256
+"""The sequences of an inference server where the config names no number, at most: each costs the
+server some memory, and what does not fit into the cache waits in any case."""
 Check = Literal["nonsense", "wrong_toolcall", "format_type_1", "non_ascii"]
 PARSER_ALIASES = {
     "llama3_json": "llama3",
@@ -320,8 +323,11 @@ class RolloutConfig(Section):
         "list(range(0,8)); null leaves the choice.",
     )
     agent: AgentConfig = Field(default=AgentConfig(), description="Processes that run agents.")
-    max_num_seqs: int = Field(
-        default=10, ge=1, description="Sequences that an inference server runs at once."
+    max_num_seqs: int | None = Field(
+        default=None,
+        ge=1,
+        description="Sequences that an inference server runs at once; null is max_env_worker, at "
+        f"most {MAX_NUM_SEQS}.",
     )
     enable_oversample: bool = Field(
         default=False,
@@ -333,6 +339,11 @@ class RolloutConfig(Section):
     step_skip_action: Annotated[int, NotBuilt("every turn is sampled by the model")] = Field(
         default=0, ge=0, description="First turns of an episode that skip the model."
     )
+
+    @property
+    def num_server_seqs(self) -> int:
+        """Returns the sequences that an inference server runs at once."""
+        return self.max_num_seqs or min(self.max_env_worker, MAX_NUM_SEQS)
 
     @model_validator(mode="before")
     @classmethod

@@ -116,6 +116,7 @@ def test_a_large_models_fused_step_is_the_plain_one_and_goes_on_from_its_state()
     for is_large in (False, True):
         model = model_with_grads(is_large)
         optimizer = ModelOptimizer(model, settings)
+        assert optimizer._adamw.defaults["fused"] == is_large
         optimizer.step()
         again = model_with_grads(is_large)
         other = ModelOptimizer(again, settings)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 
 import pytest
@@ -220,6 +221,17 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "w").write_text("no folder")
     with pytest.raises(WeightsError, match=r"^weights of version 1: .*/w: Not a directory$"):
         folder.write(1, _tensors().items())
+
+
+def test_a_shard_for_which_there_is_no_room_is_one_line_and_leaves_nothing(tmp_path):
+    folder, before = WeightFolder(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, before[1]))
+    try:
+        with pytest.raises(WeightsError, match=r"^weights of version 1: .* cannot be written: .*$"):
+            folder.write(1, [("w", torch.ones(1 << 12))])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_shard_is_on_disk_before_the_next_one_is_collected(tmp_path):
