@@ -172,11 +172,14 @@ def run_split(
     project_dir: Path | None,
 ) -> None:
     """Measures the subject on a split of the config's own tasks, and shows the report."""
-    from ajet.backbones import make_debug_backbone
+    from ajet.core.rollout.gc_thresholds import infrequent_gc
 
+    with infrequent_gc():  # most objects that torch and transformers make stay
+        from ajet.backbones.evaluating import evaluate_subject
     config = loaded_config(conf, overrides, subject, project_dir)
     with episode_progress() as (on_start, on_episode):
-        report = make_debug_backbone(config).evaluate(
+        report = evaluate_subject(
+            config,
             subject,
             split=split,
             num_tasks=num_tasks,

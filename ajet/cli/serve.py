@@ -62,7 +62,7 @@ def serve(
         from ajet.cli.serve_learning import serve_learning
 
         return serve_learning(conf, options, backbone, exp_dir, project_dir, flags, verbose)
-    from ajet.backbones import has_explorer_elsewhere, make_backbone, runs_on_ray
+    from ajet import backbones
     from ajet.cli.notices import show_notices
     from ajet.cli.preflight import check_run
     from ajet.cli.ray_flags import serve_or_check, session_settings
@@ -83,16 +83,16 @@ def serve(
     notices = [*config.notices, *check_run(config), *flags.notices(config.ajet.backbone)]
     show_notices(notices)
     session = session_settings(flags, debug=None)
-    if runs_on_ray(config) and serve_or_check(config, session):
+    if backbones.runs_on_ray(config) and serve_or_check(config, session):
         return
     gateway = None
-    if not has_explorer_elsewhere(config):
+    if not backbones.has_explorer_elsewhere(config):
         key = server_key()
         gateway = make_exchange_gateway(config, key)
         typer.echo(_address(gateway.listen(), config, key))
     interrupt = Interrupt()
     try:
-        summary = make_backbone(config, session, interrupt, gateway).fit()
+        summary = backbones.fit(config, session, interrupt, gateway)
     except RunComplete as complete:
         typer.echo(complete.with_code())
         return

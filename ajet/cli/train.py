@@ -67,7 +67,7 @@ def train(
     on; twice stops at once. Exit code 0: done, 1: an error in one line, 2: wrong usage, 130:
     stopped by Ctrl-C before the end, 143: by SIGTERM.
     """
-    from ajet.backbones import make_backbone, runs_on_ray
+    from ajet import backbones
     from ajet.backbones.stages import fit_stages, run_folder_of
     from ajet.cli.notices import show_notices
     from ajet.cli.preflight import check_run
@@ -96,18 +96,18 @@ def train(
         said = [*config.notices, *found, *flags.notices(config.ajet.backbone)]
         show_notices([*title, *said] if said else [])
     session = session_settings(flags, debug)
-    if runs_on_ray(stages[0]) and serve_or_check(stages[0], session):
+    if backbones.runs_on_ray(stages[0]) and serve_or_check(stages[0], session):
         return
     interrupt = Interrupt()
 
     def fit(config: "AjetConfig") -> "RunSummary | None":
         with _logview(with_logview, config.run_folder):
             try:
-                return make_backbone(config, session, interrupt).fit()
+                return backbones.fit(config, session, interrupt)
             except RunChanged as changed:
                 if not sys.stdin.isatty():
                     raise
-                return make_backbone(_answered(config, changed), session, interrupt).fit()
+                return backbones.fit(_answered(config, changed), session, interrupt)
 
     shown = [shown_override(each, stages[0].ajet.not_secret) for each in overrides or []]
     try:

@@ -26,14 +26,31 @@ from ajet.core.bounded_loop import run_bounded
 from ajet.core.buffer.journal import Journal
 from ajet.core.config import AjetConfig
 from ajet.core.errors import RunFailed
-from ajet.core.interrupt import Interrupt
+from ajet.core.interrupt import Interrupt, catch_interrupts
 from ajet.core.judge import make_judge
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.summary import RunSummary
 from ajet.core.rollout.request import step_of_group
+from ajet.core.run.start import open_run
 from ajet.core.terminal import Console
 from ajet.core.trajectory.trajectory import Group
 from ajet.exchange.gateway import ExchangeGateway
+
+
+def fit_debug(
+    config: AjetConfig,
+    console: Console | None = None,
+    *,
+    interrupt: Interrupt | None = None,
+    gateway: ExchangeGateway | None = None,
+) -> RunSummary:
+    """Trains to the last step in this process, from the newest checkpoint if there is one. With
+    `gateway`, clients run the episodes."""
+    with (
+        open_run(config, assembly.read_tasks(config)) as folder,
+        catch_interrupts(interrupt) as interrupt,
+    ):
+        return DebugTraining(config, folder, interrupt, console or Console(), gateway).fit()
 
 
 class DebugTraining:
