@@ -30,7 +30,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from loguru import logger
 
@@ -44,6 +44,7 @@ from ajet.core.buffer.buffer import (
     step_and_number,
 )
 from ajet.core.buffer.staleness import PartialRollout
+from ajet.core.config import AjetConfig
 from ajet.core.rollout.batch import BatchRollout, BatchSettings, StepGroups, group_result
 from ajet.core.rollout.failure import check_failure_rate, has_failed
 from ajet.core.rollout.request import RolloutRunner, group_id_of, step_of_group
@@ -65,6 +66,16 @@ class ExplorerSettings:
     total_steps: int
     max_failure_rate: float
     partial_rollout: PartialRollout = "continue"
+
+    @classmethod
+    def from_config(cls, config: AjetConfig, total_steps: int) -> Self:
+        """Reads the settings from the config."""
+        return cls(
+            batch=BatchSettings.from_config(config),
+            total_steps=total_steps,
+            max_failure_rate=config.ajet.rollout.max_failure_rate,
+            partial_rollout=config.trinity.partial_rollout,
+        )
 
     @property
     def groups_per_step(self) -> int:
