@@ -32,14 +32,18 @@ def run_comparison(
     from ajet.core.rollout.gc_thresholds import infrequent_gc
 
     with infrequent_gc():  # most objects that torch and transformers make stay
-        from ajet.backbones.comparing import OPTION, compare_evaluations, is_recorded
         from ajet.backbones.evaluating import evaluate_subject
-        from ajet.backbones.evaluating_suites import as_subject, measure_suites
+        from ajet.backbones.evaluating_suites import (
+            as_subject,
+            compare_evaluations,
+            is_recorded,
+            measure_suites,
+        )
 
     measured = [name for name in sides if not is_recorded(name)]
     if measured and suites is None and conf is None:
         raise typer.BadParameter(
-            f"{OPTION}: {measured[0]!r} is no JSON file of an earlier --out, so it is measured: "
+            f"--compare: {measured[0]!r} is no JSON file of an earlier --out, so it is measured: "
             "give --conf, or a benchmark with --suite"
         )
 

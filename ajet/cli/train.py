@@ -69,21 +69,18 @@ def train(
     """
     from ajet import backbones
     from ajet.backbones.stages import fit_stages, run_folder_of
-    from ajet.cli.notices import show_notices
+    from ajet.cli.notices import begin_command, show_notices
     from ajet.cli.preflight import check_run
     from ajet.cli.ray_flags import RayFlags, serve_or_check, session_settings
     from ajet.core.config import load_stages
     from ajet.core.config.redacted import shown_override
     from ajet.core.config.stages import errors_of_stage
-    from ajet.core.descriptors import raise_descriptor_limit
     from ajet.core.errors import RunChanged, RunComplete
     from ajet.core.interrupt import Interrupt
-    from ajet.core.record.screen_log import begin_screen_log
     from ajet.core.terminal import Console
     from ajet.reports.summary_table import print_stages, print_summary
 
-    begin_screen_log(verbose)
-    raise_descriptor_limit()
+    begin_command(verbose)
     resumes = [] if resume is None else [f"ajet.trainer_common.resume={_resume(resume)}"]
     accepts = [ACCEPT] if accept_changes else []
     options = [*(overrides or []), *resumes, *accepts, *_for_debugger(debug)]

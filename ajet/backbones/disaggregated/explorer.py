@@ -336,15 +336,12 @@ class Explorer:
     def _replace_if_no_signal(self, item: FinishedGroup) -> FinishedGroup:
         """Returns a group without signal as one that is not counted, so that another group begins
         for it, as long as the step may have more rounds."""
-        rounds = self.settings.batch.max_rounds
+        rounds, members = self.settings.batch.max_rounds, item.group.trajectories
         allowed = (rounds - 1) * self.settings.groups_per_step * (self._versions.trained + 1)
-        if not self._has_no_signal(item) or self.counts["left_out"] >= allowed:
+        has_signal = item.group.valid or all(t.left_out != "dynamic_sampling" for t in members)
+        if has_signal or self.counts["left_out"] >= allowed:
             return item
         return FinishedGroup(item.index, item.group, item.baselines, is_counted=False)
-
-    def _has_no_signal(self, item: FinishedGroup) -> bool:
-        members = item.group.trajectories
-        return not item.group.valid and any(t.left_out == "dynamic_sampling" for t in members)
 
     def _check_failures(self, step: int, rollout: StepGroups) -> None:
         """Raises RunFailed when too many episodes of one step have failed."""

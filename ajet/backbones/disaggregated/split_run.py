@@ -397,7 +397,8 @@ class ExplorerCommand:
             await explorer.pause()
             await self._load(found)
         except WeightsError:
-            if found.path.exists() and self._latest_weights(attempt) == found:
+            latest = _published_weights(self._current_buffer().read_notes(), attempt)
+            if found.path.exists() and latest == found:
                 raise
             # Removed by newer weights or another attempt: loaded at the next poll. Until then the
             # engines may hold requests, so no group begins which the next pause would wait for.
@@ -407,9 +408,6 @@ class ExplorerCommand:
         explorer.resume()
         versions.publish(found.version)
         return True
-
-    def _latest_weights(self, attempt: str) -> FolderSource | None:
-        return _published_weights(self._current_buffer().read_notes(), attempt)
 
     @staticmethod
     def _write_notes(

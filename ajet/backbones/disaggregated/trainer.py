@@ -157,7 +157,10 @@ class Trainer:
             self._sync_metrics = await self._publish(step)
         metrics |= {**self._sync_metrics, **staleness_metrics(ages), **self._buffer_metrics(taken)}
         self._sync_metrics = {}
-        self._add_ages(ages)
+        if self._buffer.bound.max_staleness:
+            total = self._run.state.staleness
+            for age, number in ages.items():
+                total[str(age)] = total.get(str(age), 0) + number
         self._run.record_step(step, rollout, update, metrics)
         if is_due and self._saves_first:
             await self._run.save_if_due()
@@ -219,12 +222,6 @@ class Trainer:
                 )
             ages += own
         return ages
-
-    def _add_ages(self, ages: Counter[int]) -> None:
-        if self._buffer.bound.max_staleness:
-            total = self._run.state.staleness
-            for age, number in ages.items():
-                total[str(age)] = total.get(str(age), 0) + number
 
     def _buffer_metrics(self, taken: TakenBatch) -> dict[str, float]:
         counts = self._buffer.counts()

@@ -48,7 +48,6 @@ class RequestStats:
 
     num_requests: int = 0
     num_retries: int = 0
-    num_continued: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -101,7 +100,7 @@ class RoutedEndpoint(ModelEndpoint):
                     async with self._assigned(request) as replica:
                         piece = await replica.generate(ids, rest, full_id)
                 except RequestGivenUp:
-                    return _joined(sampled, _empty_completion(ids))
+                    return _joined(sampled, Completion(tuple(ids), (), (), "abort", 0))
                 except ReplicaDown as down:
                     self.stats.num_retries += 1
                     num_failed += 1
@@ -114,7 +113,6 @@ class RoutedEndpoint(ModelEndpoint):
                     continue
                 if piece.finish_reason != "abort" or request.is_given_up:
                     return _joined(sampled, piece)
-                self.stats.num_continued += 1
                 if self._continue_aborted:
                     sampled = _joined(sampled, piece)
                 await asyncio.sleep(PAUSE_AFTER_ABORT_S)
@@ -158,11 +156,6 @@ class RoutedEndpoint(ModelEndpoint):
         finally:
             request.replica = None
             self._router.done(request_id)
-
-
-def _empty_completion(prompt_ids: Sequence[int]) -> Completion:
-    """Returns the completion of a request that was given up before it was sampled."""
-    return Completion(tuple(prompt_ids), (), (), "abort", 0)
 
 
 def _remaining(
