@@ -150,7 +150,7 @@ class ServerSampling:
             remove_weight_store(self._root)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _server_errors(self) -> Iterator[None]:
         """Turns the end of the server into one line. A `ModelError`, since the policy may be ahead
         of the run's last whole step: nothing is saved."""
         try:

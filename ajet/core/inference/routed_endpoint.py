@@ -6,8 +6,8 @@ router chooses, and to another one if that is down.
              ──done──> router
 
 While weights are loaded the router may end the requests that run. The endpoint then continues each
-from the tokens that it has (`continue_aborted`), or samples it again from its start. A completion
-of several pieces has the oldest policy version among them.
+from the tokens that it has. A completion of several pieces has the oldest policy version among
+them.
 
 Not covered: the choice of the replica (router.py, routing.py).
 """
@@ -68,7 +68,6 @@ class RoutedEndpoint(ModelEndpoint):
         router: RequestRouter,
         *,
         max_tries: int = 3,
-        continue_aborted: bool = True,
         id_suffix: str = "",
     ) -> None:
         """`id_suffix` is appended to the ids that the router and the replicas see, so that the
@@ -77,7 +76,6 @@ class RoutedEndpoint(ModelEndpoint):
         requests of the same ids, while what was said of the first ones may still be under way."""
         self._router = router
         self._max_tries = max_tries
-        self._continue_aborted = continue_aborted
         self._id_suffix = id_suffix
         self._running: dict[str, _Request] = {}
         self.stats = RequestStats()
@@ -113,8 +111,7 @@ class RoutedEndpoint(ModelEndpoint):
                     continue
                 if piece.finish_reason != "abort" or request.is_given_up:
                     return _joined(sampled, piece)
-                if self._continue_aborted:
-                    sampled = _joined(sampled, piece)
+                sampled = _joined(sampled, piece)
                 await asyncio.sleep(PAUSE_AFTER_ABORT_S)
         finally:
             del self._running[request_id]
