@@ -181,6 +181,7 @@ UPDATE = "tests/core/update"
 TESTS: dict[str, tuple[str, ...]] = {
     "ajet/assembly.py": (*REACHES, "tests/test_assembly_of_updates.py", "tests/test_assembly.py"),
     "ajet/backbones/disaggregated/async_run.py": (*REACHES,),
+    "ajet/backbones/disaggregated/explorer.py": (*REACHES,),
     "ajet/cluster/placement.py": (*REACHES, "tests/cluster/test_placement.py"),
     "ajet/servers/settings.py": (*REACHES,),
     "ajet/core/advantage": (
