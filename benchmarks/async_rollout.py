@@ -41,6 +41,7 @@ from ajet.backbones.disaggregated.version_state import VersionState
 from ajet.core.activity import CurrentCall
 from ajet.core.buffer.buffer import GroupBuffer
 from ajet.core.buffer.staleness import StalenessBound, version_range
+from ajet.core.config import AjetConfig
 from ajet.core.inference.endpoint import Completion, SamplingParams
 from ajet.core.rollout.admission import Admission, Slot
 from ajet.core.rollout.batch import BatchRollout, BatchSettings, StepGroups
@@ -163,6 +164,7 @@ class Tally:
     """In the place of a `TrainingRun`: counts what was trained."""
 
     total_steps: int
+    config: AjetConfig = field(default_factory=AjetConfig)
     state: Any = field(default_factory=lambda: SimpleNamespace(step=0, staleness={}))
     groups: list[tuple[int, Group]] = field(default_factory=list)
 

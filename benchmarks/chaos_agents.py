@@ -4,12 +4,12 @@ one of them, and the program of those in which explorer and trainer take turns i
 IN_TURNS = """
 import sys
 
-from ajet.backbones.disaggregated.backbone import DisaggregatedBackbone
+from ajet.backbones.disaggregated.backbone import fit_disaggregated
 from ajet.core.config import load_config
 from ajet.core.errors import AjetError, RunComplete
 
 try:
-    DisaggregatedBackbone(load_config("toy.yaml", sys.argv[1:], backbone="trinity")).fit()
+    fit_disaggregated(load_config("toy.yaml", sys.argv[1:], backbone="trinity"))
 except RunComplete as complete:
     print(complete)
 except AjetError as error:

@@ -353,7 +353,7 @@ def sharded(args: Namespace) -> Figures:
     """Trains one FSDP2 rank with and without offload, its peak beside that of `ajet plan`; a
     checkpoint is saved and loaded."""
     from ajet.cluster.memory_estimate import TrainerMemoryInputs, trainer_memory
-    from ajet.core.update.checkpoint import load_checkpoint, save_checkpoint
+    from ajet.core.update.checkpoint import read_checkpoint, save_checkpoint
     from ajet.core.update.policy import Policy
     from ajet.core.update.ranks import TorchRanks, connect, disconnect
     from ajet.core.update.settings import ShardingSettings, UpdateSettings
@@ -386,9 +386,8 @@ def sharded(args: Namespace) -> Figures:
             figures[f"{name}_plan_GB"] = sum(p.gib for p in planned_parts) * 2**30 / 1e9
             with tempfile.TemporaryDirectory() as folder:
                 state = policy.state_dict()
-                save_checkpoint(Path(folder), 1, state.tensors, state.state, ranks=ranks)
-                loaded = load_checkpoint(Path(folder), ranks=ranks, like=state.tensors)
-                assert loaded is not None, f"{name}: no whole checkpoint was found"
+                saved = save_checkpoint(Path(folder), 1, state.tensors, state.state, ranks=ranks)
+                loaded = read_checkpoint(saved, ranks=ranks, like=state.tensors)
                 before = policy.score(samples[:2])
                 policy.update(samples)
                 policy.load_state_dict(loaded.tensors, loaded.state)

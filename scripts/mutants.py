@@ -119,7 +119,8 @@ GROUPS = (
                 "make_runner",
                 "set_threads",
             ),
-            "ajet/backbones/disaggregated/async_run.py": ("open_buffer", "explorer_settings"),
+            "ajet/backbones/disaggregated/async_run.py": ("open_buffer",),
+            "ajet/backbones/disaggregated/explorer.py": ("from_config",),
             "ajet/cluster/placement.py": ("from_config",),
             "ajet/core/advantage/estimate.py": ("from_config",),
             "ajet/core/advantage/kl_controller.py": ("make_kl_controller",),
@@ -180,6 +181,7 @@ UPDATE = "tests/core/update"
 TESTS: dict[str, tuple[str, ...]] = {
     "ajet/assembly.py": (*REACHES, "tests/test_assembly_of_updates.py", "tests/test_assembly.py"),
     "ajet/backbones/disaggregated/async_run.py": (*REACHES,),
+    "ajet/backbones/disaggregated/explorer.py": (*REACHES,),
     "ajet/cluster/placement.py": (*REACHES, "tests/cluster/test_placement.py"),
     "ajet/servers/settings.py": (*REACHES,),
     "ajet/core/advantage": (

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from ajet.backbones.debug.backbone import DebugBackbone
+from ajet.backbones.debug.training import fit_debug
 from ajet.core.config import load_config
 
 
@@ -13,4 +13,4 @@ def config(*overrides):
 
 
 def train(*overrides):
-    return DebugBackbone(config(*overrides), Console(file=io.StringIO())).fit()
+    return fit_debug(config(*overrides), Console(file=io.StringIO()))

@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 
 from ajet import assembly
-from ajet.backbones.debug.backbone import DebugBackbone
+from ajet.backbones.debug.training import fit_debug
 from ajet.core.config import load_config
 from ajet.core.errors import CheckpointError, ConfigError, RunFailed
 from ajet.core.learning.checkpoints import LearnerCheckpoints
@@ -254,7 +254,7 @@ def test_a_run_that_stops_and_is_resumed_ends_with_the_same_bits(made, monkeypat
     def trained(name, steps):
         given = [f"ajet.experiment_dir={tmp_path / name}", f"{STEPS}={steps}"]
         config = load_config(parts.config.yaml_path, given, backbone="debug")
-        DebugBackbone(config, Console(file=io.StringIO())).fit()
+        fit_debug(config, Console(file=io.StringIO()))
         checkpoint = tmp_path / name / "checkpoints" / f"step_{steps:06d}"
         return [(checkpoint / f"{n}.safetensors").read_bytes() for n in ("model", "tensors")]
 

@@ -32,8 +32,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 IMPORTS = (
-    "ajet.backbones.debug.backbone",
+    "ajet.backbones.debug.debugging",
+    "ajet.backbones.debug.training",
     "ajet.backbones.disaggregated.backbone",
+    "ajet.backbones.evaluating",
     "ajet.assembly",
     "ajet.cli.train",
     "ajet.cli.preflight",

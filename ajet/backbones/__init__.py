@@ -1,14 +1,13 @@
 """The backbones run the training loop. In: a config. Out: a run folder. None imports another."""
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.rollout.gc_thresholds import infrequent_gc
 
 if TYPE_CHECKING:
-    from ajet.backbones.debug.backbone import DebugBackbone
     from ajet.cluster.session import SessionSettings
     from ajet.core.config import AjetConfig
     from ajet.core.interrupt import Interrupt
@@ -16,20 +15,11 @@ if TYPE_CHECKING:
     from ajet.exchange.gateway import ExchangeGateway
 
 BACKBONES = {
-    "debug": "ajet.backbones.debug.backbone->DebugBackbone",
-    "verl": "ajet.backbones.colocated.backbone->ColocatedBackbone",
-    "trinity": "ajet.backbones.disaggregated.backbone->DisaggregatedBackbone",
+    "debug": "ajet.backbones.debug.training->fit_debug",
+    "verl": "ajet.backbones.colocated.training->fit_colocated",
+    "trinity": "ajet.backbones.disaggregated.backbone->fit_disaggregated",
 }
-"""The classes by the names in `ajet.backbone`; each is imported when it is chosen."""
-
-
-class Backbone(Protocol):
-    """The interface that `ajet train` uses."""
-
-    def fit(self) -> "RunSummary | None":
-        """Trains to the last step, from the newest checkpoint if there is one. Returns None if
-        nothing was trained (some modes of backbone trinity)."""
-        ...
+"""The functions by the names in `ajet.backbone`; each is imported when it is chosen."""
 
 
 def runs_on_ray(config: "AjetConfig") -> bool:
@@ -46,41 +36,29 @@ def has_explorer_elsewhere(config: "AjetConfig") -> bool:
     return config.ajet.backbone == "trinity" and config.trinity.mode == "train"
 
 
-def make_backbone(
+def fit(
     config: "AjetConfig",
     session: "SessionSettings | None" = None,
     interrupt: "Interrupt | None" = None,
     gateway: "ExchangeGateway | None" = None,
-) -> Backbone:
-    """Makes the backbone that the config names; `session` says how to start or join Ray, and
-    `interrupt` tells afterwards whether a signal stopped it. With `gateway`, clients run the
-    episodes; a config whose episodes are theirs is refused without one, unless another command
-    runs them (`has_explorer_elsewhere`)."""
+) -> "RunSummary | None":
+    """Trains to the last step on the backbone that the config names, from the newest checkpoint if
+    there is one. Returns None if nothing was trained (some modes of backbone trinity).
+
+    `session` says how to start or join Ray, and `interrupt` tells afterwards whether a signal
+    stopped the run. With `gateway`, clients run the episodes; a config whose episodes are theirs is
+    refused without one, unless another command runs them (`has_explorer_elsewhere`)."""
     if config.clients_run_episodes and gateway is None and not has_explorer_elsewhere(config):
         from ajet.exchange.workflow import NEEDS_SERVER
 
         raise ConfigError(NEEDS_SERVER, code=Code.OWN_WRONG_KIND)
     name = config.ajet.backbone
-    if name == "debug":
-        return make_debug_backbone(config, interrupt, gateway)
-    from ajet.cluster.session import SessionSettings
+    options: dict[str, Any] = {"interrupt": interrupt, "gateway": gateway}
+    if name != "debug":
+        from ajet.cluster.session import SessionSettings
 
-    module, _, class_name = BACKBONES[name].partition("->")
+        options["session"] = session or SessionSettings()
+    module, _, function = BACKBONES[name].partition("->")
     with infrequent_gc():  # most objects that torch and transformers make stay
-        backbone = getattr(import_module(module), class_name)
-    return backbone(
-        config, session=session or SessionSettings(), interrupt=interrupt, gateway=gateway
-    )
-
-
-def make_debug_backbone(
-    config: "AjetConfig",
-    interrupt: "Interrupt | None" = None,
-    gateway: "ExchangeGateway | None" = None,
-) -> "DebugBackbone":
-    """Makes the backbone that also debugs and evaluates, in this process. With `gateway`, clients
-    run the episodes of its training."""
-    with infrequent_gc():  # see make_backbone
-        from ajet.backbones.debug.backbone import DebugBackbone
-
-    return DebugBackbone(config, interrupt=interrupt, gateway=gateway)
+        fit_backbone = getattr(import_module(module), function)
+    return fit_backbone(config, **options)

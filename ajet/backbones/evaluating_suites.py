@@ -3,18 +3,21 @@
     --suite bfcl_simple --suite gsm8k   ->  a config for each  ->  one loaded model  ->  one table
 
 An evaluation of a suite is an evaluation of held-out tasks like any other (evaluating.py): the
-suite's reader, workflow and judge stand in the config. Not covered: what a suite is (ajet/suites).
+suite's reader, workflow and judge stand in the config. A side of a comparison is the JSON file of
+an earlier evaluation, or a model, a checkpoint or a run folder, which is measured. Not covered:
+what a suite is (ajet/suites).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ajet.backbones.evaluating import EvaluationPlan, Subject, load_subject, measure
 from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig, load_config
+from ajet.reports.comparison_report import ComparisonReport
 from ajet.reports.evaluation_report import EvaluationReport
 from ajet.reports.recorded_evaluation import RecordedEvaluation
 from ajet.reports.suite_report import SuiteReport, SuiteResult
@@ -81,7 +84,7 @@ def evaluate_suites(
 ) -> SuiteReport:
     """Measures `subject` on each suite. `against` is another model, a checkpoint, or the JSON file
     of an earlier evaluation. `on_notices` is called with a line for each setting without effect."""
-    earlier = against is not None and against.endswith(".json")
+    earlier = against is not None and is_recorded(against)
     other = None
     if against is not None and earlier:
         other = RecordedEvaluation.read(Path(against), "--against")
@@ -149,3 +152,22 @@ def _reports(
     served = load_subject(widest, subject)
     reports = run_bounded(measure([plan for _, plan in plans], served, on_episode))
     return {suite.name: report for (suite, _), report in zip(plans, reports, strict=True)}
+
+
+def is_recorded(name: str) -> bool:
+    """Returns whether a side of the comparison is a file of an earlier evaluation."""
+    return name.endswith(".json")
+
+
+def compare_evaluations(
+    a: str, b: str, measure: Callable[[Subject], Mapping[str, EvaluationReport]]
+) -> ComparisonReport:
+    """Compares the two. A file is read, and found wanting, before a model is measured; `measure`
+    returns the reports of a model by split or benchmark."""
+    names = (a, b)
+    read = {n: RecordedEvaluation.read(Path(n), "--compare") for n in names if is_recorded(n)}
+    sides = [
+        read[name] if name in read else RecordedEvaluation.of(measure(as_subject(name)))
+        for name in names
+    ]
+    return ComparisonReport.of(*sides)

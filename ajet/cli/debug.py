@@ -40,27 +40,29 @@ def debug(
     backbone. Nothing is trained or written. An exception in the workflow or the judge ends the
     command with its own traceback.
     """
-    from ajet.backbones import make_debug_backbone
-    from ajet.cli.notices import show_notices
+    from ajet.cli.notices import begin_command, show_notices
     from ajet.cli.preflight import check_classes
     from ajet.core.config import load_config
-    from ajet.core.descriptors import raise_descriptor_limit
     from ajet.core.error_text import extra_advice
     from ajet.core.errors import AjetError
-    from ajet.core.record.screen_log import begin_screen_log
+    from ajet.core.rollout.gc_thresholds import infrequent_gc
+    from ajet.core.terminal import Console
 
     if backbone not in (None, "debug"):
         raise typer.BadParameter(
             f"--backbone {backbone}: ajet debug runs episodes in this process, without Ray: leave "
             "--backbone out"
         )
-    begin_screen_log(verbose)
-    raise_descriptor_limit()
+    begin_command(verbose)
     config = load_config(conf, overrides or [], backbone="debug", project_dir=project_dir)
     check_classes(config)
     show_notices(config.notices)
+    with infrequent_gc():  # most objects that torch and transformers make stay
+        from ajet.backbones.debug.debugging import debug_episodes
     try:
-        make_debug_backbone(config).debug(
+        debug_episodes(
+            config,
+            Console(),
             num_tasks=tasks,
             parallel=1 if one_at_a_time else parallel,
             max_reply_tokens=max_reply_tokens,

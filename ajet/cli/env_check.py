@@ -52,13 +52,11 @@ def env_check(
     if tag is not None and conf is None:
         raise typer.BadParameter("--tag names one of a YAML's: give --conf, or leave --tag out")
 
-    from ajet.core.descriptors import raise_descriptor_limit
-    from ajet.core.record.screen_log import begin_screen_log
+    from ajet.cli.notices import begin_command
     from ajet.core.terminal import Console
     from ajet.envs.check import EnvironmentCheck
 
-    begin_screen_log(verbose)
-    raise_descriptor_limit()
+    begin_command(verbose)
     if conf is None:
         assert env_type is not None
         maker, steps = _named(env_type, env_config), 50

@@ -1,5 +1,5 @@
 """Implements `ajet eval`: measures success, mean@k and pass@k with intervals on one split, or the
-success on benchmarks by name (eval_suites.py)."""
+success on benchmarks by name."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from ajet.cli.notices import begin_command, show_notices
 from ajet.cli.options import (
     Checkpoint,
     Endpoint,
@@ -24,6 +25,7 @@ from ajet.cli.options import (
 
 if TYPE_CHECKING:
     from ajet.backbones.evaluating import Subject
+    from ajet.backbones.evaluating_suites import SuiteOptions
     from ajet.core.config import AjetConfig
     from ajet.reports.comparison_report import ComparisonReport
     from ajet.reports.evaluation_report import EvaluationReport
@@ -115,7 +117,7 @@ def evaluate(
     from ajet.backbones.evaluating import Subject
 
     subject = Subject(model, checkpoint, endpoint, endpoint_model)
-    begin_evaluation(verbose)
+    begin_command(verbose)
     suites = None
     if suite is not None:
         from ajet.backbones.evaluating_suites import SuiteOptions
@@ -129,8 +131,6 @@ def evaluate(
         )
         return
     if suites is not None:
-        from ajet.cli.eval_suites import run_suites
-
         run_suites(suites, subject, against, out)
         return
     assert conf is not None
@@ -154,13 +154,23 @@ def _files_beside(
     return tuple(file for file in files if file != out)
 
 
-def begin_evaluation(verbose: bool) -> None:
-    """Sets up what every evaluation needs of this process."""
-    from ajet.core.descriptors import raise_descriptor_limit
-    from ajet.core.record.screen_log import begin_screen_log
+def run_suites(
+    options: SuiteOptions, subject: Subject, against: str | None, out: Path | None
+) -> None:
+    """Measures the subject on each suite, and shows the table; `out` is a JSON file, beside which
+    the table is written in Markdown, or ``-``."""
+    from ajet.backbones.evaluating_suites import evaluate_suites
 
-    begin_screen_log(verbose)
-    raise_descriptor_limit()
+    with episode_progress() as (on_start, on_episode):
+        report = evaluate_suites(
+            options,
+            subject,
+            against=against,
+            on_notices=show_notices,
+            on_start=on_start,
+            on_episode=on_episode,
+        )
+    show_report(report, out)
 
 
 def run_split(
@@ -174,11 +184,14 @@ def run_split(
     project_dir: Path | None,
 ) -> None:
     """Measures the subject on a split of the config's own tasks, and shows the report."""
-    from ajet.backbones import make_debug_backbone
+    from ajet.core.rollout.gc_thresholds import infrequent_gc
 
+    with infrequent_gc():  # most objects that torch and transformers make stay
+        from ajet.backbones.evaluating import evaluate_subject
     config = loaded_config(conf, overrides, subject, project_dir)
     with episode_progress() as (on_start, on_episode):
-        report = make_debug_backbone(config).evaluate(
+        report = evaluate_subject(
+            config,
             subject,
             split=split,
             num_tasks=num_tasks,
@@ -193,7 +206,6 @@ def loaded_config(
     conf: Path, overrides: list[str], subject: Subject, project_dir: Path | None
 ) -> AjetConfig:
     """Returns the config by which the subject is measured on its own tasks, and shows notices."""
-    from ajet.cli.notices import show_notices
     from ajet.cli.preflight import check_classes
     from ajet.core.config import load_config
 

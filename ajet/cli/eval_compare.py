@@ -29,14 +29,21 @@ def run_comparison(
 ) -> None:
     """Measures what is no file of an earlier evaluation, on the suites or on a split of the
     config's own tasks, and shows the comparison."""
-    from ajet.backbones import make_debug_backbone
-    from ajet.backbones.comparing import OPTION, compare_evaluations, is_recorded
-    from ajet.backbones.evaluating_suites import as_subject, measure_suites
+    from ajet.core.rollout.gc_thresholds import infrequent_gc
+
+    with infrequent_gc():  # most objects that torch and transformers make stay
+        from ajet.backbones.evaluating import evaluate_subject
+        from ajet.backbones.evaluating_suites import (
+            as_subject,
+            compare_evaluations,
+            is_recorded,
+            measure_suites,
+        )
 
     measured = [name for name in sides if not is_recorded(name)]
     if measured and suites is None and conf is None:
         raise typer.BadParameter(
-            f"{OPTION}: {measured[0]!r} is no JSON file of an earlier --out, so it is measured: "
+            f"--compare: {measured[0]!r} is no JSON file of an earlier --out, so it is measured: "
             "give --conf, or a benchmark with --suite"
         )
 
@@ -50,8 +57,8 @@ def run_comparison(
                 )  # fmt: skip
             assert conf is not None
             config = loaded_config(conf, overrides, subject, project_dir)
-            report = make_debug_backbone(config).evaluate(
-                subject, split=split, num_tasks=num_tasks, k=k, on_start=on_start,
+            report = evaluate_subject(
+                config, subject, split=split, num_tasks=num_tasks, k=k, on_start=on_start,
                 on_episode=on_episode,
             )  # fmt: skip
             return {split: report}

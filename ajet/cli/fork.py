@@ -54,13 +54,13 @@ def fork(
         raise typer.BadParameter("give one of --checkpoint and --model")
     from ajet.backbones.debug.forking import fork_episode
     from ajet.backbones.evaluating import Subject
-    from ajet.cli.eval import begin_evaluation
+    from ajet.cli.notices import begin_command
     from ajet.cli.preflight import check_classes
     from ajet.cli.replay import show_error
     from ajet.core.record.recorded_run import RecordedRun
     from ajet.core.terminal import Console
 
-    begin_evaluation(verbose)
+    begin_command(verbose)
     recorded = RecordedRun(run, project_dir, overrides or [])
     with recorded.reader() as reader:
         record = reader.episode(reader.find(episode))

@@ -93,13 +93,13 @@ def optimize_prompt(
         search_prompts,
         write_config,
     )
-    from ajet.cli.eval import begin_evaluation, episode_progress
-    from ajet.cli.notices import show_notices
+    from ajet.cli.eval import episode_progress
+    from ajet.cli.notices import begin_command, show_notices
     from ajet.cli.preflight import check_classes
     from ajet.core.config import load_config
     from ajet.core.terminal import Console
 
-    begin_evaluation(verbose)
+    begin_command(verbose)
     subject = Subject(None, checkpoint, endpoint, endpoint_model)
     config = load_config(
         conf,

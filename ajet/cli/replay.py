@@ -42,16 +42,13 @@ def replay(
     """
     from ajet.backbones.debug.replaying import replay_episode
     from ajet.cli.debugger import begin_debugger
-    from ajet.cli.notices import show_notices
+    from ajet.cli.notices import begin_command, show_notices
     from ajet.cli.preflight import check_classes
     from ajet.core.config import load_config
-    from ajet.core.descriptors import raise_descriptor_limit
     from ajet.core.record.recorded_run import RecordedRun
-    from ajet.core.record.screen_log import begin_screen_log
     from ajet.core.terminal import Console
 
-    begin_screen_log(verbose)
-    raise_descriptor_limit()
+    begin_command(verbose)
     recorded = RecordedRun(run, project_dir, overrides or [])
     with recorded.reader() as reader:
         record = reader.episode(reader.find(episode))

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,6 +20,7 @@ from ajet.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from ajet.cli.ray_flags import RayFlags
     from ajet.core.config import AjetConfig
 
 KEY_VARIABLE = "AJET_SERVE_API_KEY"
@@ -59,40 +61,35 @@ def serve(
     flags = RayFlags(with_ray, with_ray_cluster, skip_check_avail_gpu)
     options = list(overrides or [])
     if learn:
-        from ajet.cli.serve_learning import serve_learning
-
         return serve_learning(conf, options, backbone, exp_dir, project_dir, flags, verbose)
-    from ajet.backbones import has_explorer_elsewhere, make_backbone, runs_on_ray
-    from ajet.cli.notices import show_notices
+    from ajet import backbones
+    from ajet.cli.notices import begin_command, show_notices
     from ajet.cli.preflight import check_run
     from ajet.cli.ray_flags import serve_or_check, session_settings
     from ajet.core.config import load_config
-    from ajet.core.descriptors import raise_descriptor_limit
     from ajet.core.errors import RunComplete
     from ajet.core.interrupt import Interrupt
-    from ajet.core.record.screen_log import begin_screen_log
     from ajet.core.terminal import Console
     from ajet.exchange.setup import check_can_serve, make_exchange_gateway
     from ajet.reports.summary_table import print_summary
 
-    begin_screen_log(verbose)
-    raise_descriptor_limit()
+    begin_command(verbose)
     options += SETS
     config = load_config(conf, options, backbone=backbone, exp_dir=exp_dir, project_dir=project_dir)
     check_can_serve(config)
     notices = [*config.notices, *check_run(config), *flags.notices(config.ajet.backbone)]
     show_notices(notices)
     session = session_settings(flags, debug=None)
-    if runs_on_ray(config) and serve_or_check(config, session):
+    if backbones.runs_on_ray(config) and serve_or_check(config, session):
         return
     gateway = None
-    if not has_explorer_elsewhere(config):
+    if not backbones.has_explorer_elsewhere(config):
         key = server_key()
         gateway = make_exchange_gateway(config, key)
         typer.echo(_address(gateway.listen(), config, key))
     interrupt = Interrupt()
     try:
-        summary = make_backbone(config, session, interrupt, gateway).fit()
+        summary = backbones.fit(config, session, interrupt, gateway)
     except RunComplete as complete:
         typer.echo(complete.with_code())
         return
@@ -105,6 +102,47 @@ def serve(
         print_summary(Console(), summary, config.run_folder, conf, [])
     if interrupt.stopped_early:
         raise typer.Exit(interrupt.exit_code)
+
+
+def serve_learning(
+    conf: Path,
+    overrides: list[str],
+    backbone: str | None,
+    exp_dir: Path | None,
+    project_dir: Path | None,
+    flags: "RayFlags",
+    verbose: bool,
+) -> None:
+    """Serves a model that keeps learning from feedback, until Ctrl-C."""
+    from ajet.cli.notices import begin_command, show_notices
+    from ajet.cli.preflight import check_run
+    from ajet.core.config import load_config
+    from ajet.core.interrupt import catch_interrupts
+    from ajet.core.record.run_folder import RunFolder
+    from ajet.core.record.run_log import run_log
+    from ajet.online.serving import OnlineServer
+    from ajet.online.setup import check_can_learn
+
+    begin_command(verbose)
+    config = load_config(
+        conf, overrides, backbone=backbone, exp_dir=exp_dir, project_dir=project_dir
+    )
+    check_can_learn(config)
+    notices = [*config.notices, *check_run(config), *flags.notices(config.ajet.backbone)]
+    show_notices(notices)
+    key = server_key()
+    with (
+        RunFolder.open(config.run_folder) as folder,
+        run_log(folder.logs / "run.log"),
+        catch_interrupts() as interrupt,
+    ):
+        server = OnlineServer(config, folder, key)
+        address, version = server.gateway.listen(), server.models.current.version
+        typer.echo(f"version {version} at {address}, {shown_key(key)}; Ctrl-C ends it")
+        try:
+            server.run(interrupt, typer.echo)
+        except KeyboardInterrupt:
+            raise typer.Exit(interrupt.exit_code) from None
 
 
 def server_key() -> str:

@@ -67,23 +67,20 @@ def train(
     on; twice stops at once. Exit code 0: done, 1: an error in one line, 2: wrong usage, 130:
     stopped by Ctrl-C before the end, 143: by SIGTERM.
     """
-    from ajet.backbones import make_backbone, runs_on_ray
+    from ajet import backbones
     from ajet.backbones.stages import fit_stages, run_folder_of
-    from ajet.cli.notices import show_notices
+    from ajet.cli.notices import begin_command, show_notices
     from ajet.cli.preflight import check_run
     from ajet.cli.ray_flags import RayFlags, serve_or_check, session_settings
     from ajet.core.config import load_stages
     from ajet.core.config.redacted import shown_override
     from ajet.core.config.stages import errors_of_stage
-    from ajet.core.descriptors import raise_descriptor_limit
     from ajet.core.errors import RunChanged, RunComplete
     from ajet.core.interrupt import Interrupt
-    from ajet.core.record.screen_log import begin_screen_log
     from ajet.core.terminal import Console
     from ajet.reports.summary_table import print_stages, print_summary
 
-    begin_screen_log(verbose)
-    raise_descriptor_limit()
+    begin_command(verbose)
     resumes = [] if resume is None else [f"ajet.trainer_common.resume={_resume(resume)}"]
     accepts = [ACCEPT] if accept_changes else []
     options = [*(overrides or []), *resumes, *accepts, *_for_debugger(debug)]
@@ -96,18 +93,18 @@ def train(
         said = [*config.notices, *found, *flags.notices(config.ajet.backbone)]
         show_notices([*title, *said] if said else [])
     session = session_settings(flags, debug)
-    if runs_on_ray(stages[0]) and serve_or_check(stages[0], session):
+    if backbones.runs_on_ray(stages[0]) and serve_or_check(stages[0], session):
         return
     interrupt = Interrupt()
 
     def fit(config: "AjetConfig") -> "RunSummary | None":
         with _logview(with_logview, config.run_folder):
             try:
-                return make_backbone(config, session, interrupt).fit()
+                return backbones.fit(config, session, interrupt)
             except RunChanged as changed:
                 if not sys.stdin.isatty():
                     raise
-                return make_backbone(_answered(config, changed), session, interrupt).fit()
+                return backbones.fit(_answered(config, changed), session, interrupt)
 
     shown = [shown_override(each, stages[0].ajet.not_secret) for each in overrides or []]
     try:

@@ -195,7 +195,10 @@ class RolloutWorkers:
             running = worker.running[key] = RunningEpisode(slot, asyncio.Future())
             try:
                 await self.started(worker)
-                worker.actor.begin.remote(key, packed, sampling, self._stops_of(plan))
+                # The ids of the plan's attempts begin with its own.
+                name = plan.episode_id
+                stops = {n: stop for n, stop in self._stops.items() if n.startswith(name)}
+                worker.actor.begin.remote(key, packed, sampling, stops)
                 trajectory = await asyncio.shield(running.trajectory)
                 break
             except (WorkerLost, ProcessLost) as lost:
@@ -251,10 +254,6 @@ class RolloutWorkers:
     def set_stops(self, stops: Mapping[str, Stop]) -> None:
         """Sets the stops of attempts that have not begun."""
         self._stops = stops
-
-    def _stops_of(self, plan: WorkflowTask) -> dict[str, Stop]:
-        """Returns the stops of the plan's attempts, whose ids begin with its own."""
-        return {n: stop for n, stop in self._stops.items() if n.startswith(plan.episode_id)}
 
     async def started(self, worker: WorkerSlot) -> int:
         """Returns the id of the process of this position; starts one if there is none."""

@@ -135,11 +135,9 @@ class RunProcesses:
         spec = save_inputs(self._model, run)
         self.validator = await self.workers.start(self.engines.endpoint_factory(), spec)
         files = assembly.user_files(self._config)
-        journal = self._journal = Journal.open(self._folder.finished_db, self._config, files)
-        if num_finished := journal.reopen({"": run.state.step}):
-            logger.info(
-                f"{num_finished} episodes that an earlier attempt finished are not run again"
-            )
+        journal = self._journal = Journal.resumed(
+            self._folder.finished_db, self._config, files, run.state.step
+        )
         if self._gateway is None:
             self.runner = self.validator.with_journal(journal)
         else:

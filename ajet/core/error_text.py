@@ -82,7 +82,7 @@ def one_line(error: BaseException) -> str:
         text = f"{text} ({NONE_LEFT})"
     if isinstance(error, ModuleNotFoundError) and (advice := extra_advice(error.name or "")):
         text = f"{text}: {advice}"
-    location = _location(error)
+    location = user_line(traceback.extract_tb(error.__traceback__))
     return f"{text} ({location})" if location else text
 
 
@@ -108,10 +108,6 @@ def first_line(text: str) -> str:
     """Returns the text's first line for a person: cut, with control characters spelled out."""
     line = next(iter(text.lstrip()[:MAX_MESSAGE_LENGTH].splitlines()), "")
     return printable(line.rstrip())
-
-
-def _location(error: BaseException) -> str | None:
-    return user_line(traceback.extract_tb(error.__traceback__)) or None
 
 
 def user_line(frames: Sequence[traceback.FrameSummary]) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 
@@ -298,10 +298,6 @@ def _check_actions(played: Sequence[Playthrough], of: str, report: EnvironmentRe
     """Reports a fault if an action that the environment itself offered is invalid."""
     for each in played:
         for action, step in zip(each.actions, each.steps, strict=True):
-            if not _is_valid(step.metrics):
+            if step.metrics.get("action_is_valid", 1.0) == 0.0:
                 report.faults.append(f"{of}() gave {action!r}, which step() calls invalid")
                 return
-
-
-def _is_valid(metrics: Mapping[str, float]) -> bool:
-    return metrics.get("action_is_valid", 1.0) != 0.0

@@ -7,11 +7,11 @@ its address (keyed_gateway.py).
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ajet.core.workflow.gateway.gateway import HOST, GatewayResponse
 from ajet.core.workflow.registry import WorkflowFactory
-from ajet.exchange.journal import AcknowledgingJournal
 from ajet.exchange.keyed_gateway import KeyedGateway
 from ajet.exchange.workflow import ClientOwned
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from ajet.core.rollout.request import EpisodeJournal
+    from ajet.core.trajectory.trajectory import Trajectory
     from ajet.core.workflow.gateway.dialects import Dialect
     from ajet.core.workflow.gateway.keys import Grant
     from ajet.exchange.exchange import EpisodeExchange
@@ -63,3 +64,25 @@ class ExchangeGateway(KeyedGateway):
     def close(self, finish_s: int = 1) -> None:
         self.exchange.close("the run has ended")
         super().close(finish_s)
+
+
+class AcknowledgingJournal:
+    """Stores each episode that has ended in the run's journal, and only then tells its client.
+    Without a journal it only tells: episodes of a validation are stored with it as a whole, and
+    run again where it did not end."""
+
+    def __init__(self, exchange: EpisodeExchange, journal: EpisodeJournal | None = None) -> None:
+        self._exchange, self._journal = exchange, journal
+
+    def take(self, group_id: str) -> Mapping[str, Trajectory]:
+        """Implements `EpisodeJournal.take`; clients that ask again for these get their answers."""
+        finished = {} if self._journal is None else self._journal.take(group_id)
+        for trajectory in finished.values():
+            self._exchange.restore(trajectory)
+        return finished
+
+    def put(self, trajectory: Trajectory) -> None:
+        """Implements `EpisodeJournal.put`."""
+        if self._journal is not None:
+            self._journal.put(trajectory)
+        self._exchange.stored(trajectory)

@@ -35,7 +35,6 @@ from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.workflow.tuner import ModelTuner
 from ajet.core.workflow.workflow import Workflow
 from ajet.harness.changes import changes
-from ajet.harness.install import install_folders
 from ajet.harness.launch import Launch, Setting
 from ajet.sandbox.command import CommandOutcome, run_command
 from ajet.sandbox.files import copy_folder, file_texts, remove_folder, write_files
@@ -171,3 +170,23 @@ def fill(workspace: Path, task: Task, config: AjetConfig) -> None:
         source = found_folder(str(row["folder"]), config, f"task {task.task_id}: folder")
         copy_folder(source, workspace)
     write_files(workspace, file_texts(row, "files"), f"task {task.task_id}: files")
+
+
+def install_folders(executable: Path) -> list[str]:
+    """Returns the folders of a program, without those that hold one another."""
+    found: list[Path] = []
+    for path in (executable, executable.resolve()):
+        found += _of_file(path)
+    outer = [path for path in found if not any(other in path.parents for other in found)]
+    return [str(path) for path in dict.fromkeys(outer) if not path.is_relative_to("/usr")]
+
+
+def _of_file(path: Path) -> list[Path]:
+    for parent in reversed(path.parents):
+        if parent.name == "node_modules":
+            return [parent.parent]
+    for parent in path.parents:
+        if (parent / "pyvenv.cfg").is_file():
+            base = (parent / "bin" / "python").resolve().parent.parent
+            return [parent, base]
+    return [path.parent]

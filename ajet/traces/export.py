@@ -79,7 +79,7 @@ class TraceExport:
         number = 0
         with self._run.reader() as reader:
             # A run that is resumed has cut off the last steps, and writes them again.
-            last_id = min(self._sent_up_to(target.name), reader.last_id())
+            last_id = min(self._progress_of_all().get(target.name, 0), reader.last_id())
             self._keep(target.name, last_id)
             while True:
                 ends_after_this = is_over.is_set()
@@ -146,9 +146,6 @@ class TraceExport:
         """Returns when each step was recorded."""
         rows = metrics_rows(self._folder.metrics_jsonl)
         return {step: row["time"] for step, row in rows if "time" in row}
-
-    def _sent_up_to(self, name: str) -> int:
-        return self._progress_of_all().get(name, 0)
 
     def _keep(self, name: str, last_id: int) -> None:
         content = {**self._progress_of_all(), name: last_id}

@@ -4,7 +4,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from ajet.backbones.debug.backbone import DebugBackbone
+from ajet.backbones.debug.training import fit_debug
 from ajet.core.config import load_config
 from tests.e2e.toy_run import ToyRun
 
@@ -19,5 +19,5 @@ def folder(tmp_path_factory):
         patch.setattr(sys, "path", list(sys.path))
         one = ["ajet.trainer_common.total_training_steps=1"]
         config = load_config("toy.yaml", one, backbone="debug")
-        DebugBackbone(config, Console(file=io.StringIO())).fit()
+        fit_debug(config, Console(file=io.StringIO()))
     return folder

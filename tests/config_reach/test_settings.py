@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ajet.backbones.disaggregated.async_run import explorer_settings
+from ajet.backbones.disaggregated.explorer import ExplorerSettings
 from ajet.cluster.placement import Node, ResourceRequest, place_processes
 from ajet.cluster.weight_store import sync_method
 from ajet.core.advantage.kl_controller import make_kl_controller
@@ -83,7 +83,7 @@ def settings_of(config: AjetConfig) -> dict[str, Any]:
         "baseline": SamplingParams.from_config(config, "baseline"),
         "router": RouterSettings.from_config(config),
         "staleness": StalenessBound.from_config(config),
-        "explorer": explorer_settings(config, 9),
+        "explorer": ExplorerSettings.from_config(config, 9),
         "server": ServerSettings.from_config(config, **asked),
         "server.python": server_python(config, engine="sglang", on_gpu=True),
         "engine": engine_name(config, on_gpu=True),

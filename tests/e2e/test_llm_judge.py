@@ -7,7 +7,7 @@ import json
 import pytest
 from rich.console import Console
 
-from ajet.backbones.debug.backbone import DebugBackbone
+from ajet.backbones.debug.training import fit_debug
 from ajet.core.config import load_config
 from ajet.core.errors import RunFailed
 from ajet.core.record.summary import RunSummary
@@ -46,7 +46,7 @@ def fit(run, server, judge, *overrides) -> RunSummary:
         "ajet.rollout.num_repeat=2",
     ]
     config = load_config(run.folder / "toy.yaml", [*given, *overrides], backbone="debug")
-    return DebugBackbone(config, Console(file=io.StringIO())).fit()
+    return fit_debug(config, Console(file=io.StringIO()))
 
 
 def last_metrics(run):

@@ -19,7 +19,7 @@ import pytest
 from rich.console import Console
 from safetensors.torch import load_file
 
-from ajet.backbones.debug.backbone import DebugBackbone
+from ajet.backbones.debug.training import fit_debug
 from ajet.convert import convert, yaml_text
 from ajet.core.config import load_config
 from ajet.core.workflow import registry
@@ -78,7 +78,7 @@ class Trained:
 
     def __init__(self, conf, *overrides):
         config = load_config(conf, [THREADS, *overrides], backbone="debug")
-        DebugBackbone(config, Console(file=io.StringIO())).fit()
+        fit_debug(config, Console(file=io.StringIO()))
         [database] = Path.cwd().rglob("episodes.sqlite")
         self.folder = database.parent
         self.steps = json.loads((self.folder / "summary.json").read_text())["steps"]

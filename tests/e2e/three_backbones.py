@@ -78,9 +78,9 @@ def run_on_each(folder, settings, stages=""):
 def fit(config, **placed):
     """Trains the run of a config on its backbone."""
     if config.ajet.backbone == "debug":
-        from ajet.backbones.debug.backbone import DebugBackbone
+        from ajet.backbones.debug.training import fit_debug
 
-        return DebugBackbone(config, Console(quiet=True)).fit()
+        return fit_debug(config, Console(quiet=True))
     if config.ajet.backbone == "verl":
         from ajet.backbones.colocated.training import ColocatedTraining as Training
     else:

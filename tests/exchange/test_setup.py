@@ -3,7 +3,7 @@
 import pytest
 from typer.testing import CliRunner
 
-from ajet.backbones import BACKBONES, make_backbone
+from ajet.backbones import BACKBONES, fit
 from ajet.cli.launcher import app
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
@@ -65,7 +65,7 @@ def test_what_would_lose_a_clients_episode_on_trinity_is_refused(config_of, over
 def test_another_command_does_not_begin_a_run_whose_episodes_clients_run(config_of, backbone):
     config = config_of("ajet.rollout.user_workflow=client_owned", f"ajet.backbone={backbone}")
     with pytest.raises(ConfigError, match="start the run with `ajet serve --conf …`"):
-        make_backbone(config)
+        fit(config)
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,35 @@ With the same seed it has the episodes of backbone debug, and the same losses up
 differently composed batches. Not covered: training while episodes run (backbone trinity).
 """
 
+from functools import partial
+
+from ajet import assembly
 from ajet.cluster.placement import Placement
-from ajet.cluster.run_attempts import ProcessOptions
+from ajet.cluster.run_attempts import ProcessOptions, run_on_ray
 from ajet.cluster.run_processes import RunProcesses
+from ajet.cluster.session import SessionSettings
 from ajet.cluster.training_attempt import TrainingAttempt
+from ajet.core.config import AjetConfig
 from ajet.core.errors import RunFailed
+from ajet.core.interrupt import Interrupt
+from ajet.core.record.summary import RunSummary
+from ajet.core.run.start import open_run
+from ajet.core.terminal import Console
+from ajet.exchange.gateway import ExchangeGateway
+
+
+def fit_colocated(
+    config: AjetConfig,
+    *,
+    session: SessionSettings,
+    interrupt: Interrupt | None = None,
+    gateway: ExchangeGateway | None = None,
+) -> RunSummary | None:
+    """Trains to the last step on Ray (`--backbone verl`), from the newest checkpoint if there is
+    one. With `gateway`, clients run the episodes."""
+    with open_run(config, assembly.read_tasks(config)) as folder:
+        make = partial(ColocatedTraining, gateway=gateway)
+        return run_on_ray(make, session, config, folder, Console(), interrupt)
 
 
 class ColocatedTraining(TrainingAttempt):

@@ -114,13 +114,9 @@ def recorded_plan(record: EpisodeRecord, config: AjetConfig) -> WorkflowTask:
         row.group_id,
         row.rollout_index,
         row.step,
-        _mode(row.mode),
+        next(mode for mode in get_args(Mode) if mode == row.mode),
         record.seed,
     )
-
-
-def _mode(recorded: str) -> Mode:
-    return next(mode for mode in get_args(Mode) if mode == recorded)
 
 
 def _read_again(task_id: str, mode: str, config: AjetConfig) -> Task:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from loguru import logger
 
@@ -43,33 +43,6 @@ if TYPE_CHECKING:
 SERVER = "inference server"
 
 
-class Sampling(Protocol):
-    """Describes what the training loop does with the engine."""
-
-    @property
-    def endpoint(self) -> ModelEndpoint: ...
-
-    async def start(self, version: int) -> None:
-        """Makes it ready to sample with the policy's weights, which are of this version."""
-        ...
-
-    async def sleep(self) -> None:
-        """Frees memory for the update, until the next `publish`."""
-        ...
-
-    async def publish(self, version: int) -> dict[str, float]:
-        """Brings it the policy's weights of this version; returns metrics of that."""
-        ...
-
-    async def empty_cache(self) -> None:
-        """Forgets every cached prefix."""
-        ...
-
-    async def close(self) -> None:
-        """Ends it; requests under way fail."""
-        ...
-
-
 class SharedSampling:
     """Samples with the in-process engine over the policy's own weights, which change in place."""
 
@@ -77,21 +50,26 @@ class SharedSampling:
         self.endpoint = engine
 
     async def start(self, version: int) -> None:
+        """Makes it ready to sample with the policy's weights, which are of this version."""
         if version:
             self.endpoint.publish(version)
 
     async def sleep(self) -> None:
-        """Frees the cache's memory. Nothing in it is used again: a `publish` follows."""
+        """Frees memory for the update, here that of the cache: nothing in it is used again, since
+        a `publish` follows."""
         await self.empty_cache()
 
     async def publish(self, version: int) -> dict[str, float]:
+        """Brings it the policy's weights of this version; returns metrics of that."""
         self.endpoint.publish(version)
         return {}
 
     async def empty_cache(self) -> None:
+        """Forgets every cached prefix."""
         self.endpoint.publish(self.endpoint.policy_version)
 
     async def close(self) -> None:
+        """Ends it; requests under way fail."""
         await self.endpoint.close()
 
 
@@ -113,7 +91,8 @@ class ServedEndpoint(ModelEndpoint):
 
 
 class ServerSampling:
-    """Samples with one server, which starts with the policy's weights and ends with the run."""
+    """Samples with one server, which starts with the policy's weights and ends with the run. Its
+    methods do what those of `SharedSampling` do."""
 
     def __init__(
         self,
@@ -139,28 +118,28 @@ class ServerSampling:
         weights = self._weights.write(version, self._policy.weights())
         spec = ServerSpec(self._engine, on_gpu, weights, self._ends)
         logger.info(f"starting {self._engine}; it writes into {shown_path(self._log)}")
-        with self._told():
+        with self._server_errors():
             self.endpoint.replica = await start_server(
                 self._config, spec, name=SERVER, log_path=self._log
             )
         self._is_started = True
 
     async def sleep(self) -> None:
-        with self._told():
+        with self._server_errors():
             await self.endpoint.replica.sleep()
 
     async def publish(self, version: int) -> dict[str, float]:
         """Wakes the server and has it load the weights from files, which are checked."""
         replica = self.endpoint.replica
         weights = self._weights.write(version, self._policy.weights())
-        with self._told():
+        with self._server_errors():
             await replica.wake()
             report = await replica.load_weights(weights, version)
             await replica.resume()
         return {"sync/seconds": report.seconds, "sync/bytes": float(report.num_bytes)}
 
     async def empty_cache(self) -> None:
-        with self._told():
+        with self._server_errors():
             await self.endpoint.replica.empty_cache()
 
     async def close(self) -> None:
@@ -171,7 +150,7 @@ class ServerSampling:
             remove_weight_store(self._root)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _server_errors(self) -> Iterator[None]:
         """Turns the end of the server into one line. A `ModelError`, since the policy may be ahead
         of the run's last whole step: nothing is saved."""
         try:
@@ -203,7 +182,7 @@ def make_sampling(
     loaded: LoadedModel,
     learner: Learner | AdapterLearners,
     template: ChatTemplate,
-) -> Sampling:
+) -> SharedSampling | ServerSampling:
     """Makes the engine over the learner's policy; a server is not started yet."""
     if isinstance(learner, AdapterLearners):
         engine_of_all = assembly.make_engine(config, loaded, template, adapters=learner.models)

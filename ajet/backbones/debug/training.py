@@ -17,27 +17,41 @@ Not covered: several processes or devices.
 from collections.abc import Sequence
 from typing import Any
 
-from loguru import logger
-
 from ajet import assembly
 from ajet.backbones.debug.sampling import chosen_engine, make_sampling
-from ajet.backbones.local_run import begin_local_run
-from ajet.core.bounded_loop import run_bounded
+from ajet.backbones.local_training import LocalTraining
 from ajet.core.buffer.journal import Journal
 from ajet.core.config import AjetConfig
 from ajet.core.errors import RunFailed
-from ajet.core.interrupt import Interrupt
+from ajet.core.interrupt import Interrupt, catch_interrupts
 from ajet.core.judge import make_judge
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.summary import RunSummary
 from ajet.core.rollout.request import step_of_group
+from ajet.core.run.start import open_run
 from ajet.core.terminal import Console
 from ajet.core.trajectory.trajectory import Group
 from ajet.exchange.gateway import ExchangeGateway
 
 
-class DebugTraining:
-    """One attempt of a run: the objects that live from its first step to its last."""
+def fit_debug(
+    config: AjetConfig,
+    console: Console | None = None,
+    *,
+    interrupt: Interrupt | None = None,
+    gateway: ExchangeGateway | None = None,
+) -> RunSummary:
+    """Trains to the last step in this process, from the newest checkpoint if there is one. With
+    `gateway`, clients run the episodes."""
+    with (
+        open_run(config, assembly.read_tasks(config)) as folder,
+        catch_interrupts(interrupt) as interrupt,
+    ):
+        return DebugTraining(config, folder, interrupt, console or Console(), gateway).fit()
+
+
+class DebugTraining(LocalTraining):
+    """One attempt of a run of backbone debug."""
 
     def __init__(
         self,
@@ -48,12 +62,9 @@ class DebugTraining:
         gateway: ExchangeGateway | None = None,
     ) -> None:
         """`gateway` lets clients run the episodes."""
-        self.folder = folder
-        tasks = assembly.read_tasks(config)
-        assembly.set_threads(config)
         engine = chosen_engine(config)
-        loaded = assembly.load_policy_model(config)
-        template = assembly.make_template(loaded)
+        super().__init__(config, folder, interrupt, console)
+        loaded, template = self.loaded, self.template
         self.learner = (
             assembly.make_adapter_learners(config, loaded)
             if config.has_several_adapters
@@ -62,41 +73,26 @@ class DebugTraining:
         self.sampling = make_sampling(config, folder, engine, loaded, self.learner, template)
         endpoint = self.sampling.endpoint
         self.gateway = gateway or assembly.make_gateway(config)
-        workflows = None if gateway is None else gateway.workflows
         shared = {
             "judge": make_judge(config),
             "gateway": self.gateway,
-            "workflows": workflows,
+            "workflows": None if gateway is None else gateway.workflows,
         }
         runner = assembly.make_runner(config, endpoint, template, mode="train", **shared)
         self.validator = assembly.make_runner(config, endpoint, template, mode="eval", **shared)
-        self.run, self.checkpoints, _ = begin_local_run(
-            config,
-            folder,
-            tasks,
-            loaded,
-            template,
-            self.learner,
-            save=self._save,
-            interrupt=interrupt,
-            console=console,
-        )
+        self.begin_run(self.learner)
         self.journal: Journal | None = None
         if gateway is not None:
-            self.journal = open_journal(config, folder, self.run.state.step)
+            self.journal = Journal.resumed(
+                folder.finished_db, config, assembly.user_files(config), self.run.state.step
+            )
             self.run.on_step = gateway.exchange.step_trained
             self.run.stopping_note = gateway.exchange.stopping_note
             runner = runner.with_journal(gateway.acknowledging(self.journal))
             self.validator = self.validator.with_journal(gateway.acknowledging(None))
         self.batches = self.run.batches(runner)
 
-    def fit(self) -> RunSummary:
-        """Trains all steps that are left, and writes the summary last."""
-        with self.run:
-            run_bounded(self._train())
-        return self.run.finish()
-
-    async def _train(self) -> None:
+    async def train(self) -> None:
         try:
             await self.sampling.start(self.run.state.step)
             await self._validate_if_due()
@@ -135,15 +131,7 @@ class DebugTraining:
         metrics |= await self.sampling.publish(step)
         self.run.record_step(step, rollout, batch, metrics)
 
-    async def _save(self, step: int, run: dict[str, Any]) -> None:
+    async def save(self, step: int, run: dict[str, Any]) -> None:
         self.checkpoints.save(self.folder.checkpoints, step, run)
         if self.journal is not None:
             self.journal.keep_only(lambda group_id: step_of_group(group_id) > step)
-
-
-def open_journal(config: AjetConfig, folder: RunFolder, step: int) -> Journal:
-    """Opens the journal of a run that goes on behind `step`."""
-    journal = Journal.open(folder.finished_db, config, assembly.user_files(config))
-    if num_finished := journal.reopen({"": step}):
-        logger.info(f"{num_finished} episodes that an earlier attempt finished are not run again")
-    return journal

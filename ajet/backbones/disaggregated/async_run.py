@@ -26,7 +26,6 @@ from ajet.core.buffer.staleness import StalenessBound, version_range
 from ajet.core.config import AjetConfig
 from ajet.core.errors import RunFailed
 from ajet.core.record.run_folder import RunFolder
-from ajet.core.rollout.batch import BatchSettings
 from ajet.core.rollout.request import RolloutRunner
 from ajet.core.run.resume_point import ResumePoint
 from ajet.core.run.training_run import TrainingRun
@@ -44,16 +43,6 @@ def open_buffer(config: AjetConfig, folder: RunFolder) -> GroupBuffer:
         priority=priority_named(section.priority),
         max_reuse=section.max_reuse,
         capacity=section.capacity,
-    )
-
-
-def explorer_settings(config: AjetConfig, total_steps: int) -> ExplorerSettings:
-    """Makes the explorer's settings from the config."""
-    return ExplorerSettings(
-        batch=BatchSettings.from_config(config),
-        total_steps=total_steps,
-        max_failure_rate=config.ajet.rollout.max_failure_rate,
-        partial_rollout=config.trinity.partial_rollout,
     )
 
 
@@ -79,21 +68,12 @@ class AsyncRun:
         reopen_buffer(self.buffer, resume_point, config.ajet.trainer_common.resume, attempt)
         self.buffer.attempt = attempt[ATTEMPT]
         self.versions = VersionState(run.state.step)
-        settings = explorer_settings(config, tasks.total_steps)
+        settings = ExplorerSettings.from_config(config, tasks.total_steps)
         self.explorer = Explorer(
             run.batches(runner), runner, tasks.cursor, self.buffer, self.versions, settings
         )
         self.explorer.load_state_dict(run.state.explorer if resume_point is not None else None)
-        self.trainer = Trainer(
-            client,
-            self.buffer,
-            self.versions,
-            run,
-            validate,
-            self.explorer,
-            explorer_driven=config.trinity.synchronizer.sync_style == "explorer_driven",
-            saves_first=config.clients_run_episodes,
-        )
+        self.trainer = Trainer(client, self.buffer, self.versions, run, validate, self.explorer)
 
     async def train(self) -> None:
         """Trains all steps that are left."""

@@ -9,7 +9,7 @@ bench     each checkpoint on the held-out tasks              in this process
 serve     the newest checkpoint over HTTP                    in this process
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -25,87 +25,78 @@ from ajet.core.run.start import open_run
 from ajet.core.terminal import Console
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ajet.cluster.run_attempts import MakeRunAttempt
     from ajet.exchange.gateway import ExchangeGateway
 
 
-class DisaggregatedBackbone:
-    """Backbone trinity, for `ajet train`; `ajet eval` and `ajet debug` need no cluster. Without a
-    session everything runs in this process."""
+def fit_disaggregated(
+    config: AjetConfig,
+    console: Console | None = None,
+    *,
+    session: SessionSettings | None = None,
+    interrupt: Interrupt | None = None,
+    gateway: "ExchangeGateway | None" = None,
+) -> RunSummary | None:
+    """Does what the mode says; without a session in this process. A training goes to the last step,
+    from the newest checkpoint if there is one. With `gateway`, clients run the episodes: in modes
+    both and colocate on Ray, and in mode explore. A trainer of its own has none."""
+    console, mode = console or Console(), config.trinity.mode
+    if mode == "bench":
+        from ajet.backbones.disaggregated.bench import bench
 
-    def __init__(
-        self,
-        config: AjetConfig,
-        console: Console | None = None,
-        session: SessionSettings | None = None,
-        interrupt: Interrupt | None = None,
-        gateway: "ExchangeGateway | None" = None,
-    ) -> None:
-        """`gateway` lets clients run the episodes: in modes both and colocate on Ray, and in mode
-        explore. A trainer of its own has none."""
-        self.config = config
-        self.console = console or Console()
-        self.session = session
-        self.interrupt = interrupt
-        self.gateway = gateway
-        self.mode = config.trinity.mode
+        return bench(config, console)
+    if mode == "serve":
+        from ajet.backbones.disaggregated.serve import serve_model
 
-    def fit(self) -> RunSummary | None:
-        """Does what the mode says. A training goes to the last step, from the newest checkpoint if
-        there is one."""
-        if self.mode == "bench":
-            from ajet.backbones.disaggregated.bench import bench
+        with catch_interrupts(interrupt) as interrupt:
+            return serve_model(config, interrupt, console)
+    with _open_folder(config) as folder:
+        if session is not None:
+            from ajet.cluster.run_attempts import run_on_ray
 
-            return bench(self.config, self.console)
-        if self.mode == "serve":
-            from ajet.backbones.disaggregated.serve import serve_model
+            make = _attempt_class(mode, gateway)
+            return run_on_ray(make, session, config, folder, console, interrupt)
+        with catch_interrupts(interrupt) as interrupt:
+            return _in_this_process(config, folder, interrupt, console, gateway)()
 
-            with catch_interrupts(self.interrupt) as interrupt:
-                return serve_model(self.config, interrupt, self.console)
-        with self._folder() as folder:
-            if self.session is not None:
-                from ajet.cluster.run_attempts import run_on_ray
 
-                make = self._attempt_class()
-                return run_on_ray(
-                    make, self.session, self.config, folder, self.console, self.interrupt
-                )
-            with catch_interrupts(self.interrupt) as interrupt:
-                return self._in_this_process(folder, interrupt)()
-
-    @contextmanager
-    def _folder(self) -> "Iterator[RunFolder]":
-        """Opens and locks the run folder. Mode `explore` has a lock and a log of its own, and is no
-        attempt: the run is the trainer's."""
-        if self.mode != "explore":
-            with open_run(self.config, assembly.read_tasks(self.config)) as folder:
-                yield folder
-            return
-        with (
-            RunFolder.open(self.config.run_folder, EXPLORER_LOCK) as folder,
-            run_log(folder.logs / "explore.log"),
-        ):
+@contextmanager
+def _open_folder(config: AjetConfig) -> Iterator[RunFolder]:
+    """Opens and locks the run folder. Mode `explore` has a lock and a log of its own, and is no
+    attempt: the run is the trainer's."""
+    if config.trinity.mode != "explore":
+        with open_run(config, assembly.read_tasks(config)) as folder:
             yield folder
+        return
+    with (
+        RunFolder.open(config.run_folder, EXPLORER_LOCK) as folder,
+        run_log(folder.logs / "explore.log"),
+    ):
+        yield folder
 
-    def _in_this_process(
-        self, folder: RunFolder, interrupt: Interrupt
-    ) -> Callable[[], RunSummary | None]:
-        from ajet.backbones.disaggregated.one_process import OneProcessTraining
-        from ajet.backbones.disaggregated.separate_process import ExplorerProcess, TrainerProcess
 
-        if self.mode == "explore":
-            return ExplorerProcess(self.config, folder, interrupt, self.console, self.gateway).fit
-        assert self.gateway is None, "clients run episodes on Ray, or another command's do"
-        training = TrainerProcess if self.mode == "train" else OneProcessTraining
-        return training(self.config, folder, interrupt, self.console).fit
+def _in_this_process(
+    config: AjetConfig,
+    folder: RunFolder,
+    interrupt: Interrupt,
+    console: Console,
+    gateway: "ExchangeGateway | None",
+) -> Callable[[], RunSummary | None]:
+    from ajet.backbones.disaggregated.one_process import OneProcessTraining
+    from ajet.backbones.disaggregated.separate_process import ExplorerProcess, TrainerProcess
 
-    def _attempt_class(self) -> "MakeRunAttempt":
-        from ajet.backbones.disaggregated.separate_process_on_ray import ExplorerOnRay, TrainerOnRay
-        from ajet.backbones.disaggregated.training import DisaggregatedTraining
+    if config.trinity.mode == "explore":
+        return ExplorerProcess(config, folder, interrupt, console, gateway).fit
+    assert gateway is None, "clients run episodes on Ray, or another command's do"
+    training = TrainerProcess if config.trinity.mode == "train" else OneProcessTraining
+    return training(config, folder, interrupt, console).fit
 
-        if self.mode == "train":
-            return TrainerOnRay
-        made = ExplorerOnRay if self.mode == "explore" else DisaggregatedTraining
-        return partial(made, gateway=self.gateway)
+
+def _attempt_class(mode: str, gateway: "ExchangeGateway | None") -> "MakeRunAttempt":
+    from ajet.backbones.disaggregated.separate_process_on_ray import ExplorerOnRay, TrainerOnRay
+    from ajet.backbones.disaggregated.training import DisaggregatedTraining
+
+    if mode == "train":
+        return TrainerOnRay
+    made = ExplorerOnRay if mode == "explore" else DisaggregatedTraining
+    return partial(made, gateway=gateway)

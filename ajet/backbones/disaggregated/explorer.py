@@ -30,7 +30,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from loguru import logger
 
@@ -44,6 +44,7 @@ from ajet.core.buffer.buffer import (
     step_and_number,
 )
 from ajet.core.buffer.staleness import PartialRollout
+from ajet.core.config import AjetConfig
 from ajet.core.rollout.batch import BatchRollout, BatchSettings, StepGroups, group_result
 from ajet.core.rollout.failure import check_failure_rate, has_failed
 from ajet.core.rollout.request import RolloutRunner, group_id_of, step_of_group
@@ -65,6 +66,16 @@ class ExplorerSettings:
     total_steps: int
     max_failure_rate: float
     partial_rollout: PartialRollout = "continue"
+
+    @classmethod
+    def from_config(cls, config: AjetConfig, total_steps: int) -> Self:
+        """Reads the settings from the config."""
+        return cls(
+            batch=BatchSettings.from_config(config),
+            total_steps=total_steps,
+            max_failure_rate=config.ajet.rollout.max_failure_rate,
+            partial_rollout=config.trinity.partial_rollout,
+        )
 
     @property
     def groups_per_step(self) -> int:
@@ -325,15 +336,12 @@ class Explorer:
     def _replace_if_no_signal(self, item: FinishedGroup) -> FinishedGroup:
         """Returns a group without signal as one that is not counted, so that another group begins
         for it, as long as the step may have more rounds."""
-        rounds = self.settings.batch.max_rounds
+        rounds, members = self.settings.batch.max_rounds, item.group.trajectories
         allowed = (rounds - 1) * self.settings.groups_per_step * (self._versions.trained + 1)
-        if not self._has_no_signal(item) or self.counts["left_out"] >= allowed:
+        has_signal = item.group.valid or all(t.left_out != "dynamic_sampling" for t in members)
+        if has_signal or self.counts["left_out"] >= allowed:
             return item
         return FinishedGroup(item.index, item.group, item.baselines, is_counted=False)
-
-    def _has_no_signal(self, item: FinishedGroup) -> bool:
-        members = item.group.trajectories
-        return not item.group.valid and any(t.left_out == "dynamic_sampling" for t in members)
 
     def _check_failures(self, step: int, rollout: StepGroups) -> None:
         """Raises RunFailed when too many episodes of one step have failed."""

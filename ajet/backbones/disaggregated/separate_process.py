@@ -15,7 +15,7 @@ from typing import Any
 
 from ajet import assembly
 from ajet.backbones.disaggregated.split_run import ExplorerCommand, TrainerCommand
-from ajet.backbones.local_run import begin_local_run
+from ajet.backbones.local_training import LocalTraining
 from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
 from ajet.core.interrupt import Interrupt
@@ -24,7 +24,6 @@ from ajet.core.learning.learner import Learner, TrainBatch
 from ajet.core.model.save import model_files
 from ajet.core.record.recorded_run import load_template
 from ajet.core.record.run_folder import RunFolder
-from ajet.core.record.summary import RunSummary
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.terminal import Console
 from ajet.core.trajectory.trajectory import Group
@@ -50,39 +49,22 @@ class FolderTrainerClient:
         return {}
 
 
-class TrainerProcess:
+class TrainerProcess(LocalTraining):
     """One attempt of the trainer, in this process."""
 
     def __init__(
         self, config: AjetConfig, folder: RunFolder, interrupt: Interrupt, console: Console
     ) -> None:
-        self.folder = folder
-        tasks = assembly.read_tasks(config)
-        assembly.set_threads(config)
-        loaded = assembly.load_policy_model(config)
-        template = assembly.make_template(loaded)
-        weights = WeightFolder.of_model(folder.weights, model_files(loaded))
-        self.client = FolderTrainerClient(assembly.make_learner(config, loaded), weights)
-        self.run, self.checkpoints, resume_point = begin_local_run(
-            config,
-            folder,
-            tasks,
-            loaded,
-            template,
-            self.client.learner,
-            save=self._save,
-            interrupt=interrupt,
-            console=console,
-        )
+        super().__init__(config, folder, interrupt, console)
+        weights = WeightFolder.of_model(folder.weights, model_files(self.loaded))
+        self.client = FolderTrainerClient(assembly.make_learner(config, self.loaded), weights)
+        resume_point = self.begin_run(self.client.learner)
         self.command = TrainerCommand(self.run, self.client, resume_point)
 
-    def fit(self) -> RunSummary:
-        """Trains all steps that are left, and writes the summary last."""
-        with self.run:
-            run_bounded(self.command.train())
-        return self.run.finish()
+    async def train(self) -> None:
+        await self.command.train()
 
-    async def _save(self, step: int, run: dict[str, Any]) -> None:
+    async def save(self, step: int, run: dict[str, Any]) -> None:
         self.checkpoints.save(self.folder.checkpoints, step, self.command.with_explorer_state(run))
         self.command.on_checkpoint()
 

@@ -46,7 +46,6 @@ from loguru import logger
 
 from ajet import assembly
 from ajet.backbones.disaggregated.async_run import (
-    explorer_settings,
     left_out_reason,
     open_buffer,
     prune_buffer,
@@ -63,7 +62,7 @@ from ajet.core.error_codes import Code
 from ajet.core.errors import RunFailed
 from ajet.core.interrupt import Interrupt, nothing
 from ajet.core.record.run_folder import RunFolder, shown_path
-from ajet.core.rollout.batch import BatchRollout, BatchSettings
+from ajet.core.rollout.batch import BatchRollout
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.stops import StopRequests
 from ajet.core.run.resume_point import ResumePoint
@@ -127,18 +126,9 @@ class TrainerCommand:
         self._attempt = attempt
         self._failure: str | None = None
         self.versions = PublishedVersionState(run.state.step, self.buffer, client, attempt)
-        settings = explorer_settings(config, run.tasks.total_steps)
+        settings = ExplorerSettings.from_config(config, run.tasks.total_steps)
         explorer = RemoteExplorer(self.buffer, self.versions, settings, attempt)
-        self.trainer = Trainer(
-            client,
-            self.buffer,
-            self.versions,
-            run,
-            _no_validation,
-            explorer,
-            explorer_driven=config.trinity.synchronizer.sync_style == "explorer_driven",
-            saves_first=config.clients_run_episodes,
-        )
+        self.trainer = Trainer(client, self.buffer, self.versions, run, _no_validation, explorer)
         self._settled: dict[str, dict[str, str | None]] = {}
         if config.clients_run_episodes:
             run.on_step = self._note_settled
@@ -363,10 +353,10 @@ class ExplorerCommand:
     def _make_explorer(
         self, runner: GroupRunner, buffer: GroupBuffer, versions: VersionState
     ) -> Explorer:
-        tasks, settings = self._tasks, BatchSettings.from_config(self._config)
-        batch = BatchRollout(runner, tasks.training, tasks.cursor, settings)
-        explorer = explorer_settings(self._config, tasks.total_steps)
-        return Explorer(batch, runner, tasks.cursor, buffer, versions, explorer)
+        tasks = self._tasks
+        settings = ExplorerSettings.from_config(self._config, tasks.total_steps)
+        batch = BatchRollout(runner, tasks.training, tasks.cursor, settings.batch)
+        return Explorer(batch, runner, tasks.cursor, buffer, versions, settings)
 
     async def _poll(
         self,
@@ -407,7 +397,8 @@ class ExplorerCommand:
             await explorer.pause()
             await self._load(found)
         except WeightsError:
-            if found.path.exists() and self._latest_weights(attempt) == found:
+            latest = _published_weights(self._current_buffer().read_notes(), attempt)
+            if found.path.exists() and latest == found:
                 raise
             # Removed by newer weights or another attempt: loaded at the next poll. Until then the
             # engines may hold requests, so no group begins which the next pause would wait for.
@@ -417,9 +408,6 @@ class ExplorerCommand:
         explorer.resume()
         versions.publish(found.version)
         return True
-
-    def _latest_weights(self, attempt: str) -> FolderSource | None:
-        return _published_weights(self._current_buffer().read_notes(), attempt)
 
     @staticmethod
     def _write_notes(

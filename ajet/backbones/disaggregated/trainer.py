@@ -80,18 +80,17 @@ class Trainer:
         run: TrainingRun,
         validate: Callable[[], Awaitable[object]],
         explorer: ExplorerControl,
-        *,
-        explorer_driven: bool = False,
-        saves_first: bool = False,
     ) -> None:
-        """`validate` measures held-out success if a validation is due. With `explorer_driven`
-        weights are published when the explorer asks for them, or the staleness bound requires it.
-        With `saves_first` a checkpoint that is due is written before its weights are published, so
-        that no episode is sampled by weights that a kill would lose.
-        """
+        """`validate` measures held-out success if a validation is due. With sync style
+        explorer_driven weights are published when the explorer asks for them, or the staleness
+        bound requires it. Where clients run the episodes, a checkpoint that is due is written
+        before its weights are published, so that no episode is sampled by weights that a kill would
+        lose."""
         self._client, self._buffer, self._versions = client, buffer, versions
         self._run, self._validate, self._explorer = run, validate, explorer
-        self._explorer_driven, self._saves_first = explorer_driven, saves_first
+        sync_style = run.config.trinity.synchronizer.sync_style
+        self._explorer_driven = sync_style == "explorer_driven"
+        self._saves_first = run.config.clients_run_episodes
         self._sync_metrics: dict[str, float] = {}
         self._taken_s, self._waited_s = time.monotonic(), 0.0
         self._is_stopping = False
@@ -158,7 +157,10 @@ class Trainer:
             self._sync_metrics = await self._publish(step)
         metrics |= {**self._sync_metrics, **staleness_metrics(ages), **self._buffer_metrics(taken)}
         self._sync_metrics = {}
-        self._add_ages(ages)
+        if self._buffer.bound.max_staleness:
+            total = self._run.state.staleness
+            for age, number in ages.items():
+                total[str(age)] = total.get(str(age), 0) + number
         self._run.record_step(step, rollout, update, metrics)
         if is_due and self._saves_first:
             await self._run.save_if_due()
@@ -220,12 +222,6 @@ class Trainer:
                 )
             ages += own
         return ages
-
-    def _add_ages(self, ages: Counter[int]) -> None:
-        if self._buffer.bound.max_staleness:
-            total = self._run.state.staleness
-            for age, number in ages.items():
-                total[str(age)] = total.get(str(age), 0) + number
 
     def _buffer_metrics(self, taken: TakenBatch) -> dict[str, float]:
         counts = self._buffer.counts()

@@ -28,7 +28,6 @@ from ajet.core.advantage.opo import opo
 from ajet.core.advantage.own import OwnEstimator, OwnShaping
 from ajet.core.advantage.pass_at_k import pass_at_k
 from ajet.core.advantage.reinforce import reinforce
-from ajet.core.advantage.reinforce_plus_plus import reinforce_plus_plus
 from ajet.core.advantage.reinforce_plus_plus_baseline import reinforce_plus_plus_baseline
 from ajet.core.advantage.remax import remax
 from ajet.core.advantage.rloo import rloo
@@ -53,7 +52,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "starpo": grpo,
     "rloo": rloo,
     "reinforce": reinforce,
-    "reinforce_plus_plus": reinforce_plus_plus,
+    "reinforce_plus_plus": reinforce,  # whitened below
     "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
     "remax": remax,
     "opo": opo,

@@ -11,51 +11,39 @@ which would reward the distance to the reference. A checkpoint contains the coef
 Not covered: the coefficient of the KL in the loss.
 """
 
-from typing import Protocol
-
 from ajet.core.config import AjetConfig
 
 MAX_ERROR = 0.2
 
 
-class KLController(Protocol):
-    """Holds the coefficient of the KL in the reward; a checkpoint contains its `state_dict`."""
-
-    coef: float
-
-    def update(self, kl: float, num_episodes: int) -> None: ...
-
-    def state_dict(self) -> dict[str, float]: ...
-
-    def load_state_dict(self, state: dict[str, float]) -> None: ...
-
-
 class FixedKLController:
-    """Keeps the coefficient of the config, whatever the KL is."""
+    """Holds the coefficient of the KL in the reward: that of the config, whatever the KL is."""
 
     def __init__(self, coef: float) -> None:
         self.coef = coef
 
     def update(self, kl: float, num_episodes: int) -> None:
-        """Does nothing."""
+        """Is called with the mean KL of a step with `num_episodes` episodes; does nothing here."""
 
     def state_dict(self) -> dict[str, float]:
+        """Returns what a checkpoint holds: nothing, since the config's coefficient also holds after
+        resuming."""
         return {}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Does nothing: the config's coefficient also holds after resuming."""
+        """Restores the state of a checkpoint."""
 
 
-class AdaptiveKLController:
+class AdaptiveKLController(FixedKLController):
     """Raises the coefficient after a step with a KL above the target, and lowers it after one
     below.
     """
 
     def __init__(self, coef: float, target: float, horizon: int) -> None:
-        self.coef, self.target, self.horizon = coef, target, horizon
+        super().__init__(coef)
+        self.target, self.horizon = target, horizon
 
     def update(self, kl: float, num_episodes: int) -> None:
-        """Adapts the coefficient to `kl`, the mean KL of a step with `num_episodes` episodes."""
         error = min(max(kl / self.target - 1, -MAX_ERROR), MAX_ERROR)
         self.coef *= 1 + error * min(num_episodes, self.horizon) / self.horizon
 
@@ -66,7 +54,7 @@ class AdaptiveKLController:
         self.coef = state["coef"]
 
 
-def make_kl_controller(config: AjetConfig) -> KLController:
+def make_kl_controller(config: AjetConfig) -> FixedKLController:
     """Builds the controller that ``algorithm.kl_ctrl`` names."""
     section = config.ajet.trainer_common.algorithm.kl_ctrl
     if section.type == "fixed":

@@ -7,7 +7,12 @@
 Williams 1992; Sutton and Barto 2018, section 13.3. Prompts, tool results and other agents' turns
 are skipped (token_chain.py).
 
-Not covered: a baseline; `whiten_advantages` or `reward_normalization` add one.
+REINFORCE++ (Hu et al. 2025, arXiv 2501.03262) is the same, whitened over all trained tokens of the
+batch (estimate.py), unless `whiten_advantages` is false; use_kl_in_reward puts its KL into the
+rewards.
+
+Not covered: a baseline; `whiten_advantages` or `reward_normalization` add one, and so does
+reinforce_plus_plus_baseline.py.
 """
 
 from collections.abc import Sequence

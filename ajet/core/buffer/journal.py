@@ -24,6 +24,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
+from loguru import logger
+
 from ajet.core.buffer.codec import decode, encode
 from ajet.core.buffer.staleness import version_range
 from ajet.core.config import AjetConfig
@@ -76,6 +78,17 @@ class Journal:
         `files` are those of the user's code."""
         ajet = config.to_dict()["ajet"]
         return cls(path, fingerprint({name: ajet[name] for name in DECIDES_EPISODES}, files))
+
+    @classmethod
+    def resumed(cls, path: Path, config: AjetConfig, files: Iterable[Path], step: int) -> Self:
+        """Opens the journal of a run that goes on behind `step`, and logs how many episodes are not
+        run again."""
+        journal = cls.open(path, config, files)
+        if num_finished := journal.reopen({"": step}):
+            logger.info(
+                f"{num_finished} episodes that an earlier attempt finished are not run again"
+            )
+        return journal
 
     def reopen(self, newest_of: Mapping[str, int], attempt: str = "") -> int:
         """Begins or continues `attempt`; returns how many stored episodes it can use. `newest_of`

@@ -52,13 +52,12 @@ def load_stages(
     backbone: str | None = None,
     exp_dir: Path | str | None = None,
     project_dir: Path | str | None = None,
-    required: Sequence[str] = REQUIRED,
 ) -> list[AjetConfig]:
     """Returns the configs of a run's stages in their order, or that of the run if it has none.
     A stage's run folder is below that of the run."""
     origin = _origin(path, overrides, backbone)
     composed = _composed(origin, project_dir)
-    whole = _checked(composed, origin, exp_dir, project_dir, required)
+    whole = _checked(composed, origin, exp_dir, project_dir, REQUIRED)
     if not whole.ajet.stages:
         return [whole]
     if whole.ajet.trainer_common.resume not in ("auto", "disable"):
@@ -71,7 +70,7 @@ def load_stages(
     for name in whole.ajet.stages:
         in_stage = Origin(origin.path, origin.overrides, name)
         with errors_of_stage(name):
-            stages.append(_checked(composed, in_stage, exp_dir, project_dir, required))
+            stages.append(_checked(composed, in_stage, exp_dir, project_dir, REQUIRED))
     return stages
 
 

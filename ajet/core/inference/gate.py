@@ -28,10 +28,6 @@ class Gate:
         """The requests that have entered and not left, in the order of their ids."""
         return sorted(self._inside)
 
-    @property
-    def num_held(self) -> int:
-        return len(self._waiting)
-
     async def enter(self, request_id: str) -> bool:
         """Waits until the gate is open. Returns False if the request was given up meanwhile."""
         if request_id in self._inside or request_id in self._waiting:

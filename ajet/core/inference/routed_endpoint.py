@@ -6,8 +6,8 @@ router chooses, and to another one if that is down.
              ──done──> router
 
 While weights are loaded the router may end the requests that run. The endpoint then continues each
-from the tokens that it has (`continue_aborted`), or samples it again from its start. A completion
-of several pieces has the oldest policy version among them.
+from the tokens that it has. A completion of several pieces has the oldest policy version among
+them.
 
 Not covered: the choice of the replica (router.py, routing.py).
 """
@@ -48,7 +48,6 @@ class RequestStats:
 
     num_requests: int = 0
     num_retries: int = 0
-    num_continued: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -69,7 +68,6 @@ class RoutedEndpoint(ModelEndpoint):
         router: RequestRouter,
         *,
         max_tries: int = 3,
-        continue_aborted: bool = True,
         id_suffix: str = "",
     ) -> None:
         """`id_suffix` is appended to the ids that the router and the replicas see, so that the
@@ -78,7 +76,6 @@ class RoutedEndpoint(ModelEndpoint):
         requests of the same ids, while what was said of the first ones may still be under way."""
         self._router = router
         self._max_tries = max_tries
-        self._continue_aborted = continue_aborted
         self._id_suffix = id_suffix
         self._running: dict[str, _Request] = {}
         self.stats = RequestStats()
@@ -101,7 +98,7 @@ class RoutedEndpoint(ModelEndpoint):
                     async with self._assigned(request) as replica:
                         piece = await replica.generate(ids, rest, full_id)
                 except RequestGivenUp:
-                    return _joined(sampled, _empty_completion(ids))
+                    return _joined(sampled, Completion(tuple(ids), (), (), "abort", 0))
                 except ReplicaDown as down:
                     self.stats.num_retries += 1
                     num_failed += 1
@@ -114,9 +111,7 @@ class RoutedEndpoint(ModelEndpoint):
                     continue
                 if piece.finish_reason != "abort" or request.is_given_up:
                     return _joined(sampled, piece)
-                self.stats.num_continued += 1
-                if self._continue_aborted:
-                    sampled = _joined(sampled, piece)
+                sampled = _joined(sampled, piece)
                 await asyncio.sleep(PAUSE_AFTER_ABORT_S)
         finally:
             del self._running[request_id]
@@ -158,11 +153,6 @@ class RoutedEndpoint(ModelEndpoint):
         finally:
             request.replica = None
             self._router.done(request_id)
-
-
-def _empty_completion(prompt_ids: Sequence[int]) -> Completion:
-    """Returns the completion of a request that was given up before it was sampled."""
-    return Completion(tuple(prompt_ids), (), (), "abort", 0)
 
 
 def _remaining(

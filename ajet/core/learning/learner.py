@@ -27,7 +27,7 @@ from typing_extensions import TypedDict
 
 from ajet.core.advantage import EstimatorSettings, estimate
 from ajet.core.advantage.credit import Advantages, GroupCredit, credit_of
-from ajet.core.advantage.kl_controller import KLController
+from ajet.core.advantage.kl_controller import FixedKLController
 from ajet.core.advantage.kl_in_reward import penalise_kl
 from ajet.core.config import AjetConfig
 from ajet.core.error_codes import Code
@@ -120,7 +120,7 @@ class Learner:
         self,
         policy: Policy,
         critic: Critic | None,
-        kl: KLController,
+        kl: FixedKLController,
         settings: LearnerSettings,
         teacher: Teacher | None = None,
     ) -> None:

@@ -110,19 +110,16 @@ class EpisodeStore:
                     _INSERT_TRAINED, [_trained_row(*turn) for turn in tokens.turns()]
                 )
 
-    def truncate_from(self, step: int, mode: str | None = None) -> int:
-        """Deletes the episodes of `step` and later (of one mode, or all) and returns their
-        number."""
-        where = "step >= ? AND (? IS NULL OR mode = ?)"
-        arguments = (step, mode, mode)
+    def truncate_from(self, step: int) -> int:
+        """Deletes the episodes of `step` and later, and returns their number."""
         with self._transaction() as connection:
             for table in ("turns", "trained_tokens"):
                 connection.execute(
                     f"DELETE FROM {table} WHERE episode_id IN "
-                    f"(SELECT episode_id FROM episodes WHERE {where})",
-                    arguments,
+                    "(SELECT episode_id FROM episodes WHERE step >= ?)",
+                    (step,),
                 )
-            return connection.execute(f"DELETE FROM episodes WHERE {where}", arguments).rowcount
+            return connection.execute("DELETE FROM episodes WHERE step >= ?", (step,)).rowcount
 
     def close(self) -> None:
         """Merges the write-ahead log into the file and closes it."""

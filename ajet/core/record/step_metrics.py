@@ -86,7 +86,10 @@ def step_metrics(
         **_turn_metrics(trajectories),
         **_compaction_metrics(trajectories),
         **_timeline_metrics(TimelineCounts.from_groups(groups, samples)),
-        **_group_metrics(groups, samples),
+        "groups/total": float(len(groups)),
+        "groups/trained": float(sum(bool(group.valid) for group in groups)),
+        "groups/with_signal": float(sum(group.has_signal for group in groups)),
+        "groups/with_advantage": float(num_with_signal(groups, samples)),
         **correlation_metrics(groups),
         **selection_metrics(groups, selections),
         "rollout/seconds": rollout_s,
@@ -155,16 +158,6 @@ def _status_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     metrics["episodes/malformed"] = float(sum(t.is_malformed for t in trajectories))
     metrics["episodes/turns_mean"] = fmean(len(t.turns) for t in trajectories)
     return metrics
-
-
-def _group_metrics(groups: Sequence[Group], samples: Sequence[TrainingSample]) -> dict[str, float]:
-    """Counts groups. Groups with signal are among those that are trained."""
-    return {
-        "groups/total": float(len(groups)),
-        "groups/trained": float(sum(bool(group.valid) for group in groups)),
-        "groups/with_signal": float(sum(group.has_signal for group in groups)),
-        "groups/with_advantage": float(num_with_signal(groups, samples)),
-    }
 
 
 def _baseline_metrics(baselines: Sequence[Group]) -> dict[str, float]:

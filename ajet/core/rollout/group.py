@@ -240,7 +240,7 @@ class GroupsInProgress:
         """Returns the groups of these results, which are in the order of the plans; None stands for
         an episode that never started."""
         members = [
-            self.early_stop.mark_stopped(unstarted_trajectory(plan))
+            self.early_stop.mark_stopped(Trajectory(plan, (), EpisodeStatus.ABORTED, error=STOPPED))
             if trajectory is None
             else trajectory
             for plan, trajectory in zip(self.plans, results, strict=True)
@@ -435,11 +435,6 @@ def will_be_valid(status: EpisodeStatus, policy: FailurePolicy) -> bool:
     if status is EpisodeStatus.ABORTED:
         return False
     return policy == "zero" or status in (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)
-
-
-def unstarted_trajectory(plan: WorkflowTask) -> Trajectory:
-    """Returns the trajectory of an episode that did not start before the run was stopped."""
-    return Trajectory(plan, (), EpisodeStatus.ABORTED, error=STOPPED)
 
 
 def has_trained_agent(groups: Sequence[Group]) -> bool:

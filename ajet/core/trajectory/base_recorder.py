@@ -136,7 +136,8 @@ class BaseRecorder:
         self.truncation: str | None = None
         self.endpoint_fault: str | None = None
         self.refused_request: str | None = None  # why the gateway refused the episode's last one
-        self.blocked_loop = False
+        # Is called, perhaps by another thread, where the workflow waits for the model in a way that
+        # blocks the event loop.
         self.on_blocking: Callable[[], None] = lambda: None
         self._limits = limits
         self._sampling = sampling
@@ -338,12 +339,6 @@ class BaseRecorder:
         if due and not self._num_in_flight and not self._closed:
             self._closed = True  # not `close`: no request is under way
             self._on_stop()
-
-    def note_blocking(self) -> None:
-        """Notes that the workflow waits for the model in a way that blocks the event loop. Other
-        threads may call it."""
-        self.blocked_loop = True
-        self.on_blocking()
 
     def close(self) -> None:
         """Ends the episode: every later call fails, and the recorded turns stay."""

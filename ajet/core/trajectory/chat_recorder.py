@@ -21,7 +21,6 @@ from ajet.core.errors import ConfigError
 from ajet.core.inference.chat_template import ChatTemplate, normalised
 from ajet.core.inference.endpoint import ChatCompletion, ChatEndpoint, Completion, SamplingParams
 from ajet.core.trajectory.base_recorder import BaseRecorder, SamplingOverrides, drop_none
-from ajet.core.trajectory.limits import EpisodeClosed
 from ajet.core.trajectory.plain_trajectory import plain_messages
 from ajet.core.trajectory.turn import Turn
 
@@ -55,8 +54,7 @@ class ChatRecorder(BaseRecorder):
         self._tell_call(sent, offered)
         with self._calling_endpoint():
             answer = await self._endpoint.chat(sent, offered, sampling, choice)
-        if self._closed:
-            raise EpisodeClosed(f"episode {self.episode_id} is over")
+        self.check_open()
         reply, malformed = _checked_reply(index, answer)
         if not parallel_tool_calls and "tool_calls" in reply:
             reply["tool_calls"] = reply["tool_calls"][:1]

@@ -3,11 +3,12 @@
     completion --truncate_at_stop--> completion, stop string --read--> text, parsed calls, message
 
 The recorder reads a reply when it is sampled; `ajet audit` reads it again from the record. A turn's
-notes hold what the ids do not contain (`NOTES`).
+notes hold what the ids do not contain.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +17,7 @@ from typing import Any
 from ajet.core.inference.chat_template import MARK, ChatTemplate, clean_text
 from ajet.core.inference.endpoint import Completion
 from ajet.core.inference.stop_strings import cut_at_stop
-from ajet.core.inference.tool_parser import ParsedReply, ToolParser
-from ajet.core.trajectory.assistant_message import assistant_message
-
-NOTES = ("opening", "stopped_at", "calls_are_text", "one_call")
-"""The opening of a forced call, the stop string that ended the reply, whether its calls stay text
-(``tool_choice: none``; without tools they do), whether the first call alone is shown."""
+from ajet.core.inference.tool_parser import ParsedReply, ToolCall, ToolParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +57,10 @@ class ReplyReader:
         tools: Sequence[Mapping[str, Any]] | None,
         notes: Mapping[str, Any],
     ) -> DecodedReply:
-        """Reads the reply of turn number `turn`; `notes` are those in `NOTES`."""
+        """Reads the reply of turn number `turn`. Of its `notes` it reads the opening of a forced
+        call, the stop string that ended the reply (`stopped_at`), whether its calls stay text
+        (`calls_are_text`, for ``tool_choice: none``; without tools they do), and whether the first
+        call alone is shown (`one_call`)."""
         marked = self._text(completion, notes.get("stopped_at"), self._parser.special_tokens)
         marked = notes.get("opening", "") + marked
         parsed = self._parser.parse(marked, tools).without_marks()
@@ -89,3 +88,23 @@ class ReplyReader:
             return text
         spelled = f"{MARK}*".join(map(re.escape, stopped_at))
         return re.split(spelled, text, maxsplit=1)[0]
+
+
+def assistant_message(parsed: ParsedReply, turn: int, *, parallel: bool = True) -> dict[str, Any]:
+    """Returns the reply in OpenAI's form; without `parallel` it has only the first tool call. Call
+    ids are ``call_<turn>_<order>``, so they are the same in a run that is resumed or replayed."""
+    message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
+    if parsed.reasoning is not None:
+        message["reasoning_content"] = parsed.reasoning
+    calls = parsed.tool_calls if parallel else parsed.tool_calls[:1]
+    if calls:
+        message["tool_calls"] = [
+            _tool_call(call, f"call_{turn:04d}_{order}") for order, call in enumerate(calls)
+        ]
+    return message
+
+
+def _tool_call(call: ToolCall, call_id: str) -> dict[str, Any]:
+    arguments = json.dumps(call.arguments, ensure_ascii=False)
+    function = {"name": call.name, "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}

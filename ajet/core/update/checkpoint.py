@@ -15,9 +15,8 @@ it gathers the tensors, one after another, into the two files, and sends each ra
 
 A save writes into `.writing_step_…`, flushes every file, the manifest last, renames the folder and
 flushes the parent. Killed at any moment, it leaves either the whole folder or a `.writing_` one,
-which the next save removes. A load takes the newest folder whose manifest verifies and names those
-that it skipped. It uses no pickle. Files that fit their checksums and still hold no checkpoint
-(forged, or of another version) are a `CheckpointError` that names the folder.
+which the next save removes. No pickle is used. Files that fit their checksums and still hold no
+checkpoint (forged, or of another version) are a `CheckpointError` that names the folder.
 
 All ranks call these functions together; a failure on one rank raises the same `CheckpointError` on
 all.
@@ -30,7 +29,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -50,7 +49,6 @@ from ajet.core.update.manifest import (
     digest,
     find_fault,
     fingerprint,
-    newest_checkpoint,
     reason_of,
     step_of,
 )
@@ -66,13 +64,12 @@ State = TypeVar("State")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Holds a loaded checkpoint; `warnings` names each newer one that was skipped, and why."""
+    """Holds a loaded checkpoint."""
 
     path: Path
     step: int
     tensors: dict[str, Tensor]
     state: dict[str, Any]
-    warnings: tuple[str, ...] = field(default_factory=tuple)
 
 
 def save_checkpoint(
@@ -162,17 +159,6 @@ class _CheckpointWriter:
         ) from cause
 
 
-def load_checkpoint(
-    folder: Path, *, like: Mapping[str, Tensor] | None = None, ranks: Ranks = ONE_RANK
-) -> Checkpoint | None:
-    """Loads the newest whole checkpoint, or returns None where there is none yet.
-
-    With `like` (`Learner.template()`), which all ranks pass, its tensors are sharded as those are.
-    """
-    path, warnings = _from_rank_0(ranks, lambda: _newest(folder))
-    return None if path is None else _read(path, warnings, like)
-
-
 def read_checkpoint(
     path: Path,
     *,
@@ -180,14 +166,13 @@ def read_checkpoint(
     ranks: Ranks = ONE_RANK,
     shares_folder: bool = True,
 ) -> Checkpoint:
-    """Reads the checkpoint at `path`, which must be whole; `like` and `ranks` are as in
-    `load_checkpoint`. Unless the ranks share the folder, rank 0 alone reads it.
-    """
+    """Reads the checkpoint at `path`, which must be whole. With `like` (`Learner.template()`) its
+    tensors are sharded as those are. Unless the ranks share the folder, rank 0 alone reads it."""
     fault = _from_rank_0(ranks, lambda: find_fault(path))
     if fault is not None:
         raise unusable(path, fault)
     if like is None or shares_folder:
-        return _read(path, (), like)
+        return _read(path, like)
     return _read_on_rank_0(path, like, ranks)
 
 
@@ -232,12 +217,6 @@ def unusable(path: Path, reason: str) -> CheckpointError:
     )
 
 
-def _newest(folder: Path) -> tuple[Path | None, tuple[str, ...]]:
-    warnings: list[str] = []
-    path = newest_checkpoint(folder, warnings)
-    return path, tuple(warnings)
-
-
 def _from_rank_0(ranks: Ranks, find: Callable[[], Any]) -> Any:
     """Returns on every rank what rank 0 finds; an error of rank 0 is raised on every rank."""
     found, fault = None, None
@@ -252,7 +231,7 @@ def _from_rank_0(ranks: Ranks, find: Callable[[], Any]) -> Any:
     return found
 
 
-def _read(path: Path, warnings: tuple[str, ...], like: Mapping[str, Tensor] | None) -> Checkpoint:
+def _read(path: Path, like: Mapping[str, Tensor] | None) -> Checkpoint:
     with _reading(path):
         if has_shards(path):
             tensors = read_shards(path, like)
@@ -260,7 +239,7 @@ def _read(path: Path, warnings: tuple[str, ...], like: Mapping[str, Tensor] | No
             tensors = load_file(path / TENSORS_FILE)
             tensors |= {f"{WEIGHT_PREFIX}{n}": t for n, t in load_file(path / WEIGHTS_FILE).items()}
         state = _state(path)
-    return Checkpoint(path, step_of(path), tensors, state, warnings)
+    return Checkpoint(path, step_of(path), tensors, state)
 
 
 def _read_on_rank_0(path: Path, like: Mapping[str, Tensor], ranks: Ranks) -> Checkpoint:
@@ -269,7 +248,7 @@ def _read_on_rank_0(path: Path, like: Mapping[str, Tensor], ranks: Ranks) -> Che
     whole: dict[str, Tensor] = {}
 
     def read() -> tuple[dict[str, Any], dict[str, WholeTensor]]:
-        found = _read(path, (), None)
+        found = _read(path, None)
         whole.update(found.tensors)
         return found.state, {n: WholeTensor(t.shape, t.dtype) for n, t in whole.items()}
 

@@ -23,9 +23,9 @@ FORMAT = 1
 REPLACED = ".replaced_"
 
 
-def newest_checkpoint(folder: Path, warnings: list[str] | None = None) -> Path | None:
-    """Returns the folder of the newest whole checkpoint; appends the skipped ones to `warnings`."""
-    warnings = [] if warnings is None else warnings
+def newest_checkpoint(folder: Path) -> Path | None:
+    """Returns the folder of the newest whole checkpoint, and logs those that it passes over."""
+    warnings: list[str] = []
     for path in candidates(folder):
         fault = find_fault(path)
         if fault is None:

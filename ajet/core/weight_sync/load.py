@@ -4,8 +4,7 @@
 
 A source that can be read again (a folder) is checked from end to end before the first byte of the
 model changes, and needs no extra memory. A broadcast can be received only once, so it is collected
-first (`stage=True`, which needs the weights' size in memory once more). With `stage=False` it is
-copied as it comes; a failure then leaves a mixture, which the error says.
+first, which needs the weights' size in memory once more.
 
 Adapters alone (adapters.py) are added to copies of the base weights that `BaseWeights` takes of the
 model at its first load.
@@ -39,16 +38,12 @@ Targets = Mapping[str, "Tensor"]
 
 
 def load_weights(
-    model: nn.Module,
-    source: WeightSource,
-    *,
-    base: BaseWeights | None = None,
-    stage: bool = True,
+    model: nn.Module, source: WeightSource, *, base: BaseWeights | None = None
 ) -> SyncReport:
     """Copies `source` into `model`; raises `WeightsError` if it is damaged or does not fit.
     Adapters alone need a `base`, which is the model's for all its loads."""
     if source.adapters is None:
-        return load_tensors(model.state_dict(), source, stage=stage)
+        return load_tensors(model.state_dict(), source)
     assert base is not None, "adapters alone need the base weights"
     return base.load(model.state_dict(), source, source.adapters)
 
@@ -106,7 +101,7 @@ def _untied(targets: Targets) -> Manifest:
     return Manifest(0, tuple(TensorInfo.of(name, targets[name]) for name in first.values()))
 
 
-def load_tensors(targets: Targets, source: WeightSource, *, stage: bool = True) -> SyncReport:
+def load_tensors(targets: Targets, source: WeightSource) -> SyncReport:
     """Copies `source` into named tensors.
 
     Of two names for one storage (tied weights), the source needs only one.
@@ -118,12 +113,10 @@ def load_tensors(targets: Targets, source: WeightSource, *, stage: bool = True) 
             check(incoming, targets, where)
         with closing(source.tensors()) as incoming:
             infos = _copy(incoming, targets)
-    elif stage:
+    else:
         collected = list(source.tensors())
         check(collected, targets, where)
         infos = _copy(collected, targets)
-    else:
-        infos = _copy_unchecked(source, targets, f"{where} (the model now holds a mixture)")
     _check_loaded(infos, targets, where)
     manifest = Manifest(source.version, tuple(infos))
     seconds = time.perf_counter() - started
@@ -179,25 +172,6 @@ def _copy(incoming: IncomingTensors, targets: Targets) -> list[TensorInfo]:
         for info, tensor in incoming:
             targets[info.name].copy_(tensor)
             infos.append(info)
-    return infos
-
-
-def _copy_unchecked(source: WeightSource, targets: Targets, where: str) -> list[TensorInfo]:
-    """Copies each tensor that fits as it comes, and raises the first failure at the end.
-
-    It takes all tensors even after a failure, because other receivers may wait for this one.
-    """
-    infos: list[TensorInfo] = []
-    failures: list[WeightsError] = []
-    for info, tensor in source.tensors():
-        try:
-            check_tensor(info, tensor, targets.get(info.name), where)
-            infos += _copy([(info, tensor)], targets)
-        except WeightsError as error:
-            failures.append(error)
-    if failures:
-        raise failures[0]
-    check_complete(infos, targets, where)
     return infos
 
 

@@ -56,7 +56,7 @@ def run_blocking(recorder: BaseRecorder, call: Coroutine[Any, Any, Result]) -> R
     loop = recorder.loop
     if loop is None or not loop.is_running() or loop is running_loop():
         call.close()
-        recorder.note_blocking()
+        recorder.on_blocking()
         raise BlockingCall(
             "a blocking call of the model on its event loop's own thread would wait for itself: "
             "use the asynchronous form, or write `def execute`, which runs in a thread of its own"

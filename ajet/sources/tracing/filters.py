@@ -46,16 +46,11 @@ def apply_filters(
             novel = Deduplicator(params).novel_indices([each.query for each in remaining])
             passed = [remaining[index] for index in novel]
         else:
-            predicate = make_predicate(name, params)
+            predicate = partial(PREDICATES[name], params)
             passed = [each for each in remaining if predicate(each)]
         dropped[name] += len(remaining) - len(passed)
         remaining = passed
     return remaining, dropped
-
-
-def make_predicate(name: str, params: Section) -> Predicate:
-    """Returns the test that the named filter applies to one conversation."""
-    return partial(PREDICATES[name], params)
 
 
 def _has_score(params: ScoreParams, each: Conversation) -> bool:

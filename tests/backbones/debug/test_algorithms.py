@@ -9,7 +9,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from ajet.backbones.debug.backbone import DebugBackbone
+from ajet.backbones.debug.training import fit_debug
 from ajet.core.config import load_config
 from ajet.core.record.step_warnings import NO_STATE_KEY
 from tests.e2e.toy_run import ToyRun
@@ -30,7 +30,7 @@ def train(tmp_path, monkeypatch):
         settings += [f"ajet.trainer_common.total_training_steps={steps}"]
         settings = [text.replace("ALG", ALGORITHM) for text in settings]
         config = load_config("toy.yaml", settings, backbone="debug")
-        DebugBackbone(config, Console(file=io.StringIO())).fit()
+        fit_debug(config, Console(file=io.StringIO()))
         return list(map(json.loads, (toy.path / "logs/metrics.jsonl").read_text().splitlines()))
 
     trained.toy = toy

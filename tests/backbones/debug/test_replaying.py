@@ -13,8 +13,8 @@ from rich.console import Console
 
 from ajet import Workflow
 from ajet.backbones.debug import replaying
-from ajet.backbones.debug.backbone import DebugBackbone
 from ajet.backbones.debug.replaying import recorded_plan, replay_episode
+from ajet.backbones.debug.training import fit_debug
 from ajet.core.config import load_config
 from ajet.core.inference.endpoint import ContextOverflow
 from ajet.core.record.recorded_run import RecordedRun
@@ -147,7 +147,7 @@ def project(tmp_path_factory):
             "ajet.trainer_common.total_training_steps=1",
         ]
         config = load_config("toy.yaml", overrides, backbone="debug")
-        DebugBackbone(config, Console(file=io.StringIO())).fit()
+        fit_debug(config, Console(file=io.StringIO()))
         yield folder
 
 

@@ -12,8 +12,7 @@ import safetensors.numpy
 from rich.console import Console
 
 from ajet import assembly
-from ajet.backbones.debug.backbone import DebugBackbone
-from ajet.backbones.debug.training import DebugTraining
+from ajet.backbones.debug.training import DebugTraining, fit_debug
 from ajet.core.errors import RunComplete
 from ajet.core.interrupt import Interrupt
 from ajet.core.run.start import open_run
@@ -155,7 +154,7 @@ def test_what_a_run_is_measured_on_is_said_on_the_screen_and_in_the_record(toy):
     given = ["ajet.trainer_common.total_training_steps=1", "ajet.data.val_max_tasks=1"]
     held_out = "ajet.task_reader.jsonl_dataset_file.validation.file_path=tasks.jsonl"
     settings = config(*given, held_out, "ajet.trainer_common.test_freq=1")
-    summary = DebugBackbone(settings, Console(file=output, width=200)).fit()
+    summary = fit_debug(settings, Console(file=output, width=200))
     available = len((toy.folder / "tasks.jsonl").read_text().splitlines())
     assert f"validation: 1 of {available} held-out tasks, the same ones" in output.getvalue()
     assert (summary.num_held_out, summary.num_held_out_available) == (1, available)

@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from ajet import Task, WorkflowTask
-from ajet.backbones.debug.backbone import DebugBackbone
+from ajet.backbones.debug.training import fit_debug
 from ajet.backbones.disaggregated.async_run import left_out_reason
-from ajet.backbones.disaggregated.backbone import DisaggregatedBackbone
+from ajet.backbones.disaggregated.backbone import fit_disaggregated
 from ajet.backbones.disaggregated.one_process import OneProcessTraining
 from ajet.backbones.disaggregated.trainer import SURPLUS
 from ajet.backbones.disaggregated.version_state import VersionState
@@ -60,8 +60,8 @@ def config(*overrides, backbone="trinity", steps=STEPS):
 
 
 def train(*overrides, backbone="trinity", steps=STEPS):
-    kind = {"trinity": DisaggregatedBackbone, "debug": DebugBackbone}[backbone]
-    summary = kind(config(*overrides, backbone=backbone, steps=steps), console()).fit()
+    fit = {"trinity": fit_disaggregated, "debug": fit_debug}[backbone]
+    summary = fit(config(*overrides, backbone=backbone, steps=steps), console())
     assert summary.steps == steps
     return summary
 

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 from transformers import AutoModelForCausalLM
 
-from ajet.backbones.debug.backbone import DebugBackbone
-from ajet.backbones.disaggregated.backbone import DisaggregatedBackbone
+from ajet.backbones.debug.training import fit_debug
+from ajet.backbones.disaggregated.backbone import fit_disaggregated
 from ajet.core.config import load_config
 from tests.e2e.toy_run import ToyRun, ended, environment, wait_until
 from tests.warm_start import warm_start
@@ -24,13 +24,13 @@ SMALL = (
 EPISODES = 4  # of a step
 HALF = """
 import sys
-from ajet.backbones.disaggregated.backbone import DisaggregatedBackbone
+from ajet.backbones.disaggregated.backbone import fit_disaggregated
 from ajet.core.config import load_config
 from ajet.core.interrupt import Interrupt
 
 interrupt = Interrupt()
 config = load_config("toy.yaml", sys.argv[1:], backbone="trinity")
-DisaggregatedBackbone(config, interrupt=interrupt).fit()
+fit_disaggregated(config, interrupt=interrupt)
 sys.exit(interrupt.exit_code if interrupt.stopped_early else 0)
 """
 WAITS = "waits for a trainer"
@@ -104,7 +104,7 @@ def test_in_turns_two_processes_make_the_run_of_one(toy):
     one = toy("one")
     settings = [*SMALL, "ajet.trainer_common.total_training_steps=3"]
     config = load_config("toy.yaml", settings, backbone="debug")
-    DebugBackbone(config, Console(file=io.StringIO())).fit()
+    fit_debug(config, Console(file=io.StringIO()))
     two = toy("two")
     both(two, "trinity.max_staleness=0")
     assert len(played(two)) == 3 * EPISODES * 2 and played(two) == played(one)
@@ -203,7 +203,7 @@ def test_a_second_explorer_of_one_run_is_refused(toy):
         RunFolder.open(run.path, ".lock-explore"),
         pytest.raises(CheckpointError, match="is in use by process"),
     ):
-        DisaggregatedBackbone(config, Console(file=io.StringIO())).fit()
+        fit_disaggregated(config, Console(file=io.StringIO()))
 
 
 def test_an_explorer_that_a_signal_ends_before_the_run_is_over_says_so(toy):

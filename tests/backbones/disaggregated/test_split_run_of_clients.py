@@ -12,7 +12,7 @@ from tests.warm_start import warm_start
 
 HALF = f"""
 import sys
-from ajet.backbones.disaggregated.backbone import DisaggregatedBackbone
+from ajet.backbones.disaggregated.backbone import fit_disaggregated
 from ajet.core.config import load_config
 from ajet.exchange.setup import check_can_serve, make_exchange_gateway
 
@@ -26,7 +26,7 @@ gateway = None
 if config.trinity.mode == "explore":
     gateway = make_exchange_gateway(config, "{KEY}")
     print("episodes at", gateway.listen().removesuffix("/v1"), flush=True)
-DisaggregatedBackbone(config, gateway=gateway).fit()
+fit_disaggregated(config, gateway=gateway)
 """
 
 

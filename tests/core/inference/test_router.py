@@ -364,11 +364,10 @@ async def test_a_request_that_was_ended_in_a_queue_has_the_version_of_its_tokens
     assert len(reply.token_ids) == 6 and reply.policy_version == 2
 
 
-@pytest.mark.parametrize("continued", [True, False], ids=["continued", "from the start"])
-async def test_an_aborted_request_goes_on_after_the_change(continued):
+async def test_an_aborted_request_goes_on_from_its_tokens_after_the_change():
     replica = FakeReplica("r0", step_s=0.005)
     router = Router([replica])
-    endpoint = RoutedEndpoint(router, continue_aborted=continued)
+    endpoint = RoutedEndpoint(router)
     request = asyncio.create_task(endpoint.generate([1, 2], SAMPLING, "e/0"))
     await asyncio.sleep(0.013)
     await router.pause(abort=True)
@@ -378,13 +377,10 @@ async def test_an_aborted_request_goes_on_after_the_change(continued):
     reply = await request
     assert reply.prompt_ids == (1, 2) and reply.token_ids == (2, 3, 4, 5, 6, 7)
     assert reply.finish_reason == "length" and len(reply.logprobs) == 6
-    assert reply.policy_version == (0 if continued else 7)  # the oldest of its tokens
+    assert reply.policy_version == 0  # the oldest of its tokens
     first, second = replica.sampling
-    if continued:
-        assert 0 < second.max_tokens < 6 and second.seed != first.seed
-        assert replica.seen[1] == [1, 2, 2, 3, 4, 5, 6, 7][: 8 - second.max_tokens]
-    else:
-        assert second == first and replica.seen[1] == [1, 2]
+    assert 0 < second.max_tokens < 6 and second.seed != first.seed
+    assert replica.seen[1] == [1, 2, 2, 3, 4, 5, 6, 7][: 8 - second.max_tokens]
     await router.close()
 
 

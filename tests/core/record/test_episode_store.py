@@ -170,16 +170,15 @@ def test_writing_a_step_again_replaces_its_episodes(path, store):
         assert (row.reward, len(reader.episode(row.episode_id).turns)) == (1.0, 1)
 
 
-def test_truncate_from_forgets_later_steps_of_a_mode(path, store):
+def test_truncate_from_forgets_later_steps(path, store):
     for step in (1, 2, 3):
         store.write(step, [group_of(episode(step=step))])
         store.write(step, [group_of(episode(step=step, mode="eval"))])
-    assert store.truncate_from(2, "train") == 2
-    assert store.truncate_from(3) == 1
+    assert store.truncate_from(3) == 2
     with EpisodeReader(path) as reader:
         left = [(row.step, row.mode) for row in reader.list()]
-    assert left == [(2, "eval"), (1, "eval"), (1, "train")]
-    assert sqlite3.connect(path).execute("SELECT count(*) FROM turns").fetchone() == (6,)
+    assert left == [(2, "eval"), (2, "train"), (1, "eval"), (1, "train")]
+    assert sqlite3.connect(path).execute("SELECT count(*) FROM turns").fetchone() == (8,)
 
 
 def test_filters_combine(path, store):

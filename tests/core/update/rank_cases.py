@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.distributed.checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
-from update_fixtures import forked_groups, sample, tiny_model, with_streams
+from update_fixtures import forked_groups, load_newest, sample, tiny_model, with_streams
 
 import ajet.core.update.sharding  # noqa: F401  # takes seconds: once, before the processes fork
 from ajet.core.advantage import EstimatorSettings
@@ -25,7 +25,7 @@ from ajet.core.learning.learner import Learner, LearnerSettings
 from ajet.core.model.precision import to_float64
 from ajet.core.trajectory.sample import TrainingSample, TurnSpan
 from ajet.core.trajectory.trained_tokens import TrainedTokens
-from ajet.core.update.checkpoint import load_checkpoint, read_checkpoint, save_checkpoint
+from ajet.core.update.checkpoint import read_checkpoint, save_checkpoint
 from ajet.core.update.critic import Critic
 from ajet.core.update.policy import Policy
 from ajet.core.update.ranks import ONE_RANK, Ranks, TorchRanks, connect, disconnect
@@ -270,7 +270,7 @@ def relay(ranks: Ranks, folder: Path, step: int) -> dict[str, Any]:
     learner = Learner(
         policy, critic, FixedKLController(0.1), LearnerSettings(EstimatorSettings(name="gae"))
     )
-    found = load_checkpoint(folder, like=learner.template(), ranks=ranks)
+    found = load_newest(folder, like=learner.template(), ranks=ranks)
     if found is not None:
         learner.load_state_dict(found.tensors, found.state)
     samples = groups(step)
@@ -383,12 +383,8 @@ def refusals(folder: Path) -> dict[str, str]:
         Policy(tiny_model(), UpdateSettings(batch_layout="padded"), in_two)
 
     tries = {
-        "another_model": lambda: load_checkpoint(
-            folder / "relay", like=other.template(), ranks=ranks
-        ),
-        "fewer_layers": lambda: load_checkpoint(
-            folder / "relay", like=fewer.template(), ranks=ranks
-        ),
+        "another_model": lambda: load_newest(folder / "relay", like=other.template(), ranks=ranks),
+        "fewer_layers": lambda: load_newest(folder / "relay", like=fewer.template(), ranks=ranks),
         "no_folder": lambda: save_checkpoint(file / "in_it", 1, tensors, state, ranks=ranks),
         "of_three": of_three,
         "padded_in_sequence": padded_in_sequence,

@@ -11,16 +11,17 @@ import time
 
 import pytest
 import torch
+from loguru import logger
+from update_fixtures import load_newest
 
 from ajet.core.errors import CheckpointError
 from ajet.core.update.checkpoint import (
-    load_checkpoint,
     read_checkpoint,
     read_state,
     read_weights,
     save_checkpoint,
 )
-from ajet.core.update.manifest import find_fault
+from ajet.core.update.manifest import candidates, find_fault
 from tests.forged_manifest import forge_manifest
 
 # A forked child starts in milliseconds; it writes small tensors, so torch's threads are not needed.
@@ -45,8 +46,8 @@ def names(folder):
 
 def test_what_is_saved_is_loaded(tmp_path):
     path = save(tmp_path, 7, files={"config.json": b"{}"})
-    found = load_checkpoint(tmp_path)
-    assert (found.path, found.step, found.warnings) == (path, 7, ())
+    found = load_newest(tmp_path)
+    assert (found.path, found.step) == (path, 7)
     assert found.state == {"step": 7, "seed": 2**62}
     assert found.tensors.keys() == tensors_of(7).keys()
     for name, tensor in tensors_of(7).items():
@@ -82,8 +83,8 @@ def test_with_its_config_a_checkpoint_is_a_model_folder(tmp_path):
 
 
 def test_no_checkpoint_yet_is_none(tmp_path):
-    assert load_checkpoint(tmp_path) is None
-    assert load_checkpoint(tmp_path / "absent") is None
+    assert load_newest(tmp_path) is None
+    assert load_newest(tmp_path / "absent") is None
 
 
 def test_the_newest_two_are_kept_even_if_one_is_asked(tmp_path):
@@ -115,9 +116,11 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path, damage, name):
     save(tmp_path, 1)
     newest = save(tmp_path, 2)
     damage(newest, name)
-    found = load_checkpoint(tmp_path)
-    assert found.step == 1
-    assert len(found.warnings) == 1 and "step_000002" in found.warnings[0]
+    lines = []
+    sink = logger.add(lines.append, format="{message}")
+    assert load_newest(tmp_path).step == 1
+    logger.remove(sink)
+    assert len(lines) == 1 and "step_000002" in lines[0]
 
 
 class MakesFolder:
@@ -136,11 +139,11 @@ def test_a_pickle_in_a_checkpoint_is_never_run(tmp_path, name):
     save(folder, 1)
     newest = save(folder, 2)
     (newest / name).write_bytes(pickle.dumps({"model.a.weight": MakesFolder(made)}))
-    assert load_checkpoint(folder).step == 1
+    assert load_newest(folder).step == 1
     forge_manifest(newest)
     assert find_fault(newest) is None
     with pytest.raises(CheckpointError, match="step_000002 cannot be used: "):
-        load_checkpoint(folder)
+        load_newest(folder)
     assert not made.exists()
 
 
@@ -180,7 +183,7 @@ def test_tensors_that_lie_under_a_forged_manifest_are_one_line(tmp_path, name, l
     assert find_fault(path) is None
     said = rf"checkpoint {path} cannot be used: [^\n]+; move it away to go on from an earlier one"
     with pytest.raises(CheckpointError) as caught:
-        load_checkpoint(tmp_path)
+        load_newest(tmp_path)
     assert re.fullmatch(said, str(caught.value))
     if name == "model.safetensors":
         with pytest.raises(CheckpointError) as caught:
@@ -203,7 +206,7 @@ def test_a_state_that_is_no_object_is_one_line(tmp_path, content):
 def test_a_manifest_of_another_shape_is_passed_over(tmp_path, content):
     save(tmp_path, 1)
     (save(tmp_path, 2) / "manifest.json").write_bytes(content)
-    assert load_checkpoint(tmp_path).step == 1
+    assert load_newest(tmp_path).step == 1
 
 
 def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path):
@@ -238,14 +241,14 @@ def test_every_bit_of_the_manifest_matters(tmp_path):
 def test_a_folder_renamed_to_another_step_is_not_that_step(tmp_path):
     save(tmp_path, 3).rename(tmp_path / "step_000009")
     with pytest.raises(CheckpointError, match="of step 3"):
-        load_checkpoint(tmp_path)
+        load_newest(tmp_path)
 
 
 def test_none_usable_though_some_exist_is_an_error_not_a_fresh_start(tmp_path):
     for step in (1, 2):
         cut(save(tmp_path, step), "model.safetensors")
     with pytest.raises(CheckpointError, match=r"step_000002.*step_000001") as caught:
-        load_checkpoint(tmp_path)
+        load_newest(tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -254,7 +257,7 @@ def test_a_step_run_again_after_damage_replaces_its_folder(tmp_path):
     flip(save(tmp_path, 2), "model.safetensors")
     save(tmp_path, 2)
     assert names(tmp_path) == ["step_000001", "step_000002"]
-    assert load_checkpoint(tmp_path).warnings == ()
+    assert all(find_fault(each) is None for each in candidates(tmp_path))
 
 
 def test_damaged_later_steps_go_and_whole_ones_stay(tmp_path):
@@ -269,7 +272,7 @@ def test_damaged_later_steps_go_and_whole_ones_stay(tmp_path):
 
 def test_killed_while_replacing_a_step_the_old_one_still_loads(tmp_path):
     save(tmp_path, 5).rename(tmp_path / ".replaced_step_000005")
-    assert load_checkpoint(tmp_path).step == 5
+    assert load_newest(tmp_path).step == 5
     save(tmp_path, 6)
     assert names(tmp_path) == ["step_000006"]
 
@@ -279,7 +282,7 @@ def test_what_a_killed_save_left_is_removed_at_the_next(tmp_path):
     (tmp_path / ".writing_step_000002").mkdir()
     (tmp_path / ".writing_step_000002" / "model.safetensors").write_bytes(b"half")
     (tmp_path / ".discarded_step_000000").mkdir()
-    assert load_checkpoint(tmp_path).step == 1
+    assert load_newest(tmp_path).step == 1
     save(tmp_path, 2)
     assert names(tmp_path) == ["step_000001", "step_000002"]
 
@@ -287,7 +290,7 @@ def test_what_a_killed_save_left_is_removed_at_the_next(tmp_path):
 def test_a_state_that_is_not_json_leaves_nothing_behind(tmp_path):
     with pytest.raises((TypeError, ValueError)):
         save_checkpoint(tmp_path, 1, tensors_of(1), {"reward": float("nan")})
-    assert load_checkpoint(tmp_path) is None
+    assert load_newest(tmp_path) is None
 
 
 def save_with_small_files(folder, answer):
@@ -308,7 +311,7 @@ def test_a_file_that_cannot_grow_is_one_line_and_loses_nothing(tmp_path):
     message = receive.recv()
     assert "step_000002 was not saved" in message and "\n" not in message
     assert names(tmp_path) == ["step_000001"]
-    assert load_checkpoint(tmp_path).step == 1
+    assert load_newest(tmp_path).step == 1
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
@@ -326,7 +329,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
             save_checkpoint(small, 2, tensors_of(2, size=1_000_000), {})
         assert "\n" not in str(caught.value)
         assert names(small) == ["step_000001"]
-        assert load_checkpoint(small).step == 1
+        assert load_newest(small).step == 1
     finally:
         subprocess.run(["umount", str(small)], check=True)
 
@@ -350,8 +353,9 @@ def test_killed_at_any_moment_of_saving_a_whole_checkpoint_loads(tmp_path):
         time.sleep(dice.uniform(0.0, 0.02))  # a save takes 3 to 10 ms
         child.kill()
         child.join()
-        found = load_checkpoint(tmp_path)
-        assert found.step >= saved.value >= first and found.warnings == ()
+        assert all(find_fault(each) is None for each in candidates(tmp_path))
+        found = load_newest(tmp_path)
+        assert found.step >= saved.value >= first
         for name, tensor in tensors_of(found.step, size=20_000).items():
             assert torch.equal(found.tensors[name], tensor)
 

@@ -3,11 +3,11 @@ import copy
 import numpy as np
 import pytest
 import torch
-from update_fixtures import forked_groups, sample, tiny_model
+from update_fixtures import forked_groups, load_newest, sample, tiny_model
 
 from ajet.core.errors import CheckpointError
 from ajet.core.model.precision import to_float64
-from ajet.core.update.checkpoint import load_checkpoint, save_checkpoint
+from ajet.core.update.checkpoint import save_checkpoint
 from ajet.core.update.critic import Critic, value_loss
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import CriticSettings, UpdateSettings
@@ -213,7 +213,7 @@ def test_a_checkpoint_holds_both_and_its_model_file_the_policy_alone(tmp_path):
     assert set(load_file(path / "model.safetensors")) == {
         name for name, _ in tiny_model().named_parameters()
     }
-    found = load_checkpoint(tmp_path)
+    found = load_newest(tmp_path)
     other_policy = Policy(tiny_model(seed=3), UpdateSettings(lr=1e-3))
     other_critic = critic_with(tiny_model(seed=4))
     other_policy.load_state_dict(found.tensors, found.state["policy"])

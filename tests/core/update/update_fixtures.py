@@ -6,6 +6,9 @@ import numpy as np
 import torch
 
 from ajet.core.trajectory.sample import TrainingSample
+from ajet.core.update.checkpoint import read_checkpoint
+from ajet.core.update.manifest import newest_checkpoint
+from ajet.core.update.ranks import ONE_RANK
 
 
 def tiny_model(seed=0, **changes):
@@ -116,3 +119,9 @@ def with_streams(samples, seed=0):
         changed = replace(each, streams=streams, teacher_logprobs=teacher)
         found.append(changed if kind else each)
     return found
+
+
+def load_newest(folder, *, like=None, ranks=ONE_RANK):
+    """Reads the newest whole checkpoint, as a run that resumes does; None where there is none."""
+    path = newest_checkpoint(folder)
+    return None if path is None else read_checkpoint(path, like=like, ranks=ranks)

@@ -24,6 +24,7 @@ from typing import Any, Self
 import yaml
 
 from ajet.core.config import AjetConfig
+from ajet.core.config.agentjet_keys import NO_SWARM, SHOWN
 from ajet.core.config.compose import compose, read_yaml
 from ajet.core.config.renames import apply_renames
 from ajet.core.error_codes import Code
@@ -71,14 +72,12 @@ ARGUMENTS = {
         "ajet.context_tracker.timeline_merging_policy.timeline_compare_level"
     ),
 }
-NO_SWARM = "clients run the episodes of `ajet serve --conf X.yaml`, and no key turns that on"
-IN_RUN_FOLDER = "every episode and metric is in the run folder (`ajet view`)"
 REFUSED = {
     "swarm_mode": NO_SWARM,
     "tinkerscript_mode": NO_SWARM,
     "swarm_mode_sample_collection_method": NO_SWARM,
-    "val_print_to_markdown_file_path": IN_RUN_FOLDER,
-    "train_print_to_markdown_file_path": IN_RUN_FOLDER,
+    "val_print_to_markdown_file_path": SHOWN,
+    "train_print_to_markdown_file_path": SHOWN,
     "lora_load_format": "ajet decides how adapters reach the engines",
     "layered_summon": "ajet decides how adapters reach the engines",
     "kl_penalty_type": "the KL in the reward has one estimator",

@@ -186,7 +186,7 @@ class Gateway:
         try:
             await asyncio.wait_for(alive.wait(), self._stall_s / 2)
         except TimeoutError:
-            grant.recorder.note_blocking()
+            grant.recorder.on_blocking()
             raise RequestError(
                 "a workflow of this run blocks the event loop that the model runs on: write `def "
                 "execute`, which runs in a thread of its own, or use an asynchronous client",

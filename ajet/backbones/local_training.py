@@ -1,0 +1,88 @@
+"""The base class of an attempt of a run whose learner is in this process.
+
+    tasks, model, template ─> the subclass's learner and engine ─> begin_run ─> train ─> summary
+
+Not covered: runs on a cluster (cluster/training_attempt.py); engines, which each subclass makes for
+itself.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from datetime import datetime
+from typing import Any
+
+from loguru import logger
+
+from ajet import assembly
+from ajet.core.bounded_loop import run_bounded
+from ajet.core.config import AjetConfig
+from ajet.core.config.precision import describe_precision
+from ajet.core.interrupt import Interrupt
+from ajet.core.learning.adapter_learners import AdapterLearners
+from ajet.core.learning.checkpoints import LearnerCheckpoints
+from ajet.core.learning.learner import Learner
+from ajet.core.record.origin import RunOrigin
+from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.summary import RunSummary
+from ajet.core.run.resume_point import ResumePoint, find_resume_point
+from ajet.core.run.training_run import TrainingRun
+from ajet.core.terminal import Console
+
+
+class LocalTraining(ABC):
+    """One attempt of a run: the objects that live from its first step to its last."""
+
+    run: TrainingRun
+    checkpoints: LearnerCheckpoints
+
+    def __init__(
+        self, config: AjetConfig, folder: RunFolder, interrupt: Interrupt, console: Console
+    ) -> None:
+        """Reads the tasks and loads the model."""
+        self.config, self.folder = config, folder
+        self._interrupt, self._console = interrupt, console
+        self.tasks = assembly.read_tasks(config)
+        assembly.set_threads(config)
+        self.loaded = assembly.load_policy_model(config)
+        self.template = assembly.make_template(self.loaded)
+
+    @abstractmethod
+    async def train(self) -> None:
+        """Trains all steps that are left."""
+
+    @abstractmethod
+    async def save(self, step: int, run: dict[str, Any]) -> None:
+        """Writes a checkpoint with the run's own state in it."""
+
+    def fit(self) -> RunSummary:
+        """Trains all steps that are left, and writes the summary last."""
+        with self.run:
+            run_bounded(self.train())
+        return self.run.finish()
+
+    def begin_run(self, learner: Learner | AdapterLearners) -> ResumePoint | None:
+        """Loads the checkpoint to resume from into `learner`, begins the run there, and saves what
+        its episodes are read with later. The template's day becomes the run's first day. Returns
+        the checkpoint."""
+        config, trainer = self.config, self.config.ajet.trainer_common
+        logger.info(describe_precision(config, gpu=learner.policy.device.type == "cuda"))
+        self.checkpoints = LearnerCheckpoints(
+            learner, self.loaded, keep=trainer.max_checkpoints_to_keep
+        )
+        resume_point = find_resume_point(self.folder, trainer.resume)
+        if resume_point is not None:
+            self.checkpoints.load(resume_point.path)
+        self.run = TrainingRun(
+            config,
+            self.folder,
+            self.tasks,
+            save=self.save,
+            interrupt=self._interrupt,
+            console=self._console,
+            resume_point=resume_point,
+        )
+        self.template.today = datetime.fromisoformat(self.run.state.begun)
+        origin = RunOrigin.from_config(config, self.template.stop_token_ids, self.run.state.begun)
+        self.run.recorder.save_inputs(self.loaded.tokenizer, origin, assembly.user_files(config))
+        return resume_point
