@@ -31,12 +31,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ajet.core.config.rollout import Check
 from ajet.core.inference.endpoint import FinishReason
 from ajet.core.inference.tool_parser import ParsedReply, ToolCall
 from ajet.core.inference.tool_schema import first_violation
+
+if TYPE_CHECKING:
+    from ajet.core.config.rollout import Check
 
 LONGEST_CYCLE = 256  # characters, as for all numbers below
 MIN_REPEATED, MIN_TIMES = 2000, 8
