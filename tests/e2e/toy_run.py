@@ -399,7 +399,7 @@ def wait_until(condition, process, timeout: float = 240, every_s=0.002) -> bool:
 
 def episodes(run: ToyRun) -> list[tuple]:
     """All that was sampled and earned, without times."""
-    with sqlite3.connect(run.path / "episodes.sqlite") as connection:
+    with contextlib.closing(sqlite3.connect(run.path / "episodes.sqlite")) as connection:
         return connection.execute(
             "SELECT group_id, query, episodes.episode_id, status, episodes.reward, turn_index, "
             "token_ids, logprobs, advantages FROM episodes JOIN turns USING (episode_id) "
