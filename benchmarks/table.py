@@ -617,7 +617,13 @@ def served_models() -> list[Row]:
             "serve_learning",
         ),
         (
-            "the same where a tenth of the clients lie: quietly; a hundred times as loud",
+            "what a round that trains adds to a call, ms at the median, beside the same reply",
+            f"{found['steady']['added_ms']['median']:.1f}",
+            "≤ 5",
+            "serve_learning",
+        ),
+        (
+            "the sessions where a tenth of the clients lie: quietly; a hundred times as loud",
             f"{said('liars')}; {said('loud')}",
             "rolled back",
             "serve_learning",
