@@ -4,6 +4,7 @@
 FROM python:3.12-slim
 
 # A C compiler, for the kernels that a run on a CPU compiles.
+# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*
