@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from ajet.core.inference.chat_template import ChatTemplate
     from ajet.core.inference.engines.in_process import InProcessEngine, OnTokens
+    from ajet.core.inference.engines.step_graph import MakeGraph
     from ajet.core.inference.replicas.in_process import InProcessReplica
     from ajet.core.learning.adapter_learners import AdapterLearners
     from ajet.core.learning.learner import Learner
@@ -126,7 +127,6 @@ def make_engine(
     models of several adapters; where none are given, each is the loaded model, as an adapter that
     has not learnt anything is."""
     from ajet.core.inference.engines.in_process import InProcessEngine
-    from ajet.core.inference.engines.step_graph import cuda_graph_of
 
     return InProcessEngine(
         loaded.model,
@@ -138,13 +138,19 @@ def make_engine(
         on_tokens=on_tokens,
         gathers=gathers,
         adapters=adapters or dict.fromkeys(config.ajet.trainer_common.lora.adapters, loaded.model),
-        make_graph=cuda_graph_of if config.ajet.rollout.cuda_graphs else None,
+        make_graph=_make_graph(config),
     )
+
+
+def _make_graph(config: AjetConfig) -> MakeGraph | None:
+    """Returns what makes the graphs of an engine's decode steps; None if the config wants none."""
+    from ajet.core.inference.engines.step_graph import cuda_graph_of
+
+    return cuda_graph_of if config.ajet.rollout.cuda_graphs else None
 
 
 def make_replica(config: AjetConfig, name: str) -> InProcessReplica:
     """Makes an inference server of this process: the in-process engine over a model of its own."""
-    from ajet.core.inference.engines.step_graph import cuda_graph_of
     from ajet.core.inference.replicas.in_process import InProcessReplica
     from ajet.core.update.many_adapters import AdapterModels
     from ajet.core.update.settings import UpdateSettings
@@ -165,7 +171,7 @@ def make_replica(config: AjetConfig, name: str) -> InProcessReplica:
         decode=template.text_of,
         adapters=None if own is None else own.models,
         adapter_weights=None if own is None else own.weights(),
-        make_graph=cuda_graph_of if config.ajet.rollout.cuda_graphs else None,
+        make_graph=_make_graph(config),
     )
 
 

@@ -141,7 +141,8 @@ class InProcessEngine:
         self._max_kv_tokens = max_kv_tokens or max(
             max_model_len, num_kv_bytes // _kv_bytes_per_token(model)
         )
-        self._releases_memory = not _gpu_bytes(model) and is_large(model)
+        on_cpu = next(model.parameters()).device.type == "cpu"
+        self._releases_memory = deterministic and on_cpu and is_large(model)
         self._vocab_size: int = model.get_input_embeddings().weight.shape[0]
         self._batches = {
             name: Batch(
