@@ -237,7 +237,8 @@ class EpisodeLoop:
         slot.set_workflow_end_callback(lambda status: self._events.put(WorkflowEnded(key, status)))
         judge_in_group = _without_verdict if self._is_judged_in_groups else None
         try:
-            trajectory = await self._executor.run(plan, slot, sampling, judge_in_group)
+            runner = self._executor.runner(plan.mode)
+            trajectory = await runner.run(plan, slot, sampling, judge_in_group)
             packed = pack(trajectory, keeps_output=self._is_judged_in_groups)
             ended: Event = EpisodeEnded(key, packed)
         except Exception as error:  # noqa: BLE001  # raised again in the driver
