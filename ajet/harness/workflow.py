@@ -68,7 +68,7 @@ class HarnessWorkflow(Workflow):
         """Returns the beginning of the command line: the program's path. Raises `ConfigError` where
         it is not on this machine."""
         given = harness.program or cls.program
-        if harness.sandbox == "podman":
+        if harness.sandbox in ("podman", "docker"):
             return [given]
         found = shutil.which(given)
         if found is None:
