@@ -41,7 +41,8 @@ class VerifiersAgent(Workflow):
             result: dict[str, Any] = await process.ask(
                 "run", task=metadata[KEY], base_url=base_url, api_key=api_key, sampling={}
             )
-        if result["reward"] is None or not result["is_ok"]:
+        is_cut = model_tuner.get_context_tracker().context_overflow  # a limit: its reward counts
+        if result["reward"] is None or not (result["is_ok"] or is_cut):
             raise EnvironmentFault(f"verifiers: {result['error'] or 'no agent has ended its run'}")
         reward = float(result["reward"])
         return WorkflowOutput(

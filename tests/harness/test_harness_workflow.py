@@ -86,9 +86,10 @@ async def test_a_confined_program_sees_the_gateway_and_its_own_folders_alone(
     monkeypatch.setenv("AJET_TEST_SECRET", "hunter2")
     secret = tmp_path / "secret"
     secret.write_text("hunter2")
+    hosts = "/root /var" if sandbox == "bwrap" else tmp_path  # an image may have those two
     look = (
         f"cat {secret}; env | grep hunter2; echo x > /proc/sys/vm/swappiness; "
-        "grep -c : /proc/net/dev; ls /root /var; echo end"
+        f"grep -c : /proc/net/dev; ls {hosts}; echo end"
     )
     episode = await play("harness:cmd", repaired, shell(f"{ASK}; {look}", "{prompt}", **keys))
     seen = episode.output.metadata
@@ -169,6 +170,22 @@ async def test_tasks_may_begin_from_the_folder_that_an_episode_left(tmp_path):
         episode = await play("harness:cmd", repaired, destroys, row)
         assert episode.output.metadata["final_answer"] == RIGHT.strip()
         assert episode.reward == 0.0
+
+
+@pytest.mark.parametrize("sandbox", ["none", "bwrap", "podman"])
+async def test_a_program_goes_on_with_the_folder_and_the_home_that_an_episode_left(
+    sandbox, tmp_path
+):
+    keys = sandboxed(sandbox) | {"episode_folders": str(tmp_path)}
+    first = shell(f"{REPAIR}; echo mine > ~/session; ln -s /etc ~/etc", "{prompt}", **keys)
+    left = (await play("harness:cmd", repaired, first)).output.metadata
+    row = {name: left[name] for name in ("folder", "home")}
+    row["hidden_files"] = ROW["hidden_files"]
+    goes_on = f"{ASK} > /dev/null; cat ~/session calc.py; echo theirs > ~/session"
+    for _ in range(2):  # neither changes what was left
+        episode = await play("harness:cmd", repaired, shell(goes_on, "{prompt}", **keys), row)
+        assert episode.output.metadata["final_answer"] == f"mine\n{RIGHT}".strip()
+        assert episode.reward == 1.0
 
 
 async def test_a_program_is_started_by_its_path_with_further_arguments_before_the_prompt(tmp_path):
