@@ -4,7 +4,8 @@
 
 The environment calls the model as it calls any OpenAI-compatible server, so tokens are those that
 were sampled. The reward is the package's: the mean of its trained agents, each the sum of its
-weighted rewards; no judge of ajet's is asked. A reward of at least 1 is a success.
+weighted rewards, or what its rubric says; no judge of ajet's is asked. A reward of at least 1 is a
+success.
 
 Not covered: models of other roles than the one that is trained (their own `client` in the config
 is used, as vf-eval does).

@@ -47,8 +47,8 @@ class NemoGymSection(Section):
     url: str = Field(default="", description="The address of the resources server. Required.")
     agent: Literal["simple", "gymnasium"] = Field(
         default="simple",
-        description="Which agent of NeMo Gym the server is made for: simple (tools, then /verify) or "
-        "gymnasium (/reset, then /step after each reply).",
+        description="The agent of NeMo Gym that the server is made for: simple (tools, then "
+        "/verify) or gymnasium (/reset, then /step after each reply).",
     )
     timeout_s: float = Field(default=60.0, gt=0, description="The time limit of one call.")
 
@@ -163,7 +163,7 @@ class GymSession:
         metrics = {
             name: float(value)
             for name, value in said.items()
-            if name not in self._row and name != "reward" and _is_number(value)
+            if name not in (*self._row, "reward", "mask_sample") and _is_number(value)
         }
         return Verdict(float(said["reward"]), metrics)
 

@@ -12,8 +12,8 @@ folder of the current one. Standard input and output are lines of JSON; what
 an environment prints goes to standard error.
 
 The package has had two interfaces. TasksetPlayer plays environments of the one that verifiers 0.4
-has: a role whose config says nothing else runs on this machine (`runtime.type: subprocess`), and the
-harness `null`, a conversation with the task's tools, is the default in the place of `bash`.
+has: a role whose config says nothing else runs on this machine (`runtime.type: subprocess`), and
+the harness `null`, a conversation with the task's tools, is the default in the place of `bash`.
 ClassicPlayer plays what a package's `load_environment` returns, which verifiers has up to 0.3.
 """
 

@@ -14,7 +14,7 @@ from ajet.core.workflow.registry import registered_workflow
 from ajet.tools.verifiers.reader import VerifiersReader
 from tests.agents.test_verifiers_agent import config_in, play, tasks_of
 
-PACKAGE = '''
+PACKAGE = """
 import importlib, json, os, urllib.request
 from verifiers.types import ClientConfig
 
@@ -54,7 +54,7 @@ class SingleTurnEnv:
             chain = "ModelError -> broken\\nhere"
             output["error"] = {"error": "ModelError", "error_chain_str": chain}
         return output
-'''
+"""
 TYPES = """
 from dataclasses import dataclass
 
