@@ -206,6 +206,22 @@ async def test_tasks_may_begin_from_the_folder_that_an_episode_left(tmp_path):
         assert episode.reward == 0.0
 
 
+@pytest.mark.parametrize("sandbox", ["none", "bwrap", "podman"])
+async def test_a_program_goes_on_with_the_folder_and_the_home_that_an_episode_left(
+    sandbox, tmp_path
+):
+    keys = sandboxed(sandbox) | {"episode_folders": str(tmp_path)}
+    first = shell(f"{REPAIR}; echo mine > ~/session; ln -s /etc ~/etc", "{prompt}", **keys)
+    left = (await play("harness:cmd", repaired, first)).output.metadata
+    row = {name: left[name] for name in ("folder", "home")}
+    row["hidden_files"] = ROW["hidden_files"]
+    goes_on = f"{ASK} > /dev/null; cat ~/session calc.py; echo theirs > ~/session"
+    for _ in range(2):  # neither changes what was left
+        episode = await play("harness:cmd", repaired, shell(goes_on, "{prompt}", **keys), row)
+        assert episode.output.metadata["final_answer"] == f"mine\n{RIGHT}".strip()
+        assert episode.reward == 1.0
+
+
 async def test_a_program_is_started_by_its_path_with_further_arguments_before_the_prompt(tmp_path):
     program = tmp_path / "own"
     program.write_text(f"#!/bin/sh\n{ASK.replace('$1', 'hi')} >/dev/null; printf '%s|' \"$@\"\n")
