@@ -33,8 +33,9 @@ def fit_colocated(
 ) -> RunSummary | None:
     """Trains to the last step on Ray (`--backbone verl`), from the newest checkpoint if there is
     one. With `gateway`, clients run the episodes."""
-    with open_run(config, assembly.read_tasks(config)) as folder:
-        make = partial(ColocatedTraining, gateway=gateway)
+    tasks = assembly.read_tasks(config)
+    with open_run(config, tasks) as folder:
+        make = partial(ColocatedTraining, tasks=tasks, gateway=gateway)
         return run_on_ray(make, session, config, folder, Console(), interrupt)
 
 

@@ -74,6 +74,7 @@ class TrainingRun:
         """Restores the state of `resume_point`, if given, and opens the records. `save` writes a
         checkpoint. The learner must have loaded `resume_point` already: a checkpoint of another
         model must leave the records unchanged."""
+        tasks = tasks.from_the_beginning(config)  # an earlier attempt has moved the cursor
         self.config, self.folder, self.tasks, self.interrupt = config, folder, tasks, interrupt
         self.on_step: OnStep = lambda step, groups: None
         self.stopping_note: Callable[[], str] = lambda: (
