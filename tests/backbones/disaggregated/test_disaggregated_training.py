@@ -79,7 +79,7 @@ def one_attempt(*overrides, prepare=lambda training: None, steps=STEPS):
         return training.fit()
 
 
-READER = '''
+READER = """
 from pathlib import Path
 
 from ajet import BaseTaskReader, Task
@@ -96,7 +96,7 @@ class Noted(BaseTaskReader):
         with Path(__file__).with_name("read").open("a") as file:
             file.write(f"{split}\\n")
         return [Task(f"{split}{n}", f"What is {n} and {n}?") for n in range(2)]
-'''
+"""
 
 
 @pytest.mark.parametrize("backbone", ["debug", "trinity"])
