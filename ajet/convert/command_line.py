@@ -34,7 +34,7 @@ _COMMAND = re.compile(r"\$\([^()\n]*\)")
 _SPACE = "\u00a0"  # keeps $(date +%F) one word
 _DOLLAR = "\ue000"  # a $ that is in a value already, and is not looked at again
 _SEPARATORS = re.compile(r"[;|&\n]+")
-_SUCCEEDS = set(". : cd declare echo export mkdir set shopt source unset".split())
+_SUCCEEDS = {".", ":", "cd", "declare", "echo", "export", "mkdir", "set", "source"}
 """Commands behind which `&&` is no condition: a script whose `cd` fails is lost anyway."""
 _BLOCK_BEGINS, _BLOCK_ENDS = {"if", "case", "for", "while", "until"}, {"fi", "esac", "done"}
 _KEY = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/-]*")
