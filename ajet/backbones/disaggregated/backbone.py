@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ajet import assembly
-from ajet.cluster.session import SessionSettings
+from ajet.cluster.connection import SessionSettings
 from ajet.core.config import AjetConfig
 from ajet.core.interrupt import Interrupt, catch_interrupts
 from ajet.core.record.run_folder import EXPLORER_LOCK, RunFolder
