@@ -149,7 +149,8 @@ def _local_ray(env: dict[str, str], print_line: Print, reason: str) -> Iterator[
     print_line(f"starting a Ray on this machine ({reason}); its logs are in {folder} while it runs")
     is_clean = False
     try:
-        address = _start_local(folder, env)
+        start_ray(folder, **_init_options(env))
+        address = ray.get_runtime_context().gcs_address
         _print_debugger_command(address, env, print_line)
         yield RaySession(address, True, env)
         is_clean = True
@@ -162,14 +163,6 @@ def _local_ray(env: dict[str, str], print_line: Print, reason: str) -> Iterator[
             shutil.rmtree(folder, ignore_errors=True)
         else:
             print_line(f"the logs of this Ray are kept in {folder}")
-
-
-def _start_local(folder: Path, env: dict[str, str]) -> str:
-    """Starts a Ray and returns its address."""
-    import ray
-
-    start_ray(folder, **_init_options(env))
-    return ray.get_runtime_context().gcs_address
 
 
 def start_ray(folder: Path, **options: Any) -> None:
