@@ -195,10 +195,10 @@ class EpisodeLoop:
         from ajet import assembly
         from ajet.cluster.process_executor import ProcessExecutor
         from ajet.core.judge import make_judge
-        from ajet.core.rollout.episode import compares_groups
+        from ajet.core.judge.judge import GroupJudge
 
         judge = make_judge(config)
-        self._is_judged_in_groups = compares_groups(judge)
+        self._is_judged_in_groups = isinstance(judge, GroupJudge)
         self._endpoint = make_endpoint()
         self._executor = ProcessExecutor(
             config,

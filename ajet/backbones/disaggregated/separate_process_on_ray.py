@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from loguru import logger
 
@@ -34,7 +34,6 @@ from ajet.core.terminal import Console
 from ajet.core.trajectory.trajectory import Group
 from ajet.core.weight_sync.folder import FolderSource
 from ajet.exchange.gateway import ExchangeGateway
-from ajet.servers.environment import ServerName
 from ajet.servers.serving import EngineName, ServerSpec, engine_name
 
 
@@ -96,20 +95,12 @@ class TrainerOnRay(TrainingAttempt):
         self.command.on_checkpoint()
 
 
-class StartableEngines(Protocol):
-    """The methods of `Engines` that are used here."""
-
-    async def check(self, engine: ServerName, on_gpu: bool) -> None: ...
-    async def start(self, server: ServerSpec | None = None) -> None: ...
-    async def load(self, source: FolderSource) -> object: ...
-
-
 class ExplorerEngines:
     """Starts the explorer's engines: in-process engines at once, servers with the weights that the
     trainer publishes first, since no request comes before."""
 
     def __init__(
-        self, engines: StartableEngines, config: AjetConfig, folder: RunFolder, *, on_gpu: bool
+        self, engines: Engines, config: AjetConfig, folder: RunFolder, *, on_gpu: bool
     ) -> None:
         self._engines, self._folder, self._on_gpu = engines, folder, on_gpu
         self._engine: EngineName = engine_name(config, on_gpu=on_gpu)
