@@ -639,8 +639,9 @@ def served_models() -> list[Row]:
             "serve_learning",
         ),
         (
-            f"20 clients with the same 12 questions, two of them loud liars, {len(seeds)} seeds: as "
-            "they are; without clients that contradict the others; liars and honest clients left out",
+            f"20 clients with the same 12 questions, two of them loud liars, {len(seeds)} seeds: "
+            "as they are; without clients that contradict the others; liars and honest clients "
+            "left out",
             f"{after('popular')}; {after('reliable')}; {num_liars} and {num_honest}",
             f"{2 * len(seeds)} and 0 left out",
             "serve_learning",
