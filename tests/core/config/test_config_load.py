@@ -292,7 +292,7 @@ MISTAKES = [
         "ajet:\n  task_reader:\n    type: jsonl\n",
         "run.yaml:3: ajet.task_reader.type: no task reader 'jsonl'; there are jsonl_dataset_file, "
         "huggingface_dat_repo, random_dummy, env_service, environment, data_generation, tracing; "
-        "or your own class as file.py->Class",
+        "a file, JSON lines or CSV, is jsonl_dataset_file",
     ),
     (
         "ajet:\n  task_reader:\n    jsonl_dataset_file: {training: {file_path: t.jsonl}}\n",
