@@ -459,7 +459,7 @@ def _one_line(error: BaseException) -> str:
 def _find_class(module: ModuleType, name: str, kind: type[T], prefix: str) -> type[T]:
     is_public = hasattr(sys.modules["ajet"], kind.__name__)
     base = f"{'ajet' if is_public else kind.__module__}.{kind.__name__}"
-    derived = "" if kind is object else f", derived from {base},"
+    derived = "" if kind.__module__ == "builtins" else f", derived from {base},"
     found = getattr(module, name, None)
     file = getattr(module, "__file__", None) or module.__name__
     if found is None:
