@@ -1,5 +1,6 @@
 """Implements `ajet init`: writes a new project, or puts an existing agent behind a workflow."""
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -107,6 +108,8 @@ def _write_kind(folder: Path, name: str) -> None:
 
 
 def _write_workflow(folder: Path | None, file: Path, agent: str | None, model: str | None) -> None:
+    from importlib.util import find_spec
+
     from ajet.projects.existing_agent import project_files, project_folder
     from ajet.projects.files import write_files
     from ajet.projects.found_agent import chosen_agent, found_agents
@@ -130,11 +133,20 @@ def _write_workflow(folder: Path | None, file: Path, agent: str | None, model: s
     here = target.resolve() == Path.cwd()
     conf = "train.yaml" if here else str(target / "train.yaml")
     test = "test_workflow.py" if here else str(target / "test_workflow.py")
+    commands = [f"python -m pytest {test}"]
+    if find_spec("pytest") is None:
+        commands[0] += "      # pip install pytest"
+    if found.own_model_line is not None and not os.environ.get("OPENAI_API_KEY"):
+        commands.insert(
+            0,
+            f"export OPENAI_API_KEY=none      # line {found.own_model_line} makes a model that "
+            "may want a key; no episode calls it",
+        )
     check = f"ajet check --conf {conf}"
     if model is None:
         check += "      # when ajet.model.path in it is filled in"
     _show_next(
-        [f"pytest {test}", check, f"ajet debug --conf {conf} --tasks 2"],
+        [*commands, check, f"ajet debug --conf {conf} --tasks 2"],
         "Fill in the judge (judge.py) and the tasks (tasks.jsonl, tasks_held_out.jsonl).",
     )
 

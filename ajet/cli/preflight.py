@@ -12,6 +12,7 @@ Training stops at errors of findings.py too. Not covered: the data, and making t
 check` does both).
 """
 
+import inspect
 import os
 import sys
 from collections.abc import Iterable
@@ -29,7 +30,13 @@ from ajet.core.config.precision import describe_precision
 from ajet.core.config.trainer import TrainerConfig
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, ModelError
-from ajet.core.importing import ARROW, load_attribute, require_method, require_no_arguments
+from ajet.core.importing import (
+    ARROW,
+    load_attribute,
+    require_arguments,
+    require_method,
+    require_no_arguments,
+)
 from ajet.core.judge import judge_class, judge_spec
 from ajet.core.judge.judge import BaseJudge, GroupJudge
 from ajet.core.model.template_file import template_file
@@ -164,17 +171,20 @@ def _check_folder_names(config: AjetConfig) -> None:
 
 def _check_own_algorithms(config: AjetConfig) -> None:
     """Raises ConfigError unless the user's own loss, estimator, reward shaping and order of tasks
-    load."""
+    load, and the functions can be called as they will be."""
     algorithm, where = config.ajet.trainer_common.algorithm, "ajet.trainer_common.algorithm"
     specs = {
-        f"{where}.policy_loss": algorithm.policy_loss,
-        f"{where}.adv_estimator": algorithm.adv_estimator,
-        f"{where}.reward_shaping": algorithm.reward_shaping,
-        "ajet.data.sampler": config.ajet.data.sampler,
+        f"{where}.policy_loss": (algorithm.policy_loss, ("tokens", "settings")),
+        f"{where}.adv_estimator": (algorithm.adv_estimator, ("groups", "options")),
+        f"{where}.reward_shaping": (algorithm.reward_shaping, ("groups",)),
+        "ajet.data.sampler": (config.ajet.data.sampler, None),  # one of two forms
     }
-    for key, spec in specs.items():
-        if spec is not None and ARROW in spec:
-            load_attribute(spec, base_dirs=config.base_dirs, where=key)
+    for key, (spec, arguments) in specs.items():
+        if spec is None or ARROW not in spec:
+            continue
+        found = load_attribute(spec, base_dirs=config.base_dirs, where=key)
+        if arguments is not None and inspect.isfunction(found):
+            require_arguments(found, arguments, f"{key}: {spec!r}")
 
 
 def _check_judge(judge: type[BaseJudge], where: str) -> None:

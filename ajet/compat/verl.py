@@ -5,7 +5,7 @@
     from verl.utils.profiler import simple_timer               … import simple_timer
 
 Where verl itself is installed the import lines may stay: ajet looks at the methods of a class and
-not at its base. Not covered: verl's trainer, workers and reward functions.
+not at its base. Not covered: reward functions (verl_reward.py), verl's trainer and workers.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from ajet.convert.verl_loss import take_kl_loss, take_loss
 from ajet.core.config.async_keys import staleness_of_threshold
 
 REWARD_FUNCTIONS = ("custom_reward_function", "reward.custom_reward_function")
+JUDGE = "ajet.task_judge.judge_protocol"
 OVERLONG = (
     "reward_model.overlong_buffer",
     "reward_model.reward_kwargs.overlong_buffer_cfg",
@@ -285,18 +286,16 @@ def _reward(draft: Draft) -> None:
     """Converts the reward: verl scores by the row's data_source, or by the user's function."""
     for section in REWARD_FUNCTIONS:
         path, name = draft.take(f"{section}.path"), draft.take(f"{section}.name")
+        arguments = draft.section(f"{section}.reward_kwargs")
         if path:
-            name = name or "compute_score"
-            draft.leave_out(f"{section}.path", "a judge is a class, see above", algorithm=True)
-            draft.to_do(
-                f"write a judge that calls {name} of {path}: a BaseJudge whose "
-                "compute_reward(workflow_task, workflow_output) returns (reward, is_success); "
-                "name it at ajet.task_judge.judge_protocol, as judge.py->Judge"
-            )
+            function = {"function": f"{path}->{name or 'compute_score'}"}
+            kwargs = {"reward_kwargs": dict(arguments)} if arguments else {}
+            draft.result.sections["custom_reward_function"] = function | kwargs
+            draft.set(JUDGE, "ajet.compat.verl_reward->RewardFunctionJudge", f"{section}.path")
             return
     origin = "reward_model.reward_manager"
-    draft.result.values["ajet.task_judge.judge_protocol"] = "math"
-    draft.result.origins["ajet.task_judge.judge_protocol"] = f"{origin}: by data_source in verl"
+    draft.result.values[JUDGE] = "math"
+    draft.result.origins[JUDGE] = f"{origin}: by data_source in verl"
     draft.to_do(
         "verl scores a row by its data_source: judge_protocol: math is for GSM8K and MATH; for "
         "other data choose a judge at ajet.task_judge.judge_protocol"

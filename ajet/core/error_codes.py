@@ -448,7 +448,11 @@ class Code(Enum):
         "AJ-DAT-003",
         "a row has another form",
         "A row of the data lacks a field, or a field is of another type than is needed.",
-        ("the question is in a field of another name", "chat messages in another format"),
+        (
+            "the question is in a field of another name",
+            "chat messages in another format",
+            "a CSV's text has a comma and no quotes around it",
+        ),
         "Rename the field, or name it in ajet.task_reader.query_field; the line says which fields "
         "the row has.",
     )
@@ -470,8 +474,8 @@ class Code(Enum):
         "AJ-DAT-006",
         "a kind of file that is not read",
         "Files of this kind are not read as tasks or documents.",
-        ("CSV or a spreadsheet", "a folder without a data file"),
-        "Convert the file to JSON lines or Parquet.",
+        ("a spreadsheet", "a compressed file", "a folder without a data file"),
+        "Convert the file to JSON lines, CSV or Parquet.",
     )
     DATA_UNREADABLE = (
         "AJ-DAT-007",

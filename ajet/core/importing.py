@@ -105,6 +105,17 @@ def load_function(spec: str, *, base_dirs: Sequence[Path], where: str) -> Callab
     return found
 
 
+def require_arguments(function: Callable[..., Any], arguments: Sequence[str], where: str) -> None:
+    """Raises ConfigError unless the function can be called with these arguments."""
+    if not _accepts(function, len(arguments)):
+        name, listed = getattr(function, "__name__", "it"), ", ".join(arguments)
+        raise ConfigError(
+            f"{where}: {line_of(function)}: {name} cannot be called with ({listed}): write "
+            f"{name}({listed})",
+            code=Code.OWN_SIGNATURE,
+        )
+
+
 def load_attribute(
     spec: str, *, base_dirs: Sequence[Path], where: str, what: str = "function or class"
 ) -> Any:
@@ -446,6 +457,9 @@ def _one_line(error: BaseException) -> str:
 
 
 def _find_class(module: ModuleType, name: str, kind: type[T], prefix: str) -> type[T]:
+    is_public = hasattr(sys.modules["ajet"], kind.__name__)
+    base = f"{'ajet' if is_public else kind.__module__}.{kind.__name__}"
+    derived = "" if kind.__module__ == "builtins" else f", derived from {base},"
     found = getattr(module, name, None)
     file = getattr(module, "__file__", None) or module.__name__
     if found is None:
@@ -459,12 +473,11 @@ def _find_class(module: ModuleType, name: str, kind: type[T], prefix: str) -> ty
         )
     if not inspect.isclass(found):
         raise ConfigError(
-            f"{prefix}: {name!r} in {file} is a {type(found).__name__}, no class",
+            f"{prefix}: {name!r} in {file} is a {type(found).__name__}, no class"
+            + f"; write a class{derived} that calls it" * callable(found),
             code=Code.OWN_WRONG_KIND,
         )
     if not issubclass(found, kind):
-        is_public = hasattr(sys.modules["ajet"], kind.__name__)
-        base = f"{'ajet' if is_public else kind.__module__}.{kind.__name__}"
         raise ConfigError(
             f"{prefix}: {line_of(found)}: {name} is not a {kind.__name__}; derive it from {base}",
             code=Code.OWN_WRONG_KIND,

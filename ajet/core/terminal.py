@@ -9,6 +9,7 @@ Not covered: what the user's code prints itself; lines of the log (record/screen
 """
 
 import os
+import signal
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -31,6 +32,13 @@ class Console(RichConsole):
         for segment in super().render(renderable, options):
             is_control = segment.control is not None
             yield segment if is_control else Segment(printable(segment.text), segment.style)
+
+    def on_broken_pipe(self) -> None:
+        """Ends the command as Ctrl-C does where its output's reader is gone, as `head` is after ten
+        lines. Rich would raise SystemExit here, in the midst of an episode."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+        signal.raise_signal(signal.SIGINT)
 
 
 def can_redraw(console: RichConsole) -> bool:

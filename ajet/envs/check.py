@@ -25,6 +25,10 @@ from ajet.core.seeding import derive
 
 INVALID_ACTION = "?!"
 """Text that is hardly a valid action of any environment."""
+FORM = (
+    "reset(seed, options) returns (observation, info), step(action) returns (observation, reward, "
+    "terminated, truncated, info)"
+)
 MAX_REPLAYED = 16
 Policy = Callable[[Environment], str | None]
 
@@ -124,6 +128,7 @@ class EnvironmentCheck:
             self._check_invalid_action(report)
             _check_episodes(groups, oracle, report)
         except EnvironmentFault as fault:
+            report.notes.append(FORM)
             report.faults.append(str(fault))
         return report
 
@@ -165,7 +170,15 @@ class EnvironmentCheck:
 
     def _check_invalid_action(self, report: EnvironmentReport) -> None:
         """Reports if text that is no action is accepted, or changes the state."""
-        done = self._play(0, _once(INVALID_ACTION))
+        try:
+            done = self._play(0, _once(INVALID_ACTION))
+        except EnvironmentFault as fault:
+            if fault.__cause__ is None:  # of another form than is expected, whatever the action
+                raise
+            raise EnvironmentFault(
+                f"{fault}: models write such text too; answer {INVALID_ACTION!r} with an "
+                "observation that says what an action is"
+            ) from fault
         if not done.steps:
             return
         step = done.steps[0]

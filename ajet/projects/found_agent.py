@@ -3,6 +3,7 @@
     def build(model): return create_agent(model, TOOLS)    mine.build(model)
     agent = create_agent(ChatOpenAI(), TOOLS)              mine.create_agent(model, mine.TOOLS)
     ReActAgent(name="a", model=DashScopeChatModel(…))      mine.ReActAgent(name="a", model=model)
+    agent = Agent(name="a", tools=TOOLS)                   Runner.run(mine.agent, …)
     async def solve(question, client: AsyncOpenAI)         await mine.solve(question, client=client)
     class Solver: __init__(base_url, api_key), run(text)   mine.Solver(base_url=…, …).run(question)
     a program that reads OPENAI_BASE_URL and sys.argv      python my_agent.py QUESTION
@@ -26,7 +27,7 @@ from typing import Literal, TypeGuard
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
-Handing = Literal["langchain", "agentscope", "openai", "address", "program"]
+Handing = Literal["langchain", "agentscope", "agents_sdk", "openai", "address", "program"]
 """How the trained model gets into the agent's hands."""
 
 MINE = "mine"
@@ -34,6 +35,7 @@ MINE = "mine"
 GRAPH_MAKERS = ("create_agent", "create_react_agent")
 MODEL_NAMES = ("model", "llm", "chat_model", "language_model")
 CLIENTS = ("OpenAI", "AsyncOpenAI")
+LANGCHAIN_MODELS = ("ChatOpenAI", "init_chat_model")
 ADDRESS_NAMES = ("base_url", "api_base")
 METHODS = ("run", "solve", "answer", "ask", "reply", "respond", "chat", "invoke", "__call__")
 ADDRESS_VARIABLES = ("OPENAI_BASE_URL", "OPENAI_API_BASE")
@@ -45,7 +47,8 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 class FoundAgent:
     """Describes an agent of the file. `call` is the expression of the workflow that makes it, or,
     where it `answers`, that answers the question; for a program it says where the question goes,
-    ``argument`` or ``stdin``. With `problem` it cannot be given the trained model as it is."""
+    ``argument`` or ``stdin``. In `own_model_line` the file makes a model of its own as it is
+    imported. With `problem` it cannot be given the trained model as it is."""
 
     handing: Handing
     name: str
@@ -55,6 +58,7 @@ class FoundAgent:
     answers: bool = False
     is_async: bool = False
     has_sync_client: bool = False
+    own_model_line: int | None = None
     problem: str | None = None
 
 
@@ -87,7 +91,9 @@ def found_agents(file: Path, name: str | None = None) -> list[FoundAgent]:
     program = source.program(file.name)
     named = [agent for agent in unusable if agent.name == name]
     if usable and not named:
-        return usable
+        made = next(source.models_of_the_module(), None)
+        line = made[1].lineno if made else None
+        return [replace(agent, own_model_line=line) for agent in usable]
     if program.problem is None and not named:
         return [program]
     first = [*named, *unusable, program][0]
@@ -124,6 +130,7 @@ class Source:
         self._names = {name for node in tree.body for name in _bound_names(node)}
         self._imported = {name for node in ast.walk(tree) for name in _imported_packages(node)}
         self._own = {node.name for node in tree.body if isinstance(node, Function)}
+        self._own_classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
 
     def agents(self) -> Iterator[FoundAgent]:
         """Yields what looks like an agent of a framework or on a client, in the file's order."""
@@ -134,6 +141,17 @@ class Source:
                 yield from self._of_class(node)
             elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
                 yield from self._of_variable(node)
+
+    def models_of_the_module(self) -> Iterator[tuple[str, ast.Call]]:
+        """Yields the clients and models that are made as the file is imported, by the name of
+        their variable."""
+        for node in self._tree.body:
+            if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+                continue
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            for call in _calls(node.value):
+                if _last_name(call.func) in (*CLIENTS, *LANGCHAIN_MODELS):
+                    yield (target.id if isinstance(target, ast.Name) else ""), call
 
     def program(self, name: str) -> FoundAgent:
         """Returns the file as a program that is started for each question."""
@@ -172,10 +190,24 @@ class Source:
             yield self._answering(node, parameters, given)
         elif makers:
             yield self._rebuilt(node.name, makers[0], f"{_shown(makers[0])} in {node.name}()")
-        elif any(_last_name(each.func) in CLIENTS for each in _calls(node)):
-            described = f"{node.name}(), which makes a client of its own"
-            problem = "give it an argument `client`, or `base_url` and `api_key`"
-            yield FoundAgent("openai", node.name, node.lineno, described, problem=problem)
+        elif (own := self._own_model(node)) is not None:
+            described = f"{node.name}(), which {own[0]}"
+            yield FoundAgent("openai", node.name, node.lineno, described, problem=own[1])
+
+    def _own_model(self, node: Function) -> tuple[str, str] | None:
+        """Returns which model or client of the file's own a function uses or makes, and the
+        argument that it needs in its place."""
+        argument = {name: "`client`, or `base_url` and `api_key`" for name in CLIENTS}
+        argument |= {name: "`model`" for name in LANGCHAIN_MODELS}
+        for call in _calls(node):
+            if (made := argument.get(_last_name(call.func))) is not None:
+                return f"makes {_shown(call)}", f"give it an argument {made}"
+        read = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+        for name, call in self.models_of_the_module():
+            if name in read:
+                advice = f"give it an argument {argument[_last_name(call.func)]}"
+                return f"uses {name} of line {call.lineno}", advice
+        return None
 
     def _of_variable(self, node: ast.Assign | ast.AnnAssign) -> Iterator[FoundAgent]:
         target = node.targets[0] if isinstance(node, ast.Assign) else node.target
@@ -198,6 +230,9 @@ class Source:
             return
         given = self._given(init, parameters)
         if given is None:
+            if (own := self._own_model(init)) is not None:
+                described = f"the class {node.name}, whose __init__ {own[0]}"
+                yield FoundAgent("openai", node.name, node.lineno, described, problem=own[1])
             return
         method, problem = _method_of(node)
         called = "" if method is None or method.name == "__call__" else f".{method.name}"
@@ -218,9 +253,13 @@ class Source:
         """Returns the agent of a function that makes and returns one."""
         model = self._model_parameter(node, parameters)
         described = f"{node.name}(), which makes {_shown(maker)}"
+        is_async = isinstance(node, ast.AsyncFunctionDef)
+        if _framework(maker) == "agents_sdk":
+            call = f"await {MINE}.{node.name}()" if is_async else f"{MINE}.{node.name}()"
+            agent = FoundAgent("agents_sdk", node.name, node.lineno, described, call)
+            return _checked(agent, parameters, None)
         if model is None and _last_name(maker.func) != "compile":
             return self._rebuilt(node.name, maker, described)
-        is_async = isinstance(node, ast.AsyncFunctionDef)
         call = f"{MINE}.{node.name}({model}=model)"
         problem = None if model else "it takes no model: give it an argument `model`, and use that"
         agent = FoundAgent(
@@ -255,6 +294,8 @@ class Source:
     def _rebuilt(self, name: str, maker: ast.Call, described: str) -> FoundAgent:
         """Returns the agent of a call that the workflow repeats with the trained model."""
         agent = FoundAgent(_framework(maker), name, maker.lineno, described)
+        if agent.handing == "agents_sdk" and name in self._names - self._own:
+            return replace(agent, call=f"{MINE}.{name}")  # a run is told which model to use
         advice = "make it in a function with an argument `model` that returns it"
         if _last_name(maker.func) == "compile":
             return replace(agent, problem=f"its nodes have their model already: {advice}")
@@ -300,6 +341,8 @@ class Source:
             return is_method and not node.args and "langgraph" in self._imported
         if name in GRAPH_MAKERS:
             return bool(self._imported & {"langchain", "langgraph"}) and name not in self._own
+        if name == "Agent":
+            return "agents" in self._imported and name not in self._own_classes
         return name == "ReActAgent" and "agentscope" in self._imported
 
     def _returns_agent(self, node: Function) -> bool:
@@ -328,7 +371,9 @@ class Source:
         position = 2 if is_react else 0
         trained = ast.Name("model", ast.Load())
         keyword = next((each for each in call.keywords if each.arg == "model"), None)
-        if keyword is not None:
+        if _framework(call) == "agents_sdk":
+            call.keywords = [each for each in call.keywords if each is not keyword]
+        elif keyword is not None:
             keyword.value = trained
         elif len(call.args) > position:
             call.args[position] = trained
@@ -481,7 +526,8 @@ def _calls(tree: ast.AST) -> Iterator[ast.Call]:
 
 
 def _framework(maker: ast.Call) -> Handing:
-    return "agentscope" if _last_name(maker.func) == "ReActAgent" else "langchain"
+    by_name: dict[str, Handing] = {"ReActAgent": "agentscope", "Agent": "agents_sdk"}
+    return by_name.get(_last_name(maker.func), "langchain")
 
 
 def _names_of_model(maker: ast.Call) -> Iterator[str]:

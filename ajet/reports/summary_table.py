@@ -40,7 +40,7 @@ def print_summary(
     console.print(summary_table(summary, folder), Text())
     for line in warning_lines(summary):
         console.print(Text(line, style="yellow"), soft_wrap=True)
-    has_tasks = "cross_entropy" not in summary.extra
+    has_tasks = "cross_entropy" not in summary.extra and _has_held_out(summary)
     for what, command in follow_up_commands(folder, conf if has_tasks else None, overrides):
         console.print(Text(what, style="dim"))
         console.print(Text(f"  {command}", style="cyan"), soft_wrap=True)  # one line, to be copied
@@ -58,6 +58,8 @@ def summary_table(summary: RunSummary, folder: Path) -> Table:
         for moment, nats in entropies.items():
             row = f"cross-entropy of {num} held-out rows, {moment}"
             table.add_row(row, f"[bold]{nats:.4f}[/]  [dim]nats a token[/]")
+    elif not _has_held_out(summary):
+        table.add_row("success on held-out tasks", "not measured: the task reader has none")
     else:
         table.add_row(f"{name}, before", _success(summary.success_before, summary.num_held_out))
         table.add_row(f"{name}, after", _success(summary.success_after, summary.num_held_out))
@@ -183,6 +185,10 @@ def _program(name: str) -> str:
     its name."""
     beside = Path(sys.executable).parent / name
     return shown_path(beside) if shutil.which(name) is None and beside.exists() else name
+
+
+def _has_held_out(summary: RunSummary) -> bool:
+    return bool(summary.num_held_out or summary.num_held_out_available)
 
 
 def _success(rate: float | None, num_tasks: int) -> str:

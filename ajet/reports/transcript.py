@@ -155,7 +155,10 @@ def closing_rows(trajectory: Trajectory) -> Iterator[tuple[str, Text]]:
     if trajectory.output is not None and trajectory.output.metadata:
         shown = ", ".join(f"{k}={v!r}" for k, v in trajectory.output.metadata.items())
         yield "output", Text(_cut(shown, MAX_OUTPUT_CHARACTERS))
-    expected = trajectory.workflow_task.task.metadata.get("answer")
+    row = trajectory.workflow_task.task.metadata
+    expected = row.get("answer")
+    if expected is None and isinstance(of_verl := row.get("reward_model"), dict):
+        expected = of_verl.get("ground_truth")
     if expected is not None:
         yield "expected", Text(_cut(str(expected).strip(), MAX_OUTPUT_CHARACTERS))
     if trajectory.reward is not None:

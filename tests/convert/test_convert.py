@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ajet.cluster.placement import Node, ResourceRequest, place_processes
+from ajet.compat.verl_reward import RewardFunctionJudge
 from ajet.convert import Conversion, convert, yaml_text
 from ajet.convert.command_line import override_value, read_script
 from ajet.convert.roll import device_numbers
@@ -16,6 +17,7 @@ from ajet.core.config import AjetConfig, load_config
 from ajet.core.config.nested import flatten
 from ajet.core.environment.registry import environment_maker
 from ajet.core.errors import ConfigError
+from ajet.core.judge import make_judge
 
 SOURCES = Path(__file__).parents[1] / "data" / "convert"
 LAKE = SOURCES / "roll" / "lake" / "lake_grpo.yaml"
@@ -468,6 +470,20 @@ def test_verls_old_policy_and_weights_stay_what_they_are(overrides, old, level, 
 def test_a_loss_of_verls_bypass_mode_that_cannot_be_kept_is_said(weights, tmp_path):
     _, omitted = algorithm_of(tmp_path, BYPASS, f"{IS}.loss_type=reinforce", *weights)
     assert omitted[f"{IS}.loss_type"] == "algorithm"
+
+
+@pytest.mark.parametrize("section", ["custom_reward_function", "reward.custom_reward_function"])
+def test_a_reward_function_of_verls_judges_as_it_is(section, tmp_path):
+    (tmp_path / "scores.py").write_text("def score(**given): return given\n")
+    overrides = [f"{section}.path=scores.py", f"{section}.name=score"]
+    source = written(tmp_path, "actor_rollout_ref: {model: {path: m}}\n")
+    result = convert("verl", source, [*overrides, f"{section}.reward_kwargs.strict=true"])
+    assert result.to_do == ["say where the tasks are: ajet.task_reader"]
+    assert not result.changes_the_algorithm
+    config = loaded(result, tmp_path)
+    assert config.custom_reward_function.function == "scores.py->score"
+    judge = make_judge(config)
+    assert isinstance(judge, RewardFunctionJudge)
 
 
 def test_verls_traces_go_to_mlflow_and_to_no_other_backend(tmp_path):

@@ -136,6 +136,11 @@ def test_mistakes_are_one_line_with_their_place(tmp_path):
     assert error_of("workflow.py->Flo", a) == f"{file} has no class 'Flo'; did you mean 'Flow'?"
     assert error_of("workflow.py->Xyz", a) == f"{file} has no class 'Xyz'; it has Flow, Other"
     assert error_of("workflow.py->NUMBER", a) == f"'NUMBER' in {file} is a int, no class"
+    judge = write(a / "judge.py", "def judge(task, output): return 1.0\n")
+    assert error_of("judge.py->judge", a) == (
+        f"'judge' in {judge} is a function, no class; write a class, derived from ajet.Workflow, "
+        "that calls it"
+    )
     assert error_of("workflow.py->Other", a) == (
         f"{file}:5: Other is not a Workflow; derive it from ajet.Workflow"
     )

@@ -14,6 +14,13 @@ def test_a_part_of_an_address_is_no_emoji():
     assert file.getvalue() == "joined the Ray of [fd00:a::1]:6379\n"
 
 
+def test_a_reader_that_is_gone_ends_the_command_as_ctrl_c_does():
+    reader, writer = os.pipe()
+    os.close(reader)
+    with pytest.raises(KeyboardInterrupt), open(writer, "w") as file:  # noqa: PTH123
+        Console(file=file).print("more than head reads")
+
+
 @pytest.fixture
 def terminal(monkeypatch):
     """A file that is a terminal, in an environment without a notebook."""

@@ -65,6 +65,23 @@ class Bare(Environment):
         return "over", 1.0, True, False, {}
 
 
+class Strict(Bare):
+    """Takes numbers alone."""
+
+    def step(self, action):
+        return "over", float(action), True, False, {}
+
+
+class Short(Bare):
+    def step(self, action):
+        return "over", 1.0, True
+
+
+class Seedless(Bare):
+    def reset(self):
+        return "begins", {}
+
+
 def report_of(kind, **env_config):
     maker = environment_maker(f"{PLACE}->{kind}", env_config, [], "test")
     return EnvironmentCheck(maker, num_seeds=4, group_size=3, seed=0, max_steps=6).run()
@@ -98,10 +115,18 @@ def test_a_group_whose_rewards_are_all_equal_is_silent():
         ("Misled", "the oracle earns less than random actions do"),
         ("Offering", "sample_action() gave 'Up', which step() calls invalid"),
         ("Restarting", "'?!' is no valid action and yet changed the state_key"),
+        ("Strict", ": models write such text too; answer '?!' with an observation that says"),
+        ("Short", "Short.step(): returned a tuple of 3, not (observation, reward, terminated, "),
     ],
 )
 def test_each_fault_is_found(kind, fault):
     assert any(fault in line for line in report_of(kind).faults)
+
+
+def test_the_form_of_both_methods_is_shown_at_once_where_one_is_wrong():
+    report = report_of("Short")
+    assert "reset(seed, options) returns (observation, info)" in report.notes[-1]
+    assert "step(action) returns (observation, reward, terminated" in report.notes[-1]
 
 
 def test_an_environment_without_agents_of_its_own_is_told_so():
@@ -136,6 +161,7 @@ def test_the_command_takes_an_environment_and_its_steps_from_a_yaml(tmp_path):
     [
         ((), "Usage"),
         (("nowhere",), "no environment 'nowhere'"),
+        ((f"{PLACE}->Seedless",), "Seedless.reset cannot be called with (seed, options): write "),
         (("frozen_lake", "--env-config", "[1]"), "is no JSON object"),
         (("frozen_lake", "--env-config", json.dumps({"size": 1})), "size 1"),
     ],

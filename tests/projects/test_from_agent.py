@@ -258,6 +258,62 @@ def test_two_agents_are_named_and_one_is_chosen(tmp_path):
     assert "mine.Solver(base_url=base_url" in (tmp_path / "workflow.py").read_text()
 
 
+AGENTS_SDK = """
+from agents import Agent, Runner, function_tool
+
+
+@function_tool
+def times(a: int, b: int) -> int:
+    return a * b
+
+
+agent = Agent(name="Calculator", model="gpt-5", tools=[times])
+
+
+def make():
+    return Agent(name="Other", instructions="Say it in French.")
+
+
+async def main():
+    clerk = Agent(name="Clerk", model="gpt-5", tools=[times], handoffs=[agent])
+    print(await Runner.run(clerk, "6 times 7?"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("agent", "mine.agent"),
+        ("make", "mine.make()"),
+        ("main", "mine.Agent(name='Clerk', tools=[mine.times], handoffs=[mine.agent])"),
+    ],
+)
+def test_an_agent_of_the_agents_sdk_is_told_its_model_by_its_run(name, call, tmp_path):
+    file = written(tmp_path, AGENTS_SDK)
+    found = chosen_agent(found_agents(file), name, file)
+    assert (found.handing, found.call) == ("agents_sdk", call)
+    assert init("--from-agent", file, "--agent", name).exit_code == 0
+    workflow = (tmp_path / "workflow.py").read_text()
+    assert f"agent = {call}\n        result = await Runner.run(agent, " in workflow
+    assert 'model = OpenAIChatCompletionsModel("any name", client)' in workflow
+
+
+def test_a_class_of_the_users_own_that_is_called_agent_is_not_the_agents_sdks(tmp_path):
+    text = "from agents import maths\nclass Agent: pass\nagent = Agent()\n" + OPENAI_FUNCTION
+    (found,) = found_agents(written(tmp_path, text))
+    assert found.handing == "openai"
+
+
+@pytest.mark.parametrize("key", ["", "sk-1"])
+def test_a_key_is_asked_for_where_the_file_makes_a_model_of_its_own(key, tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    own = "from langchain_openai import ChatOpenAI\nown = ChatOpenAI()\n"
+    result = init("--from-agent", written(tmp_path, own + LANGGRAPH_BUILDER))
+    assert result.exit_code == 0
+    says_so = "export OPENAI_API_KEY=none      # line 2 makes a model" in result.stdout
+    assert says_so is not bool(key)
+
+
 REFUSED = {
     "its nodes have their model already": (
         "from langgraph.graph import StateGraph\nb = StateGraph(dict)\ngraph = b.compile()\n"
@@ -280,6 +336,14 @@ REFUSED = {
     ),
     "give it an argument `client`, or `base_url` and `api_key`": (
         "from openai import OpenAI\ndef solve(question):\n    return OpenAI()\n"
+    ),
+    "solve(), which uses client of line 2: give it an argument `client`, or `base_url`": (
+        "from openai import OpenAI\nclient = OpenAI()\ndef solve(question):\n    return client\n"
+        'if __name__ == "__main__":\n    print(solve("1 + 1?"))\n'
+    ),
+    "whose __init__ makes ChatOpenAI(…): give it an argument `model`": (
+        "from langchain_openai import ChatOpenAI\nclass Desk:\n    def __init__(self, name='m'):\n"
+        "        self.llm = ChatOpenAI(model=name)\n    def answer(self, text): pass\n"
     ),
     "no agent was found in it, and it does nothing when it is run": "x = 1\n",
     "it reads no question": 'if __name__ == "__main__":\n    print("OPENAI_BASE_URL")\n',

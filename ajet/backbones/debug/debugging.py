@@ -17,6 +17,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.judge import make_judge
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.record.signal import equal_outcomes
+from ajet.core.record.step_warnings import UNUSED_MODEL
 from ajet.core.rollout.failure import has_failed
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.request import RolloutRequest
@@ -56,6 +57,8 @@ def debug_episodes(
         limits = replace(limits, max_response_length_in_one_turn=longest)
     trajectories = run_bounded(_run(config, console, judge, tasks, limits))
     console.print(_summary(trajectories))
+    if not any(turn.num_sampled_tokens for t in trajectories for turn in t.turns):
+        console.print(Text(UNUSED_MODEL, style="yellow"), soft_wrap=True)
     if limits.max_response_length_in_one_turn < config.ajet.rollout.max_response_length_in_one_turn:
         _note_short_replies(console, trajectories, limits.max_response_length_in_one_turn)
     if len(trajectories) > 1 and (reason := equal_outcomes(trajectories)) is not None:

@@ -20,11 +20,11 @@ import yaml
 
 from ajet.core.config.agentjet_keys import FORMER_DEFAULTS, FORMER_SECTION
 from ajet.core.config.environment_reference import environment_references
-from ajet.core.config.explain import Origin, mapping_and_list_problem
+from ajet.core.config.explain import Origin, leaves_of_that_name, mapping_and_list_problem
 from ajet.core.config.overlay import PACKAGED, overlaid
 from ajet.core.config.overrides import hydra_override, override_key, unknown_override
 from ajet.core.config.redacted import shown_override
-from ajet.core.config.tree import AjetSection
+from ajet.core.config.tree import AjetConfig, AjetSection
 from ajet.core.config.unknown_sections import unknown_section_problem
 from ajet.core.config.yaml_codec import root_of
 from ajet.core.error_codes import Code
@@ -144,9 +144,13 @@ def _hydra_compose(path: Path, overrides: Sequence[str]) -> Any:
 
 def _unknown_override_problem(override: str, known: Any) -> str:
     """Says what to do about an override of a key that the composed YAML does not have."""
-    root = override_key(override).split(".")[0]
-    section_problem = unknown_section_problem(root)
-    return f"{root}: {section_problem}" if section_problem else unknown_override(override, known)
+    root, _, below = override_key(override).partition(".")
+    if section_problem := unknown_section_problem(root):
+        return f"{root}: {section_problem}"
+    meant = [] if below else leaves_of_that_name(AjetConfig, [root])
+    if meant and not override.startswith("~"):
+        return f"{root}: no such key; did you mean {' or '.join(map(repr, meant))}?"
+    return unknown_override(override, known)
 
 
 def _example(path: Path) -> str | None:

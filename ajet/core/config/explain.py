@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from ajet.core.config.import_path import ImportPath
 from ajet.core.config.overrides import override_key
 from ajet.core.config.redacted import redacted_value, shown_override
 from ajet.core.error_codes import Code
@@ -96,7 +97,7 @@ def _line(details: ErrorDetails, root: type[BaseModel], origin: Origin) -> tuple
     where = f"{origin.of(key)}: {key}"
     if details["type"] == "extra_forbidden":
         names = _names(section)
-        meant = _leaves_of_that_name(root, keys) or get_close_matches(keys[-1], names, 1)
+        meant = leaves_of_that_name(root, keys) or get_close_matches(keys[-1], names, 1)
         quoted = " or ".join(repr(name) for name in meant)
         hint = f"did you mean {quoted}?" if meant else f"there are {', '.join(names)}"
         return where, f"no such key; {hint}"
@@ -106,7 +107,12 @@ def _line(details: ErrorDetails, root: type[BaseModel], origin: Origin) -> tuple
     if details["type"] == "literal_error":
         choices = re.findall(r"'([^']*)'", details["msg"])
         close = get_close_matches(str(details["input"]), choices, 1)
-        given += f"; did you mean {close[0]!r}?" if close else ""
+        if close:
+            given += f"; did you mean {close[0]!r}?"
+        elif section is not None and ImportPath in get_args(
+            section.model_fields[keys[-1]].annotation
+        ):
+            given += "; a function of your own is file.py->function"
     if details["type"] == "model_type":
         return where, f"a section is expected here, got {given}"
     return where, f"{_wanted(details)}, got {given}"
@@ -138,7 +144,7 @@ def mapping_and_list_problem(
     return None
 
 
-def _leaves_of_that_name(root: type[BaseModel], keys: Sequence[str]) -> list[str]:
+def leaves_of_that_name(root: type[BaseModel], keys: Sequence[str]) -> list[str]:
     """Returns the keys elsewhere in the tree whose last name is that of `keys`, the nearest ones,
     written from their common section on; nothing where more than two are equally near."""
     paths = [path for path in _leaf_paths(root, ()) if path[-1] == keys[-1]]

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ajet.core.config.compose import Composed, compose, read_yaml
-from ajet.core.config.explain import Origin, explained
+from ajet.core.config.explain import Origin, explained, leaves_of_that_name
 from ajet.core.config.kinds import forced_values
 from ajet.core.config.nested import with_values
 from ajet.core.config.redacted import redacted_keys, redacted_value, remember_secrets_of
@@ -116,7 +116,8 @@ def _checked(
     remember_secrets_of(config)
     _require(config, required, path)
     refused, unused = refusals_and_notices(config)
-    config._notices = [*composed.notices, *unknown_here, *forced, *unused]
+    misplaced = _misplaced_keys(values, origin)
+    config._notices = [*composed.notices, *misplaced, *unknown_here, *forced, *unused]
     for key, reason in refused:
         raise ConfigError(f"{origin.of(key)}: {key} is refused: {reason}", code=Code.KEY_REFUSED)
     return config
@@ -159,6 +160,17 @@ def _refuse_unknown_sections(values: Mapping[str, Any], origin: Origin) -> None:
     for name in values:
         if problem := unknown_section_problem(name):
             raise ConfigError(f"{origin.of(name)}: {name}: {problem}", code=Code.UNKNOWN_KEY)
+
+
+def _misplaced_keys(values: Mapping[str, Any], origin: Origin) -> list[str]:
+    """Returns a notice for each value at the top level that has the name of a key of ours. It may
+    be the user's own, which their code reads."""
+    return [
+        f"{origin.of(name)}: {name}: only your own code reads it at the top level; did you mean "
+        f"{' or '.join(map(repr, meant))}?"
+        for name, value in values.items()
+        if not isinstance(value, Mapping) and (meant := leaves_of_that_name(AjetConfig, [name]))
+    ]
 
 
 def _refuse_redacted(config: AjetConfig, origin: Origin) -> None:

@@ -27,21 +27,26 @@ def _reader_type(value: str) -> str:
         return value
     close = get_close_matches(value, BUILT_IN_READERS, 1)
     hint = f"did you mean {close[0]!r}?" if close else "or your own class as file.py->Class"
+    if value in ("csv", "json", "jsonl"):
+        hint = "a file, JSON lines or CSV, is jsonl_dataset_file"
     raise ValueError(f"no task reader {value!r}; there are {', '.join(BUILT_IN_READERS)}; {hint}")
 
 
 class JsonlSplit(Section):
-    """Names one JSON-lines file."""
+    """Names one file."""
 
     file_path: str | None = Field(default=None, description="The file, one JSON object a line.")
 
 
 class JsonlDatasetFile(Section):
-    """Configures tasks from JSON-lines files."""
+    """Configures tasks from files."""
 
-    training: JsonlSplit = Field(default=JsonlSplit(), description="The training tasks.")
+    training: JsonlSplit = Field(
+        default=JsonlSplit(), description="The training tasks: JSON lines, or a .csv with a header."
+    )
     validation: JsonlSplit = Field(
-        default=JsonlSplit(), description="The validation tasks; may be left out."
+        default=JsonlSplit(),
+        description="The validation tasks, in the same forms; may be left out.",
     )
 
 

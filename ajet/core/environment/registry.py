@@ -27,7 +27,7 @@ from ajet.core.environment.environment import Environment
 from ajet.core.environment.foreign import adapted
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.core.importing import load_object
+from ajet.core.importing import load_object, require_method
 
 ENVS = "ajet.envs"
 GAMES = {
@@ -94,6 +94,10 @@ def _kind_of(
 ) -> tuple[type[Environment], tuple[str, ...]]:
     def load(spec: str) -> type[Environment]:
         kind = load_object(spec, base_dirs=base_dirs, kind=object, where=where)
+        if issubclass(kind, Environment):
+            place = f"{where}: {spec!r}"
+            require_method(kind, "reset", Environment, ("seed", "options"), place)
+            require_method(kind, "step", Environment, ("action",), place)
         return adapted(kind, f"{where}: {spec!r}")
 
     prefix, colon, name = env_type.partition(":")

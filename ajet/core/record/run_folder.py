@@ -247,9 +247,9 @@ def require_place(folder: Path) -> None:
         except OSError as error:
             problem = error.strerror
         else:
-            if is_folder:
+            if is_folder and (each == folder or os.access(each, os.W_OK | os.X_OK)):
                 return
-            problem = f"{each} is a file"
+            problem = f"{each} may not be written to" if is_folder else f"{each} is a file"
         raise CheckpointError(
             f"run folder {folder} cannot be made: {problem}; choose another place with --exp-dir",
             code=Code.RUN_FOLDER_UNUSABLE,

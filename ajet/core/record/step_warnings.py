@@ -16,8 +16,8 @@ from ajet.core.rollout.failure import descriptors_line, failures_line
 from ajet.core.trajectory.trajectory import Group
 
 UNUSED_MODEL = (
-    "no token was sampled: does the workflow use model_tuner as its model, and do prompts fit "
-    "into ajet.data.max_prompt_length and ajet.rollout.max_model_len?"
+    "no token was sampled: does the workflow use model_tuner as its model, does it catch an error, "
+    "and do prompts fit into ajet.data.max_prompt_length and ajet.rollout.max_model_len?"
 )
 OWN_SAMPLING = (
     "trained agents asked for a temperature, top_p or top_k of their own: the run's hold "

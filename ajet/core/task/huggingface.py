@@ -6,8 +6,8 @@
     dataset_path: embedded:arithmetic   comes with this package
     dataset_path: data/train.jsonl      one file: the training split alone
 
-Local JSON lines and Parquet are read without the `datasets` package. Files on disk come before
-the Hub (hub.py). Not covered: CSV, compressed files.
+Local JSON lines, CSV and Parquet are read without the `datasets` package. Files on disk come before
+the Hub (hub.py). Not covered: compressed files.
 """
 
 import json
@@ -21,13 +21,13 @@ from ajet.core.error_codes import Code
 from ajet.core.error_text import extra_advice
 from ajet.core.errors import ConfigError, DataError
 from ajet.core.task.hub import read_hub
-from ajet.core.task.jsonl import CSV, read_jsonl, read_text, resolve
+from ajet.core.task.jsonl import CSV, read_rows, read_text, resolve
 from ajet.core.task.reader import BaseTaskReader
 from ajet.core.task.task import Task
 
 EMBEDDED = "embedded:"
 EMBEDDED_DIR = Path(__file__).parents[2] / "embedded"
-READABLE = (".jsonl", ".json", ".parquet")
+READABLE = (".jsonl", ".json", CSV, ".parquet")
 NOT_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 
 
@@ -95,7 +95,7 @@ def read_split(path: str, split: str, base_dirs: list[Path]) -> list[dict[str, A
         )
     if path_on_disk.is_dir():
         return _read_folder(path_on_disk, split)
-    if path.startswith((".", "/", "~")) or path.endswith((*READABLE, CSV)):
+    if path.startswith((".", "/", "~")) or path.endswith(READABLE):
         raise DataError(
             f"{path}: no such data folder or file; looked in {', '.join(map(str, base_dirs))}",
             code=Code.DATA_NOT_FOUND,
@@ -115,9 +115,6 @@ def _embedded(name: str) -> Path:
 
 def _read_folder(folder: Path, split: str) -> list[dict[str, Any]]:
     splits = splits_of(folder)
-    for file in sorted(folder.glob(f"*{CSV}")):
-        if not splits or (split not in splits and file.name.startswith(split)):
-            return read_jsonl(file)  # raises the error for CSV
     if not splits:
         raise DataError(
             f"{folder}: no data file here; one of *{', *'.join(READABLE)} is needed",
@@ -160,14 +157,14 @@ def _data_files(folder: Path) -> Iterator[Path]:
 def _read_files(files: list[Path]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for file in files:
-        rows += _read_parquet(file) if file.suffix == ".parquet" else _read_json(file)
+        rows += _read_parquet(file) if file.suffix == ".parquet" else _read_text_rows(file)
     return rows
 
 
-def _read_json(file: Path) -> list[dict[str, Any]]:
-    """Reads JSON lines, or a .json file that is one list of objects."""
+def _read_text_rows(file: Path) -> list[dict[str, Any]]:
+    """Reads JSON lines, CSV, or a .json file that is one list of objects."""
     if file.suffix != ".json" or not (text := read_text(file)).lstrip().startswith("["):
-        return read_jsonl(file)
+        return read_rows(file)
     try:
         rows = json.loads(text)
     except json.JSONDecodeError as error:

@@ -1,6 +1,7 @@
-"""Reads `jsonl_dataset_file`: tasks from JSON-lines files in UTF-8, one object a line.
+"""Reads `jsonl_dataset_file`: tasks from JSON-lines files in UTF-8, one object a line, or from CSV
+files (csv_rows.py).
 
-Not covered: CSV, compressed files.
+Not covered: compressed files.
 """
 
 import json
@@ -9,16 +10,23 @@ from typing import Any
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, DataError
+from ajet.core.task.csv_rows import rows_of_csv
 from ajet.core.task.reader import BaseTaskReader
 from ajet.core.task.task import Task
 
 CSV = ".csv"
 REFUSED = {
-    CSV: "CSV is not read; use .jsonl, .json or .parquet",
+    CSV: "CSV is not read here; use .jsonl",
+    ".tsv": "columns between tabs are not read; save it as .csv with commas, or as .jsonl",
     ".parquet": "Parquet is read by ajet.task_reader.type=huggingface_dat_repo alone",
     ".gz": "compressed files are not read; unpack it first",
-    ".xlsx": "spreadsheets are not read; save it as .jsonl, one object a line",
+    ".xlsx": "spreadsheets are not read; save it as .csv",
 }
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Returns the rows of a file of tasks, JSON lines or CSV."""
+    return rows_of_csv(read_text(path), path) if path.suffix == CSV else read_jsonl(path)
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
@@ -128,5 +136,5 @@ class JsonlReader(BaseTaskReader):
         where = f"ajet.task_reader.jsonl_dataset_file.{key}.file_path"
         file = existing_file(path, self.config.base_dirs, where)
         return self.tasks_from_rows(
-            read_jsonl(file), is_training=split == "train", split=split, source=str(file)
+            read_rows(file), is_training=split == "train", split=split, source=str(file)
         )

@@ -154,8 +154,11 @@ def task_from_row(
     wanted = (query_field,) if query_field else QUERY_FIELDS
     name = next((field for field in wanted if row.get(field) is not None), None)
     if name is None and not may_lack_question:
+        empty = next((field for field in wanted if field in row), None)
         raise DataError(
-            f"{source}: row {index + 1} has none of the fields {', '.join(wanted)}; it has "
+            f"{source}: row {index + 1}: the field {empty} is empty; it is the task's question"
+            if empty
+            else f"{source}: row {index + 1} has none of the fields {', '.join(wanted)}; it has "
             f"{', '.join(map(str, row)) or 'no field'}. Name the question's field in "
             "ajet.task_reader.query_field",
             code=Code.ROW_FORM,

@@ -23,14 +23,26 @@ from ajet.core.trajectory.trajectory import Trajectory
 from ajet.core.trajectory.turn import Turn
 
 MAX_NAME_LENGTH = 200
+_NO_MESSAGES = "{} of type {}; give a list of dicts, [{{'role': 'user', 'content': 'a text'}}]"
 _MESSAGE_LIMITS = PlainLimits(characters=sys.maxsize)
 """The recorder refuses a prompt that is too long, with the limit that it is too long for."""
 
 
 def plain_messages(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Returns copies of messages or tools as plain data. Nothing is cut, since the model sees them:
-    what is too large raises ValueError."""
-    return [uncut_plain_value(_checked(dict(each)), _MESSAGE_LIMITS) for each in messages]
+    what is too large raises ValueError, and what is no list of messages TypeError."""
+    if isinstance(messages, str | Mapping):
+        raise TypeError(_NO_MESSAGES.format("messages is", type_name(type(messages))))
+    return [uncut_plain_value(_checked(_as_dict(each)), _MESSAGE_LIMITS) for each in messages]
+
+
+def _as_dict(message: Any) -> dict[Any, Any]:
+    """Returns a copy of a mapping, or of an object of a client library that iterates as one."""
+    try:
+        return dict(message)
+    except (TypeError, ValueError) as error:
+        name = type_name(type(message))
+        raise TypeError(_NO_MESSAGES.format("a message is", name)) from error
 
 
 def _checked(message: dict[Any, Any]) -> dict[Any, Any]:

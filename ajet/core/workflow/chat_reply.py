@@ -21,6 +21,14 @@ class ChatReply(dict[str, Any]):
         super().__init__(message)
         self.completion = completion
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(
+                f"a ChatReply has no attribute {name!r}: it is a dict, reply[{name!r}], with the "
+                "attributes text, tool_calls and completion besides"
+            )
+
     @property
     def text(self) -> str:
         """Returns the content; "" where the reply has tool calls alone."""

@@ -292,7 +292,7 @@ MISTAKES = [
         "ajet:\n  task_reader:\n    type: jsonl\n",
         "run.yaml:3: ajet.task_reader.type: no task reader 'jsonl'; there are jsonl_dataset_file, "
         "huggingface_dat_repo, random_dummy, env_service, environment, data_generation, tracing; "
-        "or your own class as file.py->Class",
+        "a file, JSON lines or CSV, is jsonl_dataset_file",
     ),
     (
         "ajet:\n  task_reader:\n    jsonl_dataset_file: {training: {file_path: t.jsonl}}\n",
@@ -398,6 +398,17 @@ def test_an_unknown_key_is_told_before_an_interpolation_that_leads_nowhere(tmp_p
     path = write(tmp_path, MINIMAL + "lake: {size: '${not.there}'}\n")
     assert "lake.siz: no such key; did you mean 'size'?" in error_of(path, "lake.siz=1")
     assert "lake.size: ${not.there} names no key" in error_of(path)
+
+
+def test_a_value_at_the_top_level_with_the_name_of_a_key_is_noticed(tmp_path):
+    path = write(tmp_path, MINIMAL + "num_repeat: 8\nmine: 3\nlake: {num_repeat: 2}\n")
+    config = load_config(path)
+    line = MINIMAL.count("\n") + 1
+    assert config.notices == [
+        f"{path}:{line}: num_repeat: only your own code reads it at the top level; did you mean "
+        "'ajet.rollout.num_repeat'?"
+    ]
+    assert config.num_repeat == 8
 
 
 NO_KEYS = ["=3", "@foo=3", ".a=3", "a..b=3", "ajet.=3", "+=3", "~", "++", "a b=3", "a[0]=3", "-x=1"]

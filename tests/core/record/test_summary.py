@@ -91,8 +91,15 @@ def test_the_commands_can_be_typed_where_the_environment_is_not_activated(monkey
 
 def test_an_unevaluated_run_says_so():
     out = Console(file=io.StringIO(), width=100, color_system=None)
-    print_summary(out, RunSummary(1, 8, 0, 3.0, 1), Path("run"))
+    print_summary(out, RunSummary(1, 8, 0, 3.0, 1, num_held_out_available=9), Path("run"))
     assert out.file.getvalue().count("not evaluated") == 2
+
+
+def test_a_run_without_held_out_tasks_names_no_command_that_needs_them():
+    out = Console(file=io.StringIO(), width=100, color_system=None)
+    print_summary(out, RunSummary(1, 8, 0, 3.0, 1), Path("run"), conf=Path("x.yaml"))
+    assert "not measured: the task reader has none" in out.file.getvalue()
+    assert "ajet eval" not in out.file.getvalue()
 
 
 def shown(counts):

@@ -209,15 +209,39 @@ def test_a_json_list_of_other_things_is_told_by_its_row(tmp_path):
     assert "all.json: row 2 is a int, not an object" in error_of(hf(tmp_path, "all.json"))
 
 
+CSV_TEXT = '\ufeffquestion,team\r\n"Twice, ""again"",\nhelp",billing\r\n\r\nWhere is it?,\r\n'
+"""A cell with a comma, quotes and a line feed; an empty line; an empty cell."""
+
+
 @pytest.mark.parametrize("place", ["d", "d/train.csv"])
-def test_csv_says_what_is_read(tmp_path, place):
+def test_csv_is_read_as_spreadsheets_write_it(tmp_path, place):
     (tmp_path / "d").mkdir()
-    (tmp_path / "d" / "train.csv").write_text("question,answer\nq,1\n")
-    wanted = "train.csv: CSV is not read; use .jsonl, .json or .parquet"
-    assert error_of(hf(tmp_path, place)).endswith(wanted)
+    (tmp_path / "d" / "train.csv").write_text(CSV_TEXT, newline="")
+    by_file = f"jsonl_dataset_file.training.file_path={tmp_path}/d/train.csv"
+    for reader in hf(tmp_path, place), reader_of(tmp_path, "type=jsonl_dataset_file", by_file):
+        first, second = reader.get_training_tasks()
+        assert (first.main_query, first.metadata["team"]) == ('Twice, "again",\nhelp', "billing")
+        assert (second.main_query, second.metadata["team"]) == ("Where is it?", None)
     assert "d/no.csv: no such data folder or file" in error_of(hf(tmp_path, "d/no.csv"))
-    by_lines = f"jsonl_dataset_file.training.file_path={tmp_path}/d/train.csv"
-    assert error_of(reader_of(tmp_path, "type=jsonl_dataset_file", by_lines)).endswith(wanted)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("question,team\na, b,c\n", ":2: 3 cells, and the header has 2; put text that has a comma"),
+        ("question;team\na;b\n", ":1: the header 'question;team' has no comma; save the file with"),
+        ("question,question\na,b\n", ":1: the header has 'question' twice; give each column"),
+        ('question,team\n"a,b\n', ":2: not valid CSV: unexpected end of data"),
+        ("question,team\n,b\nq,c\n", ": row 1: the field question is empty; it is the task's"),
+        ("", ": the train split is empty"),
+    ],
+)
+def test_a_csv_that_is_none_is_told_by_its_line(tmp_path, text, message):
+    (tmp_path / "tasks.csv").write_text(text)
+    by_file = f"jsonl_dataset_file.training.file_path={tmp_path}/tasks.csv"
+    assert f"tasks.csv{message}" in error_of(
+        reader_of(tmp_path, "type=jsonl_dataset_file", by_file)
+    )
 
 
 def test_one_split_in_two_formats_is_refused_and_not_read_twice(tmp_path):

@@ -68,6 +68,22 @@ async def test_the_second_turn_sends_the_sampled_ids_of_the_first_back():
     assert episode.turns == (first, second)
 
 
+@pytest.mark.parametrize(
+    ("messages", "problem"),
+    [
+        ("hi", "messages is of type str"),
+        (HI[0], "messages is of type dict"),
+        (["hi"], "a message is of type str"),
+        ([("user", "hi", "there")], "a message is of type tuple"),
+    ],
+)
+async def test_what_is_no_list_of_messages_is_told_the_form_of_one(messages, problem):
+    with pytest.raises(TypeError) as error:
+        await recorder().chat(messages)
+    form = "give a list of dicts, [{'role': 'user', 'content': 'a text'}]"
+    assert str(error.value) == f"{problem}; {form}"
+
+
 async def test_a_tool_call_comes_back_in_openais_form_with_an_id_of_its_turn():
     turn = await recorder(lambda *_: f"Let me see.{CALL}").chat(HI, [ADD])
     assert turn.reply["content"] == "Let me see."

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import pickle
 import re
 from types import SimpleNamespace
 
@@ -50,6 +51,9 @@ async def test_a_reply_has_its_tokens_and_is_sent_back_like_the_dict_that_it_is(
     tuner = ModelTuner(recorder)
     reply = await tuner.chat(HI)
     assert isinstance(reply, ChatReply) and json.loads(json.dumps(reply)) == dict(reply)
+    assert copy.deepcopy(reply) == pickle.loads(pickle.dumps(reply)) == reply
+    with pytest.raises(AttributeError, match=r"it is a dict, reply\['content'\], with the"):
+        _ = reply.content
     assert (reply.text, reply.tool_calls, reply.malformed_tool_calls) == ("hello", [], [])
     assert reply.completion is recorder.turns[0].completion
     again = [*HI, copy.deepcopy(reply), *HI]

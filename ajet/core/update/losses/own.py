@@ -77,7 +77,8 @@ class OwnTokens:
         loss_M = result if found is None else found.loss_M
         wanted = tuple(tokens.logprobs_M.shape)
         if not isinstance(loss_M, Tensor) or tuple(loss_M.shape) != wanted:
-            given = tuple(loss_M.shape) if isinstance(loss_M, Tensor) else type(loss_M).__name__
+            is_tensor = isinstance(loss_M, Tensor)
+            given = f"a tensor of {tuple(loss_M.shape)}" if is_tensor else type(loss_M).__name__
             raise ConfigError(
                 f"{WHERE}: it returned {given}: return a tensor of {wanted}, a loss for each token",
                 code=Code.OWN_RESULT,
