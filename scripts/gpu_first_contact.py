@@ -103,8 +103,8 @@ def error_of(found: Tensor, expected: Tensor) -> float:
 
 def attention(args: Namespace) -> Figures:
     """Compares outputs and gradients in bfloat16 and float32."""
+    from ajet.core.model.attention.trie import trie_of_rows
     from ajet.core.update.layouts.tree_attention import attention_plan, tree_attention
-    from ajet.core.update.layouts.trie import trie_of_rows
 
     rng = np.random.default_rng(0)
     length = 40 if is_toy(args) else 700
