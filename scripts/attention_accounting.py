@@ -158,8 +158,10 @@ def model_of(shape: str, num_layers: int | None = None) -> Any:
     numbers."""
     from transformers import AutoModelForCausalLM, Qwen2Config
 
-    layers = {} if num_layers is None else {"num_hidden_layers": num_layers}
-    config = Qwen2Config(**SHAPES[shape] | layers, max_position_embeddings=32_768)
+    sizes = dict(SHAPES[shape])
+    if num_layers is not None:
+        sizes["num_hidden_layers"] = num_layers
+    config = Qwen2Config(**sizes, max_position_embeddings=32_768)
     with META:
         return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
 

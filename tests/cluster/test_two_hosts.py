@@ -69,9 +69,9 @@ def undisturbed(tmp_path_factory):
     return episodes(one)
 
 
-def new_run(hosts):
-    """A run whose episodes of the second step wait in their middle."""
-    run = ToyRun(hosts[0].path(PROJECT))
+def new_run(host):
+    """A run on a host, whose episodes of the second step wait in their middle there."""
+    run = ToyRun(host.path(PROJECT))
     shutil.rmtree(run.folder / "launcher_record", ignore_errors=True)
     run.forget_told()
     run.hold(2)
@@ -148,7 +148,7 @@ def test_a_firewall_between_the_nodes_is_named(hosts):
 
 def test_a_run_that_loses_a_host_waits_for_it_and_is_the_run_that_lost_none(hosts, undisturbed):
     """Episodes of the second step are held on the first host until the other is gone."""
-    run = new_run(hosts)
+    run = new_run(hosts[0])
     with command(hosts[0], "verl") as process:
         wait_for(lambda: run.episodes("begin", 2) > 0, process, hosts[0])
         hosts[1].end_processes()
@@ -168,7 +168,7 @@ def test_a_run_that_loses_a_host_waits_for_it_and_is_the_run_that_lost_none(host
 
 def test_a_run_that_loses_a_host_goes_on_with_the_one_that_is_left(hosts, undisturbed):
     """Ctrl-C ends the waiting, and the same command takes one node, with as many ranks or fewer."""
-    run = new_run(hosts)
+    run = new_run(hosts[0])
     with command(hosts[0], "verl") as process:
         wait_for(lambda: run.episodes("begin", 2) > 0, process, hosts[0])
         hosts[1].end_processes()
@@ -186,7 +186,7 @@ def test_a_run_that_loses_a_host_goes_on_with_the_one_that_is_left(hosts, undist
 def test_a_run_that_loses_its_head_and_its_command_goes_on_by_the_same_command(hosts, undisturbed):
     """Both are on the first host, which ends as a whole. What the other has of the run ends when
     its Ray gives up the head, after a minute."""
-    run = new_run(hosts)
+    run = new_run(hosts[0])
     with command(hosts[0], "verl") as process:
         wait_for(lambda: run.episodes("begin", 2) > 0, process, hosts[0])
         hosts[0].end_processes()
@@ -201,6 +201,30 @@ def test_a_run_that_loses_its_head_and_its_command_goes_on_by_the_same_command(h
     join_ray(hosts[1], hosts[0])
     with command(hosts[0], "verl") as process:
         assert process.wait(WITHIN_S) == 0, output_of(hosts[0])
+    assert run.steps_saved()[-1] == STEPS and episodes(run) == undisturbed
+
+
+def test_a_command_whose_head_is_lost_ends_and_the_same_one_goes_on(hosts, undisturbed):
+    """The command is on the other host than the head."""
+    run = new_run(hosts[1])
+    with command(hosts[1], "verl") as process:
+        wait_for(lambda: run.episodes("begin", 2) > 0, process, hosts[1])
+        hosts[0].end_processes()
+        started = time.monotonic()
+        code = process.wait(300)
+        print("CODE", code, "after", time.monotonic() - started)
+    print(output_of(hosts[1])[-6000:])
+    print((run.path / "logs/run.log").read_text()[-3000:])
+    run.hold(None)
+    deadline = time.monotonic() + GONE_WITHIN_S
+    while of_the_run(hosts[1]):
+        assert time.monotonic() < deadline, of_the_run(hosts[1])
+        time.sleep(1)
+    print("RUN GONE", time.monotonic() - started, hosts[1].processes())
+    head_ray(hosts[0])
+    join_ray(hosts[1], hosts[0])
+    with command(hosts[1], "verl") as process:
+        assert process.wait(WITHIN_S) == 0, output_of(hosts[1])
     assert run.steps_saved()[-1] == STEPS and episodes(run) == undisturbed
 
 

@@ -74,15 +74,17 @@ class PackedPrefill:
     for each layer."""
 
     def __init__(self, pool: KVPool, rows: Sequence[PrefillRow], kernel: VarlenKernel) -> None:
-        new_slots = np.concatenate([row.slots[row.num_known :] for row in rows])
+        is_new = np.zeros(pool.k.shape[2], bool)  # by slot
+        for row in rows:
+            is_new[row.slots[row.num_known :]] = True
         # What a row has from before is a row too, so that a segment is new as a whole or not.
-        num_old = [int(np.isin(row.slots, new_slots).argmax()) for row in rows]
+        num_old = [int(is_new[row.slots].argmax()) for row in rows]
         before = [row.tokens[:num] for row, num in zip(rows, num_old, strict=True) if num]
         forest = trie_of_rows([*(row.tokens for row in rows), *before])
         slots_N = np.empty(len(forest), np.int64)
         for row, nodes in zip(rows, forest.row_nodes, strict=False):
             slots_N[nodes] = row.slots
-        is_new_N = np.isin(slots_N, new_slots)
+        is_new_N = is_new[slots_N]
         new = NewTokens(is_new_N, slots_N)
         self._pool = pool
         self._plan = VarlenPlan.of(forest, pool.k.device, kernel, new)
