@@ -204,30 +204,6 @@ def test_a_run_that_loses_its_head_and_its_command_goes_on_by_the_same_command(h
     assert run.steps_saved()[-1] == STEPS and episodes(run) == undisturbed
 
 
-def test_a_command_whose_head_is_lost_ends_and_the_same_one_goes_on(hosts, undisturbed):
-    """The command is on the other host than the head."""
-    run = new_run(hosts[1])
-    with command(hosts[1], "verl") as process:
-        wait_for(lambda: run.episodes("begin", 2) > 0, process, hosts[1])
-        hosts[0].end_processes()
-        started = time.monotonic()
-        code = process.wait(300)
-        print("CODE", code, "after", time.monotonic() - started)
-    print(output_of(hosts[1])[-6000:])
-    print((run.path / "logs/run.log").read_text()[-3000:])
-    run.hold(None)
-    deadline = time.monotonic() + GONE_WITHIN_S
-    while of_the_run(hosts[1]):
-        assert time.monotonic() < deadline, of_the_run(hosts[1])
-        time.sleep(1)
-    print("RUN GONE", time.monotonic() - started, hosts[1].processes())
-    head_ray(hosts[0])
-    join_ray(hosts[1], hosts[0])
-    with command(hosts[1], "verl") as process:
-        assert process.wait(WITHIN_S) == 0, output_of(hosts[1])
-    assert run.steps_saved()[-1] == STEPS and episodes(run) == undisturbed
-
-
 def of_the_run(host):
     """Returns what the run's processes on a host are called."""
     kinds = ("ray::TrainerRank", "ray::EngineProcess", "ray::RolloutWorker")
