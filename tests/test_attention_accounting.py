@@ -5,21 +5,24 @@ import pytest
 import torch
 
 from ajet.cluster.one_gpu_plan import LAUNCHES
+from ajet.core.model.attention.trie import trie_of_rows
+from ajet.core.model.attention.varlen_plan import VarlenPlan
 from ajet.core.model.decoder import Decoder
-from ajet.core.update.layouts.trie import trie_of_rows
-from ajet.core.update.layouts.varlen_plan import VarlenPlan
 from scripts.attention_accounting import (
     BATCHES,
     DECODES,
     META,
+    PROMPTS,
+    SHAPES,
     CountedGraph,
     count,
     counting,
     decode_launches,
     forward,
-    model_of_7b,
+    model_of,
     needed_pairs,
     planned_pairs,
+    prefill_launches,
 )
 
 
@@ -27,25 +30,39 @@ from scripts.attention_accounting import (
 def test_both_passes_of_28_layers_take_at_most_3000_launches_and_no_pair_too_many(batch):
     forest = trie_of_rows(batch.rows())
     plan = VarlenPlan.of(forest, META)
-    one, two = (count(Decoder(model_of_7b(layers)), forest, plan).launches for layers in (1, 2))
+    one, two = (count(Decoder(model_of("7B", layers)), forest, plan).launches for layers in (1, 2))
     assert one + 27 * (two - one) <= 3000
     assert planned_pairs(forest) == needed_pairs(forest)
 
 
 @pytest.mark.parametrize("decode", DECODES, ids=lambda decode: decode.name)
 def test_a_replayed_decode_step_takes_4_launches_however_many_layers_and_groups_there_are(decode):
-    one, two = (decode_launches(model_of_7b(n), decode, CountedGraph()) for n in (1, 2))
+    one, two = (decode_launches(model_of("7B", n), decode, CountedGraph()) for n in (1, 2))
     # the tokens and positions in, the replay, the column to write next, and its mask
     assert one == two == 4
-    one, two = (decode_launches(model_of_7b(n), decode, None) for n in (1, 2))
+    one, two = (decode_launches(model_of("7B", n), decode, None) for n in (1, 2))
     assert two - one >= LAUNCHES
     if decode is DECODES[0]:
         assert two - one == LAUNCHES  # those that `ajet plan` counts
 
 
+@pytest.mark.parametrize(("shape", "launches_of_64"), [("0.5B", 2437), ("7B", 2829)])
+def test_prefill_launches_grow_with_layers_and_passes_and_not_with_prompts(shape, launches_of_64):
+    def launches(layers, prompts, packed=True):
+        return prefill_launches(model_of(shape, layers), prompts, packed=packed)
+
+    one_pass = launches(1, PROMPTS[:16])  # 8,176 of the 8,192 tokens that a pass takes
+    assert one_pass == launches(1, PROMPTS[:2]) == launches(1, (300, 40, 700, 512))
+    layer = launches(2, PROMPTS[:16]) - one_pass
+    one, two = (launches(layers, PROMPTS) for layers in (1, 2))
+    assert one <= 4 * one_pass and two - one <= 4 * layer  # four passes
+    total = one + (SHAPES[shape]["num_hidden_layers"] - 1) * (two - one)
+    assert total == launches_of_64
+
+
 def kept_bytes(num_layers, num_tokens):
     """The bytes that a forward pass keeps for the backward pass, without the weights."""
-    decoder, forest = Decoder(model_of_7b(num_layers)), trie_of_rows([np.arange(num_tokens)])
+    decoder, forest = Decoder(model_of("7B", num_layers)), trie_of_rows([np.arange(num_tokens)])
     kept = {}
 
     def keep(tensor):

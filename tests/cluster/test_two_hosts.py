@@ -2,6 +2,7 @@
 as docs/cluster.md says. The project is copied to both, and the run folder is on the first alone."""
 
 import shutil
+import signal
 import subprocess
 import time
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ import pytest
 from ajet.core.update.manifest import newest_checkpoint
 from tests.e2e.three_backbones import episodes
 from tests.e2e.toy_run import ToyRun
+from tests.processes import command as command_of
 from tests.two_hosts import two_hosts
 
 pytest.importorskip("ray")
@@ -33,10 +35,14 @@ TOKEN = "0123456789abcdef" * 4
 
 
 def start_ray(host, *options):
-    """Starts a node of Ray by hand; its store is small, and it serves no dashboard."""
+    """Starts a node of Ray by hand; its store is small."""
     command = ["ray", "start", *options, "--num-cpus=4", "--object-store-memory=200000000"]
     code, said = host.run(*command, "--disable-usage-stats", RAY_AUTH_MODE="token")
     assert code == 0, said
+
+
+def head_ray(host):
+    start_ray(host, "--head", "--port=6379", "--include-dashboard=false")
 
 
 def join_ray(host, head):
@@ -50,9 +56,26 @@ def hosts():
             host.path("/tmp/home/.ray").mkdir()
             host.path("/tmp/home/.ray/auth_token").write_text(TOKEN)
             ToyRun(host.path(PROJECT))
-        start_ray(made[0], "--head", "--port=6379", "--include-dashboard=false")
+        head_ray(made[0])
         join_ray(made[1], made[0])
         yield made
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The episodes of the same run in one process."""
+    one = ToyRun(tmp_path_factory.mktemp("one"), *SETTINGS)
+    assert one.finish(timeout=WITHIN_S) == 0, one.stderr()
+    return episodes(one)
+
+
+def new_run(host):
+    """A run on a host, whose episodes of the second step wait in their middle there."""
+    run = ToyRun(host.path(PROJECT))
+    shutil.rmtree(run.folder / "launcher_record", ignore_errors=True)
+    run.forget_told()
+    run.hold(2)
+    return run
 
 
 @contextmanager
@@ -123,11 +146,10 @@ def test_a_firewall_between_the_nodes_is_named(hosts):
     assert f"no connection to the Ray of {hosts[1].address} at port " in said
 
 
-def test_a_run_that_loses_a_host_waits_for_it_and_is_the_run_that_lost_none(hosts, tmp_path):
+def test_a_run_that_loses_a_host_waits_for_it_and_is_the_run_that_lost_none(hosts, undisturbed):
     """Episodes of the second step are held on the first host until the other is gone."""
-    run = ToyRun(hosts[0].path(PROJECT))
+    run = new_run(hosts[0])
     with command(hosts[0], "verl") as process:
-        run.hold(2)
         wait_for(lambda: run.episodes("begin", 2) > 0, process, hosts[0])
         hosts[1].end_processes()
         wait_for(lambda: "waiting for nodes: 1 of 2" in output_of(hosts[0]), process, hosts[0])
@@ -141,6 +163,48 @@ def test_a_run_that_loses_a_host_waits_for_it_and_is_the_run_that_lost_none(host
     assert not hosts[1].path(f"{PROJECT}/launcher_record").exists()
     newest = newest_checkpoint(run.path / "checkpoints")
     assert newest is not None and newest.name == f"step_{STEPS:06d}"
-    one = ToyRun(tmp_path, *SETTINGS)
-    assert one.finish(timeout=WITHIN_S) == 0, one.stderr()
-    assert len(episodes(run)) == STEPS * EPISODES * 2 and episodes(run) == episodes(one)
+    assert len(episodes(run)) == STEPS * EPISODES * 2 and episodes(run) == undisturbed
+
+
+def test_a_run_that_loses_a_host_goes_on_with_the_one_that_is_left(hosts, undisturbed):
+    """Ctrl-C ends the waiting, and the same command takes one node, with as many ranks or fewer."""
+    run = new_run(hosts[0])
+    with command(hosts[0], "verl") as process:
+        wait_for(lambda: run.episodes("begin", 2) > 0, process, hosts[0])
+        hosts[1].end_processes()
+        wait_for(lambda: "waiting for nodes: 1 of 2" in output_of(hosts[0]), process, hosts[0])
+        process.send_signal(signal.SIGINT)
+        assert process.wait(WITHIN_S) == 130, output_of(hosts[0])
+    run.hold(None)
+    one_node = ("ajet.trainer_common.nnodes=1", "ajet.trainer_common.n_trainer_ranks=1")
+    with command(hosts[0], "verl", *one_node) as process:
+        assert process.wait(WITHIN_S) == 0, output_of(hosts[0])
+    assert run.steps_saved()[-1] == STEPS and episodes(run) == undisturbed
+    join_ray(hosts[1], hosts[0])
+
+
+def test_a_run_that_loses_its_head_and_its_command_goes_on_by_the_same_command(hosts, undisturbed):
+    """Both are on the first host, which ends as a whole. What the other has of the run ends when
+    its Ray gives up the head, after a minute."""
+    run = new_run(hosts[0])
+    with command(hosts[0], "verl") as process:
+        wait_for(lambda: run.episodes("begin", 2) > 0, process, hosts[0])
+        hosts[0].end_processes()
+        assert process.wait(GONE_WITHIN_S) == -signal.SIGKILL
+    run.hold(None)
+    deadline = time.monotonic() + GONE_WITHIN_S
+    assert of_the_run(hosts[1])
+    while of_the_run(hosts[1]):
+        assert time.monotonic() < deadline, of_the_run(hosts[1])
+        time.sleep(1)
+    head_ray(hosts[0])
+    join_ray(hosts[1], hosts[0])
+    with command(hosts[0], "verl") as process:
+        assert process.wait(WITHIN_S) == 0, output_of(hosts[0])
+    assert run.steps_saved()[-1] == STEPS and episodes(run) == undisturbed
+
+
+def of_the_run(host):
+    """Returns what the run's processes on a host are called."""
+    kinds = ("ray::TrainerRank", "ray::EngineProcess", "ray::RolloutWorker")
+    return {name for pid in host.processes() if (name := command_of(pid)).startswith(kinds)}

@@ -3,9 +3,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from update_fixtures import sample
 
+from ajet.core.model.attention.trie import TrieSegment, forest_of_rows, trie_of_rows
 from ajet.core.update.layouts.layout import Row
 from ajet.core.update.layouts.tree import _row_within
-from ajet.core.update.layouts.trie import TrieSegment, forest_of_rows, trie_of_rows
 
 
 def arrays(*rows):

@@ -8,12 +8,13 @@
 It computes with the policy's own modules (see model/decoder.py), or, where weights are large and
 the device is a CPU, with packed copies of them (packed_decoder.py). Then a decode step attends with
 compiled kernels (tiled_batch.py); without them, and on other devices, it multiplies all segments at
-once (grid_batch.py). On a CUDA GPU steps are captured and replayed (step_graph.py).
+once (grid_batch.py). On a CUDA GPU new tokens are computed as one flat list (packed_prefill.py),
+and steps are captured and replayed (step_graph.py).
 
 Not covered: architectures that `Decoder.supports` refuses (hf_forward.py serves those).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,9 +34,11 @@ from ajet.core.inference.engines.kv_cache import (
     attend_shared,
 )
 from ajet.core.inference.engines.packed_decoder import PackedDecoder
+from ajet.core.inference.engines.packed_prefill import PackedPrefill, prefill_passes
 from ajet.core.inference.engines.prefix_cache import PrefixCache, PrefixNode, path, path_slots
 from ajet.core.inference.engines.step_graph import Graph, StepGraph
 from ajet.core.inference.engines.tiled_batch import TiledBatch
+from ajet.core.model.attention.varlen_plan import VarlenKernel, flash_kernel_for
 from ajet.core.model.decoder import Decoder
 from ajet.core.model.kernels.functions import Kernels, attention_kernels_for
 from ajet.core.model.kernels.segments import AttentionSegment, SegmentTable
@@ -59,8 +62,17 @@ class PrefillChunk:
 class FlatForward:
     """Computes forward passes of the Qwen2, Qwen3 and Llama family for the in-process engine."""
 
-    def __init__(self, model: nn.Module, max_kv_tokens: int, *, graph: Graph | None = None) -> None:
-        """With a `graph`, decode steps are replayed where they can be."""
+    def __init__(
+        self,
+        model: nn.Module,
+        max_kv_tokens: int,
+        *,
+        graph: Graph | None = None,
+        varlen_for: Callable[[Tensor], VarlenKernel | None] = flash_kernel_for,
+    ) -> None:
+        """With a `graph`, decode steps are replayed where they can be. `varlen_for` returns what
+        attends to sequences of several lengths, for keys ``[kv_heads, slots, d]``; with it new
+        tokens are computed as one flat list."""
         packed = PackedDecoder(model) if PackedDecoder.supports(model) else None
         self._packed = packed
         self._decoder = packed or Decoder(model)
@@ -80,6 +92,7 @@ class FlatForward:
         self._cache = PrefixCache(max_kv_tokens)
         self._batch: KVBatch | None = None
         self._graph = None if graph is None else StepGraph(graph, weight.device)
+        self._varlen = varlen_for(self._pool.k[0])
 
     @property
     def num_replayed(self) -> int:
@@ -209,8 +222,27 @@ class FlatForward:
         return tail
 
     def _compute(self, paths: list[list[PrefixNode]]) -> int:
-        """Computes the nodes that lack keys and values, parents before children. Returns the
-        number of tokens."""
+        """Computes the nodes that lack keys and values. Returns the number of tokens."""
+        num_tokens = (
+            self._compute_chunks(paths)
+            if self._varlen is None
+            else self._compute_packed(paths, self._varlen)
+        )
+        for node in {node for nodes in paths for node in nodes}:
+            node.computed = True
+        return num_tokens
+
+    def _compute_packed(self, paths: list[list[PrefixNode]], kernel: VarlenKernel) -> int:
+        """Computes the nodes of all paths together."""
+        num_tokens = 0
+        for rows in prefill_passes(paths):
+            prefill = PackedPrefill(self._pool, rows, kernel)
+            self._decoder(prefill.tokens_N, prefill.positions_N, prefill.attend)
+            num_tokens += len(prefill.tokens_N)
+        return num_tokens
+
+    def _compute_chunks(self, paths: list[list[PrefixNode]]) -> int:
+        """Computes the nodes in chunks, parents before children."""
         levels: list[dict[int, PrefillChunk]] = []
         for nodes in paths:
             for level, chunk in enumerate(_missing_chunks(nodes)):
@@ -220,8 +252,6 @@ class FlatForward:
         for chunks in levels:
             for group in self._group_chunks(list(chunks.values())):
                 self._prefill(group)
-        for node in {node for nodes in paths for node in nodes}:
-            node.computed = True
         return sum(len(chunk.tokens) for chunks in levels for chunk in chunks.values())
 
     def _group_chunks(self, chunks: list[PrefillChunk]) -> Iterator[list[PrefillChunk]]:

@@ -18,7 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ajet.core.inference.engines.kv_cache import MASKED, CacheLayout, CacheSegment, KVBatch, KVPool
+from ajet.core.inference.engines.kv_cache import (
+    MASKED,
+    CacheLayout,
+    CacheSegment,
+    GatheredCache,
+    KVBatch,
+    KVPool,
+    SharedParts,
+)
 from ajet.core.inference.engines.prefix_cache import Ids
 
 MAX_PADDING = 2.0
@@ -85,10 +93,6 @@ class GridBatch(KVBatch):
     def __init__(self, pool: KVPool, layout: CacheLayout, room: int) -> None:
         super().__init__(pool, layout, room)
         self._grid = SegmentGrid.of(self._segments, pool)
-        self._stacked: list[tuple[Tensor, Tensor]] = []
-        while self._shared:  # layer by layer: both forms of all layers would take twice as much
-            k, v = self._shared.pop(0)
-            self._stacked.append((self._stack(k), self._stack(v)))
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Writes one new token per row to the current column, and returns the attention over it
@@ -101,7 +105,7 @@ class GridBatch(KVBatch):
         torch.mul(q.view(rows, heads, group, d).transpose(0, 1), d**-0.5, out=scaled)
         scores = torch.bmm(scaled.view(heads * rows, group, d), own_k.flatten(0, 1).mT)
         scores = scores.view(heads, rows, group, -1)
-        shared_k, shared_v = self._stacked[layer]
+        [shared_k], [shared_v] = self._shared[layer]
         num_shared = shared_k.shape[2]
         if num_shared:
             common = torch.bmm(self._grid.cells(scaled), shared_k.flatten(0, 1).mT)
@@ -124,24 +128,21 @@ class GridBatch(KVBatch):
         """Writes keys, or values, ``[rows, kv_heads, d]`` to the current column."""
         own[:, :, self._column] = new.transpose(0, 1)
 
-    def _stack(self, shared: list[Tensor]) -> Tensor:
-        """Returns ``[kv_heads, n, S, d]`` from one ``[kv_heads, P, d]`` for each segment."""
-        num_shared = self._grid.num_shared
-        padded = [torch.nn.functional.pad(t, (0, 0, 0, num_shared - t.shape[1])) for t in shared]
-        return torch.stack(padded, dim=1)
+    def _shared_parts(self, gathered: GatheredCache, k: Tensor, v: Tensor) -> SharedParts:
+        return [gathered.stacked(k)], [gathered.stacked(v)]
 
     def _keep_segments(self, index: Ids) -> None:
         kept = self._remaining_segments(index)
         self._grid = SegmentGrid.of(self._segments, self._pool)
         num_shared = self._grid.num_shared
-        if len(kept) == self._stacked[0][0].shape[1]:
+        if len(kept) == self._shared[0][0][0].shape[1]:
             return
         numbers = self._pool.tensor(np.array(kept, np.int64))
 
         def remaining(stacked: Tensor) -> Tensor:
             return stacked.index_select(1, numbers)[:, :, :num_shared].contiguous()
 
-        self._stacked = [(remaining(k), remaining(v)) for k, v in self._stacked]
+        self._shared = [([remaining(k)], [remaining(v)]) for [k], [v] in self._shared]
 
     def _padding_mask(self) -> Tensor:
         """Returns ``[1, rows, 1, S + columns]``: the shared slots that a row has not, the columns

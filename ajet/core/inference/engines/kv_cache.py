@@ -24,6 +24,7 @@ less memory and reads less (`_smallest_segments`).
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -216,7 +217,8 @@ def _segments_by_beginning(slots_R: list[Ids]) -> list[CacheSegment]:
 
 
 SharedParts = tuple[list[Tensor], list[Tensor]]
-"""Holds the keys and the values that the rows of each segment share, of one layer."""
+"""Holds the keys and the values that the rows of each segment share, of one layer: a tensor for
+each segment, or one for all."""
 
 
 class GatheredCache:
@@ -226,7 +228,7 @@ class GatheredCache:
         self._pool = pool
         self._shape = layout.own_RT.shape
         self._own = pool.tensor(layout.own_RT.reshape(-1))
-        self._shared = [pool.tensor(s.slots) for s in layout.segments]
+        self._segments = layout.segments
 
     def own(self, source: Tensor) -> Tensor:
         """Returns the own parts ``[kv_heads, rows, columns, d]`` from one layer of the pool."""
@@ -235,6 +237,25 @@ class GatheredCache:
     def shared(self, source: Tensor) -> list[Tensor]:
         """Returns ``[kv_heads, P, d]`` for each segment, P being the slots that it shares."""
         return [source.index_select(1, slots) for slots in self._shared]
+
+    def stacked(self, source: Tensor) -> Tensor:
+        """Returns ``[kv_heads, n, S, d]`` for n segments, which are padded with zeros to S slots,
+        in one call."""
+        num_segments = len(self._segments)
+        shape = (num_segments, len(self._stacked) // num_segments)
+        return source.index_select(1, self._stacked).unflatten(1, shape)
+
+    @cached_property
+    def _shared(self) -> list[Tensor]:
+        return [self._pool.tensor(segment.slots) for segment in self._segments]
+
+    @cached_property
+    def _stacked(self) -> Tensor:
+        lengths = [len(segment.slots) for segment in self._segments]
+        slots = np.zeros((len(lengths), max(lengths)), np.int64)
+        for number, segment in enumerate(self._segments):
+            slots[number, : lengths[number]] = segment.slots
+        return self._pool.tensor(slots.reshape(-1))
 
 
 def attend_shared(
@@ -332,8 +353,7 @@ class KVBatch:
         num_own = heads * rows * _in_steps(columns + room + 1, self.growth) * d
         memory.begin(2 * layers * (num_own + heads * d * self._num_placed(layout)))
         self._shared = [
-            self._shared_parts(gathered.shared(k), gathered.shared(v))
-            for k, v in zip(pool.k, pool.v, strict=True)
+            self._shared_parts(gathered, k, v) for k, v in zip(pool.k, pool.v, strict=True)
         ]
         self._k = [OwnParts(gathered.own(k), memory.take(num_own), self.growth) for k in pool.k]
         self._v = [OwnParts(gathered.own(v), memory.take(num_own), self.growth) for v in pool.v]
@@ -404,9 +424,9 @@ class KVBatch:
         """Returns the shared slots that `_shared_parts` takes from the batch's memory."""
         return 0
 
-    def _shared_parts(self, keys: list[Tensor], values: list[Tensor]) -> SharedParts:
-        """Returns one layer's shared parts ``[kv_heads, S, d]`` as `attend` reads them."""
-        return keys, values
+    def _shared_parts(self, gathered: GatheredCache, k: Tensor, v: Tensor) -> SharedParts:
+        """Returns the shared parts of one layer of the pool as `attend` reads them."""
+        return gathered.shared(k), gathered.shared(v)
 
     def _keep_segments(self, index: Ids) -> None:
         kept = self._remaining_segments(index)

@@ -14,7 +14,13 @@ compiler.
 import torch
 from torch import Tensor
 
-from ajet.core.inference.engines.kv_cache import CacheLayout, KVBatch, KVPool, SharedParts
+from ajet.core.inference.engines.kv_cache import (
+    CacheLayout,
+    GatheredCache,
+    KVBatch,
+    KVPool,
+    SharedParts,
+)
 from ajet.core.inference.engines.prefix_cache import Ids
 from ajet.core.model.kernels.functions import attention_kernels_for
 from ajet.core.model.kernels.segments import padded
@@ -50,15 +56,15 @@ class TiledBatch(KVBatch):
     def _num_placed(self, layout: CacheLayout) -> int:
         return sum(padded(len(segment.slots)) for segment in layout.segments)
 
-    def _shared_parts(self, keys: list[Tensor], values: list[Tensor]) -> SharedParts:
+    def _shared_parts(self, gathered: GatheredCache, k: Tensor, v: Tensor) -> SharedParts:
         kernels, memory = self._kernels, self._pool.batch_memory
 
         def placed(part: Tensor) -> Tensor:
             return memory.take(part.numel()).view(part.shape).copy_(part)
 
         return (
-            [placed(kernels.shared_keys(each)) for each in keys],
-            [placed(kernels.shared_values(each)) for each in values],
+            [placed(kernels.shared_keys(each)) for each in gathered.shared(k)],
+            [placed(kernels.shared_values(each)) for each in gathered.shared(v)],
         )
 
     def _keep_segments(self, index: Ids) -> None:

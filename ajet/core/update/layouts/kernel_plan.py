@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ajet.core.model.attention.trie import Forest
 from ajet.core.model.kernels.functions import Kernels, attention_kernels_for
 from ajet.core.model.kernels.segments import AttentionSegment, SegmentTable
-from ajet.core.update.layouts.trie import Forest
 
 
 @dataclass(frozen=True, slots=True)

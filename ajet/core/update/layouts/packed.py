@@ -5,9 +5,9 @@ s q a a | s q b b b b      no padding in the linear layers, nothing shared
 
 from collections.abc import Sequence
 
+from ajet.core.model.attention.trie import Forest, forest_of_rows
 from ajet.core.update.layouts.layout import Row
 from ajet.core.update.layouts.tree import FlatLayout
-from ajet.core.update.layouts.trie import Forest, forest_of_rows
 
 
 class PackedLayout(FlatLayout):

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ajet.core.model.attention.merging import merge
+from ajet.core.model.attention.trie import Forest, TrieSegment
 from ajet.core.model.precision import wide_dtype
 from ajet.core.update.layouts.attention_piece import piece_backward, piece_forward
-from ajet.core.update.layouts.merging import merge
-from ajet.core.update.layouts.trie import Forest, TrieSegment
 
 MAX_PADDING = 1.25  # padded over real tokens in one call for several segments
 

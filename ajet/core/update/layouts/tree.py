@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ajet.core.common_prefix import common_length_of_ids
+from ajet.core.model.attention.trie import Forest, lexicographic, trie_of_rows
 from ajet.core.model.decoder import Attend, Decoder
 from ajet.core.update.layouts.layout import ForwardOutput, Row
 from ajet.core.update.layouts.tree_attention import AttentionPlan, attention_plan, tree_attention
-from ajet.core.update.layouts.trie import Forest, lexicographic, trie_of_rows
 from ajet.core.update.sequence import SequenceGroup
 
 

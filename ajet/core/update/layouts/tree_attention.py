@@ -22,10 +22,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ajet.core.model.attention.trie import Forest
+from ajet.core.model.attention.varlen_plan import VarlenPlan, flash_kernel_for
 from ajet.core.update.layouts.kernel_plan import KernelPlan
 from ajet.core.update.layouts.piece_plan import PiecePlan
-from ajet.core.update.layouts.trie import Forest
-from ajet.core.update.layouts.varlen_plan import VarlenPlan
 
 
 class AttentionPlan(Protocol):
@@ -44,8 +44,9 @@ class AttentionPlan(Protocol):
 
 def attention_plan(forest: Forest, q_NHd: Tensor, k_NKd: Tensor) -> AttentionPlan:
     """Returns the plan for the forest on the device and in the dtype of these queries and keys."""
-    if VarlenPlan.supports(q_NHd):
-        return VarlenPlan.of(forest, q_NHd.device)
+    flash = flash_kernel_for(q_NHd)
+    if flash is not None:
+        return VarlenPlan.of(forest, q_NHd.device, flash)
     if KernelPlan.supports(q_NHd):
         return KernelPlan.of(forest, q_NHd, k_NKd)
     return PiecePlan.of(forest, q_NHd.device)

@@ -10,10 +10,12 @@ level; one call without a mask computes the attention of their descendants to th
 No number is padded, so the products are those of flash attention over the pairs of query and key
 that there are. The calls are one, and one for each level, whatever the number of segments.
 
+The trainer's queries are all tokens of the forest. The engine's are its new tokens: the others have
+keys and values already, in its cache.
+
 `FlashKernel` is CUDA's flash attention as torch has it: bfloat16 and float16, from compute
 capability 8.0 and from the torch that has `torch.nn.attention.varlen` on. Its backward adds up the
-gradients of keys in an order that may change from run to run. Not covered: merging and second
-derivatives (tree_attention.py).
+gradients of keys in an order that may change from run to run. Not covered: second derivatives.
 """
 
 from __future__ import annotations
@@ -25,10 +27,11 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from ajet.core.update.layouts.merging import merge
-from ajet.core.update.layouts.trie import Forest, IntArray, TrieSegment
+from ajet.core.model.attention.merging import merge
+from ajet.core.model.attention.trie import Forest, IntArray, TrieSegment
 
 MAX_HEAD_DIM = 256
 MIN_CAPABILITY = (8, 0)
@@ -58,22 +61,31 @@ class VarlenCall:
 
 @dataclass(frozen=True, slots=True)
 class VarlenLevel:
-    """Holds the call of one level, and the flat tokens of its queries and keys."""
+    """Holds the call of one level, and where its queries and keys are among those of `forward`."""
 
     call: VarlenCall
     queries_Q: Tensor
     keys_P: Tensor
 
     @classmethod
-    def of(cls, segments: Sequence[TrieSegment], device: torch.device) -> VarlenLevel:
-        """Makes the level of these inner segments: their descendants attend to them."""
-        queries = [np.arange(s.stop, s.end) for s in segments]
-        keys = [np.arange(s.start, s.stop) for s in segments]
+    def of(
+        cls, queries: Sequence[IntArray], keys: Sequence[IntArray], device: torch.device
+    ) -> VarlenLevel:
+        """Makes the level whose sequences have these queries and keys."""
         return cls(
             VarlenCall.of([len(q) for q in queries], [len(k) for k in keys], False, device),
             _index(queries, device),
             _index(keys, device),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class NewTokens:
+    """Says which tokens of a forest are queries, and where the keys of all of them are; a segment
+    is new as a whole, or not at all."""
+
+    is_new_N: NDArray[np.bool_]
+    keys_N: IntArray
 
 
 class VarlenKernel(Protocol):
@@ -147,6 +159,21 @@ class FlashKernel:
         return dq, dk, dv
 
 
+def flash_kernel_for(q_NHd: Tensor) -> FlashKernel | None:
+    """Returns the flash attention of CUDA if it computes attention of such queries."""
+    is_supported = (
+        q_NHd.is_cuda
+        and q_NHd.dtype in (torch.bfloat16, torch.float16)
+        and q_NHd.shape[2] <= MAX_HEAD_DIM
+        and q_NHd.shape[2] % 8 == 0
+        and torch.cuda.get_device_capability(q_NHd.device) >= MIN_CAPABILITY
+        and torch.backends.cuda.is_flash_attention_available()
+        # Before it the kernel's log-sum-exp was a padded rectangle.
+        and find_spec("torch.nn.attention.varlen") is not None
+    )
+    return FlashKernel() if is_supported else None
+
+
 @dataclass(frozen=True, slots=True)
 class VarlenPlan:
     """Holds the calls of one micro-batch's attention, which are the same in every layer."""
@@ -155,36 +182,41 @@ class VarlenPlan:
     levels: tuple[VarlenLevel, ...]
     kernel: VarlenKernel
 
-    @staticmethod
-    def supports(q_NHd: Tensor) -> bool:
-        """Tells whether `FlashKernel` computes attention of such queries."""
-        return (
-            q_NHd.is_cuda
-            and q_NHd.dtype in (torch.bfloat16, torch.float16)
-            and q_NHd.shape[2] <= MAX_HEAD_DIM
-            and q_NHd.shape[2] % 8 == 0
-            and torch.cuda.get_device_capability(q_NHd.device) >= MIN_CAPABILITY
-            and torch.backends.cuda.is_flash_attention_available()
-            # Before it the kernel's log-sum-exp was a padded rectangle.
-            and find_spec("torch.nn.attention.varlen") is not None
-        )
-
     @classmethod
     def of(
-        cls, forest: Forest, device: torch.device, kernel: VarlenKernel | None = None
+        cls,
+        forest: Forest,
+        device: torch.device,
+        kernel: VarlenKernel | None = None,
+        new: NewTokens | None = None,
     ) -> VarlenPlan:
-        """Makes the calls of a forest."""
-        lengths = [s.stop - s.start for s in forest.segments]
+        """Makes the calls of a forest; with `new`, for those of its tokens alone."""
+        new = new or NewTokens(np.ones(len(forest), bool), np.arange(len(forest)))
+        query_N = np.cumsum(new.is_new_N) - 1  # of a new token: its number among them
+        lengths = [s.stop - s.start for s in forest.segments if new.is_new_N[s.start]]
+        levels = [
+            VarlenLevel.of(
+                [query_N[s.stop : s.end][new.is_new_N[s.stop : s.end]] for s in level],
+                [new.keys_N[s.start : s.stop] for s in level],
+                device,
+            )
+            for level in _levels(forest.segments)
+        ]
         own = VarlenCall.of(lengths, lengths, True, device)
-        levels = tuple(VarlenLevel.of(each, device) for each in _levels(forest.segments))
-        return cls(own, levels, kernel or FlashKernel())
+        return cls(own, tuple(levels), kernel or FlashKernel())
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the output ``[N, heads, d]`` and the log-sum-exp ``[heads, N]``."""
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, of_ancestors: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the output ``[N, heads, d]`` and the log-sum-exp ``[heads, N]``. The levels find
+        their keys and values in `of_ancestors`, or in k and v."""
+        level_k, level_v = of_ancestors or (k, v)
         out, lse = self.kernel.forward(q, k, v, self.own)
         for level in self.levels:
             queries, keys = level.queries_Q, level.keys_P
-            piece_out, piece_lse = self.kernel.forward(q[queries], k[keys], v[keys], level.call)
+            piece_out, piece_lse = self.kernel.forward(
+                q[queries], level_k[keys], level_v[keys], level.call
+            )
             merged_out, merged_lse = out[queries], lse[:, queries].T
             merge(merged_out, merged_lse, piece_out, piece_lse.T)
             out.index_copy_(0, queries, merged_out)

@@ -1,0 +1,100 @@
+"""Prefill on a CUDA GPU: all new tokens of all rows go through the model as one flat list.
+
+    rows    s q a b       cached: s      pass    q a b c d      positions 1 2 3 2 3
+            s q c d                      own     q | a b | c d  each causally, in one call
+                                         level 0 to the key of s: q a b c d
+                                         level 1 to the key of q: a b c d
+
+A layer's launches are those of the products, of one call of flash attention, and of one more for
+each level of ancestors, merged by log-sum-exp: the trainer's calls (core/model/attention), with
+ancestors whose keys are in the pool. They do not grow with the number of rows. A token and the
+tokens before it, which it attends to, may be computed in the same pass.
+
+Not covered: what the flash kernel does not compute: CPUs, float32, old GPUs. There flat_forward.py
+computes chunk by chunk.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from ajet.core.inference.engines.kv_cache import KVPool
+from ajet.core.inference.engines.prefix_cache import Ids, PrefixNode
+from ajet.core.model.attention.trie import trie_of_rows
+from ajet.core.model.attention.varlen_plan import NewTokens, VarlenKernel, VarlenPlan
+
+MAX_PASS_TOKENS = 8192
+"""The tokens of a pass at most: those of the widest layer of a 7B model then take 1 GB, and a pass
+takes far longer than its launches."""
+
+
+@dataclass(frozen=True)
+class PrefillRow:
+    """A row, up to where a pass computes it. The first `num_known` of its tokens are computed in
+    an earlier pass, or as tokens of another row in this one."""
+
+    tokens: Ids
+    slots: Ids
+    num_known: int
+
+
+def prefill_passes(
+    paths: Sequence[Sequence[PrefixNode]], max_tokens: int = MAX_PASS_TOKENS
+) -> Iterator[list[PrefillRow]]:
+    """Yields the rows of each pass, which computes at most `max_tokens` tokens. Every token that
+    is not computed yet is new in one pass, and in one row of it; only a row with more of them than
+    a pass takes is cut."""
+    seen: set[PrefixNode] = set()
+    rows: list[PrefillRow] = []
+    left = max_tokens
+    for path in paths:
+        tokens = np.concatenate([node.tokens for node in path] or [np.empty(0, np.int64)])
+        slots = np.concatenate([node.slots for node in path] or [np.empty(0, np.int64)])
+        known = sum(len(node.tokens) for node in path if node.computed or node in seen)
+        seen.update(path)
+        if rows and left < len(tokens) - known <= max_tokens:
+            yield rows
+            rows, left = [], max_tokens
+        while known < len(tokens):
+            end = min(len(tokens), known + left)
+            rows.append(PrefillRow(tokens[:end], slots[:end], known))
+            left -= end - known
+            known = end
+            if not left:
+                yield rows
+                rows, left = [], max_tokens
+    if rows:
+        yield rows
+
+
+class PackedPrefill:
+    """Holds the new tokens of one pass, and computes their attention; the Decoder calls `attend`
+    for each layer."""
+
+    def __init__(self, pool: KVPool, rows: Sequence[PrefillRow], kernel: VarlenKernel) -> None:
+        is_new = np.zeros(pool.k.shape[2], bool)  # by slot
+        for row in rows:
+            is_new[row.slots[row.num_known :]] = True
+        # What a row has from before is a row too, so that a segment is new as a whole or not.
+        num_old = [int(is_new[row.slots].argmax()) for row in rows]
+        before = [row.tokens[:num] for row, num in zip(rows, num_old, strict=True) if num]
+        forest = trie_of_rows([*(row.tokens for row in rows), *before])
+        slots_N = np.empty(len(forest), np.int64)
+        for row, nodes in zip(rows, forest.row_nodes, strict=False):
+            slots_N[nodes] = row.slots
+        is_new_N = is_new[slots_N]
+        new = NewTokens(is_new_N, slots_N)
+        self._pool = pool
+        self._plan = VarlenPlan.of(forest, pool.k.device, kernel, new)
+        self._slots_N = pool.tensor(slots_N[is_new_N])
+        self.tokens_N = pool.tensor(forest.token_ids_N[is_new_N])
+        self.positions_N = pool.tensor(forest.positions_N[is_new_N])
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Writes the keys and values of the new tokens to the pool, and returns the attention of
+        one layer for ``q [N, heads, d]``."""
+        self._pool.write(layer, self._slots_N, k, v)
+        pool_k, pool_v = (t[layer].transpose(0, 1) for t in (self._pool.k, self._pool.v))
+        return self._plan.forward(q, k, v, (pool_k, pool_v))[0]
