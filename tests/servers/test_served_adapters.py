@@ -1,0 +1,106 @@
+"""Several adapters in a server: the replicas against stand-ins that speak the servers' APIs. A real
+vLLM runs the same claims in test_vllm_replica.py."""
+
+from dataclasses import replace
+
+import pytest
+
+from ajet.core.errors import ConfigError
+from ajet.core.weight_sync.folder import WeightFolder
+from ajet.core.weight_sync.manifest import WeightsError
+from ajet.servers.adapters import ServedAdapters, adapted_modules, write_peft_folder
+from ajet.servers.process import free_port
+from ajet.servers.replica import ServedModel
+from ajet.servers.sglang import SglangServerArgs
+from ajet.servers.sglang_replica import SglangReplica
+from ajet.servers.vllm import VllmServerArgs, max_lora_rank
+from ajet.servers.vllm_replica import VllmReplica
+from tests.adapter_contract import ADAPTER_CONTRACT, LORA, AdapterBench, learn, trainer_models
+from tests.replica_contract import MAX_LEN, VOCAB, save, tiny_model
+from tests.sglang_server import Serving, SglangStandIn
+from tests.vllm_server import VllmStandIn
+
+
+@pytest.fixture(params=["vllm", "sglang"])
+async def bench(request, tmp_path):
+    base = tiny_model(0)
+    adapters = ServedAdapters(LORA, tmp_path / "served")
+    model = ServedModel("m", VOCAB, MAX_LEN)
+    if request.param == "vllm":
+        stand_in = VllmStandIn(tiny_model(0), "m")
+    else:
+        stand_in = SglangStandIn(tiny_model(0), keeps_weights=True)
+    with Serving(stand_in, free_port()) as serving:
+        if request.param == "vllm":
+            replica = VllmReplica("r0", serving.url, model, adapters=adapters, sleep_mode=True)
+        else:
+            replica = SglangReplica("r0", serving.url, model, adapters=adapters)
+        made = trainer_models(base)
+        bench = AdapterBench(replica, base, made, WeightFolder(tmp_path / "weights"))
+        bench.stand_in = stand_in
+        yield bench
+        await replica.close()
+    assert not (tmp_path / "served").exists()
+
+
+@pytest.mark.parametrize("claim", ADAPTER_CONTRACT, ids=lambda claim: claim.__name__)
+async def test_contract(claim, bench):
+    await claim(bench)
+
+
+async def test_the_server_has_each_adapter_once_and_loads_what_has_changed_alone(bench, tmp_path):
+    await bench.publish()
+    await bench.publish()
+    learn(bench.made.trained["pro"], seed=5)
+    await bench.publish()
+    assert bench.stand_in.models.names == {"", "con@1", "pro@3"}
+    assert {path.name for path in (tmp_path / "served").iterdir()} == {"con@1", "pro@3"}
+    calls = [("load", "pro@1"), ("load", "con@1"), ("load", "pro@3"), ("unload", "pro@1")]
+    assert bench.stand_in.lora_calls == calls
+
+
+def arguments(kind, path):
+    args = kind(str(path), 1, "py", adapters=LORA)
+    return " ".join(args.arguments()), args
+
+
+def test_a_vllm_server_has_room_for_the_adapters_and_for_those_before_them(tmp_path):
+    text, args = arguments(VllmServerArgs, tmp_path)
+    assert "--enable-lora" in text and "--max-lora-rank 8" in text  # of rank 4
+    assert "--max-loras 2 " in text and "--max-cpu-loras 4 " in text
+    assert args.environment()["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+    alone = replace(args, adapters=None)
+    assert "lora" not in " ".join([*alone.arguments(), *alone.environment()]).lower()
+    assert max_lora_rank(1) == 1 and max_lora_rank(65) == 128
+    with pytest.raises(ConfigError, match=r"lora\.rank=513: vLLM has adapters of rank 512 at most"):
+        max_lora_rank(513)
+
+
+def test_an_sglang_server_has_room_for_them_and_for_the_base_and_keeps_it_in_its_sleep(tmp_path):
+    model = tmp_path / "model"
+    save(tiny_model(0), model)
+    text, _ = arguments(SglangServerArgs, model)
+    assert "--max-lora-rank 4" in text  # which takes any
+    assert "--max-loras-per-batch 3 " in text and "--max-loaded-loras 4 " in text
+    assert "--enable-lora --enable-weights-cpu-backup" in text
+    modules = "down_proj gate_proj k_proj o_proj q_proj up_proj v_proj"
+    assert f"--lora-target-modules {modules}" in text
+
+
+@pytest.mark.parametrize(
+    ("targets", "modules"),
+    [
+        (("self_attn.q_proj", "v_proj"), ["q_proj", "v_proj"]),
+        (r".*\.mlp\.(up|down)_proj", ["down_proj", "up_proj"]),
+    ],
+)
+def test_the_adapted_modules_are_those_that_peft_finds(tmp_path, targets, modules):
+    save(tiny_model(0), tmp_path / "model")
+    assert adapted_modules(replace(LORA, targets=targets), tmp_path / "model") == modules
+
+
+def test_an_adapter_of_an_embedding_is_one_line(tmp_path):
+    made = trainer_models(tiny_model(0), replace(LORA, targets=("embed_tokens",)))
+    sent = {n: w for n, w in made.weights().items() if n.startswith("pro.")}
+    with pytest.raises(WeightsError, match="belongs to no linear layer"):
+        write_peft_folder(tmp_path / "pro@1", "pro", sent, LORA)
