@@ -198,7 +198,8 @@ class SglangStandIn:
             "completion_tokens": len(reply.token_ids),
         }
         if body.return_logprob:
-            before = self._before_cut(reply, sampling)
+            model = self.models.model(body.lora_path or "")
+            before = self._before_cut(model, reply, sampling)
             drawn = zip(before, reply.token_ids, strict=True)
             meta["output_token_logprobs"] = [[logprob, token, None] for logprob, token in drawn]
         if body.return_sampling_mask and self.has_masks:
@@ -207,10 +208,10 @@ class SglangStandIn:
         output_ids = list(reply.token_ids[:-1] if trimmed else reply.token_ids)
         return {"output_ids": output_ids, "meta_info": meta}
 
-    def _before_cut(self, reply, sampling):
+    def _before_cut(self, model, reply, sampling):
         ids = torch.tensor([[*reply.prompt_ids, *reply.token_ids]])
         with torch.no_grad():
-            logits = self.model(ids).logits[0, len(reply.prompt_ids) - 1 : -1]
+            logits = model(ids).logits[0, len(reply.prompt_ids) - 1 : -1]
         logprobs = (logits / (sampling.temperature or 1.0)).log_softmax(-1)
         return logprobs.gather(1, torch.tensor(reply.token_ids)[:, None])[:, 0].tolist()
 

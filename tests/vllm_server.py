@@ -1,5 +1,7 @@
 """A stand-in for the part of a vLLM server (0.32) that samples with several adapters: speaks its
-HTTP API, computes with a tiny model. What a real one does is in tests/servers/test_vllm_replica.py.
+HTTP API, computes with a tiny model. Where it has adapters, the base computes with the newest of
+them, as a real one's does on a CPU (0.32) in a batch with others. What a real one does beside is in
+tests/servers/test_vllm_replica.py.
 """
 
 from fastapi import FastAPI, Response
@@ -42,13 +44,15 @@ class UnloadLoRAAdapterRequest(Body):
 class VllmStandIn:
     def __init__(self, model, path):
         self.path = path
-        self.models = LoraModels(model)
+        self.models, self.newest = LoraModels(model), ""
         self.lora_calls = []
 
     async def completions(self, body: CompletionRequest):
         name = "" if body.model == self.path else body.model
         if name not in self.models.names:
             return self._error(404, f"The model `{name}` does not exist.")
+        if not name:
+            name = self.newest
         stops = tuple(body.stop_token_ids)
         sampling = SamplingParams(
             body.temperature, body.top_p, body.top_k, body.max_tokens, stops, seed=body.seed
@@ -67,6 +71,7 @@ class VllmStandIn:
             return self._error(400, f"The lora adapter '{body.lora_name}' has already been loaded.")
         if fault := self.models.load(body.lora_name, body.lora_path):
             return self._error(500, fault)
+        self.newest = body.lora_name
         return Response(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
     async def unload(self, body: UnloadLoRAAdapterRequest):

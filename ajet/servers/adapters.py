@@ -2,7 +2,8 @@
 
     tensors pro.NAME, con.NAME  ->  FOLDER/pro@7/  as peft writes it  ->  the server loads "pro@7"
     a request of "pro"          ->  "pro@7"; what began with "pro@6" ends with it
-    a request without adapter   ->  the base
+    a request without adapter   ->  the base; or, where a server cannot compute the base beside
+                                    adapters, "@1": an adapter of zeros
 
 An adapter has another name in the server with each change, so its prefixes are cached apart, and an
 adapter that has not changed is not touched. One that nobody samples with any more is unloaded when
@@ -63,10 +64,11 @@ class LoadedAdapter:
 
 
 class ServedAdapters:
-    """The adapters of one server, which reads their files below `folder`."""
+    """The adapters of one server, which reads their files below `folder`. With `base_is_adapter`
+    the base is an adapter of zeros."""
 
-    def __init__(self, lora: LoraSettings, folder: Path) -> None:
-        self._lora, self._folder = lora, folder
+    def __init__(self, lora: LoraSettings, folder: Path, *, base_is_adapter: bool = False) -> None:
+        self._lora, self._folder, self.base_is_adapter = lora, folder, base_is_adapter
         self._newest: dict[str, LoadedAdapter] = {}
         self._in_server: set[str] = set()
         self._running: Counter[str] = Counter()
@@ -75,7 +77,7 @@ class ServedAdapters:
     def sampling_with(self, adapter: str) -> Iterator[LoadedAdapter]:
         """Yields the newest of this adapter, which stays in the server for the block."""
         if adapter not in self._newest:
-            there = ", ".join(self._newest) or "none yet"
+            there = ", ".join(filter(None, self._newest)) or "none yet"
             raise ValueError(f"no adapter is named {adapter!r}; the server has {there}")
         loaded = self._newest[adapter]
         self._running[loaded.name] += 1
@@ -134,6 +136,12 @@ class ServedAdapters:
         if set(of_each) != set(self._lora.adapters):
             came, wanted = ", ".join(sorted(of_each)), ", ".join(sorted(self._lora.adapters))
             raise WeightsError(f"{where}: adapters {came} came, the server is for {wanted}")
+        if self.base_is_adapter:
+            of_one = of_each[self._lora.adapters[0]]
+            of_each[""] = {
+                name[name.index(".") :]: tensor.new_zeros(tensor.shape)
+                for name, tensor in of_one.items()
+            }
         return infos, of_each
 
     async def _unload_unused(self, server: AdapterServer) -> None:
@@ -146,9 +154,9 @@ class ServedAdapters:
 
 
 def versions_of(lora: LoraSettings) -> int:
-    """Returns how many adapters a server has room for: the newest of each, and the one before it,
-    which requests under way end with."""
-    return 2 * len(lora.adapters)
+    """Returns how many adapters a server has room for: the newest of each, the one before it, which
+    requests under way end with, and the base."""
+    return 2 * len(lora.adapters) + 1
 
 
 def write_peft_folder(

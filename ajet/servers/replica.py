@@ -150,9 +150,10 @@ class ServerReplica:
             return Completion(tuple(prompt_ids), (), (), "abort", self.version)
         try:
             limited = limit_sampling(sampling, room, self._model.stop_token_ids)
-            if self._adapters is None or not sampling.adapter:
+            adapters = self._adapters
+            if adapters is None or not (sampling.adapter or adapters.base_is_adapter):
                 return await self.sample(list(prompt_ids), limited, request_id)
-            with self._adapters.sampling_with(sampling.adapter) as loaded:
+            with adapters.sampling_with(sampling.adapter) as loaded:
                 own = replace(limited, adapter=loaded.name)
                 reply = await self.sample(list(prompt_ids), own, request_id)
             return replace(reply, policy_version=loaded.version)

@@ -72,9 +72,10 @@ class ServerSettings:
         vocab_size = model_config.get("vocab_size") or model_config["text_config"]["vocab_size"]
         return ServedModel(self.model_path, vocab_size, self.max_model_len, stop_token_ids)
 
-    def served_adapters(self, name: str) -> ServedAdapters | None:
+    def served_adapters(self, name: str, *, base_is_adapter: bool = False) -> ServedAdapters | None:
         """Returns the adapters of the server of this name; their files lie beside its weights."""
         if self.adapters is None:
             return None
         own = f"{name.replace(' ', '_')}-{self.port}"
-        return ServedAdapters(self.adapters, Path(self.model_path).parent / "served" / own)
+        folder = Path(self.model_path).parent / "served" / own
+        return ServedAdapters(self.adapters, folder, base_is_adapter=base_is_adapter)

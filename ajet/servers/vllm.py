@@ -63,7 +63,7 @@ class VllmServerArgs(ServerSettings):
             flags += ["--enable-lora"]
             common |= {
                 "--max-lora-rank": max_lora_rank(self.adapters.rank),
-                "--max-loras": len(self.adapters.adapters),  # in one batch
+                "--max-loras": len(self.adapters.adapters) + 1,  # in one batch, and the base
                 "--max-cpu-loras": versions_of(self.adapters),
             }
         pairs = [text for key, value in common.items() for text in (key, str(value))]
@@ -119,7 +119,9 @@ async def start_vllm(
         model,
         process=process,
         version=version,
-        adapters=args.served_adapters(name),
+        # On a CPU vLLM 0.32 computes rows without an adapter with one of the others', where a batch
+        # has both (lora/ops/torch_ops: an index of -1 is the last one).
+        adapters=args.served_adapters(name, base_is_adapter=True),
         sleep_mode=args.sleep_mode,
     )
 

@@ -2,8 +2,10 @@
 vLLM runs the same claims in test_vllm_replica.py."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
+import torch
 
 from ajet.core.errors import ConfigError
 from ajet.core.weight_sync.folder import WeightFolder
@@ -24,20 +26,22 @@ from tests.vllm_server import VllmStandIn
 @pytest.fixture(params=["vllm", "sglang"])
 async def bench(request, tmp_path):
     base = tiny_model(0)
-    adapters = ServedAdapters(LORA, tmp_path / "served")
+    is_vllm = request.param == "vllm"
+    adapters = ServedAdapters(LORA, tmp_path / "served", base_is_adapter=is_vllm)
     model = ServedModel("m", VOCAB, MAX_LEN)
-    if request.param == "vllm":
+    if is_vllm:
         stand_in = VllmStandIn(tiny_model(0), "m")
     else:
         stand_in = SglangStandIn(tiny_model(0), keeps_weights=True)
     with Serving(stand_in, free_port()) as serving:
-        if request.param == "vllm":
+        if is_vllm:
             replica = VllmReplica("r0", serving.url, model, adapters=adapters, sleep_mode=True)
         else:
             replica = SglangReplica("r0", serving.url, model, adapters=adapters)
         made = trainer_models(base)
         bench = AdapterBench(replica, base, made, WeightFolder(tmp_path / "weights"))
         bench.stand_in = stand_in
+        bench.hold = partial(setattr, stand_in.models, "is_held")
         yield bench
         await replica.close()
     assert not (tmp_path / "served").exists()
@@ -53,10 +57,11 @@ async def test_the_server_has_each_adapter_once_and_loads_what_has_changed_alone
     await bench.publish()
     learn(bench.made.trained["pro"], seed=5)
     await bench.publish()
-    assert bench.stand_in.models.names == {"", "con@1", "pro@3"}
-    assert {path.name for path in (tmp_path / "served").iterdir()} == {"con@1", "pro@3"}
-    calls = [("load", "pro@1"), ("load", "con@1"), ("load", "pro@3"), ("unload", "pro@1")]
-    assert bench.stand_in.lora_calls == calls
+    base = ["@1"] if isinstance(bench.stand_in, VllmStandIn) else []
+    assert bench.stand_in.models.names == {"", "con@1", "pro@3", *base}
+    assert {path.name for path in (tmp_path / "served").iterdir()} == {"con@1", "pro@3", *base}
+    calls = [("load", name) for name in ("pro@1", "con@1", *base, "pro@3")]
+    assert bench.stand_in.lora_calls == [*calls, ("unload", "pro@1")]
 
 
 def arguments(kind, path):
@@ -67,7 +72,7 @@ def arguments(kind, path):
 def test_a_vllm_server_has_room_for_the_adapters_and_for_those_before_them(tmp_path):
     text, args = arguments(VllmServerArgs, tmp_path)
     assert "--enable-lora" in text and "--max-lora-rank 8" in text  # of rank 4
-    assert "--max-loras 2 " in text and "--max-cpu-loras 4 " in text
+    assert "--max-loras 3 " in text and "--max-cpu-loras 5 " in text  # with the base's
     assert args.environment()["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
     alone = replace(args, adapters=None)
     assert "lora" not in " ".join([*alone.arguments(), *alone.environment()]).lower()
@@ -81,7 +86,7 @@ def test_an_sglang_server_has_room_for_them_and_for_the_base_and_keeps_it_in_its
     save(tiny_model(0), model)
     text, _ = arguments(SglangServerArgs, model)
     assert "--max-lora-rank 4" in text  # which takes any
-    assert "--max-loras-per-batch 3 " in text and "--max-loaded-loras 4 " in text
+    assert "--max-loras-per-batch 3 " in text and "--max-loaded-loras 5 " in text
     assert "--enable-lora --enable-weights-cpu-backup" in text
     modules = "down_proj gate_proj k_proj o_proj q_proj up_proj v_proj"
     assert f"--lora-target-modules {modules}" in text
@@ -100,7 +105,6 @@ def test_the_adapted_modules_are_those_that_peft_finds(tmp_path, targets, module
 
 
 def test_an_adapter_of_an_embedding_is_one_line(tmp_path):
-    made = trainer_models(tiny_model(0), replace(LORA, targets=("embed_tokens",)))
-    sent = {n: w for n, w in made.weights().items() if n.startswith("pro.")}
+    name = "pro.base_model.model.model.embed_tokens.lora_embedding_A.default"
     with pytest.raises(WeightsError, match="belongs to no linear layer"):
-        write_peft_folder(tmp_path / "pro@1", "pro", sent, LORA)
+        write_peft_folder(tmp_path / "pro@1", "pro", {name: torch.ones(4, 9)}, LORA)

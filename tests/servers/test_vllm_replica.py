@@ -249,7 +249,8 @@ def adapter_server(tmp_path_factory):
 async def test_several_adapters(claim, adapter_server, tmp_path):
     path, url, used = adapter_server
     used.append(claim)
-    model, adapters = ServedModel(path, VOCAB, MAX_LEN), ServedAdapters(LORA, tmp_path / "served")
+    model = ServedModel(path, VOCAB, MAX_LEN)
+    adapters = ServedAdapters(LORA, tmp_path / "served", base_is_adapter=True)
     replica = VllmReplica("r0", url, model, adapters=adapters)
     base = tiny_model(0)
     made, folder = trainer_models(base), WeightFolder(tmp_path / "weights")
