@@ -203,9 +203,8 @@ def _adapter_refusals(config: AjetConfig) -> list[tuple[str, str]]:
     reasons = {
         "a name occurs twice": len(set(lora.adapters)) < len(lora.adapters),
         "lora.rank is 0, so there are no adapters": lora.rank == 0,
-        f"trinity.mode {config.trinity.mode} knows one adapter for all calls; several learn apart "
-        "in modes both and colocate": (
-            ajet.backbone == "trinity" and config.trinity.mode not in ("both", "colocate")
+        "trinity.mode serve has one adapter for all calls": (
+            ajet.backbone == "trinity" and config.trinity.mode == "serve"
         ),
         f"ajet.kind is {ajet.kind}; several learn apart from rewards (reinforcement)": (
             ajet.kind != "reinforcement"
