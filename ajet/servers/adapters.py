@@ -1,14 +1,15 @@
 """Several LoRA adapters in one server, beside base weights that stay as it has read them.
 
-    tensors pro.NAME, con.NAME  ->  FOLDER/pro@7/  as peft writes it  ->  the server loads "pro@7"
-    a request of "pro"          ->  "pro@7"; what began with "pro@6" ends with it
+    tensors pro.NAME, con.NAME  ->  FOLDER/pro@7-d41d8cd9/, as peft writes it  ->  the server
+    a request of "pro"          ->  "pro@7-d41d8cd9"; what began with version 6 ends with it
     a request without adapter   ->  the base; or, where a server cannot compute the base beside
-                                    adapters, "@1": an adapter of zeros
+                                    adapters, one of zeros
 
-An adapter has another name in the server with each change, so its prefixes are cached apart, and an
-adapter that has not changed is not touched. One that nobody samples with any more is unloaded when
-the next ones have come. A server keeps as many as `versions_of`, and reads one that it had no room
-for from its files again.
+An adapter has another name in the server with each change, of its version and its checksum, since a
+trainer may go on from an earlier checkpoint: so no prefix is cached of other weights than its name
+says. An adapter that has not changed is not touched. One that nobody samples with any more is
+unloaded when the next ones have come. A server keeps as many as `versions_of`, and reads one that
+it had no room for from its files again.
 
 Not covered: the requests of each server (vllm_replica.py, sglang_replica.py).
 """
@@ -101,11 +102,12 @@ class ServedAdapters:
                 if known is not None and known.checksum == checksum:
                     newest[adapter] = LoadedAdapter(known.name, checksum, version)
                     continue
-                name = f"{adapter}@{version}"
-                path = self._folder / name
-                await asyncio.to_thread(write_peft_folder, path, adapter, tensors, self._lora)
-                await server.load_adapter(name, path)
-                self._in_server.add(name)
+                name = f"{adapter}@{version}-{checksum[:8]}"
+                if name not in self._in_server:
+                    path = self._folder / name
+                    await asyncio.to_thread(write_peft_folder, path, adapter, tensors, self._lora)
+                    await server.load_adapter(name, path)
+                    self._in_server.add(name)
                 newest[adapter] = LoadedAdapter(name, checksum, version)
         except WeightsError:
             await self._unload_unused(server)

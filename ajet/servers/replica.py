@@ -41,6 +41,7 @@ from ajet.core.weight_sync.manifest import (
     WeightsError,
     WeightSource,
 )
+from ajet.core.weight_sync.unused_memory import release_unused_memory
 from ajet.servers.adapters import ServedAdapters
 from ajet.servers.process import ServerProcess
 
@@ -215,6 +216,7 @@ class ServerReplica:
         they come, and loaded while requests run."""
         if self._adapters is not None:
             report = await self._adapters.publish(source, version, self)
+            release_unused_memory()
             self.version = version
             return report
         if not isinstance(source, FolderSource):

@@ -58,10 +58,32 @@ async def test_the_server_has_each_adapter_once_and_loads_what_has_changed_alone
     learn(bench.made.trained["pro"], seed=5)
     await bench.publish()
     base = ["@1"] if isinstance(bench.stand_in, VllmStandIn) else []
-    assert bench.stand_in.models.names == {"", "con@1", "pro@3", *base}
-    assert {path.name for path in (tmp_path / "served").iterdir()} == {"con@1", "pro@3", *base}
+    assert versions(bench.stand_in.models.names) == {"", "con@1", "pro@3", *base}
+    files = (path.name for path in (tmp_path / "served").iterdir())
+    assert versions(files) == {"con@1", "pro@3", *base}
     calls = [("load", name) for name in ("pro@1", "con@1", *base, "pro@3")]
-    assert bench.stand_in.lora_calls == [*calls, ("unload", "pro@1")]
+    told = [(what, name.partition("-")[0]) for what, name in bench.stand_in.lora_calls]
+    assert told == [*calls, ("unload", "pro@1")]
+
+
+def versions(names):
+    """The names without their checksums."""
+    return {name.partition("-")[0] for name in names}
+
+
+async def test_a_version_that_is_trained_again_has_another_name(bench):
+    """Else prefixes that the server has cached under the first one's would be the second one's."""
+    loaded = []
+    for seed, version in ((1, 5), (2, 4), (3, 5), (1, 5)):
+        learn(bench.made.trained["pro"], seed)
+        bench.version = version - 1
+        await bench.publish()
+        loaded += [name for what, name in bench.stand_in.lora_calls if what == "load"]
+        bench.stand_in.lora_calls.clear()
+        reply = await bench.ask("pro")
+        assert reply.policy_version == version and bench.error(reply, "pro") < bench.tolerance
+    of_pro = [name for name in loaded if name.startswith("pro@5")]
+    assert len(of_pro) == 3 and len(set(of_pro)) == 2  # the first and the last are the same
 
 
 def arguments(kind, path):
