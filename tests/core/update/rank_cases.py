@@ -469,6 +469,8 @@ def of_ranks(name: str, size: int, folder: Path) -> Any:
             return several(TorchRanks())
         case "several_float64":
             return several(TorchRanks(ShardingSettings(param_dtype="float64")), is_float64=True)
+        case "several_gathered":
+            return several(TorchRanks(ShardingSettings(keep_gathered=True)))
         case "several_relay":
             return several_relay(TorchRanks(), folder / "several_relay", size)
         case "relay":

@@ -91,7 +91,7 @@ def first_relay(folder):
 def two(folder, first_relay):
     names = ["nan_on_one", "bfloat16", "relay", "collectives", "refusals", "as_read", "two_models"]
     several_relay(ONE_RANK, folder / "several_relay", 1)
-    names += ["several", "several_float64", "several_relay"]
+    names += ["several", "several_gathered", "several_float64", "several_relay"]
     return start(2, folder, [*OF_TWO, *names, "apart"])
 
 
@@ -162,9 +162,10 @@ def test_four_ranks_make_the_update_of_one(name, one, four):
 
 
 def test_a_single_rank_of_a_sharded_model_makes_the_update_too(one, folder):
-    names = ["tree", "critic"]
-    for name, [found] in start(1, folder, names).items():
-        assert_same(found, one(name))
+    found = start(1, folder, ["tree", "critic", "several"])
+    for name in ("tree", "critic"):
+        assert_same(found[name][0], one(name))
+    assert_same(found["several"][0], several(ONE_RANK))
 
 
 def test_every_rank_reports_the_same(four):
@@ -201,7 +202,10 @@ def test_adapters_of_two_ranks_give_an_engine_the_bits_of_all_weights(name, two)
             assert torch.equal(found["alone"][weight], expected), weight
 
 
-@pytest.mark.parametrize(("name", "tolerance"), [("several", 1e-5), ("several_float64", 1e-11)])
+@pytest.mark.parametrize(
+    ("name", "tolerance"),
+    [("several", 1e-5), ("several_gathered", 1e-5), ("several_float64", 1e-11)],
+)
 def test_several_adapters_learn_on_two_ranks_what_they_learn_on_one(name, tolerance, two):
     expected = several(ONE_RANK, is_float64=name.endswith("float64"))
     assert expected["con_moved"] == []
