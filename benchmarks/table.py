@@ -604,9 +604,19 @@ def served_models() -> list[Row]:
         return f"{before:.0%} → {after:.0%}"
 
     honest = found["honest"]
-    rounds = found["reliable"]["rounds"]
-    left_out = {client for each in rounds for client in each["unreliable_clients"]}
-    num_liars = len(left_out & {"u0", "u1"})
+    seeds = [{"popular": found["popular"], "reliable": found["reliable"]}]
+    seeds += found["poisoned"].values()
+
+    def after(run: str) -> str:
+        runs = [seed[run] for seed in seeds]
+        return ", ".join(f"{r['held_out_before']:.0%} → {r['held_out_after']:.0%}" for r in runs)
+
+    left_out = [
+        {client for each in seed["reliable"]["rounds"] for client in each["unreliable_clients"]}
+        for seed in seeds
+    ]
+    num_liars = sum(len(clients & {"u0", "u1"}) for clients in left_out)
+    num_honest = sum(map(len, left_out)) - num_liars
     return [
         (
             f"`ajet serve --learn`, {honest['num_sessions']:,} sessions of simulated users: "
@@ -629,10 +639,11 @@ def served_models() -> list[Row]:
             "serve_learning",
         ),
         (
-            "20 clients with the same 12 questions, two of them loud liars: as they are; without "
-            "clients that contradict the others; liars and honest clients left out",
-            f"{said('popular')}; {said('reliable')}; {num_liars} and {len(left_out) - num_liars}",
-            "2 and 0 left out",
+            f"20 clients with the same 12 questions, two of them loud liars, {len(seeds)} seeds: "
+            "as they are; without clients that contradict the others; liars and honest clients "
+            "left out",
+            f"{after('popular')}; {after('reliable')}; {num_liars} and {num_honest}",
+            f"{2 * len(seeds)} and 0 left out",
             "serve_learning",
         ),
     ]

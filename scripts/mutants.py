@@ -4,6 +4,7 @@
     python scripts/mutants.py --only ajet/core/rollout       # those of one file, folder or group
     python scripts/mutants.py --survivors                    # those that survived the last time
     python scripts/mutants.py --list                         # what would be run, and by which tests
+    python scripts/mutants.py --drop-gone                    # results without files that are gone
 
 A mutant is the code with one mistake in it. Each one is written into a temporary copy of the tree,
 never into the tree itself, and the tests nearest to its file (`TESTS`) run there until one of them
@@ -613,6 +614,22 @@ def write(
     results.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
+def drop_gone(results: Path) -> None:
+    """Leaves the entries of files that are gone out of the results, and says so there: what the
+    tests made of them says nothing of the code that is here."""
+    told = json.loads(results.read_text("utf-8"))
+    kept = [each for each in told["results"] if (ROOT / each["file"]).is_file()]
+    gone = [each["file"] for each in told["results"] if each not in kept]
+    if not gone:
+        return
+    killed = sum(entry["killed_by"] is not None for entry in kept)
+    counts = {"mutants": len(kept), "killed": killed, "survived": len(kept) - killed}
+    gone = [*told.get("files_gone_since_the_run", ()), *gone]
+    del told["results"]  # they are last
+    told |= counts | {"files_gone_since_the_run": gone, "results": kept}
+    results.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
 def show(entries: Sequence[dict[str, Any]]) -> None:
     """A line for each group, and each survivor."""
     totals, killed = Counter(), Counter()
@@ -642,11 +659,17 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--checked", action="store_true", help="The tests are known to pass.")
     parser.add_argument("--results", type=Path, default=RESULTS, help="The JSON that is written.")
     parser.add_argument("--list", action="store_true", help="Print the mutants, and try none.")
+    parser.add_argument(
+        "--drop-gone", action="store_true", help="Leave out results of files that are gone."
+    )
     return parser.parse_args()
 
 
 def main() -> None:
     given = _arguments()
+    if given.drop_gone:
+        drop_gone(given.results)
+        return
     os.chdir(ROOT)  # mutmut reads its section of pyproject.toml there
     mutants = selection(given.seed)
     entries = read_entries(given.results)

@@ -33,10 +33,56 @@ def test_each_fault_has_its_row():
     ]
 
 
+PATHS = r"\b(?:ajet|benchmarks|scripts|tests|tutorial)/[\w/]+\.(?:py|yaml)"
+PAGES = [path for path in (ROOT / "docs").glob("*.md") if path.name != "log.md"]
+READMES = sorted(ROOT.glob("ajet/*/README.md"))
+
+
+def test_every_file_that_a_page_names_exists():
+    """The log tells of the past, and decisions of the time when they were made."""
+    named = [(page, path) for page in PAGES for path in re.findall(PATHS, page.read_text("utf-8"))]
+    assert len(named) > 200
+    assert [(page.name, path) for page, path in named if not (ROOT / path).is_file()] == []
+
+
+def test_every_file_that_the_readme_of_a_package_names_is_there():
+    """By its place in the package, or below ajet/."""
+    named = [
+        (readme.parent, path)
+        for readme in READMES
+        for path in re.findall(r"`((?:[\w-]+/)*[\w-]+\.py)`", readme.read_text("utf-8"))
+    ]
+    assert len(named) > 50
+    assert [
+        f"{folder.name}: {path}"
+        for folder, path in named
+        if not any((place / path).is_file() for place in (folder, ROOT / "ajet", ROOT))
+    ] == []
+
+
+def test_every_file_with_its_folder_that_a_docstring_names_exists():
+    folders = {path.name for path in (ROOT / "ajet").rglob("*") if path.is_dir()}
+    files = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("ajet/**/*.py")}
+    named = [
+        (file, path)
+        for file in sorted(files)
+        for path in re.findall(r"(?<![\w/.-])\w+(?:/\w+)*/\w+\.py\b(?!->)", _docstring(file))
+        if path.split("/")[0] in folders
+    ]
+    assert len(named) > 100
+    assert [
+        f"{file}: {path}"
+        for file, path in named
+        if not any(each.endswith(f"/{path}") or each == path for each in files)
+    ] == []
+
+
+def _docstring(file):
+    return ast.get_docstring(ast.parse((ROOT / file).read_text("utf-8"))) or ""
+
+
 def test_every_file_and_part_of_the_script_that_the_page_of_gpus_names_exists():
-    paths = re.findall(r"\b(?:ajet|benchmarks|scripts|tests|tutorial)/[\w/]+\.(?:py|yaml)", GPUS)
-    assert "scripts/gpu_first_contact.py" in paths
-    assert [path for path in paths if not (ROOT / path).is_file()] == []
+    assert "scripts/gpu_first_contact.py" in re.findall(PATHS, GPUS)
     parts = {part for named in re.findall(r"--parts ([\w ]+)", GPUS) for part in named.split()}
     assert parts == set(PARTS)
 

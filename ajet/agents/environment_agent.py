@@ -190,7 +190,10 @@ class EnvironmentEpisode:
             ],
             "final_answer": self._last_reply,
         }
-        metrics = _aggregate(series, modes) | {
+        metrics = {
+            name: float(AGGREGATIONS[modes.get(name, "mean")](values))
+            for name, values in series.items()
+        } | {
             "success": float(is_success),
             "reward": reward,
             "num_steps": float(len(self.transitions)),
@@ -238,11 +241,3 @@ class EnvironmentEpisode:
             if step.metrics_agg_mode:
                 modes |= step.metrics_agg_mode
         return series, modes
-
-
-def _aggregate(series: dict[str, list[float]], modes: dict[str, str]) -> dict[str, float]:
-    """Returns one number for each metric of the steps."""
-    return {
-        name: float(AGGREGATIONS[modes.get(name, "mean")](values))
-        for name, values in series.items()
-    }

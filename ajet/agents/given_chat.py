@@ -9,8 +9,6 @@ covered: rows of other forms (core/task/chat_rows.py).
 
 from __future__ import annotations
 
-from typing import Any
-
 from ajet.core.task.chat_rows import is_trained
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.workflow.tuner import ModelTuner
@@ -28,7 +26,10 @@ class GivenChat(Workflow):
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         given = workflow_task.task.init_messages
         metadata = workflow_task.task.metadata
-        messages = [_without_own_fields(message) for message in given]
+        messages = [
+            {key: value for key, value in message.items() if key not in OWN_FIELDS}
+            for message in given
+        ]
         for index, message in enumerate(given):
             token_ids = message.get("token_ids")
             if is_trained(message) or (message["role"] == "assistant" and token_ids is not None):
@@ -41,7 +42,3 @@ class GivenChat(Workflow):
                     is_trained=is_trained(message),
                 )
         return WorkflowOutput(reward=0.0, is_success=False)
-
-
-def _without_own_fields(message: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in message.items() if key not in OWN_FIELDS}

@@ -12,12 +12,18 @@
 
 The conversation is that of NeMo Gym's own `simple_agent`, through ajet's loop: the model's tokens
 are those that were sampled. It ends after `multi_turn.max_assistant_turns` replies, or at a limit
-of tokens; what there is then is verified. Not covered: other agents of NeMo Gym, tools over MCP.
+of tokens; what there is then is verified. With `nemo_gym.agent: gymnasium` it is that of its
+`gymnasium_agent`:
+
+    reset ─► model ─► step, which gives a reward and the next observation ─► model … ─► the sum
+
+Not covered: other agents of NeMo Gym, tools over MCP.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from ajet.core.activity import in_call
@@ -41,33 +47,43 @@ class NemoGymAgent(Workflow):
         config: AjetConfig = model_tuner.config
         section = NemoGymSection.from_config(config)
         limit = config.ajet.rollout.multi_turn.max_assistant_turns
-        row = workflow_task.task.metadata
-        params = row.get("responses_create_params") or {}
+        params = workflow_task.task.metadata.get("responses_create_params") or {}
+        play = self._play_tools if section.agent == "simple" else self._play_steps
+        async with GymSession.open(section, workflow_task.task.metadata) as session:
+            return await play(session, params, workflow_task.episode_id, model_tuner, limit)
+
+    async def _play_tools(
+        self,
+        session: GymSession,
+        params: Mapping[str, Any],
+        episode_id: str,
+        model_tuner: ModelTuner,
+        limit: int | None,
+    ) -> WorkflowOutput:
+        """Plays with a server of tools, which verifies what came of it."""
         messages = first_messages(params)
         num_given, tools = len(messages), chat_tools(params)
-        async with GymSession.open(section, row) as session:
-            ended_by = None
-            num_replies = 0
-            while ended_by is None:
-                try:
-                    reply = await model_tuner.chat(messages, tools or None)
-                except EpisodeTruncated:  # the episode keeps this status
-                    ended_by = "truncated"
-                    break
-                messages.append(dict(reply))
-                num_replies += 1
-                calls = reply.get("tool_calls") or []
-                if not calls:
-                    ended_by = "answer"
-                elif num_replies == limit:
-                    ended_by = "max_assistant_turns"
-                else:
-                    messages += [await _answer(session, call) for call in calls]
-            played = messages[num_given:]
-            with in_call("nemo_gym verify"):
-                verdict = await session.verify(
-                    as_response(workflow_task.episode_id, params, played)
-                )
+        await session.seed()
+        ended_by = None
+        num_replies = 0
+        while ended_by is None:
+            try:
+                reply = await model_tuner.chat(messages, tools or None)
+            except EpisodeTruncated:  # the episode keeps this status
+                ended_by = "truncated"
+                break
+            messages.append(dict(reply))
+            num_replies += 1
+            calls = reply.get("tool_calls") or []
+            if not calls:
+                ended_by = "answer"
+            elif num_replies == limit:
+                ended_by = "max_assistant_turns"
+            else:
+                messages += [await _answer(session, call) for call in calls]
+        played = messages[num_given:]
+        with in_call("nemo_gym verify"):
+            verdict = await session.verify(as_response(episode_id, params, played))
         return WorkflowOutput(
             reward=verdict.reward,
             is_success=verdict.reward >= 1,
@@ -76,6 +92,47 @@ class NemoGymAgent(Workflow):
                 **{f"nemo_gym/{name}": value for name, value in verdict.metrics.items()},
                 "assistant_turns": float(num_replies),
             },
+        )
+
+    async def _play_steps(
+        self,
+        session: GymSession,
+        params: Mapping[str, Any],
+        episode_id: str,
+        model_tuner: ModelTuner,
+        limit: int | None,
+    ) -> WorkflowOutput:
+        """Plays with a server that steps. The reward is the sum of its steps' rewards."""
+        messages, tools = first_messages(params), chat_tools(params)
+        step = await session.reset()
+        ended_by = None
+        reward, num_replies = 0.0, 0
+        while ended_by is None:
+            messages += [
+                {"role": "tool", "tool_call_id": each.call_id, "content": each.output}
+                for each in step.info.tool_outputs
+            ]
+            if step.observation:
+                messages.append({"role": "user", "content": step.observation})
+            try:
+                reply = dict(await model_tuner.chat(messages, tools or None))
+            except EpisodeTruncated:  # the episode keeps this status
+                ended_by = "truncated"
+                break
+            messages.append(reply)
+            num_replies += 1
+            with in_call("nemo_gym step"):
+                step = await session.step(as_response(episode_id, params, [reply]))
+            reward += step.reward
+            if step.terminated or step.truncated:
+                ended_by = "terminated" if step.terminated else "step_limit"
+            elif num_replies == limit:
+                ended_by = "max_assistant_turns"
+        return WorkflowOutput(
+            reward=reward,
+            is_success=reward >= 1,
+            metadata={"final_answer": _last_text(messages), "ended_by": ended_by},
+            log_metrics={"assistant_turns": float(num_replies)},
         )
 
     @classmethod

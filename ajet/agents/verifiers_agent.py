@@ -4,7 +4,8 @@
 
 The environment calls the model as it calls any OpenAI-compatible server, so tokens are those that
 were sampled. The reward is the package's: the mean of its trained agents, each the sum of its
-weighted rewards; no judge of ajet's is asked. A reward of at least 1 is a success.
+weighted rewards, or what its rubric says; no judge of ajet's is asked. A reward of at least 1 is a
+success.
 
 Not covered: models of other roles than the one that is trained (their own `client` in the config
 is used, as vf-eval does).
@@ -41,7 +42,8 @@ class VerifiersAgent(Workflow):
             result: dict[str, Any] = await process.ask(
                 "run", task=metadata[KEY], base_url=base_url, api_key=api_key, sampling={}
             )
-        if result["reward"] is None or not result["is_ok"]:
+        is_cut = model_tuner.get_context_tracker().context_overflow  # a limit: its reward counts
+        if result["reward"] is None or not (result["is_ok"] or is_cut):
             raise EnvironmentFault(f"verifiers: {result['error'] or 'no agent has ended its run'}")
         reward = float(result["reward"])
         return WorkflowOutput(

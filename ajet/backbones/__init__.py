@@ -8,7 +8,7 @@ from ajet.core.errors import ConfigError
 from ajet.core.rollout.gc_thresholds import infrequent_gc
 
 if TYPE_CHECKING:
-    from ajet.cluster.session import SessionSettings
+    from ajet.cluster.connection import SessionSettings
     from ajet.core.config import AjetConfig
     from ajet.core.interrupt import Interrupt
     from ajet.core.record.summary import RunSummary
@@ -55,7 +55,7 @@ def fit(
     name = config.ajet.backbone
     options: dict[str, Any] = {"interrupt": interrupt, "gateway": gateway}
     if name != "debug":
-        from ajet.cluster.session import SessionSettings
+        from ajet.cluster.connection import SessionSettings
 
         options["session"] = session or SessionSettings()
     module, _, function = BACKBONES[name].partition("->")

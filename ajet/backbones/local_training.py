@@ -26,6 +26,7 @@ from ajet.core.record.origin import RunOrigin
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.summary import RunSummary
 from ajet.core.run.resume_point import ResumePoint, find_resume_point
+from ajet.core.run.run_tasks import RunTasks
 from ajet.core.run.training_run import TrainingRun
 from ajet.core.terminal import Console
 
@@ -37,12 +38,16 @@ class LocalTraining(ABC):
     checkpoints: LearnerCheckpoints
 
     def __init__(
-        self, config: AjetConfig, folder: RunFolder, interrupt: Interrupt, console: Console
+        self,
+        config: AjetConfig,
+        tasks: RunTasks,
+        folder: RunFolder,
+        interrupt: Interrupt,
+        console: Console,
     ) -> None:
-        """Reads the tasks and loads the model."""
-        self.config, self.folder = config, folder
+        """Loads the model."""
+        self.config, self.tasks, self.folder = config, tasks, folder
         self._interrupt, self._console = interrupt, console
-        self.tasks = assembly.read_tasks(config)
         assembly.set_threads(config)
         self.loaded = assembly.load_policy_model(config)
         self.template = assembly.make_template(self.loaded)

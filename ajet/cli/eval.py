@@ -19,8 +19,7 @@ from ajet.cli.options import (
     Overwrite,
     ProjectDir,
     Verbose,
-    output_file,
-    refuse_existing,
+    check_outputs,
 )
 
 if TYPE_CHECKING:
@@ -87,7 +86,6 @@ def evaluate(
         typer.Option(
             help="Write the result as JSON here; - prints it alone. A comparison is written in "
             "Markdown and HTML beside it.",
-            callback=output_file,
         ),
     ] = None,
     overwrite: Overwrite = False,
@@ -113,7 +111,7 @@ def evaluate(
     if suite is None and conf is None and compare is None:
         raise typer.BadParameter("give --conf, or a benchmark with --suite")
     if out is not None and out != Path("-"):
-        refuse_existing("--out", *_files_beside(out, compare, suite), overwrite=overwrite)
+        check_outputs("--out", *_written(out, compare, suite), overwrite=overwrite)
     from ajet.backbones.evaluating import Subject
 
     subject = Subject(model, checkpoint, endpoint, endpoint_model)
@@ -137,21 +135,20 @@ def evaluate(
     run_split(conf, overrides or [], subject, split, num_tasks, k, out, project_dir)
 
 
-def _files_beside(
+def _written(
     out: Path, compare: tuple[str, str] | None, suite: list[str] | None
 ) -> tuple[Path, ...]:
-    """Returns the files that a comparison, or a table of benchmarks, writes beside `out`, which is
-    checked already."""
-    files: tuple[Path, ...] = ()
+    """Returns the files that are written: a comparison and a table of benchmarks have some beside
+    the JSON."""
     if compare is not None:
         from ajet.reports.comparison_report import ComparisonReport
 
-        files = ComparisonReport.files(out)
-    elif suite is not None:
+        return ComparisonReport.files(out)
+    if suite is not None:
         from ajet.reports.suite_report import SuiteReport
 
-        files = SuiteReport.files(out)
-    return tuple(file for file in files if file != out)
+        return SuiteReport.files(out)
+    return (out,)
 
 
 def run_suites(

@@ -14,6 +14,7 @@ import typer
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.record.atomic_file import is_special_file
 
 
 def no_words() -> list[str]:
@@ -22,23 +23,31 @@ def no_words() -> list[str]:
 
 
 def output_file(ctx: typer.Context, param: typer.CallbackParam, path: Path | None) -> Path | None:
-    """Refuses, before anything is computed, a file that could not be written, or that is there
-    while the command's `Overwrite` is not given. ``-`` is the screen."""
-    if path is None or path == Path("-"):
-        return path
-    folder = path.parent
-    try:
-        if path.is_dir():
-            raise typer.BadParameter(f"{path}: is a folder; name a file in it")
-        if not folder.is_dir():
-            raise typer.BadParameter(f"{path}: there is no folder {folder}; name a file in one")
-        may_write = path.exists() or os.access(folder, os.W_OK)
-    except OSError:  # a folder above may not be searched, or the name is too long
-        may_write = False
-    if not may_write:
-        raise typer.BadParameter(f"{path}: it may not be written there; name another file")
-    refuse_existing(param.opts[0], path, overwrite=ctx.params["overwrite"])
+    """Does `check_outputs` for a command that writes the file which its option names. ``-`` is the
+    screen."""
+    if path is not None and path != Path("-"):
+        check_outputs(param.opts[0], path, overwrite=ctx.params["overwrite"])
     return path
+
+
+def check_outputs(option: str, *files: Path, overwrite: bool) -> None:
+    """Refuses, before anything is computed, files that could not be written, or that are there
+    while the command's `Overwrite` is not given."""
+    for path in files:
+        folder = path.parent
+        problem = ""
+        try:
+            if path.is_dir():
+                problem = "is a folder; name a file in it"
+            elif not folder.is_dir():
+                problem = f"there is no folder {folder}; name a file in one"
+            elif not (is_special_file(path) or os.access(path.resolve().parent, os.W_OK)):
+                problem = "it may not be written there; name another file"
+        except OSError:  # a folder above may not be searched, or the name is too long
+            problem = "it may not be written there; name another file"
+        if problem:
+            raise typer.BadParameter(f"{path}: {problem}", param_hint=f"'{option}'")
+    refuse_existing(option, *files, overwrite=overwrite)
 
 
 def refuse_existing(option: str, *files: Path, overwrite: bool) -> None:

@@ -69,13 +69,13 @@ def plan(
     from ajet.cli.plan_tables import (
         described_gpu,
         described_nodes,
-        is_on_gpu,
         show_local_plan,
         show_one_gpu_plan,
         tables,
     )
     from ajet.cluster.capacity import cluster_plan
     from ajet.cluster.episode_size import EpisodeSize
+    from ajet.cluster.gpus import local_gpus
     from ajet.core.config import load_stages
     from ajet.core.config.stages import errors_of_stage
     from ajet.core.error_codes import Code
@@ -93,7 +93,8 @@ def plan(
                 stop_at_errors([*device_findings(config), *engine])
                 for finding in engine:
                     typer.echo(str(finding))
-            if config.ajet.backbone == "debug" and not (gpu or is_on_gpu(config)):
+            on_gpu = gpu or (config.ajet.model.device != "cpu" and local_gpus() > 0)
+            if config.ajet.backbone == "debug" and not on_gpu:
                 show_local_plan(config, title, size, with_trial=with_trial)
                 continue
             if with_trial:

@@ -14,7 +14,6 @@ from rich.table import Table
 from ajet.cluster.capacity import local_gpu, local_node, one_gpu_plan
 from ajet.cluster.data_sheet import GPUS, Gpu
 from ajet.cluster.episode_size import EpisodeSize
-from ajet.cluster.gpus import local_gpus
 from ajet.cluster.placement import Node, configured_nodes
 from ajet.cluster.plan import ClusterPlan
 from ajet.core.config import AjetConfig
@@ -35,11 +34,6 @@ def tables(plan: ClusterPlan, title: str) -> Iterator[Table]:
     parameters = f"{plan.shape.parameters / 1e9:.2f} billion parameters, {plan.gpu.name}"
     yield _table(parameters, titles, plan.memory_rows())
     yield _table("one step, roughly", ("what", "about", "how"), plan.time_rows())
-
-
-def is_on_gpu(config: AjetConfig) -> bool:
-    """Tells whether a run on backbone debug would be on a GPU of this machine."""
-    return config.ajet.model.device != "cpu" and local_gpus() > 0
 
 
 def show_one_gpu_plan(

@@ -16,7 +16,7 @@ from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ajet.cluster.session import SessionSettings
+    from ajet.cluster.connection import SessionSettings
     from ajet.core.config import AjetConfig
 
 
@@ -47,7 +47,7 @@ class RayFlags:
 def session_settings(flags: RayFlags, debug: str | None) -> "SessionSettings":
     """Returns how the run gets Ray. The debug tags also hold in this process, which is all that
     backbone debug has."""
-    from ajet.cluster.session import SessionSettings
+    from ajet.cluster.connection import SessionSettings
     from ajet.core.breakpoint import TAGS_VARIABLE, debug_tags
 
     if flags.with_ray and flags.with_ray_cluster:
@@ -70,7 +70,8 @@ def serve_or_check(config: "AjetConfig", session: "SessionSettings") -> bool:
     """Returns True after this machine has served another machine's run. Otherwise it raises now
     what Ray would stop at later."""
     from ajet.cluster.capacity import check_local
-    from ajet.cluster.session import choose_connection, serve_as_node
+    from ajet.cluster.connection import choose_connection
+    from ajet.cluster.session import serve_as_node
 
     connection = choose_connection(session, os.environ)
     if connection.action == "serve":

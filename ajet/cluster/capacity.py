@@ -46,7 +46,8 @@ def check_local(config: AjetConfig) -> Placement:
     placement = place_processes(ResourceRequest.from_config(config), [local_node()])
     gpu = local_gpu()
     if placement.on_gpus and gpu is not None:
-        require_memory(config, placement, gpu)
+        for problem in memory_problems(config, placement, gpu):
+            raise ConfigError(problem, code=Code.TOO_FEW_GPUS)
     return placement
 
 
@@ -84,12 +85,6 @@ def configured_placement(config: AjetConfig) -> Placement:
     return place_processes(
         ResourceRequest.from_config(config), configured_nodes(config, local_node())
     )
-
-
-def require_memory(config: AjetConfig, placement: Placement, gpu: Gpu) -> None:
-    """Raises ConfigError for the first thing that does not fit."""
-    for problem in memory_problems(config, placement, gpu):
-        raise ConfigError(problem, code=Code.TOO_FEW_GPUS)
 
 
 def memory_problems(config: AjetConfig, placement: Placement, gpu: Gpu) -> list[str]:

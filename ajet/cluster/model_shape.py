@@ -15,7 +15,7 @@ from typing import Any
 
 from ajet.cluster.gguf_header import GgufHeader
 from ajet.core.error_codes import Code
-from ajet.core.error_text import extra_advice
+from ajet.core.error_text import extra_advice, first_line
 from ajet.core.errors import ModelError
 
 QKV_BIAS = ("qwen2",)
@@ -162,7 +162,7 @@ def find_config(path: str, *, download: bool) -> Path:
             return Path(hf_hub_download(path, "config.json"))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ModelError(
-            f"model '{path}': no config.json: {_first_line(error)}", code=Code.MODEL_NOT_FOUND
+            f"model '{path}': no config.json: {first_line(str(error))}", code=Code.MODEL_NOT_FOUND
         ) from error
     raise ModelError(
         f"model '{path}': its config.json is not on this machine", code=Code.MODEL_NOT_FOUND
@@ -180,7 +180,3 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ModelError(f"{file}: a model's config.json is a mapping", code=Code.MODEL_NOT_LOADED)
     return content
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -14,8 +14,8 @@ from collections.abc import Coroutine
 from typing import Any
 
 from ajet.cluster.actor_errors import ProcessLost
+from ajet.cluster.nodes import alive_nodes, silent_nodes
 from ajet.cluster.placement import Node, Placement
-from ajet.cluster.session import alive_nodes, silent_nodes
 from ajet.core.bounded_loop import first_of
 
 INTERVAL_S = 2.0

@@ -54,7 +54,7 @@ class ProcessExecutor:
         judge_in_group: JudgeInGroup | None = None,
     ) -> Trajectory:
         """Implements `EpisodeExecutor.run`."""
-        return await self._runner(plan.mode).run(plan, slot, sampling, judge_in_group)
+        return await self.runner(plan.mode).run(plan, slot, sampling, judge_in_group)
 
     def calls(self) -> Mapping[str, CurrentCall]:
         """Implements `EpisodeExecutor.calls`. Other threads may call it."""
@@ -71,7 +71,8 @@ class ProcessExecutor:
         for runner in self._runners.values():
             runner.set_stops(stops)
 
-    def _runner(self, mode: Mode) -> EpisodeExecutor:
+    def runner(self, mode: Mode) -> EpisodeExecutor:
+        """Returns what runs the episodes of a mode."""
         if mode not in self._runners:
             from ajet import assembly
 

@@ -195,10 +195,10 @@ class EpisodeLoop:
         from ajet import assembly
         from ajet.cluster.process_executor import ProcessExecutor
         from ajet.core.judge import make_judge
-        from ajet.core.rollout.episode import compares_groups
+        from ajet.core.judge.judge import GroupJudge
 
         judge = make_judge(config)
-        self._is_judged_in_groups = compares_groups(judge)
+        self._is_judged_in_groups = isinstance(judge, GroupJudge)
         self._endpoint = make_endpoint()
         self._executor = ProcessExecutor(
             config,
@@ -237,7 +237,8 @@ class EpisodeLoop:
         slot.set_workflow_end_callback(lambda status: self._events.put(WorkflowEnded(key, status)))
         judge_in_group = _without_verdict if self._is_judged_in_groups else None
         try:
-            trajectory = await self._executor.run(plan, slot, sampling, judge_in_group)
+            runner = self._executor.runner(plan.mode)
+            trajectory = await runner.run(plan, slot, sampling, judge_in_group)
             packed = pack(trajectory, keeps_output=self._is_judged_in_groups)
             ended: Event = EpisodeEnded(key, packed)
         except Exception as error:  # noqa: BLE001  # raised again in the driver

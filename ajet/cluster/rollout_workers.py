@@ -204,7 +204,8 @@ class RolloutWorkers:
             except (WorkerLost, ProcessLost) as lost:
                 losses += 1
                 if losses == MAX_LOSSES:
-                    trajectory = _lost_trajectory(plan, losses, str(lost))
+                    error = f"its rollout worker was lost {losses} times, at last because {lost}"
+                    trajectory = Trajectory(plan, (), EpisodeStatus.ENV_ERROR, error=error)
                     slot.workflow_ended(trajectory.status)
                     break
             except PlanUnreadable as refused:
@@ -412,12 +413,6 @@ async def _heartbeat(worker: WorkerSlot) -> Heartbeat | None:
 async def _awaited(reference: Any) -> Any:
     """Awaits a Ray reference, as a coroutine that `asyncio.wait_for` takes."""
     return await reference
-
-
-def _lost_trajectory(plan: WorkflowTask, losses: int, fault: str) -> Trajectory:
-    """Returns the trajectory of an episode whose worker was lost too often."""
-    error = f"its rollout worker was lost {losses} times, at last because {fault}"
-    return Trajectory(plan, (), EpisodeStatus.ENV_ERROR, error=error)
 
 
 def _not_sent(plan: WorkflowTask, slot: Slot, reason: str) -> Trajectory:

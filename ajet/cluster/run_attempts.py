@@ -14,10 +14,12 @@ from typing import Any, Protocol
 from loguru import logger
 
 from ajet.cluster.actor_errors import ProcessLost
+from ajet.cluster.connection import SessionSettings
 from ajet.cluster.node_check import check_nodes
+from ajet.cluster.nodes import await_nodes
 from ajet.cluster.placement import Node, Placement, Process, ResourceRequest, place_processes
 from ajet.cluster.placement_groups import reserve
-from ajet.cluster.session import SessionSettings, await_nodes, ray_session
+from ajet.cluster.session import ray_session
 from ajet.core.config import AjetConfig
 from ajet.core.error_codes import Code
 from ajet.core.errors import RunFailed

@@ -1,21 +1,13 @@
 """Starts a Ray for one run, or joins one; stops what it started, and nothing else.
 
     with ray_session(settings, config) as session:
-        await_nodes(nnodes)      what placement.py takes
+        await_nodes(nnodes)                 the cluster's nodes (nodes.py), which placement.py takes
+    serve_as_node(settings)                 on a node that is not the one of MASTER_ADDR
 
-    --with-ray                                   start a Ray here, for this machine alone
-    --with-ray-cluster, RAY_ADDRESS=host:6379    join that cluster
-    --with-ray-cluster, MASTER_ADDR, MASTER_PORT the same command on every node: the node of
-                                                 MASTER_ADDR starts the head and the run, the
-                                                 others serve the head until it ends
-                                                 (`serve_as_node`)
-    neither                                      join RAY_ADDRESS if it is set, else start one
-
-A Ray for one machine listens on loopback and has no dashboard. Not covered: making clusters
-(docs/cluster.md), placement (placement.py).
+A Ray for one machine listens on loopback and has no dashboard. Not covered: which Ray it is
+(connection.py), making clusters (docs/cluster.md), placement (placement.py).
 """
 
-import asyncio
 import logging
 import os
 import shutil
@@ -25,19 +17,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from loguru import logger
 
 from ajet.cluster.capacity import gpus_taken
+from ajet.cluster.connection import HEAD_PORT, SessionSettings, choose_connection
 from ajet.cluster.gpus import require_free_gpus
-from ajet.cluster.node_network import forwarded_variables, unreachable
-from ajet.cluster.placement import Node
+from ajet.cluster.node_network import forwarded_variables
+from ajet.cluster.nodes import NODES_TIMEOUT_S, POLL_S
 from ajet.cluster.probe import one_line
 from ajet.core.breakpoint import TAGS_VARIABLE
 from ajet.core.config import AjetConfig
@@ -46,42 +39,18 @@ from ajet.core.error_text import extra_advice
 from ajet.core.errors import ConfigError
 from ajet.core.process_guard import guarded
 
-HEAD_PORT = 6379
 LOOPBACK = "127.0.0.2"
 """An address of this machine alone. With 127.0.0.1 Ray would listen on the machine's own address,
 to be reached from others."""
-CONNECT_TIMEOUT_S, PROBE_TIMEOUT_S, NODES_TIMEOUT_S, STOP_TIMEOUT_S = 5.0, 30.0, 600.0, 8.0
+CONNECT_TIMEOUT_S, PROBE_TIMEOUT_S, STOP_TIMEOUT_S = 5.0, 30.0, 8.0
 HEAD_TIMEOUT_S = 300.0
 """The time that a head which starts here may take."""
-POLL_S = 1.0
-UNREACHABLE_TIMEOUT_S = 30.0
-"""The time that a node may be in the cluster and not answer: Ray takes that long to give up one
-that is lost."""
 GONE_AFTER_FAILURES = 4
 """The number of failed connections in a row: one alone may fail on a busy network."""
 MAX_REASON_CHARS = 300
 START_TRIES = 3
 TOO_SLOW = "Ray gave its node up before it was there (is the machine busy?): trying again"
 Print = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class SessionSettings:
-    """The command line's settings for starting or joining Ray."""
-
-    mode: Literal["auto", "start", "cluster"] = "auto"
-    debug_tags: tuple[str, ...] = ()
-    check_gpus: bool = True
-
-
-@dataclass(frozen=True)
-class RayConnection:
-    """The way to a Ray: start one here, join the one at `address`, lead (start the head there and
-    join it), or serve the head there. `reason` says why one is started here."""
-
-    action: Literal["start", "join", "lead", "serve"]
-    address: str = ""
-    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -156,74 +125,6 @@ def require_ray() -> None:
         )
 
 
-def choose_connection(settings: SessionSettings, environ: Mapping[str, str]) -> RayConnection:
-    """Decides from settings and environment whether to start, join, lead or serve a Ray."""
-    address = environ.get("RAY_ADDRESS", "").strip()
-    if settings.mode == "start" or (settings.mode == "auto" and address in ("", "local")):
-        reason = "--with-ray" if settings.mode == "start" else "no RAY_ADDRESS is set"
-        return RayConnection("start", reason=reason)
-    if address:
-        return RayConnection("join", _joinable(address))
-    if master := environ.get("MASTER_ADDR", "").strip(" []"):
-        address = _with_port(master, _port(environ.get("MASTER_PORT", "")))
-        return RayConnection("lead" if _leads(master, environ) else "serve", address)
-    raise ConfigError(
-        "--with-ray-cluster: neither RAY_ADDRESS nor MASTER_ADDR is set; set one (host:6379), or "
-        "use --with-ray to start a Ray on this machine",
-        code=Code.RAY_ADDRESS,
-    )
-
-
-def _joinable(address: str) -> str:
-    if "://" in address:
-        raise ConfigError(
-            f"RAY_ADDRESS={address}: a client's or a dashboard's address; run ajet on a node of "
-            "the cluster with the head's own, as host:6379 or auto",
-            code=Code.RAY_ADDRESS,
-        )
-    if address == "local":
-        raise ConfigError(
-            "RAY_ADDRESS=local names no cluster; with --with-ray-cluster set it to the head's "
-            "(host:6379), or unset it and use --with-ray to start a Ray on this machine",
-            code=Code.RAY_ADDRESS,
-        )
-    is_bare_ipv6 = address.count(":") > 1 and "]" not in address
-    if address != "auto" and (is_bare_ipv6 or not address.rpartition(":")[2].isdigit()):
-        return _with_port(address, HEAD_PORT)
-    return address
-
-
-def _with_port(host: str, port: int) -> str:
-    """Returns host:port; an IPv6 address gets brackets."""
-    is_bare_ipv6 = ":" in host and not host.startswith("[")
-    return f"[{host}]:{port}" if is_bare_ipv6 else f"{host}:{port}"
-
-
-def _port(text: str) -> int:
-    if not text:
-        return HEAD_PORT
-    if not text.isdigit() or not 0 < int(text) < 65536:
-        raise ConfigError(
-            f"MASTER_PORT={text}: a port is expected, as {HEAD_PORT}", code=Code.RAY_ADDRESS
-        )
-    return int(text)
-
-
-def _leads(master: str, environ: Mapping[str, str]) -> bool:
-    """True if this node is the master: its rank is 0, or, if the launcher sets no rank, the
-    master's address is one of this machine."""
-    for name in ("NODE_RANK", "RANK", "SLURM_NODEID"):
-        if environ.get(name, "").isdigit():
-            return int(environ[name]) == 0
-    try:
-        family, kind, *_, address = socket.getaddrinfo(master, 0, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as own:
-            own.bind(address)
-    except OSError:
-        return False
-    return True
-
-
 def worker_environment(
     settings: SessionSettings, config: AjetConfig, environ: Mapping[str, str]
 ) -> dict[str, str]:
@@ -248,7 +149,8 @@ def _local_ray(env: dict[str, str], print_line: Print, reason: str) -> Iterator[
     print_line(f"starting a Ray on this machine ({reason}); its logs are in {folder} while it runs")
     is_clean = False
     try:
-        address = _start_local(folder, env)
+        start_ray(folder, **_init_options(env))
+        address = ray.get_runtime_context().gcs_address
         _print_debugger_command(address, env, print_line)
         yield RaySession(address, True, env)
         is_clean = True
@@ -261,14 +163,6 @@ def _local_ray(env: dict[str, str], print_line: Print, reason: str) -> Iterator[
             shutil.rmtree(folder, ignore_errors=True)
         else:
             print_line(f"the logs of this Ray are kept in {folder}")
-
-
-def _start_local(folder: Path, env: dict[str, str]) -> str:
-    """Starts a Ray and returns its address."""
-    import ray
-
-    start_ray(folder, **_init_options(env))
-    return ray.get_runtime_context().gcs_address
 
 
 def start_ray(folder: Path, **options: Any) -> None:
@@ -374,71 +268,6 @@ def _init_options(env: dict[str, str]) -> dict[str, Any]:
         "log_to_driver": True,
         "namespace": "ajet",
     }
-
-
-def alive_nodes() -> list[Node]:
-    """Returns the nodes that are in the cluster now: that of this process first, which has the run
-    folder, then the head, the others by their ids."""
-    import ray
-
-    here = ray.get_runtime_context().get_node_id()
-    alive = [node for node in ray.nodes() if node["Alive"]]
-    alive.sort(
-        key=lambda node: (
-            node["NodeID"] != here,
-            "node:__internal_head__" not in node["Resources"],
-            node["NodeID"],
-        )
-    )
-    return [
-        Node(
-            name=node["NodeManagerAddress"],
-            cpus=node["Resources"].get("CPU", 0.0),
-            gpus=int(node["Resources"].get("GPU", 0)),
-            ray_id=node["NodeID"],
-            is_remote=node["NodeID"] != here,
-            port=node["NodeManagerPort"],
-        )
-        for node in alive
-    ]
-
-
-def silent_nodes(nodes: Sequence[Node]) -> dict[Node, str]:
-    """Returns the other machines among these nodes whose Ray does not answer, and why."""
-    remote = [node for node in nodes if node.is_remote]
-    reasons = asyncio.run(unreachable([(node.name, node.port) for node in remote]))
-    return {remote[index]: reason for index, reason in reasons.items()}
-
-
-def await_nodes(
-    nnodes: int,
-    print_line: Print = lambda text: None,
-    is_stopped: Callable[[], bool] = lambda: False,
-) -> list[Node]:
-    """Waits until `nnodes` nodes answer and returns all that do, or fewer after NODES_TIMEOUT_S or
-    when `is_stopped`. Raises ConfigError if nodes stay in the cluster and do not answer."""
-    started, told = time.monotonic(), ""
-    while True:
-        alive = alive_nodes()
-        silent = silent_nodes(alive)
-        nodes = [node for node in alive if node not in silent]
-        waited_s = time.monotonic() - started
-        if len(nodes) >= nnodes or is_stopped() or waited_s > NODES_TIMEOUT_S:
-            return nodes
-        if len(alive) >= nnodes and waited_s > UNREACHABLE_TIMEOUT_S:
-            raise ConfigError(_silent_line(silent), code=Code.NODE_UNREACHABLE)
-        line = f"waiting for nodes: {len(nodes)} of {nnodes} (ajet.trainer_common.nnodes)"
-        if silent:
-            line += f"; {_silent_line(silent)}"
-        if line != told:
-            print_line(line)
-            told = line
-        time.sleep(POLL_S)
-
-
-def _silent_line(silent: Mapping[Node, str]) -> str:
-    named = ", ".join(f"{node.name} at port {node.port} ({why})" for node, why in silent.items())
-    return f"no connection to the Ray of {named}: are all TCP ports between the nodes open?"
 
 
 def _check_cluster(address: str, timeout_s: float | None = None) -> None:

@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 
 from loguru import logger
 
-from ajet import assembly
 from ajet.cluster.node_watch import while_nodes_last
 from ajet.cluster.placement import Placement
 from ajet.cluster.run_attempts import ProcessOptions
@@ -21,6 +20,7 @@ from ajet.core.interrupt import Interrupt
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.summary import RunSummary
 from ajet.core.run.resume_point import ResumePoint
+from ajet.core.run.run_tasks import RunTasks
 from ajet.core.run.training_run import Save, TrainingRun
 from ajet.core.terminal import Console
 from ajet.exchange.gateway import ExchangeGateway
@@ -39,14 +39,15 @@ class TrainingAttempt(ABC):
         console: Console,
         placement: Placement,
         options: ProcessOptions,
+        *,
+        tasks: RunTasks,
         gateway: ExchangeGateway | None = None,
     ) -> None:
         """With `gateway`, clients run the episodes."""
         self.gateway = gateway
-        self.config, self.folder, self.interrupt = config, folder, interrupt
-        self.console, self._placement = console, placement
+        self.config, self.tasks, self.folder = config, tasks, folder
+        self.interrupt, self.console, self._placement = interrupt, console, placement
         logger.info(describe_precision(config, gpu=placement.on_gpus))
-        self.tasks = assembly.read_tasks(config)
         self.make_processes(placement, options)
 
     @abstractmethod

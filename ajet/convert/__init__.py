@@ -10,8 +10,8 @@ classes that are named exist (`ajet check`).
     refusals.py, yaml_text.py   what our tree refuses is left out too; the text
 """
 
-from ajet.convert.conversion import SYSTEMS, convert
-from ajet.convert.draft import Conversion, OmittedKey
+from ajet.convert.conversion import convert
+from ajet.convert.draft import Conversion
 from ajet.convert.yaml_text import yaml_text
 
-__all__ = ["SYSTEMS", "Conversion", "OmittedKey", "convert", "yaml_text"]
+__all__ = ["Conversion", "convert", "yaml_text"]

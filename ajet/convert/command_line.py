@@ -7,13 +7,14 @@
         trainer.n_gpus_per_node=8 \\                    override
         trainer.experiment_name=${exp} "$@"             variables of the script are put in
 
-Not covered: what loops and conditions assign, what a command prints; such a value is unresolved.
+Not covered: what loops and conditions assign (`[ -n "$X" ] && Y=1` too), what a command prints;
+such a value is unresolved.
 """
 
 import re
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ _COMMAND = re.compile(r"\$\([^()\n]*\)")
 _SPACE = "\u00a0"  # keeps $(date +%F) one word
 _DOLLAR = "\ue000"  # a $ that is in a value already, and is not looked at again
 _SEPARATORS = re.compile(r"[;|&\n]+")
+_SUCCEEDS = {".", ":", "cd", "declare", "echo", "export", "mkdir", "set", "source"}
+"""Commands behind which `&&` is no condition: a script whose `cd` fails is lost anyway."""
 _BLOCK_BEGINS, _BLOCK_ENDS = {"if", "case", "for", "while", "until"}, {"fi", "esac", "done"}
 _KEY = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/-]*")
 
@@ -45,6 +48,15 @@ class CommandLine:
     overrides: list[str] = field(default_factory=list)  # key=value, as the shell passes them
 
 
+@dataclass(frozen=True)
+class ScriptCommand:
+    """The words of one command; `is_conditional` where it runs only if others end well, or do
+    not: `[ -n "$X" ] && Y=1`."""
+
+    words: list[str]
+    is_conditional: bool
+
+
 def read_script(path: Path, entry: Sequence[str]) -> CommandLine:
     """Returns the first command of the script in which a word contains one of `entry`."""
     try:
@@ -52,14 +64,14 @@ def read_script(path: Path, entry: Sequence[str]) -> CommandLine:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}", code=Code.NOT_CONVERTIBLE) from error
     variables = ScriptVariables()
-    for words in _commands(_without_comments(text), path):
-        if variables.read_array(words):
+    for command in _commands(_without_comments(text), path):
+        if variables.read_array(command):
             continue
-        words = variables.expand(words)
+        words = variables.expand(command.words)
         start = next((i for i, word in enumerate(words) if any(e in word for e in entry)), None)
         if start is not None:
             return _command_line(words[start + 1 :])
-        variables.read(words)
+        variables.read(replace(command, words=words))
     names = " or ".join(each.strip(".") for each in entry)
     raise ConfigError(
         f"{path}: no command here calls {names}; give the YAML itself, or the script that starts "
@@ -76,6 +88,7 @@ class ScriptVariables:
         self._values = {"HOME": "~", "PWD": "."}
         self._arrays: dict[str, list[str]] = {}
         self._open: str | None = None  # the array whose elements follow
+        self._open_is_sure = True
         self._depth = 0  # of conditions and loops
 
     def expand(self, words: Sequence[str]) -> list[str]:
@@ -89,28 +102,32 @@ class ScriptVariables:
                 expanded.append(_filled(word, self._values))
         return expanded
 
-    def read(self, words: Sequence[str]) -> None:
+    def read(self, command: ScriptCommand) -> None:
         """Takes the assignments of a command, and where a condition or a loop begins or ends."""
+        words = command.words
         if _BLOCK_BEGINS & set(words[:2]):  # the second word behind else, do or a pattern
             self._depth += 1
         elif _BLOCK_ENDS & set(words[:1]):
             self._depth = max(0, self._depth - 1)
+        is_sure = not (self._depth or command.is_conditional)
         for word in words:
             if match := _ASSIGNMENT.fullmatch(word):
                 name, value = match.groups()
-                self._values[name] = f"${{{name}}}" if self._depth else value
+                self._values[name] = value if is_sure else f"${{{name}}}"
 
-    def read_array(self, words: Sequence[str]) -> bool:
+    def read_array(self, command: ScriptCommand) -> bool:
         """Takes the elements of an array, which may go on over several lines; returns False if the
         words are not of one."""
+        words = command.words
         if self._open is None:
             heads = [i for i, word in enumerate(words[:2]) if _ARRAY.fullmatch(word)]
             if not heads:
                 return False
+            self._open_is_sure = not (self._depth or command.is_conditional)
             words = self._begin_array(words[heads[0] :])
         for word in words:
             element, ends, _ = word.rpartition(")") if _closes(word) else (word, "", "")
-            if element and not self._depth:
+            if element and self._open_is_sure:
                 self._elements.extend(self.expand([element]))
             if ends:
                 self._open = None
@@ -125,7 +142,7 @@ class ScriptVariables:
         self._open = name
         if not added:
             self._arrays[name] = []
-        if self._depth:
+        if not self._open_is_sure:
             self._elements.append(f"${{{name}[@]}}")
         return [first, *words[1:]]
 
@@ -202,22 +219,39 @@ def _command_line(words: Sequence[str]) -> CommandLine:
     return found
 
 
-def _commands(text: str, path: Path) -> list[list[str]]:
-    """Returns the words of each command, without their quotes."""
+def _commands(text: str, path: Path) -> Iterator[ScriptCommand]:
+    """Yields the commands, their words without quotes. Those in braces behind a condition are
+    conditional too."""
     lexer = shlex.shlex(text.replace("\\\n", " "), posix=True, punctuation_chars=";|&\n")
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
-    commands: list[list[str]] = [[]]
+    words: list[str] = []
+    is_conditional, braces = False, list[bool]()
     try:
-        for word in lexer:
-            if _SEPARATORS.fullmatch(word):
-                commands.append([])
-            else:
-                commands[-1].append(word.replace(_SPACE, " "))
+        for word in [*lexer, "\n"]:
+            if not _SEPARATORS.fullmatch(word):
+                words.append(word.replace(_SPACE, " "))
+                continue
+            if not words:  # a line that goes on behind && or ||
+                continue
+            if words[0] == "{":
+                braces.append(is_conditional)
+            yield ScriptCommand(words, is_conditional or any(braces))
+            if words[0] == "}" and braces:
+                braces.pop()
+            operator = word.strip("\n")
+            if operator == "||" or (operator == "&&" and not _succeeds(words)):
+                is_conditional = True
+            elif operator not in ("&&", "|"):
+                is_conditional = False
+            words = []
     except ValueError as error:
         raise ConfigError(
             f"{path}: not a shell script that can be read: {error}", code=Code.NOT_CONVERTIBLE
         ) from error
-    return commands
+
+
+def _succeeds(words: Sequence[str]) -> bool:
+    return words[0] in _SUCCEEDS or all(map(_ASSIGNMENT.fullmatch, words))
 
 
 def _without_comments(text: str) -> str:

@@ -1,14 +1,15 @@
 """Converts the files of training and held-out rows to settings of ajet's readers.
 
     data/train.parquet, data/test.parquet     huggingface_dat_repo: data, splits train and test
+    a/train-0.parquet, a/train-1.parquet      huggingface_dat_repo: a, split train
     a/train.jsonl, b/test.jsonl               jsonl_dataset_file, which may lie anywhere
     a/train.parquet, b/test.parquet           the first alone, and the user is told
+    a/train.parquet, b/train.parquet          left out, and the user is told what folder to make
 
-Not covered: several files of one split, unless they lie in one folder as train-0, train-1, ….
+Not covered: whether the files are there.
 """
 
 from pathlib import Path
-from typing import Any
 
 from ajet.convert.draft import Draft
 
@@ -19,43 +20,60 @@ LINES = f"{READER}.jsonl_dataset_file"
 
 def take_files(draft: Draft, train_key: str, held_out_key: str) -> None:
     """Converts the paths of the tasks; what ajet's readers cannot express is left out."""
-    train, held_out = _single(draft.take(train_key)), _single(draft.take(held_out_key))
-    if train is None:
-        for key in (train_key, held_out_key):
-            if draft.has_key(key):
-                draft.leave_out(key, "one file a split, or a folder of files", algorithm=True)
-        draft.to_do("say where the tasks are: ajet.task_reader")
-    elif Path(train).suffix == ".jsonl":
-        draft.set(f"{READER}.type", "jsonl_dataset_file", train_key)
-        draft.set(f"{LINES}.training.file_path", train, train_key)
+    train, held_out = _files(draft, train_key, "train"), _files(draft, held_out_key, "test")
+    if not train:
         if held_out:
-            draft.set(f"{LINES}.validation.file_path", held_out, held_out_key)
+            draft.leave_out(held_out_key, "there are no training files beside it", algorithm=True)
+        draft.to_do("say where the tasks are: ajet.task_reader")
+    elif Path(train[0]).suffix == ".jsonl" and len(train) == 1 >= len(held_out):
+        draft.set(f"{READER}.type", "jsonl_dataset_file", train_key)
+        draft.set(f"{LINES}.training.file_path", train[0], train_key)
+        if held_out:
+            draft.set(f"{LINES}.validation.file_path", held_out[0], held_out_key)
     else:
         draft.set(f"{READER}.type", "huggingface_dat_repo", train_key)
         _repository(draft, train_key, train, held_out_key, held_out)
 
 
-def _repository(
-    draft: Draft, train_key: str, train: str, held_out_key: str, held_out: str | None
-) -> None:
-    if held_out is not None and Path(held_out).parent != Path(train).parent:
-        draft.set(f"{REPO}.dataset_path", train, train_key)
-        draft.set(f"{REPO}.validation_split", None, held_out_key)
-        draft.to_do(
-            f"put {train} and {held_out} into one folder, and name it at {REPO}.dataset_path: "
-            "there is no validation until then"
+def _files(draft: Draft, key: str, split: str) -> list[str]:
+    """Returns the files that the key names, if they are one split in one folder; several others are
+    left out."""
+    value = draft.take(key)
+    files = [file for file in (value if isinstance(value, list) else [value]) if file]
+    if len({(Path(file).parent, _split(file), Path(file).suffix) for file in files}) > 1:
+        names = [f"{split}-{number}{Path(file).suffix}" for number, file in enumerate(files)]
+        draft.leave_out(
+            key,
+            f"a split is one file, or files of one folder: copy them into one as {names[0]} to "
+            f"{names[-1]}, and name it at {REPO}.dataset_path",
+            algorithm=True,
         )
-        return
-    draft.set(f"{REPO}.dataset_path", str(Path(train).parent), train_key)
-    draft.set(f"{REPO}.training_split", _split(train), train_key)
-    split = None if held_out is None else _split(held_out)
+        return []
+    if len(files) > 1:
+        draft.to_do(
+            f"see that {Path(files[0]).parent} has no more files whose names begin with "
+            f"{_split(files[0])!r}: all of them are read, and {key} names {len(files)}"
+        )
+    return files
+
+
+def _repository(
+    draft: Draft, train_key: str, train: list[str], held_out_key: str, held_out: list[str]
+) -> None:
+    folder = Path(train[0]).parent
+    is_elsewhere = bool(held_out) and Path(held_out[0]).parent != folder
+    if is_elsewhere:
+        draft.to_do(
+            f"put {', '.join(train)} and {', '.join(held_out)} into one folder, and name it at "
+            f"{REPO}.dataset_path: there is no validation until then"
+        )
+    if is_elsewhere and len(train) == 1:
+        draft.set(f"{REPO}.dataset_path", train[0], train_key)
+    else:
+        draft.set(f"{REPO}.dataset_path", str(folder), train_key)
+        draft.set(f"{REPO}.training_split", _split(train[0]), train_key)
+    split = _split(held_out[0]) if held_out and not is_elsewhere else None
     draft.set(f"{REPO}.validation_split", split, held_out_key)
-
-
-def _single(files: Any) -> str | None:
-    if isinstance(files, list) and len(files) == 1:
-        files = files[0]
-    return files if isinstance(files, str) and files else None
 
 
 def _split(file: str) -> str:

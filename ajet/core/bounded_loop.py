@@ -63,3 +63,9 @@ async def _cancel_remaining(grace_s: float) -> None:
                 task.exception()  # marks it as retrieved: nobody waits for it
     with contextlib.suppress(TimeoutError):  # a generator may refuse to close
         await asyncio.wait_for(asyncio.get_running_loop().shutdown_asyncgens(), grace_s)
+
+
+def is_being_cancelled() -> bool:
+    """Returns whether somebody else cancels the current task, and not only one that it awaits."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -13,7 +13,6 @@ user's code called, this package included, stays.
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 from ajet.core.descriptors import NONE_LEFT, is_out_of_descriptors
 from ajet.core.plain_value import plain_text, printable, type_name
@@ -127,16 +126,12 @@ def _is_library(filename: str) -> bool:
 
 def user_traceback(error: BaseException) -> str | None:
     """Returns the text of the traceback; None where no code of the user's was running."""
-    frames = _frames_from_user_code(error.__traceback__)
+    frames = error.__traceback__
+    while frames is not None and _is_own_or_stdlib(frames.tb_frame.f_code.co_filename):
+        frames = frames.tb_next
     if frames is None:
         return None
     return printable("".join(traceback.format_exception(type(error), error, frames)))
-
-
-def _frames_from_user_code(frames: TracebackType | None) -> TracebackType | None:
-    while frames is not None and _is_own_or_stdlib(frames.tb_frame.f_code.co_filename):
-        frames = frames.tb_next
-    return frames
 
 
 def _is_own_or_stdlib(filename: str) -> bool:

@@ -5,7 +5,7 @@ screen, rename the window, or write over earlier lines. This console spells them
 the live display are its own and stay. Names between colons stay too: of the address fd00:a::1, rich
 would make an emoji.
 
-Not covered: what the user's code prints itself; lines of the log (cli/screen_log.py).
+Not covered: what the user's code prints itself; lines of the log (record/screen_log.py).
 """
 
 import os

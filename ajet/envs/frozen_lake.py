@@ -130,7 +130,7 @@ class FrozenLake(Environment):
         return view.text, self._rewards[view.letter], terminated, False, info
 
     def render(self) -> Frame:
-        return draw_grid(_with_player(self.map, self.position, SYMBOLS, PLAYER_ON), TILES)
+        return draw_grid(_with_player(self.map, self.position, SYMBOLS), TILES)
 
     def sample_action(self, rng: random.Random) -> str:
         return rng.choice(ACTIONS)
@@ -279,7 +279,7 @@ def _best_actions(transitions: Mapping[int, Mapping[int, Any]]) -> NDArray[np.in
 def _shown(rows: Rows, position: int, view: View, neighbours: bool, show_position: bool) -> str:
     """Returns the observation: the configured parts, one below the other."""
     symbols = SYMBOLS if view == "grid" else {letter: letter for letter in NAMES}
-    parts = [] if view == "none" else list(_with_player(rows, position, symbols, PLAYER_ON))
+    parts = [] if view == "none" else list(_with_player(rows, position, symbols))
     row, column = divmod(position, len(rows[0]))
     if show_position:
         goal = next(tile for tile, letter in _tiles_of(rows) if letter == "G")
@@ -295,11 +295,9 @@ def _neighbours(rows: Rows, row: int, column: int) -> str:
     return " ".join(f"{action} {name}" for action, name in zip(ACTIONS, named, strict=True))
 
 
-def _with_player(
-    rows: Rows, position: int, symbols: Mapping[str, str], player_on: Mapping[str, str]
-) -> Rows:
+def _with_player(rows: Rows, position: int, symbols: Mapping[str, str]) -> Rows:
     drawn = [symbols[letter] for _, letter in _tiles_of(rows)]
-    drawn[position] = player_on["".join(rows)[position]]
+    drawn[position] = PLAYER_ON["".join(rows)[position]]
     width = len(rows[0])
     return tuple("".join(drawn[i : i + width]) for i in range(0, len(drawn), width))
 

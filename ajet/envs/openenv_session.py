@@ -13,6 +13,7 @@ environment at each call; authentication; servers in containers that have to be 
 
 from __future__ import annotations
 
+import inspect
 import json
 import typing
 from collections.abc import Mapping
@@ -114,6 +115,7 @@ class LocalSession:
     """Calls an environment object of this process; `spec` names its class."""
 
     def __init__(self, spec: str, settings: Data) -> None:
+        self._spec = spec
         where = f"openenv:{spec}"
         kind: Any = load_object(spec, base_dirs=[Path.cwd()], kind=object, where=where)
         step = getattr(kind, "step", None)
@@ -129,10 +131,14 @@ class LocalSession:
             )
         self._environment: Any = kind(**settings)
         self._action_class: Any = action_class
+        reset = inspect.signature(self._environment.reset).parameters.values()
+        self._takes_seed = any(p.name == "seed" or p.kind is p.VAR_KEYWORD for p in reset)
         self.action_schema = self._action_class.model_json_schema()
 
     def reset(self, options: Data) -> Data:
-        return _as_data(self._environment.reset(**options))
+        # As the package's server does: a reset without a seed is not given one.
+        given = {k: v for k, v in options.items() if k != "seed" or self._takes_seed}
+        return self._as_data(self._environment.reset(**given), "reset")
 
     def step(self, action: Data) -> Data:
         from pydantic import ValidationError
@@ -142,10 +148,21 @@ class LocalSession:
             given = serialization.deserialize_action(dict(action), self._action_class)
         except ValidationError as error:
             raise ActionRefused from error
-        return _as_data(self._environment.step(given))
+        return self._as_data(self._environment.step(given), "step")
 
     def close(self) -> None:
         self._environment.close()
+
+    def _as_data(self, observation: Any, call: str) -> Data:
+        """Returns an observation object as the server's protocol has it."""
+        missing = [n for n in ("reward", "done", "model_dump") if not hasattr(observation, n)]
+        if missing:
+            raise EnvironmentFault(
+                f"openenv:{self._spec}: {call} returned a {type(observation).__name__} without "
+                f"{missing[0]}, which is no observation of OpenEnv"
+            )
+        fields = observation.model_dump(mode="json", exclude={"reward", "done"})
+        return {"observation": fields, "reward": observation.reward, "done": observation.done}
 
 
 def open_session(name: str, timeout_s: float, settings: Data) -> Session:
@@ -186,12 +203,6 @@ def _action_schema(url: str, timeout_s: float) -> Mapping[str, Any]:
     if not isinstance(schema, dict):
         raise EnvironmentFault(f"{url}/schema: the answer has no schema of actions")
     return schema
-
-
-def _as_data(observation: Any) -> Data:
-    """Returns an observation object as the server's protocol has it."""
-    fields = observation.model_dump(mode="json", exclude={"reward", "done"})
-    return {"observation": fields, "reward": observation.reward, "done": observation.done}
 
 
 def _json_object(text: str | bytes, where: str) -> dict[str, Any]:

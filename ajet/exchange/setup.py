@@ -41,16 +41,12 @@ def make_exchange_gateway(config: AjetConfig, key: str) -> ExchangeGateway:
     """Makes the gateway and its exchange with the settings of `ajet.serve`; `key` is the
     server's."""
     serve = config.ajet.serve
-    port = None if serve.port == "auto" else serve.port
-    return ExchangeGateway(_exchange(config), key, serve.host, port)
-
-
-def _exchange(config: AjetConfig) -> EpisodeExchange:
-    serve = config.ajet.serve
     judge = judge_class(judge_spec(config.ajet.task_judge), config.base_dirs)
-    return EpisodeExchange(
+    exchange = EpisodeExchange(
         heartbeat_s=serve.heartbeat_s,
         episode_timeout_s=config.ajet.rollout.episode_timeout_s,
         tasks=serve.tasks,
         waits_for_group=judge is not None and issubclass(judge, GroupJudge),
     )
+    port = None if serve.port == "auto" else serve.port
+    return ExchangeGateway(exchange, key, serve.host, port)

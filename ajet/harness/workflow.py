@@ -68,7 +68,7 @@ class HarnessWorkflow(Workflow):
         """Returns the beginning of the command line: the program's path. Raises `ConfigError` where
         it is not on this machine."""
         given = harness.program or cls.program
-        if harness.sandbox == "podman":
+        if harness.sandbox in ("podman", "docker"):
             return [given]
         found = shutil.which(given)
         if found is None:
@@ -92,7 +92,7 @@ class HarnessWorkflow(Workflow):
         installed = install_folders(Path(executable[0])) if harness.sandbox == "bwrap" else []
         runtime = Runtime.from_config(config, installed)
         folders = self._make_folders(harness, workflow_task)
-        await asyncio.to_thread(fill, folders.workspace, workflow_task.task, config)
+        await asyncio.to_thread(fill, folders, workflow_task.task, config)
         before = folders.base / "before"
         await asyncio.to_thread(copy_folder, folders.workspace, before)
         address = model_tuner.as_oai_baseurl_apikey()
@@ -131,6 +131,7 @@ class HarnessWorkflow(Workflow):
                 "errors": outcome.errors[-harness.max_output :].strip(),
                 "changes": diff,
                 "folder": str(folders.workspace),
+                "home": str(folders.home),
             },
             log_metrics={"program_failed": float(outcome.exit_code != 0)},
         )
@@ -162,14 +163,15 @@ class HarnessWorkflow(Workflow):
         )
 
 
-def fill(workspace: Path, task: Task, config: AjetConfig) -> None:
-    """Fills the workspace with the row's `folder`, a copy, and its `files` on top. Raises
-    `ValueError` for a row whose fields cannot be used."""
+def fill(folders: Folders, task: Task, config: AjetConfig) -> None:
+    """Fills workspace and home with copies of the row's `folder` and `home`, and writes its `files`
+    on top of the first. Raises `ValueError` for a row whose fields cannot be used."""
     row = task.metadata
-    if row.get("folder"):
-        source = found_folder(str(row["folder"]), config, f"task {task.task_id}: folder")
-        copy_folder(source, workspace)
-    write_files(workspace, file_texts(row, "files"), f"task {task.task_id}: files")
+    for name, target in (("folder", folders.workspace), ("home", folders.home)):
+        if row.get(name):
+            source = found_folder(str(row[name]), config, f"task {task.task_id}: {name}")
+            copy_folder(source, target)
+    write_files(folders.workspace, file_texts(row, "files"), f"task {task.task_id}: files")
 
 
 def install_folders(executable: Path) -> list[str]:

@@ -139,7 +139,8 @@ class SessionLog:
 
     def add_turn(self, session: str, client: str, number: int, turn: Turn, key: str) -> None:
         """Stores a turn. `key` is that of the conversation up to its reply (sessions.py)."""
-        row = (session, number, turn.completion.policy_version, client, key, _encoded(turn))
+        body = encode([Group("", (episode_of("", [turn]),))])
+        row = (session, number, turn.completion.policy_version, client, key, body)
         with self._database_errors():
             self._db.execute("INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?)", row)
 
@@ -262,12 +263,11 @@ class SessionLog:
         )
         with self._database_errors():
             rows = self._db.execute(query, (number,)).fetchall()
-        return [
-            RatedSession(
-                session, client, reward, unix_s, json.loads(text), self._first_turns(session, most)
-            )
-            for session, client, reward, unix_s, text, most in rows
-        ]
+        found: list[RatedSession] = []
+        for session, client, reward, unix_s, text, most in rows:
+            turns = tuple(self.turns(session).values())[:most]
+            found.append(RatedSession(session, client, reward, unix_s, json.loads(text), turns))
+        return found
 
     def agreements(self) -> list[Agreement]:
         """Returns how far clients agree with each other over all sessions with feedback, and with
@@ -350,9 +350,6 @@ class SessionLog:
         with self._database_errors():
             return {name: self._db.execute(each).fetchone()[0] for name, each in queries.items()}
 
-    def _first_turns(self, session: str, most: int) -> tuple[Turn, ...]:
-        return tuple(self.turns(session).values())[:most]
-
     def _numbers(self, query: str) -> list[int]:
         return [number for (number,) in self._db.execute(query).fetchall()]
 
@@ -388,10 +385,6 @@ def episode_of(
     group_id = f"{round_number:06d}-train-{index:04d}"
     plan = WorkflowTask(Task(session), session, group_id, 0, round_number, "train", 0)
     return Trajectory(plan, tuple(turns), EpisodeStatus.OK)
-
-
-def _encoded(turn: Turn) -> bytes:
-    return encode([Group("", (episode_of("", [turn]),))])
 
 
 def _decoded(body: bytes) -> Turn:

@@ -74,7 +74,7 @@ class Sessions:
         """Returns the session that the headers name, or a new one."""
         name = headers.get(SESSION_HEADER, "")
         client = plain_text(headers.get(CLIENT_HEADER, ""), MAX_NAME_LENGTH)
-        return self._named(name, client) if name else self._new(_new_id(), client)
+        return self._named(name, client) if name else self._new(f"s-{secrets.token_hex(8)}", client)
 
     def find(
         self, dialect: Dialect, begun: SessionGrant, body: bytes
@@ -189,7 +189,3 @@ def conversation_keys(messages: Sequence[Mapping[str, Any]]) -> list[str]:
         if plain.get("role") == "assistant":
             keys.append(digest.copy().hexdigest())
     return keys
-
-
-def _new_id() -> str:
-    return f"s-{secrets.token_hex(8)}"

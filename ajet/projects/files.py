@@ -32,10 +32,13 @@ def rendered(folders: Sequence[str], variables: Mapping[str, Any]) -> dict[str, 
     files: dict[str, str] = {}
     for folder in folders:
         root = TEMPLATES / folder
-        for file in sorted(path for path in root.rglob("*") if _is_template(path)):
+        for file in sorted(path for path in root.rglob("*") if path.is_file()):
+            if "__pycache__" in file.parts:
+                continue
             text = file.read_text(encoding="utf-8")
-            name = _written_name(file.relative_to(root))
-            files[name] = jinja.from_string(text).render(variables) if _is_jinja(file) else text
+            if file.suffix == TEMPLATE:
+                text = jinja.from_string(text).render(variables)
+            files[_written_name(file.relative_to(root))] = text
     return files
 
 
@@ -59,14 +62,6 @@ def write_files(folder: Path, files: Mapping[str, str]) -> None:
                 f"{path}: cannot be written: {error.strerror}; give another folder",
                 code=Code.OUTPUT_NOT_WRITTEN,
             ) from error
-
-
-def _is_template(path: Path) -> bool:
-    return path.is_file() and "__pycache__" not in path.parts
-
-
-def _is_jinja(path: Path) -> bool:
-    return path.suffix == TEMPLATE
 
 
 def _written_name(path: Path) -> str:

@@ -12,11 +12,12 @@ each line begins with its task's id. Not covered: a finished episode (transcript
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
+from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.task.workflow_task import WorkflowTask
 from ajet.core.terminal import Console
 from ajet.core.trajectory.trajectory import Trajectory
@@ -37,18 +38,10 @@ DECODED_EVERY = 4
 """A reply is decoded once in so many tokens while it is sampled."""
 
 
-class ReplyTokens(Protocol):
-    """Turns sampled ids into text; a chat template does."""
-
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]: ...
-    def text_of(self, ids: Sequence[int]) -> str: ...
-
-
 class LiveTranscripts:
     """Prints the episodes of one rollout. `on_tokens` may be called from any thread."""
 
-    def __init__(self, console: Console, tokens: ReplyTokens, *, num_parallel: int) -> None:
+    def __init__(self, console: Console, tokens: ChatTemplate, *, num_parallel: int) -> None:
         self._console, self._tokens = console, tokens
         self._shows_task = num_parallel > 1
         self._episodes: dict[str, LiveEpisode] = {}

@@ -67,8 +67,12 @@ class SuiteReport:
 
     @staticmethod
     def files(file: Path) -> tuple[Path, ...]:
-        """Returns the JSON file, and that of the table in Markdown beside it; a device alone."""
-        return (file,) if is_special_file(file) else (file, file.with_suffix(".md"))
+        """Returns the JSON file, and that of the table in Markdown beside it; a device alone. Where
+        the table is named, the JSON is beside it."""
+        if is_special_file(file):
+            return (file,)
+        table = file.with_suffix(".md")
+        return (file.with_suffix(".json") if file == table else file, table)
 
     def write(self, file: Path) -> tuple[Path, ...]:
         """Writes the files, and returns them."""

@@ -56,12 +56,12 @@ async def run_command(
     home = folders.inside(runtime)[1]
     own = {"PATH": SYSTEM_PATH, "HOME": home, "LANG": "C.UTF-8", "TERM": "dumb", "TZ": "UTC"}
     own |= environment
-    most = None if runtime.kind == "podman" else runtime.most_processes  # podman bounds its own
+    most = None if runtime.has_image else runtime.most_processes  # containers have bounds
     with bounded_processes(folders.name, most) as group:
         process = await asyncio.create_subprocess_exec(
             *guarded(runtime.command(command, folders, own, port, group), grace_s=GRACE_S),
             cwd=folders.workspace,
-            env=os.environ if runtime.kind == "podman" else own,  # its program gets `own` alone
+            env=os.environ if runtime.has_image else own,  # its program gets `own` alone
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -77,8 +77,8 @@ async def run_command(
         finally:
             if process.returncode is None:
                 await asyncio.shield(_end(process))
-            if runtime.kind == "podman":
-                await asyncio.to_thread(runtime.remove_container, folders)
+            if runtime.has_image:
+                await asyncio.to_thread(runtime.remove_containers, folders)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -10,7 +10,11 @@ signal).
 
 Where the kernel has a bound of its own, it holds between two measurements: the size of one file
 (RLIMIT_FSIZE), and the number of processes, which a group of processes that the caller has made
-(cgroup.py), loopback.py or podman limits to twice what is measured here.
+(cgroup.py), loopback.py, podman or docker limits to twice what is measured here.
+
+The processes of docker's containers are children of its daemon: they are looked up by the
+containers' names and measured with the descendants. To end them it is enough to kill the
+descendants (loopback.py).
 
 The module uses the standard library alone and imports nothing of ajet: it is run by its path. Not
 covered: what is used between two measurements; memory in no process's resident set (pipes, sockets,
@@ -25,6 +29,7 @@ import os
 import resource
 import signal
 import stat
+import subprocess
 import sys
 import threading
 import time
@@ -56,13 +61,14 @@ _SET_CHILD_SUBREAPER = 36
 @dataclass(frozen=True)
 class Settings:
     """Holds what the caller sends as JSON: the limits of `ajet.harness.limits`, where null sets
-    none, the file for the line of what was exceeded, the folders to measure, and the cgroup to
-    enter."""
+    none, the file for the line of what was exceeded, the folders to measure, the cgroup to enter,
+    and the names of docker's containers that belong to the command."""
 
     limits: Mapping[str, int | None]
     report: str
     folders: Sequence[str]
     group: str | None
+    containers: Sequence[str] = ()
 
 
 def main(settings: Settings, command: list[str]) -> int:
@@ -72,6 +78,7 @@ def main(settings: Settings, command: list[str]) -> int:
     _limit_files(limits)
     group = entered_group(settings.group)
     walker = FolderWalker(settings.folders, limits.get("folder_mib"))
+    containers = Containers(settings.containers)
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     ignored = (signal.SIGPIPE, signal.SIGXFSZ)  # by Python, and a child would inherit that
     try:
@@ -82,13 +89,17 @@ def main(settings: Settings, command: list[str]) -> int:
     while (status := _reap(child)) is None:
         line = None if group is None else excess({"num_processes": group.num_processes()}, limits)
         if line is None:
-            used = usage_of(os.getpid(), limits.get("memory_mib")) | {"folder_mib": walker.mib}
-            line = excess(used, limits)
+            used = usage_of(os.getpid(), limits.get("memory_mib"), containers.roots())
+            line = excess(used | {"folder_mib": walker.mib}, limits)
         if line is not None:
             Path(settings.report).write_text(line)
             _kill_all(group)
             return EXCEEDED
         signal.sigtimedwait([signal.SIGCHLD], _MEASURE_EVERY_S)
+    if containers.have_outgrown_memory():
+        memory_mib = float(limits["memory_mib"] or 0)
+        Path(settings.report).write_text(excess({"memory_mib": memory_mib + 1}, limits) or "")
+        return EXCEEDED
     exit_code = os.waitstatus_to_exitcode(status)
     return exit_code if exit_code >= 0 else SIGNALLED - exit_code
 
@@ -102,11 +113,13 @@ def excess(used: Mapping[str, float], limits: Mapping[str, int | None]) -> str |
     return None
 
 
-def usage_of(root: int, memory_limit_mib: int | None) -> dict[str, float]:
-    """Returns what the descendants of a process use: memory in MiB, processes and threads, and
-    seconds of CPU. Pages that several of them share are counted once where the limit would
-    otherwise be exceeded, since that takes longer."""
+def usage_of(root: int, memory_limit_mib: int | None, more: Sequence[int] = ()) -> dict[str, float]:
+    """Returns what the descendants of a process use, with `more` processes and theirs: memory in
+    MiB, processes and threads, and seconds of CPU. Pages that several of them share are counted
+    once where the limit would otherwise be exceeded, since that takes longer."""
     pids = list(descendants(root))
+    for each in more:
+        pids += [each, *descendants(each)]
     live = [each for each in map(_read_process, pids) if each is not None]
     memory_bytes = sum(each.resident_bytes for each in live)
     if memory_limit_mib is not None and memory_bytes > memory_limit_mib * MIB:
@@ -159,6 +172,39 @@ def _share_bytes(pid: int) -> int:
     except OSError:
         return 0
     return int(text.partition("\nPss:")[2].split()[0]) * 1024
+
+
+class Containers:
+    """Asks docker about the command's containers, which start after the limiter has. The first is
+    the one of the command itself."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._missing = list(names)
+        self._found: list[int] = []
+        self._since_s = time.time()
+
+    def roots(self) -> Sequence[int]:
+        """Returns the first process of each container that has started."""
+        for name in list(self._missing):
+            pid = _asked("inspect", "--format={{.State.Pid}}", name)
+            if pid not in ("", "0"):
+                self._found.append(int(pid))
+                self._missing.remove(name)
+        return self._found
+
+    def have_outgrown_memory(self) -> bool:
+        """Says whether the kernel has killed one of the command's processes for its memory, which
+        is bounded by twice the limit; then the command may have gone on without it."""
+        span = (f"--since={self._since_s:.3f}", f"--until={time.time():.3f}")
+        filters = [f"--filter=container={name}" for name in self._names[:1]]
+        return bool(filters and _asked("events", *span, *filters, "--filter=event=oom"))
+
+
+def _asked(*arguments: str) -> str:
+    """Returns what a command of docker says, nothing where it fails."""
+    line = ["docker", *arguments]
+    return subprocess.run(line, capture_output=True, text=True, check=False).stdout.strip()
 
 
 class Group:

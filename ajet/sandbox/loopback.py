@@ -1,73 +1,162 @@
 """Runs a command in a network of its own, whose only way out is one port of the host.
 
-    python -I -S loopback.py INNER OUTER MOST COMMAND…
+    python -I -S loopback.py '{"inner": 8080, "outer": 40123, …}' COMMAND…
 
-    command ── its own 127.0.0.1:INNER ──> this process ──> the host's 127.0.0.1:OUTER
+    command ── its own 127.0.0.1:inner ──> this process ──> the host's 127.0.0.1:outer
 
 The command's network has nothing but loopback: no other port of the host, no other machine, no name
-service. The listening socket is made inside and handed out, so nothing runs beside the command.
-With INNER 0 there is no port at all. Where the network needs a namespace of users, at most MOST
-processes and threads run in it (0: any number); root is not bound by that. The exit code is the
-command's (128 plus the number of a signal).
+service. The listening socket is made inside and handed out, so nothing runs beside the command. The
+exit code is the command's (128 plus the number of a signal).
 
-The module uses the standard library alone and imports nothing of ajet: it is run by its path. Not
-covered: kernels that forbid network namespaces to this user, where it ends with code 125 and one
-line.
+The network is a namespace that this process makes, or, since docker's daemon starts containers in
+namespaces of its own, that of a first container, the door, which the command's container joins:
+
+    door (python, stdin: this process) ── makes the socket, hands it over <folder>/socket
+    command: docker run --network=container:DOOR --pid=container:DOOR …
+
+The door is process 1 of both containers. It ends when its standard input does, and with it all that
+the command has started, also where this process is killed.
+
+The module uses the standard library alone and imports nothing of ajet: it is run by its path, in
+the door too. Not covered: kernels that forbid network namespaces to this user, where it ends with
+code 125 and one line; daemons of docker on another machine.
 """
 
+from __future__ import annotations
+
+import contextlib
 import ctypes
 import fcntl
+import json
 import os
 import resource
+import signal
 import socket
 import struct
+import subprocess
 import sys
 import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 NO_NAMESPACE, NOT_FOUND, SIGNALLED = 125, 127, 128
-HOST = "127.0.0.1"
+HOST, SOCKET = "127.0.0.1", "socket"
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
+_SET_DUMPABLE = 4
 _CHUNK = 1 << 16
+_DOOR_S, _POLL_S = 60.0, 0.1
+"""The seconds within which a door must have handed over its socket, and how often it is asked."""
 
 
-def main(arguments: list[str]) -> int:
+@dataclass(frozen=True)
+class Settings:
+    """Holds what the caller sends as JSON. With `inner` 0 no port is reached. Where a namespace of
+    users is needed, at most `most_processes` processes and threads run in it (0: any number); root
+    is not bound by that. `door` is the command line of a door, empty for a namespace that this
+    process makes, and `door_folder` the folder that both see."""
+
+    inner: int
+    outer: int
+    most_processes: int = 0
+    door: Sequence[str] = ()
+    door_folder: str = ""
+
+
+def main(settings: Settings, command: list[str]) -> int:
     """Runs the command and returns its exit code."""
-    inner, outer, most = map(int, arguments[:3])
-    command = arguments[3:]
+    if settings.door:
+        return _run_behind_door(settings, command)
     ours, theirs = socket.socketpair()
     child = os.fork()
     if child == 0:
         ours.close()
-        _run_inside(theirs, inner, most, command)
+        _run_inside(theirs, settings, command)
     theirs.close()
-    _message, descriptors, _flags, _address = socket.recv_fds(ours, 1, 1)
-    ours.close()
+    _forward_received(ours, settings.outer)
+    return _exit_code(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+def _exit_code(code: int) -> int:
+    return code if code >= 0 else SIGNALLED - code
+
+
+def _forward_received(ours: socket.socket, port: int) -> None:
+    """Receives a listening socket, if one is sent, and forwards its clients in a thread."""
+    with ours:
+        _message, descriptors, _flags, _address = socket.recv_fds(ours, 1, 1)
     if descriptors:
         listener = socket.socket(fileno=descriptors[0])
-        threading.Thread(target=_forward_all, args=(listener, outer), daemon=True).start()
-    exit_code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return exit_code if exit_code >= 0 else SIGNALLED - exit_code
+        threading.Thread(target=_forward_all, args=(listener, port), daemon=True).start()
 
 
-def _run_inside(outside: socket.socket, port: int, most: int, command: list[str]) -> None:
+def _send_listener(outside: socket.socket, port: int) -> None:
+    """Makes the listening socket of this network and sends it, where there is to be one."""
+    with outside:
+        if port:
+            listener = socket.create_server((HOST, port))
+            socket.send_fds(outside, [b"1"], [listener.fileno()])
+            listener.close()
+
+
+def _run_inside(outside: socket.socket, settings: Settings, command: list[str]) -> None:
     """Becomes the command, in a network of its own."""
     try:
-        _enter_network(most)
+        _enter_network(settings.most_processes)
     except OSError as error:
         print(f"a network of its own is refused: {error.strerror}", file=sys.stderr)
         os._exit(NO_NAMESPACE)
-    if port:
-        listener = socket.create_server((HOST, port))
-        socket.send_fds(outside, [b"1"], [listener.fileno()])
-        listener.close()
-    outside.close()
+    _send_listener(outside, settings.inner)
     try:
         os.execvp(command[0], command)
     except OSError as error:
         print(f"{command[0]}: {error.strerror}", file=sys.stderr)
         os._exit(NOT_FOUND)
+
+
+def _run_behind_door(settings: Settings, command: list[str]) -> int:
+    """Starts the door, then the command, and ends the door."""
+    os.chdir(settings.door_folder)  # the path of a socket has at most 107 characters
+    Path(SOCKET).unlink(missing_ok=True)  # of an earlier program in these folders
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(SOCKET)
+        server.listen(1)
+        with subprocess.Popen(settings.door, stdin=subprocess.PIPE) as door:
+            ours = _accepted(server, door)
+            if ours is None:
+                print("the container of its network did not start", file=sys.stderr)
+                return NO_NAMESPACE
+            _forward_received(ours, settings.outer)
+            return _exit_code(subprocess.run(command, check=False).returncode)
+
+
+def _accepted(server: socket.socket, door: subprocess.Popen[bytes]) -> socket.socket | None:
+    """Waits for the door's connection; None where the door has ended or takes too long."""
+    server.settimeout(_POLL_S)
+    last_s = time.monotonic() + _DOOR_S
+    while door.poll() is None and time.monotonic() < last_s:
+        with contextlib.suppress(TimeoutError):
+            return server.accept()[0]
+    return None
+
+
+def be_door(folder: str, port: int) -> None:
+    """Makes the socket and hands it over; then reaps what ends below until standard input does."""
+    ctypes.CDLL(None).prctl(_SET_DUMPABLE, 0)  # the command sees no /proc/1/root
+    os.chdir(folder)
+    outside = socket.socket(socket.AF_UNIX)
+    outside.connect(SOCKET)
+    signal.signal(signal.SIGCHLD, lambda *_: _reap())
+    _send_listener(outside, port)
+    sys.stdin.buffer.read()
+
+
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def _enter_network(most: int) -> None:
@@ -121,4 +210,7 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    if sys.argv[1] == "door":
+        be_door(sys.argv[2], int(sys.argv[3]))
+    else:
+        sys.exit(main(Settings(**json.loads(sys.argv[1])), sys.argv[2:]))

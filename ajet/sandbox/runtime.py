@@ -3,9 +3,10 @@
     bwrap     the system's folders and those that are shown, read-only; /workspace and /home/agent
               writable; its own /tmp, /proc and processes; of the network only the gateway's port
     podman    an image's files in the place of the system's; the rest is the same
+    docker    the same as podman, by a daemon of this machine; the program is the user who runs ajet
     none      nothing: the program runs as the user who runs ajet, with all files and the network
 
-In all three the program and its descendants end with ajet (core/process_guard.py), and where they
+In all of them the program and its descendants end with ajet (core/process_guard.py), and where they
 use more than `ajet.harness.limits` allow (limiter.py). This is for programs that people wrote and a
 model steers. Programs that a model wrote run in pool.py, which also limits system calls.
 
@@ -15,6 +16,7 @@ Not covered: runtimes on other machines; images that must be pulled.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -33,13 +35,17 @@ from ajet.sandbox.limits import MIB
 if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
 
-Kind = Literal["bwrap", "podman", "none"]
+Kind = Literal["bwrap", "podman", "docker", "none"]
 WORKSPACE, HOME = "/workspace", "/home/agent"
 INNER_PORT = 8080
 """The gateway's port inside: always the same, so that it is no difference between two prompts."""
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 _LOOPBACK, _LIMITER = (Path(__file__).with_name(name) for name in ("loopback.py", "limiter.py"))
+_CONTAINER = ("--rm", "--pull=never", "--read-only", "--cap-drop=all", "--log-driver=none")
+_CONTAINER += ("--security-opt=no-new-privileges",)
+_LIBRARIES = ("/usr", "/lib", "/lib64")
+_DOOR, _DOOR_PYTHON, _DOOR_SCRIPT = "/door", "/door-python", "/door.py"
 _SHM_BYTES = 64 * MIB
 _BACKSTOP = 2
 """The kernel's bounds are so many times the limits: limiter.py, which says what it has ended, comes
@@ -53,8 +59,8 @@ _USER = 1000
 
 @dataclass(frozen=True)
 class Runtime:
-    """A way to run programs. `image` is podman's; `shown_folders` are folders of this machine that
-    a program may read, at their own paths."""
+    """A way to run programs. `image` is podman's or docker's; `shown_folders` are folders of this
+    machine that a program may read, at their own paths."""
 
     kind: Kind
     image: str | None = None
@@ -73,6 +79,11 @@ class Runtime:
     def is_confined(self) -> bool:
         return self.kind != "none"
 
+    @property
+    def has_image(self) -> bool:
+        """Says whether the program's files are those of an image."""
+        return self.kind in ("podman", "docker")
+
     def check(self, where: str) -> None:
         """Raises `ConfigError` where this machine lacks the runtime, or a first program does not
         start in it; `where` is the key."""
@@ -85,13 +96,14 @@ class Runtime:
                 f"{where} to none, which confines nothing",
                 code=Code.PROGRAM_MISSING,
             )
-        if self.kind == "podman":
+        if self.has_image:
             self._check_image(where)
         with tempfile.TemporaryDirectory(prefix="ajet-check-") as base:
             folders = Folders(Path(base))
             folders.make()
-            line = guarded(self.command(["true"], folders, {}, None))
+            line = guarded(self.command(["touch", "written"], folders, {}, None))
             tried = subprocess.run(line, capture_output=True, text=True, check=False)
+            has_written = (folders.workspace / "written").exists()
         if tried.returncode != 0:
             said = tried.stderr.strip().splitlines()
             raise ConfigError(
@@ -99,20 +111,26 @@ class Runtime:
                 f"{said[-1] if said else f'exit code {tried.returncode}'}",
                 code=Code.PROGRAM_MISSING,
             )
+        if not has_written:
+            raise ConfigError(
+                f"{where}: what a program writes in {self.kind} is not in this machine's folder: "
+                "its daemon must run on this machine",
+                code=Code.PROGRAM_MISSING,
+            )
 
     def _check_image(self, where: str) -> None:
         if self.image is None:
             raise ConfigError(
-                f"{where} is podman, which needs ajet.harness.image", code=Code.KEY_MISSING
+                f"{where} is {self.kind}, which needs ajet.harness.image", code=Code.KEY_MISSING
             )
-        found = subprocess.run(
-            ["podman", "image", "exists", self.image], capture_output=True, text=True, check=False
-        )
+        line = [self.kind, "image", "inspect", "--format={{.Id}}", self.image]
+        found = subprocess.run(line, capture_output=True, text=True, check=False)
         if found.returncode != 0:
             said = found.stderr.strip().splitlines()
             raise ConfigError(
-                f"ajet.harness.image: podman has no image {self.image!r} "
-                f"({said[-1] if said else 'ajet pulls none: podman pull or podman import it'})",
+                f"ajet.harness.image: {self.kind} has no image {self.image!r}, and ajet pulls none "
+                f"({said[-1] if said else f'exit code {found.returncode}'}): {self.kind} pull or "
+                f"{self.kind} import it",
                 code=Code.PROGRAM_MISSING,
             )
 
@@ -127,24 +145,33 @@ class Runtime:
         """Returns the command line. `port` is the one of the host that the program reaches, None
         for no network; with kind none it reaches everything. `group` is the cgroup that it
         enters."""
-        limiter = [*_python(_LIMITER), self._limiter_settings(folders, group)]
+        limiter = [*_python(_LIMITER), json.dumps(self._limiter_settings(folders, group))]
         if self.kind == "none":
             return [*limiter, *command]
-        network = [*_python(_LOOPBACK), str(INNER_PORT if port else 0), str(port or 0)]
-        network += [str(self.most_processes or 0)]
-        if self.kind == "podman":
-            return [*limiter, *network, *self._podman(folders, environment), *command]
-        return [*limiter, *network, *self._bwrap(folders), *command]
+        network = [*_python(_LOOPBACK), json.dumps(self._network_settings(folders, port))]
+        match self.kind:
+            case "bwrap":
+                return [*limiter, *network, *self._bwrap(folders), *command]
+            case "podman":
+                return [*limiter, *network, *self._podman(folders, environment), *command]
+            case "docker":
+                return [*limiter, *network, *self._docker(folders, environment), *command]
 
-    def _limiter_settings(self, folders: Folders, group: Path | None) -> str:
-        return json.dumps(
-            {
-                "limits": self.limits.model_dump(),
-                "report": str(folders.report),
-                "folders": [str(folders.workspace), str(folders.home)],
-                "group": None if group is None else str(group),
-            }
-        )
+    def _limiter_settings(self, folders: Folders, group: Path | None) -> dict[str, object]:
+        return {
+            "limits": self.limits.model_dump(),
+            "report": str(folders.report),
+            "folders": [str(folders.workspace), str(folders.home)],
+            "group": None if group is None else str(group),
+            "containers": [folders.name, folders.door_name] if self.kind == "docker" else [],
+        }
+
+    def _network_settings(self, folders: Folders, port: int | None) -> dict[str, object]:
+        settings: dict[str, object] = {"inner": INNER_PORT if port else 0, "outer": port or 0}
+        if self.kind == "docker":
+            door = self._door(folders, INNER_PORT if port else 0)
+            return {**settings, "door": door, "door_folder": str(folders.door)}
+        return {**settings, "most_processes": self.most_processes or 0}
 
     @property
     def most_processes(self) -> int | None:
@@ -176,42 +203,68 @@ class Runtime:
 
     def _podman(self, folders: Folders, environment: Mapping[str, str]) -> list[str]:
         """Returns podman's part. Its "host" is the network of the process that starts it, which is
-        the one that loopback.py has made."""
+        the one that loopback.py has made. The number of open files is this process's own: podman
+        asks for more, which a process without CAP_SYS_RESOURCE cannot have."""
+        import resource  # POSIX has it, and this module is read wherever a config is checked
+
+        line = ["podman", "run", "--network=host", "--read-only-tmpfs=false"]
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        line.append(f"--ulimit=nofile={soft}:{hard}")
+        if (most := self.most_processes) is not None:
+            line.append(f"--ulimit=nproc={most}:{most}")
+        return [*line, *self._container(folders, environment)]
+
+    def _docker(self, folders: Folders, environment: Mapping[str, str]) -> list[str]:
+        """Returns docker's part. The daemon is root and starts programs with limits of its own, so
+        the user and the size of a file are said."""
+        line = ["docker", "run", f"--user={os.getuid()}:{os.getgid()}"]
+        line += [f"--{kind}=container:{folders.door_name}" for kind in ("network", "pid")]
+        line.append("--ulimit=core=0")
+        if self.limits.folder_mib is not None:
+            line.append(f"--ulimit=fsize={self.limits.folder_mib * MIB}")
+        return [*line, *self._container(folders, environment)]
+
+    def _container(self, folders: Folders, environment: Mapping[str, str]) -> list[str]:
+        """Returns the options that podman and docker have in common, and the image."""
         assert self.image is not None
-        line = ["podman", "run", "--rm", "--pull=never", "--network=host", "--name", folders.name]
-        line += ["--cap-drop=all", "--security-opt=no-new-privileges", "--log-driver=none"]
-        line += self._podman_limits()
-        line += ["--workdir", WORKSPACE, f"--volume={folders.workspace}:{WORKSPACE}"]
+        limits = self.limits
+        line = [*_CONTAINER, f"--name={folders.name}", f"--shm-size={_SHM_BYTES}"]
+        line.append("--entrypoint=")  # the image's own would take the command for its arguments
+        size = "" if limits.tmp_mib is None else f",size={limits.tmp_mib}m"
+        line += [f"--tmpfs=/tmp:mode=1777{size}"]
+        if limits.memory_mib is not None:
+            line.append(f"--memory={_BACKSTOP * limits.memory_mib}m")
+        if (most := self.most_processes) is not None:
+            line.append(f"--pids-limit={most}")
+        line += [f"--workdir={WORKSPACE}", f"--volume={folders.workspace}:{WORKSPACE}"]
         line += [f"--volume={folders.home}:{HOME}"]
         line += [f"--volume={path}:{path}:ro" for path in self.shown_folders]
         line += [f"--env={name}={value}" for name, value in environment.items()]
         return [*line, self.image]
 
-    def _podman_limits(self) -> list[str]:
-        """Returns the options of what a container may use. The number of open files is this
-        process's own: podman asks for more, which a process without CAP_SYS_RESOURCE cannot
-        have."""
-        import resource  # POSIX has it, and this module is read wherever a config is checked
+    def _door(self, folders: Folders, port: int) -> list[str]:
+        """Returns the command line of the container whose network and processes docker's program
+        shares (loopback.py). It runs this machine's Python, with this machine's libraries."""
+        assert self.image is not None
+        line = ["docker", "run", "--interactive", *_CONTAINER, f"--name={folders.door_name}"]
+        line += ["--network=none", "--hostname=sandbox", f"--user={os.getuid()}:{os.getgid()}"]
+        line += [f"--volume={path}:{path}:ro" for path in _LIBRARIES if Path(path).exists()]
+        line += [f"--volume={_LOOPBACK}:{_DOOR_SCRIPT}:ro", f"--volume={folders.door}:{_DOOR}"]
+        python, installed = Path(sys.executable).resolve(), Path(sys.base_prefix).resolve()
+        if not python.is_relative_to("/usr"):  # a path that the image's own folders do not hide
+            line += [f"--volume={installed}:{_DOOR_PYTHON}:ro"]
+            line += [f"--env=LD_LIBRARY_PATH={_DOOR_PYTHON}/lib"]
+            python = Path(_DOOR_PYTHON, python.relative_to(installed))
+        line += [f"--entrypoint={python}", self.image]
+        return [*line, "-I", "-S", _DOOR_SCRIPT, "door", _DOOR, str(port)]
 
-        limits = self.limits
-        line = ["--read-only", "--read-only-tmpfs=false", f"--shm-size={_SHM_BYTES}"]
-        size = "" if limits.tmp_mib is None else f",size={limits.tmp_mib}m"
-        line += [f"--tmpfs=/tmp:mode=1777{size}"]
-        if limits.memory_mib is not None:
-            line += [f"--memory={_BACKSTOP * limits.memory_mib}m"]
-        most = self.most_processes
-        if most is not None:
-            line += [f"--pids-limit={most}", f"--ulimit=nproc={most}:{most}"]
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return [*line, f"--ulimit=nofile={soft}:{hard}"]
-
-    def remove_container(self, folders: Folders) -> None:
-        """Removes what podman keeps of a program that was ended from outside."""
-        subprocess.run(
-            ["podman", "rm", "--force", "--time=0", "--ignore", folders.name],
-            capture_output=True,
-            check=False,
-        )
+    def remove_containers(self, folders: Folders) -> None:
+        """Removes what podman or docker keep of a program that was ended from outside."""
+        line = {
+            "podman": ["podman", "rm", "--force", "--time=0", "--ignore", folders.name],
+            "docker": ["docker", "rm", "--force", folders.name, folders.door_name],
+        }[self.kind]
+        subprocess.run(line, capture_output=True, check=False)
 
 
 @dataclass(frozen=True)
@@ -234,12 +287,21 @@ class Folders:
         return self.base / "home"
 
     @property
+    def door(self) -> Path:
+        """Returns the folder through which the network of docker's program is handed out."""
+        return self.base / "door"
+
+    @property
+    def door_name(self) -> str:
+        return f"{self.name}-door"
+
+    @property
     def report(self) -> Path:
         """Returns the file that says which limit the program has exceeded, if it has."""
         return self.base / "exceeded"
 
     def make(self) -> None:
-        for folder in (self.workspace, self.home):
+        for folder in (self.workspace, self.home, self.door):
             folder.mkdir(parents=True, exist_ok=True)
 
     def inside(self, runtime: Runtime) -> tuple[str, str]:

@@ -13,8 +13,9 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from ajet.core.config.tracing import DeduplicationParams
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, DataError
 
@@ -27,20 +28,10 @@ TRIGRAM_LENGTH = 3
 BATCH = 64
 
 
-class DeduplicationSettings(Protocol):
-    """The config section of both readers that deduplicate."""
-
-    similarity_threshold: float
-    db_path: str | None
-    model: str | None
-    api_key: str | None
-    base_url: str | None
-
-
 class Deduplicator:
     """Finds texts that are unlike all texts before, and remembers them."""
 
-    def __init__(self, settings: DeduplicationSettings) -> None:
+    def __init__(self, settings: DeduplicationParams) -> None:
         self._threshold = settings.similarity_threshold
         self._measure = Embeddings(settings) if settings.model else TrigramSimilarity()
 
@@ -82,7 +73,7 @@ class Embeddings:
     """Measures similarity as the cosine of embeddings. A text's embedding is requested once, and
     stored in `db_path` if that is given."""
 
-    def __init__(self, settings: DeduplicationSettings) -> None:
+    def __init__(self, settings: DeduplicationParams) -> None:
         from ajet.core.inference.reply_cache import ReplyCache
 
         assert settings.model
@@ -176,7 +167,7 @@ def _unit(vector: Sequence[float]) -> NDArray[np.float32]:
     return array / max(float(np.linalg.norm(array)), 1e-12)
 
 
-def _base_url(settings: DeduplicationSettings) -> str:
+def _base_url(settings: DeduplicationParams) -> str:
     if not settings.base_url:
         raise ConfigError(
             f"deduplication: model {settings.model} needs base_url, the address of its service; "
@@ -186,7 +177,7 @@ def _base_url(settings: DeduplicationSettings) -> str:
     return settings.base_url.rstrip("/") + "/"
 
 
-def _client(settings: DeduplicationSettings) -> AsyncOpenAI:
+def _client(settings: DeduplicationParams) -> AsyncOpenAI:
     """Returns a client for one event loop."""
     from openai import AsyncOpenAI
 

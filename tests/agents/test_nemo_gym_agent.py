@@ -63,10 +63,43 @@ class Counting:
         body = await request.json()
         self.verified.append(body)
         is_right = self.counters[request.cookies["session"]] == body["expected_count"]
-        return JSONResponse(body | {"reward": float(is_right), "num_calls": 2, "expected_count": 6})
+        numbers = {"num_calls": 2, "expected_count": 6, "mask_sample": False}
+        return JSONResponse(body | numbers | {"reward": float(is_right)})
 
 
-def config_in(folder, url, **multi_turn):
+class Stepping:
+    """A resources server that steps: each reply "more" earns 0.25 and another question, whatever
+    calls it makes are answered, and "done" ends it with 1."""
+
+    def __init__(self, can_close=False):
+        self.num_closed, self.stepped, self.info = 0, [], {"supports_explicit_close": can_close}
+        names = ("reset", "step", "close")
+        self.app = Starlette(
+            routes=[Route(f"/{name}", getattr(self, name), methods=["POST"]) for name in names]
+        )
+
+    async def reset(self, request):
+        answer = JSONResponse({"observation": "begin", "info": self.info})
+        answer.set_cookie("session", "s")
+        return answer
+
+    async def step(self, request):
+        body = await request.json()
+        assert request.cookies == {"session": "s"} and body["expected_count"] == 6
+        output = body["response"]["output"]
+        self.stepped.append([item["type"] for item in output])
+        if output[0]["type"] == "message" and output[0]["content"][0]["text"] == "done":
+            return JSONResponse({"reward": 1, "terminated": True})
+        calls = [item["call_id"] for item in output if item["type"] == "function_call"]
+        info = {"tool_outputs": [{"call_id": each, "output": "3"} for each in calls]}
+        return JSONResponse({"observation": "and now?", "reward": 0.25, "info": info})
+
+    async def close(self, request):
+        self.num_closed += 1
+        return PlainTextResponse("gone", status_code=500)
+
+
+def config_in(folder, url, agent="simple", **multi_turn):
     ajet = {
         "model": {"path": "m"},
         "rollout": {
@@ -74,13 +107,13 @@ def config_in(folder, url, **multi_turn):
             "multi_turn": multi_turn,
         },
     }
-    section = {"url": url, "timeout_s": 0.5}
+    section = {"url": url, "timeout_s": 0.5, "agent": agent}
     (folder / "run.yaml").write_text(json.dumps({"ajet": ajet, "nemo_gym": section}))
     return load_config(folder / "run.yaml")
 
 
-async def play(folder, url, *replies, row=ROW, num=1, **multi_turn):
-    config = config_in(folder, url, **multi_turn)
+async def play(folder, url, *replies, row=ROW, num=1, server="simple", **multi_turn):
+    config = config_in(folder, url, server, **multi_turn)
     return await run(
         config, *replies, row=row, agent="nemo_gym_agent", num=num, max_failure_rate=1.0
     )
@@ -103,8 +136,8 @@ async def test_tools_run_in_the_servers_session_and_verify_gives_the_reward(tmp_
     ids = [item.get("call_id") for item in sent["response"]["output"]]
     assert ids[:2] == ids[2:4]
     assert sent["response"]["output"][-1]["content"][0]["text"] == "done"
-    assert first.output.log_metrics["nemo_gym/num_calls"] == 2
-    assert "nemo_gym/expected_count" not in first.output.log_metrics
+    # neither what the row says nor mask_sample is a metric
+    assert first.output.log_metrics == {"nemo_gym/num_calls": 2.0, "assistant_turns": 2.0}
 
 
 async def test_what_is_no_call_of_the_servers_tools_is_answered_with_an_error(tmp_path):
@@ -123,6 +156,35 @@ async def test_a_limit_of_replies_ends_the_conversation_and_it_is_verified(tmp_p
         episode = await play(tmp_path, url, call("increment", count=3), max_assistant_turns=1)
     assert episode.output.metadata["ended_by"] == "max_assistant_turns"
     assert [item["type"] for item in server.verified[0]["response"]["output"]] == ["function_call"]
+
+
+async def test_a_server_that_steps_is_shown_each_reply_and_its_rewards_are_summed(tmp_path):
+    server = Stepping()
+    with serve(server.app) as url:
+        replies = ("more", call("increment", count=1), "done")
+        episode = await play(tmp_path, url, *replies, server="gymnasium")
+    assert (episode.status, episode.error) == (EpisodeStatus.OK, None)
+    assert (episode.reward, episode.is_success) == (1.5, True)  # 0.25 + 0.25 + 1
+    assert server.stepped == [["message"], ["function_call"], ["message"]]
+    assert episode.output.metadata["ended_by"] == "terminated"
+    roles = [message["role"] for message in episode.turns[-1].messages]
+    assert roles == [
+        "system", "user", "user", "assistant", "user", "assistant", "tool", "user",
+    ]  # fmt: skip
+    shown = [m["content"] for m in episode.turns[-1].messages if m["role"] in ("user", "tool")]
+    assert shown == ["add 1 and 2", "begin", "and now?", "3", "and now?"]
+    assert server.num_closed == 0
+
+
+async def test_a_limit_of_replies_ends_an_episode_of_steps_with_what_it_has_earned(tmp_path):
+    server = Stepping(can_close=True)
+    with serve(server.app) as url:
+        episode = await play(
+            tmp_path, url, "more", "more", server="gymnasium", max_assistant_turns=2
+        )
+    assert (episode.reward, episode.is_success) == (0.5, False)
+    assert episode.output.metadata["ended_by"] == "max_assistant_turns"
+    assert server.num_closed == 1  # though that failed, the episode has its reward
 
 
 ANSWERS = {
@@ -150,6 +212,24 @@ async def test_whatever_a_server_answers_is_an_env_error_of_one_line(tmp_path, a
     good = {"seed_session": (200, {}), "verify": (200, {"reward": 1.0})}
     with StubService(lambda verb, _: answer if verb == at else good[verb]) as stub:
         episode = await play(tmp_path, stub.url, "done")
+    assert episode.status is EpisodeStatus.ENV_ERROR
+    assert "\n" not in episode.error
+    assert f"nemo_gym: {at}: " in episode.error
+
+
+STEPS = [
+    *((at, name) for at in ("reset", "step") for name in ("no JSON", "no object", "too deep")),
+    *(("step", name) for name in ("text", "nan", "refused", "huge", "hung up")),
+    ("reset", "refused"),
+]
+
+
+@pytest.mark.parametrize(("at", "name"), STEPS)
+async def test_whatever_a_server_that_steps_answers_is_an_env_error_of_one_line(tmp_path, at, name):
+    answer = ANSWERS[name]
+    good = {"reset": (200, {"observation": None}), "step": (200, {"terminated": True})}
+    with StubService(lambda verb, _: answer if verb == at else good[verb]) as stub:
+        episode = await play(tmp_path, stub.url, "done", server="gymnasium")
     assert episode.status is EpisodeStatus.ENV_ERROR
     assert "\n" not in episode.error
     assert f"nemo_gym: {at}: " in episode.error

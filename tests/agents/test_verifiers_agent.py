@@ -80,7 +80,7 @@ def tasks_of(config):
         return pool.submit(VerifiersReader(config).get_training_tasks).result()
 
 
-async def play(config, tasks, *replies):
+async def play(config, tasks, *replies, **limits):
     num_replies = len(replies)
     endpoint = ScriptedEndpoint(
         TOKENIZER, lambda _prompt, id: replies[int(id.rpartition("/")[2]) % num_replies]
@@ -91,6 +91,7 @@ async def play(config, tasks, *replies):
         TOKENIZER,
         config=config,
         max_failure_rate=1.0,
+        **limits,
     )
     groups = await runner.rollout(RolloutRequest(tasks, step=0, mode="train", num_repeat=1))
     return [group.trajectories[0] for group in groups]
@@ -141,7 +142,10 @@ def test_an_interpreter_that_is_not_there_is_told(tmp_path):
 
 @pytest.mark.parametrize(
     ("section", "told"),
-    [({"env": {}}, r"verifiers\.env\.taskset\.id"), ({"num_task": 3}, r"verifiers\.num_task: ")],
+    [
+        ({"env": {"taskset": {}}}, r"verifiers\.env\.taskset\.id"),
+        ({"num_task": 3}, r"verifiers\.num_task: "),
+    ],
 )
 def test_mistakes_in_the_section_are_told_before_the_run(tmp_path, section, told):
     with pytest.raises(ConfigError, match=told):

@@ -2,6 +2,8 @@
 
 import inspect
 import json
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import get_args
@@ -13,6 +15,8 @@ from typer.testing import CliRunner
 from ajet.cli.launcher import COMMANDS, app
 from ajet.core.error_codes import Code
 from ajet.core.record.atomic_file import write_output
+from ajet.reports.suite_report import SuiteReport
+from tests.e2e.test_read_only_folders import AS_A_USER
 
 FILES = {
     "audit --out": "audit run --out there.json",
@@ -98,6 +102,42 @@ def test_a_file_that_is_there_is_written_over_by_overwrite_alone(command, folder
     assert contents(folder) == before
     again = run(f"{command} --overwrite")
     assert str(Code.OUTPUT_EXISTS) not in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        ("eval --compare a.json b.json --out new", "new.html: is a folder; name a file in it"),
+        ("eval --suite gsm8k --data none --out tab.txt", "tab.md: is a folder; name a file in it"),
+        ("eval --compare a.json b.json --out no/x", "no/x.json: there is no folder no; name a"),
+    ],
+)
+def test_every_file_that_would_be_written_is_checked_before_anything_is_measured(
+    command, problem, folder
+):
+    for name in ("new.html", "tab.md"):
+        (folder / name).mkdir()
+    for overwrite in ("", " --overwrite"):
+        result = run(f"{command}{overwrite}")
+        assert result.exit_code == 2
+        assert f"Invalid value for '--out': {problem}" in " ".join(result.stderr.split())
+
+
+def test_a_file_in_a_folder_that_may_not_be_written_is_refused_though_it_may_be_replaced(folder):
+    """It would be written beside itself first, and renamed."""
+    (folder / "kept").mkdir()
+    (folder / "kept/there.json").write_text("{}")
+    (folder / "kept").chmod(0o555)
+    ajet = [*AS_A_USER, sys.executable, "-m", "ajet.cli.launcher"]
+    command = [*ajet, "audit", "run", "--out", "kept/there.json", "--overwrite"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "'--out': kept/there.json: it may not be written there; name another" in result.stderr
+
+
+def test_a_table_of_benchmarks_never_replaces_its_own_json():
+    files = SuiteReport.files(Path("x/result.md"))
+    assert files == (Path("x/result.json"), Path("x/result.md"))
+    assert SuiteReport.files(Path("result")) == (Path("result"), Path("result.md"))
 
 
 @pytest.mark.parametrize("command", FOLDERS.values())

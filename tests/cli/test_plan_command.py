@@ -167,8 +167,8 @@ def test_ray_that_is_not_installed_is_one_line(conf, monkeypatch):
 def test_a_local_run_is_refused_before_ray_starts(conf, monkeypatch):
     from ajet.cli.ray_flags import serve_or_check
     from ajet.cluster import capacity
+    from ajet.cluster.connection import SessionSettings
     from ajet.cluster.placement import Node
-    from ajet.cluster.session import SessionSettings
     from ajet.core.config import load_config
     from ajet.core.errors import ConfigError
 

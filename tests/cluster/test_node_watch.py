@@ -7,11 +7,11 @@ import pytest
 
 pytest.importorskip("ray")
 
-from ajet.cluster import node_watch, session
+from ajet.cluster import node_watch, nodes
 from ajet.cluster.actor_errors import ProcessLost
 from ajet.cluster.node_watch import NodeLost, while_nodes_last
+from ajet.cluster.nodes import alive_nodes, await_nodes
 from ajet.cluster.placement import Node, Placement, Process
-from ajet.cluster.session import alive_nodes, await_nodes
 from ajet.core.errors import ConfigError
 
 HERE, THERE = Node("10.0.0.1", 4.0, 0, "a"), Node("10.0.0.2", 4.0, 0, "b", is_remote=True, port=7)
@@ -38,13 +38,13 @@ class Cluster:
 def cluster(monkeypatch):
     def of(*alive, silent=()):
         found = Cluster(*alive, silent=silent)
-        for module in (node_watch, session):
+        for module in (node_watch, nodes):
             monkeypatch.setattr(module, "alive_nodes", lambda: found.alive)
             monkeypatch.setattr(module, "silent_nodes", found.silent_nodes)
         return found
 
     monkeypatch.setattr(node_watch, "INTERVAL_S", 0.0)
-    monkeypatch.setattr(session, "POLL_S", 0.0)
+    monkeypatch.setattr(nodes, "POLL_S", 0.0)
     return of
 
 
@@ -111,7 +111,7 @@ def test_who_is_told_to_stop_does_not_wait(cluster):
 
 def test_a_node_that_stays_and_does_not_answer_is_named(cluster, monkeypatch):
     cluster(HERE, THERE, silent=[THERE])
-    monkeypatch.setattr(session, "UNREACHABLE_TIMEOUT_S", -1.0)
+    monkeypatch.setattr(nodes, "UNREACHABLE_TIMEOUT_S", -1.0)
     with pytest.raises(ConfigError) as error:
         await_nodes(2)
     assert str(error.value) == (

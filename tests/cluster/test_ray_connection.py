@@ -11,16 +11,14 @@ import pytest
 
 from ajet.cluster import capacity, session
 from ajet.cluster import gpus as gpus_module
+from ajet.cluster.connection import RayConnection, SessionSettings, choose_connection
 from ajet.cluster.gpus import GpuMemory, local_gpus, read_gpu_memory, require_free_gpus
 from ajet.cluster.placement import Node
 from ajet.cluster.probe import one_line
 from ajet.cluster.session import (
     LOOPBACK,
-    RayConnection,
-    SessionSettings,
     _check_cluster,
     _end_processes_of,
-    choose_connection,
     ray_session,
     serve_as_node,
     start_ray,

@@ -23,7 +23,9 @@ import json, os, sys, time
 import ray
 from ajet.cluster.placement import ResourceRequest, place_processes
 from ajet.cluster.placement_groups import reserve
-from ajet.cluster.session import SessionSettings, await_nodes, ray_session, worker_environment
+from ajet.cluster.connection import SessionSettings
+from ajet.cluster.nodes import await_nodes
+from ajet.cluster.session import ray_session, worker_environment
 from ajet.core.config import load_config
 
 class Process:
@@ -48,7 +50,9 @@ with ray_session(settings, config, said.append) as session:
 """
 JOIN = """
 import json, sys
-from ajet.cluster.session import SessionSettings, alive_nodes, ray_session
+from ajet.cluster.connection import SessionSettings
+from ajet.cluster.nodes import alive_nodes
+from ajet.cluster.session import ray_session
 from ajet.core.config import load_config
 
 said = []

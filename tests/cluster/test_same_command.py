@@ -27,7 +27,9 @@ LEAD = """
 import json, os, sys
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from ajet.cluster.session import SessionSettings, await_nodes, ray_session
+from ajet.cluster.connection import SessionSettings
+from ajet.cluster.nodes import await_nodes
+from ajet.cluster.session import ray_session
 from ajet.core.config import load_config
 
 def where():

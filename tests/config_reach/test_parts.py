@@ -374,7 +374,8 @@ def test_a_training_keeps_so_many_checkpoints_and_goes_on_where_it_is_told(tmp_p
 
     def training(folder, **more):
         config = config_of(DUMMY | given | {f"{T}.max_checkpoints_to_keep": 3} | more)
-        return DebugTraining(config, folder, Interrupt(), Console(file=io.StringIO()))
+        tasks = RunTasks.read(config)
+        return DebugTraining(config, tasks, folder, Interrupt(), Console(file=io.StringIO()))
 
     with RunFolder.open(tmp_path / "run") as folder:
         first = training(folder)

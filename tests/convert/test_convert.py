@@ -888,3 +888,75 @@ def test_the_tokens_that_a_loss_of_verls_chooses_are_those_of_another_batch(tmp_
     assert omitted["actor_rollout_ref.actor.policy_loss.loss_mode"] == "algorithm"
     kl_cov = "actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov"
     assert algorithm_of(tmp_path, kl_cov)[0].kl_cov_coef == 0.1  # verl's default
+
+
+def test_what_stands_behind_a_condition_in_one_line_is_not_guessed(tmp_path):
+    script = """
+        GPUS=8; MODE=a; LR=1; KEPT=1; BATCH=4
+        ARGS=(trainer.a=1)
+        [ -n "$NPU" ] && GPUS=16
+        [[ $X = 1 && $Y = 2 ]] || { echo "no"; MODE=b; }
+        nvidia-smi | grep -q H100 &&
+            LR=2
+        test -f x && ARGS+=(trainer.b=2)
+        export SURE=1 && cd verl && BATCH=8
+        [ -d $OUT ] && mkdir -p out; KEPT=2
+        verl.main trainer.n=$GPUS trainer.m=$MODE trainer.lr=$LR "${ARGS[@]}" trainer.c=$SURE \\
+            trainer.d=$BATCH trainer.e=$KEPT
+        """
+    assert overrides(tmp_path, script) == [
+        "trainer.n=${GPUS}", "trainer.m=${MODE}", "trainer.lr=${LR}", "trainer.a=1",
+        "ARGS[@]=${ARGS[@]}", "trainer.c=1", "trainer.d=8", "trainer.e=2",
+    ]  # fmt: skip
+
+
+def test_a_setting_behind_a_condition_is_reported_and_not_taken(tmp_path):
+    script = """
+        LR=1e-6
+        [ "$SIZE" = large ] && LR=1e-7
+        python -m verl.trainer.main_ppo actor_rollout_ref.actor.optim.lr=$LR
+        """
+    result = convert("verl", written(tmp_path, script, "run.sh"))
+    each = next(each for each in result.left_out if each.key == "actor_rollout_ref.actor.optim.lr")
+    assert (each.value, each.category) == ("${LR}", "unknown")
+    assert "ajet.trainer_common.optim.lr" not in result.values
+
+
+REPO = "ajet.task_reader.huggingface_dat_repo"
+
+
+def files_of(folder, train, held_out="['$HOME/math/test.parquet']"):
+    script = f"""
+        train_files="{train}"
+        python -m verl.trainer.main_ppo data.train_files="$train_files" data.val_files="{held_out}"
+        """
+    return convert("verl", written(folder, script, "run.sh"))
+
+
+def test_several_training_files_of_several_folders_are_left_out_with_what_to_do(tmp_path):
+    result = files_of(tmp_path, "['$HOME/gsm8k/train.parquet', '$HOME/math/train.parquet']")
+    reasons = {each.key: each.reason for each in result.of("algorithm")}
+    assert reasons["data.train_files"] == (
+        "a split is one file, or files of one folder: copy them into one as train-0.parquet to "
+        f"train-1.parquet, and name it at {REPO}.dataset_path"
+    )
+    assert reasons["data.val_files"] == "there are no training files beside it"
+    assert "say where the tasks are: ajet.task_reader" in result.to_do
+    assert not [key for key in result.values if key.startswith("ajet.task_reader")]
+
+
+def test_several_training_files_of_one_folder_are_its_split(tmp_path):
+    train = "['~/math/train-0.parquet', '~/math/train-1.parquet']"
+    result = files_of(tmp_path, train)
+    assert [result.values[f"{REPO}.{key}"] for key in ("dataset_path", "validation_split")] == [
+        "~/math", "test",
+    ]  # fmt: skip
+    assert any("has no more files whose names begin with 'train'" in each for each in result.to_do)
+    assert not result.of("algorithm")
+
+
+def test_several_held_out_files_are_not_dropped_in_silence(tmp_path):
+    result = files_of(tmp_path, "~/math/train.parquet", "['~/a/test.parquet', '~/b/test.parquet']")
+    assert result.values[f"{REPO}.dataset_path"] == "~/math"
+    assert left_out(result)["data.val_files"] == "algorithm"
+    assert result.values[f"{REPO}.validation_split"] is None

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 from safetensors.numpy import load_file
 
+from ajet import assembly
 from ajet.backbones.stages import fit_stages
 from ajet.core.config import load_config, load_stages
 from ajet.core.interrupt import Interrupt
@@ -88,7 +89,8 @@ def fit(config, **placed):
     with RunFolder.open(config.run_folder) as folder:
         console = Console(quiet=True)
         processes = placement(samples=config.samples, **placed)
-        return Training(config, folder, Interrupt(), console, processes, lambda process: {}).fit()
+        parts = (config, folder, Interrupt(), console, processes, lambda process: {})
+        return Training(*parts, tasks=assembly.read_tasks(config)).fit()
 
 
 def episodes(run, stage=""):

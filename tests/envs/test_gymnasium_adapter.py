@@ -29,11 +29,33 @@ class Parrot(gymnasium.Env):
         return f"you said {action}", 0.5, False, action == "bye", info
 
 
+class Missions(spaces.Space):
+    """A package's own space of texts."""
+
+    def __init__(self):
+        super().__init__(dtype=str)
+
+    def contains(self, x):
+        return isinstance(x, str)
+
+
+class Errand(Parrot):
+    """Shows a mission beside what is seen."""
+
+    observation_space = spaces.Dict({"mission": Missions(), "seen": spaces.Discrete(3)})
+
+    def reset(self, *, seed=None, options=None):
+        return {"mission": "find the ball", "seen": 2}, {}
+
+
 @pytest.fixture(scope="module", autouse=True)
-def parrot():
-    gymnasium.register("ajet-tests/Parrot-v0", entry_point=Parrot)
+def registered():
+    kinds = {"Parrot": Parrot, "Errand": Errand}
+    for name, kind in kinds.items():
+        gymnasium.register(f"ajet-tests/{name}-v0", entry_point=kind)
     yield
-    del gymnasium.registry["ajet-tests/Parrot-v0"]
+    for name in kinds:
+        del gymnasium.registry[f"ajet-tests/{name}-v0"]
 
 
 def made(env_id, **config):
@@ -51,6 +73,11 @@ def test_taxi_is_gymnasiums_step_for_step():
             observation, reward, *ended, _ = ours.step(action)
             expected = theirs.step(number)
             assert (observation, reward, *ended) == (str(expected[0]), *expected[1:4])
+
+
+def test_a_packages_own_space_of_texts_is_shown_as_it_is():
+    env = made("ajet-tests/Errand-v0")
+    assert env.reset(seed=1)[0] == "mission: find the ball\nseen: 2"
 
 
 def test_a_limit_of_steps_truncates():

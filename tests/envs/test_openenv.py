@@ -221,3 +221,17 @@ def test_a_class_of_this_process_plays_as_its_server_does(tmp_path, monkeypatch)
     assert env.step("4")[:3] == ("9", 4.0, False)
     assert not env.step("x")[4]["metrics"]["action_is_valid"]
     env.close()
+
+
+def test_a_reset_without_a_seed_and_a_step_that_returns_no_observation(tmp_path, monkeypatch):
+    pytest.importorskip("openenv", reason="pip install openenv")
+    text = Path(__file__).with_name("openenv_class.txt").read_text()
+    text = text.replace("seed=None, episode_id=None", "self_made=1").replace(" + seed", "")
+    text = text.replace("return Sum(total=self.total, reward=action.number)", "return State()")
+    (tmp_path / "seedless.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    env = environment_maker("openenv:seedless.py->Counting", {"start": 3}, [tmp_path], "x")()
+    assert env.reset(seed=2)[0] == "3"
+    with pytest.raises(EnvironmentFault, match="step returned a State without reward, which is no"):
+        env.step("4")
+    env.close()

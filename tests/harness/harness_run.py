@@ -107,15 +107,15 @@ def audit_of(path, group):
     return audit.figures
 
 
-PODMAN_IMAGE = "AJET_TEST_PODMAN_IMAGE"
-"""The variable that names an image with a shell and python3, for the tests of podman."""
+IMAGES = {"podman": "AJET_TEST_PODMAN_IMAGE", "docker": "AJET_TEST_DOCKER_IMAGE"}
+"""The variables that name an image with a shell and python3, for the tests of each."""
 
 
 def sandboxed(kind):
     """The keys of `ajet.harness` for this sandbox; the test is skipped where it does not run."""
     keys = {"sandbox": kind}
-    if kind == "podman":
-        keys["image"] = os.environ.get(PODMAN_IMAGE)
+    if kind in IMAGES:
+        keys["image"] = os.environ.get(IMAGES[kind])
     try:
         Runtime(kind, keys.get("image")).check("ajet.harness.sandbox")
     except ConfigError as error:

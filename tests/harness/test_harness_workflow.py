@@ -1,7 +1,9 @@
 """A command-line agent runs as a workflow: its folder, its limits, and what of it is seen."""
 
 import re
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -38,7 +40,7 @@ def repaired(*_):
     return RIGHT
 
 
-@pytest.mark.parametrize("sandbox", ["none", "bwrap", "podman"])
+@pytest.mark.parametrize("sandbox", ["none", "bwrap", "podman", "docker"])
 async def test_a_program_is_given_the_tasks_files_and_its_calls_are_the_episode(sandbox, tmp_path):
     config = shell(REPAIR, "{prompt}", **sandboxed(sandbox))
     group = await play_group("harness:cmd", repaired, config)
@@ -78,7 +80,7 @@ async def test_the_hidden_tests_are_nowhere_in_what_the_program_is_given(sandbox
     assert "calc.py" in seen and "test_one" not in seen and "assert" not in seen
 
 
-@pytest.mark.parametrize("sandbox", ["bwrap", "podman"])
+@pytest.mark.parametrize("sandbox", ["bwrap", "podman", "docker"])
 async def test_a_confined_program_sees_the_gateway_and_its_own_folders_alone(
     sandbox, tmp_path, monkeypatch
 ):
@@ -86,9 +88,10 @@ async def test_a_confined_program_sees_the_gateway_and_its_own_folders_alone(
     monkeypatch.setenv("AJET_TEST_SECRET", "hunter2")
     secret = tmp_path / "secret"
     secret.write_text("hunter2")
+    of_this_machine = "/root /var" if sandbox == "bwrap" else tmp_path
     look = (
         f"cat {secret}; env | grep hunter2; echo x > /proc/sys/vm/swappiness; "
-        "grep -c : /proc/net/dev; ls /root /var; echo end"
+        f"grep -c : /proc/net/dev; ls {of_this_machine}; echo end"
     )
     episode = await play("harness:cmd", repaired, shell(f"{ASK}; {look}", "{prompt}", **keys))
     seen = episode.output.metadata
@@ -97,7 +100,7 @@ async def test_a_confined_program_sees_the_gateway_and_its_own_folders_alone(
     assert seen["errors"].count("Read-only file system") == 1
 
 
-@pytest.mark.parametrize("sandbox", ["bwrap", "podman"])
+@pytest.mark.parametrize("sandbox", ["bwrap", "podman", "docker"])
 async def test_addresses_and_paths_inside_are_the_same_in_each_episode(sandbox):
     script = f"{ASK} >/dev/null; pwd; echo {{base_url}} {{folder}}"
     config = shell(script, "{prompt}", **sandboxed(sandbox))
@@ -106,13 +109,45 @@ async def test_addresses_and_paths_inside_are_the_same_in_each_episode(sandbox):
     assert said == "/workspace\nhttp://127.0.0.1:8080/v1 /workspace"
 
 
-@pytest.mark.parametrize("sandbox", ["none", "bwrap", "podman"])
+@pytest.mark.parametrize("sandbox", ["none", "bwrap", "podman", "docker"])
 async def test_a_program_that_runs_past_the_deadline_ends_with_all_that_it_started(sandbox):
     mark = f"8642{len(sandbox)}"  # seconds of a sleep that no other process has
     config = shell(f"sleep {mark} & {ASK}; sleep {mark}", "{prompt}", **sandboxed(sandbox))
     episode = await play("harness:cmd", repaired, config, episode_timeout_s=3.0)
     assert episode.status is EpisodeStatus.TIMEOUT
     assert f"sleep {mark}" not in process_lines()
+
+
+def holds_within(seconds, condition):
+    last_s = time.monotonic() + seconds
+    while not (holds := condition()) and time.monotonic() < last_s:
+        time.sleep(0.05)
+    return holds
+
+
+ENDLESS = """
+import asyncio, sys
+from pathlib import Path
+from ajet.sandbox.command import run_command
+from ajet.sandbox.runtime import Folders, Runtime
+folders = Folders(Path(sys.argv[4]))
+folders.make()
+runtime = Runtime(sys.argv[1], sys.argv[2] or None)
+command = ["sh", "-c", f"echo > begun; sleep {sys.argv[3]}"]
+asyncio.run(run_command(runtime, command, folders, environment={}, port=None))
+"""
+
+
+@pytest.mark.parametrize("sandbox", ["none", "bwrap", "podman", "docker"])
+def test_a_program_ends_where_ajet_is_killed(sandbox, tmp_path):
+    image = sandboxed(sandbox).get("image") or ""
+    mark = f"8643{len(sandbox)}{sandbox[0] == 'd':d}"  # seconds of a sleep that no other has
+    line = [sys.executable, "-c", ENDLESS, sandbox, image, mark, str(tmp_path / "killed-ajet")]
+    with subprocess.Popen(line) as ajet:
+        begun = tmp_path / "killed-ajet" / "workspace" / "begun"
+        assert holds_within(60, lambda: begun.exists() and f"sleep {mark}" in process_lines())
+        ajet.kill()
+    assert holds_within(20, lambda: f"sleep {mark}" not in process_lines())
 
 
 async def test_a_program_that_a_limit_of_calls_stops_is_judged_as_truncated():
@@ -169,6 +204,22 @@ async def test_tasks_may_begin_from_the_folder_that_an_episode_left(tmp_path):
         episode = await play("harness:cmd", repaired, destroys, row)
         assert episode.output.metadata["final_answer"] == RIGHT.strip()
         assert episode.reward == 0.0
+
+
+@pytest.mark.parametrize("sandbox", ["none", "bwrap", "podman"])
+async def test_a_program_goes_on_with_the_folder_and_the_home_that_an_episode_left(
+    sandbox, tmp_path
+):
+    keys = sandboxed(sandbox) | {"episode_folders": str(tmp_path)}
+    first = shell(f"{REPAIR}; echo mine > ~/session; ln -s /etc ~/etc", "{prompt}", **keys)
+    left = (await play("harness:cmd", repaired, first)).output.metadata
+    row = {name: left[name] for name in ("folder", "home")}
+    row["hidden_files"] = ROW["hidden_files"]
+    goes_on = f"{ASK} > /dev/null; cat ~/session calc.py; echo theirs > ~/session"
+    for _ in range(2):  # neither changes what was left
+        episode = await play("harness:cmd", repaired, shell(goes_on, "{prompt}", **keys), row)
+        assert episode.output.metadata["final_answer"] == f"mine\n{RIGHT}".strip()
+        assert episode.reward == 1.0
 
 
 async def test_a_program_is_started_by_its_path_with_further_arguments_before_the_prompt(tmp_path):
@@ -231,6 +282,7 @@ async def test_hidden_files_that_cannot_be_used_are_the_judges_error(row, said):
         ({"command": ["sh", "{shown}"]}, "there is no placeholder {shown}"),
         ({"command": ["sh"], "shown_folders": ["nowhere"]}, "there is no folder 'nowhere'"),
         ({"command": ["sh"], "sandbox": "podman"}, "podman"),
+        ({"command": ["sh"], "sandbox": "docker"}, "docker"),
     ],
 )
 def test_what_cannot_run_is_refused_before_a_launch(harness, said, monkeypatch):
@@ -255,7 +307,8 @@ def test_the_arguments_of_a_shell_keep_its_own_braces():
 
 EATERS = {
     "num_processes": "for n in $(seq 60); do sleep 86426 & done; wait",
-    "memory_mib": "tail /dev/zero",  # which keeps a line without an end
+    "memory_mib": 'python3 -c \'import time\nkept = []\nwhile kept.append(b"x" * 10**7) is None: '
+    "time.sleep(0.1)'",  # the kernel of a container ends what doubles between two measurements
     "cpu_s": "while true; do true; done",
     "folder_mib": "while true; do n=$((n + 1)); yes | head -c 4000000 > $n; done",
 }
@@ -268,6 +321,7 @@ SMALL = {"num_processes": 40, "memory_mib": 100, "cpu_s": 1, "folder_mib": 20}
         *(("bwrap", name) for name in EATERS),
         ("podman", "num_processes"),
         ("podman", "memory_mib"),
+        *(("docker", name) for name in EATERS),
         ("none", "cpu_s"),
     ],
 )
@@ -284,6 +338,14 @@ async def test_a_program_that_uses_more_than_a_limit_is_ended_and_judged_as_trun
     assert "86426" not in process_lines()
 
 
+async def test_docker_says_which_program_grew_past_all_bounds_between_two_measurements():
+    keys = sandboxed("docker") | {"limits": {"memory_mib": 100}}
+    config = shell(f"{REPAIR}; tail /dev/zero; echo over", "{prompt}", **keys)
+    episode = await play("harness:cmd", repaired, config)
+    assert (episode.status, episode.reward) == (EpisodeStatus.TRUNCATED, 1.0)
+    assert "used more than 100 MiB of memory (ajet.harness.limits.memory_mib)" in episode.error
+
+
 async def test_a_program_that_exceeds_a_limit_before_its_first_reply_fails_the_episode():
     config = shell(EATERS["cpu_s"], limits={"cpu_s": 1})
     episode = await play("harness:cmd", repaired, config)
@@ -291,7 +353,7 @@ async def test_a_program_that_exceeds_a_limit_before_its_first_reply_fails_the_e
     assert "harness:cmd was ended: the program used more than 1 seconds of CPU" in episode.error
 
 
-@pytest.mark.parametrize("sandbox", ["bwrap", "podman"])
+@pytest.mark.parametrize("sandbox", ["bwrap", "podman", "docker"])
 async def test_tmp_and_single_files_have_a_size_and_the_rest_is_read_only(sandbox):
     fill = "yes | head -c 3000000 > {} || echo full; "
     script = "".join(map(fill.format, ("/tmp/a", "big", "/dev/a")))

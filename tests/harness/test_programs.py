@@ -5,12 +5,23 @@ A program that is not on PATH is skipped, as is bubblewrap. What is scripted is 
 
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from ajet.core.workflow.registry import registered_workflow
-from tests.harness.harness_run import RIGHT, WRONG, audit_of, call, config_of, play_group, sandboxed
+from ajet.harness.workflow import install_folders
+from tests.harness.harness_run import (
+    RIGHT,
+    ROW,
+    WRONG,
+    audit_of,
+    call,
+    config_of,
+    play_group,
+    sandboxed,
+)
 
 FILE = "/workspace/calc.py"
 EDITS = {
@@ -59,6 +70,31 @@ async def test_a_program_edits_the_file_and_its_record_is_exact(name, tmp_path):
     assert (figures.calls, figures.num_faults, figures.faults) == (num_calls, 0, [])
     assert figures.continued == num_calls - 1  # one conversation, by the recorded ids
     assert figures.timelines == 1
+
+
+@pytest.mark.parametrize("sandbox", ["bwrap", "podman"])
+async def test_a_program_goes_on_with_its_conversation_from_the_folders_of_an_episode(
+    sandbox, tmp_path
+):
+    needs_program("harness:opencode")
+    program = shutil.which("opencode")
+    keys = sandboxed(sandbox) | {
+        "program": program,
+        "shown_folders": install_folders(Path(program)),
+        "episode_folders": str(tmp_path / "kept"),
+    }
+    read, edit = EDITS["harness:opencode"]
+    group = await play_group("harness:opencode", scripted([read]), config_of(**keys))
+    left = group.trajectories[0].output.metadata
+    row = {name: left[name] for name in ("folder", "home")} | {"hidden_files": ROW["hidden_files"]}
+    config = config_of(arguments=["--continue"], **keys)
+    group = await play_group("harness:opencode", scripted([edit]), config, row, "Now repair it.")
+    (episode,) = group.trajectories
+    assert (episode.status, episode.error, episode.reward) == (EpisodeStatus.OK, None, 1.0)
+    roles = [message["role"] for message in episode.turns[0].messages]
+    assert roles == ["system", "user", "assistant", "tool", "assistant", "user"]
+    figures = audit_of(tmp_path / "episodes.sqlite", group)
+    assert (figures.calls, figures.num_faults, figures.timelines) == (2, 0, 1)
 
 
 async def test_a_sub_agent_is_a_timeline_of_its_own(tmp_path):

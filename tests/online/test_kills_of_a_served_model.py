@@ -15,10 +15,28 @@ from tests.online.online_server import YAML, LearnerAtOnce, learn_at_once, serve
 from tests.warm_start import warm_start
 
 KEY = "sk-test"
+LIMIT_S = 250.0
+"""The longest wait for anything on a busy machine. Three of them fit into the limit of a test."""
+GIVEN_UP = "is not started again"
+"""The words of a server whose learner could not be started three times."""
+
+
+def wait_until(is_so, what, folder, process):
+    """Waits until `is_so` returns something true, and returns that. Fails, with what server and
+    learner have written, where the server has ended, its learner is given up, or it takes long."""
+    deadline_s = time.monotonic() + LIMIT_S
+    while not (found := is_so()):
+        logs = [folder / "serve.log", *folder.glob("launcher_record/served/logs/learner.log")]
+        said = "\n".join(file.read_text()[-4000:] for file in logs)
+        assert process.poll() is None, f"{what}: the server has ended\n{said}"
+        assert GIVEN_UP not in said, f"{what}: the learner cannot be started\n{said}"
+        assert time.monotonic() < deadline_s, f"{what}: not within {LIMIT_S} s\n{said}"
+        time.sleep(0.02)
+    return found
 
 
 def start(folder):
-    """Starts the server; returns its process and its address."""
+    """Starts the server; returns its process, its version and its address."""
     with (folder / "serve.log").open("w") as log:
         process = warm_start(
             ["-m", "ajet.cli.launcher", "serve", "--learn", "--conf", "served.yaml"],
@@ -27,12 +45,13 @@ def start(folder):
             stdout=log.fileno(),
             stderr=log.fileno(),
         )
-    while True:
+
+    def address():
         said = (folder / "serve.log").read_text()
-        if found := re.search(r"version (\d+) at (http://\S+)/v1, the key", said):
-            return process, int(found[1]), found[2]
-        assert process.poll() is None, said
-        time.sleep(0.05)
+        return re.search(r"version (\d+) at (http://\S+)/v1, the key", said)
+
+    found = wait_until(address, "the server's address", folder, process)
+    return process, int(found[1]), found[2]
 
 
 def client_of(url):
@@ -56,16 +75,18 @@ def test_a_server_that_is_killed_while_it_learns_goes_on_and_trains_nothing_twic
             assert http.post("/ajet/v1/feedback", json=given[-1]).json()["status"] == "recorded"
     run = tmp_path / "launcher_record/served"
     log = SessionLog(run)
-    while log.open_round() is None:  # the learner begins
-        time.sleep(0.01)
+    wait_until(log.open_round, "the learner begins", tmp_path, process)
     os.kill(process.pid, signal.SIGKILL)
     process.wait(60)
 
-    process, version, url = start(tmp_path)
+    process, _, url = start(tmp_path)
     with client_of(url) as http:
         again = [http.post("/ajet/v1/feedback", json=each).json()["status"] for each in given]
-        while http.get("/ajet/v1/status").json()["version"] == 0:
-            time.sleep(0.1)
+
+        def version():
+            return http.get("/ajet/v1/status").json()["version"]
+
+        wait_until(version, "a promoted version", tmp_path, process)
         body = {"model": "m", "messages": [{"role": "user", "content": "What is 5+1?"}]}
         reply = http.post("/v1/chat/completions", json=body)
     process.terminate()

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -126,16 +127,18 @@ def test_installed_packages_can_be_imported(pool: SandboxPool) -> None:
 
 
 def test_packages_of_a_venv_that_is_a_link_can_be_imported(
-    mode_pool: SandboxPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mode_pool: SandboxPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "real").mkdir()
-    (tmp_path / "real" / "only_here.py").write_text("x = 3")
-    (tmp_path / "link").symlink_to(tmp_path / "real")
     mode = mode_pool.start().mode
-    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / "link"))
-    linked = SandboxPool(modes=[mode], num_ready=1)
-    assert run(linked, "import only_here\nprint(only_here.x)") == Outcome(0, "3\n", "")
-    linked.close()
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)  # where root starts programs as another user, that one reads it
+        (Path(name) / "real").mkdir()
+        (Path(name) / "real" / "only_here.py").write_text("x = 3")
+        (Path(name) / "link").symlink_to(Path(name) / "real")
+        monkeypatch.setattr(sysconfig, "get_path", lambda _: f"{name}/link")
+        linked = SandboxPool(modes=[mode], num_ready=1)
+        assert run(linked, "import only_here\nprint(only_here.x)") == Outcome(0, "3\n", "")
+        linked.close()
 
 
 def test_calls_run_side_by_side_and_do_not_block_the_loop(pool: SandboxPool) -> None:

@@ -10,10 +10,10 @@ differently composed batches. Not covered: training while episodes run (backbone
 from functools import partial
 
 from ajet import assembly
+from ajet.cluster.connection import SessionSettings
 from ajet.cluster.placement import Placement
 from ajet.cluster.run_attempts import ProcessOptions, run_on_ray
 from ajet.cluster.run_processes import RunProcesses
-from ajet.cluster.session import SessionSettings
 from ajet.cluster.training_attempt import TrainingAttempt
 from ajet.core.config import AjetConfig
 from ajet.core.errors import RunFailed
@@ -33,8 +33,9 @@ def fit_colocated(
 ) -> RunSummary | None:
     """Trains to the last step on Ray (`--backbone verl`), from the newest checkpoint if there is
     one. With `gateway`, clients run the episodes."""
-    with open_run(config, assembly.read_tasks(config)) as folder:
-        make = partial(ColocatedTraining, gateway=gateway)
+    tasks = assembly.read_tasks(config)
+    with open_run(config, tasks) as folder:
+        make = partial(ColocatedTraining, tasks=tasks, gateway=gateway)
         return run_on_ray(make, session, config, folder, Console(), interrupt)
 
 

@@ -28,6 +28,7 @@ from ajet.core.judge import make_judge
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.summary import RunSummary
 from ajet.core.rollout.request import step_of_group
+from ajet.core.run.run_tasks import RunTasks
 from ajet.core.run.start import open_run
 from ajet.core.terminal import Console
 from ajet.core.trajectory.trajectory import Group
@@ -43,11 +44,9 @@ def fit_debug(
 ) -> RunSummary:
     """Trains to the last step in this process, from the newest checkpoint if there is one. With
     `gateway`, clients run the episodes."""
-    with (
-        open_run(config, assembly.read_tasks(config)) as folder,
-        catch_interrupts(interrupt) as interrupt,
-    ):
-        return DebugTraining(config, folder, interrupt, console or Console(), gateway).fit()
+    tasks = assembly.read_tasks(config)
+    with open_run(config, tasks) as folder, catch_interrupts(interrupt) as interrupt:
+        return DebugTraining(config, tasks, folder, interrupt, console or Console(), gateway).fit()
 
 
 class DebugTraining(LocalTraining):
@@ -56,6 +55,7 @@ class DebugTraining(LocalTraining):
     def __init__(
         self,
         config: AjetConfig,
+        tasks: RunTasks,
         folder: RunFolder,
         interrupt: Interrupt,
         console: Console,
@@ -63,7 +63,7 @@ class DebugTraining(LocalTraining):
     ) -> None:
         """`gateway` lets clients run the episodes."""
         engine = chosen_engine(config)
-        super().__init__(config, folder, interrupt, console)
+        super().__init__(config, tasks, folder, interrupt, console)
         loaded, template = self.loaded, self.template
         self.learner = (
             assembly.make_adapter_learners(config, loaded)

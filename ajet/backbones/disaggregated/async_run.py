@@ -26,7 +26,7 @@ from ajet.core.buffer.staleness import StalenessBound, version_range
 from ajet.core.config import AjetConfig
 from ajet.core.errors import RunFailed
 from ajet.core.record.run_folder import RunFolder
-from ajet.core.rollout.request import RolloutRunner
+from ajet.core.rollout.group import GroupRunner
 from ajet.core.run.resume_point import ResumePoint
 from ajet.core.run.training_run import TrainingRun
 from ajet.core.trajectory.trajectory import Group, Trajectory
@@ -55,7 +55,7 @@ class AsyncRun:
         run: TrainingRun,
         client: TrainerClient,
         *,
-        runner: RolloutRunner,
+        runner: GroupRunner,
         validate: Callable[[], Awaitable[object]],
         resume_point: ResumePoint | None,
     ) -> None:

@@ -9,13 +9,11 @@ bench     each checkpoint on the held-out tasks              in this process
 serve     the newest checkpoint over HTTP                    in this process
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ajet import assembly
-from ajet.cluster.session import SessionSettings
+from ajet.cluster.connection import SessionSettings
 from ajet.core.config import AjetConfig
 from ajet.core.interrupt import Interrupt, catch_interrupts
 from ajet.core.record.run_folder import EXPLORER_LOCK, RunFolder
@@ -25,7 +23,6 @@ from ajet.core.run.start import open_run
 from ajet.core.terminal import Console
 
 if TYPE_CHECKING:
-    from ajet.cluster.run_attempts import MakeRunAttempt
     from ajet.exchange.gateway import ExchangeGateway
 
 
@@ -50,53 +47,49 @@ def fit_disaggregated(
 
         with catch_interrupts(interrupt) as interrupt:
             return serve_model(config, interrupt, console)
-    with _open_folder(config) as folder:
+    if mode == "explore":
+        _explore(config, console, session, interrupt, gateway)
+        return None
+    tasks = assembly.read_tasks(config)
+    with open_run(config, tasks) as folder:
         if session is not None:
+            from ajet.backbones.disaggregated.separate_process_on_ray import TrainerOnRay
+            from ajet.backbones.disaggregated.training import DisaggregatedTraining
             from ajet.cluster.run_attempts import run_on_ray
 
-            make = _attempt_class(mode, gateway)
+            attempt = TrainerOnRay if mode == "train" else DisaggregatedTraining
+            make = partial(attempt, tasks=tasks, gateway=gateway)
             return run_on_ray(make, session, config, folder, console, interrupt)
+        from ajet.backbones.disaggregated.one_process import OneProcessTraining
+        from ajet.backbones.disaggregated.separate_process import TrainerProcess
+
+        assert gateway is None, "clients run episodes on Ray, or another command's do"
+        training = TrainerProcess if mode == "train" else OneProcessTraining
         with catch_interrupts(interrupt) as interrupt:
-            return _in_this_process(config, folder, interrupt, console, gateway)()
+            return training(config, tasks, folder, interrupt, console).fit()
 
 
-@contextmanager
-def _open_folder(config: AjetConfig) -> Iterator[RunFolder]:
-    """Opens and locks the run folder. Mode `explore` has a lock and a log of its own, and is no
-    attempt: the run is the trainer's."""
-    if config.trinity.mode != "explore":
-        with open_run(config, assembly.read_tasks(config)) as folder:
-            yield folder
-        return
+def _explore(
+    config: AjetConfig,
+    console: Console,
+    session: SessionSettings | None,
+    interrupt: Interrupt | None,
+    gateway: "ExchangeGateway | None",
+) -> None:
+    """Runs the explorer. It has a lock and a log of its own in the run folder, and is no attempt:
+    the run is the trainer's."""
     with (
         RunFolder.open(config.run_folder, EXPLORER_LOCK) as folder,
         run_log(folder.logs / "explore.log"),
     ):
-        yield folder
+        if session is not None:
+            from ajet.backbones.disaggregated.separate_process_on_ray import ExplorerOnRay
+            from ajet.cluster.run_attempts import run_on_ray
 
+            make = partial(ExplorerOnRay, gateway=gateway)
+            run_on_ray(make, session, config, folder, console, interrupt)
+            return
+        from ajet.backbones.disaggregated.separate_process import ExplorerProcess
 
-def _in_this_process(
-    config: AjetConfig,
-    folder: RunFolder,
-    interrupt: Interrupt,
-    console: Console,
-    gateway: "ExchangeGateway | None",
-) -> Callable[[], RunSummary | None]:
-    from ajet.backbones.disaggregated.one_process import OneProcessTraining
-    from ajet.backbones.disaggregated.separate_process import ExplorerProcess, TrainerProcess
-
-    if config.trinity.mode == "explore":
-        return ExplorerProcess(config, folder, interrupt, console, gateway).fit
-    assert gateway is None, "clients run episodes on Ray, or another command's do"
-    training = TrainerProcess if config.trinity.mode == "train" else OneProcessTraining
-    return training(config, folder, interrupt, console).fit
-
-
-def _attempt_class(mode: str, gateway: "ExchangeGateway | None") -> "MakeRunAttempt":
-    from ajet.backbones.disaggregated.separate_process_on_ray import ExplorerOnRay, TrainerOnRay
-    from ajet.backbones.disaggregated.training import DisaggregatedTraining
-
-    if mode == "train":
-        return TrainerOnRay
-    made = ExplorerOnRay if mode == "explore" else DisaggregatedTraining
-    return partial(made, gateway=gateway)
+        with catch_interrupts(interrupt) as interrupt:
+            ExplorerProcess(config, folder, interrupt, console, gateway).fit()

@@ -18,7 +18,7 @@ waited for (`finish`), or begin again (`recompute`; counted). A group without si
 (`dynamic_sampling`) is put into the buffer for the record, and another begins in its place, at most
 `max_rounds - 1` times the groups of a step for each step.
 
-Not covered: running the episodes (a `RolloutRunner`), and when weights change (trainer.py).
+Not covered: running the episodes (a `GroupRunner`), and when weights change (trainer.py).
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from typing import Any, Self
 from loguru import logger
 
 from ajet.backbones.disaggregated.version_state import VersionState
+from ajet.core.bounded_loop import is_being_cancelled
 from ajet.core.buffer.buffer import (
     FinishedGroup,
     GroupBuffer,
@@ -47,7 +48,8 @@ from ajet.core.buffer.staleness import PartialRollout
 from ajet.core.config import AjetConfig
 from ajet.core.rollout.batch import BatchRollout, BatchSettings, StepGroups, group_result
 from ajet.core.rollout.failure import check_failure_rate, has_failed
-from ajet.core.rollout.request import RolloutRunner, group_id_of, step_of_group
+from ajet.core.rollout.group import GroupRunner
+from ajet.core.rollout.request import group_id_of, step_of_group
 from ajet.core.task.cursor import DataCursor
 from ajet.core.task.result_cursor import ResultCursor
 from ajet.core.task.workflow_task import Mode
@@ -89,7 +91,7 @@ class Explorer:
     def __init__(
         self,
         batch: BatchRollout,
-        runner: RolloutRunner,
+        runner: GroupRunner,
         cursor: DataCursor | ResultCursor,
         buffer: GroupBuffer,
         versions: VersionState,
@@ -293,7 +295,7 @@ class Explorer:
                 rollout = await running
                 break
             except asyncio.CancelledError:
-                if index not in self._recomputed or _is_cancelled():
+                if index not in self._recomputed or is_being_cancelled():
                     running.cancel()
                     raise
             self._recomputed.discard(index)
@@ -403,12 +405,6 @@ def _items(rollout: StepGroups) -> list[FinishedGroup]:
         own = (baselines[group.number],) if group.number in baselines else ()
         found.append(FinishedGroup(plan_index(step, group.number), group, own))
     return found
-
-
-def _is_cancelled() -> bool:
-    """Says whether the current task itself is cancelled, and not only one that it awaits."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 async def _any_of(events: set[asyncio.Event], groups: set[asyncio.Task[None]]) -> None:

@@ -16,6 +16,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.interrupt import Interrupt
 from ajet.core.judge import make_judge
 from ajet.core.record.run_folder import RunFolder
+from ajet.core.run.run_tasks import RunTasks
 from ajet.core.terminal import Console
 
 
@@ -23,9 +24,14 @@ class OneProcessTraining(LocalTraining):
     """One attempt of a run of explorer and trainer in this process."""
 
     def __init__(
-        self, config: AjetConfig, folder: RunFolder, interrupt: Interrupt, console: Console
+        self,
+        config: AjetConfig,
+        tasks: RunTasks,
+        folder: RunFolder,
+        interrupt: Interrupt,
+        console: Console,
     ) -> None:
-        super().__init__(config, folder, interrupt, console)
+        super().__init__(config, tasks, folder, interrupt, console)
         self.client = make_trainer_client(config, self.loaded, self.template)
         self.gateway = assembly.make_gateway(config)
         shared = {"judge": make_judge(config), "gateway": self.gateway}

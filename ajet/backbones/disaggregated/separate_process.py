@@ -26,6 +26,7 @@ from ajet.core.model.save import model_files
 from ajet.core.record.recorded_run import load_template
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.rollout.group import GroupRunner
+from ajet.core.run.run_tasks import RunTasks
 from ajet.core.terminal import Console
 from ajet.core.trajectory.trajectory import Group
 from ajet.core.weight_sync.folder import FolderSource, WeightFolder
@@ -57,9 +58,14 @@ class TrainerProcess(LocalTraining):
     """One attempt of the trainer, in this process."""
 
     def __init__(
-        self, config: AjetConfig, folder: RunFolder, interrupt: Interrupt, console: Console
+        self,
+        config: AjetConfig,
+        tasks: RunTasks,
+        folder: RunFolder,
+        interrupt: Interrupt,
+        console: Console,
     ) -> None:
-        super().__init__(config, folder, interrupt, console)
+        super().__init__(config, tasks, folder, interrupt, console)
         weights = WeightFolder.of_model(folder.weights, model_files(self.loaded))
         several = config.has_several_adapters
         make = assembly.make_adapter_learners if several else assembly.make_learner

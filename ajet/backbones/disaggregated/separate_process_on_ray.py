@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from loguru import logger
 
@@ -34,7 +34,6 @@ from ajet.core.terminal import Console
 from ajet.core.trajectory.trajectory import Group
 from ajet.core.weight_sync.folder import FolderSource, WeightFolder
 from ajet.exchange.gateway import ExchangeGateway
-from ajet.servers.environment import ServerName
 from ajet.servers.serving import EngineName, ServerSpec, engine_name, planned_engine
 
 BASE_VERSION = 0
@@ -103,21 +102,13 @@ class TrainerOnRay(TrainingAttempt):
         self.command.on_checkpoint()
 
 
-class StartableEngines(Protocol):
-    """The methods of `Engines` that are used here."""
-
-    async def check(self, engine: ServerName, on_gpu: bool) -> None: ...
-    async def start(self, server: ServerSpec | None = None) -> None: ...
-    async def load(self, source: FolderSource) -> object: ...
-
-
 class ExplorerEngines:
     """Starts the explorer's engines: in-process engines at once, servers with the weights that the
     trainer publishes first, since no request comes before; or with the base of several adapters,
     which the trainer has written."""
 
     def __init__(
-        self, engines: StartableEngines, config: AjetConfig, folder: RunFolder, *, on_gpu: bool
+        self, engines: Engines, config: AjetConfig, folder: RunFolder, *, on_gpu: bool
     ) -> None:
         self._engines, self._folder, self._on_gpu = engines, folder, on_gpu
         self._engine: EngineName = engine_name(config, on_gpu=on_gpu)

@@ -5,25 +5,13 @@ turn is not trained); invalid episodes are absent. Ignored: tokens' text, the po
 layout.
 """
 
-from ajet.core.advantage.credit import AdvantageOptions, Advantages, EpisodeCredit, credit_of
-from ajet.core.advantage.estimate import (
-    ESTIMATORS,
-    WHITENED,
-    AdvantageEstimate,
-    Estimator,
-    EstimatorSettings,
-    estimate,
-)
+from ajet.core.advantage.credit import AdvantageOptions, credit_of
+from ajet.core.advantage.estimate import ESTIMATORS, EstimatorSettings, estimate
 from ajet.core.advantage.shaping import RewardShaping
 
 __all__ = [
     "ESTIMATORS",
-    "WHITENED",
-    "AdvantageEstimate",
     "AdvantageOptions",
-    "Advantages",
-    "EpisodeCredit",
-    "Estimator",
     "EstimatorSettings",
     "RewardShaping",
     "credit_of",

@@ -5,6 +5,6 @@ In: the user's YAML (load.py composes it with the defaults of `ajet/default_conf
 """
 
 from ajet.core.config.load import load_config, load_stages
-from ajet.core.config.tree import AjetConfig, AjetSection, UserSection
+from ajet.core.config.tree import AjetConfig
 
-__all__ = ["AjetConfig", "AjetSection", "UserSection", "load_config", "load_stages"]
+__all__ = ["AjetConfig", "load_config", "load_stages"]

@@ -30,20 +30,22 @@ class HarnessLimits(Section):
 class HarnessConfig(Section):
     """Configures the workflows `harness:…`, and the sandbox of the judge hidden_tests."""
 
-    sandbox: Literal["bwrap", "podman", "none"] = Field(
+    sandbox: Literal["bwrap", "podman", "docker", "none"] = Field(
         default="bwrap",
-        description="What confines the program and the hidden tests: bwrap, podman, or none, with "
-        "which they may do what you may.",
+        description="What confines the program and the hidden tests: bwrap, podman, docker, or "
+        "none, with which they may do what you may.",
     )
-    image: str | None = Field(default=None, description="The image of podman; none is pulled.")
+    image: str | None = Field(
+        default=None, description="The image of podman or docker; none is pulled."
+    )
     limits: HarnessLimits = Field(
         default=HarnessLimits(),
         description="What a program may use; one that uses more is ended, and judged as truncated.",
     )
     program: str | None = Field(
         default=None,
-        description="The program's path; null looks its usual name up on PATH (with podman: the "
-        "image's PATH).",
+        description="The program's path; null looks its usual name up on PATH (with podman "
+        "and docker: the image's PATH).",
     )
     command: list[str] = Field(
         default=[],

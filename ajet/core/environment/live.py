@@ -187,7 +187,7 @@ class ThreadEnvironment:
         if not self._hangs:
             await asyncio.wait({closed}, timeout=CLOSE_TIMEOUT_S)
         if not closed.done():
-            _warn_abandoned(self._name)
+            logger.warning("{}: a thread that hangs in it is left behind", self._name)
 
     @property
     def _made_environment(self) -> Environment:
@@ -266,7 +266,3 @@ def _resolve(future: asyncio.Future[Any], result: Any, fault: EnvironmentFault |
         return
     future.set_exception(fault)
     future.exception()  # marks it as retrieved: an episode that is over does not read it
-
-
-def _warn_abandoned(name: str) -> None:
-    logger.warning("{}: a thread that hangs in it is left behind", name)

@@ -4,7 +4,9 @@
     cache.put(key, "a reply")
     cache.get(key)                    # also in another process, at once
 
-A look-up takes some ten microseconds, so it is made on the event loop. Not covered: forgetting
+A look-up takes some ten microseconds, so it is made on the event loop. The file has no
+write-ahead log: workers on several machines may share it in a run folder on a network disk, where
+such a log does not work (docs/adr/0074-buffer-on-a-network-disk.md). Not covered: forgetting
 (delete the file), file systems without locks.
 """
 
@@ -52,7 +54,7 @@ class ReplyCache:
             connection = sqlite3.connect(
                 self.path, isolation_level=None, timeout=WAIT_S, check_same_thread=False
             )
-            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA journal_mode = DELETE")
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute(_TABLE)
             self._connection = connection

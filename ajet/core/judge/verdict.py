@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from ajet.core.bounded_loop import is_being_cancelled
 from ajet.core.error_text import first_line, message_of, one_line
 from ajet.core.errors import BlockingCall
 from ajet.core.judge.judge import BaseJudge, GroupJudge
@@ -176,7 +177,7 @@ async def _call(ask: Callable[[], Any]) -> Any:
         message = f"it called sys.exit({error.code!r})"
         raise RuntimeError(message).with_traceback(error.__traceback__) from error
     except asyncio.CancelledError as error:
-        if _is_being_cancelled():
+        if is_being_cancelled():
             raise
         raise RuntimeError("it cancelled itself").with_traceback(error.__traceback__) from error
 
@@ -192,12 +193,6 @@ async def _in_thread(ask: Callable[[], Any]) -> Any:
 
     answer = await asyncio.to_thread(call)
     return await answer if inspect.isawaitable(answer) else answer
-
-
-def _is_being_cancelled() -> bool:
-    """Returns True if somebody else cancelled this task: the run or the deadline."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _or_judge_fault(check: Callable[[], Result]) -> Result:

@@ -75,7 +75,6 @@ def load_model(
     *,
     dtype: str = "auto",
     device: str = "auto",
-    trust_remote_code: bool = False,
     chat_template: str | None = None,
     with_weights: bool = True,
 ) -> LoadedModel:
@@ -88,7 +87,7 @@ def load_model(
     """
     target = resolve_device(device)
     source = find_source(path)
-    options = {**source.options, "trust_remote_code": trust_remote_code}
+    options = {**source.options, "trust_remote_code": False}  # a model's own code is not run
     tokenizer = _load(
         path, "tokenizer", AutoTokenizer.from_pretrained, source.name_or_path, **options
     )
@@ -128,9 +127,8 @@ def load_model(
 
 def _without_weights(name_or_path: str, *, dtype: torch.dtype, **options: Any) -> PreTrainedModel:
     config = AutoConfig.from_pretrained(name_or_path, **options)
-    trust = options["trust_remote_code"]
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust)
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
 
 
 def find_source(path: str) -> ModelSource:

@@ -141,11 +141,11 @@ class RunRecorder:
     ) -> TimelineCounts:
         """Records a step of training and returns the counts of its timelines."""
         groups, samples = rollout.groups, update.samples
-        metrics = step_metrics(rollout, samples, metrics, selections=self._selections)
+        counts = TimelineCounts.from_groups(groups, samples)
+        metrics = step_metrics(rollout, samples, counts, metrics, selections=self._selections)
         self._store.write(step, rollout.all, update.advantages, samples, update.tokens)
         self._metrics.log(step, metrics)
         self._history.add(step, metrics)
-        counts = TimelineCounts.from_groups(groups, samples)
         self._warnings.check_metrics(metrics, step)
         self._warnings.check_credit(self._estimator, groups, step)
         self._check_signal(step, groups, samples)

@@ -69,12 +69,13 @@ from ajet.core.trajectory.turn import SUMMARY
 def step_metrics(
     rollout: StepGroups,
     samples: Sequence[TrainingSample],
+    counts: TimelineCounts,
     update_metrics: Mapping[str, float],
     *,
     selections: Sequence[LeftOut] = (),
 ) -> dict[str, float]:
-    """Returns everything that is logged of one training step. `update_metrics` are the learner's
-    own figures, `selections` the ones that the config enables."""
+    """Returns everything that is logged of one training step. `counts` are those of its timelines,
+    `update_metrics` the learner's own figures, `selections` the ones that the config enables."""
     groups, rollout_s = rollout.groups, rollout.seconds
     trajectories = [t for g in groups for t in g.trajectories]
     all_trajectories = [t for g in rollout.all for t in g.trajectories]
@@ -85,7 +86,7 @@ def step_metrics(
         **_status_metrics(trajectories),
         **_turn_metrics(trajectories),
         **_compaction_metrics(trajectories),
-        **_timeline_metrics(TimelineCounts.from_groups(groups, samples)),
+        **_timeline_metrics(counts),
         "groups/total": float(len(groups)),
         "groups/trained": float(sum(bool(group.valid) for group in groups)),
         "groups/with_signal": float(sum(group.has_signal for group in groups)),

@@ -74,7 +74,7 @@ class RunSummary:
 def peak_rss_bytes() -> int:
     """Returns the largest amount of memory that this process and its living children have used, in
     bytes. It is this process's alone on macOS, and 0 on Windows, where nothing is measured."""
-    own = _status_bytes(os.getpid(), "VmHWM")
+    own = _peak_bytes(os.getpid())
     if own is None:  # not Linux
         try:
             import resource
@@ -83,7 +83,7 @@ def peak_rss_bytes() -> int:
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     # getrusage would work for this process, but it keeps the parent's peak across exec
-    return own + sum(_status_bytes(pid, "VmHWM") or 0 for pid in _descendants(os.getpid()))
+    return own + sum(_peak_bytes(pid) or 0 for pid in _descendants(os.getpid()))
 
 
 def _descendants(root: int) -> list[int]:
@@ -107,12 +107,12 @@ def _parent(process: Path) -> int | None:
     return int(stat.rpartition(")")[2].split()[1])  # the name in brackets may hold spaces
 
 
-def _status_bytes(pid: int, name: str) -> int | None:
+def _peak_bytes(pid: int) -> int | None:
     try:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
     for line in lines.splitlines():
-        if line.startswith(f"{name}:"):
+        if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     return 0  # a zombie has no memory left

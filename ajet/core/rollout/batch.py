@@ -32,7 +32,8 @@ from ajet.core.config import AjetConfig
 from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.rollout.request import RolloutRequest, RolloutRunner
+from ajet.core.rollout.group import GroupRunner
+from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.cursor import DataCursor
 from ajet.core.task.result_cursor import ResultCursor
 from ajet.core.task.results import GroupResult
@@ -115,7 +116,7 @@ class BatchRollout:
 
     def __init__(
         self,
-        runner: RolloutRunner,
+        runner: GroupRunner,
         tasks: Sequence[Task],
         cursor: DataCursor | ResultCursor,
         settings: BatchSettings,

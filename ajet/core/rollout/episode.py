@@ -27,7 +27,7 @@ from ajet.core.error_codes import Code
 from ajet.core.error_text import one_line
 from ajet.core.errors import AjetError, ConfigError, EnvironmentFault
 from ajet.core.inference.endpoint import ChatEndpoint, ModelEndpoint, SamplingParams
-from ajet.core.judge.judge import BaseJudge, GroupJudge
+from ajet.core.judge.judge import BaseJudge
 from ajet.core.judge.verdict import (
     JudgeFault,
     Verdict,
@@ -196,7 +196,9 @@ class EpisodeRunner:
             slot.workflow_ended(trajectory.ended_as)
             trajectory = replace(trajectory, earlier_attempts=tuple(failed))
             judged = await self._judge_output(trajectory, judge_in_group)
-            return judged if activity is None else with_calls(judged, activity)
+            if activity is None:
+                return judged
+            return replace(judged, began_unix_s=activity.began_unix_s, calls=activity.calls)
 
     def calls(self) -> Mapping[str, CurrentCall]:
         """Implements `EpisodeExecutor.calls`. Other threads may call it."""
@@ -331,11 +333,6 @@ class EpisodeRunner:
             return await verdict(self.judge, workflow_task, output, self.limits.episode_timeout_s)
 
 
-def with_calls(trajectory: Trajectory, activity: Activity) -> Trajectory:
-    """Returns the trajectory with what its last attempt called, and when."""
-    return replace(trajectory, began_unix_s=activity.began_unix_s, calls=activity.calls)
-
-
 class JudgeErrors(Protocol):
     """Says what happens to a judge's exception: it is raised (`debug`), or reported and made a
     status."""
@@ -389,11 +386,6 @@ def awaits_group_verdict(trajectory: Trajectory) -> bool:
     """Returns True if a group judge has still to give the reward."""
     output = trajectory.output
     return output is not None and output.reward is None and trajectory.reward is None
-
-
-def compares_groups(judge: BaseJudge | None) -> bool:
-    """Returns True if the judge compares the members of a group."""
-    return isinstance(judge, GroupJudge)
 
 
 def _zero_reward_if_none(output: WorkflowOutput) -> WorkflowOutput:

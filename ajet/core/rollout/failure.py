@@ -92,7 +92,10 @@ def apply_policy(group: Group, policy: FailurePolicy) -> Group:
     if policy == "zero":
         members = (_as_zero(t) if has_failed(t) else t for t in group.trajectories)
     else:
-        members = (_as_dropped(t, failed[0]) if t.is_valid else t for t in group.trajectories)
+        reason = f"group dropped: {failed[0].episode_id} ended as {failed[0].status}"
+        members = (
+            t.leave_out("drop_group", reason) if t.is_valid else t for t in group.trajectories
+        )
     return replace(group, trajectories=tuple(members))
 
 
@@ -105,8 +108,3 @@ def _as_zero(t: Trajectory) -> Trajectory:
         is_success=False,
         error=f"{t.error} (counts as reward 0)",
     )
-
-
-def _as_dropped(t: Trajectory, failed: Trajectory) -> Trajectory:
-    reason = f"group dropped: {failed.episode_id} ended as {failed.status}"
-    return t.leave_out("drop_group", reason)

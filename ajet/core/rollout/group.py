@@ -123,24 +123,27 @@ class GroupRunner:
 
     @property
     def free_slots(self) -> int:
-        """Implements `RolloutRunner.free_slots`."""
+        """Returns the number of episodes that could start now, negative while episodes wait for a
+        slot."""
         return self.admission.free_slots
 
     def set_free_slot_callback(self, notify: Callable[[], None]) -> None:
-        """Implements `RolloutRunner.set_free_slot_callback`."""
+        """Sets the function that is called whenever an episode gives its slot back."""
         self.admission.on_free_slot = notify
 
     def attach(
         self, requests: StopRequests, run_folder: str, display: RolloutDisplay | None
     ) -> None:
-        """Implements `RolloutRunner.attach`."""
+        """Connects the runner with its run: it takes these requests to stop an episode, and tells
+        `display` what its episodes do and who holds them up, if anybody does."""
         self.watch.attach(requests, run_folder, display)
 
     async def rollout(
         self, request: RolloutRequest, on_episode: OnEpisode | None = None
     ) -> list[Group]:
-        """Implements `RolloutRunner.rollout`. The failure policy is applied to training groups
-        only; an evaluation shows what happened."""
+        """Runs the episodes of the request and returns them as groups. `on_episode` is called as
+        each episode ends. The failure policy is applied to training groups only; an evaluation
+        shows what happened."""
         running = GroupsInProgress(self, request, on_episode, self._journal)
         episodes = AdmittedEpisodes(running.plans, running.run_member)
         self._running.add(episodes)

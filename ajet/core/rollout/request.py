@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from ajet.core import seeding
 from ajet.core.activity import CurrentCall
@@ -22,10 +22,7 @@ from ajet.core.errors import DataError
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import Mode, WorkflowTask
-from ajet.core.trajectory.trajectory import Group, Trajectory
-
-if TYPE_CHECKING:
-    from ajet.core.rollout.stops import StopRequests
+from ajet.core.trajectory.trajectory import Trajectory
 
 OnEpisode = Callable[[Trajectory], None]
 
@@ -115,33 +112,6 @@ def _copy_of(task: Task) -> Task:
             f"task {task.task_id}: its messages or metadata cannot be copied: {one_line(error)}",
             code=Code.ROW_FORM,
         ) from error
-
-
-class RolloutRunner(Protocol):
-    """Runs the episodes of a request and returns them as groups."""
-
-    @property
-    def free_slots(self) -> int:
-        """Returns the number of episodes that could start now, negative while episodes wait for a
-        slot."""
-        ...
-
-    def set_free_slot_callback(self, notify: Callable[[], None]) -> None:
-        """Sets the function that is called whenever an episode gives its slot back."""
-        ...
-
-    def attach(
-        self, requests: StopRequests, run_folder: str, display: RolloutDisplay | None
-    ) -> None:
-        """Connects the runner with its run: it takes these requests to stop an episode, and tells
-        `display` what its episodes do and who holds them up, if anybody does."""
-        ...
-
-    async def rollout(
-        self, request: RolloutRequest, on_episode: OnEpisode | None = None
-    ) -> list[Group]:
-        """Runs the request. `on_episode` is called as each episode ends."""
-        ...
 
 
 class EpisodeJournal(Protocol):

@@ -8,7 +8,7 @@ Not covered: the episodes of a task (rollout/).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ajet.core.config import AjetConfig
 from ajet.core.error_codes import Code
@@ -49,6 +49,10 @@ class RunTasks:
         cursor = make_cursor(config, training)
         total_steps = BatchPlan(config, len(training), len(held_out)).total_steps
         return cls(training, held_out, cursor, total_steps, len(available))
+
+    def from_the_beginning(self, config: AjetConfig) -> RunTasks:
+        """Returns the same tasks with a cursor that has not moved, for another attempt."""
+        return replace(self, cursor=make_cursor(config, self.training))
 
 
 def make_cursor(config: AjetConfig, tasks: list[Task]) -> DataCursor | ResultCursor:

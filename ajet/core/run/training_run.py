@@ -35,7 +35,8 @@ from ajet.core.record.run_folder import RunFolder, shown_path
 from ajet.core.record.run_recorder import RunRecorder, UpdateRecord
 from ajet.core.record.summary import RunSummary, peak_rss_bytes
 from ajet.core.rollout.batch import BatchRollout, BatchSettings, StepGroups
-from ajet.core.rollout.request import RolloutRequest, RolloutRunner
+from ajet.core.rollout.group import GroupRunner
+from ajet.core.rollout.request import RolloutRequest
 from ajet.core.rollout.stops import StopRequests
 from ajet.core.run.attempt_record import correct_first_step, end_attempt
 from ajet.core.run.resume_point import ResumePoint
@@ -74,6 +75,7 @@ class TrainingRun:
         """Restores the state of `resume_point`, if given, and opens the records. `save` writes a
         checkpoint. The learner must have loaded `resume_point` already: a checkpoint of another
         model must leave the records unchanged."""
+        tasks = tasks.from_the_beginning(config)  # an earlier attempt has moved the cursor
         self.config, self.folder, self.tasks, self.interrupt = config, folder, tasks, interrupt
         self.on_step: OnStep = lambda step, groups: None
         self.stopping_note: Callable[[], str] = lambda: (
@@ -122,7 +124,7 @@ class TrainingRun:
         """Returns the live display."""
         return self.recorder.progress
 
-    def batches(self, runner: RolloutRunner) -> BatchRollout:
+    def batches(self, runner: GroupRunner) -> BatchRollout:
         """Returns the run's batches, rolled out by `runner`, with their progress on the display."""
         self._attach(runner)
         return BatchRollout(
@@ -160,7 +162,7 @@ class TrainingRun:
         self.on_step(step, rollout.groups)
         self._stop_at_sampler_gap(step, metrics)
 
-    async def validate_if_due(self, runner: RolloutRunner, score: Score | None = None) -> bool:
+    async def validate_if_due(self, runner: GroupRunner, score: Score | None = None) -> bool:
         """Measures success on the held-out tasks if validation is due, under the same seeds at
         every step, and returns whether it was. Where these are rows with given replies, `score`
         measures the cross-entropy."""
@@ -249,7 +251,7 @@ class TrainingRun:
         asked = self._trainer.val_before_train
         return self._trainer.test_freq > 0 if asked is None else asked
 
-    def _attach(self, runner: RolloutRunner) -> None:
+    def _attach(self, runner: GroupRunner) -> None:
         """Has the runner show what its episodes do, and take the stops of this run folder."""
         shown = shown_path(self.folder.path)
         runner.attach(self._stops, shown, self.progress)

@@ -97,7 +97,7 @@ def read_split(path: str, split: str, base_dirs: list[Path]) -> list[dict[str, A
         return _read_folder(path_on_disk, split)
     if path.startswith((".", "/", "~")) or path.endswith((*READABLE, CSV)):
         raise DataError(
-            f"{path}: no such data folder or file; looked in {_join_paths(base_dirs)}",
+            f"{path}: no such data folder or file; looked in {', '.join(map(str, base_dirs))}",
             code=Code.DATA_NOT_FOUND,
         )
     return read_hub(path, split)
@@ -196,7 +196,3 @@ def _read_parquet(file: Path) -> list[dict[str, Any]]:
         raise DataError(
             f"{file}: not a readable Parquet file: {error}", code=Code.DATA_UNREADABLE
         ) from error
-
-
-def _join_paths(folders: list[Path]) -> str:
-    return ", ".join(map(str, folders))

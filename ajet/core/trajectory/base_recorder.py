@@ -58,12 +58,12 @@ class SamplingOverrides:
     def __post_init__(self) -> None:
         """Checks the values: an engine computes many requests at once, and one that it cannot
         compute with would fail them all."""
-        self.temperature = _number_in("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
+        self.temperature = _number_to("temperature", self.temperature, MAX_TEMPERATURE)
         if self.temperature and self.temperature < MIN_TEMPERATURE:
             raise ValueError(
                 f"temperature is {self.temperature:g}; give 0, or {MIN_TEMPERATURE:g} and more"
             )
-        self.top_p = _number_in("top_p", self.top_p, 0.0, 1.0)
+        self.top_p = _number_to("top_p", self.top_p, 1.0)
         self.top_k = _integer_in("top_k", self.top_k, -1, MAX_COUNT)
         self.seed = _integer_in("seed", self.seed, -MAX_SEED, MAX_SEED)
         if self.stop is not None:
@@ -428,16 +428,16 @@ class BaseRecorder:
         return time.perf_counter() - self._created_s
 
 
-def _number_in(name: str, value: Any, low: float, high: float) -> float | None:
-    """Returns a sampling setting as a float, or None; raises ValueError if it is no number within
-    the bounds."""
+def _number_to(name: str, value: Any, high: float) -> float | None:
+    """Returns a sampling setting as a float, or None; raises ValueError if it is no number from 0
+    to `high`."""
     if value is None:
         return None
     number = math.nan
     with suppress(TypeError, ValueError, OverflowError):
         number = math.nan if isinstance(value, str) else float(value)
-    if not low <= number <= high:
-        raise ValueError(f"{name} is {plain_text(value, 40)}; give a number of {low:g} to {high:g}")
+    if not 0 <= number <= high:
+        raise ValueError(f"{name} is {plain_text(value, 40)}; give a number of 0 to {high:g}")
     return number
 
 

@@ -48,7 +48,8 @@ def balance_micro_batches(
     micro_batches = _split_evenly(lambda tokens: layout.split(rows, tokens), budget, ranks.dp_size)
     sizes = [layout.num_computed(micro_batch) for micro_batch in micro_batches]
     by_rank = assign_to_ranks(sizes, ranks.dp_size)
-    idle = [_idle_row(rows[0])]
+    one_token = rows[0].input_ids[:1]
+    idle = [replace(rows[0], input_ids=one_token, positions=NO_POSITIONS, targets=NO_POSITIONS)]
     local = [micro_batches[index] for index in by_rank[ranks.dp_rank]]
     local += [idle] * (max(map(len, by_rank)) - len(local))
     return BalancedMicroBatches(
@@ -87,8 +88,3 @@ def _split_evenly(split: Split, budget: int, dp_size: int) -> list[list[Row]]:
         else:
             low = middle + 1
     return best
-
-
-def _idle_row(row: Row) -> Row:
-    """Returns a row of one token that nothing reads."""
-    return replace(row, input_ids=row.input_ids[:1], positions=NO_POSITIONS, targets=NO_POSITIONS)

@@ -212,6 +212,8 @@ class LoopWorkflow(Workflow):
         tokenizer = _with_plain_ids(model_tuner.tokenizer)
         _init_once(self.loop_class, config, tokenizer)
         given = {
+            "config": config,
+            "dataset_config": config.data,
             "trainer_config": ConfigWrap(config),
             "server_manager": ServerManager(model_tuner),
             "tokenizer": tokenizer,
@@ -221,7 +223,8 @@ class LoopWorkflow(Workflow):
             "hf_model_type": None,
             "tools": ToolListWrap(),
         }
-        loop = self._make_loop(given | {"config": config, "dataset_config": config.data})
+        kind = self.loop_class
+        loop = kind(**_accepted(kind, given, FORMER_ARGUMENTS), **self.settings)
         arguments = row_arguments(workflow_task) | {"sampling_params": _sampling(model_tuner)}
         result = await loop.run(**_accepted(loop.run, arguments, ("messages",)))
         return to_workflow_output(result, model_tuner, self.loop_class)
@@ -237,10 +240,6 @@ class LoopWorkflow(Workflow):
                 "tool_agent in the rows, or make the tools in init_class and take none",
                 code=Code.TOOL_CLASS,
             )
-
-    def _make_loop(self, given: Mapping[str, Any]) -> Any:
-        kind = self.loop_class
-        return kind(**_accepted(kind, given, FORMER_ARGUMENTS), **self.settings)
 
 
 def as_loop_workflow(

@@ -4,6 +4,12 @@
     POST /TOOL          the arguments of a call       the answer's text is the tool's
     POST /verify        the row and `response`   ->   {"reward": 1.0, …}
 
+or, of a server that steps (its GymnasiumServer, `nemo_gym.agent: gymnasium`):
+
+    POST /reset         the row                  ->   {"observation": "Your hand: 9", "info": {}}
+    POST /step          the row and `response`   ->   {"observation": …, "reward": 0.0,
+                                                       "terminated": false, "truncated": false, …}
+
 Every call has a time limit, and its answer a size limit; whatever else comes back is an
 EnvironmentFault of one line, except what a tool answers, which the model is shown.
 """
@@ -14,10 +20,11 @@ import json
 import math
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 from urllib.parse import quote, urlsplit
 
-from pydantic import Field
+from loguru import logger
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from ajet.core.config.section import Section
 from ajet.core.error_codes import Code
@@ -38,6 +45,11 @@ class NemoGymSection(Section):
     """Configures `nemo_gym:`, a section beside `ajet:`."""
 
     url: str = Field(default="", description="The address of the resources server. Required.")
+    agent: Literal["simple", "gymnasium"] = Field(
+        default="simple",
+        description="The agent of NeMo Gym that the server is made for: simple (tools, then "
+        "/verify) or gymnasium (/reset, then /step after each reply).",
+    )
     timeout_s: float = Field(default=60.0, gt=0, description="The time limit of one call.")
 
     @classmethod
@@ -60,29 +72,77 @@ class Verdict(NamedTuple):
     metrics: Mapping[str, float]
 
 
+class ToolOutput(BaseModel):
+    """Holds what a call of the model's reply gave, where the server runs tools itself."""
+
+    call_id: str
+    output: str
+
+
+class StepInfo(BaseModel):
+    """Holds what is read of an answer's `info`."""
+
+    tool_outputs: list[ToolOutput] = []
+    supports_explicit_close: bool = False
+
+
+class Step(BaseModel):
+    """Holds what `/reset` or `/step` said: what the model is shown next, the reward of this step,
+    and whether the episode is over."""
+
+    model_config = ConfigDict(strict=True)
+
+    observation: str | None = None
+    reward: FiniteFloat = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    info: StepInfo = StepInfo()
+
+
 class GymSession:
     """Holds one episode's session with a server."""
 
     def __init__(self, client: httpx.AsyncClient, row: Mapping[str, Any]) -> None:
         self._client = client
         self._row = dict(row)
+        self._must_close = False
 
     @classmethod
     @asynccontextmanager
     async def open(
         cls, section: NemoGymSection, row: Mapping[str, Any]
     ) -> AsyncIterator[GymSession]:
-        """Begins a session with the row, and closes its connections at the end."""
+        """Opens a session for the row, and closes it and its connections at the end."""
         from ajet.core.http_client import LimitedAsyncClient
 
         async with LimitedAsyncClient(
             base_url=section.url, timeout=section.timeout_s, max_answer_bytes=MAX_ANSWER_BYTES
         ) as client:
             session = cls(client, row)
-            answer = await session._post("seed_session", session._row)
-            if answer.is_error:
-                raise EnvironmentFault(_refusal("seed_session", answer))
-            yield session
+            try:
+                yield session
+            finally:
+                if session._must_close:
+                    try:
+                        await session._post("close", {})
+                    except EnvironmentFault as fault:  # what the episode came to is known
+                        logger.warning("{}", fault)
+
+    async def seed(self) -> None:
+        """Begins a session of tools."""
+        answer = await self._post("seed_session", self._row)
+        if answer.is_error:
+            raise EnvironmentFault(_refusal("seed_session", answer))
+
+    async def reset(self) -> Step:
+        """Begins an episode of steps, and returns the first observation."""
+        first = await self._step("reset", self._row)
+        self._must_close = first.info.supports_explicit_close
+        return first
+
+    async def step(self, response: Mapping[str, Any]) -> Step:
+        """Returns what came of one reply of the model."""
+        return await self._step("step", self._row | {"response": dict(response)})
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
         """Returns what a tool answers; an error is text too."""
@@ -94,14 +154,8 @@ class GymSession:
     async def verify(self, response: Mapping[str, Any]) -> Verdict:
         """Returns the server's judgement of the episode. Raises EnvironmentFault where it says that
         the episode could not be measured (`mask_sample`)."""
-        answer = await self._post("verify", self._row | {"response": dict(response)})
-        if answer.is_error:
-            raise EnvironmentFault(_refusal("verify", answer))
-        try:
-            said = json.loads(answer.text)
-        except (ValueError, RecursionError) as error:
-            raise EnvironmentFault(f"nemo_gym: verify: no JSON: {one_line(error)}") from error
-        if not isinstance(said, dict) or not _is_number(said.get("reward")):
+        said = await self._object("verify", self._row | {"response": dict(response)})
+        if not _is_number(said.get("reward")):
             raise EnvironmentFault("nemo_gym: verify: the answer has no finite reward")
         if said.get("mask_sample") is True:
             reason = " ".join(str(said.get("failure_reason") or said.get("failure_kind")).split())
@@ -109,9 +163,27 @@ class GymSession:
         metrics = {
             name: float(value)
             for name, value in said.items()
-            if name not in self._row and name != "reward" and _is_number(value)
+            if name not in (*self._row, "reward", "mask_sample") and _is_number(value)
         }
         return Verdict(float(said["reward"]), metrics)
+
+    async def _step(self, path: str, body: Mapping[str, Any]) -> Step:
+        try:
+            return Step.model_validate(await self._object(path, body))
+        except ValidationError as error:
+            raise EnvironmentFault(f"nemo_gym: {path}: {one_line(error)}") from error
+
+    async def _object(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        answer = await self._post(path, body)
+        if answer.is_error:
+            raise EnvironmentFault(_refusal(path, answer))
+        try:
+            said = json.loads(answer.text)
+        except (ValueError, RecursionError) as error:
+            raise EnvironmentFault(f"nemo_gym: {path}: no JSON: {one_line(error)}") from error
+        if not isinstance(said, dict):
+            raise EnvironmentFault(f"nemo_gym: {path}: the answer is no JSON object")
+        return said
 
     async def _post(self, path: str, body: Mapping[str, Any]) -> httpx.Response:
         import httpx

@@ -10,11 +10,18 @@
       num_tasks: 200                        so many of its first tasks
       num_validation_tasks: 20              the last of them are held out
 
+An environment whose package has `load_environment`, as of verifiers up to 0.3, is named by an id
+and its arguments:
+
+      env: {id: my-env, args: {difficulty: easy}}
+      validation_env: {split: eval}         its own data set for evaluation
+
 The package is not installed beside ajet: it pins other versions of openai and mcp.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field
@@ -35,7 +42,8 @@ class VerifiersSection(Section):
     )
     env: dict[str, Any] = Field(
         default={},
-        description="The environment, as vf-eval's [env] has it; taskset.id is required.",
+        description="The environment: taskset (with an id), roles and limits, as vf-eval's [env] "
+        "has them; or id, args and split (train or eval) of a package with load_environment.",
     )
     num_tasks: int | None = Field(
         default=None, ge=1, description="So many of the first tasks; null takes all."
@@ -54,10 +62,33 @@ class VerifiersSection(Section):
     def from_config(cls, config: AjetConfig) -> Self:
         """Returns the section of the config. Raises ConfigError where it has none, or a mistake."""
         section = cls.of_user(config.user_sections(), "verifiers")
-        taskset = section.env.get("taskset")
-        if not isinstance(taskset, dict) or not taskset.get("id"):
+        if "taskset" not in section.env:
+            _check_classic("verifiers.env", section.env)
+            _check_classic("verifiers.validation_env", section.env | (section.validation_env or {}))
+        elif not isinstance(taskset := section.env["taskset"], dict) or not taskset.get("id"):
             raise ConfigError(
                 "verifiers.env.taskset.id names no environment: write the id of an installed one",
                 code=Code.NO_SUCH_ENVIRONMENT,
             )
         return section
+
+
+def _check_classic(where: str, env: Mapping[str, Any]) -> None:
+    """Raises ConfigError for what is not the id of an environment, its arguments and a split."""
+    if not isinstance(env.get("id"), str):
+        raise ConfigError(
+            f"{where} names no environment: write taskset: {{id: …}}, or id for a package with "
+            "load_environment",
+            code=Code.NO_SUCH_ENVIRONMENT,
+        )
+    unknown = env.keys() - {"id", "args", "split"}
+    if unknown or not isinstance(env.get("args", {}), dict):
+        raise ConfigError(
+            f"{where}.{min(unknown, default='args')}: an environment without a taskset has id, "
+            "args (a mapping) and split",
+            code=Code.ENVIRONMENT_SETTING,
+        )
+    if env.get("split", "train") not in ("train", "eval"):
+        raise ConfigError(
+            f"{where}.split is train or eval, not {env['split']!r}", code=Code.ENVIRONMENT_SETTING
+        )

@@ -1,6 +1,6 @@
 """The program that plays environments of verifiers, in an interpreter which has that package.
 
-    {"number": 0, "call": "open", "env": {"taskset": {"id": "my-env"}}}
+    {"number": 0, "call": "open", "env": {"taskset": {"id": "my-env"}}}     or {"id": "my-env", …}
     {"number": 1, "call": "tasks", "limit": 100}      -> {"number": 1, "result": [{"idx": 0, …}, …]}
     {"number": 2, "call": "run", "task": {…}, "base_url": "http://…", "api_key": "…",
      "sampling": {}}                                  -> {"number": 2, "result": {"reward": 1.0, …}}
@@ -9,15 +9,19 @@
 
 It is started by path, and imports nothing of ajet; an environment is an installed package, or a
 folder of the current one. Standard input and output are lines of JSON; what
-an environment prints goes to standard error. A role whose config says nothing else runs on this
-machine (`runtime.type: subprocess`); the harness `null`, a conversation with the task's tools, is
-the default in the place of `bash`.
+an environment prints goes to standard error.
+
+The package has had two interfaces. TasksetPlayer plays environments of the one that verifiers 0.4
+has: a role whose config says nothing else runs on this machine (`runtime.type: subprocess`), and
+the harness `null`, a conversation with the task's tools, is the default in the place of `bash`.
+ClassicPlayer plays what a package's `load_environment` returns, which verifiers has up to 0.3.
 """
 
 import asyncio
 import json
 import os
 import sys
+from contextlib import nullcontext
 from importlib import import_module
 from itertools import islice
 from typing import Any
@@ -25,8 +29,8 @@ from typing import Any
 MAX_LINE_BYTES = 64 << 20
 
 
-class Player:
-    """Holds one environment and its episodes in flight."""
+class Server:
+    """Answers the messages of one environment, and holds its episodes in flight."""
 
     def __init__(self, send: Any) -> None:
         self._send = send
@@ -35,12 +39,13 @@ class Player:
     async def serve(self, reader: asyncio.StreamReader) -> None:
         """Answers messages until the input ends."""
         first = json.loads(await reader.readline())
+        env = first["env"]
         try:
-            self._open(first["env"])
+            self._player: Any = TasksetPlayer(env) if "taskset" in env else ClassicPlayer(**env)
         except Exception as error:  # noqa: BLE001  # a package's module may raise anything
             self._send({"number": first["number"], "fault": one_line(error)})
             return
-        async with self._environment.serving():
+        async with self._player.serving():
             self._send({"number": first["number"], "result": None})
             while line := await reader.readline():
                 message = json.loads(line)
@@ -55,7 +60,34 @@ class Player:
             for task in self._running.values():
                 task.cancel()
 
-    def _open(self, env: dict[str, Any]) -> None:
+    async def _answer(self, message: dict[str, Any]) -> None:
+        number = message["number"]
+        try:
+            if message["call"] == "tasks":
+                result: Any = self._player.tasks(message["limit"])
+            else:
+                result = await self._run(message)
+            self._send({"number": number, "result": result})
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001  # an environment may raise anything
+            self._send({"number": number, "fault": one_line(error)})
+
+    async def _run(self, message: dict[str, Any]) -> dict[str, Any]:
+        key_name = f"AJET_EPISODE_KEY_{message['number']}"  # a client takes its key from there
+        os.environ[key_name] = message["api_key"]
+        try:
+            return await self._player.run(
+                message["task"], message["base_url"], key_name, message["sampling"]
+            )
+        finally:
+            del os.environ[key_name]
+
+
+class TasksetPlayer:
+    """Plays an environment of tasksets and roles (verifiers.v1, as of release 0.4)."""
+
+    def __init__(self, env: dict[str, Any]) -> None:
         loaders = import_module("verifiers.v1.utils.loaders")
         fields = import_module("verifiers.v1.configs.agent").agent_config_fields
         roles = fields(loaders.resolve_env_config(env))
@@ -72,38 +104,67 @@ class Player:
             given[role] = own
         self._environment = loaders.load_environment(loaders.resolve_env_config(given))
 
-    async def _answer(self, message: dict[str, Any]) -> None:
-        number = message["number"]
-        try:
-            result = await (self._tasks if message["call"] == "tasks" else self._run)(message)
-            self._send({"number": number, "result": result})
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:  # noqa: BLE001  # an environment may raise anything
-            self._send({"number": number, "fault": one_line(error)})
+    def serving(self) -> Any:
+        return self._environment.serving()
 
-    async def _tasks(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+    def tasks(self, limit: int | None) -> list[dict[str, Any]]:
         taskset = self._environment.taskset
-        if message["limit"] is None and not taskset.bounded:
+        if limit is None and not taskset.bounded:
             raise ValueError(f"{type(taskset).__name__} has no end: set verifiers.num_tasks")
-        return [task.data.model_dump(mode="json") for task in islice(taskset, message["limit"])]
+        return [task.data.model_dump(mode="json") for task in islice(taskset, limit)]
 
-    async def _run(self, message: dict[str, Any]) -> dict[str, Any]:
+    async def run(
+        self, task: dict[str, Any], base_url: str, key_name: str, sampling: dict[str, Any]
+    ) -> dict[str, Any]:
         vf = import_module("verifiers.v1")
         environment = self._environment
         kind = type(environment.taskset).task_type()
-        data = kind.data_type().model_validate(message["task"])
+        data = kind.data_type().model_validate(task)
         (slot,) = environment.slots(kind(data, environment.config.taskset.task))
-        key_name = f"AJET_EPISODE_KEY_{message['number']}"  # a client takes its key from there
-        os.environ[key_name] = message["api_key"]
-        try:
-            client = vf.EvalClientConfig(base_url=message["base_url"], api_key_var=key_name)
-            sampling = vf.SamplingConfig.model_validate(message["sampling"])
-            context = vf.ModelContext(client=client, model="ajet", sampling=sampling)
-            episode = await environment.run_slot(slot, context)
-        finally:
-            del os.environ[key_name]
-        return episode_result(episode)
+        client = vf.EvalClientConfig(base_url=base_url, api_key_var=key_name)
+        sampling_config = vf.SamplingConfig.model_validate(sampling)
+        context = vf.ModelContext(client=client, model="ajet", sampling=sampling_config)
+        return episode_result(await environment.run_slot(slot, context))
+
+
+class ClassicPlayer:
+    """Plays the environment that `load_environment(**args)` of a module returns: a data set, a
+    rollout loop and a rubric. `split` is the data set: train, or eval, which an environment may
+    have beside it."""
+
+    def __init__(self, id: str, args: dict[str, Any] | None = None, split: str = "train") -> None:
+        types = import_module("verifiers.types")
+        self._client_config = types.ClientConfig
+        self._environment = import_module("verifiers").load_environment(id, **(args or {}))
+        if self._environment.requires_group_rollouts:
+            raise ValueError(f"{id} rewards whole groups, and an episode is rewarded alone here")
+        if split == "eval" and self._environment.build_eval_dataset() is None:
+            raise ValueError(f"{id} has no data set of its own for evaluation")
+        self._rows = getattr(
+            self._environment, "get_dataset" if split == "train" else "get_eval_dataset"
+        )
+
+    def serving(self) -> Any:
+        return nullcontext()
+
+    def tasks(self, limit: int | None) -> list[dict[str, Any]]:
+        rows = self._rows(n=-1 if limit is None else limit).to_list()
+        return [{"idx": row["example_id"], "prompt": row["prompt"], "input": row} for row in rows]
+
+    async def run(
+        self, task: dict[str, Any], base_url: str, key_name: str, sampling: dict[str, Any]
+    ) -> dict[str, Any]:
+        client = self._client_config(api_base_url=base_url, api_key_var=key_name, max_retries=0)
+        output = await self._environment.run_rollout(task["input"], client, "ajet", sampling)
+        error = output.get("error")
+        return {
+            "reward": output["reward"],
+            "metrics": {name: float(v) for name, v in (output.get("metrics") or {}).items()},
+            "ended_by": output.get("stop_condition"),
+            "answer": last_text(output.get("completion")),
+            "is_ok": error is None,
+            "error": None if error is None else " ".join(error["error_chain_str"].split())[:600],
+        }
 
 
 def episode_result(episode: Any) -> dict[str, Any]:
@@ -125,6 +186,15 @@ def episode_result(episode: Any) -> dict[str, Any]:
     }
 
 
+def last_text(messages: Any) -> str:
+    """Returns the text of an episode's last reply, empty where it has none."""
+    if isinstance(messages, str):  # a completion of plain text
+        return messages
+    replies = [each for each in messages or () if each.get("role") == "assistant"]
+    content = replies[-1].get("content") if replies else None
+    return content if isinstance(content, str) else ""
+
+
 def one_line(error: BaseException) -> str:
     """Returns an error's class and message in one line of bounded length."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:600]
@@ -140,7 +210,7 @@ async def main() -> None:
     def send(message: dict[str, Any]) -> None:
         output.write(json.dumps(message).encode() + b"\n")
 
-    await Player(send).serve(reader)
+    await Server(send).serve(reader)
 
 
 if __name__ == "__main__":

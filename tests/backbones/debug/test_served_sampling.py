@@ -63,8 +63,9 @@ class Watched(DebugTraining):
 @contextmanager
 def watched(toy, engine, *overrides):
     settings = config(*served(toy, engine), *overrides)
-    with open_run(settings, assembly.read_tasks(settings)) as folder:
-        training = Watched(settings, folder, Interrupt(), Console(file=io.StringIO()))
+    tasks = assembly.read_tasks(settings)
+    with open_run(settings, tasks) as folder:
+        training = Watched(settings, tasks, folder, Interrupt(), Console(file=io.StringIO()))
         training.pid_file = toy.path / f"logs/{engine}.pid"
         yield training
 

@@ -42,9 +42,10 @@ def train(*overrides, stop_after=None, interrupt=None):
     if stop_after is None:
         return train_whole(*overrides)
     settings = config(*overrides)
-    with open_run(settings, assembly.read_tasks(settings)) as folder:
+    tasks = assembly.read_tasks(settings)
+    with open_run(settings, tasks) as folder:
         training = StopsAfter(
-            settings, folder, interrupt or Interrupt(), Console(file=io.StringIO())
+            settings, tasks, folder, interrupt or Interrupt(), Console(file=io.StringIO())
         )
         training.last_step = stop_after
         return training.fit()
@@ -52,8 +53,9 @@ def train(*overrides, stop_after=None, interrupt=None):
 
 def test_a_run_that_has_ended_keeps_no_model_in_memory(toy):
     settings, interrupt = config("ajet.trainer_common.total_training_steps=1"), Interrupt()
-    with open_run(settings, assembly.read_tasks(settings)) as folder:
-        training = DebugTraining(settings, folder, interrupt, Console(file=io.StringIO()))
+    tasks = assembly.read_tasks(settings)
+    with open_run(settings, tasks) as folder:
+        training = DebugTraining(settings, tasks, folder, interrupt, Console(file=io.StringIO()))
         policy = weakref.ref(training.learner.policy)
         training.fit()
     del training
@@ -123,11 +125,12 @@ def test_a_start_without_a_checkpoint_forgets_the_validation_of_one_that_was_kil
 
 def test_a_chat_template_writes_the_day_on_which_the_run_began(toy):
     settings = config("ajet.trainer_common.total_training_steps=1")
-    with open_run(settings, assembly.read_tasks(settings)) as folder:
-        first = DebugTraining(settings, folder, Interrupt(), Console(file=io.StringIO()))
+    tasks = assembly.read_tasks(settings)
+    with open_run(settings, tasks) as folder:
+        first = DebugTraining(settings, tasks, folder, Interrupt(), Console(file=io.StringIO()))
         begun = first.run.state.begun
         first.fit()
-        again = DebugTraining(settings, folder, Interrupt(), Console(file=io.StringIO()))
+        again = DebugTraining(settings, tasks, folder, Interrupt(), Console(file=io.StringIO()))
         assert again.run.state.begun == begun
         again.fit()
 

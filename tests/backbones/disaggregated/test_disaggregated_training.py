@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 from rich.console import Console
 
-from ajet import Task, WorkflowTask
+from ajet import Task, WorkflowTask, assembly
 from ajet.backbones.debug.training import fit_debug
 from ajet.backbones.disaggregated.async_run import left_out_reason
 from ajet.backbones.disaggregated.backbone import fit_disaggregated
@@ -73,9 +73,38 @@ def console():
 def one_attempt(*overrides, prepare=lambda training: None, steps=STEPS):
     settings = config(*overrides, steps=steps)
     with RunFolder.open(settings.run_folder) as folder:
-        training = OneProcessTraining(settings, folder, Interrupt(), console())
+        tasks = assembly.read_tasks(settings)
+        training = OneProcessTraining(settings, tasks, folder, Interrupt(), console())
         prepare(training)
         return training.fit()
+
+
+READER = """
+from pathlib import Path
+
+from ajet import BaseTaskReader, Task
+
+
+class Noted(BaseTaskReader):
+    def get_training_tasks(self):
+        return self._read("training")
+
+    def get_validation_tasks(self):
+        return self._read("validation")
+
+    def _read(self, split):
+        with Path(__file__).with_name("read").open("a") as file:
+            file.write(f"{split}\\n")
+        return [Task(f"{split}{n}", f"What is {n} and {n}?") for n in range(2)]
+"""
+
+
+@pytest.mark.parametrize("backbone", ["debug", "trinity"])
+def test_the_tasks_of_a_run_are_read_once(project, backbone):
+    toy = project(backbone)
+    (toy.folder / "reader.py").write_text(READER)
+    train("ajet.task_reader.type=reader.py->Noted", backbone=backbone, steps=1)
+    assert (toy.folder / "read").read_text().split() == ["training", "validation"]
 
 
 class Killed(Exception):

@@ -2,15 +2,18 @@
 
 import asyncio
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing
 
 import pytest
 
 from ajet import ChatClient
 from ajet.core.errors import ChatError, ConfigError
 from ajet.core.inference.rate_limit import RateLimit
+from ajet.core.inference.reply_cache import ReplyCache
 from ajet.core.rollout.failure import status_of
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from tests.cli.chat_server import ChatServer, message
@@ -146,6 +149,21 @@ async def test_whatever_differs_is_another_request(field, server, tmp_path):
     temperature = 1 if field == "sampling" else 0
     await ChatClient(model, url, cache_path=path).complete(said, temperature=temperature)
     assert len(server.requests) == 2
+
+
+def test_machines_that_share_a_disk_may_share_a_cache(tmp_path):
+    """A write-ahead log is for processes of one machine. A file of an earlier release had one."""
+    path = tmp_path / "replies.sqlite"
+    with closing(sqlite3.connect(path, isolation_level=None)) as earlier:
+        earlier.execute("PRAGMA journal_mode = WAL")
+        earlier.execute("CREATE TABLE replies (key TEXT PRIMARY KEY, reply TEXT NOT NULL)")
+        earlier.execute("INSERT INTO replies VALUES ('old', 'kept')")
+    here, there = ReplyCache(path), ReplyCache(path)
+    here.put("new", "shared")
+    assert (there.get("new"), there.get("old")) == ("shared", "kept")
+    assert [file.name for file in tmp_path.iterdir()] == ["replies.sqlite"]
+    here.close()
+    there.close()
 
 
 async def test_a_file_that_is_no_cache_is_one_line(server, tmp_path):

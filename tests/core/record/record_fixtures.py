@@ -3,6 +3,8 @@
 import numpy as np
 
 from ajet.core.inference.endpoint import Completion
+from ajet.core.record.step_metrics import step_metrics
+from ajet.core.record.timeline_counts import TimelineCounts
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.sample import TrainingSample, TurnSpan
@@ -77,3 +79,9 @@ def sample_of(trajectory):
     return TrainingSample(
         trajectory.episode_id, trajectory.group_id, np.array(ids), mask, zeros, zeros, spans, 3, 4
     )
+
+
+def metrics_of_step(rollout, samples, update_metrics):
+    """What is logged of a step, whose timelines are counted as the recorder counts them."""
+    counts = TimelineCounts.from_groups(rollout.groups, samples)
+    return step_metrics(rollout, samples, counts, update_metrics)

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 
 from ajet.core.record.signal import equal_outcomes, num_with_signal, why_no_signal
-from ajet.core.record.step_metrics import step_metrics
 from ajet.core.rollout.batch import StepGroups
 from ajet.core.trajectory.limits import limit_of
 from ajet.core.trajectory.trajectory import EpisodeStatus
-from tests.core.record.record_fixtures import episode, group_of, sample_of
+from tests.core.record.record_fixtures import episode, group_of, metrics_of_step, sample_of
 
 
 def group(*rewards, number=0, **kwargs):
@@ -37,7 +36,7 @@ def test_groups_with_an_advantage_have_signal_and_others_none():
     made = [*samples(groups[:1], 0.5), *samples(groups[1:], 1e-9)]
     assert num_with_signal(groups, made) == 1
     assert why_no_signal(groups, made, "grpo") is None
-    metrics = step_metrics(StepGroups(groups, [], 1.0), made, {})
+    metrics = metrics_of_step(StepGroups(groups, [], 1.0), made, {})
     assert metrics["groups/with_advantage"] == 1.0 and metrics["groups/total"] == 2.0
 
 
@@ -102,7 +101,7 @@ def test_a_reply_cut_by_its_own_limit_counts_as_truncated():
     groups = [group_of(replace(one, turns=cut), replace(two, turns=cut))]
     reason = why_no_signal(groups, [], "grpo") or ""
     assert "2 ajet.rollout.max_response_length_in_one_turn" in reason
-    metrics = step_metrics(StepGroups(groups, [], 1.0), [], {})
+    metrics = metrics_of_step(StepGroups(groups, [], 1.0), [], {})
     assert metrics["episodes/cut"] == 2.0
     assert metrics["episodes/cut_max_response_length_in_one_turn"] == 2.0
 
@@ -112,7 +111,7 @@ def test_a_member_that_was_stopped_with_a_cut_reply_is_no_cut_episode():
     cut = (first, replace(last, completion=replace(last.completion, finish_reason="length")))
     stopped = episode(member=1, reward=None, status=EpisodeStatus.ABORTED, turns=cut)
     groups = [group_of(episode(), stopped)]
-    metrics = step_metrics(StepGroups(groups, [], 1.0), [], {})
+    metrics = metrics_of_step(StepGroups(groups, [], 1.0), [], {})
     assert metrics["episodes/cut"] == 0.0 and metrics["episodes/aborted"] == 1.0
 
 

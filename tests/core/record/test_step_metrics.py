@@ -4,12 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from ajet.core.record.step_metrics import step_metrics
 from ajet.core.rollout.batch import StepGroups
 from ajet.core.trajectory.samples import to_samples
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from ajet.core.trajectory.turn import GIVEN, SUMMARY
-from tests.core.record.record_fixtures import episode, group_of
+from tests.core.record.record_fixtures import episode, group_of, metrics_of_step
 
 
 def metrics_of(*groups):
@@ -19,7 +18,7 @@ def metrics_of(*groups):
         for t in group.valid
     }
     rollout = StepGroups(list(groups), [], seconds=2.0)
-    return step_metrics(rollout, to_samples(groups, advantages), {"update/loss": 0.5})
+    return metrics_of_step(rollout, to_samples(groups, advantages), {"update/loss": 0.5})
 
 
 def test_a_step_in_numbers():
@@ -46,7 +45,7 @@ def test_episodes_that_nobody_judged_have_neither_reward_nor_success_and_are_tra
 
 def test_greedy_episodes_count_in_the_speed_of_the_rollout_and_nowhere_above():
     group, greedy = group_of(episode(reward=1.0)), group_of(episode(group=9, reward=0.0))
-    metrics = step_metrics(StepGroups([group], [greedy], seconds=2.0), [], {})
+    metrics = metrics_of_step(StepGroups([group], [greedy], seconds=2.0), [], {})
     assert (metrics["rollout/episodes_per_s"], metrics["rollout/tokens_per_s"]) == (1, 5)
     assert metrics["episodes/total"] == metrics["reward/mean"] == 1
     assert (metrics["baseline/episodes"], metrics["baseline/reward"]) == (1, 0)
@@ -132,7 +131,7 @@ def test_a_step_without_a_check_says_nothing_of_a_rate():
 def test_greedy_baselines_have_figures_of_their_own():
     members, greedy = group_of(episode(reward=1.0)), group_of(episode(group=1, reward=0.25))
     failed = group_of(episode(group=2, reward=None, status=EpisodeStatus.TIMEOUT))
-    metrics = step_metrics(StepGroups([members], [greedy, failed], seconds=1.0), [], {})
+    metrics = metrics_of_step(StepGroups([members], [greedy, failed], seconds=1.0), [], {})
     assert metrics["reward/mean"] == metrics["episodes/total"] == 1
     assert metrics["baseline/episodes"] == 2
     assert (metrics["baseline/valid"], metrics["baseline/reward"]) == (1, 0.25)

@@ -152,38 +152,46 @@ async def test_the_deadline_of_a_group_begins_when_its_last_member_is_in():
         async def compute_group_rewards(self, workflow_tasks, workflow_outputs):
             await asyncio.sleep(60)
 
+    class RanksSlowly(Ranks):
+        async def compute_group_rewards(self, workflow_tasks, workflow_outputs):
+            await asyncio.sleep(1.2)
+            return await super().compute_group_rewards(workflow_tasks, workflow_outputs)
+
     class OneIsLate(Numbered):
         async def execute(self, workflow_task, model_tuner):
-            await asyncio.sleep(0.2 if workflow_task.rollout_index else 0)
+            await asyncio.sleep(0 if workflow_task.rollout_index else 1.2)
             return WorkflowOutput(metadata={"final_answer": 1})
 
-    [group] = await groups_of(Waits(), episode_timeout_s=0.5)
-    assert {t.error for t in group.trajectories} == {"judge 'Waits' gave no verdict within 0.5 s"}
-    [group] = await groups_of(Ranks(), OneIsLate, episode_timeout_s=0.25)
+    [group] = await groups_of(Waits(), episode_timeout_s=2)
+    assert {t.error for t in group.trajectories} == {"judge 'Waits' gave no verdict within 2 s"}
+    [group] = await groups_of(RanksSlowly(), OneIsLate, episode_timeout_s=2)
     assert [t.status for t in group.trajectories] == [OK, OK, OK]
 
 
 async def test_a_rollout_that_is_stopped_stops_the_judge():
-    stopped = []
+    asked, stopped = asyncio.Event(), asyncio.Event()
+    seen = []
 
     class Waits(GroupJudge):
         async def compute_group_rewards(self, workflow_tasks, workflow_outputs):
+            seen.append(len(workflow_outputs))
+            asked.set()
             try:
-                await asyncio.sleep(60)
+                await asyncio.sleep(600)
             except asyncio.CancelledError:
-                stopped.append(len(workflow_outputs))
+                stopped.set()
                 raise
 
     runner = runner_of(Waits())
     rollout = asyncio.ensure_future(
         runner.rollout(RolloutRequest([Task("t", "q")], step=0, mode="train", num_repeat=3))
     )
-    await asyncio.sleep(0.2)
+    await asyncio.wait_for(asked.wait(), 60)
     runner.stop()
-    [group] = await asyncio.wait_for(rollout, 5)
-    await asyncio.sleep(0)
+    [group] = await asyncio.wait_for(rollout, 60)
+    await asyncio.wait_for(stopped.wait(), 60)
     assert [t.status for t in group.trajectories] == [EpisodeStatus.ABORTED] * 3
-    assert stopped == [3]
+    assert seen == [3]
 
 
 async def test_a_member_alone_is_a_group_and_a_plain_method_will_do():

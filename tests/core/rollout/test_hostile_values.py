@@ -14,7 +14,6 @@ from ajet.core.record.episode_reader import EpisodeReader
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.metrics import MetricsLogger
 from ajet.core.record.run_folder import RunFolder
-from ajet.core.record.step_metrics import step_metrics
 from ajet.core.rollout.batch import StepGroups
 from ajet.core.rollout.gc_thresholds import infrequent_gc
 from ajet.core.rollout.request import RolloutRequest
@@ -24,6 +23,7 @@ from ajet.logview.run_page import RunPage, to_json
 from ajet.reports.audit import Audit
 from ajet.reports.transcript import transcript
 from ajet.tool_parsers import parser_for
+from tests.core.record.record_fixtures import metrics_of_step
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
 from tests.hostile_values import MAKERS
 
@@ -151,7 +151,7 @@ def check_everything_after(groups, tmp_path):
     from ajet.core.terminal import Console
 
     assert [g.group_id for g in decode(encode(groups))] == [g.group_id for g in groups]
-    metrics = step_metrics(StepGroups(groups, baselines=[], seconds=1.0), [], {})
+    metrics = metrics_of_step(StepGroups(groups, baselines=[], seconds=1.0), [], {})
     with RunFolder.open(tmp_path / "run") as folder:
         TOKENIZER.save_pretrained(folder.tokenizer)
         with EpisodeStore(folder.episodes_db) as store:

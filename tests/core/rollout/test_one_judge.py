@@ -71,7 +71,8 @@ def test_training_and_validation_share_the_judge(config, tmp_path):
     from ajet.core.record.run_folder import RunFolder
 
     console = Console(file=io.StringIO())
-    training = DebugTraining(config, RunFolder.open(tmp_path / "run"), Interrupt(), console)
+    tasks, folder = assembly.read_tasks(config), RunFolder.open(tmp_path / "run")
+    training = DebugTraining(config, tasks, folder, Interrupt(), console)
     judge = training.validator.executor.judge
     training.fit()
     assert judge_kind(config).num_made == 1

@@ -2,6 +2,7 @@
 
 AJET_VERIFIERS_PYTHON names an interpreter that has the package, and uv beside it; without one the
 tests are skipped. The first one takes a minute: the package prepares its conversation program.
+AJET_CLASSIC_VERIFIERS_PYTHON names one that has a release with `load_environment`, 0.1.14 to 0.3.
 """
 
 import os
@@ -13,7 +14,11 @@ from ajet.core.trajectory.trajectory import EpisodeStatus
 from tests.agents.test_verifiers_agent import config_in, play, tasks_of
 
 PYTHON = os.environ.get("AJET_VERIFIERS_PYTHON")
-pytestmark = pytest.mark.skipif(PYTHON is None, reason="set AJET_VERIFIERS_PYTHON")
+CLASSIC_PYTHON = os.environ.get("AJET_CLASSIC_VERIFIERS_PYTHON")
+needs_package = pytest.mark.skipif(PYTHON is None, reason="set AJET_VERIFIERS_PYTHON")
+needs_classic = pytest.mark.skipif(
+    CLASSIC_PYTHON is None, reason="set AJET_CLASSIC_VERIFIERS_PYTHON"
+)
 HEAD = "import verifiers.v1 as vf\n"
 SINGLE = """
 class SumData(vf.TaskData):
@@ -84,6 +89,32 @@ class QuizTaskset(vf.Taskset[QuizTask, vf.TasksetConfig]):
     def load(self):
         return [QuizTask(vf.TaskData(prompt="say one"), self.config.task)]
 """
+CLASSIC = """
+import verifiers as vf
+from datasets import Dataset
+
+def add(a: int, b: int) -> str:
+    '''Adds two numbers.'''
+    return f"sum {a + b}"
+
+def is_done(completion, answer, **kwargs) -> float:
+    return float(completion[-1]["content"] == answer)
+
+class Asking(vf.MultiTurnEnv):
+    async def env_response(self, messages, state, **kwargs):
+        return [{"role": "user", "content": f"and {len(state['trajectory'])}?"}]
+
+def load_environment(kind="tools"):
+    rows = [{"question": "add 2 and 3", "answer": "done"}]
+    settings = {
+        "dataset": Dataset.from_list(rows),
+        "eval_dataset": Dataset.from_list([{"question": "add 4 and 5", "answer": "done"}]),
+        "rubric": vf.Rubric(funcs=[is_done], weights=[0.5]),
+    }
+    if kind == "tools":
+        return vf.ToolEnv(tools=[add], max_turns=3, **settings)
+    return Asking(max_turns=2, **settings)
+"""
 
 
 def installed(folder, monkeypatch, code, names, **files):
@@ -96,6 +127,7 @@ def installed(folder, monkeypatch, code, names, **files):
     return config_in(folder, python=str(Path(PYTHON).absolute()))
 
 
+@needs_package
 async def test_a_single_turn_task_is_scored_by_its_rewards(tmp_path, monkeypatch):
     config = installed(tmp_path, monkeypatch, SINGLE, ["SumTaskset"])
     tasks = tasks_of(config)
@@ -105,6 +137,7 @@ async def test_a_single_turn_task_is_scored_by_its_rewards(tmp_path, monkeypatch
     assert right.output.metadata["final_answer"] == "1"
 
 
+@needs_package
 async def test_a_tool_is_offered_to_the_model_and_called(tmp_path, monkeypatch):
     config = installed(tmp_path, monkeypatch, TOOLS, ["AddTaskset"], tools=TOOL)
     call = '<tool_call>\n{"name": "calc_add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
@@ -114,6 +147,7 @@ async def test_a_tool_is_offered_to_the_model_and_called(tmp_path, monkeypatch):
     assert episode.turns[1].messages[-1]["content"] == "sum 5"
 
 
+@needs_package
 async def test_an_environment_that_plays_the_user_goes_on_in_one_conversation(
     tmp_path, monkeypatch
 ):
@@ -121,3 +155,33 @@ async def test_an_environment_that_plays_the_user_goes_on_in_one_conversation(
     [episode] = await play(config, tasks_of(config), "one", "two")
     assert episode.reward == 1.0, episode.error
     assert [m["role"] for m in episode.turns[1].messages] == ["user", "assistant", "user"]
+
+
+def classic(folder, monkeypatch, **args):
+    (folder / "asks.py").write_text(CLASSIC)
+    monkeypatch.chdir(folder)
+    section = {"env": {"id": "asks", "args": args}, "validation_env": {"split": "eval"}}
+    return config_in(folder, python=str(Path(CLASSIC_PYTHON).absolute()), **section)
+
+
+@needs_classic
+async def test_a_tool_of_a_classic_environment_is_called(tmp_path, monkeypatch):
+    config = classic(tmp_path, monkeypatch)
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
+    [episode] = await play(config, tasks_of(config), call, "done")
+    assert (episode.status, episode.reward) == (EpisodeStatus.OK, 0.5), episode.error
+    assert episode.turns[1].messages[-1]["content"] == "sum 5"
+    assert episode.output.log_metrics["verifiers/is_done"] == 1.0
+
+
+@needs_classic
+async def test_a_limit_of_calls_cuts_a_classic_environment_and_its_rubric_counts(
+    tmp_path, monkeypatch
+):
+    config = classic(tmp_path, monkeypatch, kind="turns")
+    [whole] = await play(config, tasks_of(config), "one", "done")
+    assert (whole.status, whole.reward) == (EpisodeStatus.OK, 0.5), whole.error
+    assert [m["content"] for m in whole.turns[1].messages] == ["add 2 and 3", "one", "and 1?"]
+    [cut] = await play(config, tasks_of(config), "done", max_steps=1)
+    assert (cut.status, cut.reward) == (EpisodeStatus.TRUNCATED, 0.5), cut.error
+    assert len(cut.turns) == 1

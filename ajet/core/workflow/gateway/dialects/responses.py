@@ -95,7 +95,18 @@ class Responses:
         ]
         is_cut = finish_reason(turn) == "length"
         return {
-            **_response_fields(identifier, request),
+            "id": identifier,
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": request.model,
+            "error": None,
+            "instructions": None,
+            "metadata": {},
+            "parallel_tool_calls": request.parallel_tool_calls,
+            "temperature": request.overrides.temperature,
+            "top_p": request.overrides.top_p,
+            "tool_choice": request.tool_choice or "auto",
+            "tools": [{"type": "function", **tool["function"]} for tool in request.tools or ()],
             "status": "incomplete" if is_cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "output": _output_items(identifier, turn.reply, request.namespaces),
@@ -217,23 +228,6 @@ def _text(content: Any) -> str:
                 f"input: {part.get('type')!r} is not served: text only", param="input"
             )
     return "".join(str(part.get("text") or "") for part in parts)
-
-
-def _response_fields(identifier: str, request: ChatRequest) -> dict[str, Any]:
-    return {
-        "id": identifier,
-        "object": "response",
-        "created_at": int(time.time()),
-        "model": request.model,
-        "error": None,
-        "instructions": None,
-        "metadata": {},
-        "parallel_tool_calls": request.parallel_tool_calls,
-        "temperature": request.overrides.temperature,
-        "top_p": request.overrides.top_p,
-        "tool_choice": request.tool_choice or "auto",
-        "tools": [{"type": "function", **tool["function"]} for tool in request.tools or ()],
-    }
 
 
 def _output_items(
