@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -293,26 +292,26 @@ def make_learner(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = 
     return Learner(policy, critic, make_kl_controller(config), learning, teacher)
 
 
-def make_adapter_learners(config: AjetConfig, loaded: LoadedModel) -> AdapterLearners:
-    """Makes a learner for each of the config's adapters, over the weights of `loaded`. The model
-    itself stays as it is, without any adapter."""
+def make_adapter_learners(
+    config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = None
+) -> AdapterLearners:
+    """Makes a learner for each of the config's adapters, over the weights of `loaded`."""
     from ajet.core.advantage.kl_controller import make_kl_controller
     from ajet.core.learning.adapter_learners import AdapterLearners
     from ajet.core.learning.learner import Learner, LearnerSettings
     from ajet.core.update.losses.own import own_loss
-    from ajet.core.update.many_adapters import sharing_weights
-    from ajet.core.update.policy import Policy
+    from ajet.core.update.many_adapters import adapter_policies
+    from ajet.core.update.ranks import ONE_RANK
     from ajet.core.update.settings import UpdateSettings
 
-    settings = UpdateSettings.from_config(config)
-    learning, loss = LearnerSettings.from_config(config), own_loss(config)
-    assert settings.lora is not None
-    learners: dict[str, Learner] = {}
-    for name in settings.lora.adapters:
-        own = replace(settings, lora=settings.lora.of_adapter(name))
-        policy = Policy(sharing_weights(loaded.model), own, loss=loss)
-        learners[name] = Learner(policy, None, make_kl_controller(config), learning)
-    return AdapterLearners(learners)
+    settings, learning = UpdateSettings.from_config(config), LearnerSettings.from_config(config)
+    policies = adapter_policies(loaded.model, settings, ranks or ONE_RANK, own_loss(config))
+    return AdapterLearners(
+        {
+            name: Learner(policy, None, make_kl_controller(config), learning)
+            for name, policy in policies.items()
+        }
+    )
 
 
 def make_gateway(config: AjetConfig, offset: int = 0) -> Gateway:

@@ -4,8 +4,9 @@
     python benchmarks/sglang_real.py [--python PATH] [--out benchmarks/results/sglang_real.json]
 
 Starts a server over a tiny Qwen2 saved to a temporary folder and runs tests/replica_contract.py
-against it, then reports for each claim whether it holds and how long it took, the time to load new
-weights from disk, from shared memory and from the device, and tokens a second of 64 requests.
+against it, and one with several adapters for tests/adapter_contract.py. Reports for each claim
+whether it holds and how long it took, the time to load new weights from disk, from shared memory
+and from the device, and tokens a second of 64 requests.
 Log-probabilities are compared at the tolerance of bfloat16 unless --dtype float32 is given.
 """
 
@@ -29,16 +30,17 @@ from ajet.core.weight_sync.live import LiveSource
 from ajet.servers.environment import require_server
 from ajet.servers.process import free_port
 from ajet.servers.sglang import SglangServerArgs, start_sglang
+from tests.adapter_contract import ADAPTER_CONTRACT, LORA, AdapterBench, trainer_models
 from tests.replica_contract import CONTRACT, MAX_LEN, PROMPT, Bench, save, tiny_model
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15}
 REQUESTS, TOKENS = 64, 128
 
 
-async def claims(bench: Bench) -> list[dict[str, Any]]:
+async def claims(bench: Bench | AdapterBench, contract: list[Any]) -> list[dict[str, Any]]:
     """Each claim, whether it holds, and why not."""
     found = []
-    for claim in CONTRACT:
+    for claim in contract:
         started, failure = time.perf_counter(), None
         try:
             await asyncio.wait_for(claim(bench), 300)
@@ -68,6 +70,29 @@ async def loads(bench: Bench, on_device: Any) -> dict[str, Any]:
     return found
 
 
+async def adapter_claims(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    """The claims on several adapters, by a server of their own."""
+    base = tiny_model(0)
+    path = save(base, folder / "adapted" / "model")
+    args = SglangServerArgs(
+        path,
+        free_port(),
+        arguments.python,
+        dtype=arguments.dtype,
+        max_model_len=MAX_LEN,
+        adapters=LORA,
+    )
+    replica = await start_sglang(
+        args, name="r1", log_path=folder / "adapted.log", stop_token_ids=(), deadline_s=900
+    )
+    made, weights = trainer_models(base), WeightFolder(folder / "adapted" / "w")
+    bench = AdapterBench(replica, base, made, weights, tolerance=TOLERANCE[arguments.dtype])
+    try:
+        return await claims(bench, ADAPTER_CONTRACT)
+    finally:
+        await replica.close()
+
+
 async def throughput(bench: Bench) -> float:
     """Sampled tokens a second."""
     sampling = SamplingParams(max_tokens=TOKENS)
@@ -94,13 +119,14 @@ async def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     bench = Bench(replica, models, WeightFolder(folder / "w"), TOLERANCE[arguments.dtype])
     try:
         version = await replica.check_version()
-        held = await claims(bench)
+        held = await claims(bench, CONTRACT)
         ways = await loads(bench, tiny_model(0).to("cuda"))
         return {
             "sglang": version,
             "dtype": arguments.dtype,
             "start_seconds": start_s,
             "claims": held,
+            "adapter_claims": await adapter_claims(arguments, folder),
             "loads": ways,
             "tokens_a_second": await throughput(bench),
         }
@@ -125,7 +151,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         result = asyncio.run(run(arguments, Path(folder)))
     arguments.out.write_text(json.dumps(result, indent=2) + "\n")
-    sys.exit(not all(claim["holds"] for claim in result["claims"]))
+    all_claims = [*result["claims"], *result["adapter_claims"]]
+    sys.exit(not all(claim["holds"] for claim in all_claims))
 
 
 if __name__ == "__main__":

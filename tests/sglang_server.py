@@ -3,9 +3,10 @@
 Requests and answers have the names and forms of sglang.srt.managers.io_struct; an unknown field is
 refused, so that the adapter cannot send what SGLang does not know. Tensors from memory are taken
 within an update session, and a sampling mask needs a top_k, as in the version that it says it is.
-Released weights are lost, as in SGLang without a copy on the CPU, and the scheduler dies
-(`is_dead`) where it must be idle and is not. `sglang_python` makes what stands for the Python that
-has SGLang installed: it starts this file in place of `-m sglang.launch_server`.
+Released weights are lost, unless it keeps a copy on the CPU, and the scheduler dies (`is_dead`)
+where it must be idle and is not. Adapters (lora_models.py) are loaded beside the base.
+`sglang_python` makes what stands for the Python that has SGLang installed: it starts this file in
+place of `-m sglang.launch_server`.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.replicas.in_process import InProcessReplica
 from ajet.core.weight_sync.manifest import Manifest, TensorInfo
 from ajet.servers.environment import version_numbers
+from tests.lora_models import LoraModels
 
 
 class Body(BaseModel):
@@ -52,6 +54,7 @@ class GenerateReqInput(Body):
     sampling_params: SamplingBody
     return_logprob: bool = False
     return_sampling_mask: bool | None = None
+    lora_path: str | None = None
 
 
 class UpdateWeightFromDiskReqInput(Body):
@@ -74,6 +77,16 @@ class BeginWeightUpdateReqInput(Body):
 
 
 class EndWeightUpdateReqInput(Body): ...
+
+
+class LoadLoRAAdapterReqInput(Body):
+    lora_name: str
+    lora_path: str
+    pinned: bool = False
+
+
+class UnloadLoRAAdapterReqInput(Body):
+    lora_name: str
 
 
 class MemoryReqInput(Body):
@@ -100,6 +113,7 @@ class SglangStandIn:
         has_checker=True,
         max_model_len=1024,
         eos_token_ids=(),
+        keeps_weights=False,
     ):
         self.model = model
         self.version = version
@@ -111,12 +125,15 @@ class SglangStandIn:
         self.is_dead = False
         self.is_queueing = False  # what comes waits to be run
         self.loses_weights = False  # answers "success" and changes nothing
+        self.keeps_weights = keeps_weights
         self.weight_version = "default"
         self.released = set()
         self.has_session = False
         self.calls = []
         self.payloads = []  # of the last request with tensors, one for each worker
         self.running = {}
+        self.models = LoraModels(model, max_model_len)
+        self.lora_calls = []
         self.replica = InProcessReplica(
             "inside", model, stop_token_ids=(), max_model_len=max_model_len
         )
@@ -140,8 +157,10 @@ class SglangStandIn:
         self.running[body.rid] = True
         if self.is_queueing:
             return await self._aborted_in_queue(body)
-        slow = asyncio.create_task(self._slowly(body.input_ids, sampling, body.rid))
-        reply = await slow
+        if body.lora_path is not None:
+            reply = await self.models.generate(body.lora_path, body.input_ids, sampling)
+        else:
+            reply = await self._slowly(body.input_ids, sampling, body.rid)
         del self.running[body.rid]
         return self._answer(body, sampling, reply)
 
@@ -179,7 +198,8 @@ class SglangStandIn:
             "completion_tokens": len(reply.token_ids),
         }
         if body.return_logprob:
-            before = self._before_cut(reply, sampling)
+            model = self.models.model(body.lora_path or "")
+            before = self._before_cut(model, reply, sampling)
             drawn = zip(before, reply.token_ids, strict=True)
             meta["output_token_logprobs"] = [[logprob, token, None] for logprob, token in drawn]
         if body.return_sampling_mask and self.has_masks:
@@ -188,12 +208,28 @@ class SglangStandIn:
         output_ids = list(reply.token_ids[:-1] if trimmed else reply.token_ids)
         return {"output_ids": output_ids, "meta_info": meta}
 
-    def _before_cut(self, reply, sampling):
+    def _before_cut(self, model, reply, sampling):
         ids = torch.tensor([[*reply.prompt_ids, *reply.token_ids]])
         with torch.no_grad():
-            logits = self.model(ids).logits[0, len(reply.prompt_ids) - 1 : -1]
+            logits = model(ids).logits[0, len(reply.prompt_ids) - 1 : -1]
         logprobs = (logits / (sampling.temperature or 1.0)).log_softmax(-1)
         return logprobs.gather(1, torch.tensor(reply.token_ids)[:, None])[:, 0].tolist()
+
+    async def load_lora_adapter(self, body: LoadLoRAAdapterReqInput):
+        self.lora_calls.append(("load", body.lora_name))
+        fault = f"{body.lora_name} is already loaded" if body.lora_name in self.models.names else ""
+        return self._lora_answer(fault or self.models.load(body.lora_name, body.lora_path))
+
+    async def unload_lora_adapter(self, body: UnloadLoRAAdapterReqInput):
+        self.lora_calls.append(("unload", body.lora_name))
+        if body.lora_name not in self.models.names:
+            return self._lora_answer(f"{body.lora_name} is not loaded")
+        self.models.unload(body.lora_name)
+        return self._lora_answer("")
+
+    def _lora_answer(self, fault):
+        answer = {"success": not fault, "error_message": fault, "loaded_adapters": {}}
+        return JSONResponse(answer, 400 if fault else 200)
 
     async def update_weights_from_disk(self, body: UpdateWeightFromDiskReqInput):
         from safetensors.torch import load_file
@@ -267,7 +303,7 @@ class SglangStandIn:
     async def release(self, body: MemoryReqInput):
         self.is_dead |= not self.is_idle
         self.released |= set(body.tags or ["weights", "kv_cache"])
-        if "weights" in self.released:
+        if "weights" in self.released and not self.keeps_weights:
             with torch.no_grad():
                 for parameter in self.model.parameters():
                     parameter.zero_()
@@ -298,6 +334,8 @@ class SglangStandIn:
             ("/generate", self.generate, post),
             ("/update_weights_from_disk", self.update_weights_from_disk, post),
             ("/update_weights_from_tensor", self.update_weights_from_tensor, post),
+            ("/load_lora_adapter", self.load_lora_adapter, post),
+            ("/unload_lora_adapter", self.unload_lora_adapter, post),
             ("/flush_cache", self.flush_cache, post),
             ("/release_memory_occupation", self.release, post),
             ("/resume_memory_occupation", self.take_back, post),
@@ -365,10 +403,13 @@ def main():
     parser.add_argument("--model-path", required=True)
     for name in ("--port", "--context-length"):
         parser.add_argument(name, type=int, required=True)
+    parser.add_argument("--enable-weights-cpu-backup", action="store_true")
     asked, _ = parser.parse_known_args()
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(asked.model_path, dtype=torch.float32).eval()
-    stand_in = SglangStandIn(model, max_model_len=asked.context_length)
+    stand_in = SglangStandIn(
+        model, max_model_len=asked.context_length, keeps_weights=asked.enable_weights_cpu_backup
+    )
     uvicorn.run(stand_in.app(), host="127.0.0.1", port=asked.port, log_level="info")
 
 

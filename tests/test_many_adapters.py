@@ -215,8 +215,6 @@ def test_two_sides_of_an_episode_learn_apart_from_rewards_of_their_own(made):
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ("ajet.trainer_common.n_trainer_ranks=2", "n_trainer_ranks is 2; several adapters are"),
-        ("ajet.rollout.name=vllm", "vllm gets one adapter for all calls"),
         ("ajet.trainer_common.lora.rank=0", "lora.rank is 0"),
         ("ajet.trainer_common.algorithm.adv_estimator=gae", "a critic for each"),
         ("ajet.kind=supervised", "several learn apart from rewards"),
@@ -231,11 +229,12 @@ def test_what_cannot_be_honoured_is_refused_in_one_line(made, users, given, reas
         load_config(parts.config.yaml_path, [given])
 
 
-def test_explorer_and_trainer_as_two_commands_are_refused_several_adapters(users):
+def test_trinity_serves_one_adapter_for_all_calls(users):
     path = users[0].config.yaml_path
-    load_config(path, ["trinity.mode=both"], backbone="trinity")
-    with pytest.raises(ConfigError, match=r"trinity\.mode explore knows one adapter for all"):
-        load_config(path, ["trinity.mode=explore"], backbone="trinity")
+    for mode in ("both", "colocate", "train", "explore", "bench"):
+        load_config(path, [f"trinity.mode={mode}"], backbone="trinity")
+    with pytest.raises(ConfigError, match=r"trinity\.mode serve has one adapter for all calls"):
+        load_config(path, ["trinity.mode=serve"], backbone="trinity")
 
 
 def test_a_call_or_a_task_without_an_adapter_is_told_which_there_are(made):

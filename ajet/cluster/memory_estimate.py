@@ -68,6 +68,14 @@ class EngineMemoryInputs:
     max_model_len: int = 18000
     max_num_seqs: int = 64
     value_bytes: int = 2
+    lora_rank: int = 0
+    """The rank of several adapters together, which lie beside the weights."""
+
+    def resident_bytes(self, shape: ModelShape) -> float:
+        """Returns what a GPU of the engine has before its cache: its part of the weights, and all
+        adapters."""
+        adapters = shape.lora_parameters(self.lora_rank) if self.lora_rank else 0
+        return self.value_bytes * (shape.parameters / self.tensor_parallel + adapters)
 
 
 def trainer_memory(shape: ModelShape, inputs: TrainerMemoryInputs) -> list[MemoryPart]:
@@ -176,20 +184,22 @@ def engine_memory(
     has a part of the KV heads, at least one: with more GPUs than heads, several have the same.
     """
     weights = inputs.value_bytes * shape.parameters / inputs.tensor_parallel / GIB
-    cache = inputs.share * gpu_gib - weights - RUNTIME_GIB
+    adapters = inputs.resident_bytes(shape) / GIB - weights
+    cache = inputs.share * gpu_gib - weights - adapters - RUNTIME_GIB
     tokens = cache_tokens(shape, gpu_gib, inputs)
-    return [
+    parts = [
         MemoryPart("weights", weights, f"{inputs.value_bytes} bytes, 1/{inputs.tensor_parallel}"),
+        MemoryPart("adapters", adapters, f"{inputs.value_bytes} bytes, all of them"),
         MemoryPart("KV cache", max(cache, 0.0), f"{tokens:,} tokens: what the share leaves"),
         MemoryPart("runtime", RUNTIME_GIB, "CUDA, NCCL"),
     ]
+    return parts if inputs.lora_rank else [part for part in parts if part.name != "adapters"]
 
 
 def cache_tokens(shape: ModelShape, gpu_gib: float, inputs: EngineMemoryInputs) -> int:
     """Returns how many tokens an engine's cache holds. Every GPU of the engine holds all of them,
     for its own KV heads."""
-    weights = inputs.value_bytes * shape.parameters / inputs.tensor_parallel
-    cache = inputs.share * gpu_gib * GIB - weights - RUNTIME_GIB * GIB
+    cache = inputs.share * gpu_gib * GIB - inputs.resident_bytes(shape) - RUNTIME_GIB * GIB
     parts = min(inputs.tensor_parallel, shape.kv_heads)
     token_bytes = inputs.value_bytes * shape.kv_values_per_token / parts
     return max(0, int(cache / token_bytes))
@@ -222,6 +232,7 @@ def engine_memory_inputs(config: AjetConfig, *, gpu: bool = True) -> EngineMemor
         max_model_len=rollout.max_model_len,
         max_num_seqs=rollout.num_server_seqs,
         value_bytes=BYTES[dtype_on(config, gpu=gpu)],
+        lora_rank=config.ajet.trainer_common.lora.total_rank if config.has_several_adapters else 0,
     )
 
 
@@ -237,6 +248,8 @@ class NodeMemoryInputs:
     """Whether it is the node of trainer rank 0, which reads the whole model."""
     shared: MemoryPart = MemoryPart("/dev/shm", 0.0, "")
     """What is in shared memory at once."""
+    keeps_bases: bool = False
+    """Whether each engine keeps its weights in CPU memory while it sleeps."""
 
 
 @dataclass(frozen=True)
@@ -267,6 +280,7 @@ def node_memory(
     running = [
         MemoryPart("offloaded", inputs.ranks * offloaded_memory(shape, trainer), "param_offload"),
         inputs.shared,
+        MemoryPart("bases", inputs.keeps_bases * inputs.engines * whole, "of servers that sleep"),
     ]
     copies = 1 + (trainer.has_reference and not trainer.lora_rank)
     loading = MemoryPart(

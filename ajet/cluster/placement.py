@@ -174,7 +174,7 @@ class ResourceRequest:
             generates=mode != "train",
             samples=config.samples,
             clients_run_episodes=config.clients_run_episodes,
-            n_trainer_ranks=1 if config.has_several_adapters else trainer.n_trainer_ranks,
+            n_trainer_ranks=trainer.n_trainer_ranks,
             n_engines=rollout.n_vllm_engine,
             tensor_parallel=rollout.tensor_model_parallel_size,
             in_process=rollout.name == "in_process",

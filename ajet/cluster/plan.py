@@ -98,6 +98,9 @@ class ClusterPlan:
             weight_bytes=self.engine_inputs.value_bytes,
             reads_model=any(each.bundle == bundle for each in placement.trainer[:1]),
             shared=self.shared_memory,
+            keeps_bases=self.config.has_several_adapters
+            and self.engine != "in_process"
+            and placement.shares_gpus,
         )
         return node_memory(self.shape, self.trainer_inputs, inputs)
 
@@ -122,7 +125,10 @@ class ClusterPlan:
 
     @property
     def sends_adapters(self) -> bool:
-        """Tells whether the engines get adapters alone and add them to their weights themselves."""
+        """Tells whether the engines get adapters alone, and add them to their weights themselves or
+        compute them beside."""
+        if self.config.has_several_adapters:
+            return True
         return self.config.ajet.trainer_common.lora.rank > 0 and self.engine != "sglang"
 
     @property
@@ -374,7 +380,9 @@ def _sync_seconds(plan: ClusterPlan) -> tuple[float, str]:
     if not method:
         return 0.0, ""
     amount = f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:,.1f} MB"
-    if plan.sends_adapters:
+    if plan.config.has_several_adapters:
+        amount += " of adapters"
+    elif plan.sends_adapters:
         amount += " of adapters, without the adding of them to the weights,"
     if method == "nccl":
         return num_bytes / BROADCAST_BYTES, f"{amount} by broadcast"

@@ -160,7 +160,12 @@ class RouterProcess:
     async def _load_and_resume(
         self, source: WeightSource | BroadcastSource, version: int
     ) -> SyncReport:
-        if self._server is not None and isinstance(source, FolderSource) and not source.adapters:
+        keeps_base = self._config.has_several_adapters
+        if (
+            self._server is not None
+            and isinstance(source, FolderSource)
+            and not (source.adapters or keeps_base)
+        ):
             # The files of older ones may be removed; those that adapters are added to stay.
             self._server = replace(self._server, weights=source)
         report = await self._router.load_weights(source, version)

@@ -77,8 +77,9 @@ class RunProcesses:
             in_memory = method == "memory" or (not uses_files and start_in_memory(placement))
             self._weights_root = make_weight_store(folder.path, in_memory=in_memory, notice=notice)
         if self._has_engines and method == "nccl":
-            is_vllm = self._engine == "vllm"  # whose workers are receivers themselves
-            width = config.ajet.rollout.tensor_model_parallel_size if is_vllm else 1
+            # Workers of vLLM are receivers themselves; several adapters are loaded from files.
+            by_workers = self._engine == "vllm" and not config.has_several_adapters
+            width = config.ajet.rollout.tensor_model_parallel_size if by_workers else 1
         if self._has_engines:
             logger.info(f"weights travel {WAYS[method]}")
         self.engines = Engines(config, [options(each) for each in placement.engines])

@@ -129,7 +129,7 @@ class TrainerRank:
             self._sender = BroadcastSender(self._address[0], backend="ipc")
         self._several: AdapterLearners | None = None
         if config.has_several_adapters:
-            self._several = assembly.make_adapter_learners(config, loaded)
+            self._several = assembly.make_adapter_learners(config, loaded, ranks)
         self._learner = self._several or assembly.make_learner(config, loaded, ranks)
         keep = config.ajet.trainer_common.max_checkpoints_to_keep
         self._checkpoints = LearnerCheckpoints(
@@ -180,7 +180,7 @@ class TrainerRank:
     def write_model(self, version: int) -> FolderSource | None:
         """Writes the model that servers start from: all weights, or the base if adapters travel
         alone. Rank 0 returns the folder."""
-        weights = self._learner.policy.weights(is_base=self._adapters is not None)
+        weights = self._learner.policy.weights(is_base=not self._sends_all_weights)
         return self._folder.write(version, weights) if self._folder else _gather(weights)
 
     def write(self, version: int) -> FolderSource | None:
@@ -410,7 +410,7 @@ class TrainerGroup:
         """Writes the model that servers start from below `weights_root`."""
         found = (await self._all("write_model", version))[0]
         assert found is not None
-        if not self._sends_adapters:
+        if not (self._sends_adapters or self._config.has_several_adapters):
             self._published = found
         return found
 

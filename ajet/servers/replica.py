@@ -8,6 +8,8 @@
 A prompt is checked here, before it is sent: an id beyond the vocabulary ends a vLLM server that has
 no tokenizer, and with it every other request.
 
+A server with several adapters (adapters.py) gets their weights alone, while requests run.
+
 While it is paused and nothing runs, a server is idle: it gets control requests (weights, memory),
 which have deadlines, but no health checks, which may sample a token in between.
 
@@ -19,7 +21,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -38,6 +41,8 @@ from ajet.core.weight_sync.manifest import (
     WeightsError,
     WeightSource,
 )
+from ajet.core.weight_sync.unused_memory import release_unused_memory
+from ajet.servers.adapters import ServedAdapters
 from ajet.servers.process import ServerProcess
 
 CONNECT_S, HEALTH_S = 10.0, 10.0
@@ -60,7 +65,8 @@ class ServedModel:
 
 
 class ServerReplica:
-    """The base class of replicas over HTTP. `process` is the server if this process started it."""
+    """The base class of replicas over HTTP. `process` is the server if this process started it, and
+    `adapters` are those that it was started for."""
 
     def __init__(
         self,
@@ -70,12 +76,13 @@ class ServerReplica:
         *,
         process: ServerProcess | None = None,
         version: int = 0,
+        adapters: ServedAdapters | None = None,
     ) -> None:
         self.name = name
         self.url = url
         self.version = version
         self.process = process
-        self._model = model
+        self._model, self._adapters = model, adapters
         self._gate = Gate()
         self._probing = asyncio.Lock()  # held during a health check
         self._abort_tasks: set[asyncio.Task[Any]] = set()
@@ -92,7 +99,7 @@ class ServerReplica:
         self, prompt_ids: list[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
         """Sends one request, which is checked and has passed the gate; `max_tokens` fits the
-        context."""
+        context, and `adapter` is the server's name of it."""
         raise NotImplementedError
 
     async def send_abort(self, request_id: str) -> None:
@@ -127,6 +134,14 @@ class ServerReplica:
         """Has the server, which has no request, empty its prefix cache."""
         raise NotImplementedError
 
+    async def load_adapter(self, name: str, path: Path) -> None:
+        """Has the server load an adapter from a folder, beside those that it has."""
+        raise NotImplementedError
+
+    async def unload_adapter(self, name: str) -> None:
+        """Has the server forget an adapter, with which nothing runs."""
+        raise NotImplementedError
+
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
@@ -136,7 +151,13 @@ class ServerReplica:
             return Completion(tuple(prompt_ids), (), (), "abort", self.version)
         try:
             limited = limit_sampling(sampling, room, self._model.stop_token_ids)
-            return await self.sample(list(prompt_ids), limited, request_id)
+            adapters = self._adapters
+            if adapters is None or not (sampling.adapter or adapters.base_is_adapter):
+                return await self.sample(list(prompt_ids), limited, request_id)
+            with adapters.sampling_with(sampling.adapter) as loaded:
+                own = replace(limited, adapter=loaded.name)
+                reply = await self.sample(list(prompt_ids), own, request_id)
+            return replace(reply, policy_version=loaded.version)
         finally:
             self._gate.leave(request_id)
 
@@ -191,7 +212,13 @@ class ServerReplica:
 
     async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
         """Loads weights from a folder that the server can read, whose checksums are checked here
-        first. Running requests are waited for."""
+        first. Running requests are waited for. Several adapters are received here, whatever way
+        they come, and loaded while requests run."""
+        if self._adapters is not None:
+            report = await self._adapters.publish(source, version, self)
+            release_unused_memory()
+            self.version = version
+            return report
         if not isinstance(source, FolderSource):
             raise WeightsError(
                 f"{self.name}: this server takes weights from a folder or a broadcast, not from "
@@ -229,6 +256,8 @@ class ServerReplica:
         await self._client.aclose()
         if self.process is not None:
             await self.process.stop()
+        if self._adapters is not None:
+            self._adapters.close()
 
     async def request(
         self, method: str, path: str, *, timeout: float | None = None, **options: Any
@@ -306,8 +335,6 @@ def limit_sampling(
 ) -> SamplingParams:
     """Returns the parameters with `max_tokens` limited to `room`, and with the model's stop
     tokens."""
-    from dataclasses import replace
-
     stops = tuple(sorted({*stop_token_ids, *sampling.stop_token_ids}))
     return replace(sampling, max_tokens=min(sampling.max_tokens, room), stop_token_ids=stops)
 

@@ -10,6 +10,7 @@ replicas (they need a loaded model).
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import subprocess
 import sys
@@ -30,6 +31,8 @@ from ajet.servers.environment import (
     version_numbers,
 )
 from ajet.servers.process import free_port
+from ajet.servers.replica import check_weights
+from ajet.servers.vllm import max_lora_rank
 
 if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
@@ -104,8 +107,6 @@ def planned_engine(config: AjetConfig, *, on_gpu: bool) -> EngineName:
     name = config.ajet.rollout.name
     if name != "auto":
         return name
-    if config.has_several_adapters:
-        return "in_process"
     return PACKAGES[0].engine if on_gpu and asked_dtype(config) != "float64" else "in_process"
 
 
@@ -152,6 +153,8 @@ def require_engine(config: AjetConfig, engine: ServerName, *, on_gpu: bool) -> N
     python = server_python(config, engine=engine, on_gpu=on_gpu)
     if engine == "sglang":
         _check_cuts(config)
+    elif config.has_several_adapters:  # which the engine's process receives, not the server
+        max_lora_rank(config.ajet.trainer_common.lora.rank)
     elif on_gpu and config.ajet.backbone == "trinity" and config.trinity.broadcasts:
         _check_nccl(python)
 
@@ -209,8 +212,12 @@ async def start_server(
     config: AjetConfig, start: ServerSpec, *, name: str, log_path: Path
 ) -> ServerReplica:
     """Starts the config's server over published weights and waits until it is healthy. The weights
-    are then loaded once more in place, which checks their names and checksums."""
+    are then loaded once more in place, which checks their names and checksums; or, as a base that
+    stays as it is, checked before. The adapters beside it come with the first `load_weights`."""
     with start.weights.read_lock():
+        if config.has_several_adapters:
+            await asyncio.to_thread(check_weights, start.weights)
+            return await _start(config, start, name=name, log_path=log_path)
         replica = await _start(config, start, name=name, log_path=log_path)
         try:
             await replica.load_weights(start.weights, start.weights.version)

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ajet.core.config.precision import dtype_on
+from ajet.core.update.settings import LoraSettings
+from ajet.servers.adapters import ServedAdapters
 from ajet.servers.replica import ServedModel
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ class ServerSettings:
     gpu_memory_utilization: float = 0.6
     seed: int = 0
     deterministic: bool = True
+    adapters: LoraSettings | None = None
+    """Set where the server serves several adapters over the weights that it starts with."""
 
     @classmethod
     def from_config(
@@ -59,6 +63,7 @@ class ServerSettings:
             gpu_memory_utilization=config.gpu_memory_utilization,
             seed=config.ajet.seed,
             deterministic=rollout.deterministic,
+            adapters=LoraSettings.from_config(config) if config.has_several_adapters else None,
         )
 
     def served_model(self, stop_token_ids: tuple[int, ...]) -> ServedModel:
@@ -66,3 +71,11 @@ class ServerSettings:
         model_config = json.loads((Path(self.model_path) / "config.json").read_text("utf-8"))
         vocab_size = model_config.get("vocab_size") or model_config["text_config"]["vocab_size"]
         return ServedModel(self.model_path, vocab_size, self.max_model_len, stop_token_ids)
+
+    def served_adapters(self, name: str, *, base_is_adapter: bool = False) -> ServedAdapters | None:
+        """Returns the adapters of the server of this name; their files lie beside its weights."""
+        if self.adapters is None:
+            return None
+        own = f"{name.replace(' ', '_')}-{self.port}"
+        folder = Path(self.model_path).parent / "served" / own
+        return ServedAdapters(self.adapters, folder, base_is_adapter=base_is_adapter)

@@ -3,7 +3,7 @@
     arguments = SglangServerArgs.from_config(config, model_path=…, port=30000, python=…, …)
     replica = await start_sglang(arguments, name="r0", log_path=…, stop_token_ids=…)
 
-Needs CUDA. Not covered: several machines for one engine, quantisation, LoRA.
+Needs CUDA. Not covered: several machines for one engine, quantisation.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ajet.servers.adapters import adapted_modules, versions_of
 from ajet.servers.process import SAFE_PATH_ENVIRONMENT, Command, ServerProcess
 from ajet.servers.settings import START_S, ServerSettings
 from ajet.servers.sglang_replica import SglangReplica
@@ -40,6 +41,15 @@ class SglangServerArgs(ServerSettings):
         flags = ["--skip-tokenizer-init", "--enable-memory-saver"]
         if self.deterministic:  # without this flag SGLang ignores a request's seed
             flags.append("--enable-deterministic-inference")
+        if self.adapters is not None:
+            flags += ["--enable-lora", "--enable-weights-cpu-backup"]  # the base survives a sleep
+            pairs |= {
+                "--max-lora-rank": self.adapters.rank,
+                "--max-loras-per-batch": len(self.adapters.adapters) + 1,  # the base counts as one
+                "--max-loaded-loras": versions_of(self.adapters),
+            }
+            modules = adapted_modules(self.adapters, Path(self.model_path))
+            flags += ["--lora-target-modules", *modules]
         texts = [text for key, value in pairs.items() for text in (key, str(value))]
         return [self.python, "-m", "sglang.launch_server", *texts, *flags]
 
@@ -63,6 +73,7 @@ async def start_sglang(
         args.served_model(stop_token_ids),
         process=process,
         version=version,
+        adapters=args.served_adapters(name),
         num_workers=args.tensor_parallel_size,
     )
 

@@ -13,6 +13,8 @@
                      memory of the same device, within a session (`/begin_weight_update`,
                      `/end_weight_update`) from 0.5.21 on; `/flush_cache`. This process is the
                      receiver of a broadcast, and gives the server handles of what has come
+    several adapters `/load_lora_adapter`, `/unload_lora_adapter`; a request names one as its
+                     `lora_path`
     sleep            `/release_memory_occupation`, `/resume_memory_occupation`
 
 SGLang before 0.5.10 lets a stranger run code in it, so it is refused. `servers/sglang.py` starts
@@ -33,6 +35,7 @@ import io
 import time
 from collections.abc import AsyncIterator, Generator
 from contextlib import asynccontextmanager, closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loguru import logger
@@ -52,6 +55,7 @@ from ajet.core.weight_sync.manifest import (
     WeightSource,
 )
 from ajet.core.weight_sync.unused_memory import release_unused_memory
+from ajet.servers.adapters import ServedAdapters
 from ajet.servers.environment import server_package, version_numbers
 from ajet.servers.process import ServerProcess
 from ajet.servers.replica import LOAD_S, ServedModel, ServerReplica
@@ -86,12 +90,13 @@ class SglangReplica(ServerReplica):
         *,
         process: ServerProcess | None = None,
         version: int = 0,
+        adapters: ServedAdapters | None = None,
         num_workers: int = 1,
         memory_saver: bool = True,
     ) -> None:
         """`num_workers` is its tensor-parallel size. `memory_saver` says that it was started with
         the memory saver; without it `sleep` only empties the cache."""
-        super().__init__(name, url, model, process=process, version=version)
+        super().__init__(name, url, model, process=process, version=version, adapters=adapters)
         self._num_workers = num_workers
         self._memory_saver = memory_saver
         self._asleep: set[str] = set()
@@ -174,13 +179,16 @@ class SglangReplica(ServerReplica):
             self._asleep = set(MEMORY_TAGS)
 
     async def wake(self) -> None:
-        """Allocates the memory of the weights, which may be lost, so load them before `resume`.
-        That of the cache is room for what a load needs until then."""
+        """Allocates the memory of the weights, which may be lost, so load them before `resume`. Of
+        a base with several adapters the server has kept a copy. The memory of the cache is room for
+        what a load needs until then."""
         await self._resume_memory({"weights"} & self._asleep)
 
     async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
         """Loads weights from a folder; or tensors that this process has, or receives from a
         broadcast, on the server's device."""
+        if self._adapters is not None:
+            return await super().load_weights(source, version)
         if source.adapters is not None:
             raise WeightsError(f"{self.name}: an SGLang server takes no adapters alone")
         if isinstance(source, FolderSource):
@@ -202,6 +210,15 @@ class SglangReplica(ServerReplica):
         await self._load("/update_weights_from_disk", body)
         await self.send_empty_cache()
         return await self._verified_report(manifest, started)
+
+    async def load_adapter(self, name: str, path: Path) -> None:
+        """Loads an adapter from a folder as peft writes it."""
+        await self._resume_memory({"weights"} & self._asleep)
+        await self._load("/load_lora_adapter", {"lora_name": name, "lora_path": str(path)})
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forgets an adapter, and frees its memory."""
+        await self._load("/unload_lora_adapter", {"lora_name": name})
 
     async def _send_tensors(self, source: WeightSource) -> SyncReport:
         started = time.perf_counter()
@@ -248,7 +265,8 @@ class SglangReplica(ServerReplica):
         except ModelError as error:
             raise WeightsError(str(error)) from error
         if not answer["success"]:
-            raise WeightsError(f"{self.name}: POST {path}: {answer['message']}")
+            reason = answer.get("message") or answer.get("error_message")
+            raise WeightsError(f"{self.name}: POST {path}: {reason}")
 
     async def _verified_report(self, manifest: Manifest, started: float) -> SyncReport:
         """Returns the report of a load, after comparing checksums: the server's must change exactly
@@ -349,12 +367,14 @@ def request_body(
     }
     if has_cut(sampling):
         sampling_params |= {"top_p": sampling.top_p, "top_k": sampling.top_k}
-    body = {
+    body: dict[str, Any] = {
         "rid": request_id,
         "input_ids": prompt_ids,
         "sampling_params": sampling_params,
         "return_logprob": True,
     }
+    if sampling.adapter:
+        body |= {"lora_path": sampling.adapter}
     return body | {"return_sampling_mask": True} if has_cut(sampling) else body
 
 

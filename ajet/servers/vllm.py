@@ -6,7 +6,7 @@
 No tokenizer is loaded there: token ids go in and come out. vLLM runs in an environment of its own
 (environment.py), so this file imports none of it.
 
-Not covered: several machines for one engine, quantisation, LoRA.
+Not covered: several machines for one engine, quantisation.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ajet.core.error_codes import Code
+from ajet.core.errors import ConfigError
+from ajet.servers.adapters import versions_of
 from ajet.servers.process import SAFE_PATH_ENVIRONMENT, Command, ServerProcess
 from ajet.servers.settings import START_S, ServerSettings
 from ajet.servers.vllm_replica import VllmReplica
@@ -22,6 +25,8 @@ from ajet.servers.vllm_replica import VllmReplica
 WORKER_EXTENSION = "ajet_weight_loading.WeightLoading"
 EXTENSION_FOLDER = Path(__file__).with_name("worker_extension")
 CPU_CACHE_GIB = 1
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The values of `--max-lora-rank`; an adapter may have any rank up to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,13 @@ class VllmServerArgs(ServerSettings):
         else:
             common |= {"--gpu-memory-utilization": self.gpu_memory_utilization}
             flags += ["--enable-sleep-mode"]
+        if self.adapters is not None:
+            flags += ["--enable-lora"]
+            common |= {
+                "--max-lora-rank": max_lora_rank(self.adapters.rank),
+                "--max-loras": len(self.adapters.adapters) + 1,  # in one batch, and the base
+                "--max-cpu-loras": versions_of(self.adapters),
+            }
         pairs = [text for key, value in common.items() for text in (key, str(value))]
         # The `vllm` command does not find the metadata of the CPU's package.
         return [self.python, "-m", "vllm.entrypoints.openai.api_server", *pairs, *flags]
@@ -65,6 +77,8 @@ class VllmServerArgs(ServerSettings):
             "VLLM_SERVER_DEV_MODE": "1",  # /pause, /collective_rpc and the like
             "PYTHONPATH": str(EXTENSION_FOLDER),
         }
+        if self.adapters is not None:
+            common |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
         if self.device != "cpu":
             return common
         return common | {
@@ -72,6 +86,18 @@ class VllmServerArgs(ServerSettings):
             # Several on one machine would otherwise all take its first cores.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         }
+
+
+def max_lora_rank(rank: int) -> int:
+    """Returns the smallest value of `--max-lora-rank` for adapters of this rank."""
+    for each in RANKS:
+        if each >= rank:
+            return each
+    raise ConfigError(
+        f"ajet.trainer_common.lora.rank={rank}: vLLM has adapters of rank {RANKS[-1]} at most; "
+        "lower it, or set ajet.rollout.name=in_process",
+        code=Code.SERVER_SETTING,
+    )
 
 
 async def start_vllm(
@@ -93,6 +119,9 @@ async def start_vllm(
         model,
         process=process,
         version=version,
+        # On a CPU vLLM 0.32 computes rows without an adapter with one of the others', where a batch
+        # has both (lora/ops/torch_ops: an index of -1 is the last one).
+        adapters=args.served_adapters(name, base_is_adapter=True),
         sleep_mode=args.sleep_mode,
     )
 

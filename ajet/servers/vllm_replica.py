@@ -8,6 +8,8 @@
     weights             our worker extension reads a folder in place, or takes part in a broadcast;
                         adapters alone are added to the weights that the server began with
                         (servers/worker_extension/)
+    several adapters    `/v1/load_lora_adapter`, `/v1/unload_lora_adapter`
+                        (VLLM_ALLOW_RUNTIME_LORA_UPDATING=1); a request names one as its model
 
 Start it with `servers/vllm.py`. Not covered: stop strings (the recorder cuts there), vLLM
 before 0.32.
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ajet.core.error_codes import Code
@@ -26,6 +29,7 @@ from ajet.core.inference.replica import ReplicaDown
 from ajet.core.weight_sync.broadcast import BroadcastReceiver, HandoverReceiver
 from ajet.core.weight_sync.folder import FolderSource
 from ajet.core.weight_sync.manifest import Manifest, SyncReport, WeightsError, WeightSource
+from ajet.servers.adapters import ServedAdapters
 from ajet.servers.process import ServerProcess
 from ajet.servers.replica import LOAD_S, ServedModel, ServerReplica
 
@@ -45,11 +49,12 @@ class VllmReplica(ServerReplica):
         *,
         process: ServerProcess | None = None,
         version: int = 0,
+        adapters: ServedAdapters | None = None,
         sleep_mode: bool = False,
     ) -> None:
         """`sleep_mode` says that the server has vLLM's sleep mode (GPUs). Without it `sleep` only
         empties the cache."""
-        super().__init__(name, url, model, process=process, version=version)
+        super().__init__(name, url, model, process=process, version=version, adapters=adapters)
         self._sleep_mode = sleep_mode
         self._asleep: set[str] = set()  # what is not in the device's memory: weights, kv_cache
         self._has_weights = True
@@ -63,7 +68,7 @@ class VllmReplica(ServerReplica):
             answer = await self.request(
                 "POST",
                 "/v1/completions",
-                json=request_body(self._model.path, prompt_ids, sampling),
+                json=request_body(sampling.adapter or self._model.path, prompt_ids, sampling),
                 headers={"X-Request-Id": request_id},
             )
         except ReplicaDown as down:
@@ -114,13 +119,15 @@ class VllmReplica(ServerReplica):
 
     async def sleep(self) -> None:
         """Frees the cache, and with sleep mode the weights: new ones are loaded before it resumes,
-        so no copy of the old ones is kept."""
+        so no copy of the old ones is kept. Several adapters are loaded beside the base, of which
+        vLLM keeps a copy in the CPU's memory."""
         await self.pause()
         if not self._sleep_mode:
             await self.send_empty_cache()
         elif not self._asleep:
-            await self.post_memory_control("/sleep", params={"level": 2})
-            self._asleep, self._has_weights = {"weights", "kv_cache"}, False
+            keeps_copy = self._adapters is not None
+            await self.post_memory_control("/sleep", params={"level": 1 if keeps_copy else 2})
+            self._asleep, self._has_weights = {"weights", "kv_cache"}, keeps_copy
 
     async def wake(self) -> None:
         """Allocates the memory of the weights. That of the cache is room for what a load needs
@@ -130,7 +137,8 @@ class VllmReplica(ServerReplica):
     async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
         """Loads weights from a folder, or from a broadcast, of which each worker is a receiver.
         Running requests are waited for."""
-        if not isinstance(source, BroadcastReceiver | HandoverReceiver):
+        is_received_there = isinstance(source, BroadcastReceiver | HandoverReceiver)
+        if self._adapters is not None or not is_received_there:
             return await super().load_weights(source, version)
         async with self.paused():
             where = {"memberships": json.dumps(source.memberships())}
@@ -154,6 +162,27 @@ class VllmReplica(ServerReplica):
                 )
         slowest = max(report["seconds"] for report in reports)
         return SyncReport(source.version, slowest, manifest.num_bytes, manifest.checksum)
+
+    async def load_adapter(self, name: str, path: Path) -> None:
+        """Loads an adapter from a folder as peft writes it."""
+        await self._resume_memory({"weights"} & self._asleep)
+        await self._send_adapter("load", {"lora_name": name, "lora_path": str(path)})
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forgets an adapter; its memory is used for another when the server needs it."""
+        await self._send_adapter("unload", {"lora_name": name})
+
+    async def _send_adapter(self, what: str, body: dict[str, str]) -> None:
+        path = f"/v1/{what}_lora_adapter"
+        try:
+            await self.request("POST", path, timeout=LOAD_S, json=body)
+        except ModelError as error:
+            raise WeightsError(str(error)) from error
+        except ReplicaDown as down:
+            if f"{path}: 500 " not in str(down):
+                raise
+            # So it says that an adapter does not fit; another server would say the same.
+            raise WeightsError(str(down)) from down
 
     async def _load(
         self, method: str, source: WeightSource, where: Mapping[str, str]

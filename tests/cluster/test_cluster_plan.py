@@ -273,6 +273,26 @@ def test_several_adapters_count_each_on_disk_and_in_the_trainer(tmp_path):
     assert two.trainer_inputs.lora_rank == one.trainer_inputs.lora_rank == 16
 
 
+@pytest.mark.parametrize("server", ["vllm", "sglang"])
+def test_several_adapters_lie_beside_the_weights_of_a_server_that_keeps_them_asleep(
+    tmp_path, server
+):
+    """Of rank 8 all linear layers of the model have 20,185,088 weights."""
+    lora, named = "ajet.trainer_common.lora", f"ajet.rollout.name={server}"
+    two = plan_of(
+        config_of(tmp_path, "verl", named, f"{lora}.rank=8", f"{lora}.adapters=[a,b]"), QWEN_7B
+    )
+    parts = gib_of(two.engine_parts)
+    assert parts["adapters"] == pytest.approx(2 * 2 * 20_185_088 / 2**30)
+    assert two.sent_bytes == 4 * 2 * 20_185_088
+    bases = next(part for part in two.largest_node.parts if part.name == "bases")
+    engines = len(two.placement.engines)
+    assert bases.gib == pytest.approx(engines * 2 * 7_615_616_512 / 2**30)
+    one = plan_of(config_of(tmp_path, "verl", named, f"{lora}.rank=8"), QWEN_7B)
+    assert "adapters" not in gib_of(one.engine_parts)
+    assert "bases" not in [part.name for part in one.largest_node.parts]
+
+
 def test_a_disaggregated_step_takes_the_longer_side_and_a_colocated_one_both(tmp_path):
     verl = plan_of(config_of(tmp_path, "verl"), QWEN_7B).times
     assert verl.step_s == verl.rollout_s + verl.update_s + verl.sync_s

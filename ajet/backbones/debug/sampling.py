@@ -2,7 +2,8 @@
 
     shared     the in-process engine: new weights are there as soon as they are published
     server     vLLM or SGLang in a process of its own: weights reach it through files in shared
-               memory, as on backbone verl; during an update it frees its memory on a GPU
+               memory, as on backbone verl; during an update it frees its memory on a GPU. Of
+               several adapters it gets the base once
 
 `rollout.name` chooses; on a GPU `auto` takes a server that is installed. Without one the in-process
 engine samples, and a line says so where a server was named. Not covered: several servers, or one
@@ -30,6 +31,7 @@ from ajet.core.model.load import resolve_device
 from ajet.core.model.save import model_files
 from ajet.core.record.run_folder import RunFolder, shown_path
 from ajet.core.weight_sync.folder import WeightFolder
+from ajet.core.weight_sync.live import LiveSource
 from ajet.servers.serving import EngineName, ServerSpec, engine_of_one_process, start_server
 
 if TYPE_CHECKING:
@@ -100,11 +102,12 @@ class ServerSampling:
         folder: RunFolder,
         engine: ServerName,
         loaded: LoadedModel,
-        learner: Learner,
+        learner: Learner | AdapterLearners,
         template: ChatTemplate,
     ) -> None:
         self.endpoint = ServedEndpoint()
         self._config, self._policy = config, learner.policy
+        self._several = learner if isinstance(learner, AdapterLearners) else None
         self._engine: ServerName = engine
         self._ends = template.stop_token_ids
         self._log = folder.logs / f"{engine}.log"
@@ -115,14 +118,18 @@ class ServerSampling:
     async def start(self, version: int) -> None:
         """Starts the server and waits until it is healthy."""
         on_gpu = self._policy.device.type == "cuda"
-        weights = self._weights.write(version, self._policy.weights())
+        is_base = self._several is not None
+        weights = self._weights.write(version, self._policy.weights(is_base=is_base))
         spec = ServerSpec(self._engine, on_gpu, weights, self._ends)
         logger.info(f"starting {self._engine}; it writes into {shown_path(self._log)}")
         with self._server_errors():
             self.endpoint.replica = await start_server(
                 self._config, spec, name=SERVER, log_path=self._log
             )
-        self._is_started = True
+            self._is_started = True
+            if self._several is not None:
+                adapters = LiveSource(version, self._several.weights)
+                await self.endpoint.replica.load_weights(adapters, version)
 
     async def sleep(self) -> None:
         with self._server_errors():
@@ -131,7 +138,10 @@ class ServerSampling:
     async def publish(self, version: int) -> dict[str, float]:
         """Wakes the server and has it load the weights from files, which are checked."""
         replica = self.endpoint.replica
-        weights = self._weights.write(version, self._policy.weights())
+        if self._several is None:
+            weights = self._weights.write(version, self._policy.weights())
+        else:
+            weights = LiveSource(version, self._several.weights)
         with self._server_errors():
             await replica.wake()
             report = await replica.load_weights(weights, version)
@@ -184,7 +194,7 @@ def make_sampling(
     template: ChatTemplate,
 ) -> SharedSampling | ServerSampling:
     """Makes the engine over the learner's policy; a server is not started yet."""
-    if isinstance(learner, AdapterLearners):
+    if isinstance(learner, AdapterLearners) and engine == "in_process":
         engine_of_all = assembly.make_engine(config, loaded, template, adapters=learner.models)
         return SharedSampling(engine_of_all)
     if engine == "in_process":

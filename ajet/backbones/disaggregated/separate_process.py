@@ -20,6 +20,7 @@ from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
 from ajet.core.interrupt import Interrupt
 from ajet.core.judge import make_judge
+from ajet.core.learning.adapter_learners import AdapterLearners
 from ajet.core.learning.learner import Learner, TrainBatch
 from ajet.core.model.save import model_files
 from ajet.core.record.recorded_run import load_template
@@ -35,7 +36,7 @@ from ajet.exchange.gateway import ExchangeGateway
 class FolderTrainerClient:
     """A learner that publishes its weights as files in a folder."""
 
-    def __init__(self, learner: Learner, folder: WeightFolder) -> None:
+    def __init__(self, learner: Learner | AdapterLearners, folder: WeightFolder) -> None:
         self.learner, self._folder = learner, folder
         self.published_weights: FolderSource
 
@@ -46,7 +47,10 @@ class FolderTrainerClient:
         return batch, self.learner.update(step, batch)
 
     async def publish(self, version: int) -> Mapping[str, float]:
-        self.published_weights = self._folder.write(version, self.learner.policy.weights())
+        learner = self.learner
+        is_several = isinstance(learner, AdapterLearners)
+        weights = learner.weights() if is_several else learner.policy.weights()
+        self.published_weights = self._folder.write(version, weights)
         return {}
 
 
@@ -63,7 +67,9 @@ class TrainerProcess(LocalTraining):
     ) -> None:
         super().__init__(config, tasks, folder, interrupt, console)
         weights = WeightFolder.of_model(folder.weights, model_files(self.loaded))
-        self.client = FolderTrainerClient(assembly.make_learner(config, self.loaded), weights)
+        several = config.has_several_adapters
+        make = assembly.make_adapter_learners if several else assembly.make_learner
+        self.client = FolderTrainerClient(make(config, self.loaded), weights)
         resume_point = self.begin_run(self.client.learner)
         self.command = TrainerCommand(self.run, self.client, resume_point)
 

@@ -32,9 +32,12 @@ from ajet.core.rollout.group import GroupRunner
 from ajet.core.run.resume_point import find_resume_point
 from ajet.core.terminal import Console
 from ajet.core.trajectory.trajectory import Group
-from ajet.core.weight_sync.folder import FolderSource
+from ajet.core.weight_sync.folder import FolderSource, WeightFolder
 from ajet.exchange.gateway import ExchangeGateway
-from ajet.servers.serving import EngineName, ServerSpec, engine_name
+from ajet.servers.serving import EngineName, ServerSpec, engine_name, planned_engine
+
+BASE_VERSION = 0
+"""The version of the base that servers of several adapters begin with, in each attempt."""
 
 
 class RanksTrainerClient:
@@ -71,9 +74,13 @@ class TrainerOnRay(TrainingAttempt):
         self.trainer = TrainerGroup(
             self.config, ranks, self.folder.weights, threads=threads, shares_folder=shares_folder
         )
+        self._on_gpu = placement.on_gpus
 
     async def start(self) -> None:
         model = await self.trainer.start()
+        has_servers = planned_engine(self.config, on_gpu=self._on_gpu) != "in_process"
+        if self.config.has_several_adapters and has_servers:
+            await self.trainer.write_model(BASE_VERSION)
         resume_point = find_resume_point(self.folder, self.config.ajet.trainer_common.resume)
         if resume_point is not None:
             await self.trainer.load(resume_point.path)
@@ -97,13 +104,15 @@ class TrainerOnRay(TrainingAttempt):
 
 class ExplorerEngines:
     """Starts the explorer's engines: in-process engines at once, servers with the weights that the
-    trainer publishes first, since no request comes before."""
+    trainer publishes first, since no request comes before; or with the base of several adapters,
+    which the trainer has written."""
 
     def __init__(
         self, engines: Engines, config: AjetConfig, folder: RunFolder, *, on_gpu: bool
     ) -> None:
         self._engines, self._folder, self._on_gpu = engines, folder, on_gpu
         self._engine: EngineName = engine_name(config, on_gpu=on_gpu)
+        self._has_base = config.has_several_adapters
         self._is_started = False
 
     async def start(self) -> None:
@@ -122,7 +131,9 @@ class ExplorerEngines:
         with source.read_lock():
             if engine != "in_process" and not self._is_started:
                 ends = tuple(RunOrigin.read(self._folder.origin_json).stop_token_ids)
-                await self._engines.start(ServerSpec(engine, self._on_gpu, source, ends))
+                base = WeightFolder.path_of(self._folder.weights, BASE_VERSION)
+                first = FolderSource(base, BASE_VERSION) if self._has_base else source
+                await self._engines.start(ServerSpec(engine, self._on_gpu, first, ends))
                 self._is_started = True
             return await self._engines.load(source)
 

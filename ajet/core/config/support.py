@@ -203,14 +203,9 @@ def _adapter_refusals(config: AjetConfig) -> list[tuple[str, str]]:
     reasons = {
         "a name occurs twice": len(set(lora.adapters)) < len(lora.adapters),
         "lora.rank is 0, so there are no adapters": lora.rank == 0,
-        f"trinity.mode {config.trinity.mode} knows one adapter for all calls; several learn apart "
-        "in modes both and colocate": (
-            ajet.backbone == "trinity" and config.trinity.mode not in ("both", "colocate")
+        "trinity.mode serve has one adapter for all calls": (
+            ajet.backbone == "trinity" and config.trinity.mode == "serve"
         ),
-        f"n_trainer_ranks is {ajet.trainer_common.n_trainer_ranks}; several adapters are trained "
-        "by one rank": (ajet.trainer_common.n_trainer_ranks or 1) > 1,
-        f"{ajet.rollout.name} gets one adapter for all calls; several are sampled in process "
-        "(ajet.rollout.name=in_process)": ajet.rollout.name in ("vllm", "sglang"),
         f"ajet.kind is {ajet.kind}; several learn apart from rewards (reinforcement)": (
             ajet.kind != "reinforcement"
         ),

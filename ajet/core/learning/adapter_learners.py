@@ -27,7 +27,6 @@ from ajet.core.trajectory.trained_tokens import TrainedTokens
 from ajet.core.trajectory.trajectory import Group, Trajectory
 from ajet.core.update.many_adapters import check_names, named_for, of_adapter, sent_weights
 from ajet.core.update.policy import Policy, PolicyState
-from ajet.core.update.weights import trainable
 
 ADDED = (
     "optimizer_steps",
@@ -60,13 +59,14 @@ class AdapterLearners:
 
     @property
     def models(self) -> dict[str, nn.Module]:
-        """Returns each adapter's model, for an engine over the same weights."""
+        """Returns each adapter's model, for an engine of this process over the same weights."""
         wrapped: dict[str, Any] = {n: each.policy.model for n, each in self.learners.items()}
         return {name: model.get_base_model() for name, model in wrapped.items()}
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields the weights of all adapters for an engine that has the base itself."""
-        return sent_weights({n: trainable(each.policy.model) for n, each in self.learners.items()})
+        """Yields the weights of all adapters for an engine that has the base itself. All ranks must
+        iterate together."""
+        return sent_weights({n: each.policy.trained_weights() for n, each in self.learners.items()})
 
     @property
     def policy(self) -> Policy:

@@ -3,10 +3,13 @@
 The adapters are put into the model's own modules, so an engine with the same model samples with
 them. With the adapters switched off the model is its own reference.
 
-Not covered: merging adapters into the weights; several adapters at once.
+Where a model is sharded, several adapters that learn apart are in the same modules
+(`add_adapters`), and one of them computes at a time (`activate`). Elsewhere each has modules of its
+own (many_adapters.py). Not covered: merging adapters into the weights.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +21,9 @@ from ajet.core.error_text import extra_advice
 from ajet.core.errors import ConfigError
 from ajet.core.seeding import derive
 from ajet.core.update.settings import LoraSettings
+
+FIRST = "default"
+"""Peft's own name of a model's first adapter."""
 
 
 def with_lora(model: nn.Module, lora: LoraSettings) -> nn.Module:
@@ -32,21 +38,10 @@ def with_lora(model: nn.Module, lora: LoraSettings) -> nn.Module:
         raise ConfigError(
             f"lora: peft is not installed; run {extra_advice('peft')}", code=Code.PACKAGE_MISSING
         ) from None
-    targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
-    config = peft.LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # peft only divides it by r, so a float is fine
-        target_modules=targets,
-        lora_dropout=0.0,
-        bias="none",
-        task_type="CAUSAL_LM",
-    )
     untyped: Any = model
-    # peft draws from torch's global generator: it is seeded here and restored afterwards.
-    with torch.random.fork_rng():
-        torch.manual_seed(derive(lora.seed, "lora"))
+    with _drawn_from(lora):
         try:
-            wrapped = peft.get_peft_model(untyped, config)
+            wrapped = peft.get_peft_model(untyped, _peft_config(lora))
         except ValueError as error:
             raise ConfigError(
                 f"lora.targets={lora.targets!r}: {str(error).splitlines()[0]}",
@@ -62,6 +57,62 @@ def with_lora(model: nn.Module, lora: LoraSettings) -> nn.Module:
             code=Code.MODEL_UNSUPPORTED,
         )
     return wrapped
+
+
+def add_adapters(wrapped: nn.Module, loras: Sequence[LoraSettings]) -> list[str]:
+    """Puts more adapters beside the first one of a model that `with_lora` has wrapped; returns
+    peft's names of these. All are trained; the first one is active."""
+    untyped: Any = wrapped
+    names = [f"beside_{number}" for number in range(1, len(loras) + 1)]
+    for name, lora in zip(names, loras, strict=True):
+        with _drawn_from(lora):
+            untyped.add_adapter(name, _peft_config(lora))
+    for name, weight in wrapped.named_parameters():
+        weight.requires_grad_(".lora_" in name)
+    activate(wrapped, FIRST)
+    return names
+
+
+def activate(wrapped: nn.Module, adapter: str) -> None:
+    """Has the model compute with this one of its adapters from now on. Peft's own `set_adapter`
+    would also freeze the others, whose optimizers and shards are made."""
+    for layer in wrapped.modules():
+        if hasattr(layer, "_active_adapter"):
+            untyped: Any = layer
+            untyped._active_adapter = [adapter]
+
+
+def weights_of_adapter(wrapped: nn.Module, adapter: str) -> dict[str, nn.Parameter]:
+    """Returns the weights of one of the model's adapters, under the names that they would have if
+    it were the only one."""
+    own = re.compile(rf"(\.lora_\w+)\.{adapter}(?=\.|$)")
+    return {
+        own.sub(rf"\1.{FIRST}", name): weight
+        for name, weight in wrapped.named_parameters()
+        if own.search(name)
+    }
+
+
+def _peft_config(lora: LoraSettings) -> Any:
+    import peft
+
+    targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
+    return peft.LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # peft only divides it by r, so a float is fine
+        target_modules=targets,
+        lora_dropout=0.0,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+
+
+@contextmanager
+def _drawn_from(lora: LoraSettings) -> Iterator[None]:
+    """Seeds torch's global generator, which peft draws from, and restores it afterwards."""
+    with torch.random.fork_rng():
+        torch.manual_seed(derive(lora.seed, "lora"))
+        yield
 
 
 @contextmanager

@@ -6,15 +6,16 @@
     model.con.NAME   optimizer.con.NAME     and of "con"
 
 Each adapter is put into modules of its own, so an update of one can reach no other: they have only
-the frozen base in common, which is in memory once. Not covered: computing rows of several adapters
-in one pass.
+the frozen base in common, which is in memory once. A base that is sharded over ranks is held by its
+modules, not by its tensors, so there all adapters are in one module tree (lora.py). Not covered:
+computing rows of several adapters in one pass.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
@@ -22,8 +23,11 @@ from torch import Tensor, nn
 
 from ajet.core.update.checkpoint import read_weights
 from ajet.core.update.lora import with_lora
+from ajet.core.update.losses.token_loss import PolicyLoss
 from ajet.core.update.mismatch import WeightMismatch, of_checkpoint
-from ajet.core.update.settings import LoraSettings
+from ajet.core.update.policy import Policy
+from ajet.core.update.ranks import ONE_RANK, Ranks
+from ajet.core.update.settings import LoraSettings, UpdateSettings
 from ajet.core.update.weights import load_weights, trainable
 
 
@@ -51,15 +55,36 @@ class AdapterModels:
 
     def weights(self) -> dict[str, Tensor]:
         """Returns all adapters' weights, under the names of `sent_weights`."""
-        return dict(sent_weights(self.trained))
+        return dict(sent_weights({name: own.items() for name, own in self.trained.items()}))
+
+
+def adapter_policies(
+    model: nn.Module,
+    settings: UpdateSettings,
+    ranks: Ranks = ONE_RANK,
+    loss: PolicyLoss | None = None,
+) -> dict[str, Policy]:
+    """Makes a policy for each of the settings' adapters, over the weights of `model`. On one rank
+    the model itself stays as it is, without any adapter; over several it is sharded."""
+    assert settings.lora is not None
+    loras = {name: settings.lora.of_adapter(name) for name in settings.lora.adapters}
+    first, *others = loras.values()
+    if ranks.compute_dtype is not None:
+        own = replace(settings, lora=first)
+        made = Policy(model, own, ranks, loss, beside=others)
+        return dict(zip(loras, made.policies(), strict=True))
+    return {
+        name: Policy(sharing_weights(model), replace(settings, lora=lora), ranks, loss)
+        for name, lora in loras.items()
+    }
 
 
 def sent_weights(
-    trained: Mapping[str, Mapping[str, nn.Parameter]],
+    trained: Mapping[str, Iterable[tuple[str, Tensor]]],
 ) -> Iterator[tuple[str, Tensor]]:
     """Yields the weights of several adapters as they travel: an engine has the base itself."""
     for adapter, weights in trained.items():
-        for name, weight in weights.items():
+        for name, weight in weights:
             yield f"{adapter}.{name}", weight.detach()
 
 

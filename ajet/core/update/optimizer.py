@@ -14,7 +14,7 @@ Not covered: other optimizers.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +24,7 @@ from ajet.core.model.allocator import is_large
 from ajet.core.model.precision import to_wide_dtype, wide_dtype
 from ajet.core.update.settings import OptimizerSettings
 from ajet.core.update.shards import copy_tensor, full_tensor
-from ajet.core.update.weights import check_fits
+from ajet.core.update.weights import check_fits, trainable
 
 STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
 ADDED = 1 << 18
@@ -41,11 +41,16 @@ class StepOutcome:
 
 
 class ModelOptimizer:
-    """Holds the optimizer state of the model's trainable weights."""
+    """Holds the optimizer state of the model's trainable weights, or of those given by name."""
 
-    def __init__(self, model: nn.Module, settings: OptimizerSettings) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: OptimizerSettings,
+        weights: Mapping[str, nn.Parameter] | None = None,
+    ) -> None:
         self._settings = settings
-        self._weights = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self._weights = dict(trainable(model) if weights is None else weights)
         self._masters = {n: _master(p) for n, p in self._weights.items()}
         for name, weight in self._weights.items():
             if self._masters[name] is not weight:

@@ -21,13 +21,15 @@ same samples in the same order give bit-identical weights.
 With several ranks (ranks.py) every rank is given all samples and calls the same methods, which
 contain collectives. Each computes its part of the micro-batches; every rank gets the whole results.
 
-Not covered: training several policies at once.
+Several adapters over one sharded base are a policy each over the same model (`beside`), of which
+one computes at a time. Not covered: training several policies at once.
 """
 
+import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -47,7 +49,7 @@ from ajet.core.update.engine_weights import (
 )
 from ajet.core.update.layouts import make_layout
 from ajet.core.update.layouts.layout import Row, concat_to_device, rows_of, scatter_to_samples
-from ajet.core.update.lora import with_lora
+from ajet.core.update.lora import FIRST, activate, add_adapters, weights_of_adapter, with_lora
 from ajet.core.update.loss import (
     EpisodeWeights,
     coefficient,
@@ -64,8 +66,8 @@ from ajet.core.update.off_policy import OFF_POLICY, off_policy_tokens
 from ajet.core.update.optimizer import ModelOptimizer
 from ajet.core.update.ranks import ONE_RANK, Ranks
 from ajet.core.update.reference import Reference
-from ajet.core.update.settings import UpdateSettings
-from ajet.core.update.shards import reshard
+from ajet.core.update.settings import LoraSettings, UpdateSettings
+from ajet.core.update.shards import full_tensor, reshard
 from ajet.core.update.token_record import record_tokens
 from ajet.core.update.update_metrics import TokenValues, UpdateMetrics
 from ajet.core.update.weights import load_weights, train_every_embedding, trainable
@@ -101,11 +103,15 @@ class Policy:
         settings: UpdateSettings,
         ranks: Ranks = ONE_RANK,
         loss: PolicyLoss | None = None,
+        beside: Sequence[LoraSettings] = (),
     ) -> None:
+        """`beside` are further adapters of the model, for each of which `policies` returns a
+        policy."""
         train_every_embedding(model)
         self.settings, self.ranks = settings, ranks
         self.loss = loss or LOSSES[settings.policy_loss]
         self.model = with_lora(model, settings.lora) if settings.lora else model
+        self._adapter, self._others = FIRST, add_adapters(self.model, beside) if beside else []
         self.model.eval()  # no dropout: the ratio compares with what the sampler computed
         self.device = ranks.device(self.model)
         self._releases_memory = self.device.type == "cpu" and is_large(self.model)
@@ -119,9 +125,19 @@ class Policy:
         keeps = settings.kl_loss_coef or settings.keep_reference
         self.reference = Reference(self.model, self.layout, settings, ranks) if keeps else None
         ranks.shard(self.model)
-        self.optimizer = ModelOptimizer(self.model, settings)
+        self.optimizer = ModelOptimizer(self.model, settings, self.trainable())
         is_wide = any(p.dtype == torch.float64 for p in self.model.parameters())
         self._logprob_dtype = np.float64 if is_wide else np.float32
+
+    def policies(self) -> list[Self]:
+        """Returns this policy, and one with an optimizer of its own for each adapter beside."""
+        made = [self]
+        for name in self._others:
+            other = copy.copy(self)
+            other._adapter = name
+            other.optimizer = ModelOptimizer(other.model, other.settings, other.trainable())
+            made.append(other)
+        return made
 
     def update(
         self,
@@ -137,6 +153,7 @@ class Policy:
         token, of all ranks.
         """
         started = time.perf_counter()
+        self._activate()
         self._release_freed_memory()
         samples, correction = self._with_old_logprobs(samples)
         metrics = UpdateMetrics(samples, self.settings.ppo_epochs)
@@ -162,6 +179,7 @@ class Policy:
 
         There is one array for each sample, as long as the sample, with 0 at all other tokens.
         """
+        self._activate()
         own = self._balance(rows_of(samples)).local
         return scatter_to_samples(
             samples, ((rows, self._logprobs(rows)) for rows in own), self.ranks
@@ -187,7 +205,7 @@ class Policy:
         model is.
         """
         reshard(self.model)
-        tensors = {f"{WEIGHT_PREFIX}{n}": p.detach() for n, p in self._trainable().items()}
+        tensors = {f"{WEIGHT_PREFIX}{n}": p.detach() for n, p in self.trainable().items()}
         tensors |= {f"{OPTIMIZER_PREFIX}{n}": t for n, t in self.optimizer.tensors().items()}
         counters = {
             "num_steps": self.optimizer.num_steps,
@@ -237,15 +255,28 @@ class Policy:
     def load_state_dict(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Restores the weights and the optimizer from a checkpoint."""
         reshard(self.model)
-        load_weights(self._trainable(), tensors)
+        load_weights(self.trainable(), tensors)
         cut = len(OPTIMIZER_PREFIX)
         # A checkpoint of sharded weights has no masters beside them: they are float32 themselves.
-        optimizer = {f"{n}.master": tensors[f"{WEIGHT_PREFIX}{n}"] for n in self._trainable()}
+        optimizer = {f"{n}.master": tensors[f"{WEIGHT_PREFIX}{n}"] for n in self.trainable()}
         optimizer |= {n[cut:]: t for n, t in tensors.items() if n.startswith(OPTIMIZER_PREFIX)}
         self.optimizer.load(optimizer, int(state["num_steps"]), int(state["num_skipped"]))
 
-    def _trainable(self) -> dict[str, nn.Parameter]:
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Returns the weights that it trains."""
+        if self._others:
+            return weights_of_adapter(self.model, self._adapter)
         return trainable(self.model)
+
+    def trained_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields the weights that it trains, whole. All ranks must iterate together."""
+        reshard(self.model)
+        for name, weight in self.trainable().items():
+            yield name, full_tensor(weight.detach())
+
+    def _activate(self) -> None:
+        if self._others:
+            activate(self.model, self._adapter)
 
     def _with_old_logprobs(
         self, samples: Sequence[TrainingSample]

@@ -152,6 +152,11 @@ class WeightFolder:
                 extra_files[-1].write_bytes(content)
         return cls(root, extra_files=extra_files, keep=1)
 
+    @staticmethod
+    def path_of(root: Path, version: int) -> Path:
+        """Returns the folder of a version."""
+        return root / f"{PREFIX}{version:08d}"
+
     def write(
         self,
         version: int,
@@ -161,7 +166,7 @@ class WeightFolder:
         """Writes a version from an iterator, with one shard at a time in memory, and removes
         old ones. `adapters` describes the tensors if they are adapters alone.
         """
-        path = self.root / f"{PREFIX}{version:08d}"
+        path = self.path_of(self.root, version)
         temporary = self.root / f".{path.name}.{os.getpid()}"
         shutil.rmtree(temporary, ignore_errors=True)
         try:
@@ -191,7 +196,7 @@ class WeightFolder:
         for version in self.versions()[: -self._keep]:
             if version == exclude:
                 continue
-            if _remove_unless_locked(self.root / f"{PREFIX}{version:08d}"):
+            if _remove_unless_locked(self.path_of(self.root, version)):
                 removed.append(version)
         return removed
 

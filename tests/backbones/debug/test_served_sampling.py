@@ -23,6 +23,7 @@ from ajet.core.errors import RunFailed
 from ajet.core.interrupt import Interrupt
 from ajet.core.run.start import open_run
 from ajet.core.terminal import Console
+from tests.e2e.test_resume_adapters import TWO_SIDES
 from tests.in_process_run import config, train
 from tests.processes import in_group, until_gone
 from tests.sglang_server import sglang_python
@@ -60,8 +61,8 @@ class Watched(DebugTraining):
 
 
 @contextmanager
-def watched(toy, engine):
-    settings = config(*served(toy, engine))
+def watched(toy, engine, *overrides):
+    settings = config(*served(toy, engine), *overrides)
     tasks = assembly.read_tasks(settings)
     with open_run(settings, tasks) as folder:
         training = Watched(settings, tasks, folder, Interrupt(), Console(file=io.StringIO()))
@@ -93,6 +94,30 @@ def test_a_server_samples_what_is_trained_and_ends_with_the_run(toy, engine):
     assert audit["sound"] is True and audit["sampled"] == audit["trained"]
     assert audit["trained"]["ok"] == sum(step["update/trained_tokens"] for step in steps)
     assert not until_gone(in_group(training.group))
+
+
+@pytest.mark.parametrize("engine", ["sglang", pytest.param("vllm", marks=NEEDS_VLLM)])
+def test_a_server_samples_with_the_adapter_that_is_trained_on_the_turn(toy, engine):
+    """And of the day: log-probabilities of another, or of the step before, would differ."""
+    with watched(toy, engine, *TWO_SIDES) as training:
+        assert training.fit().steps == STEPS
+    steps = metrics(toy)
+    assert len(steps) == STEPS
+    for step in steps:
+        for side in ("pro", "con"):
+            assert step[f"update/optimizer_steps/{side}"] > 0
+            assert abs(step[f"update/sampler_kl/{side}"]) < 1e-4
+            assert step[f"update/logprob_diff_max/{side}"] < 1e-2
+        assert 0 < step["sync/bytes"] < 1e6  # adapters alone
+    with sqlite3.connect(toy.path / "episodes.sqlite") as connection:
+        asked = (
+            "SELECT DISTINCT agent_name, json_extract(notes, '$.adapter'), step, policy_version "
+            "FROM episodes JOIN turns USING (episode_id)"
+        )
+        turns = set(connection.execute(asked).fetchall())
+    sides = [(side, side) for side in ("pro", "con")]
+    assert turns == {(*side, step, step - 1) for side in sides for step in range(1, STEPS + 1)}
+    assert not list(Path("/dev/shm").glob(f"ajet-weights-*/served/{engine}*"))
 
 
 def test_a_run_whose_server_dies_says_so_and_the_same_command_goes_on(toy):

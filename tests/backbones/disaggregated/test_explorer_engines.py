@@ -52,10 +52,9 @@ def explorers(tmp_path):
     folder.path.mkdir()
     RunOrigin(None, None, ".", "2026-01-01", [7, 8]).write(folder.origin_json)
 
-    def of(engines, name, *, on_gpu):
-        config = load_config(
-            tmp_path / "run.yaml", [f"ajet.rollout.name={name}"], backbone="trinity"
-        )
+    def of(engines, name, *more, on_gpu):
+        asked = [f"ajet.rollout.name={name}", *more]
+        config = load_config(tmp_path / "run.yaml", asked, backbone="trinity")
         return ExplorerEngines(engines, config, folder, on_gpu=on_gpu)
 
     return of
@@ -79,6 +78,17 @@ async def test_servers_begin_with_the_weights_that_the_trainer_publishes_first(
     await serving.load(second)
     server = ServerSpec(engine, on_gpu, first, (7, 8))
     assert engines.told[1:] == [("start", server), ("load", 3), ("load", 4)]
+
+
+async def test_servers_of_several_adapters_begin_with_the_base_that_the_trainer_has_written(
+    explorers, tmp_path
+):
+    engines = ToldEngines()
+    several = "ajet.trainer_common.lora={rank: 4, adapters: [pro, con]}"
+    serving = explorers(engines, "vllm", several, on_gpu=False)
+    await serving.load(weights(tmp_path, 3))
+    base = FolderSource(tmp_path / "run" / "weights" / "v00000000", 0)
+    assert engines.told == [("start", ServerSpec("vllm", False, base, (7, 8))), ("load", 3)]
 
 
 async def test_an_in_process_engine_is_there_before_any_weights(explorers, tmp_path):

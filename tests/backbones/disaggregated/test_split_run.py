@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from ajet.backbones.debug.training import fit_debug
 from ajet.backbones.disaggregated.backbone import fit_disaggregated
 from ajet.core.config import load_config
+from tests.e2e.test_resume_adapters import TWO_SIDES
 from tests.e2e.toy_run import ToyRun, ended, environment, wait_until
 from tests.warm_start import warm_start
 
@@ -100,13 +101,14 @@ def stored(run, step):
         return connection.execute(of_step, [f"{step:06d}-%"]).fetchone()[0]
 
 
-def test_in_turns_two_processes_make_the_run_of_one(toy):
+@pytest.mark.parametrize("more", [(), TWO_SIDES], ids=["", "two adapters"])
+def test_in_turns_two_processes_make_the_run_of_one(toy, more):
     one = toy("one")
-    settings = [*SMALL, "ajet.trainer_common.total_training_steps=3"]
+    settings = [*SMALL, *more, "ajet.trainer_common.total_training_steps=3"]
     config = load_config("toy.yaml", settings, backbone="debug")
     fit_debug(config, Console(file=io.StringIO()))
     two = toy("two")
-    both(two, "trinity.max_staleness=0")
+    both(two, *more, "trinity.max_staleness=0")
     assert len(played(two)) == 3 * EPISODES * 2 and played(two) == played(one)
     last = two.path / "weights" / "v00000003"
     assert AutoModelForCausalLM.from_pretrained(last)  # a server may begin with them

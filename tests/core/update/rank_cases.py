@@ -21,12 +21,14 @@ import ajet.core.update.sharding  # noqa: F401  # takes seconds: once, before th
 from ajet.core.advantage import EstimatorSettings
 from ajet.core.advantage.kl_controller import FixedKLController
 from ajet.core.errors import AjetError
+from ajet.core.learning.adapter_learners import AdapterLearners
 from ajet.core.learning.learner import Learner, LearnerSettings
 from ajet.core.model.precision import to_float64
 from ajet.core.trajectory.sample import TrainingSample, TurnSpan
 from ajet.core.trajectory.trained_tokens import TrainedTokens
 from ajet.core.update.checkpoint import read_checkpoint, save_checkpoint
 from ajet.core.update.critic import Critic
+from ajet.core.update.many_adapters import adapter_policies
 from ajet.core.update.policy import Policy
 from ajet.core.update.ranks import ONE_RANK, Ranks, TorchRanks, connect, disconnect
 from ajet.core.update.settings import (
@@ -207,6 +209,54 @@ def with_adapters_alone(engine: torch.nn.Module, policy: Policy) -> dict[str, to
     return {name: weight.detach() for name, weight in engine.named_parameters()}
 
 
+def several(ranks: Ranks, *, is_float64: bool = False) -> dict[str, Any]:
+    """Two adapters over one base: both learn, in turns, with a KL to the base."""
+    case = Case(is_float64=is_float64)
+    asked = {"lr": 1e-2, "kl_loss_coef": 0.1, "max_tokens_per_micro_batch": 40}
+    lora = replace(LORA, adapters=("pro", "con"))
+    settings = UpdateSettings(**STEADY | asked | {"lora": lora})
+    made = adapter_policies(case.new_model(ranks), settings, ranks)
+    learning = LearnerSettings(EstimatorSettings())
+    learners = AdapterLearners(
+        {name: Learner(each, None, FixedKLController(0.1), learning) for name, each in made.items()}
+    )
+    metrics = [made["pro"].update(case.samples(0)), made["con"].update(case.samples(1))]
+    of_con = {name: full_tensor(t).clone() for name, t in made["con"].state_dict().tensors.items()}
+    metrics.append(made["pro"].update(case.samples(2)))
+    after = {name: full_tensor(t) for name, t in made["con"].state_dict().tensors.items()}
+    samples = case.samples(3)
+    scores = [np.concatenate(made[name].score(samples)) for name in ("pro", "con", "pro")]
+    return {
+        "metrics": metrics,
+        "tensors": whole(learners),
+        "published": {name: weight.clone() for name, weight in learners.weights()},
+        "scores": np.stack(scores),
+        "reference": np.concatenate(made["con"].reference_scores(samples)),
+        "base": {name: weight.clone() for name, weight in learners.policy.weights(is_base=True)},
+        "con_moved": [name for name, t in of_con.items() if not torch.equal(t, after[name])],
+    }
+
+
+def several_relay(ranks: Ranks, folder: Path, step: int) -> dict[str, Any]:
+    """Two adapters take up the newest checkpoint in `folder`, learn, save."""
+    lora = replace(LORA, adapters=("pro", "con"), seed=step)
+    settings = UpdateSettings(**STEADY | {"lr": 1e-2, "lora": lora})
+    made = adapter_policies(tiny_model(), settings, ranks)
+    learning = LearnerSettings(EstimatorSettings())
+    learners = AdapterLearners(
+        {name: Learner(each, None, FixedKLController(0.1), learning) for name, each in made.items()}
+    )
+    like = learners.template() if ranks.size > 1 else None
+    found = load_newest(folder, like=like, ranks=ranks)
+    if found is not None:
+        learners.load_state_dict(found.tensors, found.state)
+    for number, policy in enumerate(made.values()):
+        policy.update(groups(step + 10 * number))
+    tensors, state = learners.state_dict()
+    save_checkpoint(folder, step, tensors, state, ranks=ranks)
+    return {"tensors": whole(learners)}
+
+
 def as_read(ranks: Ranks) -> dict[str, Any]:
     """What the ranks hold of models that rank 0 alone has read, before anything is learnt: with a
     tied head and without, adapters, a critic, and what is no parameter."""
@@ -259,7 +309,7 @@ def bent(critic: Critic) -> Critic:
     return critic
 
 
-def whole(learner: Policy | Critic | Learner) -> dict[str, torch.Tensor]:
+def whole(learner: Policy | Critic | Learner | AdapterLearners) -> dict[str, torch.Tensor]:
     return {n: full_tensor(t).detach().clone() for n, t in learner.state_dict().tensors.items()}
 
 
@@ -415,6 +465,14 @@ def run_rank(rank: int, size: int, port: int, folder: Path, names: list[str]) ->
 
 def of_ranks(name: str, size: int, folder: Path) -> Any:
     match name:
+        case "several":
+            return several(TorchRanks())
+        case "several_float64":
+            return several(TorchRanks(ShardingSettings(param_dtype="float64")), is_float64=True)
+        case "several_gathered":
+            return several(TorchRanks(ShardingSettings(keep_gathered=True)))
+        case "several_relay":
+            return several_relay(TorchRanks(), folder / "several_relay", size)
         case "relay":
             return relay(TorchRanks(), folder / "relay", size)
         case "apart":

@@ -9,7 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rank_cases import CASES, as_read, in_bfloat16, nan_on_one, refused, relay, run_case, run_rank
+from rank_cases import (
+    CASES,
+    as_read,
+    in_bfloat16,
+    nan_on_one,
+    refused,
+    relay,
+    run_case,
+    run_rank,
+    several,
+    several_relay,
+)
 from update_fixtures import tiny_model
 
 from ajet.core.errors import ConfigError
@@ -79,6 +90,8 @@ def first_relay(folder):
 @pytest.fixture(scope="module")
 def two(folder, first_relay):
     names = ["nan_on_one", "bfloat16", "relay", "collectives", "refusals", "as_read", "two_models"]
+    several_relay(ONE_RANK, folder / "several_relay", 1)
+    names += ["several", "several_gathered", "several_float64", "several_relay"]
     return start(2, folder, [*OF_TWO, *names, "apart"])
 
 
@@ -149,9 +162,10 @@ def test_four_ranks_make_the_update_of_one(name, one, four):
 
 
 def test_a_single_rank_of_a_sharded_model_makes_the_update_too(one, folder):
-    names = ["tree", "critic"]
-    for name, [found] in start(1, folder, names).items():
-        assert_same(found, one(name))
+    found = start(1, folder, ["tree", "critic", "several"])
+    for name in ("tree", "critic"):
+        assert_same(found[name][0], one(name))
+    assert_same(found["several"][0], several(ONE_RANK))
 
 
 def test_every_rank_reports_the_same(four):
@@ -186,6 +200,35 @@ def test_adapters_of_two_ranks_give_an_engine_the_bits_of_all_weights(name, two)
         assert found["alone"].keys() == found["published"].keys()
         for weight, expected in found["published"].items():
             assert torch.equal(found["alone"][weight], expected), weight
+
+
+@pytest.mark.parametrize(
+    ("name", "tolerance"),
+    [("several", 1e-5), ("several_gathered", 1e-5), ("several_float64", 1e-11)],
+)
+def test_several_adapters_learn_on_two_ranks_what_they_learn_on_one(name, tolerance, two):
+    expected = several(ONE_RANK, is_float64=name.endswith("float64"))
+    assert expected["con_moved"] == []
+    for found in two[name]:
+        assert_same(found, expected)
+        assert found["con_moved"] == []  # by an update of pro
+        for key in ("tensors", "published"):
+            for weight, tensor in expected[key].items():
+                if not weight.endswith(".step"):
+                    torch.testing.assert_close(
+                        found[key][weight], tensor, rtol=0, atol=tolerance, msg=weight
+                    )
+        for weight, tensor in expected["base"].items():
+            assert torch.equal(found["base"][weight], tensor), weight
+
+
+def test_several_adapters_go_on_from_one_rank_to_two_and_back(folder, two, tmp_path):
+    several_relay(ONE_RANK, tmp_path, 1)
+    straight = [several_relay(ONE_RANK, tmp_path, step) for step in (2, 3)]
+    for found in two["several_relay"]:
+        assert_same_tensors(found["tensors"], straight[0]["tensors"])
+    last = several_relay(ONE_RANK, folder / "several_relay", 3)
+    assert_same_tensors(last["tensors"], straight[1]["tensors"])
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -1,0 +1,212 @@
+"""Several LoRA adapters in one server, beside base weights that stay as it has read them.
+
+    tensors pro.NAME, con.NAME  ->  FOLDER/pro@7-d41d8cd9/, as peft writes it  ->  the server
+    a request of "pro"          ->  "pro@7-d41d8cd9"; what began with version 6 ends with it
+    a request without adapter   ->  the base; or, where a server cannot compute the base beside
+                                    adapters, one of zeros
+
+An adapter has another name in the server with each change, of its version and its checksum, since a
+trainer may go on from an earlier checkpoint: so no prefix is cached of other weights than its name
+says. An adapter that has not changed is not touched. One that nobody samples with any more is
+unloaded when the next ones have come. A server keeps as many as `versions_of`, and reads one that
+it had no room for from its files again.
+
+Not covered: the requests of each server (vllm_replica.py, sglang_replica.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from ajet.core.update.settings import LoraSettings
+from ajet.core.weight_sync.load import check_tensor
+from ajet.core.weight_sync.manifest import (
+    Manifest,
+    SyncReport,
+    TensorInfo,
+    WeightsError,
+    WeightSource,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ALL_LINEAR = "all-linear"
+PEFT_ADAPTER = ".default."
+"""Peft's own name of the only adapter of a model, which its files leave out."""
+FACTORS = re.compile(r"\.lora_[AB]\.weight$")
+
+
+class AdapterServer(Protocol):
+    """Loads and unloads one adapter; raises `WeightsError` where the server refuses."""
+
+    async def load_adapter(self, name: str, path: Path) -> None: ...
+    async def unload_adapter(self, name: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedAdapter:
+    """One adapter as the server has it: its name there, the checksum of its tensors, and the newest
+    version of the run's weights in which it is this one."""
+
+    name: str
+    checksum: str
+    version: int
+
+
+class ServedAdapters:
+    """The adapters of one server, which reads their files below `folder`. With `base_is_adapter`
+    the base is an adapter of zeros."""
+
+    def __init__(self, lora: LoraSettings, folder: Path, *, base_is_adapter: bool = False) -> None:
+        self._lora, self._folder, self.base_is_adapter = lora, folder, base_is_adapter
+        self._newest: dict[str, LoadedAdapter] = {}
+        self._in_server: set[str] = set()
+        self._running: Counter[str] = Counter()
+
+    @contextmanager
+    def sampling_with(self, adapter: str) -> Iterator[LoadedAdapter]:
+        """Yields the newest of this adapter, which stays in the server for the block."""
+        if adapter not in self._newest:
+            there = ", ".join(filter(None, self._newest)) or "none yet"
+            raise ValueError(f"no adapter is named {adapter!r}; the server has {there}")
+        loaded = self._newest[adapter]
+        self._running[loaded.name] += 1
+        try:
+            yield loaded
+        finally:
+            self._running[loaded.name] -= 1
+
+    async def publish(
+        self, source: WeightSource, version: int, server: AdapterServer
+    ) -> SyncReport:
+        """Has the server load the adapters of `source` that have changed; none is sampled with
+        before all are there. If one is refused, the server goes on with those that it had."""
+        started = time.perf_counter()
+        infos, of_each = await asyncio.to_thread(self._received, source)
+        newest: dict[str, LoadedAdapter] = {}
+        try:
+            for adapter, tensors in of_each.items():
+                checksum = Manifest(0, tuple(i for i in infos if i.name in tensors)).checksum
+                known = self._newest.get(adapter)
+                if known is not None and known.checksum == checksum:
+                    newest[adapter] = LoadedAdapter(known.name, checksum, version)
+                    continue
+                name = f"{adapter}@{version}-{checksum[:8]}"
+                if name not in self._in_server:
+                    path = self._folder / name
+                    await asyncio.to_thread(write_peft_folder, path, adapter, tensors, self._lora)
+                    await server.load_adapter(name, path)
+                    self._in_server.add(name)
+                newest[adapter] = LoadedAdapter(name, checksum, version)
+        except WeightsError:
+            await self._unload_unused(server)
+            raise
+        self._newest = newest
+        await self._unload_unused(server)
+        manifest = Manifest(version, tuple(infos))
+        seconds = time.perf_counter() - started
+        return SyncReport(version, seconds, manifest.num_bytes, manifest.checksum)
+
+    def close(self) -> None:
+        """Removes the files."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _received(
+        self, source: WeightSource
+    ) -> tuple[list[TensorInfo], dict[str, dict[str, Tensor]]]:
+        """Returns what came: the descriptions of all tensors, and each adapter's by their names."""
+        where = f"weights of version {source.version}"
+        infos: list[TensorInfo] = []
+        of_each: dict[str, dict[str, Tensor]] = {}
+        with closing(source.tensors()) as incoming:
+            for info, tensor in incoming:
+                check_tensor(info, tensor, tensor, where)
+                infos.append(info)
+                adapter, _, _ = info.name.partition(".")
+                of_each.setdefault(adapter, {})[info.name] = tensor
+        if set(of_each) != set(self._lora.adapters):
+            came, wanted = ", ".join(sorted(of_each)), ", ".join(sorted(self._lora.adapters))
+            raise WeightsError(f"{where}: adapters {came} came, the server is for {wanted}")
+        if self.base_is_adapter:
+            of_one = of_each[self._lora.adapters[0]]
+            of_each[""] = {
+                name[name.index(".") :]: tensor.new_zeros(tensor.shape)
+                for name, tensor in of_one.items()
+            }
+        return infos, of_each
+
+    async def _unload_unused(self, server: AdapterServer) -> None:
+        newest = {loaded.name for loaded in self._newest.values()}
+        for name in sorted(self._in_server - newest):
+            if not self._running[name]:
+                await server.unload_adapter(name)
+                self._in_server.remove(name)
+                shutil.rmtree(self._folder / name, ignore_errors=True)
+
+
+def versions_of(lora: LoraSettings) -> int:
+    """Returns how many adapters a server has room for: the newest of each, the one before it, which
+    requests under way end with, and the base."""
+    return 2 * len(lora.adapters) + 1
+
+
+def write_peft_folder(
+    path: Path, adapter: str, tensors: Mapping[str, Tensor], lora: LoraSettings
+) -> None:
+    """Writes one adapter's tensors, under the names that they travel with, as peft writes them."""
+    from safetensors.torch import save_file
+
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        own = name.removeprefix(f"{adapter}.").replace(PEFT_ADAPTER, ".")
+        if FACTORS.search(own) is None:
+            raise WeightsError(
+                f"adapter {adapter}: {own} belongs to no linear layer, and servers have adapters "
+                "of linear layers alone: set ajet.trainer_common.lora.target_modules, or "
+                "ajet.rollout.name=in_process"
+            )
+        renamed[own] = tensor.detach().to("cpu").contiguous()
+    modules = {FACTORS.sub("", name).rpartition(".")[2] for name in renamed}
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted(modules),
+    }
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    (path / "adapter_config.json").write_text(json.dumps(config), "utf-8")
+    save_file(renamed, path / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+def adapted_modules(lora: LoraSettings, model: Path) -> list[str]:
+    """Returns the names of the modules that have adapters, such as q_proj, of the layers of the
+    model in this folder."""
+    from safetensors import safe_open
+
+    if not isinstance(lora.targets, str):
+        return sorted({target.rpartition(".")[2] for target in lora.targets})
+    linear: set[str] = set()
+    for shard in sorted(model.glob("*.safetensors")):
+        with safe_open(shard, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118, it is not a dict
+                is_matrix = len(opened.get_slice(name).get_shape()) == 2
+                if is_matrix and ".layers." in name and name.endswith(".weight"):
+                    linear.add(name.removesuffix(".weight"))
+    if lora.targets != ALL_LINEAR:
+        linear = {name for name in linear if re.fullmatch(lora.targets, name)}
+    return sorted({name.rpartition(".")[2] for name in linear})
