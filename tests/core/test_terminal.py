@@ -2,6 +2,7 @@
 
 import io
 import os
+import signal
 
 import pytest
 
@@ -15,10 +16,12 @@ def test_a_part_of_an_address_is_no_emoji():
 
 
 def test_a_reader_that_is_gone_ends_the_command_as_ctrl_c_does():
+    earlier = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job has none
     reader, writer = os.pipe()
     os.close(reader)
     with pytest.raises(KeyboardInterrupt), open(writer, "w") as file:  # noqa: PTH123
         Console(file=file).print("more than head reads")
+    signal.signal(signal.SIGINT, earlier)
 
 
 @pytest.fixture

@@ -226,6 +226,7 @@ def planted_run(folder, trackers=TRACKERS) -> ToyRun:
     ajet["rollout"] |= {"user_workflow": "workflow.py->Leaking", "max_failure_rate": 1.0}
     trainer = ajet["trainer_common"]
     trainer |= {"total_training_steps": 1, "logger": [*trackers, "console"]}
+    ajet["task_reader"]["jsonl_dataset_file"]["validation"] = {"file_path": "tasks.jsonl"}
     config |= {"mine": MINE | HARMLESS, "trinity": {"buffer": {"url": BUFFER}}}
     (run.folder / "toy.yaml").write_text(yaml.safe_dump(config))
     (run.folder / "workflow.py").write_text(WORKFLOW + LEAKS)

@@ -37,6 +37,7 @@ MOMENTS = {
     "core/workflow/gateway/dialects/responses.py",
     "exchange/exchange.py",
     "online/log.py",
+    "sandbox/limiter.py",
 }
 
 
