@@ -55,7 +55,8 @@ class VllmServerArgs(ServerSettings):
         }
         flags = ["--skip-tokenizer-init", "--enable-prefix-caching"]
         if self.device == "cpu":
-            flags += ["--enforce-eager"]
+            # A prompt that is cut takes back its draw, for which a CPU's generator raises an error.
+            flags += ["--enforce-eager", "--no-enable-chunked-prefill"]
         else:
             common |= {"--gpu-memory-utilization": self.gpu_memory_utilization}
             flags += ["--enable-sleep-mode"]

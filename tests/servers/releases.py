@@ -281,6 +281,7 @@ class Release:
         return self._has_request(kind, *name.split(" ")) if name else kind in self._routes
 
     def _has_flag(self, flag: str, word: str | None = None) -> bool:
+        flag = flag.replace("--no-", "--")  # argparse makes the other form of a switch
         strings = self._strings(*self._where("flags"), with_fields=True)
         has_flag = flag in strings or flag.removeprefix("--").replace("-", "_") in strings
         return has_flag and (word is None or word in self._strings(*self._where("words")))

@@ -119,7 +119,7 @@ def test_a_vllm_server_gets_every_setting(config):
         assert part in text
     on_cpu = vllm.VllmServerArgs.from_config(asked, device="cpu", **options)
     text = " ".join(on_cpu.arguments())
-    assert "--dtype float32" in text and "--enforce-eager" in text
+    assert "--dtype float32" in text and "--enforce-eager --no-enable-chunked-prefill" in text
     assert "sleep" not in text and "gpu-memory" not in text
     assert on_cpu.environment()["VLLM_SERVER_DEV_MODE"] == "1"
     asked = sglang.SglangServerArgs.from_config(asked, device="cuda", **options)

@@ -125,6 +125,19 @@ async def test_a_prefix_is_cached_within_a_version_or_until_the_cache_is_emptied
 
 
 @needs_vllm
+async def test_prompts_that_are_more_than_a_step_takes_are_not_cut(session):
+    """vLLM takes back what a cut prompt has drawn, which ends the server on a CPU."""
+    bench = session.bench()
+    await bench.load(0)
+    prompts = [[(first + 7 * n) % VOCAB for n in range(900)] for first in range(16)]
+    asked = (bench.replica.generate(each, SHORT, f"c{n}/0") for n, each in enumerate(prompts))
+    replies = await asyncio.gather(*asked)
+    assert all(len(reply.token_ids) == SHORT.max_tokens for reply in replies)
+    session.version = bench.replica.version
+    await bench.replica.close()
+
+
+@needs_vllm
 async def test_broadcast_weights_sample_at_once_and_those_that_do_not_fit_leave_the_old(session):
     bench = session.bench()
     sender = BroadcastSender("127.0.0.1", timeout_s=120)
