@@ -38,7 +38,7 @@ from ajet.harness.changes import changes
 from ajet.harness.launch import Launch, Setting
 from ajet.sandbox.command import CommandOutcome, run_command
 from ajet.sandbox.files import copy_folder, file_texts, remove_folder, write_files
-from ajet.sandbox.runtime import INNER_PORT, Folders, Runtime, found_folder
+from ajet.sandbox.runtime import CONTAINERS, INNER_PORT, Folders, Runtime, found_folder
 
 WHERE = "ajet.harness"
 MAX_CHARACTER = 4
@@ -68,7 +68,7 @@ class HarnessWorkflow(Workflow):
         """Returns the beginning of the command line: the program's path. Raises `ConfigError` where
         it is not on this machine."""
         given = harness.program or cls.program
-        if harness.sandbox in ("podman", "docker"):
+        if harness.sandbox in CONTAINERS:
             return [given]
         found = shutil.which(given)
         if found is None:

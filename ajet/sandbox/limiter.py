@@ -96,9 +96,8 @@ def main(settings: Settings, command: list[str]) -> int:
             _kill_all(group)
             return EXCEEDED
         signal.sigtimedwait([signal.SIGCHLD], _MEASURE_EVERY_S)
-    if containers.have_outgrown_memory():
-        memory_mib = float(limits["memory_mib"] or 0)
-        Path(settings.report).write_text(excess({"memory_mib": memory_mib + 1}, limits) or "")
+    if limits.get("memory_mib") is not None and containers.have_outgrown_memory():
+        Path(settings.report).write_text(_excess_line("memory_mib", limits))
         return EXCEEDED
     exit_code = os.waitstatus_to_exitcode(status)
     return exit_code if exit_code >= 0 else SIGNALLED - exit_code
@@ -106,11 +105,15 @@ def main(settings: Settings, command: list[str]) -> int:
 
 def excess(used: Mapping[str, float], limits: Mapping[str, int | None]) -> str | None:
     """Returns one line that says which limit is exceeded; None where none is."""
-    for name, unit in UNITS.items():
+    for name in UNITS:
         limit = limits.get(name)
         if limit is not None and used.get(name, 0) > limit:
-            return f"the program used more than {limit} {unit} (ajet.harness.limits.{name})"
+            return _excess_line(name, limits)
     return None
+
+
+def _excess_line(name: str, limits: Mapping[str, int | None]) -> str:
+    return f"the program used more than {limits[name]} {UNITS[name]} (ajet.harness.limits.{name})"
 
 
 def usage_of(root: int, memory_limit_mib: int | None, more: Sequence[int] = ()) -> dict[str, float]:

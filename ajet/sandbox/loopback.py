@@ -118,6 +118,7 @@ def _run_inside(outside: socket.socket, settings: Settings, command: list[str]) 
 
 def _run_behind_door(settings: Settings, command: list[str]) -> int:
     """Starts the door, then the command, and ends the door."""
+    Path(settings.door_folder).mkdir(exist_ok=True)
     os.chdir(settings.door_folder)  # the path of a socket has at most 107 characters
     Path(SOCKET).unlink(missing_ok=True)  # of an earlier program in these folders
     with socket.socket(socket.AF_UNIX) as server:

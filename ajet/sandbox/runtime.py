@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
 
 Kind = Literal["bwrap", "podman", "docker", "none"]
+CONTAINERS = ("podman", "docker")
+"""The kinds in which a program's files are those of an image."""
 WORKSPACE, HOME = "/workspace", "/home/agent"
 INNER_PORT = 8080
 """The gateway's port inside: always the same, so that it is no difference between two prompts."""
@@ -82,7 +84,7 @@ class Runtime:
     @property
     def has_image(self) -> bool:
         """Says whether the program's files are those of an image."""
-        return self.kind in ("podman", "docker")
+        return self.kind in CONTAINERS
 
     def check(self, where: str) -> None:
         """Raises `ConfigError` where this machine lacks the runtime, or a first program does not
@@ -301,7 +303,7 @@ class Folders:
         return self.base / "exceeded"
 
     def make(self) -> None:
-        for folder in (self.workspace, self.home, self.door):
+        for folder in (self.workspace, self.home):
             folder.mkdir(parents=True, exist_ok=True)
 
     def inside(self, runtime: Runtime) -> tuple[str, str]:

@@ -70,9 +70,9 @@ class FlatForward:
         graph: Graph | None = None,
         varlen_for: Callable[[Tensor], VarlenKernel | None] = flash_kernel_for,
     ) -> None:
-        """With a `graph`, decode steps are replayed where they can be. `varlen_for` returns what
-        attends to sequences of several lengths, for keys ``[kv_heads, slots, d]``; with it new
-        tokens are computed as one flat list."""
+        """`graph` captures decode steps, which are then replayed where they can be. `varlen_for`
+        takes keys ``[kv_heads, slots, d]`` and returns what attends to sequences of several
+        lengths; where it returns a kernel new tokens are computed as one flat list."""
         packed = PackedDecoder(model) if PackedDecoder.supports(model) else None
         self._packed = packed
         self._decoder = packed or Decoder(model)
