@@ -36,7 +36,8 @@ from ajet.core.inference.engines.flat_forward import FlatForward
 from ajet.core.inference.engines.forward import BatchRow
 from ajet.core.inference.engines.step_graph import Compute
 from ajet.core.model.attention.trie import Forest, IntArray, trie_of_rows
-from ajet.core.model.attention.varlen_plan import FlashKernel, VarlenPlan
+from ajet.core.model.attention.varlen_kernels import FlashKernel
+from ajet.core.model.attention.varlen_plan import VarlenPlan
 from ajet.core.model.decoder import Decoder
 from ajet.core.terminal import Console
 from ajet.core.update.layouts.piece_plan import PiecePlan

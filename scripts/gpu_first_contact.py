@@ -99,7 +99,8 @@ def make_model(args: Namespace, dtype: torch.dtype, small: bool = False) -> Any:
         }
     config = Qwen2Config(**sizes, max_position_embeddings=32_768, tie_word_embeddings=True)
     torch.manual_seed(0)
-    model: Any = Qwen2ForCausalLM(config)  # whose `to` has no types
+    with device_of(args):  # random numbers for half a billion weights take a CPU 20 seconds
+        model: Any = Qwen2ForCausalLM(config)  # whose `to` has no types
     return model.to(device_of(args), dtype)
 
 
@@ -218,11 +219,11 @@ def prefill(args: Namespace) -> Figures:
     from ajet.core.inference.endpoint import SamplingParams
     from ajet.core.inference.engines.flat_forward import FlatForward
     from ajet.core.inference.engines.forward import BatchRow
-    from ajet.core.model.attention.varlen_plan import flash_kernel_for
+    from ajet.core.model.attention.varlen_kernels import varlen_kernel_for
 
     ways: dict[str, Any] = {"chunks": lambda keys: None}
     if not is_toy(args):
-        ways["flat"] = flash_kernel_for
+        ways["flat"] = varlen_kernel_for
 
     def rows_of(prompts: list[list[int]]) -> list[BatchRow]:
         return [

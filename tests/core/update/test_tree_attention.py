@@ -3,7 +3,8 @@ import pytest
 import torch
 
 from ajet.core.model.attention.trie import forest_of_rows, trie_of_rows
-from ajet.core.model.attention.varlen_plan import FlashKernel, VarlenPlan
+from ajet.core.model.attention.varlen_kernels import FlashKernel
+from ajet.core.model.attention.varlen_plan import VarlenPlan
 from ajet.core.model.kernels.functions import kernels
 from ajet.core.update.layouts.attention_piece import (
     piece_backward,

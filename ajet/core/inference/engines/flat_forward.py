@@ -38,7 +38,7 @@ from ajet.core.inference.engines.packed_prefill import PackedPrefill, prefill_pa
 from ajet.core.inference.engines.prefix_cache import PrefixCache, PrefixNode, path, path_slots
 from ajet.core.inference.engines.step_graph import Graph, StepGraph
 from ajet.core.inference.engines.tiled_batch import TiledBatch
-from ajet.core.model.attention.varlen_plan import VarlenKernel, flash_kernel_for
+from ajet.core.model.attention.varlen_kernels import VarlenKernel, varlen_kernel_for
 from ajet.core.model.decoder import Decoder
 from ajet.core.model.kernels.functions import Kernels, attention_kernels_for
 from ajet.core.model.kernels.segments import AttentionSegment, SegmentTable
@@ -68,7 +68,7 @@ class FlatForward:
         max_kv_tokens: int,
         *,
         graph: Graph | None = None,
-        varlen_for: Callable[[Tensor], VarlenKernel | None] = flash_kernel_for,
+        varlen_for: Callable[[Tensor], VarlenKernel | None] = varlen_kernel_for,
     ) -> None:
         """`graph` captures decode steps, which are then replayed where they can be. `varlen_for`
         takes keys ``[kv_heads, slots, d]`` and returns what attends to sequences of several

@@ -5,13 +5,13 @@
                                          level 0 to the key of s: q a b c d
                                          level 1 to the key of q: a b c d
 
-A layer's launches are those of the products, of one call of flash attention, and of one more for
-each level of ancestors, merged by log-sum-exp: the trainer's calls (core/model/attention), with
+A layer's launches are those of the products, of one call of an attention kernel, and of one more
+for each level of ancestors, merged by log-sum-exp: the trainer's calls (core/model/attention), with
 ancestors whose keys are in the pool. They do not grow with the number of rows. A token and the
 tokens before it, which it attends to, may be computed in the same pass.
 
-Not covered: what the flash kernel does not compute: CPUs, float32, old GPUs. There flat_forward.py
-computes chunk by chunk.
+Not covered: what no such kernel computes: CPUs, bfloat16 on GPUs before compute capability 8.0.
+There flat_forward.py computes chunk by chunk.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,8 @@ from torch import Tensor
 from ajet.core.inference.engines.kv_cache import KVPool
 from ajet.core.inference.engines.prefix_cache import Ids, PrefixNode
 from ajet.core.model.attention.trie import trie_of_rows
-from ajet.core.model.attention.varlen_plan import NewTokens, VarlenKernel, VarlenPlan
+from ajet.core.model.attention.varlen_kernels import VarlenKernel
+from ajet.core.model.attention.varlen_plan import NewTokens, VarlenPlan
 
 MAX_PASS_TOKENS = 8192
 """The tokens of a pass at most: those of the widest layer of a 7B model then take 1 GB, and a pass

@@ -1,4 +1,4 @@
-"""Ancestors-only attention by flash attention over sequences of several lengths, level by level.
+"""Ancestors-only attention by kernels for sequences of several lengths, level by level.
 
 The flat tokens are the segments one after another. So one causal call, whose sequences are the
 segments, is every segment's attention to itself. The inner segments with as many ancestors form a
@@ -7,23 +7,17 @@ level; one call without a mask computes the attention of their descendants to th
     s q a b c d    segments s q | a b | c d      own:      cu_queries 0 2 4 6    cu_keys 0 2 4 6
                    level 0: s q                  queries   a b c d    0 4        keys s q    0 2
 
-No number is padded, so the products are those of flash attention over the pairs of query and key
-that there are. The calls are one, and one for each level, whatever the number of segments.
+The products are those of the pairs of query and key that there are. The calls are one, and one for
+each level, whatever the number of segments. varlen_kernels.py has what computes a call.
 
 The trainer's queries are all tokens of the forest. The engine's are its new tokens: the others have
-keys and values already, in its cache.
-
-`FlashKernel` is CUDA's flash attention as torch has it: bfloat16 and float16, from compute
-capability 8.0 and from the torch that has `torch.nn.attention.varlen` on. Its backward adds up the
-gradients of keys in an order that may change from run to run. Not covered: second derivatives.
+keys and values already, in its cache. Not covered: second derivatives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -32,31 +26,7 @@ from torch import Tensor
 
 from ajet.core.model.attention.merging import merge
 from ajet.core.model.attention.trie import Forest, IntArray, TrieSegment
-
-MAX_HEAD_DIM = 256
-MIN_CAPABILITY = (8, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class VarlenCall:
-    """Holds n sequences: sequence i has the queries ``cu_queries[i] : cu_queries[i + 1]`` of the
-    call, and the keys ``cu_keys[i] : cu_keys[i + 1]``. `max_queries` and `max_keys` are the
-    longest."""
-
-    cu_queries: Tensor
-    cu_keys: Tensor
-    max_queries: int
-    max_keys: int
-    causal: bool
-
-    @classmethod
-    def of(
-        cls, queries: Sequence[int], keys: Sequence[int], causal: bool, device: torch.device
-    ) -> VarlenCall:
-        """Makes a call of sequences with so many queries and keys."""
-        return cls(
-            _cumulative(queries, device), _cumulative(keys, device), max(queries), max(keys), causal
-        )
+from ajet.core.model.attention.varlen_kernels import FlashKernel, VarlenCall, VarlenKernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,92 +56,6 @@ class NewTokens:
 
     is_new_N: NDArray[np.bool_]
     keys_N: IntArray
-
-
-class VarlenKernel(Protocol):
-    """Computes attention of ``q [Q, heads, d]`` to ``k, v [P, kv_heads, d]``, sequence by sequence.
-    The log-sum-exp is ``[heads, Q]`` in float32 or wider."""
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: VarlenCall) -> tuple[Tensor, Tensor]:
-        """Returns the output and the log-sum-exp."""
-        ...
-
-    def backward(
-        self,
-        grad: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        call: VarlenCall,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns this call's part of the gradients; `out` and `lse` are those of the whole
-        softmax."""
-        ...
-
-
-class FlashKernel:
-    """Is the flash attention of CUDA that torch has."""
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: VarlenCall) -> tuple[Tensor, Tensor]:
-        out, lse, *_ = torch.ops.aten._flash_attention_forward(
-            q,
-            k,
-            v,
-            call.cu_queries,
-            call.cu_keys,
-            call.max_queries,
-            call.max_keys,
-            0.0,
-            call.causal,
-            False,
-        )
-        return out, lse
-
-    def backward(
-        self,
-        grad: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        call: VarlenCall,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        no_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device)
-        dq, dk, dv = torch.ops.aten._flash_attention_backward(
-            grad,
-            q,
-            k,
-            v,
-            out,
-            lse,
-            call.cu_queries,
-            call.cu_keys,
-            call.max_queries,
-            call.max_keys,
-            0.0,
-            call.causal,
-            no_dropout,
-            torch.empty(0, device=q.device),
-        )
-        return dq, dk, dv
-
-
-def flash_kernel_for(q_NHd: Tensor) -> FlashKernel | None:
-    """Returns the flash attention of CUDA if it computes attention of such queries."""
-    is_supported = (
-        q_NHd.is_cuda
-        and q_NHd.dtype in (torch.bfloat16, torch.float16)
-        and q_NHd.shape[2] <= MAX_HEAD_DIM
-        and q_NHd.shape[2] % 8 == 0
-        and torch.cuda.get_device_capability(q_NHd.device) >= MIN_CAPABILITY
-        and torch.backends.cuda.is_flash_attention_available()
-        # Before it the kernel's log-sum-exp was a padded rectangle.
-        and find_spec("torch.nn.attention.varlen") is not None
-    )
-    return FlashKernel() if is_supported else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,10 +142,6 @@ def _levels(segments: Sequence[TrieSegment]) -> list[list[TrieSegment]]:
             levels[len(ancestors)].append(segment)
             ancestors.append(segment)
     return levels
-
-
-def _cumulative(lengths: Sequence[int], device: torch.device) -> Tensor:
-    return torch.tensor(np.cumsum([0, *lengths]), dtype=torch.int32, device=device)
 
 
 def _index(ranges: Sequence[IntArray], device: torch.device) -> Tensor:

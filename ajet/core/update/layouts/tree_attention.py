@@ -9,7 +9,7 @@ The backward pass needs no merging: with the total `lse` and the total output, e
 its exact share of the gradients (as in ring attention). Nothing of size queries x keys is stored.
 
 A plan holds the pieces of a micro-batch. `VarlenPlan` computes all segments, and each level of
-ancestors, in one call of the flash kernel of CUDA for sequences of several lengths. `KernelPlan`
+ancestors, in one call of a kernel of CUDA for sequences of several lengths. `KernelPlan`
 computes everything in one call of the compiled kernels for a CPU, in one softmax. `PiecePlan`
 computes one piece after another where neither is. Not covered: second derivatives, attention
 dropout.
@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from ajet.core.model.attention.trie import Forest
-from ajet.core.model.attention.varlen_plan import VarlenPlan, flash_kernel_for
+from ajet.core.model.attention.varlen_kernels import varlen_kernel_for
+from ajet.core.model.attention.varlen_plan import VarlenPlan
 from ajet.core.update.layouts.kernel_plan import KernelPlan
 from ajet.core.update.layouts.piece_plan import PiecePlan
 
@@ -44,9 +45,9 @@ class AttentionPlan(Protocol):
 
 def attention_plan(forest: Forest, q_NHd: Tensor, k_NKd: Tensor) -> AttentionPlan:
     """Returns the plan for the forest on the device and in the dtype of these queries and keys."""
-    flash = flash_kernel_for(q_NHd)
-    if flash is not None:
-        return VarlenPlan.of(forest, q_NHd.device, flash)
+    kernel = varlen_kernel_for(q_NHd)
+    if kernel is not None:
+        return VarlenPlan.of(forest, q_NHd.device, kernel)
     if KernelPlan.supports(q_NHd):
         return KernelPlan.of(forest, q_NHd, k_NKd)
     return PiecePlan.of(forest, q_NHd.device)
