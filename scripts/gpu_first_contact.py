@@ -4,6 +4,7 @@
     python scripts/gpu_first_contact.py --device cpu       # all parts at toy size
     python scripts/gpu_first_contact.py --parts attention layouts update
 
+    ceilings     products, copies and launches of the device: what other figures stand beside
     attention    tree attention against float64 under a square mask; the plan that was taken
     layouts      log-probabilities and gradients of padded, packed and tree batches against float64
     prefill      logits after prefill as one flat list, and in chunks, against float64; tokens a
@@ -99,7 +100,8 @@ def make_model(args: Namespace, dtype: torch.dtype, small: bool = False) -> Any:
         }
     config = Qwen2Config(**sizes, max_position_embeddings=32_768, tie_word_embeddings=True)
     torch.manual_seed(0)
-    with device_of(args):  # random numbers for half a billion weights take a CPU 20 seconds
+    # A small one has the same weights on each device. Those of a large one take a CPU 20 seconds.
+    with torch.device("cpu") if small else device_of(args):
         model: Any = Qwen2ForCausalLM(config)  # whose `to` has no types
     return model.to(device_of(args), dtype)
 
@@ -115,6 +117,29 @@ def error_of(found: Tensor, expected: Tensor) -> float:
     """Returns the norm of the difference over the norm of what is expected."""
     wide = expected.double().cpu()
     return float((found.double().cpu() - wide).norm() / wide.norm())
+
+
+def ceilings(args: Namespace) -> Figures:
+    """Measures what the device can do at most, which the other parts' figures stand beside."""
+    device, size = device_of(args), 256 if is_toy(args) else 8192
+    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+    source = torch.empty(size * size * 16, device=device, dtype=torch.uint8)
+    target, number = torch.empty_like(source), torch.zeros(1, device=device)
+    host = torch.empty(len(source), dtype=torch.uint8, pin_memory=not is_toy(args))
+
+    def seconds_of(compute: Callable[[], Any], times: int) -> float:
+        compute()
+        started = now(args)
+        for _ in range(times):
+            compute()
+        return (now(args) - started) / times
+
+    return {
+        "tflops": 2 * size**3 / seconds_of(lambda: a @ b, 20) / 1e12,
+        "memory_GB_s": 2 * len(source) / seconds_of(lambda: target.copy_(source), 20) / 1e9,
+        "to_device_GB_s": len(host) / seconds_of(lambda: target.copy_(host), 5) / 1e9,
+        "launch_us": seconds_of(lambda: number.add_(1), 2000) * 1e6,
+    }
 
 
 def attention(args: Namespace) -> Figures:
@@ -538,9 +563,8 @@ def trained_logprobs(args: Namespace, joined: Any) -> Tensor:
 
 def sharded(args: Namespace) -> Figures:
     """Trains one FSDP2 rank with and without offload, its peak beside that of `ajet plan`; a
-    checkpoint is saved and loaded."""
+    checkpoint of a small model is saved and loaded."""
     from ajet.cluster.memory_estimate import TrainerMemoryInputs, trainer_memory
-    from ajet.core.update.checkpoint import read_checkpoint, save_checkpoint
     from ajet.core.update.policy import Policy
     from ajet.core.update.ranks import TorchRanks, connect, disconnect
     from ajet.core.update.settings import ShardingSettings, UpdateSettings
@@ -571,20 +595,34 @@ def sharded(args: Namespace) -> Figures:
             figures[f"{name}_s"] = now(args) - started
             figures[f"{name}_peak_GB"] = peak_memory(args)
             figures[f"{name}_plan_GB"] = sum(p.gib for p in planned_parts) * 2**30 / 1e9
-            with tempfile.TemporaryDirectory() as folder:
-                state = policy.state_dict()
-                saved = save_checkpoint(Path(folder), 1, state.tensors, state.state, ranks=ranks)
-                loaded = read_checkpoint(saved, ranks=ranks, like=state.tensors)
-                before = policy.score(samples[:2])
-                policy.update(samples)
-                policy.load_state_dict(loaded.tensors, loaded.state)
-                after = policy.score(samples[:2])
-                same = all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
-                assert same, f"{name}: a loaded policy gives other log-probabilities"
-            del policy
+            del policy, model
+            save_and_load(args, ranks)
     finally:
         disconnect()
     return figures
+
+
+def save_and_load(args: Namespace, ranks: Any) -> None:
+    """Trains a small model on, and then back to a checkpoint: its log-probabilities are those of
+    before, bit for bit."""
+    from ajet.core.update.checkpoint import read_checkpoint, save_checkpoint
+    from ajet.core.update.policy import Policy
+    from ajet.core.update.settings import UpdateSettings
+
+    samples = make_samples(512, 2, 60, 20)
+    small = make_model(args, torch.float32, small=True)
+    policy = Policy(small, UpdateSettings(lr=1e-3, max_tokens_per_micro_batch=400), ranks)
+    policy.update(samples)
+    with tempfile.TemporaryDirectory() as folder:
+        state = policy.state_dict()
+        saved = save_checkpoint(Path(folder), 1, state.tensors, state.state, ranks=ranks)
+        loaded = read_checkpoint(saved, ranks=ranks, like=state.tensors)
+        before = policy.score(samples)
+        policy.update(samples)
+        policy.load_state_dict(loaded.tensors, loaded.state)
+        after = policy.score(samples)
+    same = all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+    assert same, "a loaded policy gives other log-probabilities"
 
 
 def sync(args: Namespace) -> Figures:
@@ -906,6 +944,7 @@ class Part:
 
 
 PARTS: dict[str, Part] = {
+    "ceilings": Part(ceilings, 15, 30),
     "attention": Part(attention, 20, 60),
     "layouts": Part(layouts, 25, 60),
     "prefill": Part(prefill, 25, 60),

@@ -4,14 +4,16 @@
     judge_protocol: judges.math->Judge         judges/math.py, judges/__init__.py
     agent/solver.py: `from prompts import …`   agent/prompts.py
 
-Files are read and not imported, so an import inside a function counts too. What is installed in
-site-packages, and ajet itself, are versions and no files. Not covered: code that is found at run
+Files are read and not imported, so an import inside a function counts too. Installed packages,
+those in a folder of the import path that also has their `.dist-info`, and ajet itself, are versions
+and no files. Not covered: code that is found at run
 time only (importlib with a computed name), and files that the code reads.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
@@ -25,7 +27,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.config.nested import texts
 from ajet.core.importing import ARROW
 
-INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
+STANDARD = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
 AJET = Path(__file__).parents[2]
 
 
@@ -156,4 +158,13 @@ def _imported_from(node: ast.ImportFrom, file: Path, roots: Sequence[Path]) -> I
 
 
 def _is_installed(path: Path) -> bool:
-    return path.is_relative_to(AJET) or any(path.is_relative_to(each) for each in INSTALLED)
+    folders = (AJET, *STANDARD, *_installed_folders(tuple(sys.path)))
+    return any(path.is_relative_to(folder) for folder in folders)
+
+
+@functools.cache
+def _installed_folders(import_path: tuple[str, ...]) -> tuple[Path, ...]:
+    """Returns the folders that packages are installed in: a user's own, a system's below a virtual
+    environment, one of `pip install --target`. An editable install has an `.egg-info` there."""
+    folders = [Path(entry).resolve() for entry in import_path if entry]
+    return tuple(folder for folder in folders if any(folder.glob("*.dist-info")))

@@ -1,6 +1,7 @@
 """What starting a used run folder does: every difference is said, none changes an experiment."""
 
 import json
+import sys
 
 import pytest
 
@@ -244,6 +245,21 @@ def test_code_is_found_through_modules_environments_and_lists_of_tools(toy):
         )
     )
     assert [path.name for path in found] == ["game.py", "math.py", "add.py", "workflow.py"]
+
+
+def test_a_folder_of_installed_packages_on_the_import_path_is_no_code_of_the_user(
+    toy, tmp_path, monkeypatch
+):
+    packages = tmp_path / "packages"  # as pip install --target makes it, or a user's own
+    (packages / "lib-1.0.dist-info").mkdir(parents=True)
+    (packages / "lib.py").write_text("import other")
+    (packages / "other.py").write_text("")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/shared.py").write_text("import lib")
+    monkeypatch.setattr(sys, "path", [str(packages), str(tmp_path / "mine"), *sys.path])
+    write(toy.folder, agent="import lib, shared")
+    found = code_files(config("ajet.rollout.user_workflow=agent.py->A"))
+    assert [path.name for path in found] == ["agent.py", "shared.py"]
 
 
 def test_a_file_that_is_no_python_imports_nothing(toy):
