@@ -332,7 +332,8 @@ def engine(args: Namespace) -> Figures:
         await replica.close()
 
     asyncio.run(play())
-    return {"greedy_replies": len(prompts)} | throughput(args)
+    measured = throughput(args)
+    return {"greedy_replies": len(prompts)} | measured | generate_throughput(args)
 
 
 def graphs(args: Namespace) -> Figures:
@@ -415,6 +416,26 @@ def throughput(args: Namespace, *, with_graphs: bool = True) -> Figures:
     return {"requests": requests, "tokens_s": sampled / seconds}
 
 
+def generate_throughput(args: Namespace) -> Figures:
+    """Measures `generate` of transformers on as many requests of the same lengths."""
+    requests, prompt, reply = (8, 16, 8) if is_toy(args) else (128, 512, 128)
+    model = make_model(args, torch.bfloat16)
+    seconds = 0.0
+    for _ in ("warm-up", "timed"):
+        ids = torch.randint(0, 512, (requests, prompt), device=device_of(args))
+        started = now(args)
+        model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=True,
+            max_new_tokens=reply,
+            min_new_tokens=reply,
+            pad_token_id=0,
+        )
+        seconds = now(args) - started
+    return {"transformers_tokens_s": requests * reply / seconds}
+
+
 def update(args: Namespace) -> Figures:
     """Measures the update at several shapes: groups of 8 with a shared prompt, and long rows."""
     from ajet.core.update.policy import Policy
@@ -440,7 +461,34 @@ def update(args: Namespace) -> Figures:
         figures[f"{name}_tokens_s"] = distinct / seconds
         figures[f"{name}_mfu"] = flops / seconds / peak if peak else None
         figures[f"{name}_peak_GB"] = peak_memory(args)
+        if len(figures) == 3:  # of the first shape
+            figures |= plain_update(args, copy.deepcopy(model), samples, distinct)
     return figures
+
+
+def plain_update(args: Namespace, model: Any, samples: Sequence[Any], distinct: int) -> Figures:
+    """Measures a step of plain torch on the same samples: transformers' own forward pass over rows
+    that repeat what they share, 8 at a time, the log-probabilities of replies, and fused AdamW."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
+    ids = torch.from_numpy(np.stack([sample.token_ids for sample in samples])).to(device_of(args))
+    advantages = [float(sample.advantages[-1]) for sample in samples]
+    prompt = int(np.flatnonzero(samples[0].loss_mask)[0])
+    reset_peak(args)
+    seconds = 0.0
+    for _ in ("warm-up", "timed"):
+        started = now(args)
+        for at in range(0, len(samples), 8):
+            rows = ids[at : at + 8]
+            hidden = model.model(rows).last_hidden_state[:, prompt - 1 : -1]
+            logprobs = model.lm_head(hidden).float().log_softmax(-1)
+            taken = logprobs.gather(2, rows[:, prompt:, None])[..., 0]
+            weights = torch.tensor(advantages[at : at + 8], device=taken.device)[:, None]
+            (-(taken * weights).mean() / len(samples)).backward()
+            del hidden, logprobs, taken
+        optimizer.step()
+        optimizer.zero_grad()
+        seconds = now(args) - started
+    return {"plain_tokens_s": distinct / seconds, "plain_peak_GB": peak_memory(args)}
 
 
 def adapter_policy(model: Any) -> Any:
