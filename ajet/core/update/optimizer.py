@@ -14,7 +14,7 @@ Not covered: other optimizers.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +28,8 @@ from ajet.core.update.weights import check_fits, trainable
 
 STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
 ADDED = 1 << 18
-"""The numbers of a narrow gradient that are added at a time: torch widens a copy of them first."""
+"""The numbers of a narrow gradient that are added at a time on a CPU, where torch widens a copy of
+them first. CUDA widens each as it adds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,17 +109,20 @@ class ModelOptimizer:
                 master.grad = torch.zeros_like(master)
         return [master.grad for master in self._masters.values() if master.grad is not None]
 
-    def _clip(self, grads: Iterable[Tensor], grad_norm: float) -> None:
+    def _clip(self, grads: list[Tensor], grad_norm: float) -> None:
         limit = self._settings.grad_clip
         if limit and grad_norm > limit:
-            for grad in grads:
-                grad.mul_(limit / grad_norm)
+            torch._foreach_mul_(grads, limit / grad_norm)
 
     @torch.no_grad()
     def _copy_masters_to_weights(self) -> None:
-        for name, master in self._masters.items():
-            if master is not self._weights[name]:
-                self._weights[name].copy_(master)
+        pairs = [
+            (self._weights[name], master)
+            for name, master in self._masters.items()
+            if master is not self._weights[name]
+        ]
+        if pairs:
+            torch._foreach_copy_(*(list(each) for each in zip(*pairs, strict=True)))
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns AdamW's state by weight name, and float32 masters where the weights are
@@ -198,6 +202,8 @@ def _add_to(master: Tensor) -> Callable[[Tensor], None]:
             return
         if master.grad is None:
             master.grad = weight.grad.to(master.dtype)
+        elif master.device.type == "cuda":
+            master.grad += weight.grad
         else:
             parts = (master.grad.view(-1).split(ADDED), weight.grad.reshape(-1).split(ADDED))
             for total, part in zip(*parts, strict=True):

@@ -1,0 +1,192 @@
+"""Triton's kernels have torch's numbers, in Triton's interpreter, and its compiler takes them.
+
+Neither needs a GPU, but both need Triton, which comes with torch for CUDA.
+"""
+
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ajet.core.model.kernels import devices
+from tests.core.model.triton_interpreter import interpreted_kernels
+
+TESTS = Path(__file__).parents[2]
+INTERPRETED = (
+    "core/model/test_triton_kernels.py",
+    "core/model/test_wide_layer.py",
+    "core/update/test_fused_softmax.py",
+)
+DTYPES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+MODULE = "ajet.core.model.kernels.triton_kernels"
+NUMBERS, WIDE, NUM, FACTOR = "*T", "*fp32", "i32", "fp32"
+SIGNATURES = {
+    "rms_norm": (
+        {"x": NUMBERS, "weight": NUMBERS, "out": NUMBERS, "rows": NUM, "eps": FACTOR},
+        {"SIZE": 896, "BLOCK": 1024, "ROWS": 2},
+    ),
+    "rms_norm_backward": (
+        dict.fromkeys(("grad", "x", "weight", "added", "d_x"), NUMBERS)
+        | {"sums": WIDE, "rows": NUM, "eps": FACTOR},
+        {"SIZE": 896, "BLOCK": 1024, "ROWS": 16, "HAS_ADDED": True},
+    ),
+    "gate": (dict.fromkeys(("gate", "up", "product"), NUMBERS) | {"num": NUM}, {"BLOCK": 2048}),
+    "gate_backward": (
+        dict.fromkeys(("grad", "gate", "up", "product", "d_gate"), NUMBERS) | {"num": "i64"},
+        {"BLOCK": 2048},
+    ),
+    "rotate": (
+        dict.fromkeys(("x", "cos", "signed_sin", "out"), NUMBERS)
+        | {"x_stride": NUM, "out_stride": NUM},
+        {"SIZE": 448, "HALF": 32, "BLOCK": 512},
+    ),
+    "softmax_sums": (
+        {"logits": NUMBERS, "log_sum": WIDE, "entropy": WIDE, "scale": FACTOR},
+        {"SIZE": 151936, "BLOCK": 4096},
+    ),
+    "softmax_backward": (
+        {"logits": NUMBERS}
+        | dict.fromkeys(("log_sum", "entropy", "d_sum", "d_entropy"), WIDE)
+        | {"scale": FACTOR},
+        {"SIZE": 151936, "BLOCK": 4096, "HAS_ENTROPY": True},
+    ),
+}
+
+
+def close(found, expected, dtype):
+    tolerance = DTYPES[dtype]
+    assert found.dtype == dtype
+    expected = expected.detach()
+    largest = float(expected.abs().max())
+    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance * largest)
+
+
+def random(dtype, *shape):
+    """Returns random numbers of the dtype, and the same in float64."""
+    x = torch.randn(shape).to(dtype)
+    return x, x.double().requires_grad_()
+
+
+@pytest.fixture
+def triton():
+    torch.manual_seed(0)
+    return interpreted_kernels()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(5, 24), (1, 128), (70, 896), (3, 2048)])
+def test_a_norm_has_torchs_numbers(triton, shape, dtype):
+    (x, exact), (weight, factor) = random(dtype, *shape), random(dtype, shape[1])
+    close(triton.rms_norm(x, weight, 1e-5), F.rms_norm(exact, shape[1:], factor, 1e-5), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("with_added", [False, True])
+@pytest.mark.parametrize("shape", [(5, 24), (35, 40)])  # 1 part and 3, the last of 3 rows
+def test_a_norm_has_torchs_gradients(triton, shape, with_added, dtype):
+    (x, exact), (weight, factor) = random(dtype, *shape), random(dtype, shape[1])
+    (grad, probe), (added, on_top) = random(dtype, *shape), random(dtype, *shape)
+    out = F.rms_norm(exact, shape[1:], factor, 1e-5)
+    d_exact, d_factor = torch.autograd.grad((out * probe.detach()).sum(), (exact, factor))
+    d_x, d_weight = triton.rms_norm_backward(grad, x, weight, 1e-5, added if with_added else None)
+    close(d_x, d_exact + on_top if with_added else d_exact, dtype)
+    close(d_weight, d_factor, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(3, 7), (5, 1000)])
+def test_a_gate_has_torchs_numbers_and_gradients(triton, shape, dtype):
+    (gate, a), (up, b), (grad, probe) = (random(dtype, *shape) for _ in range(3))
+    expected = F.silu(a) * b
+    d_a, d_b = torch.autograd.grad((expected * probe.detach()).sum(), (a, b))
+    close(triton.gate(gate, up), expected, dtype)
+    product, d_gate, d_up = triton.gate_backward(grad, gate, up)
+    assert d_up is grad
+    for found, exact in ((product, expected), (d_gate, d_a), (d_up, d_b)):
+        close(found, exact, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "dim"), [(1, 2), (14, 64), (32, 128), (3, 80)])
+def test_a_rotation_is_that_of_complex_numbers_also_of_rows_that_lie_apart(
+    triton, heads, dim, dtype
+):
+    rows = torch.randn(4, heads + 1, dim).to(dtype)
+    x, angle = rows[:, :heads], torch.rand(4, 1, dim // 2).double()
+    cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+    out = torch.empty(4, heads, dim, dtype=dtype)
+    triton.rotate(x, torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1), out)
+    turned = torch.complex(*x.double().chunk(2, -1)) * torch.complex(cos.double(), sin.double())
+    close(out, torch.cat((turned.real, turned.imag), -1), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scale", [1.0, 1 / 0.7])
+@pytest.mark.parametrize("vocab", [7, 4096, 10_000])  # one block, a whole one, two and a part
+def test_a_softmax_has_torchs_sums_and_gradients(triton, vocab, scale, dtype):
+    logits, exact = random(dtype, 4, vocab)
+    logits, exact = 4 * logits, 4 * exact  # without rounding
+    exact.retain_grad()
+    logprobs = torch.log_softmax(exact * scale, -1)
+    log_sum, entropy = torch.logsumexp(exact * scale, -1), -(logprobs.exp() * logprobs).sum(-1)
+    sums = triton.softmax_sums(logits, scale)
+    for found, expected in zip(sums, (log_sum, entropy), strict=True):
+        close(found, expected, torch.float32)
+    d_sum, d_entropy = torch.tensor([1.0, -2.0, 0.5, 0.0]), torch.tensor([0.0, 0.5, -1.0, 2.0])
+    (entropy * d_entropy).sum().backward()
+    assert exact.grad is not None
+    found = logits.clone()
+    triton.softmax_backward(found, scale, sums, d_sum, d_entropy * scale)
+    close(found, exact.grad - logprobs.exp() * d_sum.unsqueeze(1), dtype)
+    without = logits.clone()
+    triton.softmax_backward(without, scale, sums, d_sum, None)
+    close(without, -logprobs.exp() * d_sum.unsqueeze(1), dtype)
+
+
+def test_what_is_no_number_is_in_the_sums(triton):
+    logits = torch.zeros(3, 5000)
+    logits[0, 4500], logits[1, 1] = torch.nan, torch.inf
+    log_sum, entropy = triton.softmax_sums(logits, 1.0)
+    assert torch.isnan(log_sum).tolist() == torch.isnan(entropy).tolist() == [True, True, False]
+
+
+def test_all_of_it_holds_in_tritons_interpreter():
+    pytest.importorskip("triton")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        pytest.skip("this is that process")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-k", "triton", *INTERPRETED],
+        cwd=TESTS,
+        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(TESTS.parent)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "passed" in done.stdout
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_the_compiler_takes_them_without_a_gpu(name, dtype, capability):
+    compiler = pytest.importorskip("triton.compiler")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        pytest.skip("interpreted")
+    target = import_module("triton.backends.compiler").GPUTarget("cuda", capability, 32)
+    kernel = getattr(import_module(MODULE), f"{name}_kernel")
+    types, constants = SIGNATURES[name]
+    signature = {arg: of.replace("T", dtype) for arg, of in types.items()}
+    signature |= dict.fromkeys(constants, "constexpr")
+    source = compiler.ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    assert compiler.compile(source, target=target).asm["cubin"]
+
+
+def test_there_are_none_for_the_cpu_and_for_other_devices():
+    for dtype in (torch.float32, torch.float64):
+        assert devices.cuda_kernels_for(torch.zeros(1, dtype=dtype)) is None
+    assert devices.layer_kernels_for(torch.zeros(1, device="meta")) is None
