@@ -112,17 +112,14 @@ class ModelOptimizer:
     def _clip(self, grads: list[Tensor], grad_norm: float) -> None:
         limit = self._settings.grad_clip
         if limit and grad_norm > limit:
-            torch._foreach_mul_(grads, limit / grad_norm)
+            torch._foreach_mul_(grads, limit / grad_norm)  # pyright: ignore[reportPrivateImportUsage]
 
     @torch.no_grad()
     def _copy_masters_to_weights(self) -> None:
-        pairs = [
-            (self._weights[name], master)
-            for name, master in self._masters.items()
-            if master is not self._weights[name]
-        ]
-        if pairs:
-            torch._foreach_copy_(*(list(each) for each in zip(*pairs, strict=True)))
+        masters = {n: m for n, m in self._masters.items() if m is not self._weights[n]}
+        if masters:
+            weights: list[Tensor] = [self._weights[name] for name in masters]
+            torch._foreach_copy_(weights, list(masters.values()))  # pyright: ignore[reportPrivateImportUsage]
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns AdamW's state by weight name, and float32 masters where the weights are
