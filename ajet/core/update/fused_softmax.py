@@ -60,7 +60,8 @@ class _FusedSoftmax(torch.autograd.Function):
         dtype = wide_dtype(features_UD.dtype)
         chosen_M = features_UD.new_empty(len(index_M), dtype=dtype)
         log_sum_U, entropy_U = features_UD.new_empty(2, num_rows, dtype=dtype)
-        parts = list(slices(num_rows, index_M, rows))
+        # A rank of several may have none of a micro-batch's tokens; its gradients are 0.
+        parts = list(slices(num_rows, index_M, rows)) if num_rows else []
         logits_SV = features_UD.new_empty(min(rows, num_rows), len(weight_VD))
         for part, tokens in parts:
             logits = logits_SV[: part.stop - part.start]
@@ -118,6 +119,8 @@ class _FusedSoftmax(torch.autograd.Function):
             if needs_weight:
                 of_slice = wide_product(d_logits.T, features_UD[part])
                 d_weight = of_slice if d_weight is None else d_weight.add_(of_slice)
+        if needs_weight and not ctx.parts:
+            d_weight = torch.zeros_like(weight_VD)
         return d_features, d_weight, None, None, None, None, None
 
 

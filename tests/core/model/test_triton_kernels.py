@@ -138,7 +138,7 @@ def test_all_of_it_holds_in_tritons_interpreter():
     if os.environ.get("TRITON_INTERPRET") == "1":
         pytest.skip("this is that process")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-k", "triton", *INTERPRETED],
+        [sys.executable, "-m", "pytest", "-k", "triton", *INTERPRETED],
         cwd=ROOT,
         env=os.environ | {"TRITON_INTERPRET": "1"},
         capture_output=True,

@@ -101,6 +101,16 @@ def test_without_a_gradient_of_the_weight_only_the_features_have_one(kernels):
     assert features.grad is not None and features.grad.abs().sum() > 0
 
 
+def test_a_rank_without_a_token_has_gradients_of_0(kernels):
+    features = torch.ones(0, 3, requires_grad=True)
+    weight, none = torch.eye(4, 3, requires_grad=True), torch.zeros(0, dtype=torch.long)
+    found, entropy = fused_softmax(kernels, features, weight, none, none, 1.0, 1)
+    assert found.shape == entropy.shape == (0,)
+    (found.sum() + entropy.sum()).backward()
+    assert features.grad is not None and features.grad.shape == (0, 3)
+    assert weight.grad is not None and torch.equal(weight.grad, torch.zeros(4, 3))
+
+
 @pytest.mark.parametrize("with_entropy_grad", [False, True])
 def test_scores_are_computed_by_the_kernels_where_there_are_some(with_entropy_grad, monkeypatch):
     torch.manual_seed(0)
