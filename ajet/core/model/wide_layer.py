@@ -1,4 +1,4 @@
-"""Linear layers of wide models on a CPU: faster products, and less kept for the backward pass.
+"""Linear layers of wide models on a CPU, and of all on CUDA: less kept for the backward pass.
 
     linears_of_norm(x)    rms_norm(x) times several weights         keeps x
     rotated(x)            the rotary position                       keeps nothing of x
@@ -14,8 +14,12 @@ the speed: 207 against 300 to 480 GFLOP/s on two cores of an AMD EPYC 9005. Both
 throughout and round otherwise. Those of bfloat16 go to oneDNN anyway. The gradient of a weight has
 a kernel: 505 to 520 GFLOP/s where oneDNN has 404 to 439.
 
-Not covered: models narrower than `MIN_WIDTH`, where calls cost more than products, float64,
-adapters, other devices: `is_wide` says no, and the caller uses torch's own layers.
+On CUDA products are torch's. What stands between them is computed by Triton's kernels, which read
+and write memory once (docs/adr/0079-triton-kernels.md).
+
+Not covered: on a CPU, models narrower than `MIN_WIDTH`, where calls cost more than products; CUDA
+without Triton; float64, adapters, other devices: `is_wide` says no, and the caller uses torch's
+own layers.
 """
 
 from typing import Any
@@ -24,6 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ajet.core.model.kernels.devices import layer_kernels_for
 from ajet.core.model.kernels.functions import kernels_for
 from ajet.core.model.precision import to_wide_dtype
 
@@ -36,13 +41,15 @@ transposed."""
 
 def is_wide(x_ND: Tensor, *linears: nn.Module) -> bool:
     """Tells whether this file computes these layers of `x`."""
-    return (
-        x_ND.device.type == "cpu"
-        and x_ND.dtype in (torch.float32, torch.bfloat16)
-        and x_ND.shape[0] >= MIN_TOKENS
-        and x_ND.shape[1] >= MIN_WIDTH
-        and all(type(each) is nn.Linear for each in linears)
-    )
+    if x_ND.device.type == "cpu":
+        is_covered = (
+            x_ND.dtype in (torch.float32, torch.bfloat16)
+            and x_ND.shape[0] >= MIN_TOKENS
+            and x_ND.shape[1] >= MIN_WIDTH
+        )
+    else:
+        is_covered = layer_kernels_for(x_ND) is not None
+    return is_covered and all(type(each) is nn.Linear for each in linears)
 
 
 def linear(x_ND: Tensor, module: Any) -> Tensor:
@@ -71,14 +78,14 @@ def rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
 
 def rotated(x_NHd: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
     """Returns what `rotate` does, in one pass where a kernel can."""
-    if kernels_for(x_NHd) is not None:
+    if layer_kernels_for(x_NHd) is not None:
         return _Rotated.apply(x_NHd, cos, signed_sin)  # type: ignore[no-any-return]
     return rotate(x_NHd, cos, signed_sin)
 
 
 def normed(x_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """Returns ``x * rsqrt(mean(x^2) + eps) * weight``, in one pass where a kernel can."""
-    kernels = kernels_for(x_ND)
+    kernels = layer_kernels_for(x_ND)
     if kernels is not None:
         return kernels.rms_norm(x_ND, weight_D, eps)
     return F.rms_norm(x_ND, weight_D.shape, weight_D, eps)
@@ -86,13 +93,16 @@ def normed(x_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
 
 def product(x_ND: Tensor, weight_OD: Tensor, bias: Tensor | None = None) -> Tensor:
     """Returns ``x @ weight.T + bias``; either may be a transposed view."""
-    if x_ND.dtype == torch.float32 and torch.backends.mkldnn.is_available():
+    on_cpu = x_ND.device.type == "cpu"
+    if on_cpu and x_ND.dtype == torch.float32 and torch.backends.mkldnn.is_available():
         return torch.ops.mkldnn._linear_pointwise(x_ND, weight_OD, bias, "none", [], "")
     return F.linear(x_ND, weight_OD, bias)
 
 
 def weight_gradient(grad_NO: Tensor, x_NI: Tensor) -> Tensor:
     """Returns ``grad.T @ x``, the gradient of the weight of a linear layer."""
+    if x_NI.device.type != "cpu":
+        return grad_NO.T @ x_NI
     kernels = kernels_for(x_NI)
     if kernels is not None and x_NI.shape[1] >= MIN_WIDTH:
         return kernels.weight_gradient(grad_NO, x_NI)
@@ -135,7 +145,7 @@ class _Rotated(torch.autograd.Function):
 
 
 def _rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
-    kernels, out = kernels_for(x), x.new_empty(x.shape)
+    kernels, out = layer_kernels_for(x), x.new_empty(x.shape)
     assert kernels is not None
     kernels.rotate(x, cos, signed_sin, out)
     return out
@@ -200,20 +210,23 @@ def _weight_grads(grads: tuple[Tensor, ...], h: Tensor, needs: list[bool]) -> li
 
 
 def _input_grad(grads: tuple[Tensor, ...], weights: Any) -> Tensor:
-    first, *rest = (product(grad, weight.T) for grad, weight in zip(grads, weights, strict=True))
-    for each in rest:
-        first += each
-    return first
+    total = product(grads[0], weights[0].T)
+    for grad, weight in zip(grads[1:], weights[1:], strict=True):
+        if total.device.type == "cpu":
+            total += product(grad, weight.T)
+        else:
+            total.addmm_(grad, weight)  # the sum is part of the product
+    return total
 
 
 def _gated(gate: Tensor, up: Tensor) -> Tensor:
-    kernels = kernels_for(gate)
+    kernels = layer_kernels_for(gate)
     return F.silu(gate).mul_(up) if kernels is None else kernels.gate(gate, up)
 
 
 def _gated_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns ``silu(gate) * up`` and the gradients of gate and up; `grad` is overwritten."""
-    kernels = kernels_for(gate)
+    kernels = layer_kernels_for(gate)
     if kernels is not None:
         return kernels.gate_backward(grad, gate, up)
     activation = F.silu(gate)
@@ -226,7 +239,7 @@ def _rms_norm_backward(
 ) -> tuple[Tensor, Tensor]:
     """Returns the gradients of ``x`` and ``norm`` for ``h = x * rsqrt(mean(x^2) + eps) * norm``,
     the first with `added` on top."""
-    kernels = kernels_for(x)
+    kernels = layer_kernels_for(x)
     if kernels is not None:
         return kernels.rms_norm_backward(d_h, x.contiguous(), norm, eps, added)
     wide_x, grad = to_wide_dtype(x), to_wide_dtype(d_h)

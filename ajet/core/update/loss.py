@@ -36,9 +36,11 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from ajet.core.model.kernels.devices import cuda_kernels_for
 from ajet.core.model.precision import to_wide_dtype
 from ajet.core.model.wide_layer import is_wide
 from ajet.core.trajectory.sample import Component, TrainingSample
+from ajet.core.update.fused_softmax import fused_softmax
 from ajet.core.update.kept_softmax import kept_softmax
 from ajet.core.update.layouts.layout import ForwardOutput
 from ajet.core.update.losses.token_loss import MAX_LOG_RATIO
@@ -48,6 +50,7 @@ from ajet.core.update.sliced_softmax import sliced_softmax
 MAX_KL = 10.0
 MAX_LOGITS = 1 << 24  # 64 MiB in float32
 MAX_LOGITS_ON_GPU = 1 << 27  # 512 MiB in float32: 882 rows of 152,064, and few reads of the head
+MAX_LOGITS_OF_KERNELS = 1 << 30  # bytes: 3,530 rows of 152,064 in bfloat16, and no other copy
 MAX_KEPT = 1 << 29  # bytes: 2,730 sampled tokens of 49,152 in float32, 5,461 in bfloat16
 
 
@@ -132,8 +135,16 @@ def score_tokens(
     are far larger than any other tensor; by default a GPU's slices are longer. Up to `max_kept`
     bytes of them are kept for the backward pass on a CPU (kept_softmax.py); more are computed
     again, and on a GPU or in bfloat16 the head's gradient of the slices is summed in float32
-    (sliced_softmax.py).
+    (sliced_softmax.py). Where CUDA has Triton's kernels, slices stay in the model's dtype and are
+    longer (fused_softmax.py).
     """
+    kernels, weight_VD = cuda_kernels_for(output.features_UD), output.head_weight
+    if kernels is not None and weight_VD is not None:
+        limit = max_logits or MAX_LOGITS_OF_KERNELS // weight_VD.element_size()
+        rows = max(1, limit // output.vocab_size)
+        inputs = (output.features_UD, weight_VD, output.index_M, targets_M, temperature, rows)
+        logprobs_M, entropy_M = fused_softmax(kernels, *inputs)
+        return TokenScores(logprobs_M, entropy_M if with_entropy_grad else entropy_M.detach())
 
     def score(features_UD: Tensor, index_M: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
         logits_UV = to_wide_dtype(output.head(features_UD))
@@ -151,7 +162,6 @@ def score_tokens(
     num_rows = len(output.features_UD)
     if num_rows <= step:
         return TokenScores(*score(output.features_UD, output.index_M, targets_M))
-    weight_VD = output.head_weight
     if weight_VD is not None and not with_entropy_grad:
         inputs = (output.features_UD, weight_VD, output.index_M, targets_M, temperature)
         num_bytes = num_rows * output.vocab_size * weight_VD.element_size()

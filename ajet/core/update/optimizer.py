@@ -14,7 +14,7 @@ Not covered: other optimizers.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +28,8 @@ from ajet.core.update.weights import check_fits, trainable
 
 STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
 ADDED = 1 << 18
-"""The numbers of a narrow gradient that are added at a time: torch widens a copy of them first."""
+"""The numbers of a narrow gradient that are added at a time on a CPU, where torch widens a copy of
+them first. CUDA widens each as it adds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,17 +109,17 @@ class ModelOptimizer:
                 master.grad = torch.zeros_like(master)
         return [master.grad for master in self._masters.values() if master.grad is not None]
 
-    def _clip(self, grads: Iterable[Tensor], grad_norm: float) -> None:
+    def _clip(self, grads: list[Tensor], grad_norm: float) -> None:
         limit = self._settings.grad_clip
         if limit and grad_norm > limit:
-            for grad in grads:
-                grad.mul_(limit / grad_norm)
+            torch._foreach_mul_(grads, limit / grad_norm)  # pyright: ignore[reportPrivateImportUsage]
 
     @torch.no_grad()
     def _copy_masters_to_weights(self) -> None:
-        for name, master in self._masters.items():
-            if master is not self._weights[name]:
-                self._weights[name].copy_(master)
+        masters = {n: m for n, m in self._masters.items() if m is not self._weights[n]}
+        if masters:
+            weights: list[Tensor] = [self._weights[name] for name in masters]
+            torch._foreach_copy_(weights, list(masters.values()))  # pyright: ignore[reportPrivateImportUsage]
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns AdamW's state by weight name, and float32 masters where the weights are
@@ -198,6 +199,8 @@ def _add_to(master: Tensor) -> Callable[[Tensor], None]:
             return
         if master.grad is None:
             master.grad = weight.grad.to(master.dtype)
+        elif master.device.type == "cuda":
+            master.grad += weight.grad
         else:
             parts = (master.grad.view(-1).split(ADDED), weight.grad.reshape(-1).split(ADDED))
             for total, part in zip(*parts, strict=True):

@@ -7,7 +7,8 @@ At most one slice of logits is in memory. The head's gradient of all slices is a
 where the model is of bfloat16: the sum is rounded once, as it is for a single slice. The backward
 pass reads the head's weight twice for each slice, so slices should be as long as the memory allows.
 
-Not covered: an entropy with a gradient; keeping the probabilities (kept_softmax.py).
+Not covered: an entropy with a gradient; keeping the probabilities (kept_softmax.py); CUDA where it
+has Triton (fused_softmax.py).
 """
 
 from collections.abc import Iterator
@@ -48,7 +49,7 @@ class _SlicedSoftmax(torch.autograd.Function):
         dtype = wide_dtype(features_UD.dtype)
         logprobs_M = features_UD.new_empty(len(index_M), dtype=dtype)
         entropy_U = features_UD.new_empty(len(features_UD), dtype=dtype)
-        for part, tokens in _slices(len(features_UD), index_M, rows):
+        for part, tokens in slices(len(features_UD), index_M, rows):
             logprobs = _logprobs(features_UD[part], weight_VD, temperature)
             logprobs_M[tokens] = logprobs[index_M[tokens] - part.start, targets_M[tokens]]
             entropy_U[part] = -logprobs.exp().mul_(logprobs).sum(-1)
@@ -67,7 +68,7 @@ class _SlicedSoftmax(torch.autograd.Function):
         d_weight = None
         if needs_weight:
             d_weight = torch.zeros_like(weight_VD, dtype=wide_dtype(weight_VD.dtype))
-        for part, tokens in _slices(len(features_UD), index_M, ctx.rows):
+        for part, tokens in slices(len(features_UD), index_M, ctx.rows):
             d_logits = _logprobs(features_UD[part], weight_VD, ctx.temperature).exp_()
             rows, grad = index_M[tokens] - part.start, grad_M[tokens]
             # index_put_ adds in a fixed order on a GPU, too; index_add_ does not.
@@ -78,11 +79,11 @@ class _SlicedSoftmax(torch.autograd.Function):
             if d_features is not None:
                 d_features[part] = d_logits @ weight_VD
             if d_weight is not None:
-                d_weight += _wide_product(d_logits.T, features_UD[part])
+                d_weight += wide_product(d_logits.T, features_UD[part])
         return d_features, d_weight, None, None, None, None
 
 
-def _slices(num_rows: int, index_M: Tensor, rows: int) -> Iterator[tuple[slice, Tensor]]:
+def slices(num_rows: int, index_M: Tensor, rows: int) -> Iterator[tuple[slice, Tensor]]:
     """Yields each slice of rows, and the tokens that read a row of it."""
     order_M = torch.argsort(index_M, stable=True)
     starts = range(0, num_rows, rows)
@@ -98,7 +99,7 @@ def _logprobs(features_SD: Tensor, weight_VD: Tensor, temperature: float) -> Ten
     return torch.log_softmax(logits_SV if temperature == 1.0 else logits_SV / temperature, dim=-1)
 
 
-def _wide_product(a: Tensor, b: Tensor) -> Tensor:
+def wide_product(a: Tensor, b: Tensor) -> Tensor:
     """Returns ``a @ b`` in float32 or wider, without rounding it to the dtype of `a` first."""
     dtype = wide_dtype(a.dtype)
     has_kernel = a.device.type == "cuda" and "dtype" in torch.ops.aten.mm.overloads()  # torch 2.8

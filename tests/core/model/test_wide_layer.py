@@ -9,13 +9,19 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 from ajet.core.model import decoder, wide_layer
 from ajet.core.model.decoder import Decoder
 from ajet.core.model.kernels.functions import kernels
+from tests.core.model.triton_interpreter import interpreted_kernels
 
 
-@pytest.fixture(params=["kernels", "torch"], autouse=True)
+@pytest.fixture(params=["kernels", "torch", "triton"], autouse=True)
 def _computed_with(request, monkeypatch):
-    """Has each test run with the compiled kernels, and as where there is no compiler."""
+    """Has each test run with the compiled kernels, as where there is no compiler, and with those
+    of CUDA where they are interpreted (test_triton_kernels.py)."""
     if request.param == "torch":
         monkeypatch.setattr(wide_layer, "kernels_for", lambda tensor: None)
+        monkeypatch.setattr(wide_layer, "layer_kernels_for", lambda tensor: None)
+    elif request.param == "triton":
+        interpreted = interpreted_kernels()
+        monkeypatch.setattr(wide_layer, "layer_kernels_for", lambda tensor: interpreted)
     elif kernels() is None:
         pytest.skip("no C compiler is installed")
 

@@ -1,0 +1,329 @@
+"""Triton's kernels for CUDA: what stands between the products of a layer, and the softmax.
+
+    in a layer      rms_norm, rms_norm_backward, gate, gate_backward, rotate
+    of the logits   softmax_sums, softmax_backward
+
+Each reads its inputs once and writes its results once; torch takes several passes over memory for
+most of them, with copies in float32. All compute in float32 and round once. The layers' ones are
+those of the CPU (functions.py), by the same names.
+
+Block sizes are fixed and not tuned at a user's start. Shapes of a model are constants of a kernel;
+the number of rows is not, so each is compiled once for a model and dtype (about a second, kept in
+Triton's cache on disk). A row's numbers do not depend on the other rows, but for the gradient of a
+norm's weight, whose order of sums depends on the number of rows alone.
+
+Not covered: dtypes other than bfloat16, float16 and float32. Import this through devices.py, which
+knows where Triton is.
+"""
+
+# ruff: noqa: ANN001, ANN201
+# pyright: reportInvalidTypeForm=false
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+triton: Any = import_module("triton")
+tl: Any = import_module("triton.language")
+
+TILE = 2048
+"""The numbers that a program of `rms_norm` handles at a time: several rows, if they are short."""
+PART = 16
+"""The rows that a program of `rms_norm_backward` handles: a part of the sum over all rows."""
+FLAT = 2048
+"""The numbers that a program of `gate` handles."""
+PAIRS = 1024
+"""The pairs of numbers that a program of `rotate` handles at most, of one row."""
+VOCAB = 4096
+"""The logits that a program of the softmax handles at a time, of one row."""
+
+
+@triton.jit(do_not_specialize=["rows"])
+def rms_norm_kernel(
+    x, weight, out, rows, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
+):
+    """Writes ROWS rows of ``x * rsqrt(mean(x^2) + eps) * weight``."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    at, mask = row * SIZE + column, (row < rows) & (column < SIZE)
+    value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+    factor = tl.load(weight + column, mask=column < SIZE, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(value * value, axis=1, keep_dims=True) / SIZE + eps)
+    tl.store(out + at, (value * scale * factor).to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def rms_norm_backward_kernel(
+    grad,
+    x,
+    weight,
+    added,
+    d_x,
+    sums,
+    rows,
+    eps,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    HAS_ADDED: tl.constexpr,
+):
+    """Writes the gradient of ROWS rows of x, and their sum of that of the weight."""
+    column = tl.arange(0, BLOCK)
+    factor = tl.load(weight + column, mask=column < SIZE, other=0.0).to(tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    for index in range(0, ROWS):
+        at = (first + index) * SIZE + column
+        mask = (column < SIZE) & (first + index < rows)
+        value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+        d_out = tl.load(grad + at, mask=mask, other=0.0).to(tl.float32)
+        scale = tl.rsqrt(tl.sum(value * value, axis=0) / SIZE + eps)
+        normed = value * scale
+        total += d_out * normed
+        d_normed = d_out * factor
+        along = tl.sum(d_normed * normed, axis=0) / SIZE
+        result = (d_normed - normed * along) * scale
+        if HAS_ADDED:
+            result += tl.load(added + at, mask=mask, other=0.0).to(tl.float32)
+        tl.store(d_x + at, result.to(d_x.dtype.element_ty), mask=mask)
+    to = sums + tl.program_id(0).to(tl.int64) * SIZE + column
+    tl.store(to, total, mask=column < SIZE)
+
+
+@triton.jit
+def gate_kernel(gate, up, product, num, BLOCK: tl.constexpr):
+    """Writes ``silu(gate) * up``."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < num
+    value = tl.load(gate + at, mask=mask, other=0.0).to(tl.float32)
+    other = tl.load(up + at, mask=mask, other=0.0).to(tl.float32)
+    result = value * tl.sigmoid(value) * other
+    tl.store(product + at, result.to(product.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def gate_backward_kernel(grad, gate, up, product, d_gate, num, BLOCK: tl.constexpr):
+    """Writes ``silu(gate) * up`` and the gradient of gate, and that of up in the place of `grad`,
+    which is that of the product."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < num
+    d_out = tl.load(grad + at, mask=mask, other=0.0).to(tl.float32)
+    value = tl.load(gate + at, mask=mask, other=0.0).to(tl.float32)
+    other = tl.load(up + at, mask=mask, other=0.0).to(tl.float32)
+    share = tl.sigmoid(value)
+    activation = value * share
+    slope = share + activation * (1.0 - share)
+    dtype = product.dtype.element_ty
+    tl.store(product + at, (activation * other).to(dtype), mask=mask)
+    tl.store(d_gate + at, (d_out * other * slope).to(dtype), mask=mask)
+    tl.store(grad + at, (d_out * activation).to(dtype), mask=mask)
+
+
+@triton.jit
+def rotate_kernel(
+    x,
+    cos,
+    signed_sin,
+    out,
+    x_stride,
+    out_stride,
+    SIZE: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Writes BLOCK of the SIZE pairs of one row, rotated; HALF of them are a head's."""
+    row = tl.program_id(0).to(tl.int64)
+    pair = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = pair < SIZE
+    within = pair % HALF
+    left = (pair // HALF) * (2 * HALF) + within
+    angle = row * (2 * HALF) + within
+    a = tl.load(x + row * x_stride + left, mask=mask, other=0.0).to(tl.float32)
+    b = tl.load(x + row * x_stride + left + HALF, mask=mask, other=0.0).to(tl.float32)
+    cos_a = tl.load(cos + angle, mask=mask, other=0.0).to(tl.float32)
+    cos_b = tl.load(cos + angle + HALF, mask=mask, other=0.0).to(tl.float32)
+    sin_a = tl.load(signed_sin + angle, mask=mask, other=0.0).to(tl.float32)
+    sin_b = tl.load(signed_sin + angle + HALF, mask=mask, other=0.0).to(tl.float32)
+    to = out + row * out_stride + left
+    tl.store(to, (a * cos_a + b * sin_a).to(out.dtype.element_ty), mask=mask)
+    tl.store(to + HALF, (b * cos_b + a * sin_b).to(out.dtype.element_ty), mask=mask)
+
+
+# Slices of vectors over rows start anywhere: not one more kernel for those that are not aligned.
+@triton.jit(do_not_specialize=["log_sum", "entropy"])
+def softmax_sums_kernel(logits, log_sum, entropy, scale, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """Writes the log-sum-exp and the entropy of one row of ``scale * logits``.
+
+    `sums` adds up exp(z - largest), `moments` that times (z - largest), of the largest z so far.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    largest = tl.full((), -1e30, tl.float32)  # a number: infinity times 0 is none
+    sums, moments = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, SIZE, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        mask = column < SIZE
+        z = tl.load(logits + row * SIZE + column, mask=mask, other=0.0).to(tl.float32) * scale
+        z = tl.where(mask, z, -1e30)
+        higher = tl.maximum(largest, tl.max(z, axis=0))
+        rise = higher - largest
+        shrink = tl.exp(-rise)
+        share = tl.exp(z - higher)
+        moments = shrink * (moments - rise * sums) + share * (z - higher)
+        sums = shrink * sums + share
+        largest = higher
+    total = tl.sum(sums, axis=0)
+    tl.store(log_sum + row, largest + tl.log(total))
+    tl.store(entropy + row, tl.log(total) - tl.sum(moments, axis=0) / total)
+
+
+@triton.jit(do_not_specialize=["log_sum", "entropy", "d_sum", "d_entropy"])
+def softmax_backward_kernel(
+    logits,
+    log_sum,
+    entropy,
+    d_sum,
+    d_entropy,
+    scale,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_ENTROPY: tl.constexpr,
+):
+    """Writes BLOCK of the gradients of one row of logits in their place, but for what the chosen
+    tokens' own log-probabilities add."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    at, mask = logits + row * SIZE + column, column < SIZE
+    logprob = tl.load(at, mask=mask, other=0.0).to(tl.float32) * scale - tl.load(log_sum + row)
+    factor = tl.load(d_sum + row)
+    if HAS_ENTROPY:
+        factor = factor + tl.load(d_entropy + row) * (logprob + tl.load(entropy + row))
+    tl.store(at, (-tl.exp(logprob) * factor).to(logits.dtype.element_ty), mask=mask)
+
+
+class TritonKernels:
+    """Launches the kernels for tensors of bfloat16, float16 and float32 on one CUDA device."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Returns ``x * rsqrt(mean(x^2) + eps) * weight`` for ``x [N, D]``."""
+        x = x.contiguous()
+        out, (rows, size) = torch.empty_like(x), x.shape
+        block = triton.next_power_of_2(size)
+        at_once = max(1, TILE // block)
+        _launch(
+            rms_norm_kernel,
+            (triton.cdiv(rows, at_once),),
+            *(x, weight, out, rows, eps),
+            SIZE=size,
+            BLOCK=block,
+            ROWS=at_once,
+            num_warps=_warps(max(block, TILE)),
+        )
+        return out
+
+    def rms_norm_backward(
+        self, grad: Tensor, x: Tensor, weight: Tensor, eps: float, added: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the gradients of ``x [N, D]``, with `added` on top, and of the weight."""
+        grad, x = grad.contiguous(), x.contiguous()
+        d_x, (rows, size) = torch.empty_like(x), x.shape
+        sums = x.new_empty(triton.cdiv(rows, PART), size, dtype=torch.float32)
+        block = triton.next_power_of_2(size)
+        _launch(
+            rms_norm_backward_kernel,
+            (len(sums),),
+            *(grad, x, weight, x if added is None else added.contiguous()),
+            *(d_x, sums, rows, eps),
+            SIZE=size,
+            BLOCK=block,
+            ROWS=PART,
+            HAS_ADDED=added is not None,
+            num_warps=_warps(block),
+        )
+        return d_x, sums.sum(0).to(weight.dtype)
+
+    def gate(self, gate: Tensor, up: Tensor) -> Tensor:
+        """Returns ``silu(gate) * up`` of contiguous tensors."""
+        product, num = torch.empty_like(gate), gate.numel()
+        _launch(gate_kernel, (triton.cdiv(num, FLAT),), gate, up, product, num, BLOCK=FLAT)
+        return product
+
+    def gate_backward(
+        self, grad: Tensor, gate: Tensor, up: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns ``silu(gate) * up`` and the gradients of gate and up, from that of the product,
+        whose memory the last one takes."""
+        product, d_gate, num = torch.empty_like(gate), torch.empty_like(gate), gate.numel()
+        tensors = (grad, gate, up, product, d_gate)
+        _launch(gate_backward_kernel, (triton.cdiv(num, FLAT),), *tensors, num, BLOCK=FLAT)
+        return product, d_gate, grad
+
+    def rotate(self, x: Tensor, cos: Tensor, signed_sin: Tensor, out: Tensor) -> None:
+        """Writes ``x [N, heads, d]`` with the rotary position (wide_layer.rotate) to `out`.
+
+        `out` may not be `x`. The heads of a row lie together; `cos`, `signed_sin` are ``[N, 1, d]``
+        and contiguous.
+        """
+        rows, heads, dim = x.shape
+        pairs = heads * dim // 2
+        block = min(PAIRS, triton.next_power_of_2(pairs))
+        _launch(
+            rotate_kernel,
+            (rows, triton.cdiv(pairs, block)),
+            *(x, cos, signed_sin, out, x.stride(0), out.stride(0)),
+            SIZE=pairs,
+            HALF=dim // 2,
+            BLOCK=block,
+            num_warps=1 if block <= 128 else 4,
+        )
+
+    def softmax_sums(self, logits: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """Returns log-sum-exp and entropy of each row of ``scale * logits [S, V]``, in float32."""
+        log_sum, entropy = logits.new_empty(2, len(logits), dtype=torch.float32)
+        _launch(
+            softmax_sums_kernel,
+            (len(logits),),
+            *(logits, log_sum, entropy, scale),
+            SIZE=logits.shape[1],
+            BLOCK=VOCAB,
+            num_warps=8,
+        )
+        return log_sum, entropy
+
+    def softmax_backward(
+        self,
+        logits: Tensor,
+        scale: float,
+        sums: tuple[Tensor, Tensor],
+        d_sum: Tensor,
+        d_entropy: Tensor | None,
+    ) -> None:
+        """Puts ``- p * (d_sum + d_entropy * (log p + entropy))`` into the place of ``logits [S,
+        V]``, of which `sums` is what `softmax_sums` returned."""
+        log_sum, entropy = sums
+        _launch(
+            softmax_backward_kernel,
+            (len(logits), triton.cdiv(logits.shape[1], VOCAB)),
+            *(logits, log_sum, entropy, d_sum),
+            d_sum if d_entropy is None else d_entropy,
+            scale,
+            SIZE=logits.shape[1],
+            BLOCK=VOCAB,
+            HAS_ENTROPY=d_entropy is not None,
+            num_warps=8,
+        )
+
+
+def _launch(kernel: Any, grid: tuple[int, ...], first: Tensor, *args: Any, **options: Any) -> None:
+    """Launches a kernel on the device of its tensors, unless there is nothing to compute."""
+    if grid[0]:
+        with torch.cuda.device_of(first):
+            kernel[grid](first, *args, **options)
+
+
+def _warps(block: int) -> int:
+    """Returns the warps of a program that sums up a block of so many numbers."""
+    return 4 if block <= 2048 else 8 if block <= 4096 else 16
