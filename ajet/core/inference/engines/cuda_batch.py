@@ -37,11 +37,8 @@ class CudaBatch(KVBatch):
     def supports(pool: KVPool, group: int) -> bool:
         """Tells whether the kernels compute for the pool, with `group` query heads for each key
         head."""
-        return (
-            decode_kernels_for(pool.k) is not None
-            and pool.k.shape[3] in DIMS
-            and group <= MAX_GROUP
-        )
+        is_served = pool.k.shape[3] in DIMS and group <= MAX_GROUP
+        return is_served and decode_kernels_for(pool.k) is not None
 
     def __init__(self, pool: KVPool, layout: CacheLayout, room: int) -> None:
         self._kernels = decode_kernels()
@@ -85,6 +82,9 @@ class CudaBatch(KVBatch):
         self._remaining_segments(index)
         self._first_slot_R = self._first_slot_R[index]
         self._set_table()
+
+    def _padding_mask(self) -> Tensor:
+        return self._pool.k.new_empty(0)  # the kernel goes by the table
 
     def _set_table(self) -> None:
         table = np.stack((self._start_R, self._first_slot_R, self._shared_R), axis=1)

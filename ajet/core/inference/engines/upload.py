@@ -13,10 +13,10 @@ from torch import Tensor
 
 
 def pinned(tensor: Tensor, device: torch.device) -> Tensor:
-    """Returns a tensor of the CPU's as it is copied best to `device`, with ``non_blocking``."""
+    """Returns a tensor of the CPU's from which `device` copies without a wait, where it can."""
     return tensor.pin_memory() if device.type == "cuda" else tensor
 
 
 def uploaded(values: NDArray[Any], device: torch.device) -> Tensor:
     """Returns an array as a tensor on `device`."""
-    return pinned(torch.from_numpy(values), device).to(device, non_blocking=True)
+    return pinned(torch.from_numpy(values), device).to(device, non_blocking=device.type == "cuda")
