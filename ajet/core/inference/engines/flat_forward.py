@@ -7,9 +7,9 @@
 
 It computes with the policy's own modules (see model/decoder.py), or, where weights are large and
 the device is a CPU, with packed copies of them (packed_decoder.py). Then a decode step attends with
-compiled kernels (tiled_batch.py); without them, and on other devices, it multiplies all segments at
-once (grid_batch.py). On a CUDA GPU new tokens are computed as one flat list (packed_prefill.py),
-and steps are captured and replayed (step_graph.py).
+compiled kernels (tiled_batch.py), as it does on a CUDA GPU (cuda_batch.py); without them, and on
+other devices, it multiplies all segments at once (grid_batch.py). On a CUDA GPU new tokens are
+computed as one flat list (packed_prefill.py), and steps are captured and replayed (step_graph.py).
 
 Not covered: architectures that `Decoder.supports` refuses (hf_forward.py serves those).
 """
@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ajet.core.inference.engines.cuda_batch import CudaBatch
 from ajet.core.inference.engines.forward import BatchRow
 from ajet.core.inference.engines.graph_batch import GraphBatch
 from ajet.core.inference.engines.grid_batch import GridBatch
@@ -88,6 +89,9 @@ class FlatForward:
             weight.device,
         )
         self._attention_kernels = attention_kernels_for(self._pool.k)
+        self._attends_on_cuda = CudaBatch.supports(
+            self._pool, self._decoder.num_heads // self._decoder.num_kv_heads
+        )
         self._max_kv_tokens = max_kv_tokens
         self._cache = PrefixCache(max_kv_tokens)
         self._batch: KVBatch | None = None
@@ -142,6 +146,8 @@ class FlatForward:
 
     def _layout(self, slots_R: list[Ids]) -> tuple[type[KVBatch], CacheLayout]:
         """Returns how rows, given by their slots or tokens, are laid out and computed."""
+        if self._attends_on_cuda:
+            return CudaBatch, CacheLayout.of(slots_R, smallest=True)
         if self._graph is not None:
             return GraphBatch, GraphBatch.layout_of(slots_R)
         if self._packed is not None and TiledBatch.supports(self._pool):

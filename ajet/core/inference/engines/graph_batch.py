@@ -19,8 +19,6 @@ from ajet.core.inference.engines.prefix_cache import Ids
 class GraphBatch(GridBatch):
     """Computes what a `GridBatch` does, with launches that do not depend on the column."""
 
-    growth = 128
-
     def __init__(self, pool: KVPool, layout: CacheLayout, room: int) -> None:
         super().__init__(pool, layout, room)
         self._column_1 = pool.tensor(np.array([self._column]))
@@ -43,6 +41,9 @@ class GraphBatch(GridBatch):
         """Drops all rows but these (in order), and the columns that none of them has written."""
         super().keep(index)
         self._column_1.fill_(self._column)
+
+    def _columns_at_a_time(self, most: int) -> int:
+        return 128
 
     def _write(self, own: Tensor, new: Tensor) -> None:
         own.index_copy_(2, self._column_1, new.transpose(0, 1).unsqueeze(2))

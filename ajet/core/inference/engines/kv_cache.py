@@ -26,7 +26,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ from torch import Tensor
 
 from ajet.core.common_prefix import common_length_of_ids
 from ajet.core.inference.engines.prefix_cache import Ids
+from ajet.core.inference.engines.upload import uploaded
 from ajet.core.model.mapped_memory import mapped
 
 MIN_SHARED = 32
@@ -118,7 +119,7 @@ class KVPool:
 
     def tensor(self, values: NDArray[Any]) -> Tensor:
         """Returns an array (slots, indices, a mask) as a tensor on the pool's device."""
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self.k.device)
+        return uploaded(np.ascontiguousarray(values), self.k.device)
 
 
 @dataclass(frozen=True)
@@ -238,6 +239,10 @@ class GatheredCache:
         """Returns ``[kv_heads, P, d]`` for each segment, P being the slots that it shares."""
         return [source.index_select(1, slots) for slots in self._shared]
 
+    def joined(self, source: Tensor) -> Tensor:
+        """Returns ``[kv_heads, P, d]`` of all segments, one after another."""
+        return source.index_select(1, self._joined)
+
     def stacked(self, source: Tensor) -> Tensor:
         """Returns ``[kv_heads, n, S, d]`` for n segments, which are padded with zeros to S slots,
         in one call."""
@@ -248,6 +253,10 @@ class GatheredCache:
     @cached_property
     def _shared(self) -> list[Tensor]:
         return [self._pool.tensor(segment.slots) for segment in self._segments]
+
+    @cached_property
+    def _joined(self) -> Tensor:
+        return self._pool.tensor(np.concatenate([segment.slots for segment in self._segments]))
 
     @cached_property
     def _stacked(self) -> Tensor:
@@ -340,9 +349,6 @@ class KVBatch:
     """Holds the rows that are being decoded. Each step writes one column; the Decoder calls
     `attend` for each layer."""
 
-    growth: ClassVar[int] = 32
-    """The columns of the own parts are multiples of this: so many are added at a time."""
-
     def __init__(self, pool: KVPool, layout: CacheLayout, room: int) -> None:
         """Gathers the rows from the pool; `room` tokens more can be written for each."""
         self._pool = pool
@@ -350,13 +356,14 @@ class KVBatch:
         self._segments = layout.segments
         layers, heads, _, d = pool.k.shape
         rows, columns = layout.own_RT.shape
-        num_own = heads * rows * _in_steps(columns + room + 1, self.growth) * d
+        growth = self._columns_at_a_time(columns + room + 1)
+        num_own = heads * rows * _in_steps(columns + room + 1, growth) * d
         memory.begin(2 * layers * (num_own + heads * d * self._num_placed(layout)))
         self._shared = [
             self._shared_parts(gathered, k, v) for k, v in zip(pool.k, pool.v, strict=True)
         ]
-        self._k = [OwnParts(gathered.own(k), memory.take(num_own), self.growth) for k in pool.k]
-        self._v = [OwnParts(gathered.own(v), memory.take(num_own), self.growth) for v in pool.v]
+        self._k = [OwnParts(gathered.own(k), memory.take(num_own), growth) for k in pool.k]
+        self._v = [OwnParts(gathered.own(v), memory.take(num_own), growth) for v in pool.v]
         self._shared_R, self._start_R = layout.shared_R, layout.start_R
         self._column = layout.own_RT.shape[1]
         self._mask = self._padding_mask()
@@ -419,6 +426,11 @@ class KVBatch:
         """Returns the number of this row's first tokens that its segment holds; `save` cannot copy
         those."""
         return int(self._shared_R[row])
+
+    def _columns_at_a_time(self, most: int) -> int:
+        """Returns how many columns of the own parts are added at a time, of which there will be
+        `most`."""
+        return 32
 
     def _num_placed(self, layout: CacheLayout) -> int:
         """Returns the shared slots that `_shared_parts` takes from the batch's memory."""

@@ -5,8 +5,8 @@
 `u` is a hash of (the request's seed, the number of the token). So a draw does not depend on the
 rest of the batch, and no generator has a state. Greedy rows (temperature 0) take the largest logit
 and report log-probabilities at temperature 1, without cuts. From MPS, which has no float64, logits
-are brought to the CPU first. Of a large vocabulary on a CPU, where no row is cut, a compiled kernel
-draws, which reads the logits twice and writes none; it rounds otherwise.
+are brought to the CPU first. Where no row is cut, a compiled kernel draws on a CUDA GPU, and of a
+large vocabulary on a CPU. It reads the logits once or twice and writes none; it rounds otherwise.
 """
 
 from collections.abc import Sequence
@@ -20,6 +20,8 @@ from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.engines.uniform import uniforms
+from ajet.core.inference.engines.upload import uploaded
+from ajet.core.model.kernels.devices import decode_kernels_for
 from ajet.core.model.kernels.functions import kernels_for
 from ajet.core.model.precision import float64_device, to_wide_dtype
 
@@ -57,7 +59,12 @@ class Sampler:
         """Returns one token per row and its log-probability. `counts` holds the number of tokens
         that each row has sampled so far."""
         logits = logits.to(self._device)
-        u = torch.from_numpy(uniforms(self._seeds, counts)).to(self._device)
+        u = uploaded(uniforms(self._seeds, counts), self._device)
+        cuda_kernels = None if self._cut else decode_kernels_for(logits)
+        if cuda_kernels is not None:
+            results = cuda_kernels.draw(logits, self._scale, u, self._greedy).cpu()
+            _check_finite(results[2])
+            return results[0].long().tolist(), results[1].tolist()
         kernels = None if self._cut or logits.shape[1] < MIN_VOCAB else kernels_for(logits)
         if kernels is not None:
             drawn, logprob, totals = kernels.draw(logits, self._scale, u, self._greedy)

@@ -5,9 +5,9 @@
     further ones                                 replayed: one launch in place of hundreds
 
 A replay repeats the same launches on the same memory. So a step reads its tokens and positions from
-one tensor, which is written to before each replay, and the batch is a `GraphBatch`
-(graph_batch.py), whose keys, values, mask and column keep their places. Which steps are replayed
-follows from the rows alone, never from timing.
+one tensor, which is written to before each replay, and the batch is a `CudaBatch` (cuda_batch.py)
+or a `GraphBatch` (graph_batch.py), whose keys, values and column keep their places. Which steps are
+replayed follows from the rows alone, never from timing.
 
 Not covered: sampling, which is a few launches after each step; sharded weights, which are gathered
 for each layer; models without a flat forward. Their steps all run eagerly.
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
+from ajet.core.inference.engines.upload import pinned
 from ajet.core.model.decoder import is_sharded
 
 Compute = Callable[[], Tensor]
@@ -68,7 +69,7 @@ class StepGraph:
         if self._inputs is None:
             first = self._inputs = inputs_2R.to(self._device)
             return self._graph.warm_up(lambda: compute(first))
-        inputs = self._inputs.copy_(inputs_2R)
+        inputs = self._inputs.copy_(pinned(inputs_2R, self._device), non_blocking=True)
         if self._logits is None:
             self._logits = self._graph.capture(lambda: compute(inputs))
         self._graph.replay()

@@ -1,7 +1,8 @@
 """Chooses the kernels of a tensor's device: the CPU's compiled ones, or Triton's on CUDA.
 
-    layer_kernels_for(x)    what stands between the products of a layer     CPU, CUDA
-    cuda_kernels_for(x)     that, and the softmax of logits by slices       CUDA
+    layer_kernels_for(x)     what stands between the products of a layer     CPU, CUDA
+    cuda_kernels_for(x)      that, and the softmax of logits by slices       CUDA
+    decode_kernels_for(x)    attention of a decode step, and the draw        CUDA
 
 None where there are none for such a tensor: callers compute with torch then. What else the CPU has
 (attention, a draw, a weight's gradient) is found by functions.py alone.
@@ -10,7 +11,7 @@ None where there are none for such a tensor: callers compute with torch then. Wh
 import functools
 import subprocess
 from importlib import import_module
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from loguru import logger
@@ -56,6 +57,24 @@ class CudaKernels(LayerKernels, Protocol):
     ) -> None: ...
 
 
+class DecodeKernels(Protocol):
+    """The functions of triton_decode.py."""
+
+    def num_parts(self, rows: int, kv_heads: int, num_keys: int) -> int: ...
+
+    def attend(
+        self,
+        qkv: tuple[Tensor, Tensor, Tensor],
+        own: tuple[Tensor, Tensor],
+        shared: tuple[Tensor, Tensor],
+        table_R3: Tensor,
+        column_1: Tensor,
+        parts: int,
+    ) -> Tensor: ...
+
+    def draw(self, logits: Tensor, scales: Tensor, u: Tensor, greedy: Tensor) -> Tensor: ...
+
+
 def layer_kernels_for(tensor: Tensor) -> LayerKernels | None:
     """Returns the kernels for layers of such tensors."""
     return kernels_for(tensor) if tensor.device.type == "cpu" else cuda_kernels_for(tensor)
@@ -63,26 +82,35 @@ def layer_kernels_for(tensor: Tensor) -> LayerKernels | None:
 
 def cuda_kernels_for(tensor: Tensor) -> CudaKernels | None:
     """Returns Triton's kernels, if they compute for such tensors and run on their device."""
-    if tensor.device.type != "cuda" or tensor.dtype not in CUDA_DTYPES:
-        return None
-    return _triton_kernels(tensor.device)
+    is_supported = tensor.device.type == "cuda" and tensor.dtype in CUDA_DTYPES
+    return _triton_kernels(tensor.device) if is_supported else None
+
+
+def decode_kernels_for(tensor: Tensor) -> DecodeKernels | None:
+    """Returns Triton's kernels of a decode step, as `cuda_kernels_for` does."""
+    return None if cuda_kernels_for(tensor) is None else decode_kernels()
+
+
+def decode_kernels() -> DecodeKernels:
+    """Returns the kernels of a decode step; Triton must be installed."""
+    return cast(DecodeKernels, import_module("ajet.core.model.kernels.triton_decode"))
 
 
 @functools.cache
 def _triton_kernels(device: torch.device) -> CudaKernels | None:
     """Returns Triton's kernels after one of them has run on the device, or None where that is not
     possible, which is a warning."""
-    if torch.cuda.get_device_capability(device) < CAPABILITY:
+    if torch.version.hip is not None or torch.cuda.get_device_capability(device) < CAPABILITY:
         return None
     try:
-        kernels: CudaKernels = import_module(
-            "ajet.core.model.kernels.triton_kernels"
-        ).TritonKernels()
+        module = import_module("ajet.core.model.kernels.triton_kernels")
+        kernels = cast(CudaKernels, module.TritonKernels())
         kernels.rms_norm(torch.ones(1, 16, device=device), torch.ones(16, device=device), 1e-6)
     except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
         logger.warning(
             f"{device} will take longer than it could to sample and to train: Triton cannot "
-            f"compile here ({error}); it comes with torch for CUDA and needs a C compiler (gcc)"
+            f"compile here ({error}); it comes with torch for CUDA, and needs a C compiler (gcc) "
+            "and Python's headers (python3-dev)"
         )
         return None
     return kernels

@@ -1,0 +1,364 @@
+"""A decode step on a CUDA GPU: attention, and the draw of the next tokens, in Triton.
+
+    attend    one program for each row, key head and part of the keys:
+                  shared keys | own columns | the new token        online softmax in float32
+              and, where the keys are in parts, one for each row and head that joins them
+    draw      _sum_blocks: one program for 16 blocks of 256 logits, which are read once
+              _draw: one program for each row chooses the block, then the token in it
+
+They compute what `attend` and `draw` of the CPU's kernels do (functions.py) but for rounding. What
+is computed for a row does not depend on the rows beside it, except that attention over few rows has
+its keys in more parts.
+
+No launch depends on the column: it is read from a tensor, so a captured step (step_graph.py) goes
+on being valid. Nothing is tuned at run time, which would take seconds when a run begins.
+
+`devices.decode_kernels_for` imports this file, which imports Triton, where it can be used. Not
+covered: float64, heads that are not 32, 64 or 128 wide, more than 16 query heads for a key head.
+"""
+# pyright: reportInvalidTypeForm=false
+# To pyright, which reads this without Triton, tl.constexpr is a variable.
+
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+triton: Any = import_module("triton")
+tl: Any = import_module("triton.language")
+
+QUERIES = 16
+"""The rows of the smallest matrix product: a key head has so many query heads at most."""
+TILE_BYTES, STAGES = 1 << 13, 4
+"""The size of a tile of keys, and the tiles that are under way: with those of values 64 KB at most,
+so the smallest GPUs have room for a program, and an H100's SM for three."""
+NUM_PROGRAMS = 256
+"""Keys are cut into parts where rows and key heads make fewer programs than this, which is two for
+each SM of an H100."""
+MOST_PARTS, MIN_PART = 32, 128
+"""The parts at most, a power of two, and the keys of a part at least."""
+LOG2_E = 1.4426950408889634
+BATCH_SIZES = ("q_stride", "k_stride", "v_stride", "rows", "columns", "num_shared_slots", "parts")
+"""Not compiled anew for sizes that are multiples of 16: they change with every batch."""
+BLOCK, BLOCKS = 256, 16
+"""The tokens of a block of `draw`, as on the CPU, and the blocks that a program sums."""
+
+
+def num_parts(rows: int, kv_heads: int, num_keys: int) -> int:
+    """Returns the parts that the keys are cut into for rows with so many keys at most."""
+    return max(1, min(NUM_PROGRAMS // (rows * kv_heads), num_keys // MIN_PART, MOST_PARTS))
+
+
+def attend(
+    qkv: tuple[Tensor, Tensor, Tensor],
+    own: tuple[Tensor, Tensor],
+    shared: tuple[Tensor, Tensor],
+    table_R3: Tensor,
+    column_1: Tensor,
+    parts: int,
+) -> Tensor:
+    """Writes keys and values ``[rows, kv_heads, d]`` to a column of the own parts ``[kv_heads,
+    rows, columns, d]``, and returns the attention ``[rows, heads, d]``.
+
+    A row of the table has the first own column, the first of the shared slots ``[kv_heads, slots,
+    d]`` and their number; the row sees these, its own columns up to the current one, and itself.
+    Table and column are int32. The keys are cut into `parts` (`num_parts`).
+    """
+    q, k, v = (t if t.stride()[1:] == (t.shape[2], 1) else t.contiguous() for t in qkv)
+    kv_heads, rows, columns, dim = own[0].shape
+    heads = q.shape[1]
+    out = q.new_empty(q.shape)
+    is_whole = parts == 1
+    sums = out if is_whole else q.new_empty(rows * heads, parts, dim, dtype=torch.float32)
+    stats = out if is_whole else q.new_empty(rows * heads, parts, 2, dtype=torch.float32)
+    block = TILE_BYTES // (dim * q.element_size())
+    with torch.cuda.device_of(q):
+        _attend[(rows, kv_heads, parts)](
+            *(q, k, v, *own, *shared, table_R3, column_1, out, sums, stats),
+            *(q.stride(0), k.stride(0), v.stride(0)),
+            *(rows, columns, shared[0].shape[1], parts, dim**-0.5 * LOG2_E),
+            *(heads // kv_heads, QUERIES, dim, block, STAGES, is_whole),
+            num_warps=4,
+        )
+        if not is_whole:
+            _join_parts[(rows * heads,)](sums, stats, out, parts, dim, MOST_PARTS, num_warps=4)
+    return out
+
+
+def draw(logits: Tensor, scales: Tensor, u: Tensor, greedy: Tensor) -> Tensor:
+    """Draws a token of each row of ``logits [R, V]`` times ``scales [R]`` in float32.
+
+    It is the first whose cumulative probability exceeds ``u [R]``, which is in float64, or in
+    `greedy` rows the first of the largest. Returns, in one tensor ``[3, R]`` of float64, the
+    tokens, their log-probabilities, and the rows' sums of exponentials, which are not finite where
+    a logit is not.
+    """
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    rows, size = logits.shape
+    num_blocks = -(-size // BLOCK)
+    maxima, sums = logits.new_empty(2, rows, num_blocks, dtype=torch.float32)
+    out = logits.new_empty(3, rows, dtype=torch.float64)
+    with torch.cuda.device_of(logits):
+        _sum_blocks[(rows, -(-num_blocks // BLOCKS))](
+            *(logits, scales, maxima, sums, logits.stride(0), size, num_blocks, BLOCKS, BLOCK),
+            num_warps=4,
+        )
+        _draw[(rows,)](
+            *(logits, scales, u, greedy, maxima, sums, out),
+            *(rows, logits.stride(0), size, num_blocks, triton.next_power_of_2(num_blocks), BLOCK),
+            num_warps=4,
+        )
+    return out
+
+
+@triton.jit
+def _attend_keys(
+    q_tile,
+    k,
+    v,
+    first,
+    end,
+    largest,
+    total,
+    weighted,
+    scale,
+    DIM: tl.constexpr,
+    KEYS: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
+):
+    """Goes on with an online softmax over the keys ``first .. end - 1``, which lie together."""
+    keys = tl.arange(0, KEYS)
+    dims = tl.arange(0, DIM)
+    for at in tl.range(first, end, KEYS, num_stages=NUM_STAGES):
+        inside = at + keys < end
+        places = (at + keys)[:, None] * DIM + dims[None, :]
+        k_tile = tl.load(k + places, mask=inside[:, None], other=0.0)
+        v_tile = tl.load(v + places, mask=inside[:, None], other=0.0)
+        scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * scale
+        scores = tl.where(inside[None, :], scores, float("-inf"))
+        risen = tl.maximum(largest, tl.max(scores, 1))
+        kept = tl.exp2(largest - risen)
+        weights = tl.exp2(scores - risen[:, None])
+        total = total * kept + tl.sum(weights, 1)
+        weighted = weighted * kept[:, None] + tl.dot(
+            weights.to(v_tile.dtype), v_tile, input_precision="ieee"
+        )
+        largest = risen
+    return largest, total, weighted
+
+
+@triton.jit(do_not_specialize=BATCH_SIZES)
+def _attend(
+    q,
+    k,
+    v,
+    own_k,
+    own_v,
+    shared_k,
+    shared_v,
+    table,
+    column,
+    out,
+    sums,
+    stats,
+    q_stride,
+    k_stride,
+    v_stride,
+    rows,
+    columns,
+    num_shared_slots,
+    parts,
+    scale,
+    GROUP: tl.constexpr,
+    ROWS_OF_Q: tl.constexpr,
+    DIM: tl.constexpr,
+    KEYS: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+):
+    """Attends to one part of a row's keys with the queries of one key head.
+
+    The keys before the new token are counted from the first shared slot on; the part ``0`` has the
+    new token too, with which its softmax begins. `scale` is that of powers of two.
+    """
+    row, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    wide_row = row.to(tl.int64)
+    queries = tl.arange(0, ROWS_OF_Q)
+    dims = tl.arange(0, DIM)
+    is_query = queries < GROUP
+    heads_of_q = head * GROUP + queries
+    q_tile = tl.load(
+        q + wide_row * q_stride + heads_of_q[:, None] * DIM + dims[None, :],
+        mask=is_query[:, None],
+        other=0.0,
+    )
+    new_k = tl.load(k + wide_row * k_stride + head * DIM + dims)
+    new_v = tl.load(v + wide_row * v_stride + head * DIM + dims)
+    start = tl.load(table + row * 3)
+    first_slot = tl.load(table + row * 3 + 1)
+    num_shared = tl.load(table + row * 3 + 2)
+    now = tl.load(column)
+
+    own = (head.to(tl.int64) * rows + row) * columns * DIM
+    is_first = part == 0
+    if is_first:
+        tl.store(own_k + own + now.to(tl.int64) * DIM + dims, new_k)
+        tl.store(own_v + own + now.to(tl.int64) * DIM + dims, new_v)
+    score = tl.sum(q_tile.to(tl.float32) * new_k.to(tl.float32)[None, :], 1) * scale
+    largest = tl.where(is_first, score, float("-inf"))
+    total = tl.zeros([ROWS_OF_Q], tl.float32) + tl.where(is_first, 1.0, 0.0)
+    weighted = tl.zeros([ROWS_OF_Q, DIM], tl.float32)
+    weighted += tl.where(is_first, new_v.to(tl.float32), 0.0)[None, :]
+
+    num_keys = num_shared + now - start
+    length = tl.cdiv(tl.cdiv(num_keys, parts), KEYS) * KEYS
+    first = part * length
+    end = tl.minimum(first + length, num_keys)
+    shared = (head.to(tl.int64) * num_shared_slots + first_slot) * DIM
+    largest, total, weighted = _attend_keys(
+        q_tile,
+        shared_k + shared,
+        shared_v + shared,
+        first,
+        tl.minimum(end, num_shared),
+        largest,
+        total,
+        weighted,
+        scale,
+        DIM,
+        KEYS,
+        NUM_STAGES,
+    )
+    largest, total, weighted = _attend_keys(
+        q_tile,
+        own_k + own,
+        own_v + own,
+        start + tl.maximum(first - num_shared, 0),
+        start + end - num_shared,
+        largest,
+        total,
+        weighted,
+        scale,
+        DIM,
+        KEYS,
+        NUM_STAGES,
+    )
+
+    at = wide_row * (tl.num_programs(1) * GROUP) + heads_of_q
+    if IS_WHOLE:
+        tl.store(
+            out + at[:, None] * DIM + dims[None, :],
+            (weighted / total[:, None]).to(out.dtype.element_ty),
+            mask=is_query[:, None],
+        )
+    else:
+        at = at * parts + part
+        tl.store(sums + at[:, None] * DIM + dims[None, :], weighted, mask=is_query[:, None])
+        tl.store(stats + at * 2, largest, mask=is_query)
+        tl.store(stats + at * 2 + 1, total, mask=is_query)
+
+
+@triton.jit(do_not_specialize=BATCH_SIZES)
+def _join_parts(
+    sums,
+    stats,
+    out,
+    parts,
+    DIM: tl.constexpr,
+    MOST: tl.constexpr,
+):
+    """Joins what the parts of one row's and head's keys gave; the first part is never empty."""
+    index = tl.program_id(0).to(tl.int64)
+    numbers = tl.arange(0, MOST)
+    dims = tl.arange(0, DIM)
+    inside = numbers < parts
+    at = index * parts + numbers
+    largest = tl.load(stats + at * 2, mask=inside, other=float("-inf"))
+    totals = tl.load(stats + at * 2 + 1, mask=inside, other=0.0)
+    weights = tl.exp2(largest - tl.max(largest, 0))
+    weighted = tl.load(sums + at[:, None] * DIM + dims[None, :], mask=inside[:, None], other=0.0)
+    joined = tl.sum(weighted * weights[:, None], 0) / tl.sum(totals * weights, 0)
+    tl.store(out + index * DIM + dims, joined.to(out.dtype.element_ty))
+
+
+@triton.jit
+def _sum_blocks(
+    logits,
+    scales,
+    maxima,
+    sums,
+    stride,
+    size,
+    num_blocks,
+    BLOCKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Finds the largest score of each block, and the sum of ``exp(score - largest)``."""
+    row = tl.program_id(0).to(tl.int64)
+    blocks = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
+    tokens = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    scores = tl.load(logits + row * stride + tokens, mask=tokens < size, other=float("-inf"))
+    scores = scores.to(tl.float32) * tl.load(scales + row)
+    largest = tl.max(scores, 1)
+    # A block of minus infinities weighs nothing; less themselves they would be NaN.
+    weights = tl.exp(scores - tl.where(largest == float("-inf"), 0.0, largest)[:, None])
+    at = row * num_blocks + blocks
+    tl.store(maxima + at, largest, mask=blocks < num_blocks)
+    tl.store(sums + at, tl.sum(weights, 1), mask=blocks < num_blocks)
+
+
+@triton.jit(do_not_specialize=BATCH_SIZES)
+def _draw(
+    logits,
+    scales,
+    u,
+    greedy,
+    maxima,
+    sums,
+    out,
+    rows,
+    stride,
+    size,
+    num_blocks,
+    PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Chooses a row's block by the blocks' sums, then the token within the block.
+
+    Only what has a weight above zero is chosen: cumulative sums of a GPU, which are not taken from
+    left to right, may rise where nothing is added. If none exceeds the target, the last one is.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    scale = tl.load(scales + row)
+    is_greedy = tl.load(greedy + row) != 0
+    blocks = tl.arange(0, PADDED)
+    at = row * num_blocks + blocks
+    maxima_B = tl.load(maxima + at, mask=blocks < num_blocks, other=float("-inf"))
+    sums_B = tl.load(sums + at, mask=blocks < num_blocks, other=0.0)
+    largest = tl.max(maxima_B, 0)
+    masses = tl.exp(maxima_B - largest).to(tl.float64) * sums_B.to(tl.float64)
+    total = tl.sum(masses, 0)
+    target = tl.load(u + row) * total
+    exceeds = (tl.cumsum(masses, 0) > target) & (masses > 0.0)
+    holds = tl.where(is_greedy, maxima_B == largest, exceeds)
+    last = tl.max(tl.where(masses > 0.0, blocks, 0), 0)
+    block = tl.minimum(tl.min(tl.where(holds, blocks, PADDED), 0), last)
+
+    # Weights are those that the block's sum is of: none has become zero if the sum has not.
+    here = tl.load(maxima + row * num_blocks + block)
+    before = tl.sum(tl.where(blocks < block, masses, 0.0), 0)
+    inside = (target - before) / tl.exp(here - largest).to(tl.float64)
+    tokens = block * BLOCK + tl.arange(0, BLOCK)
+    scores = tl.load(logits + row * stride + tokens, mask=tokens < size, other=float("-inf"))
+    scores = scores.to(tl.float32) * scale
+    weights = tl.exp(scores - here).to(tl.float64)
+    exceeds = (tl.cumsum(weights, 0) > inside) & (weights > 0.0)
+    holds = tl.where(is_greedy, scores == largest, exceeds)
+    last = tl.max(tl.where(weights > 0.0, tokens, 0), 0)
+    token = tl.minimum(tl.min(tl.where(holds, tokens, size), 0), last)
+
+    score = tl.load(logits + row * stride + token).to(tl.float32) * scale
+    tl.store(out + row, token.to(tl.float64))
+    tl.store(out + rows + row, (score - largest - tl.log(total.to(tl.float32))).to(tl.float64))
+    tl.store(out + 2 * rows + row, total)
