@@ -4,11 +4,12 @@
     attention       4 FLOPs x width for each pair of tokens forward, 10 backward
     elementwise     norms, residuals, rotary embedding, gate: what they read and write
     head            the products with the vocabulary, and the bytes of the softmax
+    rest            what is in no part
     optimizer       the bytes of AdamW's numbers; if they are offloaded, a CPU's work
     communication   shards gathered and gradients summed; offloaded ones over PCIe
 
-A part takes its FLOPs or bytes over the data sheet's speed times a share. The shares are
-assumptions, named below; nobody measured them with this code. Forward passes are repeated where
+A part takes its FLOPs or bytes over the data sheet's speed times a share, named below: measured on
+one H100 with a model of half a billion weights, or an assumption. Forward passes are repeated where
 layers are recomputed, for a reference model, and for old log-probabilities.
 
 MFU is the FLOPs of one forward and one backward pass, without any repetition, over what the GPUs
@@ -30,15 +31,22 @@ from ajet.core.config.precision import BYTES, dtype_on, state_dtype
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.update.settings import CorrectionSettings, tokens_per_pass
 
-PRODUCT_SHARE, ATTENTION_SHARE = 0.65, 0.4
-"""Shares of the data sheet's FLOP/s that large products and flash attention reach."""
+PRODUCT_SHARE = 0.7
+"""Share of the data sheet's FLOP/s that large products reach; measured."""
+ATTENTION_SHARES = {64: 0.18, 128: 0.35}
+"""The same of flash attention over segments of several hundred tokens, by the width of a head at
+most: 64 is measured, wider ones are an assumption."""
 BANDWIDTH_SHARE, LINK_SHARE, PCIE_SHARE = 0.78, 0.7, 0.8
-"""Shares of the bandwidths of a GPU's memory, of the links between GPUs, and of PCIe."""
+"""Shares of the bandwidths of a GPU's memory, of the links between GPUs, and of PCIe. A copy and
+Triton's kernels reach 0.9 of the memory's; small kernels and the gaps between them are the rest."""
 PCIE, NETWORK = 32e9, 50e9
 """Bytes a second in one direction: a GPU to its host, and a GPU to those of other nodes."""
-HEAD_FORWARD_BYTES, HEAD_BACKWARD_BYTES = 38, 42
-"""Bytes read and written for each logit: product, float32, softmax, entropy; and once more with the
-gradient."""
+REST_VALUES = 43
+"""What is in no part, gathers and merges of segments and gaps between kernels, as so many hidden
+states read or written for each token, layer and pass: fitted to updates of three shapes."""
+HEAD_FORWARD, HEAD_BACKWARD = 2, 5
+"""How often a logit is read or written: by the product and the softmax; and once more, with the
+gradient in its place, and by its two products."""
 ADAM_BYTES = 40
 """Bytes read and written for each float32 parameter: norm 4, clip 8, AdamW 28."""
 ADAM_CPU_S = 1.31e-9
@@ -142,7 +150,8 @@ class UpdateTime:
         computed = [
             self._products_part(),
             self._attention_part(),
-            self._elementwise_part(),
+            self._of_layers("elementwise", self._layer_values, "norms, residuals, rotary, gate"),
+            self._of_layers("rest", REST_VALUES * self.shape.hidden, "gathers, merges, gaps"),
             self._head_part(),
         ]
         hidden = sum(part.seconds for part in computed)
@@ -176,20 +185,26 @@ class UpdateTime:
 
     def _attention_part(self) -> TimePart:
         passes = self._forwards() + 2.5 * self.inputs.epochs
-        return self._computed("attention", self._attention(passes), ATTENTION_SHARE, passes)
+        share = ATTENTION_SHARES[64 if self.shape.head_dim <= 64 else 128]
+        return self._computed("attention", self._attention(passes), share, passes)
 
     def _computed(self, name: str, flops: float, share: float, passes: float) -> TimePart:
         seconds = flops / self.inputs.ranks / (share * self.gpu.flops)
         note = f"{flops / 1e12:,.0f} TFLOP in {passes:g} passes, {share:.0%} of the peak"
         return TimePart(name, seconds, note)
 
-    def _elementwise_part(self) -> TimePart:
-        shape, inputs = self.shape, self.inputs
-        values = 10 * shape.hidden + 2 * (shape.attention_width + shape.kv_width)
-        values += 5 * shape.intermediate
-        passes = self._forwards() + 2 * inputs.epochs
-        moved = passes * self.tokens * shape.layers * values * inputs.compute_bytes
-        return self._moved("elementwise", moved / inputs.ranks, "norms, residuals, rotary, gate")
+    @property
+    def _layer_values(self) -> int:
+        """Returns the values that a layer reads and writes for a token beside its products."""
+        shape = self.shape
+        widths = shape.attention_width + shape.kv_width
+        return 10 * shape.hidden + 2 * widths + 3 * shape.intermediate
+
+    def _of_layers(self, name: str, values: int, what: str) -> TimePart:
+        """Returns the part that moves so many values for each token and layer in each pass."""
+        passes = self._forwards() + 2 * self.inputs.epochs
+        moved = passes * self.tokens * self.shape.layers * values * self.inputs.compute_bytes
+        return self._moved(name, moved / self.inputs.ranks, what)
 
     def _moved(self, name: str, num_bytes: float, what: str, seconds: float = 0.0) -> TimePart:
         """Returns the part that moves so many bytes on each GPU, behind `seconds` of products."""
@@ -202,7 +217,7 @@ class UpdateTime:
         passes = self._forwards(of_head=True) + self._backwards
         flops = self._head(passes) / inputs.ranks
         forwards = self._forwards(of_head=True) - inputs.epochs
-        each = HEAD_FORWARD_BYTES * forwards + HEAD_BACKWARD_BYTES * inputs.epochs
+        each = (HEAD_FORWARD * forwards + HEAD_BACKWARD * inputs.epochs) * inputs.compute_bytes
         moved = each * shape.vocab * self.trained_tokens / inputs.ranks
         what = f"{flops * inputs.ranks / 1e12:,.0f} TFLOP; softmax"
         return self._moved("head", moved, what, flops / (PRODUCT_SHARE * self.gpu.flops))
