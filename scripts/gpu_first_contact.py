@@ -373,7 +373,7 @@ def graphs(args: Namespace) -> Figures:
         reset_peak(args)
         name = "graph" if with_graphs else "eager"
         measured = throughput(args, with_graphs=with_graphs)
-        figures[f"{name}_tokens_s"] = measured["tokens_s"]
+        figures |= {f"{name}_{key}": measured[key] for key in ("tokens_s", "step_ms")}
         figures[f"{name}_peak_GB"] = peak_memory(args)
     return figures
 
@@ -388,7 +388,7 @@ def throughput(args: Namespace, *, with_graphs: bool = True) -> Figures:
     model = make_model(args, torch.bfloat16)
     rng = np.random.default_rng(1)
 
-    async def measured() -> tuple[int, float]:
+    async def measured() -> tuple[float, float]:
         replica = InProcessReplica(
             "r0",
             model,
@@ -396,24 +396,28 @@ def throughput(args: Namespace, *, with_graphs: bool = True) -> Figures:
             max_num_seqs=requests,
             make_graph=cuda_graph_of if with_graphs else None,
         )
-        sampled, seconds = 0, 0.0
-        for name in ("warm-up", "timed"):
+
+        async def seconds_of(name: str, max_tokens: int) -> float:
             started = now(args)
             asked = (
                 replica.generate(
                     rng.integers(0, 512, prompt).tolist(),
-                    SamplingParams(max_tokens=reply, seed=i),
+                    SamplingParams(max_tokens=max_tokens, seed=i),
                     f"{name}{i}/0",
                 )
                 for i in range(requests)
             )
-            found = await asyncio.gather(*asked)
-            sampled, seconds = sum(len(r.token_ids) for r in found), now(args) - started
-        await replica.close()
-        return sampled, seconds
+            await asyncio.gather(*asked)
+            return now(args) - started
 
-    sampled, seconds = asyncio.run(measured())
-    return {"requests": requests, "tokens_s": sampled / seconds}
+        await seconds_of("warm-up", reply)
+        whole, first = await seconds_of("timed", reply), await seconds_of("first", 1)
+        await replica.close()
+        return whole, first
+
+    whole, first = asyncio.run(measured())
+    step_ms = (whole - first) / (reply - 1) * 1e3
+    return {"requests": requests, "tokens_s": requests * reply / whole, "step_ms": step_ms}
 
 
 def generate_throughput(args: Namespace) -> Figures:
@@ -421,15 +425,15 @@ def generate_throughput(args: Namespace) -> Figures:
     requests, prompt, reply = (8, 16, 8) if is_toy(args) else (128, 512, 128)
     model = make_model(args, torch.bfloat16)
     seconds = 0.0
-    for _ in ("warm-up", "timed"):
+    for num in (2, reply):  # the first warms up
         ids = torch.randint(0, 512, (requests, prompt), device=device_of(args))
         started = now(args)
         model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             do_sample=True,
-            max_new_tokens=reply,
-            min_new_tokens=reply,
+            max_new_tokens=num,
+            min_new_tokens=num,
             pad_token_id=0,
         )
         seconds = now(args) - started
