@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 FIND_LINKS := $(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null)
 
-.PHONY: setup demo test test-ray guides personas check dist site vllm vllm-cpu sglang clean
+.PHONY: setup demo test test-ray test-triton guides personas check dist site vllm vllm-cpu sglang clean
 
 setup: $(READY)
 
@@ -46,6 +46,20 @@ $(VENV)/.collected: $(READY) $(shell find ajet benchmarks scripts tests tutorial
 
 test-ray: $(READY)
 	$(BIN)/python -m pytest -m ray
+
+# The kernels for CUDA, in Triton's interpreter and through its compiler: no GPU is needed. Newer
+# releases than this one interpret other things wrongly.
+test-triton: export PYTHONPATH := $(CURDIR)/$(VENV)/triton
+test-triton: $(VENV)/triton/.ready
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/core/model/test_triton_decode.py \
+	  tests/core/model/test_triton_kernels.py tests/core/update/test_fused_softmax.py
+	$(BIN)/python -m pytest tests/core/model/test_triton_compiles.py \
+	  tests/core/model/test_triton_kernels.py -k compile
+
+$(VENV)/triton/.ready: $(READY)
+	@$(BIN)/uv pip install --quiet --no-deps --python $(BIN)/python --target $(VENV)/triton \
+	  $(foreach links,$(FIND_LINKS),--find-links $(links)) triton==3.6.0
+	@touch $@
 
 guides: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m guide -n 2
