@@ -16,7 +16,6 @@ Not covered: dtypes other than bfloat16, float16 and float32. Import this throug
 knows where Triton is.
 """
 
-# ruff: noqa: ANN201
 # pyright: reportInvalidTypeForm=false
 
 from __future__ import annotations
