@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from ajet.cluster.one_gpu_plan import LAUNCHES
 from ajet.core.model.attention.trie import trie_of_rows
 from ajet.core.model.attention.varlen_plan import VarlenPlan
 from ajet.core.model.decoder import Decoder
@@ -41,9 +40,9 @@ def test_a_replayed_decode_step_takes_4_launches_however_many_layers_and_groups_
     # the tokens and positions in, the replay, the column to write next, and its mask
     assert one == two == 4
     one, two = (decode_launches(model_of("7B", n), decode, None) for n in (1, 2))
-    assert two - one >= LAUNCHES
+    assert two - one >= 31  # by torch alone; Triton's kernels are fewer
     if decode is DECODES[0]:
-        assert two - one == LAUNCHES  # those that `ajet plan` counts
+        assert two - one == 31
 
 
 @pytest.mark.parametrize(("shape", "launches_of_64"), [("0.5B", 2437), ("7B", 2829)])
