@@ -16,6 +16,7 @@ Not covered: architectures that `Decoder.supports` refuses (hf_forward.py serves
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,7 +36,11 @@ from ajet.core.inference.engines.kv_cache import (
     attend_shared,
 )
 from ajet.core.inference.engines.packed_decoder import PackedDecoder
-from ajet.core.inference.engines.packed_prefill import PackedPrefill, prefill_passes
+from ajet.core.inference.engines.packed_prefill import (
+    PackedPrefill,
+    pass_tokens,
+    prefill_passes,
+)
 from ajet.core.inference.engines.prefix_cache import PrefixCache, PrefixNode, path, path_slots
 from ajet.core.inference.engines.step_graph import Graph, StepGraph
 from ajet.core.inference.engines.tiled_batch import TiledBatch
@@ -97,6 +102,10 @@ class FlatForward:
         self._batch: KVBatch | None = None
         self._graph = None if graph is None else StepGraph(graph, weight.device)
         self._varlen = varlen_for(self._pool.k[0])
+        config: Any = model.config
+        self._pass_tokens = pass_tokens(
+            config.hidden_size, config.intermediate_size, weight.itemsize
+        )
 
     @property
     def num_replayed(self) -> int:
@@ -241,7 +250,7 @@ class FlatForward:
     def _compute_packed(self, paths: list[list[PrefixNode]], kernel: VarlenKernel) -> int:
         """Computes the nodes of all paths together."""
         num_tokens = 0
-        for rows in prefill_passes(paths):
+        for rows in prefill_passes(paths, self._pass_tokens):
             prefill = PackedPrefill(self._pool, rows, kernel)
             self._decoder(prefill.tokens_N, prefill.positions_N, prefill.attend)
             num_tokens += len(prefill.tokens_N)

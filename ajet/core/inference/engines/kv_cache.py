@@ -35,7 +35,7 @@ from torch import Tensor
 
 from ajet.core.common_prefix import common_length_of_ids
 from ajet.core.inference.engines.prefix_cache import Ids
-from ajet.core.inference.engines.upload import uploaded
+from ajet.core.model.upload import uploaded
 from ajet.core.model.mapped_memory import mapped
 
 MIN_SHARED = 32

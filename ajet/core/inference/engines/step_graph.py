@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
-from ajet.core.inference.engines.upload import pinned
+from ajet.core.model.upload import pinned
 from ajet.core.model.decoder import is_sharded
 
 Compute = Callable[[], Tensor]
