@@ -168,30 +168,23 @@ class FlatForward:
                     return GridBatch, layout
         return KVBatch, CacheLayout.of(slots_R)
 
-    def decode(self, rows: Sequence[BatchRow]) -> Tensor:
+    def decode(self, tokens_R: Ids, positions_R: Ids) -> Tensor:
         """Returns logits ``[rows, vocab]`` after each row's last token."""
-        assert self._batch is not None
-        tokens = np.array([row.ids[-1] for row in rows], np.int64)
-        positions = np.array([len(row.ids) - 1 for row in rows], np.int64)
-        if self._graph is not None:
-            return self._decode_by_graph(self._graph, np.stack((tokens, positions)))
-        hidden = self._decoder(
-            self._pool.tensor(tokens), self._pool.tensor(positions), self._batch.attend
-        )
-        self._batch.advance()
-        return self._decoder.logits(hidden)
-
-    def _decode_by_graph(self, graph: StepGraph, inputs_2R: Ids) -> Tensor:
-        batch = self._batch
+        batch, graph = self._batch, self._graph
         assert batch is not None
 
         def compute(inputs: Tensor) -> Tensor:
-            return self._decoder.logits(self._decoder(inputs[0], inputs[1], batch.attend))
+            tokens, positions, batch.column_1 = inputs.split((batch.num_rows, batch.num_rows, 1))
+            return self._decoder.logits(self._decoder(tokens, positions, batch.attend))
 
-        logits = graph.step(torch.from_numpy(inputs_2R), compute)
+        # All that changes from step to step, and one copy for it.
+        inputs = np.concatenate((tokens_R, positions_R, (batch.column,)))
+        logits = (
+            compute(self._pool.tensor(inputs)) if graph is None else graph.step(inputs, compute)
+        )
         num_columns = batch.num_columns
         batch.advance()
-        if batch.num_columns != num_columns:
+        if graph is not None and batch.num_columns != num_columns:
             graph.forget()
         return logits
 
