@@ -21,10 +21,10 @@ from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.engines.uniform import uniforms
-from ajet.core.model.upload import uploaded
 from ajet.core.model.kernels.devices import decode_kernels_for
 from ajet.core.model.kernels.functions import kernels_for
 from ajet.core.model.precision import float64_device, to_wide_dtype
+from ajet.core.model.upload import uploaded
 
 MAX_ELEMENTS = 16_000_000
 """The logits handled at a time: float64 copies of 256 rows of a large vocabulary are gigabytes."""

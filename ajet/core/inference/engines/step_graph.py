@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
-from ajet.core.model.upload import UploadBuffer
 from ajet.core.model.decoder import is_sharded
+from ajet.core.model.upload import UploadBuffer
 
 Compute = Callable[[], Tensor]
 """Computes a step from memory that it finds by itself, and returns the logits."""
