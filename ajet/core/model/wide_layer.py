@@ -61,9 +61,7 @@ def linears_of_norm(x_ND: Tensor, norm: Any, *linears: Any) -> tuple[Tensor, ...
     """Returns ``linear(rms_norm(x))`` of each linear layer."""
     weights = [each.weight for each in linears]
     biases = [each.bias for each in linears]
-    return _computed(
-        _LinearsOfNorm, x_ND, norm.weight, norm.variance_epsilon, *weights, *biases
-    )
+    return _computed(_LinearsOfNorm, x_ND, norm.weight, norm.variance_epsilon, *weights, *biases)
 
 
 def gated_mlp(x_ND: Tensor, norm: Any, mlp: Any) -> Tensor:

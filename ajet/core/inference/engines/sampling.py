@@ -58,16 +58,16 @@ class Sampler:
         self._num_drawn = 0
         self._u: Sequence[Tensor] = ()
         self._scaled = any(t != 1.0 for t in temperatures)
-        self._temperature = torch.tensor(temperatures, device=device).unsqueeze(1)
+        self._temperature = uploaded(np.array(temperatures, np.float32), device).unsqueeze(1)
         self._scale = 1 / self._temperature.squeeze(1)
         self._any_greedy = any(greedy)
-        self._greedy = torch.tensor(greedy, device=device)
+        self._greedy = uploaded(np.array(greedy, bool), device)
         cuts = [(0, 1.0) if greedy[i] else (max(p.top_k, 0), p.top_p) for i, p in enumerate(params)]
         self._cut = any(k or top_p < 1.0 for k, top_p in cuts)
-        self._top_k = torch.tensor([k or 2**31 - 1 for k, _ in cuts], device=device).unsqueeze(1)
-        self._top_p = torch.tensor(
-            [top_p for _, top_p in cuts], dtype=torch.float64, device=device
-        ).unsqueeze(1)
+        top_k = np.array([k or 2**31 - 1 for k, _ in cuts], np.int64)
+        self._top_k = uploaded(top_k, device).unsqueeze(1)
+        top_p = np.array([top_p for _, top_p in cuts], np.float64)
+        self._top_p = uploaded(top_p, device).unsqueeze(1)
 
     def draw(self, logits: Tensor) -> tuple[list[int], list[float]]:
         """Returns the next token of each row and its log-probability."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.inference.engines.sampling import MIN_VOCAB, Sampler, inverse_cdf
+from ajet.core.inference.engines.sampling import DRAWS_AT_ONCE, MIN_VOCAB, Sampler, inverse_cdf
 from ajet.core.inference.engines.uniform import uniforms
 from ajet.core.model.kernels.functions import kernels
 
@@ -86,6 +86,16 @@ def test_a_row_is_drawn_alike_whatever_is_beside_it():
         alone = Sampler([params[row]], CPU, counts[row : row + 1]).draw(logits[row : row + 1])
         assert alone[0][0] == together[0][row]
         assert alone[1][0] == pytest.approx(together[1][row], abs=1e-6)
+
+
+def test_a_row_draws_its_tokens_by_their_numbers_however_many_draws_there_are():
+    # 0.5 and 0.5: the token is 1 exactly where u is at least 0.5.
+    params = [SamplingParams(seed=seed) for seed in (1, 2, 3)]
+    first = np.array([0, 7, 100])
+    sampler = Sampler(params, CPU, first)
+    for draw in range(2 * DRAWS_AT_ONCE + 3):
+        u = uniforms(np.array([1, 2, 3], np.uint64), first + draw)
+        assert sampler.draw(torch.zeros(3, 2))[0] == (u >= 0.5).tolist()
 
 
 @given(
