@@ -261,14 +261,16 @@ def decode_launches(model: Any, decode: Decode, graph: CountedGraph | None) -> i
     second."""
     forward, rows = FlatForward(model, max_kv_tokens=1 << 20, graph=graph), decode.rows()
     forward.rebuild(rows)
+    tokens_R, positions_R = (
+        np.zeros(len(rows), np.int64),
+        np.array([len(row.ids) - 1 for row in rows]),
+    )
     launches = 0
-    for _ in range(4):
+    for step in range(4):
         replays = graph.num_replays if graph else 0
         with counting() as counter:
-            forward.decode(rows)
+            forward.decode(tokens_R, positions_R + step)
         launches = counter.launches + (graph.num_replays - replays if graph else 0)
-        for row in rows:
-            row.append(0, 0.0)
     return launches
 
 

@@ -242,6 +242,7 @@ def checksum(args: Namespace) -> Figures:
 def prefill(args: Namespace) -> Figures:
     """Compares logits of rows whose prompts share beginnings, and measures prompts that do not."""
     from ajet.core.inference.endpoint import SamplingParams
+    from ajet.core.inference.engines.batch_rows import BatchRows
     from ajet.core.inference.engines.flat_forward import FlatForward
     from ajet.core.inference.engines.forward import BatchRow
     from ajet.core.model.attention.varlen_kernels import varlen_kernel_for
@@ -273,7 +274,9 @@ def prefill(args: Namespace) -> Figures:
             forward = FlatForward(small, 8192, varlen_for=varlen_for)
             forward.rebuild(rows[::2])  # the others find beginnings in the cache
             forward.rebuild(rows)
-            figures[f"{name}_error"] = error_of(forward.decode(rows), expected)
+            last = BatchRows(rows)
+            logits = forward.decode(last.tokens_R, last.positions_R)
+            figures[f"{name}_error"] = error_of(logits, expected)
             assert figures[f"{name}_error"] < 0.05, figures
         num, length = (4, 16) if is_toy(args) else (64, 512)
         model = make_model(args, torch.bfloat16)

@@ -40,7 +40,7 @@ def compiled(kernel, types, constants, capability):
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 def test_attention(dtype, dim, is_whole, capability):
     t, part = f"*{dtype} ", f"*{dtype} " if is_whole else "*fp32 "
-    types = 7 * t + "*i32 *i32 " + t + 2 * part + 7 * "i32 " + "fp32"
+    types = 7 * t + "*i32 *i64 " + t + 2 * part + 7 * "i32 " + "fp32"
     block = triton_decode.TILE_BYTES // (dim * (4 if dtype == "fp32" else 2))
     constants = (7, 16, dim, block, triton_decode.STAGES, is_whole)
     found = compiled(triton_decode._attend, types, constants, capability)

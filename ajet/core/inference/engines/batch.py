@@ -12,11 +12,13 @@ Not covered: who puts rows into the queue, and when (in_process.py); threads.
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import chain, islice
+from operator import attrgetter
 
 import numpy as np
 import torch
 
+from ajet.core.inference.engines.batch_rows import BatchRows
 from ajet.core.inference.engines.forward import BatchRow, Forward
 from ajet.core.inference.engines.sampling import Sampler
 
@@ -28,6 +30,7 @@ each forming of the batch then costs little beside the rows that it adds."""
 JOIN_INTERVAL = 32
 """With `eager`, queued rows join after as many steps as there are running rows, and after so many
 at most, however few they are."""
+_IS_ABORTED = attrgetter("aborted")
 
 
 class Batch:
@@ -47,8 +50,7 @@ class Batch:
         self._max_num_seqs = max_num_seqs
         self._eager = eager
         self._queue: deque[BatchRow] = deque()
-        self._rows: list[BatchRow] = []
-        self._sampler = Sampler([], device)
+        self._set_rows([])
         self._must_rebuild = False
         self._steps_since_join = 0
         self._policy_version = 0
@@ -65,12 +67,12 @@ class Batch:
     @property
     def busy(self) -> bool:
         """Is true while any row waits or runs."""
-        return bool(self._queue or self._rows)
+        return bool(self._queue or self._rows.all)
 
     @property
     def running(self) -> bool:
         """Is true while any row runs."""
-        return bool(self._rows)
+        return bool(self._rows.all)
 
     def add(self, rows: Iterable[BatchRow]) -> None:
         """Queues rows; they start in this order."""
@@ -93,53 +95,57 @@ class Batch:
     def clear(self) -> None:
         """Drops every row, after a failure."""
         self._queue.clear()
-        self._rows = []
+        self._set_rows([])
         self._forward.reset()
 
     def step(self) -> list[BatchRow]:
         """Samples one token for every running row; returns the rows that this finished."""
         aborted = self._take_aborted()
         self._reshape()
-        return aborted + (self._decode() if self._rows else [])
+        return aborted + (self._decode() if self._rows.all else [])
 
     def _decode(self) -> list[BatchRow]:
-        logits = self._forward.decode(self._rows)
+        rows = self._rows
+        logits = self._forward.decode(rows.tokens_R, rows.positions_R)
         self.decode_steps += 1
-        counts = np.array([len(row.logprobs) for row in self._rows], np.int64)
-        tokens, logprobs = self._sampler.draw(logits, counts)
-        ended: list[tuple[int, BatchRow]] = []
-        for number, row in enumerate(self._rows):
-            if row.finish_reason is None:
-                row.append(tokens[number], logprobs[number])
-                self.sampled_tokens += 1
-                if row.finish_reason is not None:
-                    ended.append((number, row))
-        self._forward.store(ended)
+        tokens, logprobs = self._sampler.draw(logits)
+        self.sampled_tokens += rows.num_running
+        ended = rows.append(tokens, logprobs)
         self._steps_since_join += 1
-        if all(row.finish_reason for row in self._rows):
-            self._forward.keep(np.empty(0, np.int64))
-            self._rows = []
+        if ended:
+            self._forward.store(ended)
+            if not rows.num_running:
+                self._forward.keep(np.empty(0, np.int64))
+                self._set_rows([])
         return [row for _, row in ended]
 
     def _take_aborted(self) -> list[BatchRow]:
+        if not any(map(_IS_ABORTED, chain(self._rows.all, self._queue))):
+            return []
         aborted = [
-            row for row in (*self._rows, *self._queue) if row.aborted and row.finish_reason is None
+            row
+            for row in chain(self._rows.all, self._queue)
+            if row.aborted and row.finish_reason is None
         ]
         for row in aborted:
             row.finish_reason = "abort"
         if aborted:
+            self._rows.note_finished()
             self._queue = deque(row for row in self._queue if row.finish_reason is None)
         return aborted
 
     def _reshape(self) -> None:
         """Admits rows, compacts the batch, or leaves it as it is."""
-        running = [row for row in self._rows if row.finish_reason is None]
-        sparse = len(running) < KEEP_FRACTION * len(self._rows)
-        admitted = self._admit(running) if self._may_join(len(running), sparse) else []
+        num_running = self._rows.num_running
+        sparse = num_running < KEEP_FRACTION * len(self._rows)
+        if not (self._queue or self._must_rebuild or sparse):
+            return
+        running = self._rows.running
+        admitted = self._admit(running) if self._may_join(num_running, sparse) else []
         if self._must_rebuild or admitted or not running:
             self._rebuild(running, admitted)
         elif sparse:
-            index = [n for n, row in enumerate(self._rows) if row.finish_reason is None]
+            index = [n for n, row in enumerate(self._rows.all) if row.finish_reason is None]
             self._forward.keep(np.array(index, np.int64))
             self._set_rows(running)
 
@@ -177,7 +183,7 @@ class Batch:
         return admitted
 
     def _rebuild(self, running: list[BatchRow], admitted: list[BatchRow]) -> None:
-        numbered = [(n, row) for n, row in enumerate(self._rows) if row.finish_reason is None]
+        numbered = [(n, row) for n, row in enumerate(self._rows.all) if row.finish_reason is None]
         self._forward.store(numbered)
         for row in admitted:
             row.policy_version = self._policy_version
@@ -194,5 +200,6 @@ class Batch:
         self._steps_since_join = 0
 
     def _set_rows(self, rows: list[BatchRow]) -> None:
-        self._rows = rows
-        self._sampler = Sampler([row.sampling for row in rows], self._device)
+        self._rows = BatchRows(rows)
+        num_sampled = np.array([len(row.logprobs) for row in rows], np.int64)
+        self._sampler = Sampler([row.sampling for row in rows], self._device, num_sampled)

@@ -46,7 +46,6 @@ class CudaBatch(KVBatch):
         lengths = [len(segment.slots) for segment in layout.segments]
         self._first_slot_R = np.repeat(np.cumsum([0, *lengths[:-1]]), sizes)
         super().__init__(pool, layout, room)
-        self._column_1 = pool.tensor(np.array([self._column], np.int32))
         self._set_table()
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -58,19 +57,9 @@ class CudaBatch(KVBatch):
             (self._k[layer].tensor, self._v[layer].tensor),
             (shared_k, shared_v),
             self._table_R3,
-            self._column_1,
+            self.column_1,
             self._num_parts,
         )
-
-    def advance(self) -> None:
-        """Goes on to the next column once every layer has written this one."""
-        super().advance()
-        self._column_1.fill_(self._column)
-
-    def keep(self, index: Ids) -> None:
-        """Drops all rows but these (in order), and the columns that none of them has written."""
-        super().keep(index)
-        self._column_1.fill_(self._column)
 
     def _columns_at_a_time(self, most: int) -> int:
         return -(-most // COLUMNS) * COLUMNS

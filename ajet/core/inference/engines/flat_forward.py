@@ -16,9 +16,9 @@ Not covered: architectures that `Decoder.supports` refuses (hf_forward.py serves
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from ajet.core.inference.engines.cuda_batch import CudaBatch
@@ -35,7 +35,11 @@ from ajet.core.inference.engines.kv_cache import (
     attend_shared,
 )
 from ajet.core.inference.engines.packed_decoder import PackedDecoder
-from ajet.core.inference.engines.packed_prefill import PackedPrefill, prefill_passes
+from ajet.core.inference.engines.packed_prefill import (
+    PackedPrefill,
+    pass_tokens,
+    prefill_passes,
+)
 from ajet.core.inference.engines.prefix_cache import PrefixCache, PrefixNode, path, path_slots
 from ajet.core.inference.engines.step_graph import Graph, StepGraph
 from ajet.core.inference.engines.tiled_batch import TiledBatch
@@ -97,6 +101,10 @@ class FlatForward:
         self._batch: KVBatch | None = None
         self._graph = None if graph is None else StepGraph(graph, weight.device)
         self._varlen = varlen_for(self._pool.k[0])
+        config: Any = model.config
+        self._pass_tokens = pass_tokens(
+            config.hidden_size, config.intermediate_size, weight.itemsize
+        )
 
     @property
     def num_replayed(self) -> int:
@@ -159,30 +167,23 @@ class FlatForward:
                     return GridBatch, layout
         return KVBatch, CacheLayout.of(slots_R)
 
-    def decode(self, rows: Sequence[BatchRow]) -> Tensor:
+    def decode(self, tokens_R: Ids, positions_R: Ids) -> Tensor:
         """Returns logits ``[rows, vocab]`` after each row's last token."""
-        assert self._batch is not None
-        tokens = np.array([row.ids[-1] for row in rows], np.int64)
-        positions = np.array([len(row.ids) - 1 for row in rows], np.int64)
-        if self._graph is not None:
-            return self._decode_by_graph(self._graph, np.stack((tokens, positions)))
-        hidden = self._decoder(
-            self._pool.tensor(tokens), self._pool.tensor(positions), self._batch.attend
-        )
-        self._batch.advance()
-        return self._decoder.logits(hidden)
-
-    def _decode_by_graph(self, graph: StepGraph, inputs_2R: Ids) -> Tensor:
-        batch = self._batch
+        batch, graph = self._batch, self._graph
         assert batch is not None
 
         def compute(inputs: Tensor) -> Tensor:
-            return self._decoder.logits(self._decoder(inputs[0], inputs[1], batch.attend))
+            tokens, positions, batch.column_1 = inputs.split((batch.num_rows, batch.num_rows, 1))
+            return self._decoder.logits(self._decoder(tokens, positions, batch.attend))
 
-        logits = graph.step(torch.from_numpy(inputs_2R), compute)
+        # All that changes from step to step, and one copy for it.
+        inputs = np.concatenate((tokens_R, positions_R, (batch.column,)))
+        logits = (
+            compute(self._pool.tensor(inputs)) if graph is None else graph.step(inputs, compute)
+        )
         num_columns = batch.num_columns
         batch.advance()
-        if batch.num_columns != num_columns:
+        if graph is not None and batch.num_columns != num_columns:
             graph.forget()
         return logits
 
@@ -241,7 +242,7 @@ class FlatForward:
     def _compute_packed(self, paths: list[list[PrefixNode]], kernel: VarlenKernel) -> int:
         """Computes the nodes of all paths together."""
         num_tokens = 0
-        for rows in prefill_passes(paths):
+        for rows in prefill_passes(paths, self._pass_tokens):
             prefill = PackedPrefill(self._pool, rows, kernel)
             self._decoder(prefill.tokens_N, prefill.positions_N, prefill.attend)
             num_tokens += len(prefill.tokens_N)

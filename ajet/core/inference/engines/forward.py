@@ -1,7 +1,7 @@
 """The interface between the engine's batch and a model: rows that advance by one token at a time.
 
     forward.rebuild(rows)            form the batch
-    logits_RV = forward.decode(rows) feed the last token of each row
+    logits_RV = forward.decode(...)  feed the last token of each row
     forward.keep(index)              drop finished rows
     forward.store([(row number, row), ...])  keep what they computed for a later turn
 
@@ -46,14 +46,11 @@ class BatchRow:
         """The part of the request id before the turn."""
         return self.request_id.rpartition("/")[0] or self.request_id
 
-    def append(self, token: int, logprob: float) -> None:
-        """Appends a sampled token, and sets the finish reason if it is the last one."""
-        self.ids.append(token)
-        self.logprobs.append(logprob)
-        if token in self.stop_ids or self._has_stop_string():
-            self.finish_reason = "stop"
-        elif len(self.ids) >= self.max_len:
-            self.finish_reason = "length"
+    def reason_to_end(self) -> FinishReason | None:
+        """Returns why the token that was sampled last is the last one, or None if it is not."""
+        if self.ids[-1] in self.stop_ids or self._has_stop_string():
+            return "stop"
+        return "length" if len(self.ids) >= self.max_len else None
 
     def _has_stop_string(self) -> bool:
         check = self.stop_check
@@ -73,7 +70,7 @@ class BatchRow:
 
 class Forward(Protocol):
     """Computes forward passes over a batch of rows. The rows of `decode` are those of the last
-    `rebuild`, less those that `keep` dropped."""
+    `rebuild`, less those that `keep` dropped, in their order."""
 
     @property
     def num_replayed(self) -> int:
@@ -90,8 +87,9 @@ class Forward(Protocol):
         tokens whose keys and values had to be computed."""
         ...
 
-    def decode(self, rows: Sequence[BatchRow]) -> Tensor:
-        """Returns logits ``[rows, vocab]`` after each row's last token."""
+    def decode(self, tokens_R: NDArray[np.int64], positions_R: NDArray[np.int64]) -> Tensor:
+        """Returns logits ``[rows, vocab]`` after each row's last token, which is given with its
+        position in the row. The next step may overwrite them."""
         ...
 
     def keep(self, index: NDArray[np.int64]) -> None:

@@ -8,20 +8,15 @@ Every layout of rows is computed so: where a grid of segments would be mostly pa
 one segment.
 """
 
-import numpy as np
 from torch import Tensor
 
 from ajet.core.inference.engines.grid_batch import GridBatch
-from ajet.core.inference.engines.kv_cache import CacheLayout, KVPool
+from ajet.core.inference.engines.kv_cache import CacheLayout
 from ajet.core.inference.engines.prefix_cache import Ids
 
 
 class GraphBatch(GridBatch):
     """Computes what a `GridBatch` does, with launches that do not depend on the column."""
-
-    def __init__(self, pool: KVPool, layout: CacheLayout, room: int) -> None:
-        super().__init__(pool, layout, room)
-        self._column_1 = pool.tensor(np.array([self._column]))
 
     @staticmethod
     def layout_of(slots_R: list[Ids]) -> CacheLayout:
@@ -32,18 +27,8 @@ class GraphBatch(GridBatch):
                 return layout
         return CacheLayout.of_one_segment(slots_R)
 
-    def advance(self) -> None:
-        """Goes on to the next column once every layer has written this one."""
-        super().advance()
-        self._column_1.fill_(self._column)
-
-    def keep(self, index: Ids) -> None:
-        """Drops all rows but these (in order), and the columns that none of them has written."""
-        super().keep(index)
-        self._column_1.fill_(self._column)
-
     def _columns_at_a_time(self, most: int) -> int:
         return 128
 
     def _write(self, own: Tensor, new: Tensor) -> None:
-        own.index_copy_(2, self._column_1, new.transpose(0, 1).unsqueeze(2))
+        own.index_copy_(2, self.column_1, new.transpose(0, 1).unsqueeze(2))

@@ -33,7 +33,7 @@ class HfForward:
     def reset(self) -> None:
         """Drops the batch's cache and mask."""
         self._cache: Any = None
-        self._mask = torch.zeros(0, 0)
+        self._padded = self._mask = torch.zeros(0, 0)
 
     def release(self, episode_ids: Iterable[str]) -> None:
         """Does nothing: no cache is kept for an episode."""
@@ -49,18 +49,19 @@ class HfForward:
         """Drops the old batch. The next `decode` computes the rows from their first token. Returns
         the number of tokens that it will compute beside the last of each row."""
         self.reset()
+        self._padded, self._mask = self._left_padded(rows)
         return sum(len(row.ids) - 1 for row in rows)
 
     def free_weights(self) -> None:
         """Does nothing: the model's own forward needs no copies."""
 
-    def decode(self, rows: Sequence[BatchRow]) -> Tensor:
+    def decode(self, tokens_R: NDArray[np.int64], positions_R: NDArray[np.int64]) -> Tensor:
         """Returns logits ``[rows, vocab]`` after each row's last token."""
         if self._cache is None:
             self._cache = DynamicCache(config=self._model.config)
-            tokens, self._mask = self._left_padded(rows)
+            tokens = self._padded
         else:
-            tokens = torch.tensor([[row.ids[-1]] for row in rows], device=self._device)
+            tokens = torch.from_numpy(tokens_R).to(self._device).unsqueeze(1)
             self._mask = torch.nn.functional.pad(self._mask, (0, 1), value=1)
         positions = (self._mask.cumsum(-1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
         optional = {"position_ids": positions, "logits_to_keep": 1}

@@ -35,8 +35,8 @@ from torch import Tensor
 
 from ajet.core.common_prefix import common_length_of_ids
 from ajet.core.inference.engines.prefix_cache import Ids
-from ajet.core.inference.engines.upload import uploaded
 from ajet.core.model.mapped_memory import mapped
+from ajet.core.model.upload import uploaded
 
 MIN_SHARED = 32
 """Tokens. Shorter common prefixes are copied: a segment costs a few small products a layer."""
@@ -366,7 +366,15 @@ class KVBatch:
         self._v = [OwnParts(gathered.own(v), memory.take(num_own), growth) for v in pool.v]
         self._shared_R, self._start_R = layout.shared_R, layout.start_R
         self._column = layout.own_RT.shape[1]
+        self.column_1 = pool.tensor(np.array([self._column]))
+        """The current column on the device, set before the layers of a step attend: there a step
+        that is captured reads it."""
         self._mask = self._padding_mask()
+
+    @property
+    def column(self) -> int:
+        """The column that the next step writes."""
+        return self._column
 
     @property
     def num_rows(self) -> int:

@@ -14,6 +14,7 @@ Not covered: what no such kernel computes: CPUs, bfloat16 on GPUs before compute
 There flat_forward.py computes chunk by chunk.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -26,9 +27,11 @@ from ajet.core.model.attention.trie import trie_of_rows
 from ajet.core.model.attention.varlen_kernels import VarlenKernel
 from ajet.core.model.attention.varlen_plan import NewTokens, VarlenPlan
 
-MAX_PASS_TOKENS = 8192
-"""The tokens of a pass at most: those of the widest layer of a 7B model then take 1 GB, and a pass
-takes far longer than its launches."""
+PASS_BYTES = 1 << 30
+"""What the tokens of a pass take in the widest layer, about: a pass then takes far longer than its
+launches."""
+MAX_PASS_TOKENS = 1 << 16
+"""The tokens of a pass at most, however narrow the layers are."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,15 @@ class PrefillRow:
     num_known: int
 
 
+def pass_tokens(hidden_size: int, intermediate_size: int, itemsize: int) -> int:
+    """Returns the tokens of a pass at most, the power of two whose gated MLP takes closest to
+    `PASS_BYTES`: its input, norm and output, and gate, up projection and their product."""
+    token_bytes = 3 * (hidden_size + intermediate_size) * itemsize
+    return min(MAX_PASS_TOKENS, 1 << round(math.log2(PASS_BYTES / token_bytes)))
+
+
 def prefill_passes(
-    paths: Sequence[Sequence[PrefixNode]], max_tokens: int = MAX_PASS_TOKENS
+    paths: Sequence[Sequence[PrefixNode]], max_tokens: int
 ) -> Iterator[list[PrefillRow]]:
     """Yields the rows of each pass, which computes at most `max_tokens` tokens. Every token that
     is not computed yet is new in one pass, and in one row of it; only a row with more of them than

@@ -9,6 +9,7 @@ are brought to the CPU first. Where no row is cut, a compiled kernel draws on a 
 large vocabulary on a CPU. It reads the logits once or twice and writes none; it rounds otherwise.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,10 +21,10 @@ from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.engines.uniform import uniforms
-from ajet.core.inference.engines.upload import uploaded
 from ajet.core.model.kernels.devices import decode_kernels_for
 from ajet.core.model.kernels.functions import kernels_for
 from ajet.core.model.precision import float64_device, to_wide_dtype
+from ajet.core.model.upload import uploaded
 
 MAX_ELEMENTS = 16_000_000
 """The logits handled at a time: float64 copies of 256 rows of a large vocabulary are gigabytes."""
@@ -31,40 +32,52 @@ MAX_ELEMENTS = 16_000_000
 MIN_VOCAB = 8192
 """The least vocabulary that the compiled kernel draws from: small models draw as ever."""
 
+DRAWS_AT_ONCE = 32
+"""The draws whose `u` are computed and uploaded together."""
+
 BLOCK = 256
 """The tokens that are summed together before the block is chosen that holds the drawn one."""
 
 
 class Sampler:
-    """Draws one token for each row of a batch; holds the rows' sampling parameters as vectors."""
+    """Draws one token for each row of a batch, again and again; holds the rows' sampling parameters
+    as vectors."""
 
-    def __init__(self, params: Sequence[SamplingParams], device: torch.device) -> None:
+    def __init__(
+        self,
+        params: Sequence[SamplingParams],
+        device: torch.device,
+        num_sampled: NDArray[np.int64],
+    ) -> None:
+        """`num_sampled` holds the number of tokens that each row has sampled so far."""
         device = self._device = float64_device(device)
         temperatures = [p.temperature if p.temperature > 0 else 1.0 for p in params]
         greedy = [p.temperature <= 0 for p in params]
         self._seeds = np.array([p.seed & (2**64 - 1) for p in params], np.uint64)
+        self._num_sampled = num_sampled
+        self._num_drawn = 0
+        self._u: Sequence[Tensor] = ()
         self._scaled = any(t != 1.0 for t in temperatures)
-        self._temperature = torch.tensor(temperatures, device=device).unsqueeze(1)
+        self._temperature = uploaded(np.array(temperatures, np.float32), device).unsqueeze(1)
         self._scale = 1 / self._temperature.squeeze(1)
         self._any_greedy = any(greedy)
-        self._greedy = torch.tensor(greedy, device=device)
+        self._greedy = uploaded(np.array(greedy, bool), device)
         cuts = [(0, 1.0) if greedy[i] else (max(p.top_k, 0), p.top_p) for i, p in enumerate(params)]
         self._cut = any(k or top_p < 1.0 for k, top_p in cuts)
-        self._top_k = torch.tensor([k or 2**31 - 1 for k, _ in cuts], device=device).unsqueeze(1)
-        self._top_p = torch.tensor(
-            [top_p for _, top_p in cuts], dtype=torch.float64, device=device
-        ).unsqueeze(1)
+        top_k = np.array([k or 2**31 - 1 for k, _ in cuts], np.int64)
+        self._top_k = uploaded(top_k, device).unsqueeze(1)
+        top_p = np.array([top_p for _, top_p in cuts], np.float64)
+        self._top_p = uploaded(top_p, device).unsqueeze(1)
 
-    def draw(self, logits: Tensor, counts: NDArray[np.int64]) -> tuple[list[int], list[float]]:
-        """Returns one token per row and its log-probability. `counts` holds the number of tokens
-        that each row has sampled so far."""
+    def draw(self, logits: Tensor) -> tuple[list[int], list[float]]:
+        """Returns the next token of each row and its log-probability."""
         logits = logits.to(self._device)
-        u = uploaded(uniforms(self._seeds, counts), self._device)
+        u = self._next_u()
         cuda_kernels = None if self._cut else decode_kernels_for(logits)
         if cuda_kernels is not None:
-            results = cuda_kernels.draw(logits, self._scale, u, self._greedy).cpu()
+            results = cuda_kernels.draw(logits, self._scale, u, self._greedy).cpu().numpy()
             _check_finite(results[2])
-            return results[0].long().tolist(), results[1].tolist()
+            return results[0].astype(np.int64).tolist(), results[1].tolist()
         kernels = None if self._cut or logits.shape[1] < MIN_VOCAB else kernels_for(logits)
         if kernels is not None:
             drawn, logprob, totals = kernels.draw(logits, self._scale, u, self._greedy)
@@ -78,6 +91,24 @@ class Sampler:
             tokens += drawn.tolist()
             logprobs += logprob.tolist()
         return tokens, logprobs
+
+    def _next_u(self) -> Tensor:
+        """Returns the `u` of this draw, of which those of many draws are computed and uploaded
+        together."""
+        number = self._num_drawn % DRAWS_AT_ONCE
+        if number == 0:
+            counts = (
+                self._num_sampled
+                + np.arange(self._num_drawn, self._num_drawn + DRAWS_AT_ONCE)[:, None]
+            )
+            num_rows = len(self._seeds)
+            # An even number of rows: where each draw's begin is a multiple of 16 bytes, or Triton
+            # would compile its kernel for the others anew.
+            u = np.zeros((DRAWS_AT_ONCE, num_rows + num_rows % 2))
+            u[:, :num_rows] = uniforms(self._seeds, counts)
+            self._u = uploaded(u, self._device)[:, :num_rows].unbind()
+        self._num_drawn += 1
+        return self._u[number]
 
     def _draw(self, logits: Tensor, u: Tensor, at: slice) -> tuple[Tensor, Tensor]:
         logits = to_wide_dtype(logits)
@@ -122,9 +153,9 @@ def inverse_cdf(probs: Tensor, u: Tensor) -> Tensor:
     ).squeeze(1)
 
 
-def _check_finite(totals: Tensor) -> None:
+def _check_finite(totals: Tensor | NDArray[np.float64]) -> None:
     """Raises `ModelError` unless the sums of the rows' probabilities are finite."""
-    if not bool(torch.isfinite(totals).all()):
+    if not math.isfinite(float(totals.sum())):
         raise ModelError(
             "the model's logits are not finite: its weights have diverged; "
             "lower the learning rate or resume from an earlier checkpoint",

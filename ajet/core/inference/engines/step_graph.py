@@ -4,10 +4,10 @@
     the step after that                          captured, and replayed
     further ones                                 replayed: one launch in place of hundreds
 
-A replay repeats the same launches on the same memory. So a step reads its tokens and positions from
-one tensor, which is written to before each replay, and the batch is a `CudaBatch` (cuda_batch.py)
-or a `GraphBatch` (graph_batch.py), whose keys, values and column keep their places. Which steps are
-replayed follows from the rows alone, never from timing.
+A replay repeats the same launches on the same memory. So a step reads its tokens, positions and
+column from one tensor, which is written to before each replay, and the batch is a `CudaBatch`
+(cuda_batch.py) or a `GraphBatch` (graph_batch.py), whose keys and values keep their places. Which
+steps are replayed follows from the rows alone, never from timing.
 
 Not covered: sampling, which is a few launches after each step; sharded weights, which are gathered
 for each layer; models without a flat forward. Their steps all run eagerly.
@@ -17,13 +17,15 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
-from ajet.core.inference.engines.upload import pinned
 from ajet.core.model.decoder import is_sharded
+from ajet.core.model.upload import UploadBuffer
 
 Compute = Callable[[], Tensor]
 """Computes a step from memory that it finds by itself, and returns the logits."""
@@ -59,17 +61,18 @@ class StepGraph:
 
     def __init__(self, graph: Graph, device: torch.device) -> None:
         self._graph, self._device = graph, device
-        self._inputs: Tensor | None = None
+        self._inputs: UploadBuffer | None = None
         self._logits: Tensor | None = None
         self.num_replayed = 0
 
-    def step(self, inputs_2R: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
-        """Returns the logits of a step over tokens and positions of R rows, given in the CPU's
-        memory. The next step overwrites the logits."""
+    def step(self, values: NDArray[np.int64], compute: Callable[[Tensor], Tensor]) -> Tensor:
+        """Returns the logits of a step that computes on these values, which change from step to
+        step. The next step overwrites the logits."""
         if self._inputs is None:
-            first = self._inputs = inputs_2R.to(self._device)
+            self._inputs = UploadBuffer(values, self._device)
+            first = self._inputs.write(values)
             return self._graph.warm_up(lambda: compute(first))
-        inputs = self._inputs.copy_(pinned(inputs_2R, self._device), non_blocking=True)
+        inputs = self._inputs.write(values)
         if self._logits is None:
             self._logits = self._graph.capture(lambda: compute(inputs))
         self._graph.replay()

@@ -23,6 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ajet.core.model.upload import uploaded
+
 MAX_HEAD_DIM = 256
 FLASH_CAPABILITY = (8, 0)
 EFFICIENT_CAPABILITY = (5, 0)
@@ -58,7 +60,7 @@ class VarlenCall:
         """The place of each query in a rectangle of n rows, each ``padded(max_queries)`` wide."""
         width = padded(self.max_queries)
         places = [number * width + np.arange(num) for number, num in enumerate(self.num_queries)]
-        return torch.from_numpy(np.concatenate(places)).to(self.cu_queries.device)
+        return uploaded(np.concatenate(places), self.cu_queries.device)
 
 
 class VarlenKernel(Protocol):
@@ -220,4 +222,4 @@ def padded(length: int) -> int:
 
 
 def _cumulative(lengths: Sequence[int], device: torch.device) -> Tensor:
-    return torch.tensor(np.cumsum([0, *lengths]), dtype=torch.int32, device=device)
+    return uploaded(np.cumsum([0, *lengths], dtype=np.int32), device)

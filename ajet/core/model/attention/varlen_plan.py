@@ -27,6 +27,7 @@ from torch import Tensor
 from ajet.core.model.attention.merging import merge
 from ajet.core.model.attention.trie import Forest, IntArray, TrieSegment
 from ajet.core.model.attention.varlen_kernels import FlashKernel, VarlenCall, VarlenKernel
+from ajet.core.model.upload import uploaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,4 +146,4 @@ def _levels(segments: Sequence[TrieSegment]) -> list[list[TrieSegment]]:
 
 
 def _index(ranges: Sequence[IntArray], device: torch.device) -> Tensor:
-    return torch.from_numpy(np.concatenate(ranges)).to(device)
+    return uploaded(np.concatenate(ranges), device)

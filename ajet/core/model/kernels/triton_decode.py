@@ -63,7 +63,7 @@ def attend(
 
     A row of the table has the first own column, the first of the shared slots ``[kv_heads, slots,
     d]`` and their number; the row sees these, its own columns up to the current one, and itself.
-    Table and column are int32. The keys are cut into `parts` (`num_parts`).
+    The table is int32, the column int64. The keys are cut into `parts` (`num_parts`).
     """
     q, k, v = (t if t.stride()[1:] == (t.shape[2], 1) else t.contiguous() for t in qkv)
     kv_heads, rows, columns, dim = own[0].shape
@@ -198,7 +198,7 @@ def _attend(
     start = tl.load(table + row * 3)
     first_slot = tl.load(table + row * 3 + 1)
     num_shared = tl.load(table + row * 3 + 2)
-    now = tl.load(column)
+    now = tl.load(column).to(tl.int32)
 
     own = (head.to(tl.int64) * rows + row) * columns * DIM
     is_first = part == 0

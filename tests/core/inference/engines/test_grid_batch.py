@@ -41,6 +41,8 @@ def _pool():
 def _step(batches, num_rows, generator):
     """Advances all batches by the same token, and returns the attention of each layer."""
     outs = [[] for _ in batches]
+    for batch in batches:
+        batch.column_1 = torch.tensor([batch.column])
     for layer in range(LAYERS):
         q = torch.randn(num_rows, HEADS, WIDTH, generator=generator)
         k, v = torch.randn(2, num_rows, KV_HEADS, WIDTH, generator=generator)

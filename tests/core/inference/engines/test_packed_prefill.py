@@ -10,7 +10,7 @@ from ajet.core.inference.engines.batch import Batch
 from ajet.core.inference.engines.flat_forward import FlatForward
 from ajet.core.inference.engines.forward import BatchRow
 from ajet.core.inference.engines.kv_cache import KVPool
-from ajet.core.inference.engines.packed_prefill import PackedPrefill, prefill_passes
+from ajet.core.inference.engines.packed_prefill import PackedPrefill, pass_tokens, prefill_passes
 from ajet.core.inference.engines.prefix_cache import PrefixCache, path
 from ajet.core.model.decoder import Decoder
 from ajet.core.model.precision import to_float64
@@ -127,6 +127,21 @@ def test_only_a_row_longer_than_a_pass_is_cut_and_goes_on_in_the_next(model):
     prefill = Prefill(model, max_tokens=4)
     prefill.compute([[1, 2, 3], [4, 5, 6], [7]])
     assert prefill.pass_tokens == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "itemsize", "tokens"),
+    [
+        # 3 x (3,584 + 18,944) values of 2 bytes for each token of 7B: 7,944 tokens in 1 GiB
+        ((3584, 18_944), 2, 8192),
+        ((896, 4864), 2, 32_768),  # 0.5B: 31,069
+        ((896, 4864), 4, 16_384),
+        ((5120, 27_648), 2, 4096),  # 32B: 5,461
+        ((64, 128), 2, 65_536),
+    ],
+)
+def test_a_pass_takes_about_a_gibibyte_in_the_widest_layer(sizes, itemsize, tokens):
+    assert pass_tokens(*sizes, itemsize) == tokens
 
 
 def rows_of_turns(turn, replies):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.inference.engines.sampling import MIN_VOCAB, Sampler, inverse_cdf
+from ajet.core.inference.engines.sampling import DRAWS_AT_ONCE, MIN_VOCAB, Sampler, inverse_cdf
 from ajet.core.inference.engines.uniform import uniforms
 from ajet.core.model.kernels.functions import kernels
 
@@ -20,8 +20,8 @@ LOGITS = torch.log(torch.tensor([[0.5, 0.25, 0.15, 0.1]]))
 
 def _draw_many(params, logits=LOGITS, count=4000):
     """Draws number 0 .. count - 1 of one request, and the log-probability of each token."""
-    sampler = Sampler([params] * count, CPU)
-    tokens, logprobs = sampler.draw(logits.expand(count, -1), np.arange(count))
+    sampler = Sampler([params] * count, CPU, np.arange(count))
+    tokens, logprobs = sampler.draw(logits.expand(count, -1))
     return np.array(tokens), dict(zip(tokens, logprobs, strict=True))
 
 
@@ -81,11 +81,21 @@ def test_a_row_is_drawn_alike_whatever_is_beside_it():
         SamplingParams(top_p=0.5, seed=6),
     ]
     counts = np.array([0, 7, 3, 2])
-    together = Sampler(params, CPU).draw(logits, counts)
+    together = Sampler(params, CPU, counts).draw(logits)
     for row in range(4):
-        alone = Sampler([params[row]], CPU).draw(logits[row : row + 1], counts[row : row + 1])
+        alone = Sampler([params[row]], CPU, counts[row : row + 1]).draw(logits[row : row + 1])
         assert alone[0][0] == together[0][row]
         assert alone[1][0] == pytest.approx(together[1][row], abs=1e-6)
+
+
+def test_a_row_draws_its_tokens_by_their_numbers_however_many_draws_there_are():
+    # 0.5 and 0.5: the token is 1 exactly where u is at least 0.5.
+    params = [SamplingParams(seed=seed) for seed in (1, 2, 3)]
+    first = np.array([0, 7, 100])
+    sampler = Sampler(params, CPU, first)
+    for draw in range(2 * DRAWS_AT_ONCE + 3):
+        u = uniforms(np.array([1, 2, 3], np.uint64), first + draw)
+        assert sampler.draw(torch.zeros(3, 2))[0] == (u >= 0.5).tolist()
 
 
 @given(
@@ -106,7 +116,7 @@ def test_a_token_of_probability_zero_is_never_drawn(values, u):
 def test_logits_that_are_not_finite_say_that_the_weights_diverged():
     logits = torch.tensor([[0.0, float("nan")]])
     with pytest.raises(ModelError, match="diverged"):
-        Sampler([SamplingParams()], CPU).draw(logits, np.array([0]))
+        Sampler([SamplingParams()], CPU, np.array([0])).draw(logits)
 
 
 def test_uniforms_are_even_and_depend_on_seed_and_count():
@@ -148,7 +158,7 @@ def test_the_kernel_draws_what_a_draw_over_the_whole_vocabulary_does(dtype):
     params = [SamplingParams(temperature=(1.0, 0.5, 3.0)[n % 3], seed=n) for n in range(200)]
     temperatures = torch.tensor([[p.temperature] for p in params])
     counts = np.arange(200)
-    tokens, logprobs = Sampler(params, CPU).draw(logits, counts)
+    tokens, logprobs = Sampler(params, CPU, counts).draw(logits)
     exact = (logits.double() / temperatures).log_softmax(-1)
     cdf = exact.exp().cumsum(1)
     u = uniforms(np.arange(200).astype(np.uint64), counts)
@@ -172,9 +182,9 @@ def test_the_kernel_takes_the_first_of_the_largest_logits_where_it_is_greedy():
     logits = _large(3, 2)
     logits[0, [77, 5000]] = 50.0
     params = [SamplingParams(temperature=0.0, seed=1), SamplingParams(seed=2)]
-    tokens, logprobs = Sampler(params, CPU).draw(logits, np.array([0, 0]))
+    tokens, logprobs = Sampler(params, CPU, np.array([0, 0])).draw(logits)
     assert tokens[0] == 77 and logprobs[0] == pytest.approx(math.log(0.5), abs=1e-6)
-    assert tokens[1] == Sampler(params[1:], CPU).draw(logits[1:], np.array([0]))[0][0]
+    assert tokens[1] == Sampler(params[1:], CPU, np.array([0])).draw(logits[1:])[0][0]
 
 
 @pytest.mark.parametrize("value", ["nan", "inf"])
@@ -182,4 +192,4 @@ def test_logits_of_the_kernel_that_are_not_finite_say_so(value):
     logits = _large(4, 2)
     logits[1, 4000] = float(value)
     with pytest.raises(ModelError, match="diverged"):
-        Sampler([SamplingParams()] * 2, CPU).draw(logits, np.array([0, 0]))
+        Sampler([SamplingParams()] * 2, CPU, np.array([0, 0])).draw(logits)

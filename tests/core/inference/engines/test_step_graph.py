@@ -95,8 +95,8 @@ def test_the_stand_in_computes_nonsense_on_a_tensor_that_was_replaced():
         results = []
         for number in range(3):
             change(values, float(number))
-            inputs = torch.tensor([[number], [0]])
-            results.append(float(graph.step(inputs, lambda i: i[0] + values[0])))
+            inputs = np.array([number])
+            results.append(float(graph.step(inputs, lambda i: i + values[0])))
         return results
 
     def written(values, number):
@@ -125,6 +125,7 @@ def test_what_stands_in_columns_that_are_not_written_changes_no_bit(dtype):
         q, k, v = torch.randn(3, 10, 2, 6, 8, generator=generator).to(dtype)
         out = []
         for step in range(10):
+            batch.column_1 = torch.tensor([batch.column])
             out.append(batch.attend(0, q[step], k[step, :, :2], v[step, :, :2]))
             batch.advance()
         outs.append(torch.stack(out))
