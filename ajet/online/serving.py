@@ -12,6 +12,7 @@ Not covered: answering requests (gateway.py).
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import threading
@@ -189,6 +190,8 @@ class OnlineServer:
             again = "is started again"
             if self._num_failures[ended.adapter] >= MAX_FAILURES:
                 self.log.withdraw_round(ended.number)  # else other adapters would wait for it
+                undecided = version_path(self.folder.checkpoints, ended.number)
+                shutil.rmtree(undecided, ignore_errors=True)
                 whose = f"adapter {ended.adapter}" if ended.adapter else "the model"
                 again = f"is not started again before the server is: {whose} is served as it is"
             logger.warning(

@@ -6,14 +6,20 @@ import signal
 import sqlite3
 
 import pytest
+from safetensors.torch import load_file
 
+from ajet.assembly import load_policy_model
 from ajet.core.errors import ConfigError
 from ajet.core.record.episode_reader import EpisodeFilter
 from ajet.core.record.recorded_run import RecordedRun
 from ajet.core.update.checkpoint import read_weights
+from ajet.core.update.export import export_model
+from ajet.core.update.settings import UpdateSettings
+from ajet.core.update.weights import find_checkpoint
 from ajet.online.log import FILE, Feedback, SessionLog
 from ajet.online.rebuild import rebuild
 from ajet.online.sessions import conversation_keys
+from ajet.reports.audit_report import AuditReport
 from tests.online.online_server import (
     ASKED,
     LearnerAtOnce,
@@ -147,6 +153,20 @@ def test_a_version_is_measured_by_the_seeds_of_the_one_before_it(finished):
             places.setdefault(each.row.step, {})[each.row.task_id] = int(place)
     assert sorted(places[0].values()) == [0, 1, 2, 3, 4, 5, 6, 7]
     assert places[0] == places[1] | places[2]
+
+
+def test_the_record_is_sound_and_an_adapter_is_exported_from_it(finished, tmp_path):
+    run = RecordedRun(finished[0])
+    with run.reader() as reader:
+        report = AuditReport.of(run, reader.walk(EpisodeFilter(mode="train"), None))
+    assert report.is_sound
+    assert json.loads(report.as_json())["episodes"] == 144
+    loaded, lora = load_policy_model(run.config), UpdateSettings.from_config(run.config).lora
+    newest = find_checkpoint(finished[0])
+    export_model(loaded, newest, tmp_path / "bo", lora=lora, adapter=True, name="bo")
+    exported = load_file(tmp_path / "bo/adapter_model.safetensors").values()
+    kept = weights(finished[0], 6, "bo").values()
+    assert sorted(t.sum().item() for t in exported) == sorted(t.sum().item() for t in kept)
 
 
 def test_each_version_is_measured_on_its_adapters_tasks_alone(finished):
