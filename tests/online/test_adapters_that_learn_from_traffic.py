@@ -239,6 +239,20 @@ def test_a_learner_that_always_dies_holds_up_its_own_adapter_alone(tmp_path):
         assert here.server.models["ada"].current.version == 2
 
 
+def test_adapters_with_enough_feedback_take_turns(tmp_path):
+    def begin(folder, due):
+        log = SessionLog(folder.path)
+        log.end_round(due.number, "rolled_back", "c", {"reason": ""}, {})
+        log.close()
+        return LearnerAtOnce()
+
+    with served(tmp_path, config_in=several_in, start=begin) as here:
+        for user, number in (("ada", 8), ("bo", 4)):
+            for place in range(number):
+                talk(here, user, place, client=user)
+        assert [here.round().adapter for _ in range(3)] == ["ada", "bo", "ada"]
+
+
 # --- requests ------------------------------------------------------------------------------------
 
 
