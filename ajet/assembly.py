@@ -305,10 +305,16 @@ def make_adapter_learners(
     from ajet.core.update.settings import UpdateSettings
 
     settings, learning = UpdateSettings.from_config(config), LearnerSettings.from_config(config)
+    needs_critic = config.ajet.trainer_common.algorithm.adv_estimator == "gae"
     policies = adapter_policies(loaded.model, settings, ranks or ONE_RANK, own_loss(config))
     return AdapterLearners(
         {
-            name: Learner(policy, None, make_kl_controller(config), learning)
+            name: Learner(
+                policy,
+                make_critic(config, loaded, ranks) if needs_critic else None,
+                make_kl_controller(config),
+                learning,
+            )
             for name, policy in policies.items()
         }
     )

@@ -4,15 +4,19 @@ import asyncio
 import io
 import json
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from safetensors.torch import load_file
 
 from ajet import assembly
+from ajet.backbones.debug.scoring import score_episode
 from ajet.backbones.debug.training import fit_debug
 from ajet.core.config import load_config
 from ajet.core.errors import CheckpointError, ConfigError, RunFailed
 from ajet.core.learning.checkpoints import LearnerCheckpoints
+from ajet.core.record.recorded_run import RecordedRun
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.task import Task
 from ajet.core.update.export import export_model
@@ -216,7 +220,6 @@ def test_two_sides_of_an_episode_learn_apart_from_rewards_of_their_own(made):
     ("given", "reason"),
     [
         ("ajet.trainer_common.lora.rank=0", "lora.rank is 0"),
-        ("ajet.trainer_common.algorithm.adv_estimator=gae", "a critic for each"),
         ("ajet.kind=supervised", "several learn apart from rewards"),
         ("ajet.trainer_common.lora.adapters=[a,a]", "a name occurs twice"),
         ("ajet.trainer_common.lora.adapters=[a.b]", "lora.adapters"),
@@ -227,6 +230,13 @@ def test_what_cannot_be_honoured_is_refused_in_one_line(made, users, given, reas
     parts, *_ = users
     with pytest.raises(ConfigError, match=reason):
         load_config(parts.config.yaml_path, [given])
+
+
+def test_a_critic_for_each_adapter_is_on_backbone_debug_alone(users):
+    path, given = users[0].config.yaml_path, ["ajet.trainer_common.algorithm.adv_estimator=gae"]
+    load_config(path, given, backbone="debug")
+    with pytest.raises(ConfigError, match="gae needs a critic for each, which backbone debug"):
+        load_config(path, given, backbone="verl")
 
 
 def test_trinity_serves_one_adapter_for_all_calls(users):
@@ -246,12 +256,20 @@ def test_a_call_or_a_task_without_an_adapter_is_told_which_there_are(made):
         assembly.read_tasks(by_user.config)
 
 
-def test_a_run_that_stops_and_is_resumed_ends_with_the_same_bits(made, monkeypatch, tmp_path):
+@pytest.mark.parametrize("estimator", ["grpo", "gae"])
+def test_a_run_that_stops_and_is_resumed_ends_with_the_same_bits(
+    made, monkeypatch, tmp_path, estimator
+):
     parts = made("Debate", "[pro, con]", "agent_name")
     monkeypatch.chdir(tmp_path)
 
     def trained(name, steps):
-        given = [f"ajet.experiment_dir={tmp_path / name}", f"{STEPS}={steps}"]
+        given = [
+            f"ajet.experiment_dir={tmp_path / name}",
+            f"{STEPS}={steps}",
+            f"ajet.trainer_common.algorithm.adv_estimator={estimator}",
+            "ajet.trainer_common.save_freq=1",
+        ]
         config = load_config(parts.config.yaml_path, given, backbone="debug")
         fit_debug(config, Console(file=io.StringIO()))
         checkpoint = tmp_path / name / "checkpoints" / f"step_{steps:06d}"
@@ -262,3 +280,22 @@ def test_a_run_that_stops_and_is_resumed_ends_with_the_same_bits(made, monkeypat
     lines = (tmp_path / "whole" / "logs" / "metrics.jsonl").read_text().splitlines()
     of = [line for line in map(json.loads, lines) if "update/loss/pro" in line]
     assert [line["update/optimizer_steps/con"] for line in of] == [1.0, 1.0]
+    tensors = load_file(tmp_path / "whole/checkpoints/step_000002/tensors.safetensors")
+    critics = {name.split(".")[1] for name in tensors if name.startswith("critic.")}
+    assert critics == ({"pro", "con"} if estimator == "gae" else set())
+    if estimator == "grpo":
+        check_scores(RecordedRun(tmp_path / "whole"))
+
+
+def check_scores(run):
+    """Asserts that each call has, under the checkpoint that it was sampled with, the
+    log-probabilities that its adapter's engine recorded."""
+    with run.reader() as reader:
+        episode = reader.episode("000002-train-0000-01")
+    first = run.folder.path / "checkpoints/step_000001"
+    before, after = score_episode(run, episode, [first])
+    assert (before.step, after.step) == (0, 1)
+    assert {turn.agent_name for turn in episode.turns} == {"pro", "con"}
+    for turn, at_first, sampled in zip(episode.turns, before.turns, after.turns, strict=True):
+        np.testing.assert_allclose(sampled, turn.logprobs, atol=1e-4)
+        assert np.abs(np.array(at_first) - turn.logprobs).max() > 1e-3

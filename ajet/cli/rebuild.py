@@ -34,13 +34,14 @@ def rebuild(
     recorded = RecordedRun(run.absolute(), overrides=overrides or [])
     num_same = 0
     for each in rebuilt_versions(recorded, None if out is None else out.absolute()):
+        whose = f" of adapter {each.adapter}" if each.adapter else ""
         if not each.is_same:
             raise CheckpointError(
-                f"version {each.version} differs: its checksum is {each.rebuilt}, and that of the "
-                f"served one was {each.recorded}; packages, threads or the base model are others "
-                "(attempts/ of the run folder says which it had)",
+                f"version {each.version}{whose} differs: its checksum is {each.rebuilt}, and that "
+                f"of the served one was {each.recorded}; packages, threads or the base model are "
+                "others (attempts/ of the run folder says which it had)",
                 code=Code.RUN_NOT_REBUILT,
             )
-        typer.echo(f"version {each.version}: {each.rebuilt}, the same bits as were served")
+        typer.echo(f"version {each.version}{whose}: {each.rebuilt}, the same bits as were served")
         num_same += 1
     typer.echo(f"{num_same} promoted versions rebuilt from the log")

@@ -137,8 +137,12 @@ def serve_learning(
         catch_interrupts() as interrupt,
     ):
         server = OnlineServer(config, folder, key)
-        address, version = server.gateway.listen(), server.models.current.version
-        typer.echo(f"version {version} at {address}, {shown_key(key)}; Ctrl-C ends it")
+        address = server.gateway.listen()
+        served = ", ".join(
+            f"version {models.current.version}" + (f" of adapter {name}" if name else "")
+            for name, models in server.models.items()
+        )
+        typer.echo(f"{served} at {address}, {shown_key(key)}; Ctrl-C ends it")
         try:
             server.run(interrupt, typer.echo)
         except KeyboardInterrupt:

@@ -1,7 +1,10 @@
 """The gateway of a served model: ordinary requests are its sessions, and feedback comes later.
 
 Whoever has the server's key may call the model and give feedback. Each reply names its session and
-its version in headers. Not covered: the server's key and its address (exchange/keyed_gateway.py).
+its version in headers. Where there are several adapters a request's model is the name of one, each
+has versions of its own, and a reply names its adapter too.
+
+Not covered: the server's key and its address (exchange/keyed_gateway.py).
 """
 
 from __future__ import annotations
@@ -14,7 +17,12 @@ from loguru import logger
 
 from ajet.core.errors import ConfigError
 from ajet.core.importing import run_user_code
-from ajet.core.workflow.gateway.gateway import HOST, NO_HEADERS, GatewayResponse
+from ajet.core.workflow.gateway.gateway import (
+    HOST,
+    NO_HEADERS,
+    GatewayResponse,
+    error_response,
+)
 from ajet.core.workflow.gateway.request import RequestError
 from ajet.exchange.keyed_gateway import KeyedGateway
 from ajet.online.feedback import NextMessage
@@ -30,16 +38,17 @@ if TYPE_CHECKING:
     from ajet.core.workflow.gateway.keys import Grant
     from ajet.core.workflow.gateway.request import ChatRequest
 
-VERSION_HEADER = "x-ajet-version"
+VERSION_HEADER, ADAPTER_HEADER = "x-ajet-version", "x-ajet-adapter"
 
 
 @dataclass(frozen=True)
 class OnlineParts:
-    """Holds what requests need. `on_feedback` is called after each feedback that counts; with
-    `keeps_version` a session keeps the version of its first reply."""
+    """Holds what requests need. `models` are the versions of each adapter; where there are not
+    several, those of the model, under an empty name. `on_feedback` is called after each feedback
+    that counts; with `keeps_version` a session keeps the version of its first reply."""
 
     log: SessionLog
-    models: ServedModels
+    models: Mapping[str, ServedModels]
     sessions: Sessions
     judge: BaseJudge | None = None
     judge_timeout_s: float | None = None
@@ -56,6 +65,7 @@ class OnlineGateway(KeyedGateway):
     ) -> None:
         super().__init__(key, host, port)
         self.parts = parts
+        self.models = [name for name in parts.models if name] or self.models
 
     def add_routes(self, app: FastAPI) -> None:
         """Implements `KeyedGateway.add_routes` with those of feedback."""
@@ -75,16 +85,24 @@ class OnlineGateway(KeyedGateway):
         """Answers a request as a call of its session, by one version from its start to its end."""
         assert isinstance(grant, SessionGrant)
         parts = self.parts
-        session, request = parts.sessions.find(dialect, grant, body)
-        if request is not None:
-            self._rate_by_next_message(session, request)
+        try:
+            session, request = parts.sessions.find(dialect, grant, body)
+        except RequestError as error:
+            return error_response(dialect, error)
+        if request is None:  # it cannot be read: this is the error that says why
+            return await super().respond(dialect, session, body)
+        assert session.adapter is not None
+        self._rate_by_next_message(session, request)
         session.num_in_flight += 1
         try:
-            with parts.models.answering(session.version if parts.keeps_version else None) as model:
+            version = session.version if parts.keeps_version else None
+            with parts.models[session.adapter].answering(version) as model:
                 response = await super().respond(dialect, session, body)
         finally:
             session.num_in_flight -= 1
         names = {SESSION_HEADER: session.session, VERSION_HEADER: str(model.version)}
+        if session.adapter:
+            names[ADAPTER_HEADER] = session.adapter
         return replace(response, more_headers=names)
 
     def _rate_by_next_message(self, session: SessionGrant, request: ChatRequest) -> None:

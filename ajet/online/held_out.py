@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -30,21 +30,23 @@ from ajet.core.judge.verdict import JudgeFault
 from ajet.core.record.evaluation import mean_over_tasks
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.task import Task
+from ajet.core.trajectory.adapter_choice import AdapterChoice
 from ajet.core.trajectory.samples import to_samples
 from ajet.core.trajectory.trajectory import Group
 from ajet.online.feedback import judged
-from ajet.online.log import RatedSession, Wins
+from ajet.online.log import RatedSession, Round, Wins
 from ajet.online.round import RoundLearner, groups_of
 from ajet.online.sessions import conversation_keys
 
 
 async def play_held_out(
-    parts: RoundLearner, tasks: Sequence[Task], judge: BaseJudge | None, version: int
+    parts: RoundLearner, tasks: Mapping[int, Task], judge: BaseJudge | None, version: int
 ) -> list[Group]:
-    """Returns the episodes of the held-out tasks with the weights as they are."""
+    """Returns the episodes of these of the held-out tasks with the weights as they are."""
     config = parts.config
     gateway, engine = assembly.make_gateway(config), parts.make_engine(version)
-    request = RolloutRequest(list(tasks), version, "eval", config.validation_repeats)
+    repeats = config.validation_repeats
+    request = RolloutRequest(list(tasks.values()), version, "eval", repeats, numbers=list(tasks))
     try:
         runner = assembly.make_runner(
             config, engine, parts.template, judge=judge, mode="eval", gateway=gateway
@@ -53,6 +55,15 @@ async def play_held_out(
     finally:
         gateway.close()
         await engine.close()
+
+
+def tasks_of(config: AjetConfig, tasks: Sequence[Task], adapter: str) -> dict[int, Task]:
+    """Returns the tasks that are an adapter's, by their places among all, which their seeds depend
+    on; all of them where there are not several."""
+    choice, found = AdapterChoice.from_config(config), dict(enumerate(tasks))
+    if choice is None:
+        return found
+    return {n: task for n, task in found.items() if choice.for_task(task).of_task == adapter}
 
 
 def wins_of(groups: Sequence[Group]) -> Wins:
@@ -69,8 +80,9 @@ def verdicts_of(groups: Sequence[Group]) -> dict[str, bool]:
     """Returns the successes of the episodes that were judged, by their conversations' keys."""
     episodes = [t for group in groups for t in group.trajectories if t.is_valid and t.turns]
     return {
-        conversation_keys([*t.turns[-1].messages, t.turns[-1].reply])[-1]: bool(t.is_success)
+        conversation_keys([*last.messages, last.reply], last.adapter)[-1]: bool(t.is_success)
         for t in episodes
+        for last in t.turns[-1:]
     }
 
 
@@ -90,17 +102,17 @@ class ShadowTraffic:
     answer anew."""
 
     config: AjetConfig
-    number: int
+    round: Round
     sessions: Sequence[RatedSession]
     calls: Sequence[int]
 
     @classmethod
-    def of(cls, config: AjetConfig, number: int, sessions: Sequence[RatedSession]) -> ShadowTraffic:
+    def of(cls, config: AjetConfig, this: Round, sessions: Sequence[RatedSession]) -> ShadowTraffic:
         """Draws them by the run's seed."""
         size = min(config.ajet.serve.learn.shadow_sessions, len(sessions))
-        draw = random.Random(seeding.derive(config.ajet.seed, "shadow", number))
+        draw = random.Random(seeding.derive(config.ajet.seed, "shadow", this.number))
         drawn = draw.sample(list(sessions), size)
-        return cls(config, number, drawn, [draw.randrange(len(each.turns)) for each in drawn])
+        return cls(config, this, drawn, [draw.randrange(len(each.turns)) for each in drawn])
 
     async def seen_by(
         self, parts: RoundLearner, judge: BaseJudge | None, version: int
@@ -122,7 +134,8 @@ class ShadowTraffic:
     async def _replies(self, parts: RoundLearner, version: int) -> list[Completion]:
         engine = parts.make_engine(version)
         sampling = SamplingParams.from_config(self.config, "train")
-        path = (self.config.ajet.seed, "shadow", self.number)
+        sampling = replace(sampling, adapter=self.round.adapter)
+        path = (self.config.ajet.seed, "shadow", self.round.number)
 
         async def reply(index: int, session: RatedSession) -> Completion:
             prompt_ids = session.turns[self.calls[index]].completion.prompt_ids
@@ -157,14 +170,14 @@ class ShadowTraffic:
             return None
 
     def _logprobs(self, parts: RoundLearner) -> list[NDArray[np.float32]]:
-        groups = groups_of(self.sessions, self.number)
+        groups = groups_of(self.sessions, self.round.number)
         no_advantages = {
             t.episode_id: [np.zeros(len(turn.completion.token_ids), np.float32) for turn in t.turns]
             for group in groups
             for t in group.trajectories
         }
         samples = to_samples(groups, no_advantages)
-        scores = parts.learner.policy.score(samples)
+        scores = parts.policy(self.round.adapter).score(samples)
         pairs = zip(samples, scores, strict=True)
         return [score[sample.loss_mask] for sample, score in pairs]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -34,7 +34,14 @@ from ajet.core.record.screen_log import begin_screen_log
 from ajet.core.rollout.batch import StepGroups
 from ajet.core.task.task import Task
 from ajet.core.terminal import Console
-from ajet.online.held_out import ShadowTraffic, compare_shadow, play_held_out, verdicts_of, wins_of
+from ajet.online.held_out import (
+    ShadowTraffic,
+    compare_shadow,
+    play_held_out,
+    tasks_of,
+    verdicts_of,
+    wins_of,
+)
 from ajet.online.log import RatedSession, Round, SessionLog, Wins
 from ajet.online.promotion import decide, describe_clients
 from ajet.online.round import RoundLearner, groups_of
@@ -54,7 +61,7 @@ def run_round(config: AjetConfig, folder: RunFolder, log: SessionLog, this: Roun
     """Runs an open round to its decision."""
     parts = RoundLearner(config)
     parts.template.today = datetime.fromisoformat(RunOrigin.read(folder.origin_json).begun)
-    parts.load(folder.checkpoints, this.base)
+    parts.load(folder.checkpoints, log.version)
     work = RoundWork(
         parts, folder, log, this, assembly.read_tasks(config).held_out, make_judge(config)
     )
@@ -75,17 +82,20 @@ class RoundWork:
     async def run(self) -> None:
         """Trains and measures; the decision, with what it rests on, is stored last."""
         parts, number, base = self.parts, self.round.number, self.round.base
+        tasks = tasks_of(parts.config, self.tasks, self.round.adapter)
         started_s = time.monotonic()
         sessions = self.log.sessions_of(number)
-        shadow = ShadowTraffic.of(parts.config, number, sessions)
+        shadow = ShadowTraffic.of(parts.config, self.round, sessions)
         served_wins = self.log.held_out(base)
         with self._recorder(is_first=served_wins is None and not base) as recorder:
             if served_wins is None:
-                served_wins = await self._measure(recorder, base)
+                # Nothing has learnt yet: what is measured is version 0 of every adapter.
+                served_wins = await self._measure(recorder, base, dict(enumerate(self.tasks)))
                 self.log.add_held_out(base, served_wins)
+            served_wins = {task.task_id: served_wins[task.task_id] for task in tasks.values()}
             served = await shadow.seen_by(parts, self.judge, base)
             metrics = self._train(recorder, sessions)
-            wins = await self._measure(recorder, number)
+            wins = await self._measure(recorder, number, tasks)
             seen = compare_shadow(served, await shadow.seen_by(parts, self.judge, number))
         difference = paired_difference(wins, served_wins)
         decision = decide(parts.config.ajet.serve.learn, difference, seen)
@@ -106,7 +116,8 @@ class RoundWork:
         if decision.is_promoted:
             parts.save(self.folder.checkpoints, number)
         state = "promoted" if decision.is_promoted else "rolled_back"
-        self.log.end_round(number, state, parts.checksum(number), report, wins)
+        checksum = parts.checksum(number, self.round.adapter)
+        self.log.end_round(number, state, checksum, report, wins)
 
     def _recorder(self, is_first: bool) -> RunRecorder:
         """Returns the run's recorder, which cuts off what an earlier start of this round wrote. The
@@ -126,13 +137,17 @@ class RoundWork:
         groups = groups_of(sessions, number)
         batch, metrics = self.parts.train(groups, number)
         metrics["feedback/unreliable_clients"] = len(self.round.unreliable_clients)
-        metrics["feedback/unreliable_sessions"] = self.log.counts()["num_unreliable"]
+        metrics["feedback/unreliable_sessions"] = self.log.counts(self.round.adapter)[
+            "num_unreliable"
+        ]
         traffic_s = max(sessions[-1].unix_s - sessions[0].unix_s, 1e-3)
         recorder.step(number, StepGroups(groups, [], traffic_s), batch, metrics)
         return metrics
 
-    async def _measure(self, recorder: RunRecorder, version: int) -> Wins:
-        groups = await play_held_out(self.parts, self.tasks, self.judge, version)
+    async def _measure(
+        self, recorder: RunRecorder, version: int, tasks: Mapping[int, Task]
+    ) -> Wins:
+        groups = await play_held_out(self.parts, tasks, self.judge, version)
         self.log.add_verdicts(verdicts_of(groups))
         recorder.validation(version, groups)
         return wins_of(groups)

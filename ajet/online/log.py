@@ -1,15 +1,18 @@
 """The durable log of a served model: what was said, what it was worth, and what was made of it.
 
-    turns      session, number, version, client, key, body      one row for each reply
+    turns      session, number, version, client, key, …         one row for each reply
     feedback   place, session, num_turns, reward, source, …     one row for each that was given
     rated      session, place, round, left_out                  sessions with feedback
-    rounds     number, base, state, checksum, report            one row for each training
+    rounds     number, base, state, checksum, report, adapter   one row for each training
     held_out   version, wins                                    each version on the held-out tasks
     verdicts   key, is_success                                  conversations of held-out episodes
 
 A row is there before its client is answered. `place` is the order of feedback, which is the order
 of training. A session belongs to one round at most, so nothing is trained twice. Server and learner
 are two processes; each has a connection of its own.
+
+Of several adapters each has its own sessions, rounds and versions; where all calls have the same
+weights, the adapter's name is empty. Rounds are numbered over all adapters.
 
 What is committed survives the end of a process, but not a crash of the machine.
 Not covered: what a session is (sessions.py), and the weights (core/update/checkpoint.py).
@@ -43,7 +46,8 @@ BUSY_S = 60.0
 _TABLES = """
 CREATE TABLE IF NOT EXISTS turns (
     session TEXT NOT NULL, number INTEGER NOT NULL, version INTEGER NOT NULL, client TEXT NOT NULL,
-    key TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (session, number)
+    key TEXT NOT NULL, adapter TEXT NOT NULL DEFAULT '', body BLOB NOT NULL,
+    PRIMARY KEY (session, number)
 );
 CREATE INDEX IF NOT EXISTS turns_by_key ON turns (client, key);
 CREATE TABLE IF NOT EXISTS feedback (
@@ -57,12 +61,14 @@ CREATE TABLE IF NOT EXISTS rated (
 CREATE INDEX IF NOT EXISTS rated_by_round ON rated (round, place);
 CREATE TABLE IF NOT EXISTS rounds (
     number INTEGER PRIMARY KEY, base INTEGER NOT NULL, state TEXT NOT NULL, checksum TEXT,
-    report TEXT NOT NULL DEFAULT '{}'
+    report TEXT NOT NULL DEFAULT '{}', adapter TEXT NOT NULL DEFAULT ''
 );
 CREATE TABLE IF NOT EXISTS held_out (version INTEGER PRIMARY KEY, wins TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS verdicts (key TEXT PRIMARY KEY, is_success INTEGER NOT NULL);
 """
 
+_OF_ADAPTER = "EXISTS (SELECT 1 FROM turns t WHERE t.session = {}.session AND t.adapter = ?)"
+"""The condition that a row of this table is about a session of an adapter."""
 MAX_CLIENTS = 50
 """The clients that a report names, at most."""
 State = Literal["open", "promoted", "rolled_back"]
@@ -102,13 +108,15 @@ class RatedSession:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Holds one round. Its number is that of the version which it makes from the version `base`."""
+    """Holds one round. Its number is that of the version which it makes from the version `base`,
+    which is the adapter's too."""
 
     number: int
     base: int
     state: State
     checksum: str | None
     report: Mapping[str, Any]
+    adapter: str = ""
 
     @property
     def unreliable_clients(self) -> list[str]:
@@ -130,6 +138,11 @@ class SessionLog:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
             self._db.executescript(_TABLES)
+            for table in ("turns", "rounds"):
+                columns = self._db.execute(f"PRAGMA table_info({table})").fetchall()
+                if "adapter" not in [name for _, name, *_ in columns]:  # an earlier version's log
+                    added = "ADD COLUMN adapter TEXT NOT NULL DEFAULT ''"
+                    self._db.execute(f"ALTER TABLE {table} {added}")
 
     def close(self) -> None:
         with self._lock:
@@ -140,9 +153,11 @@ class SessionLog:
     def add_turn(self, session: str, client: str, number: int, turn: Turn, key: str) -> None:
         """Stores a turn. `key` is that of the conversation up to its reply (sessions.py)."""
         body = encode([Group("", (episode_of("", [turn]),))])
-        row = (session, number, turn.completion.policy_version, client, key, body)
+        version = turn.completion.policy_version
+        row = (session, number, version, client, key, turn.adapter, body)
+        columns = "session, number, version, client, key, adapter, body"
         with self._database_errors():
-            self._db.execute("INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?)", row)
+            self._db.execute(f"INSERT INTO turns ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", row)
 
     def turns(self, session: str) -> dict[int, Turn]:
         """Returns the turns of a session by their numbers. A call that failed has a number and no
@@ -189,20 +204,25 @@ class SessionLog:
             )
             return "recorded" if changed.rowcount else "late"
 
-    def num_waiting(self) -> int:
-        """Returns how many sessions have feedback and are in no round yet."""
+    def num_waiting(self, adapter: str = "") -> int:
+        """Returns how many sessions of an adapter have feedback and are in no round yet."""
+        query = "SELECT COUNT(*) FROM rated WHERE round IS NULL AND " + _OF_ADAPTER.format("rated")
         with self._database_errors():
-            query = "SELECT COUNT(*) FROM rated WHERE round IS NULL"
-            return self._db.execute(query).fetchone()[0]
+            return self._db.execute(query, (adapter,)).fetchone()[0]
 
     # --- rounds ------------------------------------------------------------------------------
 
     @property
     def version(self) -> int:
-        """Returns the version that is served: that of the last promoted round, or 0."""
+        """Returns the newest version of any adapter: that of the last promoted round, or 0."""
         query = "SELECT COALESCE(MAX(number), 0) FROM rounds WHERE state = 'promoted'"
         with self._database_errors():
             return self._db.execute(query).fetchone()[0]
+
+    def served_version(self, adapter: str = "") -> int:
+        """Returns the version of an adapter that is served: the last one promoted, or 0."""
+        with self._database_errors():
+            return max(self._promoted(adapter), default=0)
 
     def begin_round(
         self,
@@ -210,50 +230,63 @@ class SessionLog:
         max_staleness: int,
         excluded_clients: Sequence[str] = (),
         max_false_exclusion: float | None = None,
+        adapter: str = "",
     ) -> Round | None:
-        """Takes the first `num_sessions` rated sessions into a new round; None where there are not
-        so many. Left out for good are stale sessions, with tokens from before the last
-        `max_staleness` promotions, and those whose feedback an excluded client gave, or one that
-        contradicts the others so often that an honest one would with the chance
+        """Takes the first `num_sessions` rated sessions of an adapter into a new round; None where
+        there are not so many. Left out for good are stale sessions of it, with tokens from before
+        its last `max_staleness` promotions, and those whose feedback an excluded client gave, or
+        one that contradicts the others so often that an honest one would with the chance
         `max_false_exclusion` at most (agreement.py)."""
         with self._transaction():
-            agreed = self.agreements()
+            agreed = self.agreements(adapter)
             bound = max_false_exclusion or 0.0
             unreliable = [each.client for each in agreed if each.chance <= bound]
-            promoted = self._numbers("SELECT number FROM rounds WHERE state = 'promoted'")
+            promoted = self._promoted(adapter)
             oldest = ([0, *sorted(promoted)])[-1 - min(max_staleness, len(promoted))]
+            waiting = "round IS NULL AND " + _OF_ADAPTER.format("rated")
             self._db.execute(
-                "UPDATE rated SET round = 0, left_out = 'stale' WHERE round IS NULL AND EXISTS "
+                f"UPDATE rated SET round = 0, left_out = 'stale' WHERE {waiting} AND EXISTS "
                 "(SELECT 1 FROM turns WHERE turns.session = rated.session AND version < ?)",
-                (oldest,),
+                (adapter, oldest),
             )
             self._db.executemany(
-                "UPDATE rated SET round = 0, left_out = ? WHERE round IS NULL AND "
+                f"UPDATE rated SET round = 0, left_out = ? WHERE {waiting} AND "
                 "(SELECT client FROM feedback WHERE feedback.place = rated.place) = ?",
                 [
-                    *(("excluded", client) for client in excluded_clients),
-                    *(("unreliable", client) for client in unreliable),
+                    *(("excluded", adapter, client) for client in excluded_clients),
+                    *(("unreliable", adapter, client) for client in unreliable),
                 ],
             )
-            query = "SELECT session FROM rated WHERE round IS NULL ORDER BY place LIMIT ?"
-            sessions = self._db.execute(query, (num_sessions,)).fetchall()
+            query = f"SELECT session FROM rated WHERE {waiting} ORDER BY place LIMIT ?"
+            sessions = self._db.execute(query, (adapter, num_sessions)).fetchall()
             if len(sessions) < num_sessions:
                 return None
-            (last,) = self._numbers("SELECT COALESCE(MAX(number), 0) FROM rounds")
+            (last,) = self._db.execute("SELECT COALESCE(MAX(number), 0) FROM rounds").fetchone()
             base = max(promoted, default=0)
             report = {
                 "agreement": [each.as_json() for each in agreed[:MAX_CLIENTS]],
                 "unreliable_clients": unreliable,
             }
             self._db.execute(
-                "INSERT INTO rounds (number, base, state, report) VALUES (?, ?, 'open', ?)",
-                (last + 1, base, json.dumps(report)),
+                "INSERT INTO rounds (number, base, state, report, adapter) "
+                "VALUES (?, ?, 'open', ?, ?)",
+                (last + 1, base, json.dumps(report), adapter),
             )
             self._db.executemany(
                 "UPDATE rated SET round = ? WHERE session = ?",
                 [(last + 1, session) for (session,) in sessions],
             )
         return self.round(last + 1)
+
+    def withdraw_round(self, number: int) -> None:
+        """Takes back a round that was not decided. Its sessions wait again, and the next round has
+        its number."""
+        with self._transaction():
+            undecided = "SELECT number FROM rounds WHERE number = ? AND state = 'open'"
+            self._db.execute(
+                f"UPDATE rated SET round = NULL WHERE round IN ({undecided})", (number,)
+            )
+            self._db.execute(f"DELETE FROM rounds WHERE number IN ({undecided})", (number,))
 
     def sessions_of(self, number: int) -> list[RatedSession]:
         """Returns the sessions of a round, in the order of their feedback."""
@@ -269,17 +302,18 @@ class SessionLog:
             found.append(RatedSession(session, client, reward, unix_s, json.loads(text), turns))
         return found
 
-    def agreements(self) -> list[Agreement]:
-        """Returns how far clients agree with each other over all sessions with feedback, and with
-        the judge of held-out episodes (agreement.py)."""
+    def agreements(self, adapter: str = "") -> list[Agreement]:
+        """Returns how far clients agree with each other over all sessions of an adapter that have
+        feedback, and with the judge of held-out episodes (agreement.py)."""
         query = (
             "SELECT f.client, t.key, f.reward > 0 FROM rated "
             "JOIN feedback f ON f.place = rated.place JOIN (SELECT session, key, "
-            "ROW_NUMBER() OVER (PARTITION BY session ORDER BY number) AS num_turns FROM turns) t "
-            "USING (session, num_turns) WHERE f.client != '' ORDER BY f.place"
+            "ROW_NUMBER() OVER (PARTITION BY session ORDER BY number) AS num_turns FROM turns "
+            "WHERE adapter = ?) t USING (session, num_turns) WHERE f.client != '' ORDER BY f.place"
         )
         with self._database_errors():
-            voices = [Voice(who, key, bool(good)) for who, key, good in self._db.execute(query)]
+            found = self._db.execute(query, (adapter,))
+            voices = [Voice(who, key, bool(good)) for who, key, good in found]
             rows = self._db.execute("SELECT key, is_success FROM verdicts").fetchall()
         return agreements(voices, {key: bool(is_success) for key, is_success in rows})
 
@@ -305,12 +339,13 @@ class SessionLog:
 
     def rounds(self) -> list[Round]:
         """Returns all rounds in their order."""
-        query = "SELECT number, base, state, checksum, report FROM rounds ORDER BY number"
+        columns = "number, base, state, checksum, report, adapter"
+        query = f"SELECT {columns} FROM rounds ORDER BY number"
         with self._database_errors():
             rows = self._db.execute(query).fetchall()
         return [
-            Round(number, base, state, checksum, json.loads(text))
-            for number, base, state, checksum, text in rows
+            Round(number, base, state, checksum, json.loads(text), adapter)
+            for number, base, state, checksum, text, adapter in rows
         ]
 
     def round(self, number: int) -> Round:
@@ -334,24 +369,34 @@ class SessionLog:
             found = self._db.execute(query, (version,)).fetchone()
         return None if found is None else json.loads(found[0])
 
-    def counts(self) -> dict[str, int]:
+    def counts(self, adapter: str | None = None) -> dict[str, int]:
         """Returns how many sessions, turns and feedbacks there are, and what became of the rated
-        sessions."""
-        queries = {
-            "num_sessions": "SELECT COUNT(DISTINCT session) FROM turns",
-            "num_turns": "SELECT COUNT(*) FROM turns",
-            "num_feedback": "SELECT COUNT(*) FROM feedback",
-            "num_waiting": "SELECT COUNT(*) FROM rated WHERE round IS NULL",
-            "num_in_rounds": "SELECT COUNT(*) FROM rated WHERE round > 0",
-            "num_stale": "SELECT COUNT(*) FROM rated WHERE left_out = 'stale'",
-            "num_excluded": "SELECT COUNT(*) FROM rated WHERE left_out = 'excluded'",
-            "num_unreliable": "SELECT COUNT(*) FROM rated WHERE left_out = 'unreliable'",
+        sessions; of one adapter, or of all."""
+        of_rated = {
+            "num_waiting": "round IS NULL",
+            "num_in_rounds": "round > 0",
+            "num_stale": "left_out = 'stale'",
+            "num_excluded": "left_out = 'excluded'",
+            "num_unreliable": "left_out = 'unreliable'",
         }
+        queries = {
+            "num_sessions": ("DISTINCT session", "turns", "TRUE"),
+            "num_turns": ("*", "turns", "TRUE"),
+            "num_feedback": ("*", "feedback", "TRUE"),
+            **{name: ("*", "rated", condition) for name, condition in of_rated.items()},
+        }
+        found: dict[str, int] = {}
         with self._database_errors():
-            return {name: self._db.execute(each).fetchone()[0] for name, each in queries.items()}
+            for name, (what, table, condition) in queries.items():
+                query, values = f"SELECT COUNT({what}) FROM {table} WHERE {condition}", ()
+                if adapter is not None:
+                    query, values = f"{query} AND {_OF_ADAPTER.format(table)}", (adapter,)
+                (found[name],) = self._db.execute(query, values).fetchone()
+        return found
 
-    def _numbers(self, query: str) -> list[int]:
-        return [number for (number,) in self._db.execute(query).fetchall()]
+    def _promoted(self, adapter: str) -> list[int]:
+        query = "SELECT number FROM rounds WHERE state = 'promoted' AND adapter = ?"
+        return [number for (number,) in self._db.execute(query, (adapter,)).fetchall()]
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

@@ -3,6 +3,7 @@
     version 0 ── round 1 ──> version 1 ── round 3 ──> version 3      (round 2 was rolled back)
                              = checksum?              = checksum?
 
+Of several adapters each round trains one, and the checksum is that of its weights.
 No checkpoint is read. Equal checksums say that every weight has the same bits as the one that was
 served. Not covered: other packages or another machine, which may round otherwise; then the first
 version that differs is named.
@@ -29,6 +30,7 @@ class RebuiltVersion:
     version: int
     recorded: str | None
     rebuilt: str
+    adapter: str = ""
 
     @property
     def is_same(self) -> bool:
@@ -45,12 +47,15 @@ def rebuild(run: RecordedRun, out: Path | None = None) -> Iterator[RebuiltVersio
         )
     log = SessionLog(run.folder.path)
     os.chdir(run.current_folder)  # the model's path may be relative
-    learner, version = RoundLearner(run.config), 0
+    learner, versions = RoundLearner(run.config), dict[str, int]()
     for promoted in (each for each in log.rounds() if each.state == "promoted"):
-        assert promoted.base == version, f"round {promoted.number} began from {promoted.base}"
-        version = promoted.number
+        version, adapter = promoted.number, promoted.adapter
+        base = versions.get(adapter, 0)
+        assert promoted.base == base, f"round {version} began from {promoted.base}"
+        versions[adapter] = version
         learner.train(groups_of(log.sessions_of(version), version), version)
-        found = RebuiltVersion(version, promoted.checksum, learner.checksum(version))
+        made = learner.checksum(version, adapter)
+        found = RebuiltVersion(version, promoted.checksum, made, adapter)
         if out is not None:
             learner.save(out, version)
         yield found

@@ -7,6 +7,9 @@ compares over the batch. The ratio of the update is to the log-probabilities tha
 that of tokens from an older version is the importance ratio. The same log, config and base model
 give the same bits, in whatever process (rebuild.py).
 
+Of several adapters a round trains one: its sessions have no turn of another. A checkpoint holds all
+of them, each as it is served beside that version.
+
 Not covered: whether the version is promoted (learner.py).
 """
 
@@ -19,10 +22,12 @@ from pathlib import Path
 from ajet import assembly
 from ajet.core.config import AjetConfig
 from ajet.core.inference.engines.in_process import InProcessEngine
+from ajet.core.learning.adapter_learners import AdapterLearners
 from ajet.core.learning.checkpoints import LearnerCheckpoints
-from ajet.core.learning.learner import TrainBatch
+from ajet.core.learning.learner import Learner, TrainBatch
 from ajet.core.trajectory.trajectory import Group
 from ajet.core.update.checkpoint import WEIGHT_PREFIX
+from ajet.core.update.policy import Policy
 from ajet.core.weight_sync.manifest import Manifest, TensorInfo
 from ajet.online.log import RatedSession, episode_of
 
@@ -31,15 +36,19 @@ ESTIMATORS = ("reinforce", "reinforce_plus_plus", "gae")
 
 
 class RoundLearner:
-    """Holds the policy and its optimizer as some version left them; version 0 is the config's
-    model."""
+    """Holds the policy and its optimizer, or those of each adapter, as some version left them;
+    version 0 is the config's model."""
 
     def __init__(self, config: AjetConfig) -> None:
         assembly.set_threads(config)
         self.config = config
         self.loaded = assembly.load_policy_model(config)
         self.template = assembly.make_template(self.loaded)
-        self.learner = assembly.make_learner(config, self.loaded)
+        self.learner: Learner | AdapterLearners = (
+            assembly.make_adapter_learners(config, self.loaded)
+            if config.has_several_adapters
+            else assembly.make_learner(config, self.loaded)
+        )
         keep = max(
             config.ajet.trainer_common.max_checkpoints_to_keep, config.ajet.serve.learn.num_versions
         )
@@ -59,16 +68,25 @@ class RoundLearner:
         batch = self.learner.make_batch(self.learner.score(groups))
         return batch, self.learner.update(number, batch)
 
-    def checksum(self, version: int) -> str:
-        """Returns a checksum of all trained weights."""
-        tensors = self.learner.policy.state_dict().tensors
+    def policy(self, adapter: str) -> Policy:
+        """Returns the policy of an adapter, or of the model where there are not several."""
+        if isinstance(self.learner, Learner):
+            return self.learner.policy
+        return self.learner.learners[adapter].policy
+
+    def checksum(self, version: int, adapter: str) -> str:
+        """Returns a checksum of all weights that this version has trained."""
+        tensors = self.policy(adapter).state_dict().tensors
         weights = {name: t for name, t in tensors.items() if name.startswith(WEIGHT_PREFIX)}
         infos = (TensorInfo.of(name, tensor) for name, tensor in weights.items())
         return Manifest(version, tuple(infos)).checksum
 
     def make_engine(self, version: int) -> InProcessEngine:
         """Makes an engine over the weights as they are, whose results do not depend on timing."""
-        engine = assembly.make_engine(self.config, self.loaded, self.template, deterministic=True)
+        own = self.learner.models if isinstance(self.learner, AdapterLearners) else None
+        engine = assembly.make_engine(
+            self.config, self.loaded, self.template, deterministic=True, adapters=own
+        )
         engine.publish(version)
         return engine
 

@@ -2,7 +2,8 @@
 
     POST feedback    response or session, reward (null asks the judge), client, feedback_id,
                      metadata
-    GET  status      the versions that are held, counts of the log, rounds with their decisions
+    GET  status      the versions that are held, counts of the log, rounds with their decisions;
+                     of several adapters, versions and counts of each
 
 Feedback is answered with 200 once it is in the log: `status` is recorded, repeated (its
 feedback_id was there before) or late (a round has taken its session). Errors have OpenAI's form:
@@ -75,16 +76,21 @@ class OnlineRoutes:
 
     async def status(self, request: Request, fields: Fields) -> tuple[int, dict[str, Any]]:
         parts = self._parts
+        of_each = {
+            name: {"version": held.current.version, "versions": held.versions}
+            for name, held in parts.models.items()
+        }
         rounds = [
-            {"number": each.number, "base": each.base, "state": each.state, **each.report}
+            {"number": each.number, "base": each.base, "state": each.state}
+            | ({"adapter": each.adapter} if each.adapter else {})
+            | dict(each.report)
             for each in parts.log.rounds()
         ]
-        return 200, {
-            "version": parts.models.current.version,
-            "versions": parts.models.versions,
-            **parts.log.counts(),
-            "rounds": rounds,
-        }
+        of_all = parts.log.counts() | {"rounds": rounds}
+        if "" in of_each:
+            return 200, of_each[""] | of_all
+        adapters = {name: held | parts.log.counts(name) for name, held in of_each.items()}
+        return 200, {"adapters": adapters} | of_all
 
 
 def _no_session(asked: FeedbackRequest) -> RequestError:

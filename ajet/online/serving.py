@@ -4,15 +4,20 @@
                                                              promoted ─> the new version is loaded
 
 This loop watches both. Where the server was killed it goes on from the log: an open round is run
-again, and the last promoted version is served. Not covered: answering requests (gateway.py).
+again, and the last promoted version is served. Of several adapters each has rounds of its own,
+one after another: that of the adapter whose last one is longest ago comes first.
+
+Not covered: answering requests (gateway.py).
 """
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from typing import Protocol
 
@@ -34,7 +39,9 @@ from ajet.core.record.run_recorder import RunRecorder
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.run.attempt_record import end_attempt
 from ajet.core.terminal import Console
+from ajet.core.trajectory.adapter_choice import AdapterChoice
 from ajet.core.trajectory.recorder import EpisodeRecorder
+from ajet.core.update.many_adapters import adapter_models
 from ajet.core.update.settings import UpdateSettings
 from ajet.core.update.weights import overlay_checkpoint
 from ajet.online.gateway import OnlineGateway, OnlineParts
@@ -42,7 +49,7 @@ from ajet.online.log import Round, SessionLog
 from ajet.online.models import AnsweringModel, ServedModel, ServedModels
 from ajet.online.round import version_path
 from ajet.online.sessions import SessionObserver, Sessions
-from ajet.online.setup import begin_serving, load_next_message
+from ajet.online.setup import adapters_of, begin_serving, load_next_message
 from ajet.tool_parsers import parser_for
 
 LEARNER_LOG = "learner.log"
@@ -97,13 +104,18 @@ class OnlineServer:
         loaded = assembly.load_policy_model(config)
         self.template = assembly.make_template(loaded)
         self.template.today = self._save_inputs(loaded)
-        self.models = ServedModels(
-            self._load(self.log.version, loaded), config.ajet.serve.learn.num_versions
-        )
+        self._base = loaded
+        self.models = {
+            name: ServedModels(
+                self._load(name, self.log.served_version(name)),
+                config.ajet.serve.learn.num_versions,
+            )
+            for name in adapters_of(config)
+        }
         self._wake = threading.Event()
         self._learner: LearnerProcess | None = None
         self._round: Round | None = None
-        self._num_failures = 0
+        self._num_failures = dict.fromkeys(self.models, 0)
         self.gateway = OnlineGateway(self._parts(), key, config.ajet.serve.host, self._port)
 
     def run(self, interrupt: Interrupt, say: Callable[[str], None]) -> None:
@@ -113,8 +125,9 @@ class OnlineServer:
         try:
             while not interrupt.requested:
                 self.advance(say)
-                if self.models.has_idle:
-                    run_bounded(self.models.close_idle())
+                for models in self.models.values():
+                    if models.has_idle:
+                        run_bounded(models.close_idle())
                 self._wake.wait(POLL_S)
             again = ""
             if (undecided := self.log.open_round()) is not None:
@@ -130,9 +143,11 @@ class OnlineServer:
         if self._learner is not None:
             self._learner.terminate()
             self._learner.wait()
-        run_bounded(self.models.close())
+        for models in self.models.values():
+            run_bounded(models.close())
+        newest = self.log.version
         self.log.close()
-        end_attempt(self.folder, "stopped", self.models.current.version)
+        end_attempt(self.folder, "stopped", newest)
 
     def advance(self, say: Callable[[str], None]) -> None:
         """Begins a round that is due, or takes the decision of one whose learner has ended."""
@@ -141,47 +156,76 @@ class OnlineServer:
             if (status := self._learner.poll()) is not None:
                 self._learner_ended(status, say)
             return
-        if self._num_failures >= MAX_FAILURES:
-            return
+        due = self.log.open_round() or self._begin_round()
+        if due is not None:
+            whose = f"adapter {due.adapter} " if due.adapter else ""
+            say(f"round {due.number}: {whose}trains from version {due.base}{_without(due)}")
+            self._round, self._learner = due, self._start_learner(self.folder, due)
+
+    def _begin_round(self) -> Round | None:
+        """Begins a round for which there is enough feedback, if there is one."""
         learn = self.config.ajet.serve.learn
-        due = self.log.open_round()
-        if due is None and self.log.num_waiting() >= learn.sessions_per_round:
+        last = {each.adapter: each.number for each in self.log.rounds()}
+        for adapter in sorted(self.models, key=lambda name: last.get(name, 0)):
+            if self._num_failures[adapter] >= MAX_FAILURES:
+                continue
+            if self.log.num_waiting(adapter) < learn.sessions_per_round:
+                continue
             due = self.log.begin_round(
                 learn.sessions_per_round,
                 learn.max_staleness,
                 learn.excluded_clients,
                 learn.max_false_exclusion,
+                adapter,
             )
-        if due is not None:
-            say(f"round {due.number}: trains from version {due.base}{_without(due)}")
-            self._round, self._learner = due, self._start_learner(self.folder, due)
+            if due is not None:
+                return due
+        return None
 
     def _learner_ended(self, status: int, say: Callable[[str], None]) -> None:
         assert self._round is not None
         ended, self._learner, self._round = self.log.round(self._round.number), None, None
         if ended.state == "open":
-            self._num_failures += 1
+            self._num_failures[ended.adapter] += 1
             again = "is started again"
-            if self._num_failures >= MAX_FAILURES:
-                again = "is not started again before the server is: the model is served as it is"
+            if self._num_failures[ended.adapter] >= MAX_FAILURES:
+                self.log.withdraw_round(ended.number)  # else other adapters would wait for it
+                undecided = version_path(self.folder.checkpoints, ended.number)
+                shutil.rmtree(undecided, ignore_errors=True)
+                whose = f"adapter {ended.adapter}" if ended.adapter else "the model"
+                again = f"is not started again before the server is: {whose} is served as it is"
             logger.warning(
                 f"round {ended.number}: its learner ended with status {status} and no decision "
                 f"(see {shown_path(self.folder.logs / LEARNER_LOG)}); it {again}"
             )
             return
-        self._num_failures = 0
+        self._num_failures[ended.adapter] = 0
         if ended.state == "promoted":
-            self.models.promote(self._load(ended.number, assembly.load_policy_model(self.config)))
+            if not ended.adapter:
+                self._base = assembly.load_policy_model(self.config)
+            self.models[ended.adapter].promote(self._load(ended.adapter, ended.number))
         done = "is promoted" if ended.state == "promoted" else "is rolled back"
-        say(f"round {ended.number}: version {ended.number} {done}: {ended.report['reason']}")
+        whose = f" of adapter {ended.adapter}" if ended.adapter else ""
+        say(f"round {ended.number}: version {ended.number}{whose} {done}: {ended.report['reason']}")
 
-    def _load(self, version: int, loaded: LoadedModel) -> ServedModel:
-        """Makes the engine of a version over a model that holds the config's own weights."""
+    def _load(self, adapter: str, version: int) -> ServedModel:
+        """Makes the engine of a version over the base; without an adapter it is changed."""
+        lora, adapters = UpdateSettings.from_config(self.config).lora, None
         if version:
-            lora = UpdateSettings.from_config(self.config).lora
-            overlay_checkpoint(loaded.model, version_path(self.folder.checkpoints, version), lora)
+            newest = version_path(self.folder.checkpoints, self.log.version)
+            if not adapter:
+                overlay_checkpoint(self._base.model, newest, lora)
+            else:
+                assert lora is not None
+                adapters = adapter_models(self._base.model, newest, lora)
+                adapters = {adapter: adapters[adapter]}
         engine = assembly.make_engine(
-            self.config, loaded, self.template, deterministic=False, gathers=False
+            self.config,
+            self._base,
+            self.template,
+            deterministic=False,
+            gathers=False,
+            adapters=adapters,
         )
         return ServedModel(version, engine)
 
@@ -212,7 +256,8 @@ class OnlineServer:
 
     def _parts(self) -> OnlineParts:
         config = self.config
-        sessions = Sessions(self.log, make_recorders(config, self.template))
+        adapters = config.ajet.trainer_common.lora.adapters
+        sessions = Sessions(self.log, make_recorders(config, self.template), adapters)
         return OnlineParts(
             self.log,
             self.models,
@@ -241,6 +286,9 @@ def make_recorders(
     parser = parser_for(template, config.ajet.rollout.tool_parser)
     limits = RolloutLimits.from_config(config)
     sampling = SamplingParams.from_config(config, "train")
+    adapters = AdapterChoice.from_config(config)
+    if adapters is not None:  # a session's agent has the name of its adapter
+        adapters = replace(adapters, by="agent_name")
 
     def make(session: str, observer: SessionObserver) -> EpisodeRecorder:
         return EpisodeRecorder(
@@ -252,6 +300,7 @@ def make_recorders(
             episode_id=session,
             seed_path=(config.ajet.seed, "served", session),
             observer=observer,
+            adapters=adapters,
         )
 
     return make

@@ -5,7 +5,8 @@
     else the client's newest session whose conversation, up to a reply, begins the request's
     else a new session
 
-Two names are two sessions; a client's sessions are found by their content within that client alone.
+Two names are two sessions; a client's sessions are found by their content within that client alone,
+and of several adapters within that of the request, which is its `model`. A session has one adapter.
 The client is what the header x-ajet-client says, or the body's `user`. A session that is not in
 memory, because the server was started again or there are too many, is read from the log and goes
 on with its recorded ids.
@@ -46,9 +47,11 @@ _ID = re.compile(r"s-[0-9a-f]{16}")
 @dataclass(eq=False)
 class SessionGrant(Grant):
     """Grants the calls of one session. `is_named` says that a request has named it, and `version`
-    is that of its first reply since it was opened."""
+    is that of its first reply since it was opened. `adapter` is that of its first request, and
+    empty where all calls have the same weights; before, it is None."""
 
     client: str = ""
+    adapter: str | None = None
     is_named: bool = False
     version: int | None = None
     num_in_flight: int = 0
@@ -65,9 +68,13 @@ MakeRecorder = Callable[[str, "SessionObserver"], EpisodeRecorder]
 class Sessions:
     """Finds and keeps sessions. All methods are called on the server's event loop."""
 
-    def __init__(self, log: SessionLog, make_recorder: MakeRecorder) -> None:
+    def __init__(
+        self, log: SessionLog, make_recorder: MakeRecorder, adapters: Sequence[str] = ()
+    ) -> None:
+        """With several `adapters` a request's model is the name of one."""
         self._log = log
         self._make_recorder = make_recorder
+        self._adapters = adapters
         self._open: OrderedDict[str, SessionGrant] = OrderedDict()
 
     def begin(self, headers: Mapping[str, str]) -> SessionGrant:
@@ -80,17 +87,42 @@ class Sessions:
         self, dialect: Dialect, begun: SessionGrant, body: bytes
     ) -> tuple[SessionGrant, ChatRequest | None]:
         """Returns the session of a request, which is `begun` if none other fits, and the request;
-        None for one that cannot be read, which the gateway refuses."""
-        grant = begun
+        None for one that cannot be read, which the gateway refuses. Raises `RequestError` for an
+        adapter that is not there, or not the session's."""
+        grant, request = begun, None
         with suppress(RequestError):
             fields = parse_json_object(body)
             grant = self._by_fields(fields, begun)
             request = dialect.parse(fields, grant)
-            if not grant.is_named:
-                grant = self._continued(request.messages, grant)
-            self._keep(grant)
-            return grant, request
-        return grant, None
+        if request is None:
+            return grant, None
+        adapter = self._adapter_of(request)
+        if not grant.is_named:
+            grant = self._continued(request.messages, grant, adapter)
+        if grant.adapter is None:
+            grant.adapter = adapter
+            grant.agent_name = adapter or grant.agent_name
+        if grant.adapter != adapter:
+            raise RequestError(
+                f"session {grant.session} is of adapter {grant.adapter}, and the request's model "
+                f"is {adapter}: name another session",
+                param="model",
+            )
+        self._keep(grant)
+        return grant, request
+
+    def _adapter_of(self, request: ChatRequest) -> str:
+        if not self._adapters:
+            return ""
+        if request.model not in self._adapters:
+            raise RequestError(
+                f"model {request.model[:60]!r} is no adapter: there are "
+                f"{', '.join(self._adapters)}",
+                status=404,
+                code="model_not_found",
+                param="model",
+            )
+        return request.model
 
     def _by_fields(self, fields: Mapping[str, Any], begun: SessionGrant) -> SessionGrant:
         if not begun.client and isinstance(user := fields.get("user"), str):
@@ -106,8 +138,10 @@ class Sessions:
             return self._named(found, begun.client)
         return begun
 
-    def _continued(self, messages: Sequence[dict[str, Any]], begun: SessionGrant) -> SessionGrant:
-        for key in reversed(conversation_keys(messages)):
+    def _continued(
+        self, messages: Sequence[dict[str, Any]], begun: SessionGrant, adapter: str
+    ) -> SessionGrant:
+        for key in reversed(conversation_keys(messages, adapter)):
             if session := self._log.session_at(begun.client, key):
                 return self._named(session, begun.client)
         return begun
@@ -124,6 +158,8 @@ class Sessions:
         if turns := self._log.turns(identifier):
             assert isinstance(grant.recorder, EpisodeRecorder)
             grant.recorder.restore(turns)
+            grant.adapter = next(iter(turns.values())).adapter
+            grant.agent_name = grant.adapter or grant.agent_name
             grant.response_numbers = itertools.count(1 + max(turns))
         return grant
 
@@ -158,7 +194,7 @@ class SessionObserver:
     def answered(self, number: int, turn: Turn) -> None:
         """Implements `CallObserver.answered`."""
         grant = self.grant
-        key = conversation_keys([*turn.messages, turn.reply])[-1]
+        key = conversation_keys([*turn.messages, turn.reply], turn.adapter)[-1]
         self._log.add_turn(grant.session, grant.client, number, turn, key)
         if grant.version is None:
             grant.version = turn.completion.policy_version
@@ -176,10 +212,10 @@ def session_of(name: str) -> str:
     return session_id(name) or f"s-{named.hexdigest()}"
 
 
-def conversation_keys(messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns a key for each reply in a conversation, of all messages up to it. White space around
-    a text and the ids of calls do not count, as in the session of token ids."""
-    digest, keys = blake2b(digest_size=12), []
+def conversation_keys(messages: Sequence[Mapping[str, Any]], adapter: str = "") -> list[str]:
+    """Returns a key for each reply in a conversation with an adapter, of all messages up to it.
+    White space around a text and the ids of calls do not count, as in the session of token ids."""
+    digest, keys = blake2b(adapter.encode(), digest_size=12), []
     for message in messages:
         plain = normalised(message)
         content = plain["content"]

@@ -22,7 +22,9 @@ from ajet.core.run.attempt_record import (
 )
 from ajet.core.run.identity import RunIdentity, listed
 from ajet.core.run.run_tasks import RunTasks
+from ajet.core.trajectory.adapter_choice import METADATA
 from ajet.online.feedback import NextMessage
+from ajet.online.held_out import tasks_of
 from ajet.online.log import FILE
 from ajet.online.round import ESTIMATORS
 
@@ -40,7 +42,7 @@ the same bits."""
 def check_can_learn(config: AjetConfig) -> None:
     """Raises a `ConfigError` of one line for what `ajet serve --learn` does not do."""
     ajet, learn = config.ajet, config.ajet.serve.learn
-    algorithm = ajet.trainer_common.algorithm
+    algorithm, lora = ajet.trainer_common.algorithm, ajet.trainer_common.lora
     refusals = {
         "ajet.backbone": ajet.backbone != "debug"
         and f"{ajet.backbone}: a served model learns on backbone debug alone: set debug",
@@ -52,8 +54,9 @@ def check_can_learn(config: AjetConfig) -> None:
         "ajet.trainer_common.algorithm.adv_estimator": algorithm.adv_estimator not in ESTIMATORS
         and f"{algorithm.adv_estimator}: traffic has no groups to compare within: set one of "
         f"{', '.join(ESTIMATORS)}",
-        "ajet.trainer_common.lora.adapters": config.has_several_adapters
-        and "a served model has one adapter: leave the key out",
+        "ajet.trainer_common.lora.adapter_by": bool(lora.adapters)
+        and not lora.adapter_by.startswith(METADATA)
+        and f"{lora.adapter_by}: a held-out task says whose it is: set metadata.KEY, its key",
         "ajet.serve.learn.max_shadow_kl": learn.max_shadow_kl is not None
         and not learn.shadow_sessions
         and "it is measured on shadow traffic: set shadow_sessions above 0",
@@ -66,12 +69,14 @@ def check_can_learn(config: AjetConfig) -> None:
 def begin_serving(config: AjetConfig, folder: RunFolder, tasks: RunTasks) -> None:
     """Records this start of the server in its run folder. Raises where the folder holds another
     run, or the same one of another experiment."""
-    if not tasks.held_out:
-        raise ConfigError(
-            "ajet serve --learn: there is no held-out task, and versions are promoted by them: "
-            "give validation tasks in ajet.task_reader",
-            code=Code.NO_VALIDATION_TASK,
-        )
+    for adapter in adapters_of(config):
+        if not tasks_of(config, tasks.held_out, adapter):
+            whose = f" of adapter {adapter}" if adapter else ""
+            raise ConfigError(
+                f"ajet serve --learn: there is no held-out task{whose}, and versions are promoted "
+                "by them: give validation tasks in ajet.task_reader",
+                code=Code.NO_VALIDATION_TASK,
+            )
     identity, earlier = RunIdentity.of(config, tasks), earlier_identity(folder)
     if earlier is not None and not (folder.path / FILE).exists():
         raise CheckpointError(
@@ -90,6 +95,11 @@ def begin_serving(config: AjetConfig, folder: RunFolder, tasks: RunTasks) -> Non
     begun = datetime.now().isoformat(timespec="seconds")
     attempt = AttemptRecord(next_number(folder), begun, 0, identity, changes)
     begin_attempt(folder, attempt, config)
+
+
+def adapters_of(config: AjetConfig) -> list[str]:
+    """Returns the names of the adapters; one that is empty where there are not several."""
+    return config.ajet.trainer_common.lora.adapters or [""]
 
 
 def load_next_message(config: AjetConfig) -> NextMessage | None:

@@ -1,6 +1,7 @@
 """A server that learns, in the test's process: the real parts, and a learner that runs at once."""
 
 import io
+import json
 from contextlib import contextmanager, redirect_stdout
 
 import httpx
@@ -55,6 +56,65 @@ class LearnerAtOnce:
     wait = terminate
 
 
+LIKES = """
+from ajet import Workflow, WorkflowOutput
+
+
+class Likes(Workflow):
+    async def execute(self, workflow_task, model_tuner):
+        task = workflow_task.task
+        reply = await model_tuner.chat([{"role": "user", "content": task.main_query}])
+        said = [int(letter) for letter in str(reply["content"]) if letter.isdigit()]
+        liking = (said[0] if said else 4.5) / 9
+        liking = liking if task.metadata["user"] == "ada" else 1 - liking
+        return WorkflowOutput(reward=liking, is_success=liking > 0.6)
+"""
+"""A workflow whose user ada wants a large digit, and bo a small one."""
+ASKED = ("Say a digit.", "A number, please.", "What is your number?", "Give me one digit.")
+SEVERAL = """
+ajet:
+  project_name: served
+  experiment_name: served
+  model: {path: "embedded:math"}
+  task_reader:
+    type: jsonl_dataset_file
+    jsonl_dataset_file:
+      {training: {file_path: tasks.jsonl}, validation: {file_path: tasks.jsonl}}
+  data: {max_prompt_length: 256, max_response_length: 256}
+  rollout:
+    user_workflow: likes.py->Likes
+    temperature: 1.0
+    max_response_length_in_one_turn: 6
+    max_model_len: 512
+    val_kwargs: {temperature: 1.0, do_sample: true}
+  task_judge: {judge_protocol: null}
+  serve:
+    port: auto
+    learn:
+      {sessions_per_round: 4, promote: difference, min_difference: -1.0, shadow_sessions: 2,
+       niceness: 1}
+  trainer_common:
+    val_pass_n: 2
+    torch_threads: 1
+    algorithm: {adv_estimator: reinforce_plus_plus}
+    lora: {rank: 8, adapters: [ada, bo], adapter_by: metadata.user}
+    optim: {lr: 1.0e-2}
+"""
+
+
+def write_several(folder):
+    """Writes what a served model with an adapter for ada and one for bo needs."""
+    rows = [{"query": query, "user": user} for user in ("ada", "bo") for query in ASKED]
+    (folder / "tasks.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "likes.py").write_text(LIKES)
+    (folder / "served.yaml").write_text(SEVERAL)
+
+
+def several_in(folder, *overrides):
+    write_several(folder)
+    return load_config(folder / "served.yaml", overrides, exp_dir=folder)
+
+
 def config_in(folder, *overrides):
     (folder / "served.yaml").write_text(YAML)
     return load_config(folder / "served.yaml", overrides, exp_dir=folder)
@@ -103,7 +163,7 @@ class Served:
 
 
 @contextmanager
-def served(folder, *overrides, start=None):
+def served(folder, *overrides, start=None, config_in=config_in):
     config = config_in(folder, *overrides)
     with RunFolder.open(config.run_folder) as run_folder:
         here = Served(config, run_folder, start or learn_at_once(config))

@@ -48,7 +48,7 @@ def start(folder):
 
     def address():
         said = (folder / "serve.log").read_text()
-        return re.search(r"version (\d+) at (http://\S+)/v1, the key", said)
+        return re.search(r"version (\d+).* at (http://\S+)/v1, the key", said)
 
     found = wait_until(address, "the server's address", folder, process)
     return process, int(found[1]), found[2]

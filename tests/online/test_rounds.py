@@ -162,9 +162,10 @@ def test_a_session_has_the_newest_version_where_the_config_says_so_or_its_own_is
 def test_a_learner_that_always_dies_does_not_end_the_server(tmp_path):
     with served(tmp_path, start=lambda folder, due: LearnerAtOnce(137)) as here:
         here.rated([1.0, 0.0, 0.0, 1.0])
-        for _ in range(5):
-            here.round()
+        for _ in range(10):
+            here.server.advance(here.said.append)
         assert here.said == ["round 1: trains from version 0"] * 3
+        assert (here.log.rounds(), here.log.num_waiting()) == ([], 4)
         assert here.chat("still there?").headers["x-ajet-version"] == "0"
 
 
@@ -178,7 +179,7 @@ def test_another_experiment_in_the_folder_is_refused_and_another_rule_is_not(fin
         with pytest.raises(RunChanged, match=said), changed:
             pass
     with served(folder.parent, "ajet.serve.learn.sessions_per_round=9") as here:
-        assert here.server.models.current.version == 3
+        assert here.server.models[""].current.version == 3
 
 
 def test_the_config_says_whose_sessions_are_trained_and_how_old_they_may_be(tmp_path):
@@ -256,7 +257,7 @@ def test_the_judges_verdicts_on_held_out_episodes_are_stored_by_conversation(fin
         ("ajet.trainer_common.algorithm.adv_estimator=grpo", "grpo: traffic has no groups"),
         (
             "ajet.trainer_common.lora={rank: 2, adapters: [pro, con]}",
-            "adapters: a served model has one adapter",
+            "adapter_by: agent_name: a held-out task says whose it is: set metadata.KEY",
         ),
         ("ajet.serve.learn={max_shadow_kl: 1.0, shadow_sessions: 0}", "measured on shadow traffic"),
     ],

@@ -3,28 +3,30 @@
     run folder ──> recorded ids, kept checkpoints ──> log-probabilities, call by call
 
 Each call is scored on its own: what the model saw, then what was sampled. The model is the one that
-the run began with, at the temperature of its training; nothing is sampled and nothing trained. Not
-covered: checkpoints that the run has removed (`max_checkpoints_to_keep`).
+the run began with, at the temperature of its training; nothing is sampled and nothing trained. Of
+several adapters the one scores a call that sampled it.
+
+Not covered: checkpoints that the run has removed (`max_checkpoints_to_keep`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from ajet import assembly
-from ajet.core.error_codes import Code
-from ajet.core.errors import ConfigError
 from ajet.core.record.episode_reader import EpisodeRecord, TurnRecord
 from ajet.core.record.recorded_run import RecordedRun
 from ajet.core.record.scores import EpisodeScores
 from ajet.core.trajectory.sample import TrainingSample
+from ajet.core.trajectory.turn import ADAPTER
 from ajet.core.update.checkpoint import read_weights
 from ajet.core.update.frozen_model import FrozenModel
 from ajet.core.update.lora import with_lora
 from ajet.core.update.manifest import step_of
+from ajet.core.update.many_adapters import AdapterModels, check_names, of_adapter
 from ajet.core.update.mismatch import of_checkpoint
 from ajet.core.update.settings import UpdateSettings
 from ajet.core.update.weights import load_weights, trainable
@@ -34,28 +36,34 @@ def score_episode(
     run: RecordedRun, episode: EpisodeRecord, checkpoints: Sequence[Path]
 ) -> Iterator[EpisodeScores]:
     """Yields the scores of the model that the run began with (step 0), and of each checkpoint."""
-    if run.config.has_several_adapters:
-        raise ConfigError(
-            "ajet score computes one model's log-probabilities, and the run trained several "
-            "adapters apart (ajet.trainer_common.lora.adapters)",
-            code=Code.KEYS_CONFLICT,
-        )
     settings = UpdateSettings.from_config(run.config)
-    loaded = assembly.load_policy_model(run.config)
-    model = with_lora(loaded.model, settings.lora) if settings.lora else loaded.model
-    weights = trainable(model)
-    frozen = FrozenModel(model, settings)
-    samples = [_sample(episode, turn) for turn in episode.turns]
-    yield EpisodeScores(0, _scored(frozen, samples))
+    lora, model = settings.lora, assembly.load_policy_model(run.config).model
+    if lora is not None and lora.adapters:
+        adapters = AdapterModels.over(model, lora)
+        models, trained = {"": model, **adapters.models}, adapters.trained
+    else:
+        models = {"": with_lora(model, lora) if lora else model}
+        trained = {"": trainable(models[""])}
+    frozen = {name: FrozenModel(each, settings) for name, each in models.items()}
+    yield EpisodeScores(0, _scored(frozen, episode))
     for checkpoint in checkpoints:
         with of_checkpoint(checkpoint):
-            load_weights(weights, read_weights(checkpoint))
-        yield EpisodeScores(step_of(checkpoint), _scored(frozen, samples))
+            tensors = read_weights(checkpoint)
+            if "" not in trained:
+                check_names(tensors, trained)
+            for name, weights in trained.items():
+                load_weights(weights, of_adapter(tensors, name) if name else tensors)
+        yield EpisodeScores(step_of(checkpoint), _scored(frozen, episode))
 
 
-def _scored(model: FrozenModel, samples: Sequence[TrainingSample]) -> list[list[float]]:
-    pairs = zip(samples, model.score(samples), strict=True)
-    return [logprobs_T[sample.loss_mask].tolist() for sample, logprobs_T in pairs]
+def _scored(models: Mapping[str, FrozenModel], episode: EpisodeRecord) -> list[list[float]]:
+    samples = [_sample(episode, turn) for turn in episode.turns]
+    scores: dict[int, list[float]] = {}
+    for name, model in models.items():
+        own = [n for n, turn in enumerate(episode.turns) if turn.notes.get(ADAPTER, "") == name]
+        for n, logprobs_T in zip(own, model.score([samples[n] for n in own]), strict=True):
+            scores[n] = logprobs_T[samples[n].loss_mask].tolist()
+    return [scores[n] for n in range(len(samples))]
 
 
 def _sample(episode: EpisodeRecord, turn: TurnRecord) -> TrainingSample:

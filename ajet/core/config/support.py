@@ -209,8 +209,8 @@ def _adapter_refusals(config: AjetConfig) -> list[tuple[str, str]]:
         f"ajet.kind is {ajet.kind}; several learn apart from rewards (reinforcement)": (
             ajet.kind != "reinforcement"
         ),
-        "adv_estimator gae would need a critic for each; take another": (
-            ajet.trainer_common.algorithm.adv_estimator == "gae"
+        "adv_estimator gae needs a critic for each, which backbone debug alone has": (
+            ajet.trainer_common.algorithm.adv_estimator == "gae" and ajet.backbone != "debug"
         ),
         "a stage hands over one model; stages with several adapters are not built": (
             config.stage is not None

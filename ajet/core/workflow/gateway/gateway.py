@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -86,6 +86,7 @@ class Gateway:
     def __init__(self, port: int | None = None, stall_s: float = STALL_S) -> None:
         """`port=None` means any free port."""
         self.keys = KeyRing()
+        self.models: Sequence[str] = [MODEL]
         self.port = port
         self._stall_s = stall_s
         self._lock = threading.Lock()
@@ -206,12 +207,17 @@ def dialect_at(path: str) -> Dialect | None:
     return next((each for each in DIALECTS if path == f"/v1{each.path}"), None)
 
 
-def models_response(path: str) -> GatewayResponse | None:
-    """Returns the response to ``GET /v1/models`` or ``GET /v1/models/{id}``: there is one model."""
-    entry = {"id": MODEL, "object": "model", "created": 0, "owned_by": "ajet"}
+def models_response(path: str, models: Sequence[str] = (MODEL,)) -> GatewayResponse | None:
+    """Returns the response to ``GET /v1/models`` or ``GET /v1/models/{id}``; an id that is no
+    model's is the first one's."""
+    fixed = {"object": "model", "created": 0, "owned_by": "ajet"}
+    entries = {name: {"id": name, **fixed} for name in models}
     if path == "/v1/models":
-        return GatewayResponse(200, _encode_json({"object": "list", "data": [entry]}))
-    return GatewayResponse(200, _encode_json(entry)) if path.startswith("/v1/models/") else None
+        return GatewayResponse(200, _encode_json({"object": "list", "data": [*entries.values()]}))
+    if not path.startswith("/v1/models/"):
+        return None
+    entry = entries.get(path.removeprefix("/v1/models/"), entries[models[0]])
+    return GatewayResponse(200, _encode_json(entry))
 
 
 def parse_json_object(body: bytes) -> Mapping[str, Any]:

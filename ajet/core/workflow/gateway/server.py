@@ -107,7 +107,7 @@ def _models_endpoint(gateway: Gateway) -> Endpoint:
             gateway.grant(key_of(request))
         except RequestError as error:
             return to_response(error_response(DIALECTS[0], error))
-        listing = models_response(request.url.path)
+        listing = models_response(request.url.path, gateway.models)
         assert listing is not None
         return to_response(listing)
 
