@@ -3,6 +3,7 @@
     python scripts/gpu_first_contact.py                    # on one GPU, at most 9 minutes
     python scripts/gpu_first_contact.py --device cpu       # all parts at toy size
     python scripts/gpu_first_contact.py --parts attention layouts update
+    python scripts/gpu_first_contact.py --parts update engine --profile where   # time by kernel
 
     ceilings     products, copies and launches of the device: what other figures stand beside
     attention    tree attention against float64 under a square mask; the plan that was taken
@@ -53,7 +54,8 @@ import sys
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -1058,6 +1060,8 @@ def run_part(name: str, args: Namespace, limit_s: float) -> Figures:
     """Runs a part in a process group of its own, which is killed at the limit; returns its row."""
     command = [sys.executable, str(Path(__file__)), "--part", name, "--device", args.device]
     command += ["--patience", str(args.patience)]
+    if args.profile is not None:
+        command += ["--profile", str(args.profile.absolute())]
     started = time.perf_counter()
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
@@ -1127,6 +1131,24 @@ def run_parts(args: Namespace, tell: Callable[[Figures], None]) -> None:
         tell({"part": name, "ok": None, "seconds": 0.0, "error": error})
 
 
+@contextmanager
+def profiled(args: Namespace) -> Iterator[None]:
+    """Writes what a part's time went to, by kernel and by operator, where a folder is given."""
+    if args.profile is None:
+        yield
+        return
+    device = "cpu" if is_toy(args) else "cuda"
+    with torch.profiler.profile() as profile:
+        yield
+    found = profile.key_averages()
+    tables = (
+        found.table(sort_by=f"self_{each}_time_total", row_limit=40, max_name_column_width=70)
+        for each in (device, "cpu")
+    )
+    args.profile.mkdir(parents=True, exist_ok=True)
+    (args.profile / f"{args.part}.txt").write_text("\n".join(tables), encoding="utf-8")
+
+
 def main() -> None:
     """Runs the parts, prints the table, writes the JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -1137,10 +1159,13 @@ def main() -> None:
         "--patience", type=float, default=1.0, help="times what each part may take at most"
     )
     parser.add_argument("--out", type=Path, default=Path("gpu_first_contact.json"))
+    parser.add_argument("--profile", type=Path, help="folder for a profile of each part")
     parser.add_argument("--part", choices=list(PARTS), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.part:
-        print(MARK + json.dumps(PARTS[args.part].run(args)))
+        with profiled(args):
+            figures = PARTS[args.part].run(args)
+        print(MARK + json.dumps(figures))
         return
     if args.device == "cuda" and not torch.cuda.is_available():
         sys.exit("error: torch finds no GPU; --device cpu tries the script at toy size")
