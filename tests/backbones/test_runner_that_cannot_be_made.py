@@ -55,7 +55,7 @@ def held_out(engine):
     parts = SimpleNamespace(
         config=CONFIG, template=Unreadable(), make_engine=lambda version: engine
     )
-    asyncio.run(play_held_out(parts, TASKS, None, 0))
+    asyncio.run(play_held_out(parts, dict(enumerate(TASKS)), None, 0))
 
 
 @pytest.mark.parametrize("rollout", [evaluated, tried, held_out])
