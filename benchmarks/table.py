@@ -674,16 +674,32 @@ def adapters() -> list[Row]:
 
 
 def elsewhere() -> list[Row]:
-    runs = [each for each in result("learning_elsewhere")["runs"] if each["arm"] == "learn"]
+    found = result("learning_elsewhere")
+    runs = [each for each in found["runs"] if each["arm"] == "learn"]
     shown = [f"{each['success_before']:.0%} → {each['success_after']:.0%}" for each in runs]
-    return [
+    controls = {
+        "shuffled": ("shuffled rewards", "holds 0 or less"),
+        "lr0": ("learning rate 0", "holds 0"),
+    }
+    rows = [
         (
             f"TextWorld's Coin Collector, held-out success before → after, {len(runs)} seeds",
             ", ".join(shown),
-            "3 seeds rise",
+            "every seed rises; limit 75%",
             "learning_elsewhere",
         )
     ]
+    for arm, (name, goal) in controls.items():
+        change = found["verdict"][arm]
+        rows.append(
+            (
+                f"TextWorld's Coin Collector, {name}: change, {len(change['changes'])} runs",
+                f"{change['mean']:+.3f} [{change['low']:+.3f}, {change['high']:+.3f}]",
+                goal,
+                "learning_elsewhere",
+            )
+        )
+    return rows
 
 
 def page() -> list[Row]:
