@@ -85,6 +85,7 @@ class TrainingRun:
         self._save = save
         self.state = RunState(cursor=tasks.cursor.state_dict())
         self._is_saved = resume_point is not None
+        self._resumed_from = None if resume_point is None else resume_point.path
         if resume_point is not None:
             content, path = resume_point.state.get("run"), resume_point.path
             self.state = checked_state(RunState, content, path)
@@ -107,6 +108,11 @@ class TrainingRun:
     def __enter__(self) -> TrainingRun:
         self.interrupt.on_first = lambda: self.progress.note(self.stopping_note())
         self.recorder.__enter__()
+        if self._resumed_from is not None:
+            self.progress.note(
+                f"goes on after step {self.state.step} of {self.tasks.total_steps}, "
+                f"from {shown_path(self._resumed_from)}"
+            )
         self._note_validation()
         return self
 
