@@ -383,13 +383,19 @@ def graphs(args: Namespace) -> Figures:
     return figures
 
 
+def engine_load(args: Namespace) -> tuple[int, int, int]:
+    """Returns the requests that an engine is measured with, and the tokens of a prompt and of a
+    reply."""
+    return (8, 16, 8) if is_toy(args) else (128, 512, 128)
+
+
 def throughput(args: Namespace, *, with_graphs: bool = True) -> Figures:
     """Measures the in-process engine on the model of 0.5 billion."""
     from ajet.core.inference.endpoint import SamplingParams
     from ajet.core.inference.engines.step_graph import cuda_graph_of
     from ajet.core.inference.replicas.in_process import InProcessReplica
 
-    requests, prompt, reply = (8, 16, 8) if is_toy(args) else (128, 512, 128)
+    requests, prompt, reply = engine_load(args)
     model = make_model(args, torch.bfloat16)
     rng = np.random.default_rng(1)
 
@@ -427,7 +433,7 @@ def throughput(args: Namespace, *, with_graphs: bool = True) -> Figures:
 
 def generate_throughput(args: Namespace) -> Figures:
     """Measures `generate` of transformers on as many requests of the same lengths."""
-    requests, prompt, reply = (8, 16, 8) if is_toy(args) else (128, 512, 128)
+    requests, prompt, reply = engine_load(args)
     model = make_model(args, torch.bfloat16)
     seconds = 0.0
     for num in (2, reply):  # the first warms up

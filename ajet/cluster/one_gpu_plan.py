@@ -31,12 +31,12 @@ CACHE_GIB, CACHE_SHARE = 0.375, 0.1
 """KV_BYTES and KV_SHARE of core/inference/engines/in_process.py, which is not imported because it
 needs torch; a test compares them. The budget counts twice: running rows, and kept prefixes."""
 LAUNCHES = 16
-"""Kernels of one layer in a decode step of the in-process engine, where Triton's are among them."""
+"""A decode step of the in-process engine runs so many kernels for each layer, with Triton's."""
 LAUNCH_S, REPLAY_S = 12e-6, 4.7e-6
 """Seconds from one of them to the next, on average: where each is launched, and within a CUDA
 graph; measured on an H100 with 24 layers and 128 rows."""
 HOST_S = 1.4e-3
-"""Seconds of each decode step in which the GPU waits for the host; measured there."""
+"""The GPU waits for the host so many seconds in each decode step; measured there."""
 
 
 @dataclass(frozen=True)

@@ -32,21 +32,21 @@ from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.update.settings import CorrectionSettings, tokens_per_pass
 
 PRODUCT_SHARE = 0.7
-"""Share of the data sheet's FLOP/s that large products reach; measured."""
+"""Large products reach this share of the data sheet's FLOP/s; measured."""
 ATTENTION_SHARES = {64: 0.18, 128: 0.35}
-"""The same of flash attention over segments of several hundred tokens, by the width of a head at
-most: 64 is measured, wider ones are an assumption."""
+"""Flash attention over segments of several hundred tokens reaches these shares, by the greatest
+width of a head: 64 is measured, wider ones are an assumption."""
 BANDWIDTH_SHARE, LINK_SHARE, PCIE_SHARE = 0.78, 0.7, 0.8
 """Shares of the bandwidths of a GPU's memory, of the links between GPUs, and of PCIe. A copy and
 Triton's kernels reach 0.9 of the memory's; small kernels and the gaps between them are the rest."""
 PCIE, NETWORK = 32e9, 50e9
 """Bytes a second in one direction: a GPU to its host, and a GPU to those of other nodes."""
 REST_VALUES = 43
-"""What is in no part, gathers and merges of segments and gaps between kernels, as so many hidden
-states read or written for each token, layer and pass: fitted to updates of three shapes."""
+"""Gathers and merges of segments, and gaps between kernels, take the time of reading or writing so
+many hidden states for each token, layer and pass; fitted to updates of three shapes."""
 HEAD_FORWARD, HEAD_BACKWARD = 2, 5
-"""How often a logit is read or written: by the product and the softmax; and once more, with the
-gradient in its place, and by its two products."""
+"""A logit is read or written so often in the forward pass, by its product and the softmax, and in
+the backward pass, where it is made again, replaced by its gradient, and read by two products."""
 ADAM_BYTES = 40
 """Bytes read and written for each float32 parameter: norm 4, clip 8, AdamW 28."""
 ADAM_CPU_S = 1.31e-9

@@ -35,11 +35,11 @@ class BatchRows:
 
     @property
     def running(self) -> list[BatchRow]:
-        """The rows that have not finished."""
+        """Returns the rows that have not finished."""
         return [row for row in self.all if row.finish_reason is None]
 
     def note_finished(self) -> None:
-        """Is called when the finish reason of rows has been set."""
+        """Notes which rows run, after finish reasons have been set."""
         self._is_running_R = np.array([row.finish_reason is None for row in self.all], bool)
         self.num_running = len(running := self.running)
         self._steps_left = min((row.max_len - len(row.ids) for row in running), default=0)
@@ -83,4 +83,4 @@ class BatchRows:
 
 
 def _drop(_: float) -> None:
-    """Is what a finished row appends with."""
+    """Drops what was sampled for a finished row."""

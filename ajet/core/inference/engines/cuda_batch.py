@@ -21,6 +21,7 @@ from ajet.core.inference.engines.kv_cache import (
     KVBatch,
     KVPool,
     SharedParts,
+    in_steps,
 )
 from ajet.core.inference.engines.prefix_cache import Ids
 from ajet.core.model.kernels.devices import decode_kernels, decode_kernels_for
@@ -62,7 +63,7 @@ class CudaBatch(KVBatch):
         )
 
     def _columns_at_a_time(self, most: int) -> int:
-        return -(-most // COLUMNS) * COLUMNS
+        return in_steps(most, COLUMNS)
 
     def _shared_parts(self, gathered: GatheredCache, k: Tensor, v: Tensor) -> SharedParts:
         return [gathered.joined(k)], [gathered.joined(v)]

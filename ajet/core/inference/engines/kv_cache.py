@@ -333,14 +333,14 @@ class OwnParts:
     def _placed(self, filled: Tensor) -> Tensor:
         """Returns a copy in the memory, with up to `growth` more columns, of zeros."""
         heads, rows, columns, d = filled.shape
-        shape = (heads, rows, _in_steps(columns + 1, self._growth), d)
+        shape = (heads, rows, in_steps(columns + 1, self._growth), d)
         placed = self._memory[: math.prod(shape)].view(shape)
         placed[:, :, :columns] = filled
         placed[:, :, columns:] = 0
         return placed
 
 
-def _in_steps(columns: int, growth: int) -> int:
+def in_steps(columns: int, growth: int) -> int:
     """Returns the next multiple of `growth`."""
     return -(-columns // growth) * growth
 
@@ -357,7 +357,7 @@ class KVBatch:
         layers, heads, _, d = pool.k.shape
         rows, columns = layout.own_RT.shape
         growth = self._columns_at_a_time(columns + room + 1)
-        num_own = heads * rows * _in_steps(columns + room + 1, growth) * d
+        num_own = heads * rows * in_steps(columns + room + 1, growth) * d
         memory.begin(2 * layers * (num_own + heads * d * self._num_placed(layout)))
         self._shared = [
             self._shared_parts(gathered, k, v) for k, v in zip(pool.k, pool.v, strict=True)

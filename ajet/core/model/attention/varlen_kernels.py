@@ -57,7 +57,8 @@ class VarlenCall:
 
     @cached_property
     def place_Q(self) -> Tensor:
-        """The place of each query in a rectangle of n rows, each ``padded(max_queries)`` wide."""
+        """Returns the place of each query in a rectangle of n rows that are ``padded(max_queries)``
+        wide."""
         width = padded(self.max_queries)
         places = [number * width + np.arange(num) for number, num in enumerate(self.num_queries)]
         return uploaded(np.concatenate(places), self.cu_queries.device)
@@ -87,7 +88,7 @@ class VarlenKernel(Protocol):
 
 
 class FlashKernel:
-    """Is torch's flash attention."""
+    """Computes by torch's flash attention."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, call: VarlenCall) -> tuple[Tensor, Tensor]:
         out, lse, *_ = torch.ops.aten._flash_attention_forward(
@@ -135,7 +136,7 @@ class FlashKernel:
 
 
 class EfficientKernel:
-    """Is torch's memory-efficient attention."""
+    """Computes by torch's memory-efficient attention."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, call: VarlenCall) -> tuple[Tensor, Tensor]:
         group = q.shape[1] // k.shape[1]
@@ -204,7 +205,7 @@ def varlen_kernel_for(q_NHd: Tensor) -> VarlenKernel | None:
         and find_spec("torch.nn.attention.varlen") is not None
     ):
         return FlashKernel()
-    has_products = q_NHd.dtype == torch.float32 or q_NHd.dtype == torch.float16
+    has_products = q_NHd.dtype in (torch.float32, torch.float16)
     is_aligned = q_NHd.shape[2] % (8 if is_narrow else 4) == 0
     if has_products and is_aligned and capability >= EFFICIENT_CAPABILITY:
         return EfficientKernel()
