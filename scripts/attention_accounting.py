@@ -261,10 +261,8 @@ def decode_launches(model: Any, decode: Decode, graph: CountedGraph | None) -> i
     second."""
     forward, rows = FlatForward(model, max_kv_tokens=1 << 20, graph=graph), decode.rows()
     forward.rebuild(rows)
-    tokens_R, positions_R = (
-        np.zeros(len(rows), np.int64),
-        np.array([len(row.ids) - 1 for row in rows]),
-    )
+    tokens_R = torch.zeros(len(rows), dtype=torch.long, device=next(model.parameters()).device)
+    positions_R = np.array([len(row.ids) - 1 for row in rows])
     launches = 0
     for step in range(4):
         replays = graph.num_replays if graph else 0

@@ -277,7 +277,8 @@ def prefill(args: Namespace) -> Figures:
             forward.rebuild(rows[::2])  # the others find beginnings in the cache
             forward.rebuild(rows)
             last = BatchRows(rows)
-            logits = forward.decode(last.tokens_R, last.positions_R)
+            tokens = torch.from_numpy(last.first_tokens_R).to(device_of(args))
+            logits = forward.decode(tokens, last.positions_R)
             figures[f"{name}_error"] = error_of(logits, expected)
             assert figures[f"{name}_error"] < 0.05, figures
         num, length = (4, 16) if is_toy(args) else (64, 512)

@@ -6,6 +6,11 @@
 Forming a batch moves keys and values about, so a finished row stays in it until a fifth of the rows
 are finished; what is sampled for it meanwhile is thrown away.
 
+A GPU computes a step while Python ends the one before. So on a GPU a step is launched before the
+tokens of the last one are read, which go from draw to step on the GPU; a row that these end is
+computed once more, for nothing. Before rows are moved, all tokens are read. What a row samples is
+the same: it depends on the row alone.
+
 Not covered: who puts rows into the queue, and when (in_process.py); threads.
 """
 
@@ -20,7 +25,8 @@ import torch
 
 from ajet.core.inference.engines.batch_rows import BatchRows
 from ajet.core.inference.engines.forward import BatchRow, Forward
-from ajet.core.inference.engines.sampling import Sampler
+from ajet.core.inference.engines.sampling import Sampler, checked_draws
+from ajet.core.model.transfer import DownloadBuffer, uploaded
 
 KEEP_FRACTION = 0.8
 """Compact when fewer of the rows than this are still running."""
@@ -44,11 +50,14 @@ class Batch:
         *,
         max_num_seqs: int,
         eager: bool,
+        looks_ahead: bool = False,
     ) -> None:
+        """With `looks_ahead` a step is launched before the tokens of the last one are read."""
         self._forward = forward
         self._device = device
         self._max_num_seqs = max_num_seqs
         self._eager = eager
+        self._num_ahead = int(looks_ahead)
         self._queue: deque[BatchRow] = deque()
         self._set_rows([])
         self._must_rebuild = False
@@ -99,25 +108,49 @@ class Batch:
         self._forward.reset()
 
     def step(self) -> list[BatchRow]:
-        """Samples one token for every running row; returns the rows that this finished."""
-        aborted = self._take_aborted()
-        self._reshape()
-        return aborted + (self._decode() if self._rows.all else [])
+        """Samples one token for every running row; returns the rows that finished. Those that look
+        ahead finish a step later."""
+        finished = self._take_aborted()
+        finished += self._reshape()
+        if self._rows.steps_left:
+            self._launch()
+            finished += self._read(self._num_ahead)
+        elif self._rows.all:
+            finished += self._read(0)
+        return finished
 
-    def _decode(self) -> list[BatchRow]:
-        rows = self._rows
-        logits = self._forward.decode(rows.tokens_R, rows.positions_R)
+    def _launch(self) -> None:
+        """Launches a step for all rows, and the copy of what it samples to the CPU."""
+        logits = self._forward.decode(self._tokens_R, self._rows.positions_R)
+        drawn = self._sampler.draw(logits)
+        self._tokens_R = drawn[0]
+        self._unread.append(buffer := self._buffers[self.decode_steps % len(self._buffers)])
+        buffer.start(drawn)
+        self._rows.advance()
         self.decode_steps += 1
-        tokens, logprobs = self._sampler.draw(logits)
-        self.sampled_tokens += rows.num_running
-        ended = rows.append(tokens, logprobs)
         self._steps_since_join += 1
-        if ended:
-            self._forward.store(ended)
-            if not rows.num_running:
-                self._forward.keep(np.empty(0, np.int64))
-                self._set_rows([])
-        return [row for _, row in ended]
+
+    def _read(self, num_left: int) -> list[BatchRow]:
+        """Reads the tokens of all launched steps but so many; returns the rows that these end."""
+        finished: list[BatchRow] = []
+        while len(self._unread) > num_left:
+            tokens, logprobs = checked_draws(self._unread.popleft().read())
+            self.sampled_tokens += self._rows.num_running
+            ended = self._rows.append(tokens, logprobs)
+            if ended:
+                self._forward.store(ended)
+                finished += [row for _, row in ended]
+                if not self._rows.num_running:
+                    self._end_rows()
+        return finished
+
+    def _end_rows(self) -> None:
+        """Drops the rows, which have all finished, when what was launched for them is done: other
+        streams may write to the weights next."""
+        for unread in self._unread:
+            unread.read()
+        self._forward.keep(np.empty(0, np.int64))
+        self._set_rows([])
 
     def _take_aborted(self) -> list[BatchRow]:
         if not any(map(_IS_ABORTED, chain(self._rows.all, self._queue))):
@@ -134,20 +167,26 @@ class Batch:
             self._queue = deque(row for row in self._queue if row.finish_reason is None)
         return aborted
 
-    def _reshape(self) -> None:
-        """Admits rows, compacts the batch, or leaves it as it is."""
+    def _reshape(self) -> list[BatchRow]:
+        """Admits rows, compacts the batch, or leaves it as it is. Returns the rows that finished
+        with steps that had to be read before."""
         num_running = self._rows.num_running
         sparse = num_running < KEEP_FRACTION * len(self._rows)
         if not (self._queue or self._must_rebuild or sparse):
-            return
+            return []
+        may_join = self._may_join(num_running, sparse)
+        admitted = self._admit(self._rows.running) if may_join else []
+        if not (self._must_rebuild or admitted or sparse):
+            return []
+        finished = self._read(0)
         running = self._rows.running
-        admitted = self._admit(running) if self._may_join(num_running, sparse) else []
         if self._must_rebuild or admitted or not running:
             self._rebuild(running, admitted)
-        elif sparse:
+        else:
             index = [n for n, row in enumerate(self._rows.all) if row.finish_reason is None]
             self._forward.keep(np.array(index, np.int64))
             self._set_rows(running)
+        return finished
 
     def _may_join(self, num_running: int, sparse: bool) -> bool:
         """Returns whether queued rows may enter the batch before the next step.
@@ -201,5 +240,8 @@ class Batch:
 
     def _set_rows(self, rows: list[BatchRow]) -> None:
         self._rows = BatchRows(rows)
+        self._tokens_R = uploaded(self._rows.first_tokens_R, self._device)
+        self._unread: deque[DownloadBuffer] = deque()
+        self._buffers = [DownloadBuffer() for _ in range(self._num_ahead + 1)]
         num_sampled = np.array([len(row.logprobs) for row in rows], np.int64)
         self._sampler = Sampler([row.sampling for row in rows], self._device, num_sampled)

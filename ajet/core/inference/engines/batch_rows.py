@@ -1,14 +1,16 @@
 """The rows of a batch, with what a decode step needs of all of them at hand.
 
-    tokens_R, positions_R      what the next step feeds
+    first_tokens_R             what the first step feeds; later ones what the step before sampled
+    positions_R                the positions of what the next step feeds
+    advance()                  a step was launched
     append(tokens, logprobs)   what it sampled; returns the rows that this finished
 
-A step is as long on a GPU as a few hundred lines of Python are: so nothing here looks at a row by
+Steps may be launched before what the last one sampled is appended: a row may have finished then. A
+step is as long on a GPU as a few hundred lines of Python are: so nothing here looks at a row by
 itself, but for appending to its lists, in a step that finishes none. Whether one may have ended is
 asked of all at once: has any token been sampled that stops some row, is the shortest one full?
 
-A finished row is fed its last token again until it is dropped; what is sampled for it is thrown
-away.
+What is sampled for a finished row until it is dropped is thrown away.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,9 +26,11 @@ class BatchRows:
 
     def __init__(self, rows: Sequence[BatchRow]) -> None:
         self.all = list(rows)
-        self.tokens_R: Ids = np.array([row.ids[-1] for row in rows], np.int64)
+        self.first_tokens_R: Ids = np.array([row.ids[-1] for row in rows], np.int64)
         self.positions_R: Ids = np.array([len(row.ids) - 1 for row in rows], np.int64)
         self._stop_ids = frozenset[int]().union(*(row.stop_ids for row in rows))
+        self.steps_left = max((row.max_len - len(row.ids) for row in rows), default=0)
+        """The steps until the row with the most room is full, whatever is sampled."""
         self._has_checks = any(row.stop_check is not None for row in rows)
         self.note_finished()
 
@@ -42,13 +46,18 @@ class BatchRows:
         """Notes which rows run, after finish reasons have been set."""
         self._is_running_R = np.array([row.finish_reason is None for row in self.all], bool)
         self.num_running = len(running := self.running)
-        self._steps_left = min((row.max_len - len(row.ids) for row in running), default=0)
+        self._tokens_left = min((row.max_len - len(row.ids) for row in running), default=0)
         self._append_ids: list[Callable[[int], None]] = [
             row.ids.append if row.finish_reason is None else _drop for row in self.all
         ]
         self._append_logprobs: list[Callable[[float], None]] = [
             row.logprobs.append if row.finish_reason is None else _drop for row in self.all
         ]
+
+    def advance(self) -> None:
+        """Notes that a step was launched for all rows."""
+        self.positions_R += self._is_running_R
+        self.steps_left -= 1
 
     def append(
         self, tokens: Sequence[int], logprobs: Sequence[float]
@@ -59,13 +68,8 @@ class BatchRows:
             append(token)
         for append, logprob in zip(self._append_logprobs, logprobs, strict=True):
             append(logprob)
-        tokens_R = np.array(tokens, np.int64)
-        if self.num_running < len(self.all):
-            tokens_R = np.where(self._is_running_R, tokens_R, self.tokens_R)
-        self.tokens_R = tokens_R
-        self.positions_R += self._is_running_R
-        self._steps_left -= 1
-        if self._steps_left > 0 and not self._has_checks and self._stop_ids.isdisjoint(tokens):
+        self._tokens_left -= 1
+        if self._tokens_left > 0 and not self._has_checks and self._stop_ids.isdisjoint(tokens):
             return []
         return self._ended()
 

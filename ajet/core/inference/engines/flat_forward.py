@@ -167,20 +167,20 @@ class FlatForward:
                     return GridBatch, layout
         return KVBatch, CacheLayout.of(slots_R)
 
-    def decode(self, tokens_R: Ids, positions_R: Ids) -> Tensor:
+    def decode(self, tokens_R: Tensor, positions_R: Ids) -> Tensor:
         """Returns logits ``[rows, vocab]`` after each row's last token."""
         batch, graph = self._batch, self._graph
         assert batch is not None
 
-        def compute(inputs: Tensor) -> Tensor:
-            tokens, positions, batch.column_1 = inputs.split((batch.num_rows, batch.num_rows, 1))
+        def compute(tokens: Tensor, places: Tensor) -> Tensor:
+            positions, batch.column_1 = places.split((batch.num_rows, 1))
             return self._decoder.logits(self._decoder(tokens, positions, batch.attend))
 
-        # All that changes from step to step, and one copy for it.
-        inputs = np.concatenate((tokens_R, positions_R, (batch.column,)))
-        logits = (
-            compute(self._pool.tensor(inputs)) if graph is None else graph.step(inputs, compute)
-        )
+        places = np.append(positions_R, batch.column)  # one copy for both
+        if graph is None:
+            logits = compute(tokens_R.long().to(self._pool.k.device), self._pool.tensor(places))
+        else:
+            logits = graph.step(tokens_R, places, compute)
         num_columns = batch.num_columns
         batch.advance()
         if graph is not None and batch.num_columns != num_columns:

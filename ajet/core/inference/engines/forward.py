@@ -87,9 +87,10 @@ class Forward(Protocol):
         tokens whose keys and values had to be computed."""
         ...
 
-    def decode(self, tokens_R: NDArray[np.int64], positions_R: NDArray[np.int64]) -> Tensor:
+    def decode(self, tokens_R: Tensor, positions_R: NDArray[np.int64]) -> Tensor:
         """Returns logits ``[rows, vocab]`` after each row's last token, which is given with its
-        position in the row. The next step may overwrite them."""
+        position in the row. The next step may overwrite them. Tokens are whole numbers of any
+        dtype, on the model's device or another one."""
         ...
 
     def keep(self, index: NDArray[np.int64]) -> None:

@@ -55,13 +55,13 @@ class HfForward:
     def free_weights(self) -> None:
         """Does nothing: the model's own forward needs no copies."""
 
-    def decode(self, tokens_R: NDArray[np.int64], positions_R: NDArray[np.int64]) -> Tensor:
+    def decode(self, tokens_R: Tensor, positions_R: NDArray[np.int64]) -> Tensor:
         """Returns logits ``[rows, vocab]`` after each row's last token."""
         if self._cache is None:
             self._cache = DynamicCache(config=self._model.config)
             tokens = self._padded
         else:
-            tokens = torch.from_numpy(tokens_R).to(self._device).unsqueeze(1)
+            tokens = tokens_R.long().to(self._device).unsqueeze(1)
             self._mask = torch.nn.functional.pad(self._mask, (0, 1), value=1)
         positions = (self._mask.cumsum(-1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
         optional = {"position_ids": positions, "logits_to_keep": 1}

@@ -150,6 +150,7 @@ class InProcessEngine:
                 next(each.parameters()).device,
                 max_num_seqs=max_num_seqs,
                 eager=not deterministic,
+                looks_ahead=next(each.parameters()).device.type == "cuda",
             )
             for name, each in self._models.items()
         }

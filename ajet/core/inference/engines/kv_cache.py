@@ -36,7 +36,7 @@ from torch import Tensor
 from ajet.core.common_prefix import common_length_of_ids
 from ajet.core.inference.engines.prefix_cache import Ids
 from ajet.core.model.mapped_memory import mapped
-from ajet.core.model.upload import uploaded
+from ajet.core.model.transfer import uploaded
 
 MIN_SHARED = 32
 """Tokens. Shorter common prefixes are copied: a segment costs a few small products a layer."""

@@ -9,7 +9,6 @@ are brought to the CPU first. Where no row is cut, a compiled kernel draws on a 
 large vocabulary on a CPU. It reads the logits once or twice and writes none; it rounds otherwise.
 """
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,7 +23,7 @@ from ajet.core.inference.engines.uniform import uniforms
 from ajet.core.model.kernels.devices import decode_kernels_for
 from ajet.core.model.kernels.functions import kernels_for
 from ajet.core.model.precision import float64_device, to_wide_dtype
-from ajet.core.model.upload import uploaded
+from ajet.core.model.transfer import uploaded
 
 MAX_ELEMENTS = 16_000_000
 """The logits handled at a time: float64 copies of 256 rows of a large vocabulary are gigabytes."""
@@ -69,28 +68,24 @@ class Sampler:
         top_p = np.array([top_p for _, top_p in cuts], np.float64)
         self._top_p = uploaded(top_p, device).unsqueeze(1)
 
-    def draw(self, logits: Tensor) -> tuple[list[int], list[float]]:
-        """Returns the next token of each row and its log-probability."""
+    def draw(self, logits: Tensor) -> Tensor:
+        """Returns ``[3, R]`` in float64: the next token of each row, its log-probability, and a sum
+        of the row's probabilities, of some scale, which is not finite where a logit is not
+        (`checked_draws`)."""
         logits = logits.to(self._device)
         u = self._next_u()
         cuda_kernels = None if self._cut else decode_kernels_for(logits)
         if cuda_kernels is not None:
-            results = cuda_kernels.draw(logits, self._scale, u, self._greedy).cpu().numpy()
-            _check_finite(results[2])
-            return results[0].astype(np.int64).tolist(), results[1].tolist()
+            return cuda_kernels.draw(logits, self._scale, u, self._greedy)
         kernels = None if self._cut or logits.shape[1] < MIN_VOCAB else kernels_for(logits)
         if kernels is not None:
-            drawn, logprob, totals = kernels.draw(logits, self._scale, u, self._greedy)
-            _check_finite(totals)
-            return drawn.tolist(), logprob.tolist()
+            return _joined(*kernels.draw(logits, self._scale, u, self._greedy))
         step = max(1, MAX_ELEMENTS // logits.shape[1])
-        tokens: list[int] = []
-        logprobs: list[float] = []
-        for at in range(0, len(logits), step):
-            drawn, logprob = self._draw(logits[at : at + step], u, slice(at, at + step))
-            tokens += drawn.tolist()
-            logprobs += logprob.tolist()
-        return tokens, logprobs
+        parts = [
+            self._draw(logits[at : at + step], u, slice(at, at + step))
+            for at in range(0, len(logits), step)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def _next_u(self) -> Tensor:
         """Returns the `u` of this draw, of which those of many draws are computed and uploaded
@@ -110,22 +105,35 @@ class Sampler:
         self._num_drawn += 1
         return self._u[number]
 
-    def _draw(self, logits: Tensor, u: Tensor, at: slice) -> tuple[Tensor, Tensor]:
+    def _draw(self, logits: Tensor, u: Tensor, at: slice) -> Tensor:
         logits = to_wide_dtype(logits)
         if self._scaled:
             logits = logits / self._temperature[at]
         if self._cut:
             logits = _cut(logits, self._top_k[at], self._top_p[at])
         probs = torch.softmax(logits, dim=-1)
-        tokens = inverse_cdf(probs, u[at])
+        tokens, totals = inverse_cdf(probs, u[at])
         if self._any_greedy:
             tokens = torch.where(self._greedy[at], logits.argmax(dim=-1), tokens)
         # What is drawn has a probability above zero, so its logarithm is as exact as a log-softmax.
-        return tokens, probs.gather(1, tokens.unsqueeze(1)).squeeze(1).log()
+        return _joined(tokens, probs.gather(1, tokens.unsqueeze(1)).squeeze(1).log(), totals)
 
 
-def inverse_cdf(probs: Tensor, u: Tensor) -> Tensor:
-    """Returns the first token of each row whose cumulative probability exceeds ``u x total``.
+def checked_draws(drawn: NDArray[np.float64]) -> tuple[list[int], list[float]]:
+    """Returns the tokens that `Sampler.draw` drew, and their log-probabilities. Raises `ModelError`
+    if a logit was not finite."""
+    if not np.isfinite(drawn[2].sum()):
+        raise ModelError(
+            "the model's logits are not finite: its weights have diverged; "
+            "lower the learning rate or resume from an earlier checkpoint",
+            code=Code.DIVERGED,
+        )
+    return drawn[0].astype(np.int64).tolist(), drawn[1].tolist()
+
+
+def inverse_cdf(probs: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the first token of each row whose cumulative probability exceeds ``u x total``, and
+    the totals. Where a row's total is not finite its token is any.
 
     Sums are in float64, first of blocks of `BLOCK` tokens, then within the block that holds the
     token: a cumulative sum over the whole vocabulary would take ten times as long. ``u < 1``, so
@@ -141,26 +149,19 @@ def inverse_cdf(probs: Tensor, u: Tensor) -> Tensor:
         sums = torch.cat((sums, rest), dim=1)
     cdf = sums.cumsum(dim=1)
     total = cdf[:, -1:]
-    _check_finite(total)
     target = _first_below(u.unsqueeze(1) * total, total)
-    block = torch.searchsorted(cdf, target, right=True)
+    block = torch.searchsorted(cdf, target, right=True).clamp_(max=len(starts) - 1)
     inside = target - torch.nn.functional.pad(cdf, (1, 0)).gather(1, block)
     tokens = starts[block] + torch.arange(BLOCK, device=probs.device)
     values = probs.gather(1, tokens.clamp(max=vocab_size - 1)).masked_fill_(tokens >= vocab_size, 0)
     cdf = values.cumsum(dim=1, dtype=torch.float64)
-    return (
-        starts[block] + torch.searchsorted(cdf, _first_below(inside, cdf[:, -1:]), right=True)
-    ).squeeze(1)
+    within = torch.searchsorted(cdf, _first_below(inside, cdf[:, -1:]), right=True)
+    return (starts[block] + within).squeeze(1).clamp_(max=vocab_size - 1), total.squeeze(1)
 
 
-def _check_finite(totals: Tensor | NDArray[np.float64]) -> None:
-    """Raises `ModelError` unless the sums of the rows' probabilities are finite."""
-    if not math.isfinite(float(totals.sum())):
-        raise ModelError(
-            "the model's logits are not finite: its weights have diverged; "
-            "lower the learning rate or resume from an earlier checkpoint",
-            code=Code.DIVERGED,
-        )
+def _joined(tokens: Tensor, logprobs: Tensor, totals: Tensor) -> Tensor:
+    """Returns what `Sampler.draw` does."""
+    return torch.stack((tokens.double(), logprobs.double(), totals))
 
 
 def _first_below(target: Tensor, total: Tensor) -> Tensor:

@@ -4,10 +4,10 @@
     the step after that                          captured, and replayed
     further ones                                 replayed: one launch in place of hundreds
 
-A replay repeats the same launches on the same memory. So a step reads its tokens, positions and
-column from one tensor, which is written to before each replay, and the batch is a `CudaBatch`
-(cuda_batch.py) or a `GraphBatch` (graph_batch.py), whose keys and values keep their places. Which
-steps are replayed follows from the rows alone, never from timing.
+A replay repeats the same launches on the same memory. So a step reads its tokens from one tensor,
+positions and column from another, which are written to before each replay, and the batch is a
+`CudaBatch` (cuda_batch.py) or a `GraphBatch` (graph_batch.py), whose keys and values keep their
+places. Which steps are replayed follows from the rows alone, never from timing.
 
 Not covered: sampling, which is a few launches after each step; sharded weights, which are gathered
 for each layer; models without a flat forward. Their steps all run eagerly.
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
 from ajet.core.model.decoder import is_sharded
-from ajet.core.model.upload import UploadBuffer
+from ajet.core.model.transfer import UploadBuffer
 
 Compute = Callable[[], Tensor]
 """Computes a step from memory that it finds by itself, and returns the logits."""
@@ -61,20 +61,28 @@ class StepGraph:
 
     def __init__(self, graph: Graph, device: torch.device) -> None:
         self._graph, self._device = graph, device
-        self._inputs: UploadBuffer | None = None
+        self._inputs: tuple[Tensor, UploadBuffer] | None = None
         self._logits: Tensor | None = None
         self.num_replayed = 0
 
-    def step(self, values: NDArray[np.int64], compute: Callable[[Tensor], Tensor]) -> Tensor:
-        """Returns the logits of a step that computes on these values, which change from step to
-        step. The next step overwrites the logits."""
+    def step(
+        self,
+        tokens: Tensor,
+        places: NDArray[np.int64],
+        compute: Callable[[Tensor, Tensor], Tensor],
+    ) -> Tensor:
+        """Returns the logits of a step that computes on these tokens and numbers, which change from
+        step to step. The next step overwrites the logits."""
+        is_first = self._inputs is None
         if self._inputs is None:
-            self._inputs = UploadBuffer(values, self._device)
-            first = self._inputs.write(values)
-            return self._graph.warm_up(lambda: compute(first))
-        inputs = self._inputs.write(values)
+            held = torch.empty_like(tokens, dtype=torch.long, device=self._device)
+            self._inputs = held, UploadBuffer(places, self._device)
+        held, buffer = self._inputs
+        given = held.copy_(tokens, non_blocking=True), buffer.write(places)
+        if is_first:
+            return self._graph.warm_up(lambda: compute(*given))
         if self._logits is None:
-            self._logits = self._graph.capture(lambda: compute(inputs))
+            self._logits = self._graph.capture(lambda: compute(*given))
         self._graph.replay()
         self.num_replayed += 1
         return self._logits

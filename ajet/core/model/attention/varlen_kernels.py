@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ajet.core.model.upload import uploaded
+from ajet.core.model.transfer import uploaded
 
 MAX_HEAD_DIM = 256
 FLASH_CAPABILITY = (8, 0)

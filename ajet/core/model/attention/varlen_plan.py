@@ -27,7 +27,7 @@ from torch import Tensor
 from ajet.core.model.attention.merging import merge
 from ajet.core.model.attention.trie import Forest, IntArray, TrieSegment
 from ajet.core.model.attention.varlen_kernels import FlashKernel, VarlenCall, VarlenKernel
-from ajet.core.model.upload import uploaded
+from ajet.core.model.transfer import uploaded
 
 
 @dataclass(frozen=True, slots=True)

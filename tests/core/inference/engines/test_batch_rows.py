@@ -11,20 +11,25 @@ def row(number, prompt, max_len, stop_ids=(), stop_check=None):
     return BatchRow(f"e{number}/0", ids, SamplingParams(), stops, max_len, stop_check)
 
 
-def test_a_finished_row_is_fed_its_last_token_and_gets_no_more():
+def test_a_finished_row_gets_no_more_tokens_and_moves_on_no_more():
     # Row 0 ends by its stop token 9, row 1 when it has 6 tokens; 9 does not stop row 1.
-    rows = BatchRows([row(0, [1, 2], 99, [9]), row(1, [3, 4, 5], 6)])
-    assert (rows.tokens_R.tolist(), rows.positions_R.tolist()) == ([2, 5], [1, 2])
+    rows = BatchRows([row(0, [1, 2], 9, [9]), row(1, [3, 4, 5], 6)])
+    assert (rows.first_tokens_R.tolist(), rows.positions_R.tolist()) == ([2, 5], [1, 2])
+    assert rows.steps_left == 7  # row 0 has 2 of 9 tokens
+    rows.advance()
     assert rows.append([7, 9], [-0.5, -0.25]) == []
-    assert (rows.tokens_R.tolist(), rows.positions_R.tolist()) == ([7, 9], [2, 3])
+    assert rows.positions_R.tolist() == [2, 3]
 
+    rows.advance()
+    rows.advance()  # launched before the next tokens are known, of which 9 ends row 0
     assert rows.append([9, 7], [-1.0, -2.0]) == [(0, rows.all[0])]
     assert (rows.all[0].finish_reason, rows.num_running) == ("stop", 1)
-    assert (rows.tokens_R.tolist(), rows.positions_R.tolist()) == ([9, 7], [3, 4])
+    assert (rows.positions_R.tolist(), rows.steps_left) == ([4, 5], 4)
 
     assert rows.append([8, 6], [-3.0, -4.0]) == [(1, rows.all[1])]
     assert (rows.all[1].finish_reason, rows.num_running) == ("length", 0)
-    assert (rows.tokens_R.tolist(), rows.positions_R.tolist()) == ([9, 6], [3, 5])
+    rows.advance()
+    assert rows.positions_R.tolist() == [4, 5]
     assert [each.ids for each in rows.all] == [[1, 2, 7, 9], [3, 4, 5, 9, 7, 6]]
     assert [each.logprobs for each in rows.all] == [[-0.5, -1.0], [-0.25, -2.0, -4.0]]
 

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.inference.engines.sampling import DRAWS_AT_ONCE, MIN_VOCAB, Sampler, inverse_cdf
+from ajet.core.inference.engines.sampling import (
+    DRAWS_AT_ONCE,
+    MIN_VOCAB,
+    Sampler,
+    checked_draws,
+    inverse_cdf,
+)
 from ajet.core.inference.engines.uniform import uniforms
 from ajet.core.model.kernels.functions import kernels
 
@@ -18,10 +24,15 @@ CPU = torch.device("cpu")
 LOGITS = torch.log(torch.tensor([[0.5, 0.25, 0.15, 0.1]]))
 
 
+def _drawn(sampler, logits):
+    """Returns the tokens and log-probabilities of a draw."""
+    return checked_draws(sampler.draw(logits).numpy())
+
+
 def _draw_many(params, logits=LOGITS, count=4000):
     """Draws number 0 .. count - 1 of one request, and the log-probability of each token."""
     sampler = Sampler([params] * count, CPU, np.arange(count))
-    tokens, logprobs = sampler.draw(logits.expand(count, -1))
+    tokens, logprobs = _drawn(sampler, logits.expand(count, -1))
     return np.array(tokens), dict(zip(tokens, logprobs, strict=True))
 
 
@@ -81,9 +92,9 @@ def test_a_row_is_drawn_alike_whatever_is_beside_it():
         SamplingParams(top_p=0.5, seed=6),
     ]
     counts = np.array([0, 7, 3, 2])
-    together = Sampler(params, CPU, counts).draw(logits)
+    together = _drawn(Sampler(params, CPU, counts), logits)
     for row in range(4):
-        alone = Sampler([params[row]], CPU, counts[row : row + 1]).draw(logits[row : row + 1])
+        alone = _drawn(Sampler([params[row]], CPU, counts[row : row + 1]), logits[row : row + 1])
         assert alone[0][0] == together[0][row]
         assert alone[1][0] == pytest.approx(together[1][row], abs=1e-6)
 
@@ -95,7 +106,7 @@ def test_a_row_draws_its_tokens_by_their_numbers_however_many_draws_there_are():
     sampler = Sampler(params, CPU, first)
     for draw in range(2 * DRAWS_AT_ONCE + 3):
         u = uniforms(np.array([1, 2, 3], np.uint64), first + draw)
-        assert sampler.draw(torch.zeros(3, 2))[0] == (u >= 0.5).tolist()
+        assert _drawn(sampler, torch.zeros(3, 2))[0] == (u >= 0.5).tolist()
 
 
 @given(
@@ -109,14 +120,18 @@ def test_a_token_of_probability_zero_is_never_drawn(values, u):
     if not bool((logits > -1e9).any()):
         return
     probs = logits.softmax(-1)
-    token = inverse_cdf(probs, torch.tensor([u], dtype=torch.float64))
+    token, _ = inverse_cdf(probs, torch.tensor([u], dtype=torch.float64))
     assert probs[0, token] > 0
 
 
-def test_logits_that_are_not_finite_say_that_the_weights_diverged():
-    logits = torch.tensor([[0.0, float("nan")]])
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("vocab_size", [2, 256, 700])
+def test_logits_that_are_not_finite_say_so_when_the_draw_is_read(value, vocab_size):
+    logits = torch.full((1, vocab_size), float(value))
+    drawn = Sampler([SamplingParams()], CPU, np.array([0])).draw(logits)
+    assert 0 <= drawn[0, 0] < vocab_size  # the next step, which is launched before, looks it up
     with pytest.raises(ModelError, match="diverged"):
-        Sampler([SamplingParams()], CPU, np.array([0])).draw(logits)
+        checked_draws(drawn.numpy())
 
 
 def test_uniforms_are_even_and_depend_on_seed_and_count():
@@ -137,7 +152,7 @@ def test_a_draw_by_blocks_is_the_draw_over_the_whole_vocabulary(vocab_size, seed
     logits[0, vocab_size // 2] = 0
     probs = logits.softmax(-1)
     cdf = probs.cumsum(1)[0]
-    token = int(inverse_cdf(probs, torch.tensor([u], dtype=torch.float64)))
+    token = int(inverse_cdf(probs, torch.tensor([u], dtype=torch.float64))[0])
     assert probs[0, token] > 0
     # The first token whose cumulative probability exceeds u, up to the rounding of the sums.
     assert cdf[token] > u - 1e-12
@@ -158,7 +173,7 @@ def test_the_kernel_draws_what_a_draw_over_the_whole_vocabulary_does(dtype):
     params = [SamplingParams(temperature=(1.0, 0.5, 3.0)[n % 3], seed=n) for n in range(200)]
     temperatures = torch.tensor([[p.temperature] for p in params])
     counts = np.arange(200)
-    tokens, logprobs = Sampler(params, CPU, counts).draw(logits)
+    tokens, logprobs = _drawn(Sampler(params, CPU, counts), logits)
     exact = (logits.double() / temperatures).log_softmax(-1)
     cdf = exact.exp().cumsum(1)
     u = uniforms(np.arange(200).astype(np.uint64), counts)
@@ -182,9 +197,9 @@ def test_the_kernel_takes_the_first_of_the_largest_logits_where_it_is_greedy():
     logits = _large(3, 2)
     logits[0, [77, 5000]] = 50.0
     params = [SamplingParams(temperature=0.0, seed=1), SamplingParams(seed=2)]
-    tokens, logprobs = Sampler(params, CPU, np.array([0, 0])).draw(logits)
+    tokens, logprobs = _drawn(Sampler(params, CPU, np.array([0, 0])), logits)
     assert tokens[0] == 77 and logprobs[0] == pytest.approx(math.log(0.5), abs=1e-6)
-    assert tokens[1] == Sampler(params[1:], CPU, np.array([0])).draw(logits[1:])[0][0]
+    assert tokens[1] == _drawn(Sampler(params[1:], CPU, np.array([0])), logits[1:])[0][0]
 
 
 @pytest.mark.parametrize("value", ["nan", "inf"])
@@ -192,4 +207,4 @@ def test_logits_of_the_kernel_that_are_not_finite_say_so(value):
     logits = _large(4, 2)
     logits[1, 4000] = float(value)
     with pytest.raises(ModelError, match="diverged"):
-        Sampler([SamplingParams()] * 2, CPU, np.array([0, 0])).draw(logits)
+        _drawn(Sampler([SamplingParams()] * 2, CPU, np.array([0, 0])), logits)

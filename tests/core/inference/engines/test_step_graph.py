@@ -95,8 +95,8 @@ def test_the_stand_in_computes_nonsense_on_a_tensor_that_was_replaced():
         results = []
         for number in range(3):
             change(values, float(number))
-            inputs = np.array([number])
-            results.append(float(graph.step(inputs, lambda i: i + values[0])))
+            tokens, places = torch.tensor([10 * number]), np.array([number])
+            results.append(float(graph.step(tokens, places, lambda t, p: t + p + values[0])))
         return results
 
     def written(values, number):
@@ -105,8 +105,8 @@ def test_the_stand_in_computes_nonsense_on_a_tensor_that_was_replaced():
     def replaced(values, number):
         values[0] = torch.full((1,), number)
 
-    assert steps(written) == [0, 2, 4]
-    assert steps(replaced) == [0, 2, 3]  # 2 + the 1 that was there when it was captured
+    assert steps(written) == [0, 12, 24]
+    assert steps(replaced) == [0, 12, 23]  # 20 + 2 + the 1 that was there when it was captured
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
