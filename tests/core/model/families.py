@@ -1,0 +1,118 @@
+"""Model families of transformers that users bring, as tiny models with random weights."""
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+VOCAB = 64
+IDS = {"vocab_size": VOCAB, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
+SMALL = IDS | {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.2,
+}
+WIDE_HEADS = SMALL | {"head_dim": 12}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+LINEAR = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+WINDOW = 16
+"""The sliding window, which the sequences of the tests are longer than."""
+
+FULL_ATTENTION = {
+    "apertus": SMALL,
+    "arcee": SMALL,
+    "cohere": SMALL,
+    "ernie4_5": SMALL,
+    "gemma": WIDE_HEADS,
+    "glm": SMALL | {"head_dim": 8},
+    "glm4": SMALL | {"head_dim": 8},
+    "granite": SMALL | {"attention_multiplier": 0.5, "residual_multiplier": 0.7},
+    "granitemoe": SMALL | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "helium": SMALL,
+    "hunyuan_v1_dense": WIDE_HEADS,
+    "ministral3": WIDE_HEADS,
+    "mistral": SMALL | {"sliding_window": None},
+    "mixtral": SMALL | {"num_local_experts": 4},
+    "nanochat": SMALL,
+    "nemotron": SMALL,
+    "olmo": SMALL,
+    "olmo2": SMALL,
+    "olmoe": SMALL | {"num_experts": 4, "num_experts_per_tok": 2},
+    "phi": SMALL,
+    "phi3": SMALL,
+    "qwen2_moe": SMALL | EXPERTS | {"num_experts": 4, "shared_expert_intermediate_size": 24},
+    "qwen3_moe": WIDE_HEADS | EXPERTS | {"num_experts": 4},
+    "seed_oss": WIDE_HEADS,
+    "smollm3": SMALL,
+    "stablelm": SMALL,
+    "starcoder2": SMALL | {"sliding_window": None},
+}
+"""Families where a token sees all tokens before it, by keys of one width in all layers."""
+
+OTHERS = {
+    "cohere2": SMALL | {"sliding_window": WINDOW},
+    "deepseek_v3": SMALL
+    | {
+        "num_key_value_heads": 4,
+        "n_routed_experts": 4,
+        "n_group": 1,
+        "topk_group": 1,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+        "first_k_dense_replace": 1,
+    }
+    | EXPERTS,
+    "exaone4": SMALL | {"sliding_window": WINDOW},
+    "falcon_h1": SMALL
+    | {
+        "mamba_d_ssm": 64,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 8,
+        "mamba_d_state": 8,
+        "mamba_n_groups": 1,
+    },
+    "gemma2": WIDE_HEADS | {"sliding_window": WINDOW, "query_pre_attn_scalar": 8},
+    "gemma3_text": WIDE_HEADS
+    | {
+        "sliding_window": WINDOW,
+        "query_pre_attn_scalar": 8,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "gemma4_text": WIDE_HEADS | {"sliding_window": WINDOW},
+    "gpt_oss": WIDE_HEADS
+    | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
+    "lfm2": SMALL | {"layer_types": ["conv", "full_attention"] * 2},
+    "mamba2": IDS
+    | {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "state_size": 8,
+        "num_heads": 8,
+        "head_dim": 8,
+        "n_groups": 1,
+    },
+    "minimax": SMALL,
+    "olmo3": SMALL | {"sliding_window": WINDOW},
+    "qwen3_5_text": WIDE_HEADS | LINEAR,
+    "qwen3_next": WIDE_HEADS
+    | LINEAR
+    | EXPERTS
+    | {"num_experts": 4, "shared_expert_intermediate_size": 24},
+}
+"""Families with sliding windows, states of linear attention, or other keys and values."""
+
+
+def family_model(name, **changes):
+    """Returns a tiny model of a family, in float32, the same at each call."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(name, **(FULL_ATTENTION | OTHERS)[name] | changes)
+    return AutoModelForCausalLM.from_config(config).float().eval()
