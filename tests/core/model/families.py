@@ -34,13 +34,12 @@ FULL_ATTENTION = {
     "glm4": SMALL | {"head_dim": 8},
     "granite": SMALL | {"attention_multiplier": 0.5, "residual_multiplier": 0.7},
     "granitemoe": SMALL | {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "helium": SMALL,
+    "helium": SMALL | {"head_dim": 8},
     "hunyuan_v1_dense": WIDE_HEADS,
     "ministral3": WIDE_HEADS,
     "mistral": SMALL | {"sliding_window": None},
     "mixtral": SMALL | {"num_local_experts": 4},
     "nanochat": SMALL,
-    "nemotron": SMALL,
     "olmo": SMALL,
     "olmo2": SMALL,
     "olmoe": SMALL | {"num_experts": 4, "num_experts_per_tok": 2},
@@ -50,12 +49,13 @@ FULL_ATTENTION = {
     "qwen3_moe": WIDE_HEADS | EXPERTS | {"num_experts": 4},
     "seed_oss": WIDE_HEADS,
     "smollm3": SMALL,
-    "stablelm": SMALL,
     "starcoder2": SMALL | {"sliding_window": None},
 }
 """Families where a token sees all tokens before it, by keys of one width in all layers."""
 
 OTHERS = {
+    "stablelm": SMALL,
+    "nemotron": SMALL,
     "cohere2": SMALL | {"sliding_window": WINDOW},
     "deepseek_v3": SMALL
     | {

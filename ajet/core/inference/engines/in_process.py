@@ -47,7 +47,7 @@ from ajet.core.inference.engines.hf_forward import HfForward
 from ajet.core.inference.engines.step_graph import MakeGraph, cuda_graph_of
 from ajet.core.inference.stop_strings import first_stop
 from ajet.core.model.allocator import is_large, release_freed_memory
-from ajet.core.model.decoder import Decoder
+from ajet.core.model.flat_decoder import flat_decoder, has_flat_decoder
 
 KV_BYTES, KV_SHARE = 3 << 27, 0.1
 """Default budget for the keys and values of running rows, and again for those of the cache: so many
@@ -271,12 +271,13 @@ class InProcessEngine:
                 await asyncio.sleep(0.005)
 
     def _forward(self, model: Any) -> Forward:
-        is_flat = Decoder.supports(model)
-        graph = self._make_graph(model) if self._make_graph is not None and is_flat else None
+        is_flat = has_flat_decoder(model)
+        is_repeated = is_flat and flat_decoder(model).launches_the_same
+        graph = self._make_graph(model) if self._make_graph is not None and is_repeated else None
         if graph is None and next(model.parameters()).device.type == "cuda":
             logger.info(
-                "in-process engine: decode steps run eagerly: the model has no "
-                "flat forward, its weights are sharded, or ajet.rollout.cuda_graphs is false"
+                "in-process engine: decode steps run eagerly: the model has no flat forward or has "
+                "experts, its weights are sharded, or ajet.rollout.cuda_graphs is false"
             )
         if is_flat:
             return FlatForward(model, self._max_kv_tokens, graph=graph)

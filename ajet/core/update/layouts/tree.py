@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from ajet.core.common_prefix import common_length_of_ids
 from ajet.core.model.attention.trie import Forest, lexicographic, trie_of_rows
-from ajet.core.model.decoder import Attend, Decoder
+from ajet.core.model.decoder import Attend
+from ajet.core.model.flat_decoder import flat_decoder
 from ajet.core.update.layouts.layout import ForwardOutput, Row
 from ajet.core.update.layouts.tree_attention import AttentionPlan, attention_plan, tree_attention
 from ajet.core.update.sequence import SequenceGroup
@@ -40,7 +41,7 @@ class FlatLayout:
         sequence: SequenceGroup | None,
         recompute: bool = False,
     ) -> None:
-        self.decoder = Decoder(model, recompute)
+        self.decoder = flat_decoder(model, recompute)
         if sequence is not None:
             sequence.check_heads(self.decoder.num_heads, self.decoder.num_kv_heads)
         self.model = model
