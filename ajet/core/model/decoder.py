@@ -38,6 +38,7 @@ class Decoder:
     """Computes a causal language model over a flat list of tokens; see the module's docstring."""
 
     launches_the_same = True
+    has_states = False
 
     def __init__(self, model: nn.Module, recompute: bool = False) -> None:
         """`recompute` has a backward pass compute each layer again, of which only the input is
@@ -80,8 +81,11 @@ class Decoder:
             and rope.get("partial_rotary_factor", 1.0) == 1.0
         )
 
-    def __call__(self, token_ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
-        """Returns the final hidden states ``[N, hidden]``, already normalised."""
+    def __call__(
+        self, token_ids_N: Tensor, positions_N: Tensor, attend: Attend, forest: object = None
+    ) -> Tensor:
+        """Returns the final hidden states ``[N, hidden]``, already normalised. The `forest`, which
+        other decoders need, is not used."""
         return run_unsharded(self._model, self._hidden, token_ids_N, positions_N, attend)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:

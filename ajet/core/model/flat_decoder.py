@@ -12,6 +12,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from ajet.core.model.attention.trie import Forest
 from ajet.core.model.decoder import Attend, Decoder
 from ajet.core.model.module_decoder import ModuleDecoder
 
@@ -29,7 +30,18 @@ class FlatDecoder(Protocol):
         """Is true if a pass over as many tokens always launches the same operators."""
         ...
 
-    def __call__(self, token_ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
+    @property
+    def has_states(self) -> bool:
+        """Is true if layers carry a state along a sequence: a call then needs the forest."""
+        ...
+
+    def __call__(
+        self,
+        token_ids_N: Tensor,
+        positions_N: Tensor,
+        attend: Attend,
+        forest: Forest | None = None,
+    ) -> Tensor:
         """Returns the final hidden states ``[N, hidden]``, already normalised."""
         ...
 

@@ -5,9 +5,11 @@ attention function up in a registry; the one that is registered here hands queri
 to the `attend` that the call of the model was given, and without one computes as transformers does.
 All else is the model's own code: norms, rotary positions, experts, multipliers.
 
-Not covered: layers that do not see all tokens before (sliding windows, linear attention), scores
-that are capped or have sinks, keys and values of different widths, families that no test has
-compared (`FAMILIES`).
+Layers that carry a state along a sequence (linear attention, short convolutions) are computed from
+the forest of the tokens (branch_states.py).
+
+Not covered: sliding windows, scores that are capped or have sinks, keys and values of different
+widths, families that no test has compared (`FAMILIES`).
 """
 
 from typing import Any
@@ -18,15 +20,28 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from ajet.core.model.attention.trie import Forest
+from ajet.core.model.branch_states import SegmentPlan, compute_by_segments
 from ajet.core.model.decoder import Attend, recompute_layers, run_unsharded, unwrapped
 
 FAMILIES = frozenset(
-    "apertus arcee cohere ernie4_5 gemma glm glm4 granite granitemoe helium hunyuan_v1_dense "
-    "ministral3 mistral mixtral nanochat olmo olmo2 olmoe phi phi3 qwen2_moe qwen3_moe seed_oss "
-    "smollm3 starcoder2".split()
+    (
+        *("apertus", "arcee", "cohere", "ernie4_5", "gemma", "glm", "glm4", "granite"),
+        *("granitemoe", "helium", "hunyuan_v1_dense", "ministral3", "mistral", "mixtral"),
+        *("nanochat", "olmo", "olmo2", "olmoe", "phi", "phi3", "qwen2_moe", "qwen3_moe"),
+        *("seed_oss", "smollm3", "starcoder2"),
+    )
+)
+FAMILIES_WITH_STATES = frozenset(
+    (
+        *("lfm2", "lfm2_moe", "lfm3", "olmo_hybrid"),
+        *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
+    )
 )
 """The model types whose numbers a test compares with those of transformers' own attention."""
 
+LAYERS_WITH_STATES = {"linear_attention": "linear_attn", "conv": "conv"}
+"""The types of layers with a state, and the module of each that has it."""
 GIVEN = "ajet"
 """The attention's name in transformers' registries."""
 
@@ -42,6 +57,9 @@ class ModuleDecoder:
         if not self.supports(model):
             raise ValueError(f"no flat forward for model type {config.model_type!r}")
         config._attn_implementation = GIVEN
+        self.has_states: bool = config.model_type in FAMILIES_WITH_STATES
+        if self.has_states:
+            _compute_states_by_segments(base.base_model, config.layer_types)
         if recompute:
             recompute_layers(base)
         self.num_layers: int = config.num_hidden_layers
@@ -63,10 +81,10 @@ class ModuleDecoder:
         rope = getattr(config, "rope_parameters", None) or {}
         layer_types = set(getattr(config, "layer_types", None) or ())
         return (
-            config.model_type in FAMILIES
+            config.model_type in FAMILIES | FAMILIES_WITH_STATES
             and hasattr(base, "lm_head")
             and config._attn_implementation in ("sdpa", GIVEN)
-            and layer_types <= {"full_attention"}
+            and layer_types <= {"full_attention", *LAYERS_WITH_STATES}
             and not (getattr(config, "sliding_window", None) and not layer_types)
             # Rotary tables that change with the longest sequence in the batch.
             and rope.get("rope_type", "default") not in ("dynamic", "longrope")
@@ -81,9 +99,20 @@ class ModuleDecoder:
             for name in ("num_experts", "num_local_experts", "n_routed_experts")
         )
 
-    def __call__(self, token_ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
-        """Returns the final hidden states ``[N, hidden]``, already normalised."""
-        return run_unsharded(self._model, self._hidden, token_ids_N, positions_N, attend)
+    def __call__(
+        self,
+        token_ids_N: Tensor,
+        positions_N: Tensor,
+        attend: Attend,
+        forest: Forest | None = None,
+    ) -> Tensor:
+        """Returns the final hidden states ``[N, hidden]``, already normalised. With `has_states`
+        the `forest` of the tokens must be given."""
+        segments = None
+        if self.has_states:
+            assert forest is not None, "layers with a state need the forest"
+            segments = SegmentPlan(forest, token_ids_N.device)
+        return run_unsharded(self._model, self._hidden, token_ids_N, positions_N, attend, segments)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """Returns the next-token logits ``[N, vocab]`` in the model's dtype."""
@@ -105,7 +134,13 @@ class ModuleDecoder:
             return head.weight
         return None
 
-    def _hidden(self, token_ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
+    def _hidden(
+        self,
+        token_ids_N: Tensor,
+        positions_N: Tensor,
+        attend: Attend,
+        segments: SegmentPlan | None,
+    ) -> Tensor:
         out = self._base(
             input_ids=token_ids_N.unsqueeze(0),
             position_ids=positions_N.unsqueeze(0),
@@ -113,9 +148,17 @@ class ModuleDecoder:
             attention_mask=token_ids_N.new_empty(1, 1, 1, 1),
             use_cache=False,
             attend=attend,
+            **({} if segments is None else {"segments": segments}),
         )
         hidden: Tensor = out.last_hidden_state
         return hidden[0]
+
+
+def _compute_states_by_segments(base: Any, layer_types: list[str]) -> None:
+    """Has the layers with a state compute trees, if they do not yet."""
+    for layer, kind in zip(base.layers, layer_types, strict=True):
+        if kind in LAYERS_WITH_STATES:
+            compute_by_segments(getattr(layer, LAYERS_WITH_STATES[kind]))
 
 
 def _attend_as_given(
@@ -127,6 +170,7 @@ def _attend_as_given(
     *,
     scaling: float | None = None,
     attend: Attend | None = None,
+    segments: object = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention ``[1, N, heads, d]`` of a layer over ``[1, heads, N, d]``, by `attend` if it is

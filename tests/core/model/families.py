@@ -15,6 +15,7 @@ SMALL = IDS | {
 }
 WIDE_HEADS = SMALL | {"head_dim": 12}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+FOUR_EXPERTS = EXPERTS | {"num_experts": 4, "shared_expert_intermediate_size": 24}
 LINEAR = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
@@ -45,13 +46,26 @@ FULL_ATTENTION = {
     "olmoe": SMALL | {"num_experts": 4, "num_experts_per_tok": 2},
     "phi": SMALL,
     "phi3": SMALL,
-    "qwen2_moe": SMALL | EXPERTS | {"num_experts": 4, "shared_expert_intermediate_size": 24},
+    "qwen2_moe": SMALL | FOUR_EXPERTS,
     "qwen3_moe": WIDE_HEADS | EXPERTS | {"num_experts": 4},
     "seed_oss": WIDE_HEADS,
     "smollm3": SMALL,
     "starcoder2": SMALL | {"sliding_window": None},
 }
 """Families where a token sees all tokens before it, by keys of one width in all layers."""
+
+WITH_STATES = {
+    "lfm2": SMALL | {"layer_types": ["conv", "full_attention"] * 2},
+    "lfm2_moe": SMALL
+    | FOUR_EXPERTS
+    | {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
+    "lfm3": SMALL,
+    "olmo_hybrid": SMALL | LINEAR,
+    "qwen3_5_moe_text": WIDE_HEADS | LINEAR | FOUR_EXPERTS,
+    "qwen3_5_text": WIDE_HEADS | LINEAR,
+    "qwen3_next": WIDE_HEADS | LINEAR | FOUR_EXPERTS,
+}
+"""Families with layers of linear attention or short convolutions, and others of full attention."""
 
 OTHERS = {
     "stablelm": SMALL,
@@ -90,7 +104,6 @@ OTHERS = {
     "gemma4_text": WIDE_HEADS | {"sliding_window": WINDOW},
     "gpt_oss": WIDE_HEADS
     | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
-    "lfm2": SMALL | {"layer_types": ["conv", "full_attention"] * 2},
     "mamba2": IDS
     | {
         "hidden_size": 32,
@@ -102,17 +115,15 @@ OTHERS = {
     },
     "minimax": SMALL,
     "olmo3": SMALL | {"sliding_window": WINDOW},
-    "qwen3_5_text": WIDE_HEADS | LINEAR,
-    "qwen3_next": WIDE_HEADS
-    | LINEAR
-    | EXPERTS
-    | {"num_experts": 4, "shared_expert_intermediate_size": 24},
 }
-"""Families with sliding windows, states of linear attention, or other keys and values."""
+"""Families with sliding windows, other states, or other keys and values."""
+
+
+ALL = FULL_ATTENTION | WITH_STATES | OTHERS
 
 
 def family_model(name, **changes):
     """Returns a tiny model of a family, in float32, the same at each call."""
     torch.manual_seed(0)
-    config = AutoConfig.for_model(name, **(FULL_ATTENTION | OTHERS)[name] | changes)
+    config = AutoConfig.for_model(name, **ALL[name] | changes)
     return AutoModelForCausalLM.from_config(config).float().eval()

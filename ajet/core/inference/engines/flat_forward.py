@@ -5,10 +5,10 @@
     decode()        the last token of each row goes in, the logits of the next come out
     keep(), store() drop finished rows; hand their tokens to the cache for the next turn
 
-It computes with the policy's own modules (see model/flat_decoder.py), or, where weights are large and
-the device is a CPU, with packed copies of them (packed_decoder.py). Then a decode step attends with
-compiled kernels (tiled_batch.py), as it does on a CUDA GPU (cuda_batch.py); without them, and on
-other devices, it multiplies all segments at once (grid_batch.py). On a CUDA GPU new tokens are
+It computes with the policy's own modules (see model/flat_decoder.py), or, where weights are large
+and the device is a CPU, with packed copies of them (packed_decoder.py). Then a decode step attends
+with compiled kernels (tiled_batch.py), as it does on a CUDA GPU (cuda_batch.py); without them, and
+on other devices, it multiplies all segments at once (grid_batch.py). On a CUDA GPU new tokens are
 computed as one flat list (packed_prefill.py), and steps are captured and replayed (step_graph.py).
 
 Not covered: models without a flat decoder (hf_forward.py serves those).

@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ajet.core.common_prefix import common_length_of_ids
+from ajet.core.error_codes import Code
+from ajet.core.errors import ConfigError
 from ajet.core.model.attention.trie import Forest, lexicographic, trie_of_rows
 from ajet.core.model.decoder import Attend
 from ajet.core.model.flat_decoder import flat_decoder
@@ -43,6 +45,13 @@ class FlatLayout:
     ) -> None:
         self.decoder = flat_decoder(model, recompute)
         if sequence is not None:
+            if self.decoder.has_states:
+                raise ConfigError(
+                    f"ulysses_sequence_parallel_size={sequence.size}: the model's layers of linear "
+                    "attention or convolutions carry a state along a sequence, which cannot be "
+                    "divided; use 1",
+                    code=Code.PARALLEL_SIZE,
+                )
             sequence.check_heads(self.decoder.num_heads, self.decoder.num_kv_heads)
         self.model = model
         self.device = device
@@ -105,7 +114,7 @@ class FlatLayout:
             )
             first = self.sequence.local_slice(len(forest)).start
         ids, positions = (torch.from_numpy(t).to(self.device) for t in (ids_N, positions_N))
-        return self.decoder(ids, positions, attend), first
+        return self.decoder(ids, positions, attend, forest), first
 
 
 class TreeLayout(FlatLayout):
