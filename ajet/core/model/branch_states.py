@@ -14,10 +14,11 @@ A layer is called by its own forward, with an object in place of transformers' c
 the state and takes the new one.
 """
 
+import inspect
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -86,8 +87,8 @@ class SegmentPlan:
                     states.recurrent = torch.cat(recurrent).index_select(0, parents_S)
             out_SLD = layer(hidden_ND[index_SL], cache=states, attention_mask=None)
             outputs.append(out_SLD.flatten(0, 1).index_select(0, tokens))
+            assert states.conv is not None, "the layer has taken its cache"
             if batch.have_children:
-                assert states.conv is not None, "the layer has taken its cache"
                 conv.append(states.conv)
                 if states.recurrent is not None:
                     recurrent.append(states.recurrent)
@@ -132,21 +133,29 @@ class BranchStates:
         self.recurrent = state
 
 
+def takes_states(layer: nn.Module) -> bool:
+    """Tells whether a layer takes its states as `BranchStates` has them: older releases of
+    transformers named the argument otherwise."""
+    return "cache" in inspect.signature(type(layer).forward).parameters
+
+
 def compute_by_segments(layer: nn.Module) -> None:
     """Has a layer with a state compute a tree where its call is given a `SegmentPlan` as
     `segments`, and as before where it is not."""
-    if "forward" in layer.__dict__:
-        return  # it does already
-    own_forward = layer.forward
+    if "forward" not in layer.__dict__:
+        layer.forward = partial(_forward, layer.forward)
 
-    def forward(
-        hidden_states: Tensor, *args: Any, segments: SegmentPlan | None = None, **kwargs: Any
-    ) -> Tensor:
-        if segments is None:
-            return own_forward(hidden_states, *args, **kwargs)
-        return segments.compute(own_forward, hidden_states[0]).unsqueeze(0)
 
-    layer.forward = forward
+def _forward(
+    own_forward: Callable[..., Tensor],
+    hidden_states: Tensor,
+    *args: Any,
+    segments: SegmentPlan | None = None,
+    **kwargs: Any,
+) -> Tensor:
+    if segments is None:
+        return own_forward(hidden_states, *args, **kwargs)
+    return segments.compute(own_forward, hidden_states[0]).unsqueeze(0)
 
 
 def _batches(forest: Forest) -> list[SegmentBatch]:

@@ -15,6 +15,7 @@ Not covered: other families, sliding windows, rotary positions over a part of a 
 `Decoder.supports` says no, and flat_decoder.py what else there is.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -38,7 +39,7 @@ class Decoder:
     """Computes a causal language model over a flat list of tokens; see the module's docstring."""
 
     launches_the_same = True
-    has_states = False
+    longest_plain = math.inf
 
     def __init__(self, model: nn.Module, recompute: bool = False) -> None:
         """`recompute` has a backward pass compute each layer again, of which only the input is

@@ -31,8 +31,9 @@ class FlatDecoder(Protocol):
         ...
 
     @property
-    def has_states(self) -> bool:
-        """Is true if layers carry a state along a sequence: a call then needs the forest."""
+    def longest_plain(self) -> float:
+        """Is the longest sequence over which every layer is plain causal attention, by keys and
+        values of one width; a call over longer ones needs the forest."""
         ...
 
     def __call__(

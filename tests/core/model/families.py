@@ -67,9 +67,7 @@ WITH_STATES = {
 }
 """Families with layers of linear attention or short convolutions, and others of full attention."""
 
-OTHERS = {
-    "stablelm": SMALL,
-    "nemotron": SMALL,
+OTHER_ATTENTION = {
     "cohere2": SMALL | {"sliding_window": WINDOW},
     "deepseek_v3": SMALL
     | {
@@ -86,6 +84,27 @@ OTHERS = {
     }
     | EXPERTS,
     "exaone4": SMALL | {"sliding_window": WINDOW},
+    "gemma3_text": WIDE_HEADS
+    | {
+        "sliding_window": WINDOW,
+        "query_pre_attn_scalar": 8,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "gemma4_text": WIDE_HEADS
+    | {
+        "sliding_window": WINDOW,
+        "global_head_dim": 16,
+        "vocab_size_per_layer_input": VOCAB,
+        "hidden_size_per_layer_input": 8,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "gpt_oss": WIDE_HEADS
+    | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
+    "olmo3": SMALL | {"sliding_window": WINDOW},
+}
+"""Families with sliding windows, attention sinks, narrow values, or layers that differ."""
+
+OTHERS = {
     "falcon_h1": SMALL
     | {
         "mamba_d_ssm": 64,
@@ -95,15 +114,6 @@ OTHERS = {
         "mamba_n_groups": 1,
     },
     "gemma2": WIDE_HEADS | {"sliding_window": WINDOW, "query_pre_attn_scalar": 8},
-    "gemma3_text": WIDE_HEADS
-    | {
-        "sliding_window": WINDOW,
-        "query_pre_attn_scalar": 8,
-        "layer_types": ["sliding_attention", "full_attention"] * 2,
-    },
-    "gemma4_text": WIDE_HEADS | {"sliding_window": WINDOW},
-    "gpt_oss": WIDE_HEADS
-    | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
     "mamba2": IDS
     | {
         "hidden_size": 32,
@@ -114,12 +124,13 @@ OTHERS = {
         "n_groups": 1,
     },
     "minimax": SMALL,
-    "olmo3": SMALL | {"sliding_window": WINDOW},
+    "nemotron": SMALL,
+    "stablelm": SMALL,
 }
-"""Families with sliding windows, other states, or other keys and values."""
+"""Families that have no flat forward."""
 
 
-ALL = FULL_ATTENTION | WITH_STATES | OTHERS
+ALL = FULL_ATTENTION | OTHER_ATTENTION | WITH_STATES | OTHERS
 
 
 def family_model(name, **changes):

@@ -1,5 +1,7 @@
 """Layers with a state over a tree: batches by hand, and a layer whose state is a sum."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -98,6 +100,17 @@ def test_a_layer_is_wrapped_once_and_computes_as_before_without_segments():
     assert layer(torch.ones(1, 3, 1)).flatten().tolist() == [0, 1 + 2, 2 + 2]
 
 
+def test_a_copy_of_a_model_computes_with_its_own_weights():
+    model = family_model("lfm2")
+    make_layout(model, "tree")
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.zero_()
+    ids = torch.arange(1, 9)[None]
+    assert torch.equal(copied(ids).logits, family_model("lfm2")(ids).logits)
+
+
 def test_ranks_cannot_share_a_sequence_with_a_state():
-    with pytest.raises(ConfigError, match="ulysses_sequence_parallel_size=2: the model's layers"):
+    with pytest.raises(ConfigError, match="ulysses_sequence_parallel_size=2: layers of the model"):
         make_layout(family_model("lfm2"), "tree", sequence=SequenceGroup(0, 2, None))

@@ -3,6 +3,7 @@ in the engine and in an update, for each family that it takes."""
 
 import asyncio
 import json
+import math
 
 import numpy as np
 import pytest
@@ -15,11 +16,19 @@ from ajet.core.inference.engines.forward import BatchRow
 from ajet.core.inference.engines.in_process import InProcessEngine
 from ajet.core.model.decoder import Decoder
 from ajet.core.model.flat_decoder import flat_decoder, has_flat_decoder
-from ajet.core.model.module_decoder import FAMILIES, FAMILIES_WITH_STATES, ModuleDecoder
+from ajet.core.model.module_decoder import FAMILIES, ModuleDecoder
 from ajet.core.update.layouts import make_layout
 from ajet.core.update.layouts.layout import rows_of
 from tests.core.inference.engines.taped_graph import TapedGraph
-from tests.core.model.families import ALL, FULL_ATTENTION, VOCAB, WINDOW, WITH_STATES, family_model
+from tests.core.model.families import (
+    ALL,
+    FULL_ATTENTION,
+    OTHER_ATTENTION,
+    VOCAB,
+    WINDOW,
+    WITH_STATES,
+    family_model,
+)
 from tests.core.update.update_fixtures import forked_groups
 
 
@@ -37,15 +46,20 @@ def gradients(model, layout, **options):
     return logprobs.detach(), grads
 
 
+TREES = FULL_ATTENTION | OTHER_ATTENTION | WITH_STATES
+
+
 def test_the_families_that_are_compared_are_those_that_are_taken():
-    models = {name: family_model(name) for name in ALL if name != "gemma4_text"}
+    models = {name: family_model(name) for name in ALL}
     taken = {name: flat_decoder(m) for name, m in models.items() if has_flat_decoder(m)}
-    with_states = {name for name, decoder in taken.items() if decoder.has_states}
-    assert with_states == set(WITH_STATES) == FAMILIES_WITH_STATES
-    assert taken.keys() - with_states == set(FULL_ATTENTION) == FAMILIES
+    assert taken.keys() == TREES.keys() == FAMILIES
+    longest = {name: decoder.longest_plain for name, decoder in taken.items()}
+    assert {name for name, length in longest.items() if length == math.inf} == set(FULL_ATTENTION)
+    windows = {name for name, length in longest.items() if length == WINDOW}
+    assert windows == {"cohere2", "exaone4", "gemma3_text", "olmo3"}
 
 
-@pytest.mark.parametrize("name", FULL_ATTENTION | WITH_STATES)
+@pytest.mark.parametrize("name", TREES)
 def test_log_probabilities_and_gradients_of_a_tree_are_those_of_padded_rows(name):
     expected, expected_grads = gradients(name, "padded")
     assert expected.std() > 0.05  # weights large enough for a difference to show
@@ -112,6 +126,28 @@ def test_a_decode_step_without_experts_can_be_captured():
     assert (eager[1], replayed[1]) == (0, 21) and eager[0] == replayed[0]
 
 
+@pytest.mark.parametrize("max_model_len, shares", [(WINDOW, True), (WINDOW + 1, False)])
+def test_the_engine_shares_prefixes_where_no_sequence_leaves_the_window(max_model_len, shares):
+    model = family_model("mistral", sliding_window=WINDOW)
+    engine = InProcessEngine(model, stop_token_ids=(), max_model_len=max_model_len)
+
+    async def twice():
+        sampling = SamplingParams(max_tokens=6, seed=1)
+        first = await engine.generate(range(1, 9), sampling, "e/0")
+        ids = [*first.prompt_ids, *first.token_ids]
+        replies = [first, await engine.generate(ids, sampling, "e/1")]
+        await engine.close()
+        return replies
+
+    for reply in asyncio.run(asyncio.wait_for(twice(), 60)):
+        ids = torch.tensor([[*reply.prompt_ids, *reply.token_ids]])
+        with torch.inference_mode():
+            logits = model(ids).logits[0, len(reply.prompt_ids) - 1 : -1]
+        expected = logits.log_softmax(-1).gather(1, torch.tensor(reply.token_ids)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(reply.logprobs), expected, rtol=1e-4, atol=5e-5)
+    assert (engine.stats.cached_prompt_tokens > 0) is shares
+
+
 def test_the_model_computes_as_before_where_no_attention_is_given(tmp_path):
     model = family_model("mistral")
     ids = torch.arange(1, 30).reshape(1, -1) % VOCAB
@@ -126,9 +162,6 @@ def test_the_model_computes_as_before_where_no_attention_is_given(tmp_path):
 @pytest.mark.parametrize(
     "name, changes",
     [
-        ("mistral", {"sliding_window": WINDOW}),
-        ("phi3", {"sliding_window": WINDOW}),
-        ("cohere2", {}),
         ("gemma2", {}),
         ("stablelm", {}),
         (

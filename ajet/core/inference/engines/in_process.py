@@ -272,14 +272,14 @@ class InProcessEngine:
 
     def _forward(self, model: Any) -> Forward:
         decoder = flat_decoder(model) if has_flat_decoder(model) else None
-        if decoder is not None and decoder.has_states:
-            decoder = None  # rows share keys and values of single tokens, which a state has not
+        if decoder is not None and decoder.longest_plain < self._max_model_len:
+            decoder = None  # rows share keys and values, which all later tokens see
         is_repeated = decoder is not None and decoder.launches_the_same
         graph = self._make_graph(model) if self._make_graph is not None and is_repeated else None
         if graph is None and next(model.parameters()).device.type == "cuda":
             logger.info(
-                "in-process engine: decode steps run eagerly: the model has no flat forward, has a "
-                "state or experts, its weights are sharded, or ajet.rollout.cuda_graphs is false"
+                "in-process engine: decode steps run eagerly: the model has no flat forward or has "
+                "experts, its weights are sharded, or ajet.rollout.cuda_graphs is false"
             )
         if decoder is not None:
             return FlatForward(model, self._max_kv_tokens, graph=graph)
