@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from loguru import logger
 
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.engines.batch import Batch
@@ -146,6 +147,30 @@ def test_the_engine_shares_prefixes_where_no_sequence_leaves_the_window(max_mode
         expected = logits.log_softmax(-1).gather(1, torch.tensor(reply.token_ids)[:, None])[:, 0]
         torch.testing.assert_close(torch.tensor(reply.logprobs), expected, rtol=1e-4, atol=5e-5)
     assert (engine.stats.cached_prompt_tokens > 0) is shares
+
+
+@pytest.mark.parametrize(
+    "name, changes, why",
+    [
+        (
+            "mistral",
+            {"sliding_window": WINDOW},
+            "ajet.rollout.max_model_len is beyond its window of 16 tokens",
+        ),
+        ("qwen3_5_text", {}, "not all of its layers are plain attention"),
+        ("stablelm", {}, "it has no flat forward"),
+        ("mistral", {}, None),
+    ],
+)
+def test_a_slower_way_of_sampling_is_said(name, changes, why):
+    said = []
+    number = logger.add(said.append, format="{message}", level="INFO")
+    engine = InProcessEngine(family_model(name, **changes), stop_token_ids=())
+    logger.remove(number)
+    asyncio.run(engine.close())
+    lines = [line for line in said if "without shared prefixes" in line]
+    assert len(lines) == (why is not None)
+    assert why is None or lines[0].endswith(f"without shared prefixes: {why}\n")
 
 
 def test_the_model_computes_as_before_where_no_attention_is_given(tmp_path):

@@ -47,7 +47,7 @@ from ajet.core.inference.engines.hf_forward import HfForward
 from ajet.core.inference.engines.step_graph import MakeGraph, cuda_graph_of
 from ajet.core.inference.stop_strings import first_stop
 from ajet.core.model.allocator import is_large, release_freed_memory
-from ajet.core.model.flat_decoder import flat_decoder, has_flat_decoder
+from ajet.core.model.flat_decoder import FlatDecoder, flat_decoder, has_flat_decoder
 
 KV_BYTES, KV_SHARE = 3 << 27, 0.1
 """Default budget for the keys and values of running rows, and again for those of the cache: so many
@@ -272,18 +272,22 @@ class InProcessEngine:
 
     def _forward(self, model: Any) -> Forward:
         decoder = flat_decoder(model) if has_flat_decoder(model) else None
-        if decoder is not None and decoder.longest_plain < self._max_model_len:
-            decoder = None  # rows share keys and values, which all later tokens see
-        is_repeated = decoder is not None and decoder.launches_the_same
-        graph = self._make_graph(model) if self._make_graph is not None and is_repeated else None
+        # Rows share keys and values, which all later tokens must see.
+        if decoder is None or decoder.longest_plain < self._max_model_len:
+            logger.info(
+                f"in-process engine: model type {model.config.model_type!r} is sampled by "
+                f"transformers' own forward, without shared prefixes: {_why_not_shared(decoder)}"
+            )
+            return HfForward(model, self._max_kv_tokens)
+        graph = None
+        if self._make_graph is not None and decoder.launches_the_same:
+            graph = self._make_graph(model)
         if graph is None and next(model.parameters()).device.type == "cuda":
             logger.info(
-                "in-process engine: decode steps run eagerly: the model has no flat forward or has "
-                "experts, its weights are sharded, or ajet.rollout.cuda_graphs is false"
+                "in-process engine: decode steps run eagerly: the model has experts, its weights "
+                "are sharded, or ajet.rollout.cuda_graphs is false"
             )
-        if decoder is not None:
-            return FlatForward(model, self._max_kv_tokens, graph=graph)
-        return HfForward(model, self._max_kv_tokens)
+        return FlatForward(model, self._max_kv_tokens, graph=graph)
 
     def _row(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
@@ -470,6 +474,14 @@ def kv_bytes(gpu_bytes: int) -> int:
     """Returns the budget on a GPU with so much memory, or on a CPU if that is 0. It follows from
     the whole memory, not from what is free: a run that is resumed must compute the same batches."""
     return max(KV_BYTES, int(KV_SHARE * gpu_bytes))
+
+
+def _why_not_shared(decoder: FlatDecoder | None) -> str:
+    if decoder is None:
+        return "it has no flat forward"
+    if decoder.longest_plain:
+        return f"ajet.rollout.max_model_len is beyond its window of {decoder.longest_plain} tokens"
+    return "not all of its layers are plain attention"
 
 
 def _gpu_bytes(model: Any) -> int:

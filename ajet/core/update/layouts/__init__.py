@@ -7,6 +7,7 @@ reads. Ignored: what the loss does with them.
 from typing import Any
 
 import torch
+from loguru import logger
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
@@ -43,6 +44,11 @@ def make_layout(
     flat = has_flat_decoder(model)
     if name == "auto":
         name = "tree" if flat else "padded"
+        if not flat:
+            logger.info(
+                f"batch_layout: model type {model.config.model_type!r} has no flat forward, so "
+                "updates compute padded rows, and no prefix once for all"
+            )
     if name != "padded" and not flat:
         raise ConfigError(
             f"batch_layout={name}: model type {model.config.model_type!r} has no flat forward; "
