@@ -158,7 +158,7 @@ class FlatForward:
             return CudaBatch, CacheLayout.of(slots_R, smallest=True)
         if self._graph is not None:
             return GraphBatch, GraphBatch.layout_of(slots_R)
-        if self._packed is not None and TiledBatch.supports(self._pool):
+        if TiledBatch.supports(self._pool):
             return TiledBatch, CacheLayout.of(slots_R, smallest=True)
         if self._prefers_grid:
             for smallest in (True, False):
