@@ -287,7 +287,8 @@ class InProcessEngine:
                 "in-process engine: decode steps run eagerly: the model has experts, its weights "
                 "are sharded, or ajet.rollout.cuda_graphs is false"
             )
-        return FlatForward(model, self._max_kv_tokens, graph=graph)
+        packs = len(self._models) == 1  # adapters share their base, and would each copy it
+        return FlatForward(model, self._max_kv_tokens, graph=graph, packs=packs)
 
     def _row(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
