@@ -77,12 +77,12 @@ class FlatForward:
         packs: bool = True,
         varlen_for: Callable[[Tensor], VarlenKernel | None] = varlen_kernel_for,
     ) -> None:
-        """`graph` captures decode steps, which are then replayed where they can be. `packs` allows
-        copies of the weights, which take as much memory as these. `varlen_for`
+        """`graph` captures decode steps, which are then replayed where they can be. Without `packs`
+        weights are copied (`PackedWeights`) for no model that `PackedDecoder` refuses. `varlen_for`
         takes keys ``[kv_heads, slots, d]`` and returns what attends to sequences of several
         lengths; where it returns a kernel new tokens are computed as one flat list."""
         self._packed: PackedDecoder | PackedWeights | None = None
-        if packs and PackedDecoder.supports(model):
+        if PackedDecoder.supports(model):
             self._decoder: FlatDecoder = PackedDecoder(model)
             self._packed = self._decoder
         else:
