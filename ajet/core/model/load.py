@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -177,11 +177,13 @@ def _gguf_source(file: Path) -> ModelSource:
             f"model '{file}': is a file but not a .gguf; give the folder around it",
             code=Code.MODEL_NOT_FOUND,
         )
-    if find_spec("gguf") is None:
+    try:
+        import_module("gguf")
+    except ImportError as error:
         raise ModelError(
-            f"model '{file}': reading GGUF needs a package: {extra_advice('gguf')}",
+            f"model '{file}': reading GGUF needs a package ({error}): {extra_advice('gguf')}",
             code=Code.PACKAGE_MISSING,
-        )
+        ) from error
     return ModelSource(str(file.parent), {"gguf_file": file.name})
 
 

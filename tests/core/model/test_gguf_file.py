@@ -1,5 +1,6 @@
 """A GGUF file is read once for a model, whose bits are those that transformers makes alone."""
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from ajet.core.errors import ModelError
 from ajet.core.model.gguf_file import gguf_read_once
 from ajet.core.model.load import load_model
 from tests.core.model.tiny_gguf import write_gguf
@@ -65,6 +67,17 @@ def test_nothing_is_kept_behind_the_load(file):
         assert gguf.GGUFReader is not names[0]
         raise ZeroDivisionError
     assert (gguf.GGUFReader, gguf.get_tensor_name_map) == names
+
+
+@pytest.mark.parametrize("missing", ["gguf", "yaml"])
+def test_without_the_package_or_what_it_needs_the_line_says_what_to_install(
+    file, monkeypatch, missing
+):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "gguf"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)  # as if it were not installed
+    with pytest.raises(ModelError, match=rf"needs a package \(.*{missing}.*\): pip install"):
+        load_model(str(file), device="cpu")
 
 
 def test_two_threads_that_load_at_the_same_time_both_get_their_model(tmp_path):
