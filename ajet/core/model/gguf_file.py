@@ -27,7 +27,7 @@ _ONE_AT_A_TIME = threading.Lock()
 @contextmanager
 def gguf_read_once() -> Iterator[None]:
     """Keeps what was read of GGUF files until the end of the block."""
-    gguf = import_module("gguf")
+    gguf: Any = import_module("gguf")
     with _ONE_AT_A_TIME:
         reader, name_map = gguf.GGUFReader, gguf.get_tensor_name_map
         gguf.GGUFReader, gguf.get_tensor_name_map = cache(_plain(reader)), cache(name_map)

@@ -3,6 +3,7 @@
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -43,9 +44,9 @@ def test_the_file_is_read_once_and_the_names_of_its_layers_are_made_once(file, m
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_weights_and_tokenizer_are_those_that_transformers_makes(file, dtype):
-    loaded = load_model(str(file), device="cpu", dtype=dtype)
+    loaded: Any = load_model(str(file), device="cpu", dtype=dtype)
     options = {"gguf_file": file.name}
-    tokenizer = AutoTokenizer.from_pretrained(str(file.parent), **options)
+    tokenizer: Any = AutoTokenizer.from_pretrained(str(file.parent), **options)
     model = AutoModelForCausalLM.from_pretrained(
         str(file.parent),
         dtype=getattr(torch, dtype),
