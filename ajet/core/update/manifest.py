@@ -47,7 +47,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 
 def find_fault(path: Path) -> str | None:
-    """Returns what is wrong with a checkpoint folder, or None; reads and hashes every file."""
+    """Returns what is wrong with a checkpoint folder, or None; compares the hash of every file."""
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
         if manifest["digest"] != digest(manifest) or manifest["format"] != FORMAT:
