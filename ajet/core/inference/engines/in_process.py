@@ -138,15 +138,15 @@ class InProcessEngine:
         self._gathers = gathers and not deterministic
         self._make_graph = make_graph
         num_kv_bytes = kv_bytes(_gpu_bytes(model)) // len(self._models)
-        self._max_kv_tokens = max_kv_tokens or max(
-            max_model_len, num_kv_bytes // _kv_bytes_per_token(model)
-        )
+        if max_kv_tokens is None and Decoder.supports(model):
+            max_kv_tokens = max(max_model_len, num_kv_bytes // _kv_bytes_per_token(model))
+        self._max_kv_tokens = max_kv_tokens or max_model_len
         on_cpu = next(model.parameters()).device.type == "cpu"
         self._releases_memory = deterministic and on_cpu and is_large(model)
         self._vocab_size: int = model.get_input_embeddings().weight.shape[0]
         self._batches = {
             name: Batch(
-                self._forward(each),
+                self._forward(each, max_kv_tokens, num_kv_bytes),
                 next(each.parameters()).device,
                 max_num_seqs=max_num_seqs,
                 eager=not deterministic,
@@ -270,7 +270,7 @@ class InProcessEngine:
             while self._thread.is_alive():
                 await asyncio.sleep(0.005)
 
-    def _forward(self, model: Any) -> Forward:
+    def _forward(self, model: Any, max_kv_tokens: int | None, max_kv_bytes: int) -> Forward:
         is_flat = Decoder.supports(model)
         graph = self._make_graph(model) if self._make_graph is not None and is_flat else None
         if graph is None and next(model.parameters()).device.type == "cuda":
@@ -280,7 +280,7 @@ class InProcessEngine:
             )
         if is_flat:
             return FlatForward(model, self._max_kv_tokens, graph=graph)
-        return HfForward(model, self._max_kv_tokens)
+        return HfForward(model, max_kv_tokens, max_kv_bytes)
 
     def _row(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
@@ -476,6 +476,7 @@ def _gpu_bytes(model: Any) -> int:
 
 
 def _kv_bytes_per_token(model: Any) -> int:
+    """Returns the size of a token's keys and values in a model with a flat forward."""
     config = model.config.get_text_config()
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
