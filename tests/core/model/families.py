@@ -34,7 +34,7 @@ FULL_ATTENTION = {
     "glm4": SMALL | {"head_dim": 8},
     "granite": SMALL | {"attention_multiplier": 0.5, "residual_multiplier": 0.7},
     "granitemoe": SMALL | {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "helium": SMALL,
+    "helium": SMALL | {"head_dim": 8},
     "hunyuan_v1_dense": WIDE_HEADS,
     "ministral3": WIDE_HEADS,
     "mistral": SMALL | {"sliding_window": None},
@@ -87,7 +87,7 @@ OTHERS = {
         "query_pre_attn_scalar": 8,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
     },
-    "gemma4_text": WIDE_HEADS | {"sliding_window": WINDOW},
+    "gemma4_text": WIDE_HEADS | {"sliding_window": WINDOW, "vocab_size_per_layer_input": VOCAB},
     "gpt_oss": WIDE_HEADS
     | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
     "lfm2": SMALL | {"layer_types": ["conv", "full_attention"] * 2},
