@@ -5,7 +5,9 @@
     SmolLM2.Q4_1.gguf           a GGUF file; its weights are expanded to `dtype`
     embedded:math               a model that comes with this package
 
-Of a multimodal checkpoint the text model is loaded (multimodal.py). Every failure is a `ModelError` whose one line says what is wrong, where, and what to do.
+Of a multimodal checkpoint the text model is loaded (multimodal.py).
+
+Every failure is a `ModelError` whose one line says what is wrong, where, and what to do.
 """
 
 import re

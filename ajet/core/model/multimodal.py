@@ -35,12 +35,15 @@ PROCESSOR_FILES = (
 
 
 def text_config_of(name_or_path: str, **options: Any) -> PreTrainedConfig | None:
-    """Returns the config of the text model inside a multimodal checkpoint, None for other ones."""
+    """Returns the config of the text model inside a multimodal checkpoint; None where transformers
+    loads the checkpoint itself as a causal language model."""
     config = AutoConfig.from_pretrained(name_or_path, **options)
     text_config: Any = config.get_text_config()
     if text_config is config:
         return None
     if type(text_config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+            return None
         raise _unsupported(name_or_path, config)
     # Where the two differ, the whole model's class has tied the weights or not.
     text_config.tie_word_embeddings = config.tie_word_embeddings

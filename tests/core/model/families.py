@@ -24,6 +24,9 @@ LINEAR = {
 WINDOW = 16
 """The sliding window, which the sequences of the tests are longer than."""
 
+FIRST = {"llama": SMALL, "qwen2": SMALL, "qwen3": WIDE_HEADS}
+"""Families of the first flat forward."""
+
 FULL_ATTENTION = {
     "apertus": SMALL,
     "arcee": SMALL,
@@ -79,6 +82,7 @@ OTHERS = {
         "mamba_d_head": 8,
         "mamba_d_state": 8,
         "mamba_n_groups": 1,
+        "mamba_chunk_size": 16,
     },
     "gemma2": WIDE_HEADS | {"sliding_window": WINDOW, "query_pre_attn_scalar": 8},
     "gemma3_text": WIDE_HEADS
@@ -99,6 +103,7 @@ OTHERS = {
         "num_heads": 8,
         "head_dim": 8,
         "n_groups": 1,
+        "chunk_size": 16,
     },
     "minimax": SMALL,
     "olmo3": SMALL | {"sliding_window": WINDOW},
@@ -110,9 +115,11 @@ OTHERS = {
 }
 """Families with sliding windows, states of linear attention, or other keys and values."""
 
+FAMILIES = FIRST | FULL_ATTENTION | OTHERS
+
 
 def family_model(name, **changes):
     """Returns a tiny model of a family, in float32, the same at each call."""
     torch.manual_seed(0)
-    config = AutoConfig.for_model(name, **(FULL_ATTENTION | OTHERS)[name] | changes)
+    config = AutoConfig.for_model(name, **FAMILIES[name] | changes)
     return AutoModelForCausalLM.from_config(config).float().eval()
