@@ -221,6 +221,58 @@ def layouts(args: Namespace) -> Figures:
     return figures
 
 
+FAMILIES: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": None},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
+    "gemma3_text": {"sliding_window": 32},
+    "gpt_oss": {"sliding_window": 32, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_5_text": {
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+    },
+}
+"""One family of each kind of attention, with what it has beside the sizes of all."""
+
+
+def families(args: Namespace) -> Figures:
+    """Compares log-probabilities and gradients of families beside Qwen2, as trees in float32, with
+    padded ones on the CPU. A family without a flat forward in this release of transformers has no
+    figures."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from ajet.core.model.flat_decoder import has_flat_decoder
+    from ajet.core.update.layouts import make_layout
+    from ajet.core.update.layouts.layout import rows_of
+
+    rows = rows_of(make_samples(512, 2, 50, 20))
+    sizes = {"vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
+    sizes |= {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
+
+    def measured(model: Any, layout: str) -> tuple[Tensor, Tensor]:
+        output = make_layout(model, layout).forward(rows)
+        logprobs = output.head(output.features_UD)[output.index_M].log_softmax(-1)[:, 7]
+        logprobs.sum().backward()
+        named = sorted(model.named_parameters())
+        return logprobs, torch.cat([p.grad.flatten() for _, p in named if p.grad is not None])
+
+    figures: Figures = {}
+    for name, own in FAMILIES.items():
+        torch.manual_seed(0)
+        model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **sizes | own))
+        model = model.float().eval()
+        if not has_flat_decoder(model):
+            continue
+        there = copy.deepcopy(model).to(device_of(args))
+        pairs = zip(measured(there, "tree"), measured(model, "padded"), strict=True)
+        errors = [error_of(found, expected) for found, expected in pairs]
+        figures |= {f"{name}_logprobs": errors[0], f"{name}_gradient": errors[1]}
+        assert max(errors) < 2e-3, figures
+    return figures
+
+
 def checksum(args: Namespace) -> Figures:
     """Compares the checksum of a tensor on both devices, in two types and with an odd length."""
     from ajet.core.weight_sync.checksum import tensor_checksum
@@ -1011,6 +1063,7 @@ PARTS: dict[str, Part] = {
     "ceilings": Part(ceilings, 15, 30),
     "attention": Part(attention, 20, 60),
     "layouts": Part(layouts, 25, 60),
+    "families": Part(families, 25, 60),
     "prefill": Part(prefill, 25, 60),
     "engine": Part(engine, 30, 90),
     "graphs": Part(graphs, 40, 90),

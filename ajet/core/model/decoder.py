@@ -11,10 +11,11 @@ weights are shared, LoRA layers work, and gradients flow as usual.
 
 The layers of a wide model on a CPU are computed by wide_layer.py.
 
-Not covered: mixture of experts, sliding windows, multimodal inputs: `Decoder.supports` says no and
-the caller uses transformers' own forward.
+Not covered: other families, sliding windows, rotary positions over a part of a head:
+`Decoder.supports` says no, and flat_decoder.py what else there is.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -31,16 +32,19 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """``(layer, q [N, heads, d], k [N, kv_heads, d], v [N, kv_heads, d]) -> [N, heads, d]``; softmax
 scale ``d ** -0.5``; query head h reads key head ``h // (heads // kv_heads)``."""
 
-FAMILIES = ("qwen2", "qwen3", "llama")
+FAMILIES = frozenset(("qwen2", "qwen3", "llama"))
 
 
 class Decoder:
     """Computes a causal language model over a flat list of tokens; see the module's docstring."""
 
+    launches_the_same = True
+    longest_plain = math.inf
+
     def __init__(self, model: nn.Module, recompute: bool = False) -> None:
         """`recompute` has a backward pass compute each layer again, of which only the input is
         kept."""
-        base = _unwrapped(model)
+        base = unwrapped(model)
         config = base.config
         if not self.supports(model):
             raise ValueError(f"no flat forward for model type {config.model_type!r}")
@@ -65,7 +69,7 @@ class Decoder:
 
         A test compares the two.
         """
-        base = _unwrapped(model)
+        base = unwrapped(model)
         config = base.config
         if config.model_type not in FAMILIES or not hasattr(base, "lm_head"):
             return False
@@ -78,8 +82,11 @@ class Decoder:
             and rope.get("partial_rotary_factor", 1.0) == 1.0
         )
 
-    def __call__(self, token_ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
-        """Returns the final hidden states ``[N, hidden]``, already normalised."""
+    def __call__(
+        self, token_ids_N: Tensor, positions_N: Tensor, attend: Attend, forest: object = None
+    ) -> Tensor:
+        """Returns the final hidden states ``[N, hidden]``, already normalised. The `forest`, which
+        other decoders need, is not used."""
         return run_unsharded(self._model, self._hidden, token_ids_N, positions_N, attend)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
@@ -161,7 +168,13 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
-def _unwrapped(model: Any) -> Any:
+def recompute_layers(model: nn.Module) -> None:
+    """Has a backward pass compute each of the model's own layers again."""
+    for layer in decoder_layers(model):
+        layer.forward = partial(recomputed, layer.forward)
+
+
+def unwrapped(model: Any) -> Any:
     """Returns the causal model inside a peft wrapper, or the model itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 

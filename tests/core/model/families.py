@@ -15,6 +15,7 @@ SMALL = IDS | {
 }
 WIDE_HEADS = SMALL | {"head_dim": 12}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+FOUR_EXPERTS = EXPERTS | {"num_experts": 4, "shared_expert_intermediate_size": 24}
 LINEAR = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
@@ -25,7 +26,7 @@ WINDOW = 16
 """The sliding window, which the sequences of the tests are longer than."""
 
 FIRST = {"llama": SMALL, "qwen2": SMALL, "qwen3": WIDE_HEADS}
-"""Families of the first flat forward."""
+"""The families that `Decoder` is written for."""
 
 FULL_ATTENTION = {
     "apertus": SMALL,
@@ -43,22 +44,33 @@ FULL_ATTENTION = {
     "mistral": SMALL | {"sliding_window": None},
     "mixtral": SMALL | {"num_local_experts": 4},
     "nanochat": SMALL,
-    "nemotron": SMALL,
     "olmo": SMALL,
     "olmo2": SMALL,
     "olmoe": SMALL | {"num_experts": 4, "num_experts_per_tok": 2},
     "phi": SMALL,
     "phi3": SMALL,
-    "qwen2_moe": SMALL | EXPERTS | {"num_experts": 4, "shared_expert_intermediate_size": 24},
+    "qwen2_moe": SMALL | FOUR_EXPERTS,
     "qwen3_moe": WIDE_HEADS | EXPERTS | {"num_experts": 4},
     "seed_oss": WIDE_HEADS,
     "smollm3": SMALL,
-    "stablelm": SMALL,
     "starcoder2": SMALL | {"sliding_window": None},
 }
 """Families where a token sees all tokens before it, by keys of one width in all layers."""
 
-OTHERS = {
+WITH_STATES = {
+    "lfm2": SMALL | {"layer_types": ["conv", "full_attention"] * 2},
+    "lfm2_moe": SMALL
+    | FOUR_EXPERTS
+    | {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
+    "lfm3": SMALL,
+    "olmo_hybrid": SMALL | LINEAR,
+    "qwen3_5_moe_text": WIDE_HEADS | LINEAR | FOUR_EXPERTS,
+    "qwen3_5_text": WIDE_HEADS | LINEAR,
+    "qwen3_next": WIDE_HEADS | LINEAR | FOUR_EXPERTS,
+}
+"""Families with layers of linear attention or short convolutions, and others of full attention."""
+
+OTHER_ATTENTION = {
     "cohere2": SMALL | {"sliding_window": WINDOW},
     "deepseek_v3": SMALL
     | {
@@ -75,6 +87,27 @@ OTHERS = {
     }
     | EXPERTS,
     "exaone4": SMALL | {"sliding_window": WINDOW},
+    "gemma3_text": WIDE_HEADS
+    | {
+        "sliding_window": WINDOW,
+        "query_pre_attn_scalar": 8,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "gemma4_text": WIDE_HEADS
+    | {
+        "sliding_window": WINDOW,
+        "global_head_dim": 16,
+        "vocab_size_per_layer_input": VOCAB,
+        "hidden_size_per_layer_input": 8,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "gpt_oss": WIDE_HEADS
+    | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
+    "olmo3": SMALL | {"sliding_window": WINDOW},
+}
+"""Families with sliding windows, attention sinks, narrow values, or layers that differ."""
+
+OTHERS = {
     "falcon_h1": SMALL
     | {
         "mamba_d_ssm": 64,
@@ -85,16 +118,6 @@ OTHERS = {
         "mamba_chunk_size": 16,
     },
     "gemma2": WIDE_HEADS | {"sliding_window": WINDOW, "query_pre_attn_scalar": 8},
-    "gemma3_text": WIDE_HEADS
-    | {
-        "sliding_window": WINDOW,
-        "query_pre_attn_scalar": 8,
-        "layer_types": ["sliding_attention", "full_attention"] * 2,
-    },
-    "gemma4_text": WIDE_HEADS | {"sliding_window": WINDOW, "vocab_size_per_layer_input": VOCAB},
-    "gpt_oss": WIDE_HEADS
-    | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
-    "lfm2": SMALL | {"layer_types": ["conv", "full_attention"] * 2},
     "mamba2": IDS
     | {
         "hidden_size": 32,
@@ -106,20 +129,17 @@ OTHERS = {
         "chunk_size": 16,
     },
     "minimax": SMALL,
-    "olmo3": SMALL | {"sliding_window": WINDOW},
-    "qwen3_5_text": WIDE_HEADS | LINEAR,
-    "qwen3_next": WIDE_HEADS
-    | LINEAR
-    | EXPERTS
-    | {"num_experts": 4, "shared_expert_intermediate_size": 24},
+    "nemotron": SMALL,
+    "stablelm": SMALL,
 }
-"""Families with sliding windows, states of linear attention, or other keys and values."""
+"""Families that have no flat forward."""
 
-FAMILIES = FIRST | FULL_ATTENTION | OTHERS
+
+ALL = FULL_ATTENTION | OTHER_ATTENTION | WITH_STATES | OTHERS
 
 
 def family_model(name, **changes):
     """Returns a tiny model of a family, in float32, the same at each call."""
     torch.manual_seed(0)
-    config = AutoConfig.for_model(name, **FAMILIES[name] | changes)
+    config = AutoConfig.for_model(name, **(FIRST | ALL)[name] | changes)
     return AutoModelForCausalLM.from_config(config).float().eval()

@@ -1,11 +1,12 @@
 """Writes the table of docs/models.md: `python -m tests.core.model.families_page`."""
 
+import math
 import re
 from pathlib import Path
 
-from ajet.core.model.decoder import Decoder
+from ajet.core.model.flat_decoder import flat_decoder, has_flat_decoder
 from ajet.core.update.layouts import make_layout
-from tests.core.model.families import FAMILIES, family_model
+from tests.core.model.families import ALL, FIRST, family_model
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 FLOAT32_INSIDE = {
@@ -28,9 +29,10 @@ FLOAT32_INSIDE = {
 def table():
     """One row for each family: which path its engine and its update take, as the code answers."""
     lines = ["| `model_type` | engine | update | float64 |", "|---|---|---|---|"]
-    for name in sorted(FAMILIES):
+    for name in sorted(FIRST | ALL):
         model = family_model(name)
-        engine = "flat" if Decoder.supports(model) else "transformers'"
+        longest = flat_decoder(model).longest_plain if has_flat_decoder(model) else 0
+        engine = {0: "transformers'", math.inf: "shared"}.get(longest, "shared within the window")
         update = make_layout(model, "auto").name
         wide = "float32 inside" if name in FLOAT32_INSIDE else "whole"
         lines.append(f"| {name} | {engine} | {update} | {wide} |")

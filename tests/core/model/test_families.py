@@ -17,7 +17,7 @@ from ajet.core.update.layouts import make_layout
 from ajet.core.update.layouts.layout import rows_of
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import UpdateSettings
-from tests.core.model.families import FAMILIES, VOCAB, WINDOW, family_model
+from tests.core.model.families import ALL, FIRST, VOCAB, WINDOW, family_model
 from tests.core.model.families_page import FLOAT32_INSIDE, PAGE, table
 from tests.core.update.update_fixtures import sample
 
@@ -56,7 +56,7 @@ def _assert_exact(model, replies):
         torch.testing.assert_close(torch.tensor(reply.logprobs), expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", FIRST | ALL)
 def test_the_engine_returns_the_log_probabilities_of_the_model(name):
     model = family_model(name)
     replies = _sampled(model)
@@ -98,7 +98,7 @@ def _gradients(name, recompute, row_by_row):
     return logprobs.detach(), gradients
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", FIRST | ALL)
 def test_padded_rows_have_the_gradient_of_single_ones_with_and_without_recomputation(name):
     tolerance = 1e-6 if name in FLOAT32_INSIDE else 1e-13
     logprobs, expected = _gradients(name, False, row_by_row=True)

@@ -14,7 +14,7 @@ from ajet.core.update.checkpoint import save_checkpoint
 from ajet.core.update.export import export_model
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import LoraSettings, UpdateSettings
-from tests.core.model.families import FAMILIES, VOCAB
+from tests.core.model.families import ALL, VOCAB
 from tests.core.update.update_fixtures import forked_groups
 from tests.fakes import chat_tokenizer
 
@@ -44,7 +44,7 @@ def _saved(name, folder):
     text, vision = CHECKPOINTS[name]
     config = AutoConfig.for_model(
         name,
-        text_config=AutoConfig.for_model(text, **FAMILIES[text]).to_dict(),
+        text_config=AutoConfig.for_model(text, **ALL[text]).to_dict(),
         vision_config=vision,
     )
     torch.manual_seed(0)

@@ -42,6 +42,7 @@ from ajet.core.update.shards import copy_tensor, full_tensor, is_sharded
 from ajet.core.weight_sync.adapters import Adapters
 from ajet.core.weight_sync.live import LiveSource
 from ajet.core.weight_sync.load import BaseWeights, load_weights
+from tests.core.model.families import family_model
 
 # AdamW divides by sqrt(v) + eps: with its usual eps, a gradient that is rounding alone, which the
 # order of additions changes, would make a step of the size of lr.
@@ -56,6 +57,7 @@ class Case:
     settings: dict[str, Any] = field(default_factory=dict)
     sharding: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
+    family: str = ""
     is_float64: bool = False
     is_one_row: bool = False
     has_streams: bool = False
@@ -64,7 +66,7 @@ class Case:
     def new_model(self, ranks: Ranks = ONE_RANK) -> torch.nn.Module:
         """On other ranks than the first without memory: they get the weights from that one."""
         with torch.device("cpu" if ranks.rank == 0 else "meta"):
-            model = tiny_model(**self.model)
+            model = family_model(self.family) if self.family else tiny_model(**self.model)
         return to_float64(model) if self.is_float64 else model
 
     def samples(self, seed: int) -> list[TrainingSample]:
@@ -173,6 +175,9 @@ CASES = {
         in_sequence(2),
     ),
     "sequence_critic": Case(sharding=in_sequence(2), is_critic=True),
+    "experts": Case(dict(kl_loss_coef=0.1), family="qwen3_moe"),
+    "windows": Case(dict(kl_loss_coef=0.1, activation_checkpointing=True), family="gemma3_text"),
+    "states": Case(dict(kl_loss_coef=0.1), family="lfm2"),
     "sequence_of_four": Case(sharding=in_sequence(4)),  # fewer key-value heads than ranks
 }
 

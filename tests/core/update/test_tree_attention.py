@@ -5,6 +5,7 @@ import torch
 from ajet.core.model.attention.trie import forest_of_rows, trie_of_rows
 from ajet.core.model.attention.varlen_kernels import FlashKernel
 from ajet.core.model.attention.varlen_plan import VarlenPlan
+from ajet.core.model.attention.window_attention import WindowPlan
 from ajet.core.model.kernels.functions import kernels
 from ajet.core.update.layouts.attention_piece import (
     piece_backward,
@@ -23,16 +24,19 @@ def random_forest(seed):
     return trie_of_rows([rng.integers(0, 3, rng.integers(2, 12)) for _ in range(14)])
 
 
-def masked_attention(q, k, v, forest):
-    """The definition: softmax over ancestors, from a square mask."""
+def masked_attention(q, k, v, forest, window=1000, sinks=None):
+    """The definition: softmax over ancestors, and over the sinks, from a square mask."""
     mask = torch.full((len(forest), len(forest)), float("-inf"), dtype=q.dtype)
     for nodes in forest.row_nodes:
         for depth, node in enumerate(nodes):
-            mask[node, nodes[: depth + 1]] = 0
+            mask[node, nodes[max(0, depth + 1 - window) : depth + 1]] = 0
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     scores = torch.einsum("nhd,mhd->hnm", q, k) * q.shape[-1] ** -0.5 + mask
-    return torch.einsum("hnm,mhd->nhd", scores.softmax(-1), v)
+    if sinks is not None:
+        column = sinks[:, None, None].expand(-1, len(forest), 1)
+        scores = torch.cat((scores, column), dim=-1)
+    return torch.einsum("hnm,mhd->nhd", scores.softmax(-1)[..., : len(forest)], v)
 
 
 def test_padded_cells_never_leak_however_large_the_scores():
@@ -70,6 +74,7 @@ def calls_of_several_lengths(forest, q, k):
     return plan
 
 
+@pytest.mark.parametrize("with_sinks", [False, True], ids=["", "sinks"])
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(
     ("plan_of", "dim", "dtype", "rtol", "atol"),
@@ -80,7 +85,9 @@ def calls_of_several_lengths(forest, q, k):
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_each_plan_equals_attention_under_a_square_tree_mask(plan_of, dim, dtype, rtol, atol, seed):
+def test_each_plan_equals_attention_under_a_square_tree_mask(
+    plan_of, dim, dtype, rtol, atol, seed, with_sinks
+):
     forest = random_forest(seed)
     generator = torch.Generator().manual_seed(seed)
     q, k, v = (
@@ -88,12 +95,54 @@ def test_each_plan_equals_attention_under_a_square_tree_mask(plan_of, dim, dtype
         for heads in (4, 2, 2)
     )
     plan = plan_of(forest, q, k)
+    sinks = torch.randn(4, generator=generator, dtype=dtype).requires_grad_()
+    given = (q, k, v, sinks) if with_sinks else (q, k, v)
     probe = torch.randn(len(forest), 4, dim, generator=generator, dtype=dtype)
     results = []
-    for out in (tree_attention(q, k, v, plan), masked_attention(q, k, v, forest)):
-        results.append((out, *torch.autograd.grad((out * probe).sum(), (q, k, v))))
+    for out in (
+        tree_attention(q, k, v, plan, *given[3:]),
+        masked_attention(q, k, v, forest, 1000, *given[3:]),
+    ):
+        results.append((out, *torch.autograd.grad((out * probe).sum(), given)))
     for found, expected in zip(*results, strict=True):
         torch.testing.assert_close(found, expected, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("with_sinks", [False, True], ids=["", "sinks"])
+@pytest.mark.parametrize("block", [2, 256])
+@pytest.mark.parametrize("window", [1, 3, 8, 99])
+def test_a_window_hides_all_but_the_last_tokens_of_a_path(window, block, with_sinks, monkeypatch):
+    monkeypatch.setattr("ajet.core.model.attention.window_attention.MAX_BLOCK", block)
+    forest = random_forest(window)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(len(forest), heads, 8, generator=generator, dtype=torch.float64)
+        for heads in (4, 2, 2)
+    )
+    sinks = torch.randn(4, generator=generator, dtype=torch.float64)
+    given = [t.requires_grad_() for t in ((q, k, v, sinks) if with_sinks else (q, k, v))]
+    probe = torch.randn(len(forest), 4, 8, generator=generator, dtype=torch.float64)
+    plan = WindowPlan.of(forest, window, torch.device("cpu"))
+    results = []
+    for out in (
+        plan.attend(q, k, v, sinks if with_sinks else None),
+        masked_attention(q, k, v, forest, window, *given[3:]),
+    ):
+        results.append((out, *torch.autograd.grad((out * probe).sum(), given)))
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
+
+
+def test_a_block_has_the_keys_that_its_window_reaches_across_segments():
+    # 0 1 2 3 | 4 5      a window of 3: token 4 sees 2, 3 and itself, and 6 does as well
+    #         | 6
+    rows = [np.array([0, 1, 2, 3, 4, 5]), np.array([0, 1, 2, 3, 6])]
+    plan = WindowPlan.of(trie_of_rows(rows), 3, torch.device("cpu"))
+    assert plan.queries_BQ.tolist() == [[0, 1, 2], [3, 0, 0], [4, 5, 0], [6, 0, 0]]
+    assert plan.keys_BK.tolist() == [[0, 1, 2, 0], [1, 2, 3, 0], [2, 3, 4, 5], [2, 3, 6, 0]]
+    assert plan.sees_BQK[2, :2].int().tolist() == [[1, 1, 1, 0], [0, 1, 1, 1]]
+    assert plan.sees_BQK[3, 0].int().tolist() == [1, 1, 1, 0]
+    assert plan.place_N.tolist() == [0, 1, 2, 3, 6, 7, 9]
 
 
 def test_two_groups_with_a_system_prompt_take_one_call_for_each_level():

@@ -5,13 +5,13 @@
     decode()        the last token of each row goes in, the logits of the next come out
     keep(), store() drop finished rows; hand their tokens to the cache for the next turn
 
-It computes with the policy's own modules (see model/decoder.py), or, where weights are large and
-the device is a CPU, with packed copies of them (packed_decoder.py). Then a decode step attends with
-compiled kernels (tiled_batch.py), as it does on a CUDA GPU (cuda_batch.py); without them, and on
-other devices, it multiplies all segments at once (grid_batch.py). On a CUDA GPU new tokens are
+It computes with the policy's own modules (see model/flat_decoder.py), or, where weights are large
+and the device is a CPU, with packed copies of them (packed_decoder.py). Then a decode step attends
+with compiled kernels (tiled_batch.py), as it does on a CUDA GPU (cuda_batch.py); without them, and
+on other devices, it multiplies all segments at once (grid_batch.py). On a CUDA GPU new tokens are
 computed as one flat list (packed_prefill.py), and steps are captured and replayed (step_graph.py).
 
-Not covered: architectures that `Decoder.supports` refuses (hf_forward.py serves those).
+Not covered: models without a flat decoder (hf_forward.py serves those).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,7 +44,7 @@ from ajet.core.inference.engines.prefix_cache import PrefixCache, PrefixNode, pa
 from ajet.core.inference.engines.step_graph import Graph, StepGraph
 from ajet.core.inference.engines.tiled_batch import TiledBatch
 from ajet.core.model.attention.varlen_kernels import VarlenKernel, varlen_kernel_for
-from ajet.core.model.decoder import Decoder
+from ajet.core.model.flat_decoder import FlatDecoder, flat_decoder
 from ajet.core.model.kernels.functions import Kernels, attention_kernels_for
 from ajet.core.model.kernels.segments import AttentionSegment, SegmentTable
 
@@ -65,7 +65,7 @@ class PrefillChunk:
 
 
 class FlatForward:
-    """Computes forward passes of the Qwen2, Qwen3 and Llama family for the in-process engine."""
+    """Computes forward passes of a model with a flat decoder for the in-process engine."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class FlatForward:
         lengths; where it returns a kernel new tokens are computed as one flat list."""
         packed = PackedDecoder(model) if PackedDecoder.supports(model) else None
         self._packed = packed
-        self._decoder = packed or Decoder(model)
+        self._decoder: FlatDecoder = packed or flat_decoder(model)
         weight = next(model.parameters())
         # Where products are fast a dozen calls for each segment cost more than padding does.
         self._prefers_grid = packed is not None or weight.device.type != "cpu"
@@ -351,7 +351,7 @@ class KernelPrefillAttention:
     """Computes what `PrefillAttention` does with the compiled kernels, without padding."""
 
     def __init__(
-        self, pool: KVPool, chunks: list[PrefillChunk], decoder: Decoder, kernels: Kernels
+        self, pool: KVPool, chunks: list[PrefillChunk], decoder: FlatDecoder, kernels: Kernels
     ) -> None:
         self._pool, self._kernels = pool, kernels
         self._slots_N = pool.tensor(np.concatenate([chunk.slots for chunk in chunks]))

@@ -47,7 +47,7 @@ from ajet.core.inference.engines.hf_forward import HfForward
 from ajet.core.inference.engines.step_graph import MakeGraph, cuda_graph_of
 from ajet.core.inference.stop_strings import first_stop
 from ajet.core.model.allocator import is_large, release_freed_memory
-from ajet.core.model.decoder import Decoder
+from ajet.core.model.flat_decoder import FlatDecoder, flat_decoder, has_flat_decoder
 
 KV_BYTES, KV_SHARE = 3 << 27, 0.1
 """Default budget for the keys and values of running rows, and again for those of the cache: so many
@@ -138,15 +138,13 @@ class InProcessEngine:
         self._gathers = gathers and not deterministic
         self._make_graph = make_graph
         num_kv_bytes = kv_bytes(_gpu_bytes(model)) // len(self._models)
-        if max_kv_tokens is None and Decoder.supports(model):
-            max_kv_tokens = max(max_model_len, num_kv_bytes // _kv_bytes_per_token(model))
-        self._max_kv_tokens = max_kv_tokens or max_model_len
+        self._max_kv_tokens = max_kv_tokens
         on_cpu = next(model.parameters()).device.type == "cpu"
         self._releases_memory = deterministic and on_cpu and is_large(model)
         self._vocab_size: int = model.get_input_embeddings().weight.shape[0]
         self._batches = {
             name: Batch(
-                self._forward(each, max_kv_tokens, num_kv_bytes),
+                self._forward(each, num_kv_bytes),
                 next(each.parameters()).device,
                 max_num_seqs=max_num_seqs,
                 eager=not deterministic,
@@ -270,17 +268,27 @@ class InProcessEngine:
             while self._thread.is_alive():
                 await asyncio.sleep(0.005)
 
-    def _forward(self, model: Any, max_kv_tokens: int | None, max_kv_bytes: int) -> Forward:
-        is_flat = Decoder.supports(model)
-        graph = self._make_graph(model) if self._make_graph is not None and is_flat else None
+    def _forward(self, model: Any, num_kv_bytes: int) -> Forward:
+        decoder = flat_decoder(model) if has_flat_decoder(model) else None
+        # Rows share keys and values, which all later tokens must see.
+        if decoder is None or decoder.longest_plain < self._max_model_len:
+            logger.info(
+                f"in-process engine: model type {model.config.model_type!r} is sampled by "
+                f"transformers' own forward, without shared prefixes: {_why_not_shared(decoder)}"
+            )
+            return HfForward(model, self._max_kv_tokens, num_kv_bytes)
+        graph = None
+        if self._make_graph is not None and decoder.launches_the_same:
+            graph = self._make_graph(model)
         if graph is None and next(model.parameters()).device.type == "cuda":
             logger.info(
-                "in-process engine: decode steps run eagerly: the model has no "
-                "flat forward, its weights are sharded, or ajet.rollout.cuda_graphs is false"
+                "in-process engine: decode steps run eagerly: the model has experts, its weights "
+                "are sharded, or ajet.rollout.cuda_graphs is false"
             )
-        if is_flat:
-            return FlatForward(model, self._max_kv_tokens, graph=graph)
-        return HfForward(model, max_kv_tokens, max_kv_bytes)
+        kv_values = 2 * decoder.num_layers * decoder.num_kv_heads * decoder.head_dim
+        token_bytes = kv_values * next(model.parameters()).element_size()
+        num_tokens = self._max_kv_tokens or max(self._max_model_len, num_kv_bytes // token_bytes)
+        return FlatForward(model, num_tokens, graph=graph)
 
     def _row(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
@@ -296,11 +304,12 @@ class InProcessEngine:
         if sampling.max_tokens < 1:
             raise ValueError(f"request {request_id!r}: max_tokens is {sampling.max_tokens}")
         max_len = min(num_prompt + sampling.max_tokens, self._max_model_len)
-        if num_prompt >= self._max_model_len or max_len > self._max_kv_tokens:
+        budget = self._max_kv_tokens or self._max_model_len
+        if num_prompt >= self._max_model_len or max_len > budget:
             raise ContextOverflow(
                 f"request {request_id!r}: {num_prompt} prompt tokens, {sampling.max_tokens} new "
                 f"ones at most; max_model_len is {self._max_model_len}, "
-                f"the KV budget {self._max_kv_tokens}"
+                f"the KV budget {budget}"
             )
         stop_ids = self._stop_token_ids.union(sampling.stop_token_ids)
         stop_check = self._stop_check(sampling.stop)
@@ -469,20 +478,18 @@ def kv_bytes(gpu_bytes: int) -> int:
     return max(KV_BYTES, int(KV_SHARE * gpu_bytes))
 
 
+def _why_not_shared(decoder: FlatDecoder | None) -> str:
+    if decoder is None:
+        return "it has no flat forward"
+    if decoder.longest_plain:
+        return f"ajet.rollout.max_model_len is beyond its window of {decoder.longest_plain} tokens"
+    return "not all of its layers are plain attention"
+
+
 def _gpu_bytes(model: Any) -> int:
     device = next(model.parameters()).device
     is_gpu = device.type == "cuda"
     return torch.cuda.get_device_properties(device).total_memory if is_gpu else 0
-
-
-def _kv_bytes_per_token(model: Any) -> int:
-    """Returns the size of a token's keys and values in a model with a flat forward."""
-    config = model.config.get_text_config()
-    heads = config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    itemsize = next(model.parameters()).element_size()
-    return 2 * config.num_hidden_layers * kv_heads * head_dim * itemsize
 
 
 def _post(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: Any) -> None:

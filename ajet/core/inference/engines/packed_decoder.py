@@ -110,7 +110,9 @@ class PackedDecoder(Decoder):
             and not is_sharded(model)
         )
 
-    def __call__(self, token_ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
+    def __call__(
+        self, token_ids_N: Tensor, positions_N: Tensor, attend: Attend, forest: object = None
+    ) -> Tensor:
         """Returns the final hidden states ``[N, hidden]``, already normalised."""
         if self._packed_head is None:
             self._packed = [PackedLayer.of(layer) for layer in self._layers]

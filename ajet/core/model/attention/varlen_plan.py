@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -66,6 +67,8 @@ class VarlenPlan:
     own: VarlenCall
     levels: tuple[VarlenLevel, ...]
     kernel: VarlenKernel
+
+    heads_dim: ClassVar[int] = 0
 
     @classmethod
     def of(

@@ -7,11 +7,12 @@ reads. Ignored: what the loss does with them.
 from typing import Any
 
 import torch
+from loguru import logger
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.model.allocator import is_large
-from ajet.core.model.decoder import Decoder
+from ajet.core.model.flat_decoder import has_flat_decoder
 from ajet.core.update.layouts.layout import Layout, device_of
 from ajet.core.update.layouts.packed import PackedLayout
 from ajet.core.update.layouts.padded import PaddedLayout
@@ -35,14 +36,19 @@ def make_layout(
 ) -> Layout:
     """Makes the layout `name` for a transformers model, which peft may have wrapped.
 
-    ``auto`` is the tree where the model family has a flat forward, else padded. `device` is where
+    ``auto`` is the tree where the model has a flat forward, else padded. `device` is where
     the passes are computed, if the weights may be elsewhere; `sequence` are the ranks that share
     their rows. `recompute` keeps only the input of each decoder layer for the backward pass, which
     computes the rest again; "auto" does so for a large model.
     """
-    flat = Decoder.supports(model)
+    flat = has_flat_decoder(model)
     if name == "auto":
         name = "tree" if flat else "padded"
+        if not flat:
+            logger.info(
+                f"batch_layout: model type {model.config.model_type!r} has no flat forward, so "
+                "updates compute padded rows, and no prefix once for all"
+            )
     if name != "padded" and not flat:
         raise ConfigError(
             f"batch_layout={name}: model type {model.config.model_type!r} has no flat forward; "

@@ -10,6 +10,7 @@ compiler. piece_plan.py serves those.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -24,6 +25,8 @@ class KernelPlan:
 
     kernels: Kernels
     table: SegmentTable
+
+    heads_dim: ClassVar[int] = 1
 
     @staticmethod
     def supports(q_NHd: Tensor) -> bool:

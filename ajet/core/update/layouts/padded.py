@@ -7,7 +7,6 @@ It works with any causal model, and the other layouts are tested against it.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.core.model.decoder import decoder_layers, recomputed
+from ajet.core.model.decoder import recompute_layers
 from ajet.core.update.layouts.layout import ForwardOutput, Row
 from ajet.core.update.sequence import SequenceGroup
 
@@ -39,8 +38,8 @@ class PaddedLayout:
             )
         self.model = model
         self.device = device
-        for layer in decoder_layers(model) if recompute else ():
-            layer.forward = partial(recomputed, layer.forward)
+        if recompute:
+            recompute_layers(model)
 
     def split(self, rows: Sequence[Row], budget: int) -> list[list[Row]]:
         batches: list[list[Row]] = []

@@ -10,6 +10,7 @@ other devices (attention_piece.py). tree_attention.py says how pieces become the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -42,6 +43,8 @@ class PiecePlan:
 
     segment_calls: tuple[SegmentCall, ...]
     inner_segments: tuple[TrieSegment, ...]
+
+    heads_dim: ClassVar[int] = 1
 
     @classmethod
     def of(cls, forest: Forest, device: torch.device) -> PiecePlan:

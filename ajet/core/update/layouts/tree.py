@@ -11,6 +11,7 @@ Where several ranks share a sequence, each has a part of the flat list: it compu
 layers of these tokens, and the loss of the trained tokens whose logits are there.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,8 +22,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ajet.core.common_prefix import common_length_of_ids
+from ajet.core.error_codes import Code
+from ajet.core.errors import ConfigError
 from ajet.core.model.attention.trie import Forest, lexicographic, trie_of_rows
-from ajet.core.model.decoder import Attend, Decoder
+from ajet.core.model.attention.window_attention import WindowPlan
+from ajet.core.model.decoder import Attend
+from ajet.core.model.flat_decoder import flat_decoder
 from ajet.core.update.layouts.layout import ForwardOutput, Row
 from ajet.core.update.layouts.tree_attention import AttentionPlan, attention_plan, tree_attention
 from ajet.core.update.sequence import SequenceGroup
@@ -40,8 +45,15 @@ class FlatLayout:
         sequence: SequenceGroup | None,
         recompute: bool = False,
     ) -> None:
-        self.decoder = Decoder(model, recompute)
+        self.decoder = flat_decoder(model, recompute)
         if sequence is not None:
+            if self.decoder.longest_plain < math.inf:
+                raise ConfigError(
+                    f"ulysses_sequence_parallel_size={sequence.size}: layers of the model have "
+                    "sliding windows, attention sinks, or a state along a sequence, which is not "
+                    "divided; use 1",
+                    code=Code.PARALLEL_SIZE,
+                )
             sequence.check_heads(self.decoder.num_heads, self.decoder.num_kv_heads)
         self.model = model
         self.device = device
@@ -87,12 +99,27 @@ class FlatLayout:
         """Returns the hidden states of this rank's tokens, and the flat index of the first of
         them.
         """
-        plan: AttentionPlan | None = None
+        deepest = int(forest.positions_N.max())
 
-        def whole(layer: int, q_NHd: Tensor, k_NKd: Tensor, v_NKd: Tensor) -> Tensor:
-            nonlocal plan
-            plan = plan or attention_plan(forest, q_NHd, k_NKd)
-            return tree_attention(q_NHd, k_NKd, v_NKd, plan)
+        plans: dict[tuple[int, ...], AttentionPlan] = {}  # layers may differ in their heads
+        windows: dict[int, WindowPlan] = {}
+
+        def whole(
+            layer: int,
+            q_NHd: Tensor,
+            k_NKd: Tensor,
+            v_NKd: Tensor,
+            window: int | None = None,
+            sinks: Tensor | None = None,
+        ) -> Tensor:
+            if window is not None and window <= deepest:
+                if window not in windows:
+                    windows[window] = WindowPlan.of(forest, window, q_NHd.device)
+                return windows[window].attend(q_NHd, k_NKd, v_NKd, sinks)
+            shapes = (*q_NHd.shape[1:], k_NKd.shape[1])
+            if shapes not in plans:
+                plans[shapes] = attention_plan(forest, q_NHd, k_NKd)
+            return tree_attention(q_NHd, k_NKd, v_NKd, plans[shapes], sinks)
 
         attend: Attend = whole
         ids_N, positions_N, first = forest.token_ids_N, forest.positions_N, 0
@@ -104,7 +131,7 @@ class FlatLayout:
             )
             first = self.sequence.local_slice(len(forest)).start
         ids, positions = (torch.from_numpy(t).to(self.device) for t in (ids_N, positions_N))
-        return self.decoder(ids, positions, attend), first
+        return self.decoder(ids, positions, attend, forest), first
 
 
 class TreeLayout(FlatLayout):

@@ -17,7 +17,7 @@ dropout.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -31,6 +31,9 @@ from ajet.core.update.layouts.piece_plan import PiecePlan
 
 class AttentionPlan(Protocol):
     """Computes the attention of one micro-batch; the same plan serves every layer."""
+
+    heads_dim: ClassVar[int]
+    """The dimension of the heads in the log-sum-exp, 0 or 1; the other one is the tokens'."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the output ``[N, heads, d]`` and a log-sum-exp in the plan's own layout."""
@@ -53,19 +56,39 @@ def attention_plan(forest: Forest, q_NHd: Tensor, k_NKd: Tensor) -> AttentionPla
     return PiecePlan.of(forest, q_NHd.device)
 
 
-def tree_attention(q_NHd: Tensor, k_NKd: Tensor, v_NKd: Tensor, plan: AttentionPlan) -> Tensor:
-    """Returns the attention ``[N, heads, d]``; the softmax scale is ``d ** -0.5``."""
-    return _TreeAttention.apply(q_NHd, k_NKd, v_NKd, plan)  # type: ignore[no-any-return]
+def tree_attention(
+    q_NHd: Tensor,
+    k_NKd: Tensor,
+    v_NKd: Tensor,
+    plan: AttentionPlan,
+    sinks_H: Tensor | None = None,
+) -> Tensor:
+    """Returns the attention ``[N, heads, d]``; the softmax scale is ``d ** -0.5``. `sinks_H` are
+    scores that take their part of each softmax and add nothing to the output: one more piece, with
+    a log-sum-exp of its own and an output of 0."""
+    return _TreeAttention.apply(q_NHd, k_NKd, v_NKd, plan, sinks_H)  # type: ignore[no-any-return]
 
 
 class _TreeAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, sinks: Tensor | None
+    ) -> Tensor:
         out, lse = plan.forward(q, k, v)
+        if sinks is not None:
+            total = lse.logaddexp(sinks.to(lse.dtype).unsqueeze(1 - plan.heads_dim))
+            share = (lse - total).exp().movedim(plan.heads_dim, 1)
+            out, lse = out * share.unsqueeze(-1).to(out.dtype), total
         ctx.plan = plan
-        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.save_for_backward(q, k, v, out, lse, *(() if sinks is None else (sinks,)))
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        return *ctx.plan.backward(grads[0].contiguous(), *ctx.saved_tensors), None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, Tensor | None]:
+        q, k, v, out, lse, *sinks = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        d_sinks: Tensor | None = None
+        if sinks:
+            weights_NH = (sinks[0] - lse.movedim(ctx.plan.heads_dim, 1)).exp()
+            d_sinks = -(weights_NH * (grad * out).sum(-1)).sum(0).to(sinks[0].dtype)
+        return *ctx.plan.backward(grad, q, k, v, out, lse), None, d_sinks

@@ -1,0 +1,103 @@
+"""Attention over a flattened trie where a token sees the last `window` tokens of its path alone.
+
+    path of a segment     0 1 2 3 4 5 6 7 8 9       window 4, a block of 3 queries
+    queries                           6 7 8
+    their keys                  3 4 5 6 7 8         masked to a band: 6 sees 3 to 6, 7 sees 4 to 7
+
+Queries are taken in blocks of one segment. A block's keys are the last ones on its path, whatever
+segments they are in, so a token costs as many products as a block has keys, however long its path.
+
+Everything is plain operators of torch, whose autograd has the backward pass. Not covered: a kernel
+that skips what the band masks (half of a block's products at the most).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from ajet.core.model.attention.trie import Forest, IntArray
+from ajet.core.model.precision import to_wide_dtype
+
+MAX_BLOCK = 256
+"""The queries of a block at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPlan:
+    """Holds the blocks of one micro-batch, which are the same in every layer with this window.
+
+    `queries_BQ` and `keys_BK` are flat tokens, padded with token 0; `sees_BQK` says which keys a
+    query sees. `place_N` is the place of each flat token among the queries of all blocks.
+    """
+
+    queries_BQ: Tensor
+    keys_BK: Tensor
+    sees_BQK: Tensor
+    place_N: Tensor
+
+    @classmethod
+    def of(cls, forest: Forest, window: int, device: torch.device) -> WindowPlan:
+        """Makes the blocks of a forest."""
+        size = min(window, MAX_BLOCK)
+        blocks: list[tuple[IntArray, IntArray]] = []
+        for own, path in _paths(forest):
+            for first in range(0, len(own), size):
+                queries = own[first : first + size]
+                end = len(path) - len(own) + first + len(queries)
+                blocks.append((queries, path[max(0, end - len(queries) - window + 1) : end]))
+        queries_BQ, is_query_BQ = _padded([queries for queries, _ in blocks])
+        keys_BK, is_key_BK = _padded([keys for _, keys in blocks])
+        distance = forest.positions_N[queries_BQ][:, :, None] - forest.positions_N[keys_BK][:, None]
+        sees_BQK = (distance >= 0) & (distance < window) & is_key_BK[:, None]
+        sees_BQK |= ~is_query_BQ[:, :, None]  # a row that sees nothing would be NaN
+        place_N = np.flatnonzero(is_query_BQ)[np.argsort(queries_BQ[is_query_BQ])]
+        arrays = (queries_BQ, keys_BK, sees_BQK, place_N)
+        return cls(*(torch.from_numpy(array).to(device) for array in arrays))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
+        """Returns the attention ``[N, heads, d]``. `sinks` ``[heads]`` are scores that take their
+        part of each softmax and add nothing to the output."""
+        group = q.shape[1] // k.shape[1]
+        q_BHQd = q[self.queries_BQ].transpose(1, 2)
+        k_BHKd, v_BHKd = (
+            t[self.keys_BK].repeat_interleave(group, dim=2).transpose(1, 2) for t in (k, v)
+        )
+        sees = self.sees_BQK.unsqueeze(1)
+        if sinks is None:
+            out = scaled_dot_product_attention(q_BHQd, k_BHKd, v_BHKd, attn_mask=sees)
+        else:
+            scores = to_wide_dtype(q_BHQd @ k_BHKd.mT) * q.shape[2] ** -0.5
+            scores = scores.masked_fill(~sees, float("-inf"))
+            column = to_wide_dtype(sinks)[:, None, None].expand(*scores.shape[:3], 1)
+            weights = torch.cat((scores, column), dim=-1).softmax(-1)[..., :-1]
+            out = weights.to(v.dtype) @ v_BHKd
+        return out.transpose(1, 2).flatten(0, 1).index_select(0, self.place_N)
+
+
+def _paths(forest: Forest) -> list[tuple[IntArray, IntArray]]:
+    """Returns the flat tokens of each segment, and those of its path from the root to its end."""
+    found: list[tuple[IntArray, IntArray]] = []
+    above: list[tuple[int, IntArray]] = []
+    for segment in forest.segments:
+        while above and above[-1][0] <= segment.start:
+            above.pop()
+        own = np.arange(segment.start, segment.stop)
+        path = np.concatenate((above[-1][1], own)) if above else own
+        found.append((own, path))
+        above.append((segment.end, path))
+    return found
+
+
+def _padded(arrays: list[IntArray]) -> tuple[IntArray, NDArray[np.bool_]]:
+    """Returns the arrays as rows of one, padded with 0, and which of its numbers are theirs."""
+    lengths = np.array([len(array) for array in arrays])
+    is_own = np.arange(lengths.max()) < lengths[:, None]
+    padded = np.zeros(is_own.shape, np.int64)
+    padded[is_own] = np.concatenate(arrays)
+    return padded, is_own

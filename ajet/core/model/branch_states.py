@@ -1,0 +1,226 @@
+"""Layers with a state (linear attention, short convolutions) over a tree of tokens.
+
+    flat tokens   s q a b c d        batches    [s q]          begins with no state
+    segments      s q [0:2]                     [a b] [c d]    both begin with the state after q
+                  a b [2:4]  c d [4:6]
+
+A token of such a layer sees those before it by a state that is carried along the sequence. A tree
+is computed segment by segment, parents first, each from the state that its parent ended with;
+autograd adds up the gradients of all children in it. Segments of one depth are computed together:
+those without children padded to one length, the others, whose last state must be exact, with those
+of their length.
+
+A layer is called by its own forward, with an object in place of transformers' cache that hands it
+the state and takes the new one.
+"""
+
+import inspect
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ajet.core.model.attention.trie import Forest
+
+MAX_PADDING = 1.5
+"""Segments without children are padded to at most this many times their own tokens."""
+
+
+@dataclass(frozen=True)
+class SegmentBatch:
+    """Segments that are computed together.
+
+    `index_SL` holds their flat tokens, at the right of a shorter one its last token again;
+    `is_token_SL` says which are no padding. `parents_S` holds the numbers of their parents among
+    the segments with children, in the order in which these are computed; it is None if they have
+    none.
+    """
+
+    index_SL: NDArray[np.int64]
+    is_token_SL: NDArray[np.bool_]
+    parents_S: NDArray[np.int64] | None
+    have_children: bool
+
+
+class SegmentPlan:
+    """Orders the segments of a forest for layers with a state, on one device."""
+
+    def __init__(self, forest: Forest, device: torch.device) -> None:
+        self._device = device
+        self.batches = _batches(forest)
+
+    @cached_property
+    def tensors(self) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+        """Returns the arrays of each batch on the device: flat tokens, those that are no padding as
+        indices of the flattened batch, parents."""
+        return [
+            (
+                self._to_device(batch.index_SL),
+                self._to_device(np.flatnonzero(batch.is_token_SL)),
+                None if batch.parents_S is None else self._to_device(batch.parents_S),
+            )
+            for batch in self.batches
+        ]
+
+    @cached_property
+    def place_N(self) -> Tensor:
+        """Returns the place of each flat token among the outputs of all batches."""
+        computed = np.concatenate([b.index_SL[b.is_token_SL] for b in self.batches])
+        return self._to_device(np.argsort(computed))
+
+    def compute(self, layer: Callable[..., Tensor], hidden_ND: Tensor) -> Tensor:
+        """Returns the outputs ``[N, D]`` of a layer with a state over hidden states ``[N, D]``."""
+        outputs: list[Tensor] = []
+        conv: list[Tensor] = []
+        recurrent: list[Tensor] = []
+        for batch, (index_SL, tokens, parents_S) in zip(self.batches, self.tensors, strict=True):
+            states = BranchStates()
+            if parents_S is not None:
+                states.conv = torch.cat(conv).index_select(0, parents_S)
+                if recurrent:
+                    states.recurrent = torch.cat(recurrent).index_select(0, parents_S)
+            out_SLD = layer(hidden_ND[index_SL], cache=states, attention_mask=None)
+            outputs.append(out_SLD.flatten(0, 1).index_select(0, tokens))
+            assert states.conv is not None, "the layer has taken its cache"
+            if batch.have_children:
+                conv.append(states.conv)
+                if states.recurrent is not None:
+                    recurrent.append(states.recurrent)
+        return torch.cat(outputs).index_select(0, self.place_N)
+
+    def _to_device(self, values: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(values).to(self._device)
+
+
+class BranchStates:
+    """Stands where a layer expects transformers' cache: the states that its segments begin with,
+    and then those that they end with."""
+
+    def __init__(self) -> None:
+        self.conv: Tensor | None = None
+        """The inputs of the convolution before the segments, ``[S, channels, kernel - 1]``."""
+        self.recurrent: Tensor | None = None
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        """Returns the inputs of the convolution before the segments."""
+        return self.conv
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        """Returns the state before the segments."""
+        return self.recurrent
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """Returns true: a segment of one token is then computed as longer ones are, and not by the
+        kernel that writes the new state over the old."""
+        return True
+
+    def update_conv_state(self, inputs: Tensor, layer_idx: int, conv_kernel_size: int) -> Tensor:
+        """Notes the last inputs of the convolution; returns those before and the given ones."""
+        width = conv_kernel_size - 1
+        before = self.conv if self.conv is not None else inputs.new_zeros(*inputs.shape[:2], width)
+        whole = torch.cat((before, inputs), dim=-1)
+        self.conv = whole[:, :, -width:]
+        return whole
+
+    def update_recurrent_state(self, state: Tensor, layer_idx: int) -> None:
+        """Notes the state after the segments."""
+        self.recurrent = state
+
+
+def takes_states(layer: nn.Module) -> bool:
+    """Tells whether a layer takes its states as `BranchStates` has them: older releases of
+    transformers named the argument otherwise."""
+    return "cache" in inspect.signature(type(layer).forward).parameters
+
+
+def compute_by_segments(layer: nn.Module) -> None:
+    """Has a layer with a state compute a tree where its call is given a `SegmentPlan` as
+    `segments`, and as before where it is not."""
+    if "forward" not in layer.__dict__:
+        layer.forward = partial(_forward, layer.forward)
+
+
+def _forward(
+    own_forward: Callable[..., Tensor],
+    hidden_states: Tensor,
+    *args: Any,
+    segments: SegmentPlan | None = None,
+    **kwargs: Any,
+) -> Tensor:
+    if segments is None:
+        return own_forward(hidden_states, *args, **kwargs)
+    return segments.compute(own_forward, hidden_states[0]).unsqueeze(0)
+
+
+def _batches(forest: Forest) -> list[SegmentBatch]:
+    """Returns the segments in batches, parents before children."""
+    depth_of, parent_of = _parents(forest)
+    levels: dict[int, list[int]] = defaultdict(list)
+    for number in range(len(forest.segments)):
+        levels[depth_of[number]].append(number)
+    lengths = [segment.stop - segment.start for segment in forest.segments]
+    is_inner = [segment.end > segment.stop for segment in forest.segments]
+    place: dict[int, int] = {}
+    batches: list[SegmentBatch] = []
+    for depth in sorted(levels):
+        inner: dict[int, list[int]] = defaultdict(list)
+        for number in levels[depth]:
+            if is_inner[number]:
+                inner[lengths[number]].append(number)
+        leaves = [number for number in levels[depth] if not is_inner[number]]
+        groups = [(each, True) for each in inner.values()]
+        groups += [(each, False) for each in _of_similar_length(leaves, lengths)]
+        for numbers, have_children in groups:
+            longest = max(lengths[number] for number in numbers)
+            starts = np.array([forest.segments[number].start for number in numbers])
+            own = np.array([lengths[number] for number in numbers])
+            columns = np.arange(longest)
+            parents = None if depth == 0 else np.array([place[parent_of[n]] for n in numbers])
+            batches.append(
+                SegmentBatch(
+                    starts[:, None] + np.minimum(columns, own[:, None] - 1),
+                    columns < own[:, None],
+                    parents,
+                    have_children,
+                )
+            )
+            if have_children:
+                place |= {number: len(place) + n for n, number in enumerate(numbers)}
+    return batches
+
+
+def _parents(forest: Forest) -> tuple[list[int], dict[int, int]]:
+    """Returns the depth of each segment, and the parent of those that have one."""
+    depths: list[int] = []
+    parents: dict[int, int] = {}
+    path: list[int] = []
+    for number, segment in enumerate(forest.segments):
+        while path and forest.segments[path[-1]].end <= segment.start:
+            path.pop()
+        if path:
+            parents[number] = path[-1]
+        depths.append(len(path))
+        path.append(number)
+    return depths, parents
+
+
+def _of_similar_length(numbers: list[int], lengths: list[int]) -> list[list[int]]:
+    """Returns these segments in groups whose padding is within `MAX_PADDING`."""
+    groups: list[list[int]] = []
+    num_tokens = 0
+    for number in sorted(numbers, key=lambda number: -lengths[number]):
+        if groups:
+            longest, count = lengths[groups[-1][0]], len(groups[-1]) + 1
+            if longest * count <= MAX_PADDING * (num_tokens + lengths[number]):
+                groups[-1].append(number)
+                num_tokens += lengths[number]
+                continue
+        groups.append([number])
+        num_tokens = lengths[number]
+    return groups

@@ -1,0 +1,173 @@
+"""Families beside Qwen2, Qwen3 and Llama: an update as a tree against padded batches, and sampling
+with shared prefixes against transformers' own forward.
+
+    python -m benchmarks.model_families [--rounds 3] [--threads 1] [--out FILE]
+
+Models with random weights, of one shape. Both ways compute the same (tests/core/model); they
+alternate within each round, and the ratio is of median processor seconds. The limit is the ratio of
+the tokens that each computes. Families whose layers are not all plain attention are sampled by
+transformers' forward alone. Claim: at least twice as fast for each family whose layers are.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from ajet.core.inference.endpoint import SamplingParams
+from ajet.core.inference.engines.hf_forward import HfForward
+from ajet.core.inference.engines.in_process import InProcessEngine
+from ajet.core.model.flat_decoder import flat_decoder
+from ajet.core.update.policy import Policy
+from ajet.core.update.settings import BatchLayout, UpdateSettings
+from benchmarks.update_layouts import VOCAB, Shape, make_samples
+
+GOAL = 2.0
+SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "pad_token_id": 0,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 352}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "smollm3": {},
+    "mistral": {"sliding_window": None},
+    "qwen3_moe": EXPERTS | {"num_experts": 8},
+    "gemma3_text": {"sliding_window": 128, "query_pre_attn_scalar": 32},
+    "gpt_oss": {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 128},
+    "qwen3_5_text": {
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 8,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+    },
+}
+UPDATE = Shape("4 groups of 8, 225/66", 4, 0, 225, (66,))
+SYSTEM, QUESTION, TURNS, REPLY, GROUPS, GROUP_SIZE = 150, 40, 3, 24, 4, 8
+
+
+def make_model(family: str) -> Any:
+    """Returns a model with random weights, the same at each call."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **SHAPE | FAMILIES[family])
+    return AutoModelForCausalLM.from_config(config).float().eval()
+
+
+def medians(ways: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Returns the median processor seconds of each way, which take turns; the first round is not
+    counted."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds + 1):
+        for name, run in ways.items():
+            started = time.process_time()
+            run()
+            seconds[name].append(time.process_time() - started)
+    return {name: statistics.median(found[1:]) for name, found in seconds.items()}
+
+
+def update(family: str, rounds: int) -> dict[str, Any]:
+    """Measures one update of the same samples in both layouts."""
+    samples = make_samples(UPDATE, np.random.default_rng(0))
+
+    def policy(layout: BatchLayout) -> Policy:
+        settings = UpdateSettings(lr=1e-6, batch_layout=layout, max_tokens_per_micro_batch=4096)
+        return Policy(make_model(family), settings)
+
+    policies = {"tree": policy("tree"), "padded": policy("padded")}
+    computed = {name: each.update(samples)["tree_tokens"] for name, each in policies.items()}
+    ways = {name: lambda each=each: each.update(samples) for name, each in policies.items()}
+    cpu_s = medians(ways, rounds)
+    return {
+        "cpu_s": cpu_s,
+        "ratio": cpu_s["padded"] / cpu_s["tree"],
+        "token_ratio": computed["padded"] / computed["tree"],
+    }
+
+
+class PlainEngine(InProcessEngine):
+    """Samples by transformers' own forward, whatever the model."""
+
+    def _forward(self, model: Any) -> HfForward:
+        return HfForward(model, self._max_kv_tokens)
+
+
+async def conversations(engine: InProcessEngine) -> None:
+    """Samples the turns of all episodes."""
+    rng = np.random.default_rng(0)
+    system = rng.integers(0, VOCAB, SYSTEM).tolist()
+    questions = [rng.integers(0, VOCAB, QUESTION).tolist() for _ in range(GROUPS)]
+
+    async def episode(number: int) -> None:
+        ids = [*system, *questions[number // GROUP_SIZE]]
+        engine.enter(name := f"e{number:02d}")
+        for turn in range(TURNS):
+            sampling = SamplingParams(max_tokens=REPLY, seed=100 * number + turn)
+            reply = await engine.generate(ids, sampling, f"{name}/{turn}")
+            ids = [*reply.prompt_ids, *reply.token_ids, number, turn]
+        engine.leave(name)
+
+    await asyncio.gather(*(episode(number) for number in range(GROUPS * GROUP_SIZE)))
+    await engine.close()
+
+
+def sampling(family: str, rounds: int) -> dict[str, Any] | None:
+    """Measures the same conversations in both ways; None where there is one."""
+    model = make_model(family)
+    if flat_decoder(model).longest_plain < SHAPE["vocab_size"]:
+        return None
+    kinds = {"shared": InProcessEngine, "plain": PlainEngine}
+    cpu_s = medians(
+        {
+            name: lambda kind=kind: asyncio.run(conversations(kind(model, stop_token_ids=())))
+            for name, kind in kinds.items()
+        },
+        rounds,
+    )
+    return {"cpu_s": cpu_s, "ratio": cpu_s["plain"] / cpu_s["shared"]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--families", nargs="*", default=list(FAMILIES))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/model_families.json"))
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    results = []
+    for family in args.families:
+        found = {
+            "family": family,
+            "update": update(family, args.rounds),
+            "sampling": sampling(family, args.rounds),
+        }
+        results.append(found)
+        print(json.dumps(found, indent=1), flush=True)
+    document = {
+        "threads": args.threads,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "goal": GOAL,
+        "results": results,
+    }
+    args.out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
