@@ -57,8 +57,11 @@ def load_text_model(
     whole = _load_whole(name_or_path, dtype=dtype, **options)
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(text_config, dtype=dtype)
-    setattr(model, model.base_model_prefix, _text_part(whole, model, name_or_path))
+    part = _text_part(whole, model, name_or_path)
+    setattr(model, model.base_model_prefix, part)
     model.set_output_embeddings(whole.get_output_embeddings())
+    part.config.tie_word_embeddings = text_config.tie_word_embeddings
+    model.config = part.config  # one for all modules: who changes it changes what they compute
     model.generation_config = whole.generation_config
     model.config.architectures = [type(model).__name__]  # servers read it from the saved folder
     return model.eval()

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -36,6 +37,7 @@ CHECKPOINTS = {
     "mistral3": ("mistral", VISION),
 }
 IDS = torch.arange(1, 40)[None]
+PADDED = UpdateSettings(batch_layout="padded")
 LORA = LoraSettings(rank=2, alpha=4, targets=("q_proj", "down_proj"))
 
 
@@ -72,8 +74,16 @@ def test_the_text_model_is_trained_and_exported_inside_the_whole(name, tmp_path)
     assert not any("vision" in each for each, _ in loaded.model.named_parameters())
     with torch.inference_mode():
         assert torch.equal(loaded.model(IDS).logits, whole(input_ids=IDS).logits)
+    assert {id(each.config) for each in loaded.model.modules() if hasattr(each, "config")} == {
+        id(loaded.model.config)
+    }
     policy = Policy(loaded.model, UpdateSettings(lr=1e-2))
-    policy.update(forked_groups(num_groups=1))
+    assert policy.layout.name == "tree"
+    samples = forked_groups(num_groups=1)
+    padded = Policy(load_model(str(tmp_path / "begun"), device="cpu").model, PADDED)
+    for found, expected in zip(policy.score(samples), padded.score(samples), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    policy.update(samples)
     path = save_checkpoint(tmp_path / "checkpoints", 1, *policy.state_dict())
     export_model(load_model(str(tmp_path / "begun"), device="cpu"), path, tmp_path / "out")
 
