@@ -1,15 +1,18 @@
 """Each family of families.py is right in the engine and in the update, and in docs/models.md."""
 
 import asyncio
+import inspect
 
 import numpy as np
 import pytest
 import torch
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
+from ajet.cli.model_findings import WITHOUT_CACHE, WITHOUT_TEXT_MODEL
 from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.inference.engines.hf_forward import HfForward
+from ajet.core.inference.engines.hf_forward import CACHE_NAMES, HfForward
 from ajet.core.inference.engines.in_process import InProcessEngine
 from ajet.core.model.decoder import decoder_layers
 from ajet.core.model.precision import to_float64
@@ -145,12 +148,21 @@ def test_a_budget_of_bytes_counts_states_and_keys_and_values():
 
 
 def test_a_model_without_a_cache_is_refused():
-    from transformers import OpenAIGPTConfig, OpenAIGPTLMHeadModel
-
-    model = OpenAIGPTLMHeadModel(OpenAIGPTConfig(vocab_size=VOCAB, n_embd=8, n_layer=1, n_head=2))
+    config = CONFIG_MAPPING["openai-gpt"](vocab_size=VOCAB, n_embd=8, n_layer=1, n_head=2)
+    model = AutoModelForCausalLM.from_config(config)
     with pytest.raises(ModelError, match="'openai-gpt' have no cache") as error:
         InProcessEngine(model, stop_token_ids=())
     assert error.value.code is Code.MODEL_UNSUPPORTED
+
+
+def test_the_types_that_check_refuses_are_those_that_transformers_lacks():
+    configs = {name: CONFIG_MAPPING[name] for name in WITHOUT_CACHE + WITHOUT_TEXT_MODEL}
+    for name in WITHOUT_CACHE:
+        model = MODEL_FOR_CAUSAL_LM_MAPPING[configs[name]]
+        assert not set(CACHE_NAMES) & set(inspect.signature(model.forward).parameters)
+    for name in WITHOUT_TEXT_MODEL:
+        text_config = configs[name]().get_text_config()
+        assert not {type(text_config), configs[name]} & set(MODEL_FOR_CAUSAL_LM_MAPPING)
 
 
 def test_the_page_has_every_family():
