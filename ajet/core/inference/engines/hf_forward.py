@@ -44,7 +44,7 @@ class HfForward:
         if not names:
             raise ModelError(
                 f"in-process engine: models of type {model.config.model_type!r} have no cache in "
-                "transformers, so none is sampled from here; name one of docs/models.md in "
+                "transformers, without which none is sampled; name one of docs/models.md in "
                 "ajet.model.path",
                 code=Code.MODEL_UNSUPPORTED,
             )
