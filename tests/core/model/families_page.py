@@ -20,6 +20,8 @@ FLOAT32_INSIDE = {
     "gemma4_text",
     "helium",
     "mamba2",
+    "olmo_hybrid",
+    "qwen3_5_moe_text",
     "qwen3_5_text",
     "qwen3_next",
 }

@@ -26,12 +26,12 @@ from tests.core.update.update_fixtures import sample
 
 
 async def _episode(engine, number, replies):
-    """Two turns. The four members of a group share their prompt, and end at different tokens."""
-    episode_id, group = f"e{number}", number // 4
+    """Two turns. The members of a group share their prompt, and end at different tokens."""
+    episode_id, group = f"e{number}", number // 2
     ids = [*range(1, WINDOW + 9), 10 + group, *range(1, 1 + 5 * group)]
     engine.enter(episode_id)
     for turn in range(2):
-        sampling = SamplingParams(max_tokens=2 + 3 * (number % 4), seed=10 * number + turn)
+        sampling = SamplingParams(max_tokens=2 + 2 * number, seed=10 * number + turn)
         reply = await engine.generate(ids, sampling, f"{episode_id}/{turn:04d}")
         replies.append(reply)
         ids = [*reply.prompt_ids, *reply.token_ids, 7, number, turn]
@@ -41,7 +41,7 @@ async def _episode(engine, number, replies):
 def _sampled(model, **options):
     async def run():
         engine, replies = InProcessEngine(model, stop_token_ids=(), **options), []
-        await asyncio.gather(*(_episode(engine, number, replies) for number in range(8)))
+        await asyncio.gather(*(_episode(engine, number, replies) for number in range(4)))
         await engine.close()
         return replies
 
@@ -63,14 +63,14 @@ def _assert_exact(model, replies):
 def test_the_engine_returns_the_log_probabilities_of_the_model(name):
     model = family_model(name)
     replies = _sampled(model)
-    assert sorted({len(reply.token_ids) for reply in replies}) == [2, 5, 8, 11]
+    assert sorted({len(reply.token_ids) for reply in replies}) == [2, 4, 6, 8]
     _assert_exact(model, replies)
 
 
 @pytest.mark.parametrize("name", ["qwen3_5_text", "minimax"])
 def test_rows_that_join_and_wait_are_exact(name):
     model = family_model(name)
-    _assert_exact(model, _sampled(model, max_num_seqs=3, deterministic=False, gathers=False))
+    _assert_exact(model, _sampled(model, max_num_seqs=2, deterministic=False, gathers=False))
 
 
 ROWS = [
@@ -78,7 +78,7 @@ ROWS = [
         np.random.default_rng(length).integers(1, VOCAB, length),
         "0" * 9 + "1" * (length - 15) + "0" * 4 + "11",
     )
-    for length in (18, 45, 33)
+    for length in (18, 41)
 ]
 
 
@@ -102,16 +102,14 @@ def _gradients(name, recompute, row_by_row):
 
 
 @pytest.mark.parametrize("name", FIRST | ALL)
-def test_padded_rows_have_the_gradient_of_single_ones_with_and_without_recomputation(name):
+def test_padded_rows_that_are_recomputed_have_the_gradient_of_single_ones(name):
     tolerance = 1e-6 if name in FLOAT32_INSIDE else 1e-13
     logprobs, expected = _gradients(name, False, row_by_row=True)
+    found, gradients = _gradients(name, True, row_by_row=False)
+    torch.testing.assert_close(found, logprobs, rtol=0, atol=10 * tolerance)
     largest = max(float(gradient.abs().max()) for gradient in expected.values())
-    for recompute in (False, True):
-        found, gradients = _gradients(name, recompute, row_by_row=False)
-        torch.testing.assert_close(found, logprobs, rtol=0, atol=tolerance * 10)
-        for weight, gradient in expected.items():
-            error = float((gradients[weight] - gradient).abs().max())
-            assert error <= tolerance * largest, weight
+    for weight, gradient in expected.items():
+        assert float((gradients[weight] - gradient).abs().max()) <= tolerance * largest, weight
 
 
 def test_an_expert_without_tokens_stays_as_it_is_and_its_state_is_saved():
@@ -124,13 +122,13 @@ def test_an_expert_without_tokens_stays_as_it_is_and_its_state_is_saved():
 
     trained = policy()
     with torch.no_grad():
-        router_of(trained).zero_()  # a tie, which sends all tokens to experts 0 and 1
+        router_of(trained).zero_()  # a tie, which sends all tokens to the same two of four experts
     experts = trained.model.model.layers[0].mlp.experts.down_proj
     before = experts.detach().clone()
     metrics = trained.update(ROWS)
     assert np.isfinite(metrics["grad_norm"]) and metrics["grad_norm"] > 0
     changed = (experts != before).flatten(1).any(1)
-    assert changed.tolist() == [True, True, False, False]
+    assert sorted(changed.tolist()) == [False, False, True, True]
     resumed = policy()
     resumed.load_state_dict(trained.state_dict())
     for each in (trained, resumed):
