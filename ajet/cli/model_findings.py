@@ -30,6 +30,10 @@ API_MODEL = re.compile(
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 WEIGHTS = ("*.safetensors", "*.bin")
 NO_TOKENIZER = "no tokenizer (tokenizer.json)"
+WITHOUT_CACHE = ("openai-gpt", "reformer", "rwkv", "xlnet")
+"""Types of models that keep no cache in transformers, so that the in-process engine has none."""
+WITHOUT_TEXT_MODEL = ("glm4v", "glm4v_moe", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
+"""Types of multimodal models for whose text transformers has no causal language model."""
 
 
 def model_findings(config: AjetConfig) -> Iterator[Finding]:
@@ -95,8 +99,24 @@ def _folder_findings(folder: Path, config: AjetConfig) -> Iterator[Finding]:
             f"{where}: its tokenizer has no chat template; give ajet.model.chat_template",
             Code.NO_CHAT_TEMPLATE,
         )
+    elif (kind := _model_type(folder)) in WITHOUT_CACHE + WITHOUT_TEXT_MODEL:
+        lack = "cache" if kind in WITHOUT_CACHE else "language model for their text alone"
+        yield Finding(
+            "error",
+            f"{where}: models of type {kind!r} have no {lack} in transformers; give a model of one "
+            "of the families of docs/models.md",
+            Code.MODEL_UNSUPPORTED,
+        )
     else:
         yield Finding("ok", f"{where}: weights, tokenizer and chat template are there")
+
+
+def _model_type(folder: Path) -> str | None:
+    try:
+        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None  # loading says what is wrong with it
+    return content.get("model_type") if isinstance(content, dict) else None
 
 
 def _gguf_finding(file: Path, where: str) -> Finding:

@@ -658,6 +658,7 @@ class Code(Enum):
             "a batch layout without a flat forward",
             "adapters on modules that it does not have",
             "memory estimates of a family that is not listed",
+            "a multimodal checkpoint without a language model for its text (docs/models.md)",
         ),
         "Take the setting that the line names, or another model.",
     )

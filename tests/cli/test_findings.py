@@ -66,6 +66,18 @@ def test_a_folder_without_weights_tokenizer_or_template_is_told(tmp_path):
     assert line.startswith("ok: ")
 
 
+@pytest.mark.parametrize(
+    ("kind", "lack"), [("rwkv", "cache"), ("qwen2_5_vl", "language model for their text alone")]
+)
+def test_a_type_of_model_that_cannot_be_trained_is_told(kind, lack, tmp_path):
+    for name in ("model.safetensors", "tokenizer.json", "chat_template.jinja"):
+        (tmp_path / name).touch()
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    (line,) = (line for line in lines(config_of(str(tmp_path))) if "model.path" in line)
+    assert line.startswith("error: ")
+    assert f"models of type '{kind}' have no {lack} in transformers" in line
+
+
 class Gives(Workflow):
     async def execute(self, workflow_task, model_tuner):
         return WorkflowOutput(reward=1.0)

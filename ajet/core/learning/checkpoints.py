@@ -16,6 +16,7 @@ from ajet.core.model.save import model_files
 from ajet.core.update.checkpoint import checked_state, read_checkpoint, save_checkpoint
 from ajet.core.update.mismatch import of_checkpoint
 from ajet.core.update.ranks import ONE_RANK, Ranks
+from ajet.core.update.weights import has_more_than_weights
 
 
 class LearnerCheckpoints:
@@ -37,8 +38,10 @@ class LearnerCheckpoints:
         and reads them unless all ranks see the folder (`shares_folder`)."""
         self._learner, self._keep, self._ranks = learner, keep, ranks
         self._shares_folder = shares_folder
-        # With LoRA the checkpoint holds adapters alone: no model that loads by itself.
-        self._files = {} if learner.policy.settings.lora else model_files(loaded)
+        # A checkpoint of adapters alone, or without the numbers that some models keep beside their
+        # weights, is no model that loads by itself.
+        is_part = learner.policy.settings.lora or has_more_than_weights(loaded.model)
+        self._files = {} if is_part else model_files(loaded)
 
     def save(self, folder: Path, step: int, run: dict[str, Any]) -> None:
         """Saves the learner's state together with `run`, the run's own state."""

@@ -5,6 +5,8 @@
     SmolLM2.Q4_1.gguf           a GGUF file; its weights are expanded to `dtype`
     embedded:math               a model that comes with this package
 
+Of a multimodal checkpoint the text model is loaded (multimodal.py).
+
 Every failure is a `ModelError` whose one line says what is wrong, where, and what to do.
 """
 
@@ -23,6 +25,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -32,6 +35,7 @@ from ajet.core.error_text import extra_advice
 from ajet.core.errors import ModelError
 from ajet.core.model.allocator import is_large, prepare_memory
 from ajet.core.model.gguf_file import gguf_read_once
+from ajet.core.model.multimodal import load_text_model, text_config_of
 from ajet.core.model.precision import float64_device, to_float64
 from ajet.core.model.template_file import EMBEDDED, EMBEDDED_DIR, template_file
 
@@ -56,11 +60,13 @@ DTYPES = {
 
 @dataclass
 class LoadedModel:
-    """Holds a causal model on its device and its tokenizer; `name` is what the user called it."""
+    """Holds a causal model on its device and its tokenizer; `name` is what the user called it, and
+    `whole` is the multimodal checkpoint, if the model is the text model of one."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     name: str
+    whole: "ModelSource | None" = None
 
 
 @dataclass(frozen=True)
@@ -104,35 +110,53 @@ def load_model(
             )
         if chat_template is not None:
             tokenizer.chat_template = _read_template(chat_template)
-        if not with_weights:
-            own_dtype = _dtype(dtype, target)
-            model = _load(
-                path, "model", _without_weights, source.name_or_path, dtype=own_dtype, **options
-            )
-            if own_dtype == torch.float64:
-                to_float64(model)
-            return LoadedModel(model, tokenizer, path)
+        text_config = None
+        if not source.is_gguf:
+            text_config = _load(path, "model", text_config_of, source.name_or_path, **options)
         model = _load(
             path,
             "model",
-            AutoModelForCausalLM.from_pretrained,
+            _with_weights if with_weights else _without_weights,
             source.name_or_path,
+            text_config=text_config,
             dtype=_dtype(dtype, target),
             **options,
-            **(_dense_gguf() if source.is_gguf else {}),
         )
+    if model.dtype == torch.float64:
+        to_float64(model)
+    whole = None if text_config is None else source
+    if not with_weights:
+        return LoadedModel(model, tokenizer, path, whole)
     if source.is_gguf:
         _clear_quantization_config(model)
         model.config.architectures = [type(model).__name__]  # servers read it from the saved folder
-    if model.dtype == torch.float64:
-        to_float64(model)
     if target.type == "cpu" and is_large(model):
         prepare_memory()
-    return LoadedModel(model.to(target), tokenizer, path)
+    return LoadedModel(model.to(target), tokenizer, path, whole)
 
 
-def _without_weights(name_or_path: str, *, dtype: torch.dtype, **options: Any) -> PreTrainedModel:
-    config = AutoConfig.from_pretrained(name_or_path, **options)
+def _with_weights(
+    name_or_path: str,
+    *,
+    text_config: PreTrainedConfig | None,
+    dtype: torch.dtype,
+    **options: Any,
+) -> PreTrainedModel:
+    """Loads a model; with a `text_config` the text model of a multimodal checkpoint."""
+    if text_config is not None:
+        return load_text_model(name_or_path, text_config=text_config, dtype=dtype, **options)
+    dense = _dense_gguf() if "gguf_file" in options else {}
+    return AutoModelForCausalLM.from_pretrained(name_or_path, dtype=dtype, **options, **dense)
+
+
+def _without_weights(
+    name_or_path: str,
+    *,
+    text_config: PreTrainedConfig | None,
+    dtype: torch.dtype,
+    **options: Any,
+) -> PreTrainedModel:
+    config = text_config or AutoConfig.from_pretrained(name_or_path, **options)
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
 
@@ -234,7 +258,7 @@ def _hub_source(name: str) -> ModelSource:
 
 def _load(path: str, what: str, load: Callable[..., Any], name_or_path: str, **options: Any) -> Any:
     try:
-        with _without_progress_bar():
+        with without_progress_bar():
             return load(name_or_path, **options)
     except LOAD_ERRORS as error:
         raise ModelError(
@@ -244,7 +268,7 @@ def _load(path: str, what: str, load: Callable[..., Any], name_or_path: str, **o
 
 
 @contextmanager
-def _without_progress_bar() -> Iterator[None]:
+def without_progress_bar() -> Iterator[None]:
     """Hides the progress bars of loading, because the run has its own display and a log file keeps
     each state of a bar as text."""
     from transformers.utils import logging

@@ -37,7 +37,11 @@ def to_float64(model: nn.Module) -> nn.Module:
     """Converts the model in place to float64.
 
     The `NORMS` get a forward that computes in float64, because their own computes in float32.
+    Experts are multiplied one after another: torch has no grouped product of float64.
     """
+    untyped: Any = model
+    if hasattr(model, "set_experts_implementation"):
+        untyped.set_experts_implementation("eager")
     for module in model.modules():
         if type(module).__name__ in NORMS:
             module.forward = MethodType(rms_norm, module)

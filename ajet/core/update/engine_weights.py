@@ -4,6 +4,8 @@
 
 Adapters are merged into the weights that they adapt; or they are given alone, for an engine that
 has the base weights and merges them itself (core/weight_sync/adapters.py). Tied weights come once.
+Numbers that a model keeps beside its weights come with them: a router's correction, a layer's
+scale.
 With several ranks, every rank iterates to the end, because all gather each tensor.
 
 Not covered: their transport (core/weight_sync).
@@ -29,25 +31,24 @@ def engine_weights(
     """Yields the weights in `dtype`, or each in its own; copies only where it must. Adapters are
     left out with `is_base`."""
     modules = dict(_base_model(model).named_modules())
-    for name, weight in _base_model(model).named_parameters():
-        if "lora_" in name:
-            continue
-        own = weight.detach()
+    for name, own in _tensors_of(model).items():
         if name.endswith(BASE_WEIGHT) and not is_base:
             whole = full_tensor(own)
             layer: Any = modules[name.removesuffix(BASE_WEIGHT)]
             for adapter in layer.active_adapters:
                 whole = _merged(whole, layer, adapter)
             whole = whole.to(dtype or whole.dtype)
-        else:  # a shard is cast before it travels, which halves what the ranks send
+        elif own.dtype.is_floating_point:
+            # A shard is cast before it travels, which halves what the ranks send.
             whole = full_tensor(own.to(dtype or own.dtype))
+        else:
+            whole = own
         yield _engine_name(name), whole
 
 
 def engine_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """Returns the names and shapes of what `engine_weights` yields; nothing is gathered."""
-    weights = _base_model(model).named_parameters()
-    return {_engine_name(n): tuple(w.shape) for n, w in weights if "lora_" not in n}
+    return {_engine_name(name): tuple(own.shape) for name, own in _tensors_of(model).items()}
 
 
 @torch.no_grad()
@@ -77,6 +78,15 @@ def describe_adapters(model: nn.Module, dtype: torch.dtype | None) -> Adapters |
     base = engine_weights(model, dtype, is_base=True)
     infos = tuple(TensorInfo.of(name, tensor) for name, tensor in base)
     return Adapters(scalings, sum_dtype, Manifest(0, infos).checksum)
+
+
+def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Returns what is saved of the base model, in the order of its modules, tied tensors once."""
+    first: dict[int, tuple[str, Tensor]] = {}
+    for name, tensor in _base_model(model).state_dict(keep_vars=True).items():
+        if "lora_" not in name:
+            first.setdefault(id(tensor), (name, tensor.detach()))
+    return dict(first.values())
 
 
 def _merged(whole: Tensor, layer: Any, adapter: str) -> Tensor:

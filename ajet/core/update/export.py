@@ -19,7 +19,8 @@ from safetensors import SafetensorError
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError, ConfigError
-from ajet.core.model.load import LoadedModel
+from ajet.core.model.load import LoadedModel, without_progress_bar
+from ajet.core.model.multimodal import copy_processor, whole_model
 from ajet.core.update.checkpoint import read_weights
 from ajet.core.update.lora import with_lora
 from ajet.core.update.manifest import reason_of
@@ -69,10 +70,16 @@ def export_model(
         load_weights(trainable(model), tensors)
     if lora and not adapter:
         model = model.merge_and_unload()
+    whole = None if adapter else loaded.whole
+    if whole is not None:
+        with without_progress_bar():
+            model = whole_model(whole.name_or_path, model, **whole.options)
     writing = out.with_name(f"{WRITING}{out.name}")
     try:
         shutil.rmtree(writing, ignore_errors=True)
         model.save_pretrained(writing)
+        if whole is not None:
+            copy_processor(whole.name_or_path, writing, **whole.options)
         loaded.tokenizer.save_pretrained(writing)
         writing.rename(out)
     except (OSError, SafetensorError) as error:

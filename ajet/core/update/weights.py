@@ -52,6 +52,13 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     return {n: p for n, p in model.named_parameters() if p.requires_grad}
 
 
+def has_more_than_weights(model: nn.Module) -> bool:
+    """Tells whether what is saved of the model holds tensors that are no weights: a router's
+    correction, a layer's scale."""
+    saved = model.state_dict(keep_vars=True).values()
+    return not all(isinstance(tensor, nn.Parameter) for tensor in saved)
+
+
 def train_every_embedding(model: nn.Module) -> None:
     """Clears `padding_idx`: torch drops its gradient, but the id may occur in text."""
     for module in model.modules():

@@ -25,6 +25,9 @@ LINEAR = {
 WINDOW = 16
 """The sliding window, which the sequences of the tests are longer than."""
 
+FIRST = {"llama": SMALL, "qwen2": SMALL, "qwen3": WIDE_HEADS}
+"""The families that `Decoder` is written for."""
+
 FULL_ATTENTION = {
     "apertus": SMALL,
     "arcee": SMALL,
@@ -112,6 +115,7 @@ OTHERS = {
         "mamba_d_head": 8,
         "mamba_d_state": 8,
         "mamba_n_groups": 1,
+        "mamba_chunk_size": 16,
     },
     "gemma2": WIDE_HEADS | {"sliding_window": WINDOW, "query_pre_attn_scalar": 8},
     "mamba2": IDS
@@ -122,6 +126,7 @@ OTHERS = {
         "num_heads": 8,
         "head_dim": 8,
         "n_groups": 1,
+        "chunk_size": 16,
     },
     "minimax": SMALL,
     "nemotron": SMALL,
@@ -136,5 +141,5 @@ ALL = FULL_ATTENTION | OTHER_ATTENTION | WITH_STATES | OTHERS
 def family_model(name, **changes):
     """Returns a tiny model of a family, in float32, the same at each call."""
     torch.manual_seed(0)
-    config = AutoConfig.for_model(name, **ALL[name] | changes)
+    config = AutoConfig.for_model(name, **(FIRST | ALL)[name] | changes)
     return AutoModelForCausalLM.from_config(config).float().eval()

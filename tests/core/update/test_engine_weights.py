@@ -6,6 +6,7 @@ from ajet.core.update.policy import Policy
 from ajet.core.update.settings import LoraSettings, UpdateSettings
 from ajet.core.weight_sync.live import LiveSource
 from ajet.core.weight_sync.load import BaseWeights, load_weights
+from tests.core.model.families import family_model
 
 LORA = LoraSettings(rank=4, alpha=8, targets=("q_proj", "down_proj"))
 NAMES = [name for name, _ in tiny_model().named_parameters()]
@@ -30,6 +31,22 @@ def test_adapters_are_added_in_so_that_a_model_without_them_gives_the_same():
     ids = torch.tensor([[1, 2, 3, 4]])
     torch.testing.assert_close(engine(ids).logits, policy.model(ids).logits, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(engine(ids).logits, tiny_model()(ids).logits, atol=1e-3)
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_what_a_model_keeps_beside_its_weights_comes_with_them(lora):
+    """Gemma 4 multiplies what each layer adds by a number that is no weight."""
+    model, engine = family_model("gemma4_text"), family_model("gemma4_text")
+    with torch.no_grad():
+        for number, layer in enumerate(model.model.layers):
+            layer.layer_scalar.fill_(1.0 + number)
+    policy = Policy(model, UpdateSettings(lr=1e-2, lora=lora))
+    policy.update(forked_groups(num_groups=1))
+    load_weights(engine, LiveSource(1, policy.weights))
+    assert [float(layer.layer_scalar) for layer in engine.model.layers] == [1.0, 2.0, 3.0, 4.0]
+    ids = torch.tensor([[1, 2, 3, 4]])
+    torch.testing.assert_close(engine(ids).logits, policy.model(ids).logits, rtol=1e-4, atol=1e-4)
+    assert policy.weight_shapes() == {n: tuple(w.shape) for n, w in policy.weights()}
 
 
 def test_memory_of_the_update_is_given_back_to_the_gpu_with_the_last_weight(monkeypatch):

@@ -1,11 +1,17 @@
-"""The slow forward pass, for any other causal model: transformers' own, with its own cache.
+"""The slow forward pass, for any other causal model: transformers' own, with the model's own cache.
+
+    layer 0   linear attention   states, as large for every row     ]
+    layer 1   sliding window     keys and values of the last tokens ]  what the model itself makes
+    layer 2   full attention     keys and values of all tokens      ]
 
 A batch is left-padded, as in `generate`. Forming it computes every row from its first token; there
-is no prefix cache. It is correct for every model that transformers can run with left padding.
+is no prefix cache. It is correct for every model that transformers can run with left padding;
+docs/models.md names those that are tried.
 """
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,24 +20,41 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import DynamicCache
 
+from ajet.core.error_codes import Code
+from ajet.core.errors import ModelError
 from ajet.core.inference.engines.forward import BatchRow
+
+CACHE_NAMES = ("cache", "past_key_values", "cache_params")
+"""What releases of transformers call the cache, as an argument and in the output."""
 
 
 class HfForward:
-    """Computes forward passes through `model(...)` with a `DynamicCache`."""
+    """Computes forward passes through `model(...)` with the cache that the model makes."""
 
     num_replayed = 0
 
-    def __init__(self, model: nn.Module, max_kv_tokens: int) -> None:
+    def __init__(self, model: nn.Module, max_kv_tokens: int | None, max_kv_bytes: int) -> None:
+        """The budget is in tokens; without one of tokens it is in bytes."""
         self._model: Any = model
         self._max_kv_tokens = max_kv_tokens
+        self._max_kv_bytes = max_kv_bytes
         inner = self._model.get_base_model() if hasattr(model, "get_base_model") else model
         self._accepted = inspect.signature(inner.forward).parameters
+        names = [name for name in CACHE_NAMES if name in self._accepted]
+        if not names:
+            raise ModelError(
+                f"in-process engine: models of type {model.config.model_type!r} have no cache in "
+                "transformers, without which none is sampled; name one of docs/models.md in "
+                "ajet.model.path",
+                code=Code.MODEL_UNSUPPORTED,
+            )
+        self._cache_name = names[0]
         self._device = next(model.parameters()).device
         self.reset()
 
     def reset(self) -> None:
         """Drops the batch's cache and mask."""
+        self._rows: Sequence[BatchRow] = ()
         self._cache: Any = None
         self._padded = self._mask = torch.zeros(0, 0)
 
@@ -43,12 +66,19 @@ class HfForward:
 
     def fits(self, rows: Sequence[BatchRow]) -> bool:
         """Tells whether the padded batch of these rows stays within the budget."""
-        return len(rows) * max(row.max_len for row in rows) <= self._max_kv_tokens
+        if len(rows) == 1:
+            return True
+        longest = max(row.max_len for row in rows)
+        if self._max_kv_tokens is not None:
+            return len(rows) * longest <= self._max_kv_tokens
+        row_bytes, token_bytes = self._cache_bytes
+        return len(rows) * (row_bytes + longest * token_bytes) <= self._max_kv_bytes
 
     def rebuild(self, rows: Sequence[BatchRow]) -> int:
         """Drops the old batch. The next `decode` computes the rows from their first token. Returns
         the number of tokens that it will compute beside the last of each row."""
         self.reset()
+        self._rows = rows
         self._padded, self._mask = self._left_padded(rows)
         return sum(len(row.ids) - 1 for row in rows)
 
@@ -58,30 +88,52 @@ class HfForward:
     def decode(self, tokens_R: Tensor, positions_R: NDArray[np.int64]) -> Tensor:
         """Returns logits ``[rows, vocab]`` after each row's last token."""
         if self._cache is None:
-            self._cache = DynamicCache(config=self._model.config)
             tokens = self._padded
         else:
             tokens = tokens_R.long().to(self._device).unsqueeze(1)
             self._mask = torch.nn.functional.pad(self._mask, (0, 1), value=1)
-        positions = (self._mask.cumsum(-1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
-        optional = {"position_ids": positions, "logits_to_keep": 1}
-        out = self._model(
-            input_ids=tokens,
-            attention_mask=self._mask,
-            past_key_values=self._cache,
-            use_cache=True,
-            **{name: value for name, value in optional.items() if name in self._accepted},
-        )
-        return out.logits[:, -1]
+        logits, self._cache = self._compute(tokens, self._mask, self._cache)
+        return logits
 
     def keep(self, index: NDArray[np.int64]) -> None:
         """Drops all rows but these."""
         if not len(index):
             self.reset()
-        elif self._cache is not None:
+        elif self._cache is None or type(self._cache) is not DynamicCache:
+            # Transformers' methods need not reach what a cache of the model's own class holds.
+            self.rebuild([self._rows[number] for number in index])
+        else:
             index_R = torch.from_numpy(index).to(self._device)
-            self._cache.batch_select_indices(index_R)
+            # `batch_select_indices` leaves the states of linear attention out.
+            self._cache.reorder_cache(index_R)
             self._mask = self._mask[index_R]
+            self._rows = [self._rows[number] for number in index]
+
+    def _compute(self, tokens: Tensor, mask: Tensor, cache: Any) -> tuple[Tensor, Any]:
+        """Returns the logits after the last column, and the cache: without one the model makes
+        it."""
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
+        optional = {"position_ids": positions, "logits_to_keep": 1}
+        out = self._model(
+            input_ids=tokens,
+            attention_mask=mask,
+            use_cache=True,
+            **{self._cache_name: cache},
+            **{name: value for name, value in optional.items() if name in self._accepted},
+        )
+        return out.logits[:, -1], getattr(out, self._cache_name)
+
+    @cached_property
+    def _cache_bytes(self) -> tuple[int, int]:
+        """The bytes of a row's cache: those that it takes whatever its length, and those of each
+        token. They are those of two short rows, since families differ in what they keep."""
+        sizes = []
+        for length in (1, 2):
+            tokens = torch.zeros(1, length, dtype=torch.long, device=self._device)
+            _, cache = self._compute(tokens, torch.ones_like(tokens), None)
+            sizes.append(_num_bytes([vars(cache), *map(vars, getattr(cache, "layers", ()))]))
+        token_bytes = sizes[1] - sizes[0]
+        return sizes[0] - token_bytes, token_bytes
 
     def _left_padded(self, rows: Sequence[BatchRow]) -> tuple[Tensor, Tensor]:
         width = max(len(row.ids) for row in rows)
@@ -91,3 +143,12 @@ class HfForward:
             tokens[number, width - len(row.ids) :] = torch.tensor(row.ids)
             mask[number, width - len(row.ids) :] = 1
         return tokens.to(self._device), mask.to(self._device)
+
+
+def _num_bytes(held: Any) -> int:
+    """Returns the size of the tensors in nested lists and mappings."""
+    if isinstance(held, Tensor):
+        return held.nbytes
+    if isinstance(held, Mapping):
+        held = list(held.values())
+    return sum(map(_num_bytes, held)) if isinstance(held, list) else 0

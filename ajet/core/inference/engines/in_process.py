@@ -138,15 +138,13 @@ class InProcessEngine:
         self._gathers = gathers and not deterministic
         self._make_graph = make_graph
         num_kv_bytes = kv_bytes(_gpu_bytes(model)) // len(self._models)
-        self._max_kv_tokens = max_kv_tokens or max(
-            max_model_len, num_kv_bytes // _kv_bytes_per_token(model)
-        )
+        self._max_kv_tokens = max_kv_tokens
         on_cpu = next(model.parameters()).device.type == "cpu"
         self._releases_memory = deterministic and on_cpu and is_large(model)
         self._vocab_size: int = model.get_input_embeddings().weight.shape[0]
         self._batches = {
             name: Batch(
-                self._forward(each),
+                self._forward(each, num_kv_bytes),
                 next(each.parameters()).device,
                 max_num_seqs=max_num_seqs,
                 eager=not deterministic,
@@ -270,7 +268,7 @@ class InProcessEngine:
             while self._thread.is_alive():
                 await asyncio.sleep(0.005)
 
-    def _forward(self, model: Any) -> Forward:
+    def _forward(self, model: Any, num_kv_bytes: int) -> Forward:
         decoder = flat_decoder(model) if has_flat_decoder(model) else None
         # Rows share keys and values, which all later tokens must see.
         if decoder is None or decoder.longest_plain < self._max_model_len:
@@ -278,7 +276,7 @@ class InProcessEngine:
                 f"in-process engine: model type {model.config.model_type!r} is sampled by "
                 f"transformers' own forward, without shared prefixes: {_why_not_shared(decoder)}"
             )
-            return HfForward(model, self._max_kv_tokens)
+            return HfForward(model, self._max_kv_tokens, num_kv_bytes)
         graph = None
         if self._make_graph is not None and decoder.launches_the_same:
             graph = self._make_graph(model)
@@ -287,8 +285,11 @@ class InProcessEngine:
                 "in-process engine: decode steps run eagerly: the model has experts, its weights "
                 "are sharded, or ajet.rollout.cuda_graphs is false"
             )
+        kv_values = 2 * decoder.num_layers * decoder.num_kv_heads * decoder.head_dim
+        token_bytes = kv_values * next(model.parameters()).element_size()
+        num_tokens = self._max_kv_tokens or max(self._max_model_len, num_kv_bytes // token_bytes)
         packs = len(self._models) == 1  # adapters share their base, and would each copy it
-        return FlatForward(model, self._max_kv_tokens, graph=graph, packs=packs)
+        return FlatForward(model, num_tokens, graph=graph, packs=packs)
 
     def _row(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
@@ -304,11 +305,12 @@ class InProcessEngine:
         if sampling.max_tokens < 1:
             raise ValueError(f"request {request_id!r}: max_tokens is {sampling.max_tokens}")
         max_len = min(num_prompt + sampling.max_tokens, self._max_model_len)
-        if num_prompt >= self._max_model_len or max_len > self._max_kv_tokens:
+        budget = self._max_kv_tokens or self._max_model_len
+        if num_prompt >= self._max_model_len or max_len > budget:
             raise ContextOverflow(
                 f"request {request_id!r}: {num_prompt} prompt tokens, {sampling.max_tokens} new "
                 f"ones at most; max_model_len is {self._max_model_len}, "
-                f"the KV budget {self._max_kv_tokens}"
+                f"the KV budget {budget}"
             )
         stop_ids = self._stop_token_ids.union(sampling.stop_token_ids)
         stop_check = self._stop_check(sampling.stop)
@@ -489,15 +491,6 @@ def _gpu_bytes(model: Any) -> int:
     device = next(model.parameters()).device
     is_gpu = device.type == "cuda"
     return torch.cuda.get_device_properties(device).total_memory if is_gpu else 0
-
-
-def _kv_bytes_per_token(model: Any) -> int:
-    config = model.config.get_text_config()
-    heads = config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    itemsize = next(model.parameters()).element_size()
-    return 2 * config.num_hidden_layers * kv_heads * head_dim * itemsize
 
 
 def _post(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: Any) -> None:

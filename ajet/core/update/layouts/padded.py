@@ -81,13 +81,9 @@ class PaddedLayout:
         return hidden_BTD.flatten(0, 1)[index_M]
 
     def _inputs(self, rows: Sequence[Row]) -> dict[str, Any]:
-        longest = max(map(len, rows))
-        ids_BT = np.zeros((len(rows), longest), np.int64)
-        mask_BT = np.zeros((len(rows), longest), np.int64)
+        """Returns the model's arguments, without a mask: no token sees what follows it, and with
+        one a pad token may see nothing and become NaN, which the states of a later layer spread."""
+        ids_BT = np.zeros((len(rows), max(map(len, rows))), np.int64)
         for i, row in enumerate(rows):
-            ids_BT[i, : len(row)], mask_BT[i, : len(row)] = row.input_ids, 1
-        return {
-            "input_ids": torch.from_numpy(ids_BT).to(self.device),
-            "attention_mask": torch.from_numpy(mask_BT).to(self.device),
-            "use_cache": False,
-        }
+            ids_BT[i, : len(row)] = row.input_ids
+        return {"input_ids": torch.from_numpy(ids_BT).to(self.device), "use_cache": False}

@@ -313,10 +313,11 @@ async def test_publish_uses_the_new_weights_and_forgets_the_cache():
 
 async def test_publish_frees_the_memory_of_keys_and_values_until_the_next_request():
     engine = InProcessEngine(_model(), stop_token_ids=())
-    (pool,) = (batch._forward._pool for batch in engine._batches.values())
+    (forward,) = (batch._forward for batch in engine._batches.values())
+    pool = forward._pool
     assert pool.k.numel() == 0
     await engine.generate((1, 2, 3), SamplingParams(max_tokens=2, seed=0), "e/0000")
-    slots = 1 + engine._max_kv_tokens  # and slot 0
+    slots = 1 + forward._max_kv_tokens  # and slot 0
     assert pool.k.shape == pool.v.shape == (2, 2, slots, 8)
     engine.publish(1)
     await engine.close()  # its thread has ended
