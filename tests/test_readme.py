@@ -98,8 +98,8 @@ def test_every_config_that_is_shown_has_keys_and_values_that_there_are():
 
 
 def plain(page):
-    """The text of a page without the backslashes that Markdown wants before underscores."""
-    return page.read_text().replace("\\_", "_")
+    """The text of a page without what commands print, and without Markdown's backslashes."""
+    return re.sub(r"^```text.*?^```$", "", page.read_text(), flags=FLAGS).replace("\\_", "_")
 
 
 def test_every_key_that_a_page_names_is_in_the_tree():
