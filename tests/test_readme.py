@@ -123,6 +123,17 @@ def test_every_key_that_a_page_names_is_in_the_tree():
     ] == []
 
 
+def test_the_defaults_beside_trls_are_those_of_the_tree():
+    page = (ROOT / "docs/coming_from/trl.md").read_text()
+    rows = re.findall(r"^\| [^|]*`([\w.]+)`\)? \| [^|]+ \| ([^|`]+) \|$", page, re.MULTILINE)
+    assert len(rows) == 7
+    known = [*leaves(AjetConfig().ajet, "ajet")]
+    for name, shown in rows:
+        found = [leaf for leaf in known if leaf.path.endswith(f".{name}")]
+        leaf = min(found, key=lambda leaf: len(leaf.path))  # not that of validation
+        assert str(leaf.value) == shown, leaf.path
+
+
 def test_the_figures_of_function_calling_are_those_of_its_file():
     results = json.loads((ROOT / "benchmarks/results/function_calling.json").read_text())["results"]
     runs = [run for run in results if run["arm"] == "trained"]
