@@ -658,8 +658,8 @@ def adapters() -> list[Row]:
 
     return [
         (
-            "two LoRA adapters that learn opposite things over one base: held-out success with an "
-            f"adapter each (one shared), of two sides, {num_seeds} seeds",
+            "two LoRA adapters that learn opposite things over one base: success on trained tasks "
+            f"with an adapter each (one shared), of two sides, {num_seeds} seeds",
             f"{after('two_sides apart')} ({after('two_sides shared')})",
             "≥ 0.9",
             "many_adapters",

@@ -1,13 +1,19 @@
-"""The README and the pages are true: the example runs, figures are those of the files."""
+"""The README and the pages are true: the example runs, figures are those of the files, what is
+shown of commands and configs is there."""
 
+import json
 import re
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
 from ajet.core.advantage import ESTIMATORS
+from ajet.core.config.section import leaves
+from ajet.core.config.tree import AjetConfig
 from ajet.core.environment.registry import BUILT_IN, PREFIXED
 from ajet.core.update.losses import LOSSES
 from benchmarks.table import BEGIN, END, PAGE, table
@@ -17,7 +23,16 @@ from tests.test_guides import ENVIRONMENT
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 FLAGS = re.DOTALL | re.MULTILINE
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "tutorial").glob("*/README.md")),
+]
+"""Whatever a person reads to use ajet."""
+PRESENT = [page for page in PAGES if page.parent.name != "adr" and page.name != "log.md"]
+"""Those that tell the present: decisions and the log keep the names of their time."""
+OF_OTHERS = {"agentjet.md", "convert.md"}
+"""Pages that name keys and modules of other systems."""
 
 
 def block(language):
@@ -55,6 +70,79 @@ def test_every_command_and_option_that_is_shown_exists(page):
         help_text = CliRunner().invoke(app, [name, "--help"]).output
         for option in (word for word in words if word.startswith("--")):
             assert option in help_text, line
+
+
+def test_no_shell_takes_a_class_for_a_file_to_write():
+    """`file.py->Class` without quotes writes into a file `Class`."""
+    shown = [
+        (page.name, line)
+        for page in PAGES
+        for language, text in re.findall(r"^```(\w*)[^\n]*\n(.*?)^```$", page.read_text(), FLAGS)
+        for line in (text.splitlines() if language == "bash" else ())
+    ]
+    assert len(shown) > 200
+    unquoted = [(page, re.sub(r"#.*|'[^']*'|\"[^\"]*\"", "", line)) for page, line in shown]
+    assert [each for each in unquoted if "->" in each[1]] == []
+
+
+def test_every_config_that_is_shown_has_keys_and_values_that_there_are():
+    shown = [
+        (page.name, yaml.safe_load(text))
+        for page in PRESENT
+        for text in re.findall(r"^```yaml[^\n]*\n(.*?)^```$", page.read_text(), FLAGS)
+    ]
+    configs = [(page, found) for page, found in shown if "ajet" in found]
+    assert len(configs) > 20
+    for _, found in configs:
+        AjetConfig.model_validate(found)
+
+
+def plain(page):
+    """The text of a page without what commands print, and without Markdown's backslashes."""
+    return re.sub(r"^```text.*?^```$", "", page.read_text(), flags=FLAGS).replace("\\_", "_")
+
+
+def test_every_key_that_a_page_names_is_in_the_tree():
+    tree = AjetConfig()
+    roots = {"ajet": tree.ajet, "trinity": tree.trinity}  # `verl.trainer` is also verl's module
+    known = [leaf.path for root, section in roots.items() for leaf in leaves(section, root)]
+    sections = {".".join(path.split(".")[:2]) for path in known if path.count(".") > 1}
+    named = {
+        (page.name, key)
+        for page in PRESENT
+        if page.name not in OF_OTHERS
+        for key in re.findall(r"(?<![\w./])(?:ajet|trinity)(?:\.\w+)+", plain(page))
+        if ".".join(key.split(".")[:2]) in sections
+    }
+    assert len(named) > 100
+    assert [
+        (page, key)
+        for page, key in sorted(named)
+        if not any(f"{path}.".startswith(f"{key}.") for path in known)
+        and not any(key.startswith(f"{path}.") for path in known)
+    ] == []
+
+
+def test_the_defaults_beside_trls_are_those_of_the_tree():
+    page = (ROOT / "docs/coming_from/trl.md").read_text()
+    rows = re.findall(r"^\| [^|]*`([\w.]+)`\)? \| [^|]+ \| ([^|`]+) \|$", page, re.MULTILINE)
+    assert len(rows) == 7
+    known = [*leaves(AjetConfig().ajet, "ajet")]
+    for name, shown in rows:
+        found = [leaf for leaf in known if leaf.path.endswith(f".{name}")]
+        leaf = min(found, key=lambda leaf: len(leaf.path))  # not that of validation
+        assert str(leaf.value) == shown, leaf.path
+
+
+def test_the_figures_of_function_calling_are_those_of_its_file():
+    results = json.loads((ROOT / "benchmarks/results/function_calling.json").read_text())["results"]
+    runs = [run for run in results if run["arm"] == "trained"]
+    page = (ROOT / "tutorial/example_function_calling/README.md").read_text()
+    for row, split in {"simple_python": "test", "irrelevance": "irrelevance"}.items():
+        for when in ("before", "after"):
+            shares = [Decimal(str(run[when][split])) * 100 for run in runs]
+            shown = ", ".join(str(each.quantize(Decimal("0.1"), ROUND_HALF_UP)) for each in shares)
+            assert re.search(rf"^\| `{row}`.*\| {re.escape(shown)} % \|", page, re.MULTILINE), shown
 
 
 def test_the_figures_are_those_of_the_files():

@@ -40,11 +40,12 @@ from ajet.servers.serving import engine_of_one_process
 
 def run_findings(config: AjetConfig, workflows: Iterable[type[Workflow]]) -> list[Finding]:
     """Returns what can be told of the model, its device and precision, the reward and the clip
-    bounds."""
+    bounds. Nothing is played, and so rewarded, where all replies are given."""
+    playing = workflows if config.samples else ()
     return [
         *model_findings(config),
         *device_findings(config),
-        *(_reward_finding(config, workflow) for workflow in workflows),
+        *(_reward_finding(config, workflow) for workflow in playing),
         *_clip_findings(config),
     ]
 

@@ -145,6 +145,13 @@ def test_nobody_need_give_a_reward_where_a_teacher_alone_is_learnt_from():
     assert lines(beside, GivesNone)[-1].startswith("error: reward: nobody gives one")
 
 
+def test_nobody_need_give_a_reward_where_all_replies_are_given():
+    given = config_of(kind="supervised")
+    assert not any("reward" in line for line in lines(given, GivesNone))
+    played = config_of(kind="supervised", supervised={"validation": "tasks"})
+    assert lines(played, GivesNone)[-1].startswith("error: reward: nobody gives one")
+
+
 def test_bounds_that_do_not_fit_the_loss_are_told_with_the_papers_numbers():
     [line] = of_loss(policy_loss="gspo")
     assert line.startswith("warning: ") and "up to 700 times wider than its paper's 3e-4" in line

@@ -186,7 +186,7 @@ async def test_a_server_that_never_gets_healthy_is_one_line_with_its_log(project
 
 
 async def test_a_server_that_is_killed_is_replaced_and_its_requests_go_on(project):
-    """With the weights of the day, though those that it began with are removed."""
+    """With the newest weights, though those that it began with are removed."""
     source = project.write(0)
     names = ["engine 0", "engine 1"]
     engines = await asyncio.gather(*(project.engine(name, source) for name in names))

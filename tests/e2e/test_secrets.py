@@ -306,7 +306,7 @@ def test_a_replay_asks_for_what_the_run_folder_does_not_store(tmp_path):
     code, line = replayed()
     assert code == 1 and len(line.splitlines()) == 1
     assert "does not have the value of mine.seller, mine.key: a run folder keeps no secrets" in line
-    assert f"give mine.seller=… mine.key=…, or --conf {yaml_file}" in line
+    assert f"give KEY=VALUE, set PLANTED_VARIABLE, or --conf {yaml_file}" in line
     assert replayed("mine.seller=ada", **VARIABLES) == (0, "")
     assert replayed("mine.seller=ada", "mine.key=other") == (0, "")
     assert replayed("--conf", "toy.yaml", **VARIABLES) == (0, "")

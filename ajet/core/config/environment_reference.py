@@ -41,6 +41,13 @@ def stored_references(stored: Any) -> dict[str, str]:
     return {path: text for path, text in _texts(stored) if is_reference(text)}
 
 
+def variable_of(reference: str) -> str:
+    """Returns the name of the variable that a stored reference names."""
+    match = _STORED.fullmatch(reference)
+    assert match is not None, reference
+    return match[2]
+
+
 def is_reference(value: Any) -> bool:
     """Returns True for a stored reference."""
     return isinstance(value, str) and _STORED.fullmatch(value) is not None

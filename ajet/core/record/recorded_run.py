@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ajet.core.config.environment_reference import stored_references, variable_of
 from ajet.core.config.redacted import redacted_keys
 from ajet.core.config.saved import saved_config
 from ajet.core.config.support import unread_keys
@@ -79,18 +80,21 @@ class RecordedRun:
     def require_complete_config(self) -> None:
         """Raises `CheckpointError` if the config lacks a value that its episodes may read."""
         config = self.config
+        values = config.to_dict()
         unread = (*unread_keys(config.ajet), "trinity", "verl")
         missing = [
             key
-            for key in redacted_keys(config.to_dict(), except_for=config.ajet.not_secret)
+            for key in redacted_keys(values, except_for=config.ajet.not_secret)
             if not any(f"{key}.".startswith(f"{section}.") for section in unread)
         ]
         if missing:
-            given = " ".join(f"{key}=…" for key in missing)
+            references = stored_references(values)
+            names = {variable_of(references[key]): None for key in missing if key in references}
+            variables = f", set {', '.join(names)}" if names else ""
             conf = f"--conf {self.origin.yaml}" if self.origin.yaml else "--conf with its YAML"
             raise CheckpointError(
                 f"{self.folder.config_yaml} does not have the value of {', '.join(missing)}: a run "
-                f"folder keeps no secrets; give {given}, or {conf}",
+                f"folder keeps no secrets; give KEY=VALUE{variables}, or {conf}",
                 code=Code.RUN_NOT_REBUILT,
             )
 

@@ -71,7 +71,11 @@ def checked_maker(env_type: str, config: str, base_dirs: Sequence[Path]) -> Envi
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="ajet.tools.env_service", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="ajet.tools.env_service",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add = parser.add_argument
     add("--env", default="guess_number", help="as custom_envs.NAME.env_type; env_type for clients")
     add("--config", default="{}", help="its settings (env_config) as a JSON object")

@@ -1,4 +1,4 @@
-"""Backbone debug with a server: what it samples is what is trained, with the weights of the day.
+"""Backbone debug with a server: what it samples is what is trained, with the newest weights.
 
 The stand-in for SGLang is started as a user's server would be, and vLLM on the CPU where it is
 installed. Stale weights in a server would show where its log-probabilities and the trainer's of the
