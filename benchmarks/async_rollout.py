@@ -163,13 +163,13 @@ class SimulatedTrainer:
 class Tally:
     """In the place of a `TrainingRun`: counts what was trained."""
 
-    total_steps: int
+    tasks: Any = field(default_factory=lambda: SimpleNamespace(total_steps=STEPS))
     config: AjetConfig = field(default_factory=AjetConfig)
     state: Any = field(default_factory=lambda: SimpleNamespace(step=0, staleness={}))
     groups: list[tuple[int, Group]] = field(default_factory=list)
 
     def steps_left(self) -> Iterator[int]:
-        while self.state.step < self.total_steps:
+        while self.state.step < self.tasks.total_steps:
             yield self.state.step + 1
 
     def rollout_done(self, step: int, rollout: StepGroups) -> None:
@@ -190,7 +190,7 @@ async def no_validation() -> None: ...
 
 async def simulate(bound: StalenessBound, draw: int) -> dict[str, Any]:
     """One run, in simulated seconds."""
-    versions, buffer, tally = VersionState(0), GroupBuffer("sqlite://", bound), Tally(STEPS)
+    versions, buffer, tally = VersionState(0), GroupBuffer("sqlite://", bound), Tally()
     episodes = SimulatedEpisodes(versions, draw)
     runner = GroupRunner(episodes, Admission(10_000), limits=RolloutLimits(), run_seed=0)
     tasks = [Task(f"t{n}", "?") for n in range(1000)]

@@ -149,8 +149,9 @@ async def test_an_engine_serves_the_published_weights_through_its_server(project
         assert reply.token_ids == free.token_ids[:2] and reply.finish_reason == "stop"
 
         running = asyncio.create_task(engine.generate(PROMPT, LONG, "a/0000"))
-        await asyncio.sleep(0.2)
-        engine.abort("a/0000")
+        while not running.done():  # before the server has the request, an abort is of none
+            await asyncio.sleep(0.1)
+            engine.abort("a/0000")
         reply = await running
         assert reply.finish_reason == "abort" and 0 < len(reply.token_ids) < 400
 
@@ -181,7 +182,8 @@ async def test_a_server_that_never_gets_healthy_is_one_line_with_its_log(project
         await project.engine("engine 3", project.write(0))
     log = project.path / "logs" / "engine_3.log"
     line = f"inference server engine 3 was not healthy after 1 s: loading (all of it in {log})"
-    assert str(said.value) == line and time.monotonic() - started < 10
+    # With room for a busy machine: a server may take 15 minutes by default.
+    assert str(said.value) == line and time.monotonic() - started < 120
     assert not (project.path / "logs" / "engine_3.pid").exists()
 
 

@@ -308,7 +308,7 @@ async def test_a_task_of_a_reader_may_hold_objects_of_its_files_classes(ray_sess
 async def test_a_blocked_worker_is_replaced_and_the_line_is_named(
     ray_session, project, spec, warnings
 ):
-    groups = await run(config_of("Blocks"), spec, blocked_after_s=3.0)
+    groups = await run(config_of("Blocks"), spec, blocked_after_s=8.0)
     assert all(t.status == "ok" for g in groups for t in g.trajectories)
     (line,) = [line for line in warnings if "rollout worker" in line]
     number = 1 + UNRULY.splitlines().index("            time.sleep(3600)")

@@ -64,6 +64,5 @@ async def test_the_share_of_an_update_that_is_done_is_told_meanwhile(
         logger.remove(sink)
     assert "CPU threads of the trainer ranks: 2\n" in logged
     assert metrics["update/grad_norm"] > 0
-    assert first == sorted(first) and any(0 < share < 1 for share in first)
-    second = told[len(first) :]
-    assert second == sorted(second)  # it begins at 0 again
+    for shares in (first, told[len(first) :]):  # the second update begins at 0 again
+        assert shares == sorted(shares) and any(0 < share < 1 for share in shares)

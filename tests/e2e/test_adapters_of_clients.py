@@ -46,6 +46,7 @@ def test_the_tutorials_client_trains_both_adapters_of_a_server(tmp_path, backbon
         ("high", "high"),
         ("low", "low"),
     }
+    assert len(rewards) == 8
     for reward, breakdown in rewards:
         of = json.loads(breakdown)
         assert (of["agent high"], of["agent low"]) == (reward, -reward)

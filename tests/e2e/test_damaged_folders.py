@@ -78,8 +78,8 @@ def one_line_or_well(result):
     notices = ("notice: ", "warning: ", "note: ")
     lines = [line for line in result.stderr.splitlines() if not line.startswith(notices)]
     errors = [line for line in lines if line.startswith("error: ")]
-    assert len(errors) <= 1, result.stderr
     assert result.exit_code in (0, 1), result.output
+    assert len(errors) == result.exit_code, result.output
 
 
 def look(folder):

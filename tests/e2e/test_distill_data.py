@@ -79,7 +79,8 @@ def test_a_tokenizer_with_another_vocabulary_writes_the_messages_anew(toy):
                 message["token_ids"] = [1, 2, 3]
     file.write_text("".join(json.dumps(row) + "\n" for row in changed))
     assert toy.finish(*SUPERVISED, "ajet.experiment_name=anew") == 0, toy.stderr()
-    assert all(t.token_ids.tolist() != [1, 2, 3] for t in turns_of(toy.path.with_name("anew")))
+    turns = turns_of(toy.path.with_name("anew"))
+    assert turns and all(t.token_ids.tolist() != [1, 2, 3] for t in turns)
 
 
 def test_no_episode_that_earned_enough_is_one_line(toy):

@@ -5,6 +5,7 @@ browser; a screenshot of each is left in .artifacts/pages, a folder that git ign
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import urllib.request
@@ -92,7 +93,8 @@ def test_every_page_of_real_runs_is_shown_without_an_error_and_axe_finds_nothing
     axe = pytest.importorskip(
         "axe_playwright_python.sync_playwright", reason="no axe to check with"
     )
-    PICTURES.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(PICTURES, ignore_errors=True)
+    PICTURES.mkdir(parents=True)
     found = []
     with (
         opened_browser() as browser,

@@ -3,6 +3,7 @@
 import random
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import pytest
 
@@ -58,7 +59,14 @@ def test_tasks_without_signal_rest(runs):
     assert lines[-1]["curriculum/with_signal"] > 0
     rested = [line["curriculum/solved"] + line["curriculum/hopeless"] for line in lines]
     assert rested[-1] > 0
-    steps_of: dict[str, list[int]] = {}
-    for step, task in taken(runs[0]):
-        steps_of.setdefault(task, []).append(step)
-    assert any(len(steps) > 1 for steps in steps_of.values())
+    query = (
+        "SELECT task_id, step, count(DISTINCT reward) > 1 FROM episodes WHERE mode = 'train' "
+        "GROUP BY task_id, step ORDER BY task_id, step"
+    )
+    with sqlite3.connect(runs[0].path / "episodes.sqlite") as connection:
+        groups = connection.execute(query).fetchall()
+    steps_until_again: dict[bool, list[int]] = {True: [], False: []}
+    for (task, step, has_signal), (next_task, next_step, _) in pairwise(groups):
+        if task == next_task:
+            steps_until_again[bool(has_signal)].append(next_step - step)
+    assert min(steps_until_again[False]) == 2 and min(steps_until_again[True]) == 1

@@ -69,10 +69,14 @@ async def test_a_group_that_begins_again_counts_as_begun_when_it_was():
     versions.trained = 1
     versions.publish(1)
     running = asyncio.create_task(explorer.run())
-    await asyncio.sleep(0.1)
-    begun_with = {each.index: each.version for each in buffer.in_flight()}
-    assert begun_with[plan_index(1, 0)] == 0  # as it was
-    assert begun_with[plan_index(1, 1)] == 1  # of weights that are lost
+
+    def begun_with():
+        return {each.index: each.version for each in buffer.in_flight()}
+
+    async with asyncio.timeout(20):
+        while begun_with()[plan_index(1, 1)] != 1:  # it was begun with weights that are lost
+            await asyncio.sleep(0.01)
+    assert begun_with()[plan_index(1, 0)] == 0  # as it was
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

@@ -231,10 +231,12 @@ async def test_weights_that_come_late_are_waited_for(tmp_path, monkeypatch, warn
     with trainers_buffer(tmp_path, monkeypatch, late) as (config, folder, _):
         command = command_over(config, folder, runner, loaded.put)
         exploring = asyncio.create_task(command.explore())
-        await asyncio.sleep(0.5)
-        assert len([line for line in warnings if str(late) in line]) == 1
+        async with asyncio.timeout(20):
+            while not warnings:
+                await asyncio.sleep(0.01)
         late.mkdir()
         assert (await asyncio.wait_for(loaded.get(), 20)).path == late
+        assert len([line for line in warnings if str(late) in line]) == 1
         exploring.cancel()
         await asyncio.wait([exploring])
 
