@@ -28,7 +28,7 @@ from ajet.core.inference.endpoint import ChatEndpoint, ModelEndpoint, SamplingPa
 from ajet.core.judge import judge_class, judge_spec
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.rollout.attempt import OnError
-from ajet.core.rollout.episode import EpisodeRunner
+from ajet.core.rollout.episode import EpisodeParts, EpisodeRunner
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.run.run_tasks import RunTasks
@@ -336,31 +336,34 @@ def make_runner(
     template: ChatTemplate | None,
     *,
     judge: BaseJudge | None,
-    mode: Mode,
     gateway: Gateway | None = None,
     debug: bool = False,
     limits: RolloutLimits | None = None,
+    sampling: SamplingParams | None = None,
     on_error: OnError | None = None,
     observe: Callable[[WorkflowTask], CallObserver] | None = None,
     workflows: WorkflowFactory | None = None,
 ) -> GroupRunner:
-    """Makes a runner of the config's workflow against any endpoint; a chat endpoint has no
-    template. A run makes one judge and one gateway for all its runners. `limits` replaces the
-    config's, `workflows` the config's workflow. `observe` is called with each episode that begins,
+    """Makes a runner of the config's episodes, of every mode, against any endpoint; a chat endpoint
+    has no template. A run makes one judge and one gateway for all its runners. `limits`, `sampling`
+    and `workflows` replace what the config says. `observe` is called with each episode that begins,
     and returns what is told of its calls."""
     from ajet.tool_parsers import parser_for
 
-    gives = config.learns_from_rows(is_training=mode == "train")
+    workflows = workflows or WorkflowFactory.from_config(config)
+
+    def of_mode(mode: Mode) -> EpisodeParts:
+        drawn = sampling or SamplingParams.from_config(config, mode)
+        if config.learns_from_rows(is_training=mode != "eval"):
+            return EpisodeParts(WorkflowFactory.of_rows(), None, drawn)
+        return EpisodeParts(workflows, judge, drawn)
+
     episodes = EpisodeRunner(
         endpoint=endpoint,
         template=template,
         parser=parser_for(template, config.ajet.rollout.tool_parser) if template else None,
-        workflow=WorkflowFactory.of_rows()
-        if gives
-        else workflows or WorkflowFactory.from_config(config),
-        judge=None if gives else judge,
+        of_mode=of_mode,
         limits=limits or RolloutLimits.from_config(config),
-        sampling=SamplingParams.from_config(config, mode),
         run_seed=config.ajet.seed,
         gateway=gateway,
         config=config,
@@ -370,4 +373,4 @@ def make_runner(
         observe=observe,
         adapters=AdapterChoice.from_config(config),
     )
-    return GroupRunner.from_episode_runner(episodes)
+    return GroupRunner.from_episode_runner(episodes, judge)

@@ -42,7 +42,7 @@ from ajet.core.activity import CurrentCall
 from ajet.core.buffer.buffer import GroupBuffer
 from ajet.core.buffer.staleness import StalenessBound, version_range
 from ajet.core.config import AjetConfig
-from ajet.core.inference.endpoint import Completion, SamplingParams
+from ajet.core.inference.endpoint import Completion
 from ajet.core.rollout.admission import Admission, Slot
 from ajet.core.rollout.batch import BatchRollout, BatchSettings, StepGroups
 from ajet.core.rollout.episode import JudgeInGroup
@@ -117,7 +117,6 @@ class SimulatedEpisodes:
         self,
         plan: WorkflowTask,
         slot: Slot,
-        sampling: SamplingParams | None = None,
         judge_in_group: JudgeInGroup | None = None,
     ) -> Trajectory:
         self.num_running += 1

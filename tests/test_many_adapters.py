@@ -102,7 +102,7 @@ class Parts:
     async def _rollout(self, tasks, models):
         models = self.learners.models if models is None else models
         engine = assembly.make_engine(self.config, self.loaded, self.template, adapters=models)
-        runner = assembly.make_runner(self.config, engine, self.template, judge=None, mode="train")
+        runner = assembly.make_runner(self.config, engine, self.template, judge=None)
         try:
             return await runner.rollout(RolloutRequest(tasks, step=1, mode="train", num_repeat=4))
         finally:

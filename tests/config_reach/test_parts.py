@@ -153,7 +153,7 @@ def runner_of(mode, reply="hi", **given):
     endpoint = ScriptedEndpoint(TOKENIZER, lambda prompt, request: reply)
     template = ChatTemplate(TOKENIZER)
     config = config_of(given)
-    return endpoint, assembly.make_runner(config, endpoint, template, judge=Zero(), mode=mode)
+    return endpoint, assembly.make_runner(config, endpoint, template, judge=Zero())
 
 
 @pytest.mark.parametrize(

@@ -71,15 +71,15 @@ class DebugTraining(LocalTraining):
             else assembly.make_learner(config, loaded)
         )
         self.sampling = make_sampling(config, folder, engine, loaded, self.learner, template)
-        endpoint = self.sampling.endpoint
         self.gateway = gateway or assembly.make_gateway(config)
-        shared = {
-            "judge": make_judge(config),
-            "gateway": self.gateway,
-            "workflows": None if gateway is None else gateway.workflows,
-        }
-        runner = assembly.make_runner(config, endpoint, template, mode="train", **shared)
-        self.validator = assembly.make_runner(config, endpoint, template, mode="eval", **shared)
+        runner = self.validator = assembly.make_runner(
+            config,
+            self.sampling.endpoint,
+            template,
+            judge=make_judge(config),
+            gateway=self.gateway,
+            workflows=None if gateway is None else gateway.workflows,
+        )
         self.begin_run(self.learner)
         self.journal: Journal | None = None
         if gateway is not None:

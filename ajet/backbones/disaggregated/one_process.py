@@ -36,8 +36,9 @@ class OneProcessTraining(LocalTraining):
         self.gateway = assembly.make_gateway(config)
         shared = {"judge": make_judge(config), "gateway": self.gateway}
         endpoint, template = self.client.endpoint, self.template
-        runner = assembly.make_runner(config, endpoint, template, mode="train", **shared)
-        self.validator = assembly.make_runner(config, endpoint, template, mode="eval", **shared)
+        runner = assembly.make_runner(config, endpoint, template, **shared)
+        # Validation has slots of its own: groups of training may run meanwhile.
+        self.validator = assembly.make_runner(config, endpoint, template, **shared)
         resume_point = self.begin_run(self.client.learner)
         self.client.on_progress = self.run.progress.fraction
         self.async_run = AsyncRun(

@@ -125,7 +125,6 @@ class ExplorerProcess:
             self.replica,
             load_template(self.folder),
             judge=make_judge(self.config),
-            mode="train",
             gateway=self.gateway,
             workflows=self.workflows,
         )
