@@ -32,6 +32,7 @@ from typing import Self
 from loguru import logger
 
 from ajet.core.config import AjetConfig
+from ajet.core.config.section import same_named
 from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
 from ajet.core.inference.gate import Gate
@@ -61,12 +62,7 @@ class RouterSettings:
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
         """Returns the settings of a config's router over its engines."""
-        router = config.ajet.rollout.router
-        return cls(
-            skew=router.skew,
-            health_interval_s=router.health_interval_s,
-            max_failed_checks=router.max_failed_checks,
-        )
+        return cls(**same_named(cls, config.ajet.rollout.router))
 
 
 @dataclass(slots=True)

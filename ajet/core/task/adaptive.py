@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ajet.core.config import AjetConfig
+from ajet.core.config.section import same_named
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.seeding import derive
@@ -57,9 +58,7 @@ class AdaptiveSettings:
             batch_size=data.train_batch_size,
             group_size=max(config.ajet.rollout.num_repeat, 2),
             seed=config.ajet.seed,
-            rest=data.curriculum.rest,
-            tag_field=data.curriculum.tag_field,
-            quotas=data.curriculum.quotas,
+            **same_named(cls, data.curriculum),
         )
 
 

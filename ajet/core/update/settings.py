@@ -1,17 +1,19 @@
 """Settings of the update, built from the config tree and checked in their constructors.
 
-The names follow verl and TRL. Not covered: how many tokens an engine may sample, and when
+The names follow verl and TRL. A field whose key in the config has the same name has its value
+(`same_named`); `from_config` writes down the others. Not covered: how many tokens an engine may sample, and when
 checkpoints are written, which the rollout and the backbone decide.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 from ajet.core.config import AjetConfig
 from ajet.core.config.algorithm import PolicyLossName
 from ajet.core.config.import_path import ARROW
 from ajet.core.config.precision import Dtype, dtype_on
+from ajet.core.config.section import same_named
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.seeding import derive
@@ -28,21 +30,17 @@ RatioCombination = Literal["product", "geometric_mean"]
 OldLogprobs = Literal["sampler", "trainer"]
 Recomputation = bool | Literal["auto"]
 
-CHOICES: dict[str, tuple[str, ...]] = {
-    "kl_loss_type": ("low_var_kl", "low_var_kl+", "k1", "k2"),
-    "loss_agg_mode": (
-        "token-mean",
-        "seq-mean-token-sum",
-        "seq-mean-token-mean",
-        "seq-mean-token-sum-norm",
-    ),
-    "batch_layout": ("auto", "padded", "packed", "tree"),
-    "lr_schedule": ("constant", "linear", "cosine"),
-    "level": ("none", "token", "turn", "sequence"),
-    "param_dtype": ("float64", "float32", "bfloat16"),
-    "mode": ("truncate", "reject"),
-    "combine": ("product", "geometric_mean"),
+CHOICES: dict[str, Any] = {
+    "kl_loss_type": KLType,
+    "loss_agg_mode": LossAggMode,
+    "batch_layout": BatchLayout,
+    "lr_schedule": LRSchedule,
+    "level": CorrectionLevel,
+    "param_dtype": Dtype,
+    "mode": CorrectionMode,
+    "combine": RatioCombination,
 }
+"""Maps fields that have one of a few names to the type that lists them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +91,11 @@ class ShardingSettings:
         trainer = config.ajet.trainer_common
         fsdp = trainer.fsdp_config
         return cls(
-            param_dtype=dtype_on(config, gpu=trains_on_gpu(config)),
-            reshard_after_forward=fsdp.reshard_after_forward,
-            keep_gathered=fsdp.keep_gathered,
-            cpu_offload=fsdp.param_offload,
-            ulysses_sequence_parallel_size=trainer.ulysses_sequence_parallel_size,
+            **same_named(cls, fsdp, trainer)
+            | {
+                "param_dtype": dtype_on(config, gpu=trains_on_gpu(config)),
+                "cpu_offload": fsdp.param_offload,
+            }
         )
 
     def __post_init__(self) -> None:
@@ -131,14 +129,11 @@ class CorrectionSettings:
         correction = algorithm.rollout_correction
         weighs_stale_tokens = config.max_staleness and algorithm.weighs_stale_tokens
         return cls(
-            level=correction.level or ("token" if weighs_stale_tokens else "none"),
-            mode=correction.mode,
-            upper=correction.upper,
-            lower=correction.lower,
-            combine=correction.combine,
-            normalize=correction.normalize,
-            reject=correction.reject_bounds,
-            count_rejected=correction.count_rejected,
+            **same_named(cls, correction)
+            | {
+                "level": correction.level or ("token" if weighs_stale_tokens else "none"),
+                "reject": correction.reject_bounds,
+            }
         )
 
     @property
@@ -228,49 +223,21 @@ class UpdateSettings(OptimizerSettings):
         GPU trains is asked of torch unless `has_gpu` says so."""
         trainer = config.ajet.trainer_common
         algorithm, optim = trainer.algorithm, trainer.optim
-        return cls(
-            lr=optim.lr,
-            betas=(optim.betas[0], optim.betas[1]),
-            weight_decay=optim.weight_decay,
-            grad_clip=optim.grad_clip,
-            warmup_steps=optim.warmup_steps,
-            lr_schedule=optim.lr_schedule,
-            total_steps=optimizer_steps(config),
-            min_lr_ratio=optim.min_lr_ratio,
-            policy_loss=algorithm.policy_loss,
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-            dual_clip=algorithm.dual_clip,
-            sapo_tau_pos=algorithm.sapo_tau_pos,
-            sapo_tau_neg=algorithm.sapo_tau_neg,
-            vespo_k_pos=algorithm.vespo_k_pos,
-            vespo_k_neg=algorithm.vespo_k_neg,
-            vespo_lambda_pos=algorithm.vespo_lambda_pos,
-            vespo_lambda_neg=algorithm.vespo_lambda_neg,
-            dppo_max_ratio=algorithm.dppo_max_ratio,
-            cov_share=algorithm.cov_share,
-            clip_cov_low=algorithm.clip_cov_low,
-            clip_cov_high=algorithm.clip_cov_high,
-            kl_cov_coef=algorithm.kl_cov_coef,
-            off_policy_mask=algorithm.off_policy_mask,
-            temperature=config.ajet.rollout.temperature,
-            kl_loss_coef=trainer.kl_loss_coef if trainer.use_kl_loss else 0.0,
-            keep_reference=algorithm.use_kl_in_reward,
-            kl_loss_type=trainer.kl_loss_type,
-            kl_teacher_coef=config.ajet.distillation.kl_coef,
-            entropy_coef=algorithm.entropy_coef,
-            loss_agg_mode=algorithm.loss_agg_mode,
-            loss_scale_factor=float(config.ajet.data.max_response_length),
-            old_logprobs=algorithm.old_logprobs,
-            correction=CorrectionSettings.from_config(config),
-            ppo_epochs=trainer.ppo_epochs,
-            mini_batch_num=trainer.mini_batch_num,
-            max_tokens_per_micro_batch=tokens_per_pass(config),
-            batch_layout=trainer.batch_layout,
-            activation_checkpointing=recomputation(config, has_gpu),
-            lora=LoraSettings.from_config(config),
-            seed=config.ajet.seed,
-        )
+        own = {
+            "betas": (optim.betas[0], optim.betas[1]),
+            "total_steps": optimizer_steps(config),
+            "temperature": config.ajet.rollout.temperature,
+            "kl_loss_coef": trainer.kl_loss_coef if trainer.use_kl_loss else 0.0,
+            "keep_reference": algorithm.use_kl_in_reward,
+            "kl_teacher_coef": config.ajet.distillation.kl_coef,
+            "loss_scale_factor": float(config.ajet.data.max_response_length),
+            "correction": CorrectionSettings.from_config(config),
+            "max_tokens_per_micro_batch": tokens_per_pass(config),
+            "activation_checkpointing": recomputation(config, has_gpu),
+            "lora": LoraSettings.from_config(config),
+            "seed": config.ajet.seed,
+        }
+        return cls(**same_named(cls, optim, algorithm, trainer) | own)
 
     @property
     def recomputes_old_logprobs(self) -> bool:
@@ -331,18 +298,14 @@ class CriticSettings(OptimizerSettings):
         """
         trainer = config.ajet.trainer_common
         critic, optim = trainer.critic, trainer.optim
-        return cls(
-            lr=critic.lr,
-            betas=(optim.betas[0], optim.betas[1]),
-            weight_decay=critic.weight_decay,
-            grad_clip=critic.grad_clip,
-            cliprange_value=critic.cliprange_value,
-            ppo_epochs=critic.ppo_epochs,
-            mini_batch_num=critic.mini_batch_num,
-            max_tokens_per_micro_batch=tokens_per_pass(config),
-            batch_layout=trainer.batch_layout,
-            activation_checkpointing=recomputation(config, has_gpu),
-        )
+        own = {
+            "betas": (optim.betas[0], optim.betas[1]),
+            "warmup_steps": 0,
+            "max_tokens_per_micro_batch": tokens_per_pass(config),
+            "batch_layout": trainer.batch_layout,
+            "activation_checkpointing": recomputation(config, has_gpu),
+        }
+        return cls(**same_named(cls, critic) | own)
 
     def __post_init__(self) -> None:
         OptimizerSettings.__post_init__(self)
@@ -394,7 +357,8 @@ def trains_on_gpu(config: AjetConfig) -> bool:
 
 
 def _check_choices(settings: object) -> None:
-    for name, allowed in CHOICES.items():
+    for name, choice in CHOICES.items():
+        allowed = get_args(choice)
         value = getattr(settings, name, allowed[0])
         if value not in allowed:
             raise ConfigError(
