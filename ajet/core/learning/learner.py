@@ -39,7 +39,8 @@ from ajet.core.trajectory.samples import by_turn, to_samples
 from ajet.core.trajectory.trained_tokens import TrainedTokens
 from ajet.core.trajectory.trajectory import Group
 from ajet.core.update.critic import Critic
-from ajet.core.update.policy import Policy, PolicyState
+from ajet.core.update.optimizer import ModelState
+from ajet.core.update.policy import Policy
 
 Values = list[NDArray[np.float32]]
 """The critic's values, one array for each sample."""
@@ -194,14 +195,14 @@ class Learner:
             )
         return -float(np.concatenate(logprobs).mean(dtype=np.float64))
 
-    def state_dict(self) -> PolicyState:
+    def state_dict(self) -> ModelState:
         """Returns the tensors of all models, and each one's own state by name."""
         tensors, counters = self.policy.state_dict()
         state: dict[str, Any] = {"policy": counters, "kl": self.kl.state_dict()}
         if self.critic is not None:
             own, counters = self.critic.state_dict()
             tensors, state = tensors | own, state | {"critic": counters}
-        return PolicyState(tensors, state)
+        return ModelState(tensors, state)
 
     def template(self) -> dict[str, Tensor]:
         """Returns tensors with the names, shapes and shards of a checkpoint's, with arbitrary

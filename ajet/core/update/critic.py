@@ -38,14 +38,13 @@ from ajet.core.update.layouts.layout import (
 )
 from ajet.core.update.micro_batch_balancing import BalancedMicroBatches, balance_micro_batches
 from ajet.core.update.mini_batches import split_by_group
-from ajet.core.update.optimizer import ModelOptimizer
-from ajet.core.update.policy import PolicyState
+from ajet.core.update.optimizer import ModelOptimizer, ModelState
 from ajet.core.update.ranks import ONE_RANK, Ranks
 from ajet.core.update.settings import CriticSettings
 from ajet.core.update.shards import reshard
-from ajet.core.update.weights import load_weights, train_every_embedding, trainable
+from ajet.core.update.weights import train_every_embedding
 
-WEIGHTS_PREFIX, OPTIMIZER_PREFIX = "critic.weights.", "critic.optimizer."
+PREFIXES = "critic.weights.", "critic.optimizer."
 
 Arrays = Sequence[NDArray[np.float32]]
 """One array for each sample, as long as the sample."""
@@ -93,7 +92,7 @@ class Critic:
             settings.activation_checkpointing,
         )
         ranks.shard(self.model)
-        self.optimizer = ModelOptimizer(self.model, settings)
+        self.optimizer = ModelOptimizer(self.model, settings, prefixes=PREFIXES)
 
     @torch.no_grad()
     def values(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
@@ -121,36 +120,23 @@ class Critic:
         metrics.all_reduce(self.ranks)
         return metrics.result(time.perf_counter() - started)
 
-    def state_dict(self) -> PolicyState:
-        """Returns all trained weights and the optimizer's state, not copied; sharded where the
-        model is.
-        """
+    def state_dict(self) -> ModelState:
+        """Returns what a checkpoint holds of the critic (`ModelOptimizer.checkpoint`)."""
         reshard(self.model)
-        tensors = {f"{WEIGHTS_PREFIX}{n}": p.detach() for n, p in trainable(self.model).items()}
-        tensors |= {f"{OPTIMIZER_PREFIX}{n}": t for n, t in self.optimizer.tensors().items()}
-        counters = {
-            "num_steps": self.optimizer.num_steps,
-            "num_skipped": self.optimizer.num_skipped,
-        }
-        return PolicyState(tensors, counters)
+        return self.optimizer.checkpoint()
 
     def template(self) -> dict[str, Tensor]:
         """Returns tensors with the names, shapes and shards of a checkpoint's, with arbitrary
         content.
         """
-        return self.state_dict().tensors | {
-            f"{OPTIMIZER_PREFIX}{n}": t for n, t in self.optimizer.template().items()
-        }
+        reshard(self.model)
+        return self.optimizer.checkpoint_template()
 
     @torch.no_grad()
     def load_state_dict(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Restores the weights and the optimizer from a checkpoint."""
         reshard(self.model)
-        load_weights(trainable(self.model), tensors, WEIGHTS_PREFIX)
-        cut = len(OPTIMIZER_PREFIX)
-        optimizer = {f"{n}.master": tensors[f"{WEIGHTS_PREFIX}{n}"] for n in trainable(self.model)}
-        optimizer |= {n[cut:]: t for n, t in tensors.items() if n.startswith(OPTIMIZER_PREFIX)}
-        self.optimizer.load(optimizer, int(state["num_steps"]), int(state["num_skipped"]))
+        self.optimizer.restore(tensors, state)
 
     def _predict(self, rows: Sequence[Row]) -> Tensor:
         return self.model(self.layout, rows).squeeze(-1)

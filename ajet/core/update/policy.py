@@ -29,7 +29,7 @@ import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -39,7 +39,6 @@ from torch import Tensor, nn
 from ajet.core.model.allocator import is_large, release_freed_memory
 from ajet.core.trajectory.sample import Component, TrainingSample
 from ajet.core.trajectory.trained_tokens import TrainedTokens
-from ajet.core.update.checkpoint import WEIGHT_PREFIX
 from ajet.core.update.correction import apply_correction
 from ajet.core.update.engine_weights import (
     adapter_weights,
@@ -63,17 +62,16 @@ from ajet.core.update.micro_batch_balancing import BalancedMicroBatches, balance
 from ajet.core.update.mini_batch_tokens import MiniBatchTokens, NumbersOfSamples
 from ajet.core.update.mini_batches import split_by_group
 from ajet.core.update.off_policy import OFF_POLICY, off_policy_tokens
-from ajet.core.update.optimizer import ModelOptimizer
+from ajet.core.update.optimizer import ModelOptimizer, ModelState
 from ajet.core.update.ranks import ONE_RANK, Ranks
 from ajet.core.update.reference import Reference
 from ajet.core.update.settings import LoraSettings, UpdateSettings
 from ajet.core.update.shards import full_tensor, reshard
 from ajet.core.update.token_record import record_tokens
 from ajet.core.update.update_metrics import TokenValues, UpdateMetrics
-from ajet.core.update.weights import load_weights, train_every_embedding, trainable
+from ajet.core.update.weights import train_every_embedding, trainable
 from ajet.core.weight_sync.adapters import Adapters
 
-OPTIMIZER_PREFIX = "optimizer."
 METRICS: dict[Component, str] = {
     "policy_gradient": "pg_loss",
     "kl_reference": "kl",
@@ -81,13 +79,6 @@ METRICS: dict[Component, str] = {
     "kl_teacher": "kl_teacher",
 }
 """The metric of each component: the mean of its value over the tokens that carry it."""
-
-
-class PolicyState(NamedTuple):
-    """Holds what a checkpoint contains of a policy: tensors by name, and a JSON state."""
-
-    tensors: dict[str, Tensor]
-    state: dict[str, Any]
 
 
 class Policy:
@@ -200,18 +191,10 @@ class Policy:
             rows, self.layout, self.settings.max_tokens_per_micro_batch, self.ranks
         )
 
-    def state_dict(self) -> PolicyState:
-        """Returns trainable weights and the optimizer's state, not copied; sharded where the
-        model is.
-        """
+    def state_dict(self) -> ModelState:
+        """Returns what a checkpoint holds of the policy (`ModelOptimizer.checkpoint`)."""
         reshard(self.model)
-        tensors = {f"{WEIGHT_PREFIX}{n}": p.detach() for n, p in self.trainable().items()}
-        tensors |= {f"{OPTIMIZER_PREFIX}{n}": t for n, t in self.optimizer.tensors().items()}
-        counters = {
-            "num_steps": self.optimizer.num_steps,
-            "num_skipped": self.optimizer.num_skipped,
-        }
-        return PolicyState(tensors, counters)
+        return self.optimizer.checkpoint()
 
     def weights(self, *, is_base: bool = False) -> Iterator[tuple[str, Tensor]]:
         """Yields all weights for an engine (engine_weights.py); with `is_base`, without adapters.
@@ -247,20 +230,14 @@ class Policy:
         """Returns tensors with the names, shapes and shards of a checkpoint's, with arbitrary
         content.
         """
-        return self.state_dict().tensors | {
-            f"{OPTIMIZER_PREFIX}{n}": t for n, t in self.optimizer.template().items()
-        }
+        reshard(self.model)
+        return self.optimizer.checkpoint_template()
 
     @torch.no_grad()
     def load_state_dict(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Restores the weights and the optimizer from a checkpoint."""
         reshard(self.model)
-        load_weights(self.trainable(), tensors)
-        cut = len(OPTIMIZER_PREFIX)
-        # A checkpoint of sharded weights has no masters beside them: they are float32 themselves.
-        optimizer = {f"{n}.master": tensors[f"{WEIGHT_PREFIX}{n}"] for n in self.trainable()}
-        optimizer |= {n[cut:]: t for n, t in tensors.items() if n.startswith(OPTIMIZER_PREFIX)}
-        self.optimizer.load(optimizer, int(state["num_steps"]), int(state["num_skipped"]))
+        self.optimizer.restore(tensors, state)
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Returns the weights that it trains."""

@@ -1,8 +1,8 @@
 """Settings of the update, built from the config tree and checked in their constructors.
 
 The names follow verl and TRL. A field whose key in the config has the same name has its value
-(`same_named`); `from_config` writes down the others. Not covered: how many tokens an engine may sample, and when
-checkpoints are written, which the rollout and the backbone decide.
+(`same_named`); `from_config` writes down the others. Not covered: how many tokens an engine may
+sample, and when checkpoints are written, which the rollout and the backbone decide.
 """
 
 from collections.abc import Mapping
