@@ -196,7 +196,7 @@ async def simulate(bound: StalenessBound, draw: int) -> dict[str, Any]:
     cursor = DataCursor(len(tasks), GROUPS, seed=0, shuffle=False)
     options = ExplorerSettings(BatchSettings(GROUPS, MEMBERS), STEPS, 0.5)
     batch = BatchRollout(runner, tasks, cursor, options.batch)
-    explorer = Explorer(batch, runner, cursor, buffer, versions, options)
+    explorer = Explorer(batch, runner.admission, cursor, buffer, versions, options)
     stand_ins: Any = (SimulatedTrainer(), buffer, versions, tally, no_validation, explorer)
     trainer = Trainer(*stand_ins)
     loop, cpu_s = asyncio.get_running_loop(), time.process_time()

@@ -175,7 +175,7 @@ def test_a_runner_has_the_configs_limits_and_seed():
     _, runner = runner_of("train", **given)
     config = config_of(given)
     assert runner.limits == runner.executor.limits == RolloutLimits.from_config(config)
-    assert (runner.limits.max_steps, runner.free_slots, runner.run_seed) == (3, 2, 5)
+    assert (runner.limits.max_steps, runner.admission.free_slots, runner.run_seed) == (3, 2, 5)
 
 
 @shows(f"{R}.user_workflow")

@@ -328,7 +328,7 @@ class ExplorerCommand:
         if notes.get(ATTEMPT) != attempt:
             raise AttemptOver
         stops = StopRequests(self._folder.stops, self._folder.stopped_jsonl)
-        runner.attach(stops, shown_path(self._folder.path), None)
+        runner.watch.attach(stops, shown_path(self._folder.path), None)
         versions = VersionState(int(notes[TRAINED]))
         self._unseen = UnseenWeights()
         self._tasks.cursor.load_state_dict(self._first_tasks)
@@ -356,7 +356,7 @@ class ExplorerCommand:
         tasks = self._tasks
         settings = ExplorerSettings.from_config(self._config, tasks.total_steps)
         batch = BatchRollout(runner, tasks.training, tasks.cursor, settings.batch)
-        return Explorer(batch, runner, tasks.cursor, buffer, versions, settings)
+        return Explorer(batch, runner.admission, tasks.cursor, buffer, versions, settings)
 
     async def _poll(
         self,

@@ -48,8 +48,7 @@ from ajet.core.rollout.episode import (
 from ajet.core.rollout.failure import apply_policy, check_failure_rate, has_failed
 from ajet.core.rollout.gc_thresholds import infrequent_gc
 from ajet.core.rollout.limits import FailurePolicy, RolloutLimits
-from ajet.core.rollout.request import EpisodeJournal, OnEpisode, RolloutDisplay, RolloutRequest
-from ajet.core.rollout.stops import StopRequests
+from ajet.core.rollout.request import EpisodeJournal, OnEpisode, RolloutRequest
 from ajet.core.rollout.watch import RolloutWatch
 from ajet.core.shared_call import SharedCall
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
@@ -113,23 +112,6 @@ class GroupRunner:
         runner = copy.copy(self)
         runner._journal, runner._running = journal, set()
         return runner
-
-    @property
-    def free_slots(self) -> int:
-        """Returns the number of episodes that could start now, negative while episodes wait for a
-        slot."""
-        return self.admission.free_slots
-
-    def set_free_slot_callback(self, notify: Callable[[], None]) -> None:
-        """Sets the function that is called whenever an episode gives its slot back."""
-        self.admission.on_free_slot = notify
-
-    def attach(
-        self, requests: StopRequests, run_folder: str, display: RolloutDisplay | None
-    ) -> None:
-        """Connects the runner with its run: it takes these requests to stop an episode, and tells
-        `display` what its episodes do and who holds them up, if anybody does."""
-        self.watch.attach(requests, run_folder, display)
 
     async def rollout(
         self, request: RolloutRequest, on_episode: OnEpisode | None = None

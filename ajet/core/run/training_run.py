@@ -259,8 +259,7 @@ class TrainingRun:
 
     def _attach(self, runner: GroupRunner) -> None:
         """Has the runner show what its episodes do, and take the stops of this run folder."""
-        shown = shown_path(self.folder.path)
-        runner.attach(self._stops, shown, self.progress)
+        runner.watch.attach(self._stops, shown_path(self.folder.path), self.progress)
 
     def _stop_at_sampler_gap(self, step: int, metrics: Mapping[str, float]) -> None:
         gap = self._trainer.sampler_gap
