@@ -272,52 +272,34 @@ def make_teacher(
     return teacher(FrozenModel(own.model, settings, ranks))
 
 
-def make_learner(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = None) -> Learner:
-    """Makes the policy and the models that learn beside it, over `ranks` if there are several. It
-    must be called before a checkpoint is loaded: the reference is the policy as it is now."""
-    from ajet.core.advantage.kl_controller import make_kl_controller
-    from ajet.core.learning.learner import Learner, LearnerSettings
-    from ajet.core.update.losses.own import own_loss
-    from ajet.core.update.policy import Policy
-    from ajet.core.update.ranks import ONE_RANK
-    from ajet.core.update.settings import UpdateSettings
-
-    settings = UpdateSettings.from_config(config)
-    policy = Policy(loaded.model, settings, ranks or ONE_RANK, own_loss(config))
-    needs_critic = config.ajet.trainer_common.algorithm.adv_estimator == "gae"
-    critic = make_critic(config, loaded, ranks) if needs_critic else None
-    teaches = config.ajet.kind == "distillation"
-    teacher = make_teacher(config, loaded, policy, ranks) if teaches else None
-    learning = LearnerSettings.from_config(config)
-    return Learner(policy, critic, make_kl_controller(config), learning, teacher)
-
-
-def make_adapter_learners(
+def make_learner(
     config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = None
-) -> AdapterLearners:
-    """Makes a learner for each of the config's adapters, over the weights of `loaded`."""
+) -> Learner | AdapterLearners:
+    """Makes the policy and the models that learn beside it, over `ranks` if there are several; a
+    learner for each of several adapters. It must be called before a checkpoint is loaded: the
+    reference is the policy as it is now."""
     from ajet.core.advantage.kl_controller import make_kl_controller
     from ajet.core.learning.adapter_learners import AdapterLearners
     from ajet.core.learning.learner import Learner, LearnerSettings
     from ajet.core.update.losses.own import own_loss
     from ajet.core.update.many_adapters import adapter_policies
+    from ajet.core.update.policy import Policy
     from ajet.core.update.ranks import ONE_RANK
     from ajet.core.update.settings import UpdateSettings
 
-    settings, learning = UpdateSettings.from_config(config), LearnerSettings.from_config(config)
-    needs_critic = config.ajet.trainer_common.algorithm.adv_estimator == "gae"
-    policies = adapter_policies(loaded.model, settings, ranks or ONE_RANK, own_loss(config))
-    return AdapterLearners(
-        {
-            name: Learner(
-                policy,
-                make_critic(config, loaded, ranks) if needs_critic else None,
-                make_kl_controller(config),
-                learning,
-            )
-            for name, policy in policies.items()
-        }
-    )
+    def learner_of(policy: Policy) -> Learner:
+        needs_critic = config.ajet.trainer_common.algorithm.adv_estimator == "gae"
+        critic = make_critic(config, loaded, ranks) if needs_critic else None
+        teaches = config.ajet.kind == "distillation"
+        teacher = make_teacher(config, loaded, policy, ranks) if teaches else None
+        learning = LearnerSettings.from_config(config)
+        return Learner(policy, critic, make_kl_controller(config), learning, teacher)
+
+    parts = (loaded.model, UpdateSettings.from_config(config), ranks or ONE_RANK, own_loss(config))
+    if not config.has_several_adapters:
+        return learner_of(Policy(*parts))
+    policies = adapter_policies(*parts)
+    return AdapterLearners({name: learner_of(policy) for name, policy in policies.items()})
 
 
 def make_gateway(config: AjetConfig, offset: int = 0) -> Gateway:

@@ -85,7 +85,7 @@ def made(tmp_path_factory):
         config = load_config(path, backbone="debug")
         assembly.set_threads(config)
         loaded = assembly.load_policy_model(config)
-        learners = assembly.make_adapter_learners(config, loaded)
+        learners = assembly.make_learner(config, loaded)
         return Parts(config, loaded, learners)
 
     return make

@@ -65,11 +65,7 @@ class DebugTraining(LocalTraining):
         engine = chosen_engine(config)
         super().__init__(config, tasks, folder, interrupt, console)
         loaded, template = self.loaded, self.template
-        self.learner = (
-            assembly.make_adapter_learners(config, loaded)
-            if config.has_several_adapters
-            else assembly.make_learner(config, loaded)
-        )
+        self.learner = assembly.make_learner(config, loaded)
         self.sampling = make_sampling(config, folder, engine, loaded, self.learner, template)
         self.gateway = gateway or assembly.make_gateway(config)
         runner = self.validator = assembly.make_runner(

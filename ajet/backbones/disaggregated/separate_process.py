@@ -47,10 +47,7 @@ class FolderTrainerClient:
         return batch, self.learner.update(step, batch)
 
     async def publish(self, version: int) -> Mapping[str, float]:
-        learner = self.learner
-        is_several = isinstance(learner, AdapterLearners)
-        weights = learner.weights() if is_several else learner.policy.weights()
-        self.published_weights = self._folder.write(version, weights)
+        self.published_weights = self._folder.write(version, self.learner.weights())
         return {}
 
 
@@ -67,9 +64,7 @@ class TrainerProcess(LocalTraining):
     ) -> None:
         super().__init__(config, tasks, folder, interrupt, console)
         weights = WeightFolder.of_model(folder.weights, model_files(self.loaded))
-        several = config.has_several_adapters
-        make = assembly.make_adapter_learners if several else assembly.make_learner
-        self.client = FolderTrainerClient(make(config, self.loaded), weights)
+        self.client = FolderTrainerClient(assembly.make_learner(config, self.loaded), weights)
         resume_point = self.begin_run(self.client.learner)
         self.command = TrainerCommand(self.run, self.client, resume_point)
 

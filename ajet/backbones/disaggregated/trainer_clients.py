@@ -25,6 +25,7 @@ from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.inference.endpoint import Completion, ModelEndpoint, SamplingParams
 from ajet.core.inference.gate import Gate
+from ajet.core.learning.adapter_learners import AdapterLearners
 from ajet.core.learning.learner import Learner, TrainBatch
 from ajet.core.trajectory.trajectory import Group
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 class SharedTrainerClient:
     """A learner whose engine samples with the same weights that it updates."""
 
-    def __init__(self, learner: Learner, engine: InProcessEngine) -> None:
+    def __init__(self, learner: Learner | AdapterLearners, engine: InProcessEngine) -> None:
         self.learner, self.engine = learner, engine
         self.on_progress: Callable[[float], None] = lambda fraction: None
 
@@ -73,7 +74,7 @@ class CopyTrainerClient(SharedTrainerClient):
 
     def __init__(
         self,
-        learner: Learner,
+        learner: Learner | AdapterLearners,
         engine: InProcessEngine,
         source: PreTrainedModel,
         target: PreTrainedModel,

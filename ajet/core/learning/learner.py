@@ -15,14 +15,14 @@ Not covered: where groups come from and which of them count (rollout/batch.py); 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NotRequired, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import NonNegativeInt
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import TypedDict
 
 from ajet.core.advantage import EstimatorSettings, estimate
@@ -130,6 +130,15 @@ class Learner:
         self.critic = critic
         self.kl = kl
         self.settings = settings
+
+    @property
+    def models(self) -> dict[str, nn.Module]:
+        """Returns the models of several adapters: here there are none."""
+        return {}
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields all weights for an engine. All ranks must iterate together."""
+        return self.policy.weights()
 
     def score(self, groups: Sequence[Group]) -> ScoredGroups:
         """Computes the rewards of the valid episodes, less the KL, and the critic's values."""
