@@ -34,9 +34,8 @@ from ajet.core.update.layouts.layout import (
     concat_to_device,
     device_of,
     rows_of,
-    scatter_to_samples,
 )
-from ajet.core.update.micro_batch_balancing import BalancedMicroBatches, balance_micro_batches
+from ajet.core.update.micro_batch_balancing import balance_micro_batches, numbers_of_samples
 from ajet.core.update.mini_batches import split_by_group
 from ajet.core.update.optimizer import ModelOptimizer, ModelState
 from ajet.core.update.ranks import ONE_RANK, Ranks
@@ -96,13 +95,10 @@ class Critic:
 
     @torch.no_grad()
     def values(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
-        """Returns the value of the state before each trained token.
-
-        There is one array for each sample, as long as the sample, with 0 at all other tokens.
-        """
-        own = self._balance(rows_of(samples)).local
-        results = ((rows, self._predict(rows)) for rows in own)
-        return scatter_to_samples(samples, results, self.ranks)
+        """Returns the value of the state before each trained token, as `numbers_of_samples`
+        does."""
+        budget = self.settings.max_tokens_per_micro_batch
+        return numbers_of_samples(samples, self._predict, self.layout, budget, self.ranks)
 
     def update(
         self, samples: Sequence[TrainingSample], returns: Arrays, values: Arrays
@@ -141,17 +137,13 @@ class Critic:
     def _predict(self, rows: Sequence[Row]) -> Tensor:
         return self.model(self.layout, rows).squeeze(-1)
 
-    def _balance(self, rows: Sequence[Row]) -> BalancedMicroBatches:
-        return balance_micro_batches(
-            rows, self.layout, self.settings.max_tokens_per_micro_batch, self.ranks
-        )
-
     def _train_mini_batch(
         self, rows: Sequence[Row], returns: Arrays, values: Arrays, metrics: CriticMetrics
     ) -> None:
         """Makes one optimizer step."""
         num_tokens = sum(len(row.positions) for row in rows)
-        local = self._balance(rows).local
+        budget = self.settings.max_tokens_per_micro_batch
+        local = balance_micro_batches(rows, self.layout, budget, self.ranks).local
         for k, micro_batch in enumerate(local):
             self.ranks.begin_micro_batch(self.model, is_last=k + 1 == len(local))
             returns_M, old_M = (
