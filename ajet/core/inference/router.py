@@ -241,7 +241,9 @@ class Router:
                 if not member.is_active:
                     # After a lost attempt of the trainer, versions of other weights come again.
                     member.version = None
-                    self._try_again(member)
+                    member.num_spawns = 0  # it may not have come to work because of the old weights
+                    if self._spawn is not None:
+                        self._start_watcher(member)
         if not reports:
             reports = [await self._report_of_first(version)]
         checksums = {report.checksum for report in reports}
@@ -438,13 +440,6 @@ class Router:
         member.is_new, member.failed_checks = True, 0
         # Weights that were loaded meanwhile may be others of the version that it began with.
         member.version = member.replica.version if self._weights is weights else None
-
-    def _try_again(self, member: _Member) -> None:
-        """Has a replica that could not be replaced tried again: the reason may have been the
-        weights, and there are new ones."""
-        member.num_spawns = 0
-        if self._spawn is not None:
-            self._start_watcher(member)
 
     async def _replacements_made(self) -> None:
         """Returns when no replacement is being made."""

@@ -176,7 +176,12 @@ class GroupsInProgress:
 
     async def run_member(self, plan: WorkflowTask, slot: Slot) -> Trajectory:
         """Runs one episode, judges it, reports it, and counts it if it failed."""
-        slot.set_workflow_end_callback(lambda status: self._workflow_ended(plan, status))
+
+        def workflow_ended(status: EpisodeStatus) -> None:
+            if will_be_valid(status, self._runner.limits.failure_policy):
+                self.early_stop.ended(plan)
+
+        slot.set_workflow_end_callback(workflow_ended)
         if (finished := self._finished.get(plan.episode_id)) is not None:
             slot.workflow_ended(finished.ended_as)
             self._judging.leave_out(plan)
@@ -205,10 +210,6 @@ class GroupsInProgress:
     def _report(self, trajectory: Trajectory) -> None:
         if self._on_episode is not None:
             self._on_episode(trajectory)
-
-    def _workflow_ended(self, plan: WorkflowTask, status: EpisodeStatus) -> None:
-        if will_be_valid(status, self._runner.limits.failure_policy):
-            self.early_stop.ended(plan)
 
     def groups(self, results: Sequence[Trajectory | None]) -> list[Group]:
         """Returns the groups of these results, which are in the order of the plans; None stands for

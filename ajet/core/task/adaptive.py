@@ -67,7 +67,8 @@ class AdaptiveSampler:
 
     def __init__(self, tasks: Sequence[Task], settings: AdaptiveSettings) -> None:
         self._settings = settings
-        self._tags = [self._tag_of(task) for task in tasks]
+        name = settings.tag_field
+        self._tags = [str(t.metadata.get(name)) if settings.quotas else None for t in tasks]
         for tag in settings.quotas:
             if tag not in self._tags:
                 known = ", ".join(sorted(set(map(str, self._tags))))
@@ -76,10 +77,6 @@ class AdaptiveSampler:
                     f"{known}",
                     code=Code.UNKNOWN_NAME,
                 )
-
-    def _tag_of(self, task: Task) -> str | None:
-        """Returns the task's tag; None where there are no quotas."""
-        return str(task.metadata.get(self._settings.tag_field)) if self._settings.quotas else None
 
     def choose(self, log: ResultLog, size: int) -> list[int]:
         """Returns the indices of the next `size` tasks. A task is in them twice only where there
