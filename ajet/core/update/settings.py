@@ -1,4 +1,4 @@
-"""Settings of the update, built from the config tree and checked in their constructors.
+"""Settings of the update, built from the config tree, which has checked each value.
 
 The names follow verl and TRL. A field whose key in the config has the same name has its value
 (`same_named`); `from_config` writes down the others. Not covered: how many tokens an engine may
@@ -7,11 +7,9 @@ sample, and when checkpoints are written, which the rollout and the backbone dec
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self, get_args
+from typing import Literal, Self
 
 from ajet.core.config import AjetConfig
-from ajet.core.config.algorithm import PolicyLossName
-from ajet.core.config.import_path import ARROW
 from ajet.core.config.precision import Dtype, dtype_on
 from ajet.core.config.section import same_named
 from ajet.core.error_codes import Code
@@ -29,18 +27,6 @@ CorrectionMode = Literal["truncate", "reject"]
 RatioCombination = Literal["product", "geometric_mean"]
 OldLogprobs = Literal["sampler", "trainer"]
 Recomputation = bool | Literal["auto"]
-
-CHOICES: dict[str, Any] = {
-    "kl_loss_type": KLType,
-    "loss_agg_mode": LossAggMode,
-    "batch_layout": BatchLayout,
-    "lr_schedule": LRSchedule,
-    "level": CorrectionLevel,
-    "param_dtype": Dtype,
-    "mode": CorrectionMode,
-    "combine": RatioCombination,
-}
-"""Maps fields that have one of a few names to the type that lists them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +84,6 @@ class ShardingSettings:
             }
         )
 
-    def __post_init__(self) -> None:
-        _check_choices(self)
-        _check_at_least_one(self, "ulysses_sequence_parallel_size")
-
 
 @dataclass(frozen=True, slots=True)
 class CorrectionSettings:
@@ -140,14 +122,6 @@ class CorrectionSettings:
     def is_on(self) -> bool:
         return self.level != "none" or bool(self.reject)
 
-    def __post_init__(self) -> None:
-        _check_choices(self)
-        if not 0 <= self.lower < self.upper:
-            raise ConfigError(
-                f"upper={self.upper}: must be above lower ({self.lower}), which is not negative",
-                code=Code.UPDATE_SETTING,
-            )
-
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSettings:
@@ -164,8 +138,6 @@ class OptimizerSettings:
     min_lr_ratio: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_choices(self)
-        _check_not_negative(self, "lr", "weight_decay", "grad_clip")
         if self.lr_schedule != "constant" and self.total_steps <= self.warmup_steps:
             raise ConfigError(
                 f"lr_schedule={self.lr_schedule} needs total_steps above warmup_steps "
@@ -250,32 +222,6 @@ class UpdateSettings(OptimizerSettings):
         has_weights = self.correction.level != "none"
         return self.old_logprobs == "trainer" or (self.old_logprobs is None and has_weights)
 
-    def __post_init__(self) -> None:
-        OptimizerSettings.__post_init__(self)
-        _check_at_least_one(self, "ppo_epochs", "mini_batch_num", "max_tokens_per_micro_batch")
-        _check_not_negative(self, "clip_low", "clip_high", "kl_loss_coef", "kl_teacher_coef")
-        if self.old_logprobs == "sampler" and self.correction.level != "none":
-            raise ConfigError(
-                f"old_logprobs=sampler: a correction of level {self.correction.level} needs the "
-                "trainer's",
-                code=Code.UPDATE_SETTING,
-            )
-        if ARROW not in self.policy_loss and self.policy_loss not in get_args(PolicyLossName):
-            names = ", ".join(get_args(PolicyLossName))
-            raise ConfigError(
-                f"policy_loss={self.policy_loss!r}: choose one of {names}", code=Code.UPDATE_SETTING
-            )
-        for name in ("temperature", "sapo_tau_pos", "sapo_tau_neg", "dppo_max_ratio"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(
-                    f"{name}={getattr(self, name)}: training needs one above 0",
-                    code=Code.UPDATE_SETTING,
-                )
-        if self.dual_clip is not None and not self.dual_clip > 1:
-            raise ConfigError(
-                f"dual_clip={self.dual_clip}: must be above 1", code=Code.UPDATE_SETTING
-            )
-
 
 @dataclass(frozen=True, slots=True)
 class CriticSettings(OptimizerSettings):
@@ -306,14 +252,6 @@ class CriticSettings(OptimizerSettings):
             "activation_checkpointing": recomputation(config, has_gpu),
         }
         return cls(**same_named(cls, critic) | own)
-
-    def __post_init__(self) -> None:
-        OptimizerSettings.__post_init__(self)
-        _check_at_least_one(self, "ppo_epochs", "mini_batch_num", "max_tokens_per_micro_batch")
-        if not self.cliprange_value > 0:
-            raise ConfigError(
-                f"cliprange_value={self.cliprange_value}: must be above 0", code=Code.UPDATE_SETTING
-            )
 
 
 def optimizer_steps(config: AjetConfig) -> int:
@@ -354,29 +292,3 @@ def trains_on_gpu(config: AjetConfig) -> bool:
     import torch
 
     return config.ajet.model.device != "cpu" and torch.cuda.is_available()
-
-
-def _check_choices(settings: object) -> None:
-    for name, choice in CHOICES.items():
-        allowed = get_args(choice)
-        value = getattr(settings, name, allowed[0])
-        if value not in allowed:
-            raise ConfigError(
-                f"{name}={value!r}: choose one of {', '.join(allowed)}", code=Code.UPDATE_SETTING
-            )
-
-
-def _check_at_least_one(settings: object, *names: str) -> None:
-    for name in names:
-        if getattr(settings, name) < 1:
-            raise ConfigError(
-                f"{name}={getattr(settings, name)}: must be at least 1", code=Code.UPDATE_SETTING
-            )
-
-
-def _check_not_negative(settings: object, *names: str) -> None:
-    for name in names:
-        if not getattr(settings, name) >= 0:
-            raise ConfigError(
-                f"{name}={getattr(settings, name)}: must not be negative", code=Code.UPDATE_SETTING
-            )
