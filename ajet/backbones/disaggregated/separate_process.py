@@ -9,7 +9,7 @@ Not covered: the notes that they exchange (split_run.py), a cluster (separate_pr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -20,8 +20,7 @@ from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
 from ajet.core.interrupt import Interrupt
 from ajet.core.judge import make_judge
-from ajet.core.learning.adapter_learners import AdapterLearners
-from ajet.core.learning.learner import Learner, TrainBatch
+from ajet.core.learning.learner import TrainBatch
 from ajet.core.model.save import model_files
 from ajet.core.record.recorded_run import load_template
 from ajet.core.record.run_folder import RunFolder
@@ -31,24 +30,6 @@ from ajet.core.terminal import Console
 from ajet.core.trajectory.trajectory import Group
 from ajet.core.weight_sync.folder import FolderSource, WeightFolder
 from ajet.exchange.gateway import ExchangeGateway
-
-
-class FolderTrainerClient:
-    """A learner that publishes its weights as files in a folder."""
-
-    def __init__(self, learner: Learner | AdapterLearners, folder: WeightFolder) -> None:
-        self.learner, self._folder = learner, folder
-        self.published_weights: FolderSource
-
-    async def train(
-        self, step: int, groups: Sequence[Group]
-    ) -> tuple[TrainBatch, dict[str, float]]:
-        batch = self.learner.make_batch(self.learner.score(groups))
-        return batch, self.learner.update(step, batch)
-
-    async def publish(self, version: int) -> Mapping[str, float]:
-        self.published_weights = self._folder.write(version, self.learner.weights())
-        return {}
 
 
 class TrainerProcess(LocalTraining):
@@ -63,10 +44,10 @@ class TrainerProcess(LocalTraining):
         console: Console,
     ) -> None:
         super().__init__(config, tasks, folder, interrupt, console)
-        weights = WeightFolder.of_model(folder.weights, model_files(self.loaded))
-        self.client = FolderTrainerClient(assembly.make_learner(config, self.loaded), weights)
-        resume_point = self.begin_run(self.client.learner)
-        self.command = TrainerCommand(self.run, self.client, resume_point)
+        self.weights = WeightFolder.of_model(folder.weights, model_files(self.loaded))
+        self.learner = assembly.make_learner(config, self.loaded)
+        resume_point = self.begin_run(self.learner)
+        self.command = TrainerCommand(self.run, self._train, self._write, resume_point)
 
     async def train(self) -> None:
         await self.command.train()
@@ -74,6 +55,15 @@ class TrainerProcess(LocalTraining):
     async def save(self, step: int, run: dict[str, Any]) -> None:
         self.checkpoints.save(self.folder.checkpoints, step, self.command.with_explorer_state(run))
         self.command.on_checkpoint()
+
+    async def _train(
+        self, step: int, groups: Sequence[Group]
+    ) -> tuple[TrainBatch, dict[str, float]]:
+        batch = self.learner.make_batch(self.learner.score(groups))
+        return batch, self.learner.update(step, batch)
+
+    async def _write(self, version: int) -> FolderSource:
+        return self.weights.write(version, self.learner.weights())
 
 
 class ExplorerProcess:
