@@ -6,6 +6,7 @@ debug, bit for bit. Not covered: a cluster (training.py).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ajet import assembly
@@ -18,6 +19,7 @@ from ajet.core.judge import make_judge
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.run.run_tasks import RunTasks
 from ajet.core.terminal import Console
+from ajet.core.trajectory.trajectory import Group
 
 
 class OneProcessTraining(LocalTraining):
@@ -64,5 +66,8 @@ class OneProcessTraining(LocalTraining):
     async def _validate_if_due(self) -> None:
         """Validates if it is due, and drops what the engine cached of it, as backbone debug
         does."""
-        if await self.run.validate_if_due(self.validator, self.client.cross_entropy):
-            self.client.engine.publish(self.client.engine.policy_version)
+        if await self.run.validate_if_due(self.validator, self._cross_entropy):
+            await self.client.empty_cache()
+
+    async def _cross_entropy(self, groups: Sequence[Group]) -> float:
+        return self.client.learner.cross_entropy(groups)
