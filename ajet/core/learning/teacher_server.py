@@ -63,7 +63,7 @@ class ServerAddress:
     def from_config(cls, config: AjetConfig) -> Self:
         """Reads the address from the config, which has one."""
         section = config.ajet.distillation
-        own = {"base_url": section.base_url or "", "model": section.model or ""}
+        own: dict[str, Any] = {"base_url": section.base_url or "", "model": section.model or ""}
         return cls(**same_named(cls, section) | own)
 
     @property
