@@ -5,7 +5,7 @@
        └─────────────── weights ────────────────────┘
 
 A killed run resumes from its last checkpoint: groups that were finished since then are in the
-buffer, groups that ran begin again. Not covered: making the parts (one_process.py, training.py).
+buffer, groups that ran begin again. Not covered: making the parts (training.py).
 """
 
 from __future__ import annotations

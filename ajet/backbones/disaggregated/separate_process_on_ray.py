@@ -1,6 +1,6 @@
 """Modes train and explore on a cluster: ranks without engines, engines and workers without ranks.
 
-Not covered: the notes that the two exchange (split_run.py), one process (separate_process.py).
+Not covered: the notes that the two exchange (split_run.py).
 """
 
 from __future__ import annotations
