@@ -28,7 +28,7 @@ from ajet.core.inference.endpoint import ChatEndpoint, ModelEndpoint, SamplingPa
 from ajet.core.judge import judge_class, judge_spec
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.rollout.attempt import OnError
-from ajet.core.rollout.episode import EpisodeRunner
+from ajet.core.rollout.episode import EpisodeParts, EpisodeRunner
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.run.run_tasks import RunTasks
@@ -272,52 +272,34 @@ def make_teacher(
     return teacher(FrozenModel(own.model, settings, ranks))
 
 
-def make_learner(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = None) -> Learner:
-    """Makes the policy and the models that learn beside it, over `ranks` if there are several. It
-    must be called before a checkpoint is loaded: the reference is the policy as it is now."""
-    from ajet.core.advantage.kl_controller import make_kl_controller
-    from ajet.core.learning.learner import Learner, LearnerSettings
-    from ajet.core.update.losses.own import own_loss
-    from ajet.core.update.policy import Policy
-    from ajet.core.update.ranks import ONE_RANK
-    from ajet.core.update.settings import UpdateSettings
-
-    settings = UpdateSettings.from_config(config)
-    policy = Policy(loaded.model, settings, ranks or ONE_RANK, own_loss(config))
-    needs_critic = config.ajet.trainer_common.algorithm.adv_estimator == "gae"
-    critic = make_critic(config, loaded, ranks) if needs_critic else None
-    teaches = config.ajet.kind == "distillation"
-    teacher = make_teacher(config, loaded, policy, ranks) if teaches else None
-    learning = LearnerSettings.from_config(config)
-    return Learner(policy, critic, make_kl_controller(config), learning, teacher)
-
-
-def make_adapter_learners(
+def make_learner(
     config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = None
-) -> AdapterLearners:
-    """Makes a learner for each of the config's adapters, over the weights of `loaded`."""
+) -> Learner | AdapterLearners:
+    """Makes the policy and the models that learn beside it, over `ranks` if there are several; a
+    learner for each of several adapters. It must be called before a checkpoint is loaded: the
+    reference is the policy as it is now."""
     from ajet.core.advantage.kl_controller import make_kl_controller
     from ajet.core.learning.adapter_learners import AdapterLearners
     from ajet.core.learning.learner import Learner, LearnerSettings
     from ajet.core.update.losses.own import own_loss
     from ajet.core.update.many_adapters import adapter_policies
+    from ajet.core.update.policy import Policy
     from ajet.core.update.ranks import ONE_RANK
     from ajet.core.update.settings import UpdateSettings
 
-    settings, learning = UpdateSettings.from_config(config), LearnerSettings.from_config(config)
-    needs_critic = config.ajet.trainer_common.algorithm.adv_estimator == "gae"
-    policies = adapter_policies(loaded.model, settings, ranks or ONE_RANK, own_loss(config))
-    return AdapterLearners(
-        {
-            name: Learner(
-                policy,
-                make_critic(config, loaded, ranks) if needs_critic else None,
-                make_kl_controller(config),
-                learning,
-            )
-            for name, policy in policies.items()
-        }
-    )
+    def learner_of(policy: Policy) -> Learner:
+        needs_critic = config.ajet.trainer_common.algorithm.adv_estimator == "gae"
+        critic = make_critic(config, loaded, ranks) if needs_critic else None
+        teaches = config.ajet.kind == "distillation"
+        teacher = make_teacher(config, loaded, policy, ranks) if teaches else None
+        learning = LearnerSettings.from_config(config)
+        return Learner(policy, critic, make_kl_controller(config), learning, teacher)
+
+    parts = (loaded.model, UpdateSettings.from_config(config), ranks or ONE_RANK, own_loss(config))
+    if not config.has_several_adapters:
+        return learner_of(Policy(*parts))
+    policies = adapter_policies(*parts)
+    return AdapterLearners({name: learner_of(policy) for name, policy in policies.items()})
 
 
 def make_gateway(config: AjetConfig, offset: int = 0) -> Gateway:
@@ -336,31 +318,34 @@ def make_runner(
     template: ChatTemplate | None,
     *,
     judge: BaseJudge | None,
-    mode: Mode,
     gateway: Gateway | None = None,
     debug: bool = False,
     limits: RolloutLimits | None = None,
+    sampling: SamplingParams | None = None,
     on_error: OnError | None = None,
     observe: Callable[[WorkflowTask], CallObserver] | None = None,
     workflows: WorkflowFactory | None = None,
 ) -> GroupRunner:
-    """Makes a runner of the config's workflow against any endpoint; a chat endpoint has no
-    template. A run makes one judge and one gateway for all its runners. `limits` replaces the
-    config's, `workflows` the config's workflow. `observe` is called with each episode that begins,
+    """Makes a runner of the config's episodes, of every mode, against any endpoint; a chat endpoint
+    has no template. A run makes one judge and one gateway for all its runners. `limits`, `sampling`
+    and `workflows` replace what the config says. `observe` is called with each episode that begins,
     and returns what is told of its calls."""
     from ajet.tool_parsers import parser_for
 
-    gives = config.learns_from_rows(is_training=mode == "train")
+    workflows = workflows or WorkflowFactory.from_config(config)
+
+    def of_mode(mode: Mode) -> EpisodeParts:
+        drawn = sampling or SamplingParams.from_config(config, mode)
+        if config.learns_from_rows(is_training=mode != "eval"):
+            return EpisodeParts(WorkflowFactory.of_rows(), None, drawn)
+        return EpisodeParts(workflows, judge, drawn)
+
     episodes = EpisodeRunner(
         endpoint=endpoint,
         template=template,
         parser=parser_for(template, config.ajet.rollout.tool_parser) if template else None,
-        workflow=WorkflowFactory.of_rows()
-        if gives
-        else workflows or WorkflowFactory.from_config(config),
-        judge=None if gives else judge,
+        of_mode=of_mode,
         limits=limits or RolloutLimits.from_config(config),
-        sampling=SamplingParams.from_config(config, mode),
         run_seed=config.ajet.seed,
         gateway=gateway,
         config=config,
@@ -370,4 +355,4 @@ def make_runner(
         observe=observe,
         adapters=AdapterChoice.from_config(config),
     )
-    return GroupRunner.from_episode_runner(episodes)
+    return GroupRunner.from_episode_runner(episodes, judge)

@@ -105,9 +105,7 @@ async def _episode(config: AjetConfig, task: Task, replies: ScriptedReplies) -> 
     judge = make_judge(config)
     gateway = make_gateway(config)
     try:
-        runner = make_runner(
-            config, replies, None, judge=judge, mode="eval", gateway=gateway, debug=True
-        )
+        runner = make_runner(config, replies, None, judge=judge, gateway=gateway, debug=True)
         request = RolloutRequest([task], step=0, mode="eval", num_repeat=1)
         (group,) = await runner.rollout(request)
     finally:

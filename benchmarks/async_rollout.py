@@ -42,7 +42,7 @@ from ajet.core.activity import CurrentCall
 from ajet.core.buffer.buffer import GroupBuffer
 from ajet.core.buffer.staleness import StalenessBound, version_range
 from ajet.core.config import AjetConfig
-from ajet.core.inference.endpoint import Completion, SamplingParams
+from ajet.core.inference.endpoint import Completion
 from ajet.core.rollout.admission import Admission, Slot
 from ajet.core.rollout.batch import BatchRollout, BatchSettings, StepGroups
 from ajet.core.rollout.episode import JudgeInGroup
@@ -117,7 +117,6 @@ class SimulatedEpisodes:
         self,
         plan: WorkflowTask,
         slot: Slot,
-        sampling: SamplingParams | None = None,
         judge_in_group: JudgeInGroup | None = None,
     ) -> Trajectory:
         self.num_running += 1
@@ -197,7 +196,7 @@ async def simulate(bound: StalenessBound, draw: int) -> dict[str, Any]:
     cursor = DataCursor(len(tasks), GROUPS, seed=0, shuffle=False)
     options = ExplorerSettings(BatchSettings(GROUPS, MEMBERS), STEPS, 0.5)
     batch = BatchRollout(runner, tasks, cursor, options.batch)
-    explorer = Explorer(batch, runner, cursor, buffer, versions, options)
+    explorer = Explorer(batch, runner.admission, cursor, buffer, versions, options)
     stand_ins: Any = (SimulatedTrainer(), buffer, versions, tally, no_validation, explorer)
     trainer = Trainer(*stand_ins)
     loop, cpu_s = asyncio.get_running_loop(), time.process_time()

@@ -27,7 +27,7 @@ from ajet import ModelTuner, Task, Workflow, WorkflowOutput, WorkflowTask
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.engines.scripted import ScriptedEngine
-from ajet.core.rollout.episode import EpisodeRunner
+from ajet.core.rollout.episode import EpisodeParts, EpisodeRunner
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.request import RolloutRequest
@@ -64,10 +64,8 @@ def runner(workflow: Callable[[], Workflow], template: ChatTemplate, at_once: in
             endpoint=ScriptedEngine(lambda prompt_ids, sampling, request_id: script),
             template=template,
             parser=parser_for(template),
-            workflow=lambda task: workflow(),
-            judge=None,
+            of_mode=lambda mode: EpisodeParts(lambda task: workflow(), None, SamplingParams()),
             limits=RolloutLimits(max_env_worker=at_once),
-            sampling=SamplingParams(),
             run_seed=0,
         )
     )

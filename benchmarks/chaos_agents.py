@@ -1,19 +1,22 @@
 """The agents of chaos.py's arms, appended to the workflow of the tests' toy run, the MCP server of
 one of them, and the program of those in which explorer and trainer take turns in one process."""
 
-IN_TURNS = """
+from pathlib import Path
+
+IN_TURNS = f"""
 import sys
 
-from ajet.backbones.disaggregated.backbone import fit_disaggregated
+sys.path.append({str(Path(__file__).parents[1])!r})
+from tests.backbones.disaggregated.one_process import fit_in_one_process
 from ajet.core.config import load_config
 from ajet.core.errors import AjetError, RunComplete
 
 try:
-    fit_disaggregated(load_config("toy.yaml", sys.argv[1:], backbone="trinity"))
+    fit_in_one_process(load_config("toy.yaml", sys.argv[1:], backbone="trinity"))
 except RunComplete as complete:
     print(complete)
 except AjetError as error:
-    sys.exit(f"error: {error}")
+    sys.exit(f"error: {{error}}")
 """
 FAULTY = r'''
 

@@ -32,7 +32,7 @@ from ajet.core.buffer.journal import Journal
 from ajet.core.descriptors import raise_descriptor_limit
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.rollout.episode import EpisodeRunner
+from ajet.core.rollout.episode import EpisodeParts, EpisodeRunner
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.request import RolloutRequest
@@ -118,10 +118,10 @@ async def measure(template: ChatTemplate, pipe: Any, count: int) -> dict[str, An
         endpoint=ThinkingEndpoint(template),
         template=template,
         parser=parser_for(template),
-        workflow=lambda task: ClientOwned.of(exchange)(),
-        judge=None,
+        of_mode=lambda mode: EpisodeParts(
+            lambda task: ClientOwned.of(exchange)(), None, SamplingParams()
+        ),
         limits=RolloutLimits(max_env_worker=count),
-        sampling=SamplingParams(),
         run_seed=0,
         gateway=gateway,
     )

@@ -91,7 +91,7 @@ async def recorded(
     config: AjetConfig, template: ChatTemplate, engine: ScriptedEngine, step: int, folder: Path
 ) -> list[EpisodeRecord]:
     """The episodes of one step, by way of the database."""
-    runner = assembly.make_runner(config, engine, template, judge=None, mode="train")
+    runner = assembly.make_runner(config, engine, template, judge=None)
     tasks = make_reader(config).get_training_tasks()
     groups = await runner.rollout(RolloutRequest(tasks, step=step, mode="train", num_repeat=1))
     file = folder / f"{config.experiment_name}-{step}.sqlite"

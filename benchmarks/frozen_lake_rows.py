@@ -60,9 +60,7 @@ async def episodes(config: AjetConfig) -> list[Group]:
     template = assembly.make_template(loaded)
     engine = assembly.make_engine(config, loaded, template)
     gateway = assembly.make_gateway(config)
-    runner = assembly.make_runner(
-        config, engine, template, mode="train", judge=None, gateway=gateway
-    )
+    runner = assembly.make_runner(config, engine, template, judge=None, gateway=gateway)
     tasks = make_reader(config).get_training_tasks()
     try:
         num_repeat = config.ajet.rollout.num_repeat

@@ -160,7 +160,7 @@ def with_ajet(config: AjetConfig, batches: Sequence[Sequence[Task]]) -> Timed:
     learner = assembly.make_learner(config, loaded)
     engine = assembly.make_engine(config, loaded, template)
     judge = make_judge(config)
-    runner = assembly.make_runner(config, engine, template, judge=judge, mode="train")
+    runner = assembly.make_runner(config, engine, template, judge=judge)
     timed = Timed()
 
     async def steps() -> None:

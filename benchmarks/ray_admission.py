@@ -121,7 +121,7 @@ async def in_one_process(config: AjetConfig, spec: Any) -> dict[int, float]:
     from ajet.core.inference.chat_template import ChatTemplate
 
     engine, template = RandomEngine(len(spec.tokenizer)), ChatTemplate(spec.tokenizer)
-    runner = assembly.make_runner(config, engine, template, judge=None, mode="train")
+    runner = assembly.make_runner(config, engine, template, judge=None)
     return {size: await timed(runner, size) for size in GROUPS_OF}
 
 

@@ -24,7 +24,7 @@ from ajet import BaseJudge, ModelTuner, Task, Workflow, WorkflowOutput, Workflow
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.engines.scripted import ScriptedEngine
-from ajet.core.rollout.episode import EpisodeRunner
+from ajet.core.rollout.episode import EpisodeParts, EpisodeRunner
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.request import RolloutRequest
@@ -62,10 +62,8 @@ def runner(workflow: Callable[[], Workflow], template: ChatTemplate) -> GroupRun
             endpoint=ScriptedEngine(lambda prompt_ids, sampling, request_id: script),
             template=template,
             parser=parser_for(template),
-            workflow=lambda task: workflow(),
-            judge=Right(),
+            of_mode=lambda mode: EpisodeParts(lambda task: workflow(), Right(), SamplingParams()),
             limits=RolloutLimits(),
-            sampling=SamplingParams(),
             run_seed=0,
         )
     )

@@ -38,7 +38,7 @@ from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.engines.scripted import ScriptedEngine
 from ajet.core.record.timeline_counts import TimelineCounts
-from ajet.core.rollout.episode import EpisodeRunner
+from ajet.core.rollout.episode import EpisodeParts, EpisodeRunner
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.request import RolloutRequest
@@ -117,15 +117,13 @@ async def episodes(template: ChatTemplate, shape: Shape) -> list[Group]:
             endpoint=ScriptedEngine(lambda prompt_ids, sampling, request_id: words.reply),
             template=template,
             parser=parser_for(template),
-            workflow=lambda task: kind(),
-            judge=None,
+            of_mode=lambda mode: EpisodeParts(lambda task: kind(), None, SamplingParams()),
             limits=RolloutLimits(
                 max_response_length=20_000,
                 max_model_len=20_000,
                 max_steps=shape.calls,
                 check_drift="all",
             ),
-            sampling=SamplingParams(),
             run_seed=0,
         )
     )

@@ -249,7 +249,7 @@ def episode_runner(
     """A GroupRunner over fakes; `workflow` is a Workflow class."""
     from ajet.core.inference.chat_template import ChatTemplate
     from ajet.core.inference.endpoint import SamplingParams
-    from ajet.core.rollout.episode import EpisodeRunner
+    from ajet.core.rollout.episode import EpisodeParts, EpisodeRunner
     from ajet.core.rollout.group import GroupRunner
     from ajet.core.rollout.limits import RolloutLimits
     from ajet.tool_parsers import parser_for
@@ -259,17 +259,19 @@ def episode_runner(
         endpoint=endpoint,
         template=template,
         parser=parser_for(template),
-        workflow=lambda task: workflow(),
-        judge=judge,
+        of_mode=lambda mode: EpisodeParts(
+            lambda task: workflow(),
+            judge,
+            SamplingParams(temperature=0.0 if mode == "baseline" else 1.0),
+        ),
         limits=RolloutLimits(**limits),
-        sampling=SamplingParams(),
         run_seed=7,
         gateway=gateway,
         config=config,
         debug=debug,
         environments=environments,
     )
-    return GroupRunner.from_episode_runner(episodes)
+    return GroupRunner.from_episode_runner(episodes, judge)
 
 
 # --- an inference server that is installed -------------------------------------------------------

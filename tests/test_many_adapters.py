@@ -85,7 +85,7 @@ def made(tmp_path_factory):
         config = load_config(path, backbone="debug")
         assembly.set_threads(config)
         loaded = assembly.load_policy_model(config)
-        learners = assembly.make_adapter_learners(config, loaded)
+        learners = assembly.make_learner(config, loaded)
         return Parts(config, loaded, learners)
 
     return make
@@ -102,7 +102,7 @@ class Parts:
     async def _rollout(self, tasks, models):
         models = self.learners.models if models is None else models
         engine = assembly.make_engine(self.config, self.loaded, self.template, adapters=models)
-        runner = assembly.make_runner(self.config, engine, self.template, judge=None, mode="train")
+        runner = assembly.make_runner(self.config, engine, self.template, judge=None)
         try:
             return await runner.rollout(RolloutRequest(tasks, step=1, mode="train", num_repeat=4))
         finally:

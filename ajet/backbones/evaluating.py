@@ -158,7 +158,7 @@ async def _measure(
     started_s = time.monotonic()
     try:
         runner = assembly.make_runner(
-            config, served.engine, served.template, judge=plan.judge, mode="eval", gateway=gateway
+            config, served.engine, served.template, judge=plan.judge, gateway=gateway
         )
         groups = await runner.rollout(
             RolloutRequest(plan.tasks, step=0, mode="eval", num_repeat=plan.k),

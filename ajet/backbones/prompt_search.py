@@ -191,7 +191,6 @@ class _Search:
                 self.served.engine,
                 self.served.template,
                 judge=plan.judge,
-                mode="eval",
                 gateway=gateway,
                 limits=limits,
             )

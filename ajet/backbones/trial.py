@@ -50,7 +50,7 @@ async def _try(
     repeat = config.ajet.rollout.num_repeat
     try:
         runner = assembly.make_runner(
-            config, served.engine, served.template, judge=judge, mode="train", gateway=gateway
+            config, served.engine, served.template, judge=judge, gateway=gateway
         )
         await runner.rollout(RolloutRequest(tasks[-1:], 0, "train", repeat))
         started_s = time.perf_counter()

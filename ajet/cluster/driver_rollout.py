@@ -15,14 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ajet.cluster.process_executor import ProcessExecutor
+from ajet import assembly
 from ajet.cluster.rollout_worker import TokenizerSpec
 from ajet.core.config import AjetConfig
 from ajet.core.inference.endpoint import ModelEndpoint
 from ajet.core.judge import make_judge
-from ajet.core.rollout.admission import Admission
 from ajet.core.rollout.group import GroupRunner
-from ajet.core.rollout.limits import RolloutLimits
 from ajet.exchange.gateway import ExchangeGateway
 
 
@@ -41,21 +39,13 @@ class DriverRollout:
     ) -> GroupRunner:
         """Begins an attempt of the run at the exchange; returns a runner of groups."""
         self._gateway.exchange.begin_attempt()
-        limits, endpoint = RolloutLimits.from_config(self._config), make_endpoint()
-        executor = ProcessExecutor(
+        return assembly.make_runner(
             self._config,
-            endpoint,
+            make_endpoint(),
             spec.template(),
             judge=self._judge,
             gateway=self._gateway,
             workflows=self._gateway.workflows,
-        )
-        return GroupRunner(
-            executor,
-            Admission(limits.max_env_worker, endpoint),
-            limits=limits,
-            run_seed=self._config.ajet.seed,
-            judge=self._judge,
         )
 
     def close(self) -> None:

@@ -36,7 +36,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.config.redacted import remember_secrets_of
 from ajet.core.descriptors import raise_descriptor_limit
 from ajet.core.error_text import one_line, user_line
-from ajet.core.inference.endpoint import ModelEndpoint, SamplingParams
+from ajet.core.inference.endpoint import ModelEndpoint
 from ajet.core.record.screen_log import begin_screen_log
 from ajet.core.rollout.admission import Slot
 from ajet.core.rollout.stops import Stop
@@ -151,7 +151,6 @@ class RolloutWorker:
         self,
         key: str,
         packed_plan: bytes,
-        sampling: SamplingParams | None,
         stops: Mapping[str, Stop],
     ) -> None:
         """Starts an episode; `take_events` returns what happens to it. `key` is that of this run of
@@ -162,7 +161,7 @@ class RolloutWorker:
         except Exception as error:  # noqa: BLE001  # a task may hold any object
             self._episodes.refuse(key, one_line(error))
             return
-        run = self._episodes.run(key, plan, sampling, stops)
+        run = self._episodes.run(key, plan, stops)
         asyncio.run_coroutine_threadsafe(run, self._episodes.loop)
 
     def take_events(self) -> list[Event]:
@@ -193,20 +192,19 @@ class EpisodeLoop:
         number: int,
     ) -> None:
         from ajet import assembly
-        from ajet.cluster.process_executor import ProcessExecutor
         from ajet.core.judge import make_judge
         from ajet.core.judge.judge import GroupJudge
 
         judge = make_judge(config)
         self._is_judged_in_groups = isinstance(judge, GroupJudge)
         self._endpoint = make_endpoint()
-        self._executor = ProcessExecutor(
+        self._executor = assembly.make_runner(
             config,
             self._endpoint,
             spec.template(),
             judge=judge,
             gateway=assembly.make_gateway(config, offset=number),
-        )
+        ).executor
         self._running: dict[str, asyncio.Task[None]] = {}
         self._stops: dict[str, Stop] = {}
         self._executor.set_stops(self._stops)
@@ -221,13 +219,7 @@ class EpisodeLoop:
         """Adds to the events that the episode cannot begin; is called from another thread."""
         self._events.put(PlanRefused(key, reason))
 
-    async def run(
-        self,
-        key: str,
-        plan: WorkflowTask,
-        sampling: SamplingParams | None,
-        stops: Mapping[str, Stop],
-    ) -> None:
+    async def run(self, key: str, plan: WorkflowTask, stops: Mapping[str, Stop]) -> None:
         """Runs an episode on this loop and adds what happens to it to the events."""
         self._stops |= stops
         task = asyncio.current_task()
@@ -237,8 +229,7 @@ class EpisodeLoop:
         slot.set_workflow_end_callback(lambda status: self._events.put(WorkflowEnded(key, status)))
         judge_in_group = _without_verdict if self._is_judged_in_groups else None
         try:
-            runner = self._executor.runner(plan.mode)
-            trajectory = await runner.run(plan, slot, sampling, judge_in_group)
+            trajectory = await self._executor.run(plan, slot, judge_in_group)
             packed = pack(trajectory, keeps_output=self._is_judged_in_groups)
             ended: Event = EpisodeEnded(key, packed)
         except Exception as error:  # noqa: BLE001  # raised again in the driver

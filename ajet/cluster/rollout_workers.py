@@ -46,7 +46,7 @@ from ajet.cluster.rollout_worker import (
 from ajet.core.activity import Activity, CurrentCall
 from ajet.core.config import AjetConfig
 from ajet.core.error_text import one_line
-from ajet.core.inference.endpoint import ModelEndpoint, SamplingParams
+from ajet.core.inference.endpoint import ModelEndpoint
 from ajet.core.judge import judge_class, judge_spec, make_judge
 from ajet.core.judge.judge import GroupJudge
 from ajet.core.rollout.admission import Admission, Slot
@@ -180,7 +180,6 @@ class RolloutWorkers:
         self,
         plan: WorkflowTask,
         slot: Slot,
-        sampling: SamplingParams | None = None,
         judge_in_group: JudgeInGroup | None = None,
     ) -> Trajectory:
         """Runs an episode (see `EpisodeExecutor`); begins it again if its worker is lost."""
@@ -198,7 +197,7 @@ class RolloutWorkers:
                 # The ids of the plan's attempts begin with its own.
                 name = plan.episode_id
                 stops = {n: stop for n, stop in self._stops.items() if n.startswith(name)}
-                worker.actor.begin.remote(key, packed, sampling, stops)
+                worker.actor.begin.remote(key, packed, stops)
                 trajectory = await asyncio.shield(running.trajectory)
                 break
             except (WorkerLost, ProcessLost) as lost:

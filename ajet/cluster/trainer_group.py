@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
-    from ajet.core.learning.adapter_learners import AdapterLearners
     from ajet.core.trajectory.sample import TrainingSample
     from ajet.core.trajectory.samples import TokenAdvantages
     from ajet.core.trajectory.trained_tokens import TrainedTokens
@@ -127,10 +126,8 @@ class TrainerRank:
             self._sender = BroadcastSender(host, backend=backend, width=broadcast_width)
         if hands_over:
             self._sender = BroadcastSender(self._address[0], backend="ipc")
-        self._several: AdapterLearners | None = None
-        if config.has_several_adapters:
-            self._several = assembly.make_adapter_learners(config, loaded, ranks)
-        self._learner = self._several or assembly.make_learner(config, loaded, ranks)
+        self._has_several = config.has_several_adapters
+        self._learner = assembly.make_learner(config, loaded, ranks)
         keep = config.ajet.trainer_common.max_checkpoints_to_keep
         self._checkpoints = LearnerCheckpoints(
             self._learner, loaded, keep=keep, ranks=ranks, shares_folder=shares_folder
@@ -194,12 +191,12 @@ class TrainerRank:
 
     @property
     def _sends_all_weights(self) -> bool:
-        return self._adapters is None and self._several is None
+        return self._adapters is None and not self._has_several
 
     def _sent_adapters(self) -> Iterable[tuple[str, Tensor]]:
         """Returns the weights of several adapters, or of one that travels alone."""
-        if self._several is not None:
-            return self._several.weights()
+        if self._has_several:
+            return self._learner.weights()
         return self._learner.policy.adapter_weights()
 
     def snapshot(self, version: int) -> None:

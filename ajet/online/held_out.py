@@ -48,9 +48,7 @@ async def play_held_out(
     repeats = config.validation_repeats
     request = RolloutRequest(list(tasks.values()), version, "eval", repeats, numbers=list(tasks))
     try:
-        runner = assembly.make_runner(
-            config, engine, parts.template, judge=judge, mode="eval", gateway=gateway
-        )
+        runner = assembly.make_runner(config, engine, parts.template, judge=judge, gateway=gateway)
         return await runner.rollout(request)
     finally:
         gateway.close()

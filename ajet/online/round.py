@@ -22,7 +22,6 @@ from pathlib import Path
 from ajet import assembly
 from ajet.core.config import AjetConfig
 from ajet.core.inference.engines.in_process import InProcessEngine
-from ajet.core.learning.adapter_learners import AdapterLearners
 from ajet.core.learning.checkpoints import LearnerCheckpoints
 from ajet.core.learning.learner import Learner, TrainBatch
 from ajet.core.trajectory.trajectory import Group
@@ -44,11 +43,7 @@ class RoundLearner:
         self.config = config
         self.loaded = assembly.load_policy_model(config)
         self.template = assembly.make_template(self.loaded)
-        self.learner: Learner | AdapterLearners = (
-            assembly.make_adapter_learners(config, self.loaded)
-            if config.has_several_adapters
-            else assembly.make_learner(config, self.loaded)
-        )
+        self.learner = assembly.make_learner(config, self.loaded)
         keep = max(
             config.ajet.trainer_common.max_checkpoints_to_keep, config.ajet.serve.learn.num_versions
         )
@@ -83,9 +78,12 @@ class RoundLearner:
 
     def make_engine(self, version: int) -> InProcessEngine:
         """Makes an engine over the weights as they are, whose results do not depend on timing."""
-        own = self.learner.models if isinstance(self.learner, AdapterLearners) else None
         engine = assembly.make_engine(
-            self.config, self.loaded, self.template, deterministic=True, adapters=own
+            self.config,
+            self.loaded,
+            self.template,
+            deterministic=True,
+            adapters=self.learner.models,
         )
         engine.publish(version)
         return engine

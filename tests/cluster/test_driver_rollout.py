@@ -58,7 +58,7 @@ async def test_episodes_of_a_step_and_of_a_validation_are_sampled_as_their_mode_
             assert [claim["mode"] for claim, _ in played] == [mode] * 4
             assert {outcome["status"] for _, outcome in played} == {"ok"}
             await step
-        assert server.runner.free_slots == 3
+        assert server.runner.admission.free_slots == 3
     temperatures = [sampling.temperature for sampling in endpoint.sampling.values()]
     assert temperatures == [0.75] * 4 + [0.0] * 4
     left = [name for kind, name in endpoint.events if kind == "leave"]

@@ -201,7 +201,7 @@ async def in_one_process(config, spec, **options):
     engine = RandomEngine(len(spec.tokenizer))
     template = ChatTemplate(spec.tokenizer)
     judge = make_judge(config)
-    runner = assembly.make_runner(config, engine, template, judge=judge, mode="train")
+    runner = assembly.make_runner(config, engine, template, judge=judge)
     options = {"step": 3, "mode": "train", "num_repeat": 3} | options
     return await runner.rollout(RolloutRequest(TASKS, **options))
 

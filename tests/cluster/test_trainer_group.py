@@ -27,7 +27,7 @@ async def groups_of(config, loaded):
     from ajet import assembly
 
     engine, template = RandomEngine(len(loaded.tokenizer)), assembly.make_template(loaded)
-    runner = assembly.make_runner(config, engine, template, judge=None, mode="train")
+    runner = assembly.make_runner(config, engine, template, judge=None)
     tasks = [Task(f"t{n}", f"What is {n} + {n}?") for n in range(8)]
     return await runner.rollout(RolloutRequest(tasks, step=1, mode="train", num_repeat=4))
 

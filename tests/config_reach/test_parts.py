@@ -153,7 +153,7 @@ def runner_of(mode, reply="hi", **given):
     endpoint = ScriptedEndpoint(TOKENIZER, lambda prompt, request: reply)
     template = ChatTemplate(TOKENIZER)
     config = config_of(given)
-    return endpoint, assembly.make_runner(config, endpoint, template, judge=Zero(), mode=mode)
+    return endpoint, assembly.make_runner(config, endpoint, template, judge=Zero())
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_runner_has_the_configs_limits_and_seed():
     _, runner = runner_of("train", **given)
     config = config_of(given)
     assert runner.limits == runner.executor.limits == RolloutLimits.from_config(config)
-    assert (runner.limits.max_steps, runner.free_slots, runner.run_seed) == (3, 2, 5)
+    assert (runner.limits.max_steps, runner.admission.free_slots, runner.run_seed) == (3, 2, 5)
 
 
 @shows(f"{R}.user_workflow")
@@ -242,10 +242,10 @@ async def test_the_gateway_has_the_configs_port_and_others_count_up_from_it(
 class Validator:
     """Keeps what it is asked to roll out."""
 
+    watch = SimpleNamespace(attach=lambda requests, run_folder, on_waiting: None)
+
     def __init__(self):
         self.asked = []
-
-    def attach(self, requests, run_folder, on_waiting): ...
 
     async def rollout(self, request, on_episode=None):
         self.asked.append((request.step, request.num_repeat, len(request.tasks)))

@@ -131,9 +131,6 @@ SCHEDULE = {f"{T}.optim.lr_schedule": "linear", f"{T}.total_training_steps": 7}
 OPTIONS, SHAPING = "learner.estimator.options", "learner.estimator.shaping"
 GROUPS = ("batch", "explorer.batch")
 
-GREEDY = {"temperature": 0.0, "top_p": 1.0, "top_k": -1, "max_tokens": 4096}
-GREEDY |= {"stop_token_ids": (), "stop": (), "seed": 0, "adapter": ""}
-
 
 def batch(**changes):
     """The settings of a batch, which an explorer has too."""
@@ -281,8 +278,7 @@ SETTINGS: dict[str, Row] = {
     # Advantages.
     f"{A}.adv_estimator": Row(
         "remax",
-        {"learner.estimator.name": "remax"}
-        | {f"{name}.greedy.{key}": value for name in GROUPS for key, value in GREEDY.items()},
+        {"learner.estimator.name": "remax"} | {f"{name}.has_baselines": True for name in GROUPS},
     ),
     f"{A}.normalize_std": Row(False, {f"{OPTIONS}.normalize_std": False}),
     f"{A}.reward_weights": Row({"r": 0.5}, {f"{OPTIONS}.reward_weights.r": 0.5}),

@@ -13,7 +13,7 @@ from ajet.core.descriptors import (
     is_out_of_descriptors,
 )
 from ajet.core.error_text import one_line
-from ajet.core.record.step_warnings import StepWarnings
+from ajet.core.record.step_warnings import warn_of_failures
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from tests.core.record.record_fixtures import episode, group_of
 
@@ -79,7 +79,7 @@ def test_an_error_whose_cause_is_a_missing_descriptor_says_so():
 def test_episodes_without_a_descriptor_are_named_in_the_warnings_with_what_to_do(warnings):
     error = one_line(OSError(errno.EMFILE, "Too many open files"))
     failed = episode(member=1, reward=None, status=EpisodeStatus.AGENT_ERROR, error=error)
-    StepWarnings().warn_of_failures("step 1", [group_of(episode(member=0), failed)])
+    warn_of_failures("step 1", [group_of(episode(member=0), failed)])
     assert warnings[1].startswith(
         "step 1: 1 of 2 episodes failed because no file descriptor was left (a process may have "
     )

@@ -54,9 +54,7 @@ def episodes(tutorial, replies, tokenizer, num_tasks=1, num_repeat=1):
     endpoint = ScriptedEndpoint(tokenizer, lambda _, name: replies[int(name[-4:])])
     judge, gateway = make_judge(config), assembly.make_gateway(config)
     template = ChatTemplate(tokenizer)
-    runner = assembly.make_runner(
-        config, endpoint, template, judge=judge, mode="train", gateway=gateway
-    )
+    runner = assembly.make_runner(config, endpoint, template, judge=judge, gateway=gateway)
     tasks = make_reader(config).get_training_tasks()[:num_tasks]
     groups = asyncio.run(
         runner.rollout(RolloutRequest(tasks, step=1, mode="train", num_repeat=num_repeat))

@@ -55,9 +55,7 @@ def _episodes(conf):
     engine = assembly.make_engine(config, loaded, template)
     judge = make_judge(config)
     gateway = assembly.make_gateway(config)
-    runner = assembly.make_runner(
-        config, engine, template, judge=judge, mode="train", gateway=gateway
-    )
+    runner = assembly.make_runner(config, engine, template, judge=judge, gateway=gateway)
     tasks = make_reader(config).get_training_tasks()[:TASKS]
 
     async def rollout():

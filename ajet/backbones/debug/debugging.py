@@ -91,7 +91,6 @@ async def _run(
             engine,
             template,
             judge=judge,
-            mode="train",
             gateway=gateway,
             debug=True,
             limits=limits,

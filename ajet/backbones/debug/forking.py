@@ -116,7 +116,7 @@ class Forking:
                 forked,
                 self.template,
                 judge=self.judge,
-                mode=point.plan.mode,
+                sampling=self.sampling,
                 gateway=gateway,
                 limits=replace(limits, failure_policy="mask"),  # no second attempts
                 on_error=lambda error: (
@@ -125,9 +125,7 @@ class Forking:
                     else self.on_error(error)
                 ),
             )
-            episodes = AdmittedEpisodes(
-                plans, lambda plan, slot: runner.rerun(plan, slot, self.sampling)
-            )
+            episodes = AdmittedEpisodes(plans, runner.rerun)
             forked.on_departure = episodes.stop
             runner.admission.admit(episodes)
             results = await episodes.results()

@@ -71,7 +71,6 @@ def replay_episode(
             engine,
             run.template,
             judge=judge,
-            mode=plan.mode,
             gateway=gateway,
             limits=_limits(config, record),
             on_error=lambda error: None if engine.stopped or on_error is None else on_error(error),

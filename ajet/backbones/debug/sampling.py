@@ -106,8 +106,8 @@ class ServerSampling:
         template: ChatTemplate,
     ) -> None:
         self.endpoint = ServedEndpoint()
-        self._config, self._policy = config, learner.policy
-        self._several = learner if isinstance(learner, AdapterLearners) else None
+        self._config, self._learner = config, learner
+        self._has_several = config.has_several_adapters
         self._engine: ServerName = engine
         self._ends = template.stop_token_ids
         self._log = folder.logs / f"{engine}.log"
@@ -117,9 +117,9 @@ class ServerSampling:
 
     async def start(self, version: int) -> None:
         """Starts the server and waits until it is healthy."""
-        on_gpu = self._policy.device.type == "cuda"
-        is_base = self._several is not None
-        weights = self._weights.write(version, self._policy.weights(is_base=is_base))
+        policy = self._learner.policy
+        on_gpu = policy.device.type == "cuda"
+        weights = self._weights.write(version, policy.weights(is_base=self._has_several))
         spec = ServerSpec(self._engine, on_gpu, weights, self._ends)
         logger.info(f"starting {self._engine}; it writes into {shown_path(self._log)}")
         with self._server_errors():
@@ -127,8 +127,8 @@ class ServerSampling:
                 self._config, spec, name=SERVER, log_path=self._log
             )
             self._is_started = True
-            if self._several is not None:
-                adapters = LiveSource(version, self._several.weights)
+            if self._has_several:
+                adapters = LiveSource(version, self._learner.weights)
                 await self.endpoint.replica.load_weights(adapters, version)
 
     async def sleep(self) -> None:
@@ -138,10 +138,10 @@ class ServerSampling:
     async def publish(self, version: int) -> dict[str, float]:
         """Wakes the server and has it load the weights from files, which are checked."""
         replica = self.endpoint.replica
-        if self._several is None:
-            weights = self._weights.write(version, self._policy.weights())
+        if self._has_several:
+            weights = LiveSource(version, self._learner.weights)
         else:
-            weights = LiveSource(version, self._several.weights)
+            weights = self._weights.write(version, self._learner.weights())
         with self._server_errors():
             await replica.wake()
             report = await replica.load_weights(weights, version)
@@ -194,9 +194,8 @@ def make_sampling(
     template: ChatTemplate,
 ) -> SharedSampling | ServerSampling:
     """Makes the engine over the learner's policy; a server is not started yet."""
-    if isinstance(learner, AdapterLearners) and engine == "in_process":
-        engine_of_all = assembly.make_engine(config, loaded, template, adapters=learner.models)
-        return SharedSampling(engine_of_all)
     if engine == "in_process":
-        return SharedSampling(assembly.make_engine(config, loaded, template))
+        return SharedSampling(
+            assembly.make_engine(config, loaded, template, adapters=learner.models)
+        )
     return ServerSampling(config, folder, engine, loaded, learner, template)

@@ -65,21 +65,17 @@ class DebugTraining(LocalTraining):
         engine = chosen_engine(config)
         super().__init__(config, tasks, folder, interrupt, console)
         loaded, template = self.loaded, self.template
-        self.learner = (
-            assembly.make_adapter_learners(config, loaded)
-            if config.has_several_adapters
-            else assembly.make_learner(config, loaded)
-        )
+        self.learner = assembly.make_learner(config, loaded)
         self.sampling = make_sampling(config, folder, engine, loaded, self.learner, template)
-        endpoint = self.sampling.endpoint
         self.gateway = gateway or assembly.make_gateway(config)
-        shared = {
-            "judge": make_judge(config),
-            "gateway": self.gateway,
-            "workflows": None if gateway is None else gateway.workflows,
-        }
-        runner = assembly.make_runner(config, endpoint, template, mode="train", **shared)
-        self.validator = assembly.make_runner(config, endpoint, template, mode="eval", **shared)
+        runner = self.validator = assembly.make_runner(
+            config,
+            self.sampling.endpoint,
+            template,
+            judge=make_judge(config),
+            gateway=self.gateway,
+            workflows=None if gateway is None else gateway.workflows,
+        )
         self.begin_run(self.learner)
         self.journal: Journal | None = None
         if gateway is not None:

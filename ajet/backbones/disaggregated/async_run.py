@@ -5,7 +5,7 @@
        └─────────────── weights ────────────────────┘
 
 A killed run resumes from its last checkpoint: groups that were finished since then are in the
-buffer, groups that ran begin again. Not covered: making the parts (one_process.py, training.py).
+buffer, groups that ran begin again. Not covered: making the parts (training.py).
 """
 
 from __future__ import annotations
@@ -70,7 +70,12 @@ class AsyncRun:
         self.versions = VersionState(run.state.step)
         settings = ExplorerSettings.from_config(config, tasks.total_steps)
         self.explorer = Explorer(
-            run.batches(runner), runner, tasks.cursor, self.buffer, self.versions, settings
+            run.batches(runner),
+            runner.admission,
+            tasks.cursor,
+            self.buffer,
+            self.versions,
+            settings,
         )
         self.explorer.load_state_dict(run.state.explorer if resume_point is not None else None)
         self.trainer = Trainer(client, self.buffer, self.versions, run, validate, self.explorer)

@@ -1,10 +1,10 @@
 """Backbone trinity: an explorer and a trainer that work at the same time, joined by a buffer.
 
 mode      runs                                               where
-both      explorer and trainer                               on Ray, or in this process
-colocate  the same, on the same devices                      the same
-train     the trainer; episodes are another command's        the same
-explore   the explorer of a run that another command trains  the same
+both      explorer and trainer                               on Ray
+colocate  the same, on the same devices                      on Ray
+train     the trainer; episodes are another command's        on Ray
+explore   the explorer of a run that another command trains  on Ray
 bench     each checkpoint on the held-out tasks              in this process
 serve     the newest checkpoint over HTTP                    in this process
 """
@@ -30,13 +30,13 @@ def fit_disaggregated(
     config: AjetConfig,
     console: Console | None = None,
     *,
-    session: SessionSettings | None = None,
+    session: SessionSettings,
     interrupt: Interrupt | None = None,
     gateway: "ExchangeGateway | None" = None,
 ) -> RunSummary | None:
-    """Does what the mode says; without a session in this process. A training goes to the last step,
-    from the newest checkpoint if there is one. With `gateway`, clients run the episodes: in modes
-    both and colocate on Ray, and in mode explore. A trainer of its own has none."""
+    """Does what the mode says. A training goes to the last step, from the newest checkpoint if
+    there is one. With `gateway`, clients run the episodes, but not those of mode train, which are
+    another command's."""
     console, mode = console or Console(), config.trinity.mode
     if mode == "bench":
         from ajet.backbones.disaggregated.bench import bench
@@ -47,49 +47,22 @@ def fit_disaggregated(
 
         with catch_interrupts(interrupt) as interrupt:
             return serve_model(config, interrupt, console)
+    from ajet.backbones.disaggregated.separate_process_on_ray import ExplorerOnRay, TrainerOnRay
+    from ajet.backbones.disaggregated.training import DisaggregatedTraining
+    from ajet.cluster.run_attempts import run_on_ray
+
     if mode == "explore":
-        _explore(config, console, session, interrupt, gateway)
+        # It has a lock and a log of its own in the run folder, and is no attempt: the run is the
+        # trainer's.
+        with (
+            RunFolder.open(config.run_folder, EXPLORER_LOCK) as folder,
+            run_log(folder.logs / "explore.log"),
+        ):
+            make = partial(ExplorerOnRay, gateway=gateway)
+            run_on_ray(make, session, config, folder, console, interrupt)
         return None
     tasks = assembly.read_tasks(config)
     with open_run(config, tasks) as folder:
-        if session is not None:
-            from ajet.backbones.disaggregated.separate_process_on_ray import TrainerOnRay
-            from ajet.backbones.disaggregated.training import DisaggregatedTraining
-            from ajet.cluster.run_attempts import run_on_ray
-
-            attempt = TrainerOnRay if mode == "train" else DisaggregatedTraining
-            make = partial(attempt, tasks=tasks, gateway=gateway)
-            return run_on_ray(make, session, config, folder, console, interrupt)
-        from ajet.backbones.disaggregated.one_process import OneProcessTraining
-        from ajet.backbones.disaggregated.separate_process import TrainerProcess
-
-        assert gateway is None, "clients run episodes on Ray, or another command's do"
-        training = TrainerProcess if mode == "train" else OneProcessTraining
-        with catch_interrupts(interrupt) as interrupt:
-            return training(config, tasks, folder, interrupt, console).fit()
-
-
-def _explore(
-    config: AjetConfig,
-    console: Console,
-    session: SessionSettings | None,
-    interrupt: Interrupt | None,
-    gateway: "ExchangeGateway | None",
-) -> None:
-    """Runs the explorer. It has a lock and a log of its own in the run folder, and is no attempt:
-    the run is the trainer's."""
-    with (
-        RunFolder.open(config.run_folder, EXPLORER_LOCK) as folder,
-        run_log(folder.logs / "explore.log"),
-    ):
-        if session is not None:
-            from ajet.backbones.disaggregated.separate_process_on_ray import ExplorerOnRay
-            from ajet.cluster.run_attempts import run_on_ray
-
-            make = partial(ExplorerOnRay, gateway=gateway)
-            run_on_ray(make, session, config, folder, console, interrupt)
-            return
-        from ajet.backbones.disaggregated.separate_process import ExplorerProcess
-
-        with catch_interrupts(interrupt) as interrupt:
-            ExplorerProcess(config, folder, interrupt, console, gateway).fit()
+        attempt = TrainerOnRay if mode == "train" else DisaggregatedTraining
+        make = partial(attempt, tasks=tasks, gateway=gateway)
+        return run_on_ray(make, session, config, folder, console, interrupt)

@@ -46,9 +46,9 @@ from ajet.core.buffer.buffer import (
 )
 from ajet.core.buffer.staleness import PartialRollout
 from ajet.core.config import AjetConfig
+from ajet.core.rollout.admission import Admission
 from ajet.core.rollout.batch import BatchRollout, BatchSettings, StepGroups, group_result
 from ajet.core.rollout.failure import check_failure_rate, has_failed
-from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.request import group_id_of, step_of_group
 from ajet.core.task.cursor import DataCursor
 from ajet.core.task.result_cursor import ResultCursor
@@ -91,14 +91,15 @@ class Explorer:
     def __init__(
         self,
         batch: BatchRollout,
-        runner: GroupRunner,
+        admission: Admission,
         cursor: DataCursor | ResultCursor,
         buffer: GroupBuffer,
         versions: VersionState,
         settings: ExplorerSettings,
     ) -> None:
-        """`runner` runs the episodes of `batch`; a group begins when `runner` has a free slot."""
-        self._batch, self._runner, self._cursor, self._buffer = batch, runner, cursor, buffer
+        """A group begins when `admission`, which admits the episodes of `batch`, has a free
+        slot."""
+        self._batch, self._admission, self._cursor, self._buffer = batch, admission, cursor, buffer
         self._versions, self.settings = versions, settings
         self._is_synchronous = buffer.bound.max_staleness == 0
         self._next = 0  # the number of planned groups; of planned steps where it is synchronous
@@ -112,7 +113,7 @@ class Explorer:
         self._recomputed: set[int] = set()
         self._is_paused = False
         self._slot_freed = asyncio.Event()
-        runner.set_free_slot_callback(self._slot_freed.set)
+        admission.on_free_slot = self._slot_freed.set
         self._ended_at_sync = 0
         self._failures: defaultdict[int, list[Trajectory]] = defaultdict(list)
         self._cursor_before_batch: dict[str, Any] | None = None
@@ -240,7 +241,7 @@ class Explorer:
         # The buffer is read on the event loop, so that no step of the trainer comes in between.
         published = self._versions.published
         assert published is not None
-        free = math.ceil(max(0, self._runner.free_slots) / self.settings.batch.group_size)
+        free = math.ceil(max(0, self._admission.free_slots) / self.settings.batch.group_size)
         if self._to_restart:
             return min(free, len(self._to_restart))
         return min(free, self._buffer.capacity_left(published, self.settings.total_steps))

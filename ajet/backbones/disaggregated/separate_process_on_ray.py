@@ -1,11 +1,10 @@
 """Modes train and explore on a cluster: ranks without engines, engines and workers without ranks.
 
-Not covered: the notes that the two exchange (split_run.py), one process (separate_process.py).
+Not covered: the notes that the two exchange (split_run.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -19,7 +18,7 @@ from ajet.cluster.placement import Placement
 from ajet.cluster.rollout_worker import TokenizerSpec
 from ajet.cluster.run_attempts import ProcessOptions
 from ajet.cluster.run_processes import make_workers, save_inputs
-from ajet.cluster.trainer_group import RankUpdate, TrainerGroup
+from ajet.cluster.trainer_group import TrainerGroup
 from ajet.cluster.training_attempt import TrainingAttempt
 from ajet.cluster.weight_store import shares_run_folder, sync_method
 from ajet.core.bounded_loop import run_bounded
@@ -31,32 +30,12 @@ from ajet.core.record.run_folder import RunFolder
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.run.resume_point import find_resume_point
 from ajet.core.terminal import Console
-from ajet.core.trajectory.trajectory import Group
 from ajet.core.weight_sync.folder import FolderSource, WeightFolder
 from ajet.exchange.gateway import ExchangeGateway
 from ajet.servers.serving import EngineName, ServerSpec, engine_name, planned_engine
 
 BASE_VERSION = 0
 """The version of the base that servers of several adapters begin with, in each attempt."""
-
-
-class RanksTrainerClient:
-    """Trainer ranks that publish their weights as files in the run folder."""
-
-    def __init__(self, trainer: TrainerGroup) -> None:
-        self._trainer = trainer
-        self.published_weights: FolderSource
-
-    async def train(
-        self, step: int, groups: Sequence[Group]
-    ) -> tuple[RankUpdate, dict[str, float]]:
-        return await self._trainer.train(step, groups)
-
-    async def publish(self, version: int) -> Mapping[str, float]:
-        source = await self._trainer.publish(version)
-        assert isinstance(source, FolderSource)
-        self.published_weights = source
-        return {}
 
 
 class TrainerOnRay(TrainingAttempt):
@@ -87,13 +66,18 @@ class TrainerOnRay(TrainingAttempt):
         self.begin_run(self._save, resume_point)
         self.trainer.on_progress = self.run.progress.fraction
         save_inputs(model, self.run)
-        self.command = TrainerCommand(self.run, RanksTrainerClient(self.trainer), resume_point)
+        self.command = TrainerCommand(self.run, self.trainer.train, self._write, resume_point)
 
     async def train(self) -> None:
         await self.command.train()
 
     def close(self) -> None:
         self.trainer.close()
+
+    async def _write(self, version: int) -> FolderSource:
+        source = await self.trainer.publish(version)
+        assert isinstance(source, FolderSource)
+        return source
 
     async def _save(self, step: int, run: dict[str, Any]) -> None:
         await self.trainer.save(

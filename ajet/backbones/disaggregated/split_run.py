@@ -40,7 +40,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from loguru import logger
 
@@ -52,7 +52,7 @@ from ajet.backbones.disaggregated.async_run import (
     reopen_buffer,
 )
 from ajet.backbones.disaggregated.explorer import PLAN, Explorer, ExplorerSettings
-from ajet.backbones.disaggregated.trainer import Trainer, TrainerClient
+from ajet.backbones.disaggregated.trainer import Trainer
 from ajet.backbones.disaggregated.version_state import VersionState
 from ajet.core.bounded_loop import first_of
 from ajet.core.buffer.buffer import ATTEMPT, ATTEMPTS, TRAINED, AttemptOver, GroupBuffer
@@ -62,6 +62,7 @@ from ajet.core.error_codes import Code
 from ajet.core.errors import RunFailed
 from ajet.core.interrupt import Interrupt, nothing
 from ajet.core.record.run_folder import RunFolder, shown_path
+from ajet.core.record.run_recorder import UpdateRecord
 from ajet.core.rollout.batch import BatchRollout
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.stops import StopRequests
@@ -89,6 +90,10 @@ MAX_SETTLED = 4
 """The steps of which the trainer notes what has become of their episodes; an explorer reads the
 notes several times a step."""
 WANTS_WEIGHTS = "asks"
+Train = Callable[[int, Sequence[Group]], Awaitable[tuple[UpdateRecord, dict[str, float]]]]
+"""A function that computes the update of a step; see `TrainerClient.train`."""
+WriteWeights = Callable[[int], Awaitable[FolderSource]]
+"""A function that writes the present weights as those of a version."""
 LoadWeights = Callable[[FolderSource], Awaitable[object]]
 """A function that loads weights into the engines."""
 MakeRunner = Callable[[], Awaitable[GroupRunner]]
@@ -98,23 +103,36 @@ MakeRunner = Callable[[], Awaitable[GroupRunner]]
 # The trainer's command.
 
 
-class FolderClient(TrainerClient, Protocol):
-    """A client that publishes weights as files in a folder."""
+class FolderTrainerClient:
+    """The `TrainerClient` of a trainer without engines, which publishes weights as files."""
 
-    @property
-    def published_weights(self) -> FolderSource:
-        """The weights that were published last."""
-        ...
+    def __init__(self, train: Train, write: WriteWeights) -> None:
+        self._train, self._write = train, write
+        self.published: FolderSource
+
+    async def train(
+        self, step: int, groups: Sequence[Group]
+    ) -> tuple[UpdateRecord, dict[str, float]]:
+        return await self._train(step, groups)
+
+    async def publish(self, version: int) -> Mapping[str, float]:
+        self.published = await self._write(version)
+        return {}
 
 
 class TrainerCommand:
     """The trainer without an explorer: groups come from another process."""
 
     def __init__(
-        self, run: TrainingRun, client: FolderClient, resume_point: ResumePoint | None
+        self,
+        run: TrainingRun,
+        train: Train,
+        write: WriteWeights,
+        resume_point: ResumePoint | None,
     ) -> None:
+        """`train` computes an update, and `write` writes the weights of a version."""
         config = run.config
-        self.run, self.client = run, client
+        self.run, self.client = run, FolderTrainerClient(train, write)
         self.buffer = open_buffer(config, run.folder)
         attempt = secrets.token_hex(8)
         plan = run.state.explorer if resume_point is not None else None
@@ -125,10 +143,12 @@ class TrainerCommand:
         reopen_buffer(self.buffer, resume_point, resume, notes)
         self._attempt = attempt
         self._failure: str | None = None
-        self.versions = PublishedVersionState(run.state.step, self.buffer, client, attempt)
+        self.versions = PublishedVersionState(run.state.step, self.buffer, self.client, attempt)
         settings = ExplorerSettings.from_config(config, run.tasks.total_steps)
         explorer = RemoteExplorer(self.buffer, self.versions, settings, attempt)
-        self.trainer = Trainer(client, self.buffer, self.versions, run, _no_validation, explorer)
+        self.trainer = Trainer(
+            self.client, self.buffer, self.versions, run, _no_validation, explorer
+        )
         self._settled: dict[str, dict[str, str | None]] = {}
         if config.clients_run_episodes:
             run.on_step = self._note_settled
@@ -196,13 +216,13 @@ class PublishedVersionState(VersionState):
     """A VersionState that also writes what the trainer publishes as notes."""
 
     def __init__(
-        self, version: int, buffer: GroupBuffer, client: FolderClient, attempt: str
+        self, version: int, buffer: GroupBuffer, client: FolderTrainerClient, attempt: str
     ) -> None:
         super().__init__(version)
         self._buffer, self._client, self._attempt = buffer, client, attempt
 
     def publish(self, version: int) -> None:
-        path = str(self._client.published_weights.path)
+        path = str(self._client.published.path)
         published = {"sitting": self._attempt, "version": version, "path": path}
         self._buffer.write_notes(**{PUBLISHED: json.dumps(published)})
         super().publish(version)
@@ -328,7 +348,7 @@ class ExplorerCommand:
         if notes.get(ATTEMPT) != attempt:
             raise AttemptOver
         stops = StopRequests(self._folder.stops, self._folder.stopped_jsonl)
-        runner.attach(stops, shown_path(self._folder.path), None)
+        runner.watch.attach(stops, shown_path(self._folder.path), None)
         versions = VersionState(int(notes[TRAINED]))
         self._unseen = UnseenWeights()
         self._tasks.cursor.load_state_dict(self._first_tasks)
@@ -356,7 +376,7 @@ class ExplorerCommand:
         tasks = self._tasks
         settings = ExplorerSettings.from_config(self._config, tasks.total_steps)
         batch = BatchRollout(runner, tasks.training, tasks.cursor, settings.batch)
-        return Explorer(batch, runner, tasks.cursor, buffer, versions, settings)
+        return Explorer(batch, runner.admission, tasks.cursor, buffer, versions, settings)
 
     async def _poll(
         self,

@@ -35,7 +35,7 @@ SURPLUS = "the last step of the run has enough groups without it"
 
 
 class TrainerClient(Protocol):
-    """Computes the updates: a learner in this process, or ranks in other processes."""
+    """Computes the updates, and gives engines the weights."""
 
     async def train(
         self, step: int, groups: Sequence[Group]

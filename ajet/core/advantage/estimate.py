@@ -35,6 +35,7 @@ from ajet.core.advantage.shaping import RewardShaping, shape_rewards
 from ajet.core.advantage.step_reinforce import step_reinforce
 from ajet.core.advantage.whiten import whiten
 from ajet.core.config import AjetConfig
+from ajet.core.config.section import same_named
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
@@ -87,17 +88,7 @@ class EstimatorSettings:
         algorithm = config.ajet.trainer_common.algorithm
         return cls(
             name=algorithm.adv_estimator,
-            options=AdvantageOptions(
-                normalize_std=algorithm.normalize_std,
-                gamma=algorithm.gamma,
-                lam=algorithm.lam,
-                step_reward_gamma=algorithm.step_reward_gamma,
-                step_baseline=algorithm.step_baseline,
-                episode_reward_weight=algorithm.episode_reward_weight,
-                step_reward_weight=algorithm.step_reward_weight,
-                reward_weights=algorithm.reward_weights,
-                pass_k=algorithm.pass_k,
-            ),
+            options=AdvantageOptions(**same_named(AdvantageOptions, algorithm)),
             shaping=RewardShaping(
                 overlong_buffer=algorithm.overlong.buffer_len,
                 overlong_factor=algorithm.overlong.penalty_factor,

@@ -12,7 +12,7 @@ lets the run start and says so in one notice. A key with neither is honoured. Th
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -95,6 +95,18 @@ class Leaf:
     @property
     def is_default(self) -> bool:
         return self.value == self.field.get_default(call_default_factory=True)
+
+
+def same_named(kind: Any, *sections: Section) -> dict[str, Any]:
+    """Returns by name the keys of these sections that the dataclass `kind` has fields of the same
+    name for. A later section counts where two have the key."""
+    names = {each.name for each in fields(kind)}
+    return {
+        name: getattr(section, name)
+        for section in sections
+        for name in type(section).model_fields
+        if name in names
+    }
 
 
 def leaves(section: BaseModel, path: str) -> Iterator[Leaf]:

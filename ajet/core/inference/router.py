@@ -32,6 +32,7 @@ from typing import Self
 from loguru import logger
 
 from ajet.core.config import AjetConfig
+from ajet.core.config.section import same_named
 from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
 from ajet.core.inference.gate import Gate
@@ -61,12 +62,7 @@ class RouterSettings:
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
         """Returns the settings of a config's router over its engines."""
-        router = config.ajet.rollout.router
-        return cls(
-            skew=router.skew,
-            health_interval_s=router.health_interval_s,
-            max_failed_checks=router.max_failed_checks,
-        )
+        return cls(**same_named(cls, config.ajet.rollout.router))
 
 
 @dataclass(slots=True)
@@ -245,7 +241,9 @@ class Router:
                 if not member.is_active:
                     # After a lost attempt of the trainer, versions of other weights come again.
                     member.version = None
-                    self._try_again(member)
+                    member.num_spawns = 0  # it may not have come to work because of the old weights
+                    if self._spawn is not None:
+                        self._start_watcher(member)
         if not reports:
             reports = [await self._report_of_first(version)]
         checksums = {report.checksum for report in reports}
@@ -442,13 +440,6 @@ class Router:
         member.is_new, member.failed_checks = True, 0
         # Weights that were loaded meanwhile may be others of the version that it began with.
         member.version = member.replica.version if self._weights is weights else None
-
-    def _try_again(self, member: _Member) -> None:
-        """Has a replica that could not be replaced tried again: the reason may have been the
-        weights, and there are new ones."""
-        member.num_spawns = 0
-        if self._spawn is not None:
-            self._start_watcher(member)
 
     async def _replacements_made(self) -> None:
         """Returns when no replacement is being made."""

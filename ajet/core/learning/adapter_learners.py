@@ -26,7 +26,8 @@ from ajet.core.learning.learner import Learner, LearnerState, ScoredGroups, Trai
 from ajet.core.trajectory.trained_tokens import TrainedTokens
 from ajet.core.trajectory.trajectory import Group, Trajectory
 from ajet.core.update.many_adapters import check_names, named_for, of_adapter, sent_weights
-from ajet.core.update.policy import Policy, PolicyState
+from ajet.core.update.optimizer import ModelState
+from ajet.core.update.policy import Policy
 
 ADDED = (
     "optimizer_steps",
@@ -111,7 +112,7 @@ class AdapterLearners:
         config/support.py sees to."""
         raise NotImplementedError
 
-    def state_dict(self) -> PolicyState:
+    def state_dict(self) -> ModelState:
         """Returns the tensors of all adapters, and each one's state by its name."""
         tensors: dict[str, Tensor] = {}
         states: dict[str, object] = {}
@@ -119,7 +120,7 @@ class AdapterLearners:
             own = learner.state_dict()
             tensors |= named_for(own.tensors, name)
             states[name] = own.state
-        return PolicyState(tensors, {"adapters": states})
+        return ModelState(tensors, {"adapters": states})
 
     def template(self) -> dict[str, Tensor]:
         """Returns tensors with the names and shapes of a checkpoint's, with arbitrary content."""

@@ -15,14 +15,14 @@ Not covered: where groups come from and which of them count (rollout/batch.py); 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NotRequired, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import NonNegativeInt
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import TypedDict
 
 from ajet.core.advantage import EstimatorSettings, estimate
@@ -39,7 +39,8 @@ from ajet.core.trajectory.samples import by_turn, to_samples
 from ajet.core.trajectory.trained_tokens import TrainedTokens
 from ajet.core.trajectory.trajectory import Group
 from ajet.core.update.critic import Critic
-from ajet.core.update.policy import Policy, PolicyState
+from ajet.core.update.optimizer import ModelState
+from ajet.core.update.policy import Policy
 
 Values = list[NDArray[np.float32]]
 """The critic's values, one array for each sample."""
@@ -130,6 +131,15 @@ class Learner:
         self.kl = kl
         self.settings = settings
 
+    @property
+    def models(self) -> dict[str, nn.Module]:
+        """Returns the models of several adapters: here there are none."""
+        return {}
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields all weights for an engine. All ranks must iterate together."""
+        return self.policy.weights()
+
     def score(self, groups: Sequence[Group]) -> ScoredGroups:
         """Computes the rewards of the valid episodes, less the KL, and the critic's values."""
         credits = [credit_of(group) for group in groups]
@@ -194,14 +204,14 @@ class Learner:
             )
         return -float(np.concatenate(logprobs).mean(dtype=np.float64))
 
-    def state_dict(self) -> PolicyState:
+    def state_dict(self) -> ModelState:
         """Returns the tensors of all models, and each one's own state by name."""
         tensors, counters = self.policy.state_dict()
         state: dict[str, Any] = {"policy": counters, "kl": self.kl.state_dict()}
         if self.critic is not None:
             own, counters = self.critic.state_dict()
             tensors, state = tensors | own, state | {"critic": counters}
-        return PolicyState(tensors, state)
+        return ModelState(tensors, state)
 
     def template(self) -> dict[str, Tensor]:
         """Returns tensors with the names, shapes and shards of a checkpoint's, with arbitrary

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ajet.core.config import AjetConfig
+from ajet.core.config.section import same_named
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, RunFailed
 from ajet.core.http_client import LimitedAsyncClient, blocking
@@ -62,14 +63,8 @@ class ServerAddress:
     def from_config(cls, config: AjetConfig) -> Self:
         """Reads the address from the config, which has one."""
         section = config.ajet.distillation
-        return cls(
-            base_url=section.base_url or "",
-            model=section.model or "",
-            api=section.api,
-            timeout_s=section.timeout_s,
-            max_retries=section.max_retries,
-            max_parallel=section.max_parallel,
-        )
+        own: dict[str, Any] = {"base_url": section.base_url or "", "model": section.model or ""}
+        return cls(**same_named(cls, section) | own)
 
     @property
     def root(self) -> str:

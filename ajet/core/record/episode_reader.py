@@ -85,7 +85,7 @@ class EpisodeFilter(RowSelection):
 
     def where(self) -> tuple[str, list[Any]]:
         """Returns SQL conditions and their arguments."""
-        query = None if not self.text else _like_pattern(self.text)
+        query = f"%{_escape(self.text)}%" if self.text else None
         return where_clause({**self.conditions(), "query LIKE ? ESCAPE '!'": query})
 
 
@@ -359,12 +359,8 @@ def _timed_call(name: Any, started_s: Any, ended_s: Any) -> TimedCall:
     return TimedCall(_of_type(name, str), _of_type(started_s, _REAL), _of_type(ended_s, _REAL))
 
 
-def _like_pattern(text: str) -> str:
-    """Returns a LIKE pattern in which the user's own % and _ are plain characters."""
-    return f"%{_escape(text)}%"
-
-
 def _escape(text: str) -> str:
+    """Returns a part of a LIKE pattern in which the user's own % and _ are plain characters."""
     return re.sub("([!%_])", r"!\1", text)
 
 

@@ -150,7 +150,7 @@ class EpisodeStore:
                     turn.trainable,
                     base,
                     *_new_text(turn, None if base is None else trajectory.turns[base]),
-                    self._tools_id(turn.tools),
+                    self._row_id("tools", "tools", _to_json(turn.tools)) if turn.tools else None,
                     _to_json(turn.reply),
                     *_new_prompt(turn, None if base is None else trajectory.turns[base]),
                     _blob(turn.completion.token_ids, "<i4"),
@@ -168,11 +168,6 @@ class EpisodeStore:
             )
             last_of_agent[agent] = index
         return rows
-
-    def _tools_id(self, tools: list[dict[str, Any]] | None) -> int | None:
-        if not tools:
-            return None
-        return self._row_id("tools", "tools", _to_json(tools))
 
     def _task_row(self, task: Task | None) -> int | None:
         text = None if task is None else _exact_json(task)

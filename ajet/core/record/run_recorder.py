@@ -23,12 +23,17 @@ from ajet.core.record.evaluation import evaluate
 from ajet.core.record.metrics import MetricsLogger
 from ajet.core.record.origin import RunOrigin
 from ajet.core.record.progress import TrainingProgress
-from ajet.core.record.run_checks import Check, MetricsHistory, reward_without_success, run_checks
+from ajet.core.record.run_checks import MetricsHistory, reward_without_success, run_checks
 from ajet.core.record.run_folder import RunFolder, shown_path
 from ajet.core.record.selection import selections
 from ajet.core.record.signal import why_no_signal
 from ajet.core.record.step_metrics import held_out_metrics, step_metrics
-from ajet.core.record.step_warnings import StepWarnings
+from ajet.core.record.step_warnings import (
+    credit_warnings,
+    metric_warnings,
+    timeline_lines,
+    warn_of_failures,
+)
 from ajet.core.record.timeline_counts import TimelineCounts
 from ajet.core.record.trace_follower import TraceFollower
 from ajet.core.record.warning_log import RunWarning, WarningLog, shown_text
@@ -96,11 +101,6 @@ class RunRecorder:
         self._warning_log = WarningLog(folder.warnings_jsonl, first_recorded)
         for each in self._warning_log.warnings:
             self.progress.warned(each.step, each.name)
-        self._warnings = StepWarnings(
-            config.ajet.context_tracker,
-            self._warning_log,
-            lambda warning: self.progress.warned(warning.step, warning.name),
-        )
         self._last_reason: str | None = None  # why the last step without signal had none
 
     def save_inputs(
@@ -132,10 +132,6 @@ class RunRecorder:
         for follower in self._followers:
             follower.close()
 
-    def warn_of_failures(self, when: str, groups: Sequence[Group]) -> None:
-        """Warns of episodes that failed, if any."""
-        self._warnings.warn_of_failures(when, groups)
-
     def step(
         self, step: int, rollout: StepGroups, update: UpdateRecord, metrics: dict[str, float]
     ) -> TimelineCounts:
@@ -146,11 +142,12 @@ class RunRecorder:
         self._store.write(step, rollout.all, update.advantages, samples, update.tokens)
         self._metrics.log(step, metrics)
         self._history.add(step, metrics)
-        self._warnings.check_metrics(metrics, step)
-        self._warnings.check_credit(self._estimator, groups, step)
-        self._check_signal(step, groups, samples)
-        self._run_checks(self._checks)
-        self._warnings.log_timelines(f"step {step}", groups, counts)
+        self._warn(metric_warnings(step, metrics))
+        self._warn(credit_warnings(step, self._estimator, groups))
+        self._warn([self._no_signal(step, groups, samples)])
+        self._warn(check(self._history) for check in self._checks)
+        for line in timeline_lines(self._config.ajet.context_tracker, groups, counts):
+            logger.info(f"step {step}: {line}")
         for follower in self._followers:
             follower.check()
         self.progress.step_done(step, metrics)
@@ -158,18 +155,18 @@ class RunRecorder:
 
     def validation(self, step: int, groups: Sequence[Group]) -> None:
         """Records the episodes of the held-out tasks after `step` steps."""
-        self.warn_of_failures(f"held-out tasks after step {step}", groups)
+        warn_of_failures(f"held-out tasks after step {step}", groups)
         report = evaluate(groups)
         self._store.write(step, groups)
         metrics = held_out_metrics(report)
         self._metrics.log(step, metrics)
         self._history.add(step, metrics)
         self.progress.held_out(step, report.success.value)
-        self._run_checks([reward_without_success])
+        self._warn([reward_without_success(self._history)])
 
     def validation_of_rows(self, step: int, groups: Sequence[Group], cross_entropy: float) -> None:
         """Records the held-out rows after `step` steps, and their cross-entropy."""
-        self.warn_of_failures(f"held-out rows after step {step}", groups)
+        warn_of_failures(f"held-out rows after step {step}", groups)
         self._store.write(step, groups)
         self._metrics.log(step, {"held_out/cross_entropy": cross_entropy})
         self.progress.note(f"held-out rows after step {step}: cross-entropy {cross_entropy:.4f}")
@@ -193,13 +190,13 @@ class RunRecorder:
             "last_reason": self._last_reason or said,
         }
 
-    def _check_signal(
+    def _no_signal(
         self, step: int, groups: Sequence[Group], samples: Sequence[TrainingSample]
-    ) -> None:
-        """Warns of the first step that has nothing to learn from, with the reason."""
+    ) -> RunWarning | None:
+        """Returns a warning of a step that has nothing to learn from, with the reason."""
         reason = why_no_signal(groups, samples, self._estimator)
         if reason is None:
-            return
+            return None
         reason = shown_text(reason)
         self._last_reason = f"step {step}: {reason}"
         conf = self._config.yaml_path
@@ -207,10 +204,11 @@ class RunRecorder:
         if conf is not None:
             look += f", `ajet debug --conf {shown_path(conf)}` runs a few in full"
         text = f"no group of step {step} has signal, so nothing is learnt: {reason}. {look}"
-        self._warnings.warn_once(RunWarning(step, NO_SIGNAL, text, {"groups": float(len(groups))}))
+        return RunWarning(step, NO_SIGNAL, text, {"groups": float(len(groups))})
 
-    def _run_checks(self, checks: Iterable[Check]) -> None:
-        """Warns of what the metrics of the run so far show."""
-        for check in checks:
-            if (warning := check(self._history)) is not None:
-                self._warnings.warn_once(warning)
+    def _warn(self, warnings: Iterable[RunWarning | None]) -> None:
+        """Logs each of these warnings, unless one of its name was logged in this run."""
+        for warning in warnings:
+            if warning is not None and self._warning_log.add(warning):
+                logger.warning(warning.text)
+                self.progress.warned(warning.step, warning.name)

@@ -1,17 +1,16 @@
-"""Warns a person of a step's problems: failed episodes every time, wrong settings once.
+"""Finds what a person is warned of in a step: failed episodes, settings that miss their purpose.
 
-What is warned of once a run is kept in its record (warning_log.py).
-
-Not covered: failures that end the run (rollout/failure.py raises those).
+Not covered: that a warning is said once (run_recorder.py, warning_log.py), and failures that end
+the run (rollout/failure.py raises those).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from loguru import logger
 
 from ajet.core.config.services import ContextTrackerConfig
 from ajet.core.record.timeline_counts import TimelineCounts
-from ajet.core.record.warning_log import RunWarning, WarningLog
+from ajet.core.record.warning_log import RunWarning
 from ajet.core.rollout.failure import descriptors_line, failures_line
 from ajet.core.trajectory.trajectory import Group
 
@@ -33,66 +32,49 @@ NO_TURN_REWARD = (
     "last one gets all: a workflow notes it with model_tuner.credit_turn(reward=…)"
 )
 
-OnWarning = Callable[[RunWarning], None]
+
+def warn_of_failures(where: str, groups: Sequence[Group]) -> None:
+    """Logs one line with the number of failed episodes by status, and the first error; another for
+    those that failed because of the machine's limits."""
+    for line in (failures_line(groups), descriptors_line(groups)):
+        if line is not None:
+            logger.warning(f"{where}: {line}")
 
 
-class StepWarnings:
-    """Logs the warnings of one run; `config` says what of an episode's tokens is to be logged."""
+def metric_warnings(step: int, metrics: Mapping[str, float]) -> Iterator[RunWarning]:
+    """Yields a warning where the metrics show that a run is pointless, or not the one that was
+    asked for."""
+    if not metrics["tokens/sampled"]:
+        yield RunWarning(step, "unused_model", UNUSED_MODEL)
+    if metrics["turns/sampling_not_taken"]:
+        yield RunWarning(step, "own_sampling", OWN_SAMPLING)
 
-    def __init__(
-        self,
-        config: ContextTrackerConfig | None = None,
-        log: WarningLog | None = None,
-        on_warning: OnWarning = lambda warning: None,
-    ) -> None:
-        """`log` holds what was warned of so far; `on_warning` is called with each new warning."""
-        self._config = config or ContextTrackerConfig()
-        self._log = log or WarningLog()
-        self._on_warning = on_warning
 
-    def warn_once(self, warning: RunWarning) -> None:
-        """Logs the warning, unless one of its name was logged in this run."""
-        if self._log.add(warning):
-            logger.warning(warning.text)
-            self._on_warning(warning)
+def credit_warnings(step: int, estimator: str, groups: Sequence[Group]) -> Iterator[RunWarning]:
+    """Yields a warning where a step-wise estimator finds nothing of what it needs in the turns."""
+    turns = [x for g in groups for t in g.valid for x in t.turns if x.trainable]
+    if not turns:
+        return
+    if estimator == "gigpo" and all(turn.state_key is None for turn in turns):
+        yield RunWarning(step, "no_state_key", NO_STATE_KEY)
+    if estimator == "step_reinforce" and all(turn.reward is None for turn in turns):
+        yield RunWarning(step, "no_turn_reward", NO_TURN_REWARD)
 
-    def warn_of_failures(self, where: str, groups: Sequence[Group]) -> None:
-        """Logs one line with the number of failed episodes by status, and the first error; another
-        for those that failed because of the machine's limits."""
-        for line in (failures_line(groups), descriptors_line(groups)):
-            if line is not None:
-                logger.warning(f"{where}: {line}")
 
-    def check_metrics(self, metrics: Mapping[str, float], step: int = 0) -> None:
-        """Warns where the metrics show that a run is pointless, or not the one that was asked
-        for."""
-        if not metrics["tokens/sampled"]:
-            self.warn_once(RunWarning(step, "unused_model", UNUSED_MODEL))
-        if metrics["turns/sampling_not_taken"]:
-            self.warn_once(RunWarning(step, "own_sampling", OWN_SAMPLING))
-
-    def check_credit(self, estimator: str, groups: Sequence[Group], step: int = 0) -> None:
-        """Warns where a step-wise estimator finds nothing of what it needs in the turns."""
-        turns = [x for g in groups for t in g.valid for x in t.turns if x.trainable]
-        if not turns:
-            return
-        if estimator == "gigpo" and all(turn.state_key is None for turn in turns):
-            self.warn_once(RunWarning(step, "no_state_key", NO_STATE_KEY))
-        if estimator == "step_reinforce" and all(turn.reward is None for turn in turns):
-            self.warn_once(RunWarning(step, "no_turn_reward", NO_TURN_REWARD))
-
-    def log_timelines(self, where: str, groups: Sequence[Group], counts: TimelineCounts) -> None:
-        """Logs, as far as the config asks for it, wrong tool calls and timelines that break off."""
-        if self._config.log_tool_format_check:
-            num = counts.malformed.get("wrong_toolcall", 0)
-            logger.info(f"{where}: {num} replies with a wrong call of a tool")
-            if self._config.log_tool_format_error_detail:
-                for line in _wrong_calls(groups):
-                    logger.info(f"{where}: {line}")
-        if self._config.detect_timeline_snap:
-            listed = "; ".join(f"{num}: {reason}" for reason, num in counts.splits.items())
-            num = sum(counts.splits.values())
-            logger.info(f"{where}: {num} timelines broke off" + (f" ({listed})" if num else ""))
+def timeline_lines(
+    config: ContextTrackerConfig, groups: Sequence[Group], counts: TimelineCounts
+) -> Iterator[str]:
+    """Yields a line, as far as the config asks for it, for wrong tool calls and for timelines that
+    break off."""
+    if config.log_tool_format_check:
+        num = counts.malformed.get("wrong_toolcall", 0)
+        yield f"{num} replies with a wrong call of a tool"
+        if config.log_tool_format_error_detail:
+            yield from _wrong_calls(groups)
+    if config.detect_timeline_snap:
+        listed = "; ".join(f"{num}: {reason}" for reason, num in counts.splits.items())
+        num = sum(counts.splits.values())
+        yield f"{num} timelines broke off" + (f" ({listed})" if num else "")
 
 
 def _wrong_calls(groups: Sequence[Group]) -> Iterator[str]:

@@ -81,7 +81,7 @@ class Admission:
 
     def __init__(self, num_slots: int, endpoint: ModelEndpoint | None = None) -> None:
         self.endpoint = endpoint
-        self.on_free_slot: Callable[[], None] | None = None
+        self.on_free_slot: Callable[[], None] = lambda: None  # called when a slot comes free
         self._num_free = num_slots
         self._waiting: deque[AdmittedEpisodes] = deque()
 
@@ -123,8 +123,7 @@ class Admission:
     def _slot_freed(self) -> None:
         self._num_free += 1
         self.admit()
-        if self.on_free_slot is not None:
-            self.on_free_slot()
+        self.on_free_slot()
 
 
 class AdmittedEpisodes:

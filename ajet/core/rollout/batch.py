@@ -31,7 +31,6 @@ from typing import Self
 from ajet.core.config import AjetConfig
 from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
-from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.cursor import DataCursor
@@ -57,14 +56,13 @@ class BatchSettings:
     oversampling: float = 1.0
     mask_truncated: bool = False
     refuse_truncated: bool = False
-    greedy: SamplingParams | None = None  # sampling of ReMax's baselines; None makes none
+    has_baselines: bool = False  # ReMax's greedy episodes
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
         """Returns the settings that the config describes."""
         rollout, algorithm = config.ajet.rollout, config.ajet.trainer_common.algorithm
         sampling = algorithm.dynamic_sampling
-        compares_greedy = algorithm.adv_estimator == "remax"
         return cls(
             train_batch_size=config.ajet.data.train_batch_size,
             num_repeat=rollout.num_repeat,
@@ -74,7 +72,7 @@ class BatchSettings:
             mask_truncated=algorithm.overlong.mask_truncated,
             refuse_truncated=config.ajet.kind == "supervised"
             and config.ajet.supervised.too_long == "refuse",
-            greedy=SamplingParams.from_config(config, "baseline") if compares_greedy else None,
+            has_baselines=algorithm.adv_estimator == "remax",
         )
 
     @property
@@ -190,7 +188,7 @@ class BatchRollout:
         """Returns the groups, each with the reward of its greedy episode where the settings ask for
         one."""
         baselines: list[Group] = []
-        if self._settings.greedy is not None:
+        if self._settings.has_baselines:
             trained_groups = [group for group in groups if group.valid]
             self._on_round("greedy", len(trained_groups))
             request = RolloutRequest(
@@ -200,7 +198,6 @@ class BatchRollout:
                 num_repeat=1,
                 numbers=[group.number for group in trained_groups],
                 failure_rate_total=self._settings.num_episodes,
-                sampling=self._settings.greedy,
             )
             baselines = await self._runner.rollout(request, self._on_episode)
             rewards = {

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
-from dataclasses import replace
+from contextlib import AsyncExitStack, nullcontext
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from loguru import logger
@@ -43,7 +44,7 @@ from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.request import seed_path_of_step
 from ajet.core.rollout.stops import Stop
 from ajet.core.task.task import Task
-from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
+from ajet.core.task.workflow_task import Mode, WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.adapter_choice import AdapterChoice
 from ajet.core.trajectory.base_recorder import BaseRecorder, CallObserver
 from ajet.core.trajectory.chat_recorder import ChatRecorder
@@ -73,12 +74,11 @@ class EpisodeExecutor(Protocol):
         self,
         plan: WorkflowTask,
         slot: Slot,
-        sampling: SamplingParams | None = None,
         judge_in_group: JudgeInGroup | None = None,
     ) -> Trajectory:
         """Runs the episode to its end and judges it. Whatever the user's code does becomes the
-        trajectory's status. `slot` is notified when the workflow is over. `sampling` replaces the
-        executor's. `judge_in_group` is called instead of a judge that compares whole groups."""
+        trajectory's status. `slot` is notified when the workflow is over. `judge_in_group` is
+        called instead of a judge that compares whole groups."""
         ...
 
     def calls(self) -> Mapping[str, CurrentCall]:
@@ -104,11 +104,20 @@ class EnvironmentHost(Protocol):
         ...
 
 
-class EpisodeRunner:
-    """Runs episodes in this process, against one endpoint.
+@dataclass(frozen=True, slots=True)
+class EpisodeParts:
+    """Holds what differs between the modes: what makes an episode's workflow, who judges it (None:
+    its workflow rewards it), and how the model is sampled."""
 
-    `workflow` makes a new object for each episode. A chat endpoint needs neither template nor
-    parser, and can only be evaluated.
+    workflow: Callable[[Task], Workflow]
+    judge: BaseJudge | None
+    sampling: SamplingParams
+
+
+class EpisodeRunner:
+    """Runs episodes of every mode in this process, against one endpoint.
+
+    A chat endpoint needs neither template nor parser, and can only be evaluated.
     """
 
     def __init__(
@@ -117,10 +126,8 @@ class EpisodeRunner:
         endpoint: ModelEndpoint | ChatEndpoint,
         template: ChatTemplate | None = None,
         parser: ToolParser | None = None,
-        workflow: Callable[[Task], Workflow],
-        judge: BaseJudge | None,
+        of_mode: Callable[[Mode], EpisodeParts],
         limits: RolloutLimits,
-        sampling: SamplingParams,
         run_seed: int,
         gateway: Gateway | None = None,
         config: Any = None,
@@ -130,7 +137,8 @@ class EpisodeRunner:
         observe: Callable[[WorkflowTask], CallObserver] | None = None,
         adapters: AdapterChoice | None = None,
     ) -> None:
-        """Stores the parts that every episode shares. `debug` lets exceptions of the workflow and
+        """Stores the parts that every episode shares, and `of_mode`, which returns those of a
+        mode. `debug` lets exceptions of the workflow and
         the judge through unchanged, and drops the deadline, because a person may be at a
         breakpoint. `environments` gives each task of its kind an environment, until the episode is
         judged. `on_error` is called with each exception that becomes a status. `observe` is called
@@ -140,10 +148,8 @@ class EpisodeRunner:
         self._chat_endpoint = endpoint if isinstance(endpoint, ChatEndpoint) else None
         self._template = template
         self._parser = parser
-        self._workflow = workflow
-        self.judge = judge
+        self.of_mode = functools.cache(of_mode)
         self.limits = replace(limits, episode_timeout_s=None) if debug else limits
-        self._sampling = sampling
         self.run_seed = run_seed
         self._gateway = gateway
         self._config = config
@@ -161,7 +167,6 @@ class EpisodeRunner:
         self,
         plan: WorkflowTask,
         slot: Slot,
-        sampling: SamplingParams | None = None,
         judge_in_group: JudgeInGroup | None = None,
     ) -> Trajectory:
         """Implements `EpisodeExecutor.run`. With the failure policy ``retry`` an episode that fails
@@ -176,7 +181,7 @@ class EpisodeRunner:
         activity: Activity | None = None
         async with AsyncExitStack() as resources:
             while True:
-                attempt = self._attempt(plan, sampling or self._sampling, len(failed), resources)
+                attempt = self._attempt(plan, len(failed), resources)
                 if isinstance(attempt, Trajectory):
                     trajectory = attempt
                 else:
@@ -224,13 +229,13 @@ class EpisodeRunner:
             attempt.stop(stop)
 
     def _attempt(
-        self, plan: WorkflowTask, sampling: SamplingParams, number: int, resources: AsyncExitStack
+        self, plan: WorkflowTask, number: int, resources: AsyncExitStack
     ) -> Attempt | Trajectory:
         """Returns the attempt with this number, ready to run, or the trajectory of an episode whose
         workflow cannot be made. `resources` releases its environment."""
         try:
-            workflow = self._workflow(plan.task)
-            recorder = self._recorder(plan, sampling, number, workflow)
+            workflow = self.of_mode(plan.mode).workflow(plan.task)
+            recorder = self._recorder(plan, number, workflow)
         except AjetError:
             raise  # no workflow for this task is the config's mistake, not the episode's
         except Exception as error:
@@ -265,13 +270,11 @@ class EpisodeRunner:
                 raise
             logger.warning(f"{plan.episode_id}: after_verdict failed: {one_line(error)}")
 
-    def _recorder(
-        self, plan: WorkflowTask, sampling: SamplingParams, number: int, workflow: Workflow
-    ) -> BaseRecorder:
+    def _recorder(self, plan: WorkflowTask, number: int, workflow: Workflow) -> BaseRecorder:
         path = (*seed_path_of_step(plan.mode, plan.step), plan.task_batch_index)
         episode: dict[str, Any] = {
             "limits": self.limits,
-            "sampling": sampling,
+            "sampling": self.of_mode(plan.mode).sampling,
             "episode_id": plan.episode_id,
             "seed_path": (self.run_seed, "rollout", *path, plan.rollout_index, number),
             "trainable_targets": workflow.trainable_targets,
@@ -296,41 +299,33 @@ class EpisodeRunner:
     ) -> Trajectory:
         """Returns the trajectory with its reward, or unchanged where there is no output to judge,
         or nobody who gives a reward and none is needed."""
-        output = trajectory.output
-        if output is None or self._stays_without_reward(trajectory.workflow_task, output):
+        plan, output = trajectory.workflow_task, trajectory.output
+        if output is None:
+            return trajectory
+        judge = self.of_mode(plan.mode).judge
+        nobody_gives_one = judge is None and output.reward is None
+        if nobody_gives_one and plan.mode != "eval" and not self.limits.needs_reward:
             return trajectory
         if trajectory.is_malformed:
             reward = self.limits.malformed.reward
             breakdown = {"malformed": reward}
             return replace(trajectory, reward=reward, is_success=False, reward_breakdown=breakdown)
-        if self.judge is None and trajectory.status is EpisodeStatus.TRUNCATED:
+        if judge is None and trajectory.status is EpisodeStatus.TRUNCATED:
             output = _zero_reward_if_none(output)
             trajectory = replace(trajectory, output=output)
         if output.reward is None and judge_in_group is not None:
             with in_call(GROUP_JUDGE):
                 return await judge_in_group(trajectory)
-        return await with_verdict(
-            trajectory,
-            self._verdict(trajectory.workflow_task, output),
-            self,
-            self.limits,
-        )
+        return await with_verdict(trajectory, self._verdict(judge, plan, output), self, self.limits)
 
-    def _stays_without_reward(self, plan: WorkflowTask, output: WorkflowOutput) -> bool:
-        nobody_gives_one = self.judge is None and output.reward is None
-        return nobody_gives_one and plan.mode != "eval" and not self.limits.needs_reward
-
-    async def _verdict(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> Verdict:
-        if self.judge is None:  # the workflow's own reward is only checked
-            return await self._verdict_in_slot(workflow_task, output)
-        with in_call(f"judge {type(self.judge).__name__}"):
-            return await self._verdict_in_slot(workflow_task, output)
-
-    async def _verdict_in_slot(
-        self, workflow_task: WorkflowTask, output: WorkflowOutput
+    async def _verdict(
+        self, judge: BaseJudge | None, plan: WorkflowTask, output: WorkflowOutput
     ) -> Verdict:
-        async with self._judge_slots:
-            return await verdict(self.judge, workflow_task, output, self.limits.episode_timeout_s)
+        # Without a judge the workflow's own reward is only checked.
+        call = nullcontext() if judge is None else in_call(f"judge {type(judge).__name__}")
+        with call:
+            async with self._judge_slots:
+                return await verdict(judge, plan, output, self.limits.episode_timeout_s)
 
 
 class JudgeErrors(Protocol):

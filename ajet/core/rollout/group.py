@@ -26,6 +26,7 @@ Not covered: one episode (episode.py); what the selection does to the batch (rec
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -33,7 +34,6 @@ from dataclasses import dataclass, field, replace
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.judge.judge import BaseJudge, GroupJudge
 from ajet.core.judge.verdict import Verdict, group_verdicts
 from ajet.core.rollout.admission import Admission, AdmittedEpisodes, Slot
@@ -48,8 +48,7 @@ from ajet.core.rollout.episode import (
 from ajet.core.rollout.failure import apply_policy, check_failure_rate, has_failed
 from ajet.core.rollout.gc_thresholds import infrequent_gc
 from ajet.core.rollout.limits import FailurePolicy, RolloutLimits
-from ajet.core.rollout.request import EpisodeJournal, OnEpisode, RolloutDisplay, RolloutRequest
-from ajet.core.rollout.stops import StopRequests
+from ajet.core.rollout.request import EpisodeJournal, OnEpisode, RolloutRequest
 from ajet.core.rollout.watch import RolloutWatch
 from ajet.core.shared_call import SharedCall
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
@@ -75,7 +74,6 @@ class GroupRunner:
         debug: bool = False,
         on_error: OnError | None = None,
         journal: EpisodeJournal | None = None,
-        watch: RolloutWatch | None = None,
     ) -> None:
         """Stores the parts that all requests share. `judge` is called here if it compares groups;
         other judges are the executor's. Episodes that `journal` holds are not run again."""
@@ -87,21 +85,23 @@ class GroupRunner:
         self.debug = debug
         self.on_error: OnError = on_error or (lambda error: None)
         self._journal = journal
-        self.watch = watch or RolloutWatch(
+        self.watch = RolloutWatch(
             executor, lambda: admission.waves, max_wave_wait_s=limits.max_wave_wait_s
         )
         self._has_trained = False
         self._running: set[AdmittedEpisodes] = set()
 
     @classmethod
-    def from_episode_runner(cls, runner: EpisodeRunner) -> GroupRunner:
-        """Returns a runner whose episodes run in this process."""
+    def from_episode_runner(
+        cls, runner: EpisodeRunner, judge: BaseJudge | None = None
+    ) -> GroupRunner:
+        """Returns a runner whose episodes run in this process; `judge` is the run's."""
         return cls(
             runner,
             Admission(runner.limits.max_env_worker, runner.endpoint),
             limits=runner.limits,
             run_seed=runner.run_seed,
-            judge=runner.judge,
+            judge=judge,
             debug=runner.debug,
             on_error=runner.on_error,
         )
@@ -109,34 +109,9 @@ class GroupRunner:
     def with_journal(self, journal: EpisodeJournal) -> GroupRunner:
         """Returns a runner that shares this one's executor and slots, and stores its episodes in
         `journal`."""
-        return GroupRunner(
-            self.executor,
-            self.admission,
-            limits=self.limits,
-            run_seed=self.run_seed,
-            judge=self.judge,
-            debug=self.debug,
-            on_error=self.on_error,
-            journal=journal,
-            watch=self.watch,
-        )
-
-    @property
-    def free_slots(self) -> int:
-        """Returns the number of episodes that could start now, negative while episodes wait for a
-        slot."""
-        return self.admission.free_slots
-
-    def set_free_slot_callback(self, notify: Callable[[], None]) -> None:
-        """Sets the function that is called whenever an episode gives its slot back."""
-        self.admission.on_free_slot = notify
-
-    def attach(
-        self, requests: StopRequests, run_folder: str, display: RolloutDisplay | None
-    ) -> None:
-        """Connects the runner with its run: it takes these requests to stop an episode, and tells
-        `display` what its episodes do and who holds them up, if anybody does."""
-        self.watch.attach(requests, run_folder, display)
+        runner = copy.copy(self)
+        runner._journal, runner._running = journal, set()
+        return runner
 
     async def rollout(
         self, request: RolloutRequest, on_episode: OnEpisode | None = None
@@ -160,15 +135,12 @@ class GroupRunner:
             self._has_trained = has_trained_agent(groups)
         return groups
 
-    async def rerun(
-        self, plan: WorkflowTask, slot: Slot | None = None, sampling: SamplingParams | None = None
-    ) -> Trajectory:
+    async def rerun(self, plan: WorkflowTask, slot: Slot | None = None) -> Trajectory:
         """Runs one episode again from its plan. A group judge sees it alone."""
         judging = GroupJudging(self.judge, self, self.limits, group_size=1)
         trajectory = await self.executor.run(
             plan,
             slot or Slot(plan.episode_id),
-            sampling=sampling,
             judge_in_group=judging.judge_member if self.judge else None,
         )
         return plain_trajectory(trajectory)
@@ -204,7 +176,12 @@ class GroupsInProgress:
 
     async def run_member(self, plan: WorkflowTask, slot: Slot) -> Trajectory:
         """Runs one episode, judges it, reports it, and counts it if it failed."""
-        slot.set_workflow_end_callback(lambda status: self._workflow_ended(plan, status))
+
+        def workflow_ended(status: EpisodeStatus) -> None:
+            if will_be_valid(status, self._runner.limits.failure_policy):
+                self.early_stop.ended(plan)
+
+        slot.set_workflow_end_callback(workflow_ended)
         if (finished := self._finished.get(plan.episode_id)) is not None:
             slot.workflow_ended(finished.ended_as)
             self._judging.leave_out(plan)
@@ -214,7 +191,6 @@ class GroupsInProgress:
             trajectory = await self._runner.executor.run(
                 plan,
                 slot,
-                sampling=self._request.sampling,
                 judge_in_group=self._judging.judge_member if self._runner.judge else None,
             )
         finally:
@@ -234,10 +210,6 @@ class GroupsInProgress:
     def _report(self, trajectory: Trajectory) -> None:
         if self._on_episode is not None:
             self._on_episode(trajectory)
-
-    def _workflow_ended(self, plan: WorkflowTask, status: EpisodeStatus) -> None:
-        if will_be_valid(status, self._runner.limits.failure_policy):
-            self.early_stop.ended(plan)
 
     def groups(self, results: Sequence[Trajectory | None]) -> list[Group]:
         """Returns the groups of these results, which are in the order of the plans; None stands for

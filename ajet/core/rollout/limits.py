@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from ajet.core.config import AjetConfig
+from ajet.core.config.section import same_named
 from ajet.core.trajectory.limits import EpisodeLimits
 from ajet.core.trajectory.malformed import MalformedPolicy
 
@@ -44,34 +45,22 @@ class RolloutLimits(EpisodeLimits):
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
         """Returns the limits that the config sets."""
-        data, rollout = config.ajet.data, config.ajet.rollout
-        algorithm = config.ajet.trainer_common.algorithm
-        return cls(
-            max_prompt_length=data.max_prompt_length,
-            max_response_length=data.max_response_length,
-            max_model_len=rollout.max_model_len,
-            max_response_length_in_one_turn=rollout.max_response_length_in_one_turn,
-            max_steps=rollout.multi_turn.max_steps,
-            force_disable_toolcalls=rollout.force_disable_toolcalls,
-            max_env_worker=rollout.max_env_worker,
-            episode_timeout_s=rollout.episode_timeout_s,
-            max_wave_wait_s=rollout.max_wave_wait_s,
-            failure_policy=rollout.failure_policy,
-            max_retries=rollout.max_retries,
-            max_failure_rate=rollout.max_failure_rate,
-            check_drift=config.ajet.context_tracker.check_drift,
-            success_threshold=config.ajet.task_judge.success_threshold,
-            reward_names=tuple(algorithm.reward_weights)
+        ajet = config.ajet
+        data, rollout, algorithm = ajet.data, ajet.rollout, ajet.trainer_common.algorithm
+        sections = (data, rollout, rollout.multi_turn, ajet.context_tracker, ajet.task_judge)
+        own = {
+            "reward_names": tuple(algorithm.reward_weights)
             if algorithm.adv_estimator == "gdpo"
             else (),
-            needs_reward=config.learns_from_rewards,
-            hint=config.ajet.distillation.hint if config.ajet.kind == "distillation" else None,
-            malformed=MalformedPolicy(
+            "needs_reward": config.learns_from_rewards,
+            "hint": ajet.distillation.hint if ajet.kind == "distillation" else None,
+            "malformed": MalformedPolicy(
                 checks=tuple(rollout.compute_madness_checklist),
                 ends_episode=rollout.agent_madness_termination,
                 reward=rollout.agent_madness_reward,
             ),
-        )
+        }
+        return cls(**same_named(cls, *sections) | own)
 
     def checks_drift(self, rollout_index: int) -> bool:
         """Returns True if the prompts of this member of its group are compared."""

@@ -19,7 +19,6 @@ from ajet.core.activity import CurrentCall
 from ajet.core.error_codes import Code
 from ajet.core.error_text import one_line
 from ajet.core.errors import DataError
-from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import Mode, WorkflowTask
 from ajet.core.trajectory.trajectory import Trajectory
@@ -46,7 +45,7 @@ class RolloutRequest:
     `redundancy` further episodes start in each group, which then ends with `num_repeat` of them
     (group.py). `numbers` are the groups' indices in the step, where a step has several rollouts;
     None counts from 0. `failure_rate_total` is the number of episodes that `max_failure_rate` is a
-    share of; None takes this rollout's own number. `sampling` replaces the runner's.
+    share of; None takes this rollout's own number.
     """
 
     tasks: Sequence[Task]
@@ -56,7 +55,6 @@ class RolloutRequest:
     redundancy: int = 0
     numbers: Sequence[int] | None = None
     failure_rate_total: int | None = None
-    sampling: SamplingParams | None = None
 
     @property
     def group_size(self) -> int:

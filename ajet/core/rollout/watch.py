@@ -63,8 +63,9 @@ class RolloutWatch:
     def attach(
         self, requests: StopRequests, run_folder: str, display: RolloutDisplay | None
     ) -> None:
-        """Connects the watch with its run. `run_folder` is what a person types after `ajet
-        stop`."""
+        """Connects the watch with its run: it takes these requests to stop an episode, and tells
+        `display` what the episodes do and who holds them up, if anybody does. `run_folder` is what
+        a person types after `ajet stop`."""
         self._requests, self._run_folder, self._display = requests, run_folder, display
         self._episodes.set_stops(requests.decided)
 

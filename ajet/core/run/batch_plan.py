@@ -50,7 +50,7 @@ class BatchPlan:
         settings = BatchSettings.from_config(self.config)
         rounds = max(settings.max_rounds - 1, 0)
         tasks = settings.first_round + rounds * settings.train_batch_size
-        greedy = settings.train_batch_size if settings.greedy else 0
+        greedy = settings.train_batch_size if settings.has_baselines else 0
         return tasks * settings.group_size + greedy
 
     @property

@@ -33,6 +33,7 @@ from ajet.core.record.progress import TrainingProgress
 from ajet.core.record.run_checks import gap_line
 from ajet.core.record.run_folder import RunFolder, shown_path
 from ajet.core.record.run_recorder import RunRecorder, UpdateRecord
+from ajet.core.record.step_warnings import warn_of_failures
 from ajet.core.record.summary import RunSummary, peak_rss_bytes
 from ajet.core.rollout.batch import BatchRollout, BatchSettings, StepGroups
 from ajet.core.rollout.group import GroupRunner
@@ -150,7 +151,7 @@ class TrainingRun:
     def rollout_done(self, step: int, rollout: StepGroups) -> None:
         """Reports the failures of a step's episodes, which have ended, and shows that the update is
         next."""
-        self.recorder.warn_of_failures(f"step {step}", rollout.all)
+        warn_of_failures(f"step {step}", rollout.all)
         self.progress.phase("update")
         self.progress.fraction(0.0)
 
@@ -259,8 +260,7 @@ class TrainingRun:
 
     def _attach(self, runner: GroupRunner) -> None:
         """Has the runner show what its episodes do, and take the stops of this run folder."""
-        shown = shown_path(self.folder.path)
-        runner.attach(self._stops, shown, self.progress)
+        runner.watch.attach(self._stops, shown_path(self.folder.path), self.progress)
 
     def _stop_at_sampler_gap(self, step: int, metrics: Mapping[str, float]) -> None:
         gap = self._trainer.sampler_gap

@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ajet.core.config import AjetConfig
+from ajet.core.config.section import same_named
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.seeding import derive
@@ -57,9 +58,7 @@ class AdaptiveSettings:
             batch_size=data.train_batch_size,
             group_size=max(config.ajet.rollout.num_repeat, 2),
             seed=config.ajet.seed,
-            rest=data.curriculum.rest,
-            tag_field=data.curriculum.tag_field,
-            quotas=data.curriculum.quotas,
+            **same_named(cls, data.curriculum),
         )
 
 
@@ -68,7 +67,8 @@ class AdaptiveSampler:
 
     def __init__(self, tasks: Sequence[Task], settings: AdaptiveSettings) -> None:
         self._settings = settings
-        self._tags = [self._tag_of(task) for task in tasks]
+        name = settings.tag_field
+        self._tags = [str(t.metadata.get(name)) if settings.quotas else None for t in tasks]
         for tag in settings.quotas:
             if tag not in self._tags:
                 known = ", ".join(sorted(set(map(str, self._tags))))
@@ -77,10 +77,6 @@ class AdaptiveSampler:
                     f"{known}",
                     code=Code.UNKNOWN_NAME,
                 )
-
-    def _tag_of(self, task: Task) -> str | None:
-        """Returns the task's tag; None where there are no quotas."""
-        return str(task.metadata.get(self._settings.tag_field)) if self._settings.quotas else None
 
     def choose(self, log: ResultLog, size: int) -> list[int]:
         """Returns the indices of the next `size` tasks. A task is in them twice only where there

@@ -143,7 +143,9 @@ class BaseRecorder:
         self._sampling = sampling
         self._seed_path = tuple(seed_path)
         self._observer = observer
-        self._targets = _as_set(trainable_targets)
+        if isinstance(trainable_targets, str):
+            trainable_targets = [trainable_targets]
+        self._targets = None if trainable_targets is None else frozenset(trainable_targets)
         self._turns: dict[int, Turn] = {}
         self._num_calls = 0
         self._closed = False
@@ -346,10 +348,10 @@ class BaseRecorder:
 
     async def _start_call(self) -> int:
         """Returns the number of this call; numbers follow the order in which calls begin."""
-        closed = self._closed_error()
-        if closed is not None:
+        if self._closed or self.truncation:
             await asyncio.sleep(0)  # lets others run beside an agent that retries forever
-            raise closed
+            self.check_open()
+            raise EpisodeTruncated(self.truncation)
         index = self._num_calls
         if index >= self._limits.max_steps:
             raise self.truncate(f"the episode used its {self._limits.max_steps} calls (max_steps)")
@@ -360,11 +362,6 @@ class BaseRecorder:
         """Returns the seed of one call; an agent's own seed derives another one from the run's."""
         own = () if overrides.seed is None else ("own", overrides.seed)
         return seeding.derive(*self._seed_path, index, *own)
-
-    def _closed_error(self) -> Exception | None:
-        if self._closed:
-            return EpisodeClosed(f"episode {self.episode_id} is over")
-        return EpisodeTruncated(self.truncation) if self.truncation else None
 
     def truncate(self, reason: str) -> EpisodeTruncated:
         """Ends the episode as truncated, and returns the error that its calls raise from then on.
@@ -464,13 +461,6 @@ def _stop_texts(stop: Any) -> tuple[str, ...] | None:
     if len(texts) > MAX_STOPS:
         raise ValueError(f"stop has more than {MAX_STOPS} texts")
     return tuple(without_surrogates(str.__str__(text)) for text in texts if text) or None
-
-
-def _as_set(targets: Sequence[str] | str | None) -> frozenset[str] | None:
-    """Returns the names as a set; a single name counts as a list of one, not as its letters."""
-    if targets is None:
-        return None
-    return frozenset([targets] if isinstance(targets, str) else targets)
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:

@@ -125,7 +125,9 @@ class _CheckpointWriter:
 
     def begin(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(self.folder)
+        for path in self.folder.iterdir():  # what a killed save has left
+            if path.name.startswith((WRITING, DISCARDED)):
+                shutil.rmtree(path)
         self.writing.mkdir()
 
     def check_folder(self) -> None:
@@ -352,12 +354,6 @@ def _discard(path: Path) -> None:
     aside = path.with_name(f"{DISCARDED}{path.name.lstrip('.')}")
     path.rename(aside)
     shutil.rmtree(aside, ignore_errors=True)
-
-
-def _remove_leftovers(folder: Path) -> None:
-    for path in folder.iterdir():
-        if path.name.startswith((WRITING, DISCARDED)):
-            shutil.rmtree(path)
 
 
 def _fsync(path: Path) -> None:

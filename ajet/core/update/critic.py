@@ -34,18 +34,16 @@ from ajet.core.update.layouts.layout import (
     concat_to_device,
     device_of,
     rows_of,
-    scatter_to_samples,
 )
-from ajet.core.update.micro_batch_balancing import BalancedMicroBatches, balance_micro_batches
+from ajet.core.update.micro_batch_balancing import balance_micro_batches, numbers_of_samples
 from ajet.core.update.mini_batches import split_by_group
-from ajet.core.update.optimizer import ModelOptimizer
-from ajet.core.update.policy import PolicyState
+from ajet.core.update.optimizer import ModelOptimizer, ModelState
 from ajet.core.update.ranks import ONE_RANK, Ranks
 from ajet.core.update.settings import CriticSettings
 from ajet.core.update.shards import reshard
-from ajet.core.update.weights import load_weights, train_every_embedding, trainable
+from ajet.core.update.weights import train_every_embedding
 
-WEIGHTS_PREFIX, OPTIMIZER_PREFIX = "critic.weights.", "critic.optimizer."
+PREFIXES = "critic.weights.", "critic.optimizer."
 
 Arrays = Sequence[NDArray[np.float32]]
 """One array for each sample, as long as the sample."""
@@ -93,17 +91,14 @@ class Critic:
             settings.activation_checkpointing,
         )
         ranks.shard(self.model)
-        self.optimizer = ModelOptimizer(self.model, settings)
+        self.optimizer = ModelOptimizer(self.model, settings, prefixes=PREFIXES)
 
     @torch.no_grad()
     def values(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
-        """Returns the value of the state before each trained token.
-
-        There is one array for each sample, as long as the sample, with 0 at all other tokens.
-        """
-        own = self._balance(rows_of(samples)).local
-        results = ((rows, self._predict(rows)) for rows in own)
-        return scatter_to_samples(samples, results, self.ranks)
+        """Returns the value of the state before each trained token, as `numbers_of_samples`
+        does."""
+        budget = self.settings.max_tokens_per_micro_batch
+        return numbers_of_samples(samples, self._predict, self.layout, budget, self.ranks)
 
     def update(
         self, samples: Sequence[TrainingSample], returns: Arrays, values: Arrays
@@ -121,51 +116,34 @@ class Critic:
         metrics.all_reduce(self.ranks)
         return metrics.result(time.perf_counter() - started)
 
-    def state_dict(self) -> PolicyState:
-        """Returns all trained weights and the optimizer's state, not copied; sharded where the
-        model is.
-        """
+    def state_dict(self) -> ModelState:
+        """Returns what a checkpoint holds of the critic (`ModelOptimizer.checkpoint`)."""
         reshard(self.model)
-        tensors = {f"{WEIGHTS_PREFIX}{n}": p.detach() for n, p in trainable(self.model).items()}
-        tensors |= {f"{OPTIMIZER_PREFIX}{n}": t for n, t in self.optimizer.tensors().items()}
-        counters = {
-            "num_steps": self.optimizer.num_steps,
-            "num_skipped": self.optimizer.num_skipped,
-        }
-        return PolicyState(tensors, counters)
+        return self.optimizer.checkpoint()
 
     def template(self) -> dict[str, Tensor]:
         """Returns tensors with the names, shapes and shards of a checkpoint's, with arbitrary
         content.
         """
-        return self.state_dict().tensors | {
-            f"{OPTIMIZER_PREFIX}{n}": t for n, t in self.optimizer.template().items()
-        }
+        reshard(self.model)
+        return self.optimizer.checkpoint_template()
 
     @torch.no_grad()
     def load_state_dict(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Restores the weights and the optimizer from a checkpoint."""
         reshard(self.model)
-        load_weights(trainable(self.model), tensors, WEIGHTS_PREFIX)
-        cut = len(OPTIMIZER_PREFIX)
-        optimizer = {f"{n}.master": tensors[f"{WEIGHTS_PREFIX}{n}"] for n in trainable(self.model)}
-        optimizer |= {n[cut:]: t for n, t in tensors.items() if n.startswith(OPTIMIZER_PREFIX)}
-        self.optimizer.load(optimizer, int(state["num_steps"]), int(state["num_skipped"]))
+        self.optimizer.restore(tensors, state)
 
     def _predict(self, rows: Sequence[Row]) -> Tensor:
         return self.model(self.layout, rows).squeeze(-1)
-
-    def _balance(self, rows: Sequence[Row]) -> BalancedMicroBatches:
-        return balance_micro_batches(
-            rows, self.layout, self.settings.max_tokens_per_micro_batch, self.ranks
-        )
 
     def _train_mini_batch(
         self, rows: Sequence[Row], returns: Arrays, values: Arrays, metrics: CriticMetrics
     ) -> None:
         """Makes one optimizer step."""
         num_tokens = sum(len(row.positions) for row in rows)
-        local = self._balance(rows).local
+        budget = self.settings.max_tokens_per_micro_batch
+        local = balance_micro_batches(rows, self.layout, budget, self.ranks).local
         for k, micro_batch in enumerate(local):
             self.ranks.begin_micro_batch(self.model, is_last=k + 1 == len(local))
             returns_M, old_M = (

@@ -42,7 +42,7 @@ from ajet.core.model.wide_layer import is_wide
 from ajet.core.trajectory.sample import Component, TrainingSample
 from ajet.core.update.fused_softmax import fused_softmax
 from ajet.core.update.kept_softmax import kept_softmax
-from ajet.core.update.layouts.layout import ForwardOutput
+from ajet.core.update.layouts.layout import ForwardOutput, Layout, Row, concat_to_device
 from ajet.core.update.losses.token_loss import MAX_LOG_RATIO
 from ajet.core.update.settings import UpdateSettings
 from ajet.core.update.sliced_softmax import sliced_softmax
@@ -178,6 +178,14 @@ def score_tokens(
         parts.append(checkpoint(score, *inputs, use_reentrant=False, preserve_rng_state=False))
     logprobs, entropy = (torch.cat(part)[order_M.argsort()] for part in zip(*parts, strict=True))
     return TokenScores(logprobs, entropy)
+
+
+@torch.no_grad()
+def token_logprobs(layout: Layout, rows: Sequence[Row], temperature: float) -> Tensor:
+    """Returns the log-probability of each trained token of the rows, without gradient."""
+    output = layout.forward(rows)
+    targets_M = concat_to_device((row.targets for row in rows), output.index_M.device)
+    return score_tokens(output, targets_M, temperature, False).logprobs_M
 
 
 def kl_penalty(logprobs_M: Tensor, reference_M: Tensor, kind: str) -> Tensor:

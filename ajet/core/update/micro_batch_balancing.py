@@ -15,8 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
 
-from ajet.core.update.layouts.layout import Layout, Row
+from ajet.core.trajectory.sample import TrainingSample
+from ajet.core.update.layouts.layout import Layout, Row, rows_of, scatter_to_samples
 from ajet.core.update.ranks import Ranks
 
 Split = Callable[[int], list[list[Row]]]
@@ -55,6 +58,19 @@ def balance_micro_batches(
     return BalancedMicroBatches(
         micro_batches, [layout.local_rows(micro_batch) for micro_batch in local]
     )
+
+
+def numbers_of_samples(
+    samples: Sequence[TrainingSample],
+    compute: Callable[[Sequence[Row]], Tensor],
+    layout: Layout,
+    budget: int,
+    ranks: Ranks,
+) -> list[NDArray[np.float32]]:
+    """Returns what `compute` gives for the trained tokens of a micro-batch, over all micro-batches
+    of the samples: an array for each sample, as long as the sample, with 0 at all other tokens."""
+    own = balance_micro_batches(rows_of(samples), layout, budget, ranks).local
+    return scatter_to_samples(samples, ((rows, compute(rows)) for rows in own), ranks)
 
 
 def assign_to_ranks(sizes: Sequence[int], dp_size: int) -> list[list[int]]:

@@ -16,20 +16,29 @@ Not covered: other optimizers.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ajet.core.model.allocator import is_large
 from ajet.core.model.precision import to_wide_dtype, wide_dtype
+from ajet.core.update.checkpoint import WEIGHT_PREFIX
 from ajet.core.update.settings import OptimizerSettings
 from ajet.core.update.shards import copy_tensor, full_tensor
-from ajet.core.update.weights import check_fits, trainable
+from ajet.core.update.weights import check_fits, load_weights, trainable
 
 STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
 ADDED = 1 << 18
 """The numbers of a narrow gradient that are added at a time on a CPU, where torch widens a copy of
 them first. CUDA widens each as it adds."""
+
+
+class ModelState(NamedTuple):
+    """Holds what a checkpoint contains of a model: tensors by name, and a JSON state."""
+
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +58,11 @@ class ModelOptimizer:
         model: nn.Module,
         settings: OptimizerSettings,
         weights: Mapping[str, nn.Parameter] | None = None,
+        prefixes: tuple[str, str] = (WEIGHT_PREFIX, "optimizer."),
     ) -> None:
+        """`prefixes` are what the names of the weights and of their state have before them in a
+        checkpoint."""
+        self._weight_prefix, self._state_prefix = prefixes
         self._settings = settings
         self._weights = dict(trainable(model) if weights is None else weights)
         self._masters = {n: _master(p) for n, p in self._weights.items()}
@@ -120,6 +133,34 @@ class ModelOptimizer:
         if masters:
             weights: list[Tensor] = [self._weights[name] for name in masters]
             torch._foreach_copy_(weights, list(masters.values()))  # pyright: ignore[reportPrivateImportUsage]
+
+    def checkpoint(self) -> ModelState:
+        """Returns what a checkpoint holds of the model: the weights and their state, not copied;
+        sharded where the model is."""
+        counters = {"num_steps": self.num_steps, "num_skipped": self.num_skipped}
+        return ModelState(self._named(self.tensors()), counters)
+
+    def checkpoint_template(self) -> dict[str, Tensor]:
+        """Returns tensors with the names, shapes and shards of a checkpoint's, with arbitrary
+        content."""
+        return self._named(self.template())
+
+    def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Restores the weights and their state from a checkpoint."""
+        load_weights(self._weights, tensors, self._weight_prefix)
+        # A checkpoint of sharded weights has no masters beside them: they are float32 themselves.
+        found = {f"{n}.master": tensors[f"{self._weight_prefix}{n}"] for n in self._weights}
+        found |= {
+            name.removeprefix(self._state_prefix): tensor
+            for name, tensor in tensors.items()
+            if name.startswith(self._state_prefix)
+        }
+        self.load(found, int(state["num_steps"]), int(state["num_skipped"]))
+
+    def _named(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Returns the weights and this state of theirs under their names in a checkpoint."""
+        weights = {f"{self._weight_prefix}{n}": p.detach() for n, p in self._weights.items()}
+        return weights | {f"{self._state_prefix}{n}": t for n, t in state.items()}
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns AdamW's state by weight name, and float32 masters where the weights are

@@ -29,7 +29,7 @@ import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -39,7 +39,6 @@ from torch import Tensor, nn
 from ajet.core.model.allocator import is_large, release_freed_memory
 from ajet.core.trajectory.sample import Component, TrainingSample
 from ajet.core.trajectory.trained_tokens import TrainedTokens
-from ajet.core.update.checkpoint import WEIGHT_PREFIX
 from ajet.core.update.correction import apply_correction
 from ajet.core.update.engine_weights import (
     adapter_weights,
@@ -47,8 +46,9 @@ from ajet.core.update.engine_weights import (
     engine_shapes,
     engine_weights,
 )
+from ajet.core.update.frozen_model import Reference
 from ajet.core.update.layouts import make_layout
-from ajet.core.update.layouts.layout import Row, concat_to_device, rows_of, scatter_to_samples
+from ajet.core.update.layouts.layout import Row, concat_to_device, scatter_to_samples
 from ajet.core.update.lora import FIRST, activate, add_adapters, weights_of_adapter, with_lora
 from ajet.core.update.loss import (
     EpisodeWeights,
@@ -56,24 +56,23 @@ from ajet.core.update.loss import (
     component_weights,
     kl_penalty,
     score_tokens,
+    token_logprobs,
 )
 from ajet.core.update.losses import LOSSES
 from ajet.core.update.losses.token_loss import LossInputs, PolicyLoss, TokenLoss
-from ajet.core.update.micro_batch_balancing import BalancedMicroBatches, balance_micro_batches
+from ajet.core.update.micro_batch_balancing import balance_micro_batches, numbers_of_samples
 from ajet.core.update.mini_batch_tokens import MiniBatchTokens, NumbersOfSamples
 from ajet.core.update.mini_batches import split_by_group
 from ajet.core.update.off_policy import OFF_POLICY, off_policy_tokens
-from ajet.core.update.optimizer import ModelOptimizer
+from ajet.core.update.optimizer import ModelOptimizer, ModelState
 from ajet.core.update.ranks import ONE_RANK, Ranks
-from ajet.core.update.reference import Reference
 from ajet.core.update.settings import LoraSettings, UpdateSettings
 from ajet.core.update.shards import full_tensor, reshard
 from ajet.core.update.token_record import record_tokens
 from ajet.core.update.update_metrics import TokenValues, UpdateMetrics
-from ajet.core.update.weights import load_weights, train_every_embedding, trainable
+from ajet.core.update.weights import train_every_embedding, trainable
 from ajet.core.weight_sync.adapters import Adapters
 
-OPTIMIZER_PREFIX = "optimizer."
 METRICS: dict[Component, str] = {
     "policy_gradient": "pg_loss",
     "kl_reference": "kl",
@@ -81,13 +80,6 @@ METRICS: dict[Component, str] = {
     "kl_teacher": "kl_teacher",
 }
 """The metric of each component: the mean of its value over the tokens that carry it."""
-
-
-class PolicyState(NamedTuple):
-    """Holds what a checkpoint contains of a policy: tensors by name, and a JSON state."""
-
-    tensors: dict[str, Tensor]
-    state: dict[str, Any]
 
 
 class Policy:
@@ -174,44 +166,24 @@ class Policy:
         return metrics.result(time.perf_counter() - started) | correction
 
     def score(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
-        """Returns log-probabilities of the trained tokens under the present policy, without
-        gradient.
-
-        There is one array for each sample, as long as the sample, with 0 at all other tokens.
-        """
+        """Returns log-probabilities of the trained tokens under the present policy, as
+        `numbers_of_samples` does."""
         self._activate()
-        own = self._balance(rows_of(samples)).local
-        return scatter_to_samples(
-            samples, ((rows, self._logprobs(rows)) for rows in own), self.ranks
-        )
+        budget = self.settings.max_tokens_per_micro_batch
+        return numbers_of_samples(samples, self._logprobs, self.layout, budget, self.ranks)
 
     def reference_scores(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
         """Returns the same under the reference model; `kl_loss_coef` or `keep_reference` must
         be set.
         """
-        reference = self.reference
-        assert reference is not None, "no reference is kept: set keep_reference"
-        own = self._balance(rows_of(samples)).local
-        results = ((rows, reference.logprobs(rows, self._targets(rows))) for rows in own)
-        return scatter_to_samples(samples, results, self.ranks)
+        assert self.reference is not None, "no reference is kept: set keep_reference"
+        compute, budget = self.reference.logprobs, self.settings.max_tokens_per_micro_batch
+        return numbers_of_samples(samples, compute, self.layout, budget, self.ranks)
 
-    def _balance(self, rows: Sequence[Row]) -> BalancedMicroBatches:
-        return balance_micro_batches(
-            rows, self.layout, self.settings.max_tokens_per_micro_batch, self.ranks
-        )
-
-    def state_dict(self) -> PolicyState:
-        """Returns trainable weights and the optimizer's state, not copied; sharded where the
-        model is.
-        """
+    def state_dict(self) -> ModelState:
+        """Returns what a checkpoint holds of the policy (`ModelOptimizer.checkpoint`)."""
         reshard(self.model)
-        tensors = {f"{WEIGHT_PREFIX}{n}": p.detach() for n, p in self.trainable().items()}
-        tensors |= {f"{OPTIMIZER_PREFIX}{n}": t for n, t in self.optimizer.tensors().items()}
-        counters = {
-            "num_steps": self.optimizer.num_steps,
-            "num_skipped": self.optimizer.num_skipped,
-        }
-        return PolicyState(tensors, counters)
+        return self.optimizer.checkpoint()
 
     def weights(self, *, is_base: bool = False) -> Iterator[tuple[str, Tensor]]:
         """Yields all weights for an engine (engine_weights.py); with `is_base`, without adapters.
@@ -247,20 +219,14 @@ class Policy:
         """Returns tensors with the names, shapes and shards of a checkpoint's, with arbitrary
         content.
         """
-        return self.state_dict().tensors | {
-            f"{OPTIMIZER_PREFIX}{n}": t for n, t in self.optimizer.template().items()
-        }
+        reshard(self.model)
+        return self.optimizer.checkpoint_template()
 
     @torch.no_grad()
     def load_state_dict(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Restores the weights and the optimizer from a checkpoint."""
         reshard(self.model)
-        load_weights(self.trainable(), tensors)
-        cut = len(OPTIMIZER_PREFIX)
-        # A checkpoint of sharded weights has no masters beside them: they are float32 themselves.
-        optimizer = {f"{n}.master": tensors[f"{WEIGHT_PREFIX}{n}"] for n in self.trainable()}
-        optimizer |= {n[cut:]: t for n, t in tensors.items() if n.startswith(OPTIMIZER_PREFIX)}
-        self.optimizer.load(optimizer, int(state["num_steps"]), int(state["num_skipped"]))
+        self.optimizer.restore(tensors, state)
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Returns the weights that it trains."""
@@ -312,10 +278,14 @@ class Policy:
             metrics.empty_mini_batches += 1
             return
         rows = [Row.of(sample, i) for i, sample in enumerate(with_gradient)]
-        balanced = self._balance(rows)
+        budget = self.settings.max_tokens_per_micro_batch
+        balanced = balance_micro_batches(rows, self.layout, budget, self.ranks)
         metrics.count(balanced.micro_batches, self.layout)
-        reads = self._reads_mini_batch and "policy_gradient" in weights
-        numbers = self._numbers_before(with_gradient, balanced) if reads else None
+        numbers = None
+        is_divided = len(balanced.micro_batches) > 1 or self.ranks.size > 1
+        if is_divided and self._reads_mini_batch and "policy_gradient" in weights:
+            results = ((rows, self._logprobs(rows)) for rows in balanced.local)
+            numbers = self._numbers(with_gradient, results)
         for k, micro_batch in enumerate(balanced.local):
             self.ranks.begin_micro_batch(self.model, is_last=k + 1 == len(balanced.local))
             self._backward(micro_batch, with_gradient, weights, numbers, metrics, tokens)
@@ -364,17 +334,6 @@ class Policy:
         """Tells whether a token's loss depends on other tokens of the mini-batch."""
         return self.loss.of_mini_batch is not None or self.settings.off_policy_mask is not None
 
-    def _numbers_before(
-        self, samples: Sequence[TrainingSample], balanced: BalancedMicroBatches
-    ) -> NumbersOfSamples | None:
-        """Returns the numbers that the loss needs of the mini-batch, from a pass of their own.
-
-        A single micro-batch on one rank makes them in `_backward`.
-        """
-        if len(balanced.micro_batches) == 1 and self.ranks.size == 1:
-            return None
-        return self._numbers(samples, ((rows, self._logprobs(rows)) for rows in balanced.local))
-
     def _numbers(
         self, samples: Sequence[TrainingSample], results: Iterable[tuple[Sequence[Row], Tensor]]
     ) -> NumbersOfSamples:
@@ -389,12 +348,8 @@ class Policy:
             numbers[OFF_POLICY] = off_policy_tokens(tokens, self.settings.off_policy_mask)
         return NumbersOfSamples.of(samples, numbers)
 
-    @torch.no_grad()
     def _logprobs(self, rows: Sequence[Row]) -> Tensor:
-        output = self.layout.forward(rows)
-        return score_tokens(
-            output, self._targets(rows), self.settings.temperature, False
-        ).logprobs_M
+        return token_logprobs(self.layout, rows, self.settings.temperature)
 
     def _backward(
         self,
@@ -409,14 +364,15 @@ class Policy:
         the mini-batch, and `weights` those of its components. `tokens` gets each token's numbers.
         """
         settings = self.settings
-        targets_M = self._targets(rows)
         reference_M = None
         if self.reference is not None and "kl_reference" in weights:
             # Before the policy's own pass, whose activations and probabilities take memory.
-            reference_M = self.reference.logprobs(rows, targets_M)
+            reference_M = self.reference.logprobs(rows)
         output = self.layout.forward(rows)
+        targets_M = concat_to_device((row.targets for row in rows), self.device)
         scores = score_tokens(output, targets_M, settings.temperature, settings.entropy_coef != 0)
         if numbers is None and self._reads_mini_batch and "policy_gradient" in weights:
+            # The only micro-batch: its own pass has what a loss reads of the mini-batch.
             numbers = self._numbers(samples, [(rows, scores.logprobs_M.detach())])
         values = {"entropy": scores.entropy_M.detach()}
         ratio_M, losses = scores.logprobs_M.new_zeros(0), []
@@ -510,9 +466,6 @@ class Policy:
         if chosen_M.all():
             return None
         return torch.from_numpy(np.flatnonzero(chosen_M)).to(self.device)
-
-    def _targets(self, rows: Sequence[Row]) -> Tensor:
-        return concat_to_device((row.targets for row in rows), self.device)
 
     def _old_logprobs(self, rows: Sequence[Row]) -> Tensor:
         """Returns the trainer's log-probabilities before the update, or the sampler's where

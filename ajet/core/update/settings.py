@@ -1,17 +1,17 @@
-"""Settings of the update, built from the config tree and checked in their constructors.
+"""Settings of the update, built from the config tree, which has checked each value.
 
-The names follow verl and TRL. Not covered: how many tokens an engine may sample, and when
-checkpoints are written, which the rollout and the backbone decide.
+The names follow verl and TRL. A field whose key in the config has the same name has its value
+(`same_named`); `from_config` writes down the others. Not covered: how many tokens an engine may
+sample, and when checkpoints are written, which the rollout and the backbone decide.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, Self, get_args
+from typing import Literal, Self
 
 from ajet.core.config import AjetConfig
-from ajet.core.config.algorithm import PolicyLossName
-from ajet.core.config.import_path import ARROW
 from ajet.core.config.precision import Dtype, dtype_on
+from ajet.core.config.section import same_named
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.seeding import derive
@@ -27,22 +27,6 @@ CorrectionMode = Literal["truncate", "reject"]
 RatioCombination = Literal["product", "geometric_mean"]
 OldLogprobs = Literal["sampler", "trainer"]
 Recomputation = bool | Literal["auto"]
-
-CHOICES: dict[str, tuple[str, ...]] = {
-    "kl_loss_type": ("low_var_kl", "low_var_kl+", "k1", "k2"),
-    "loss_agg_mode": (
-        "token-mean",
-        "seq-mean-token-sum",
-        "seq-mean-token-mean",
-        "seq-mean-token-sum-norm",
-    ),
-    "batch_layout": ("auto", "padded", "packed", "tree"),
-    "lr_schedule": ("constant", "linear", "cosine"),
-    "level": ("none", "token", "turn", "sequence"),
-    "param_dtype": ("float64", "float32", "bfloat16"),
-    "mode": ("truncate", "reject"),
-    "combine": ("product", "geometric_mean"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +77,12 @@ class ShardingSettings:
         trainer = config.ajet.trainer_common
         fsdp = trainer.fsdp_config
         return cls(
-            param_dtype=dtype_on(config, gpu=trains_on_gpu(config)),
-            reshard_after_forward=fsdp.reshard_after_forward,
-            keep_gathered=fsdp.keep_gathered,
-            cpu_offload=fsdp.param_offload,
-            ulysses_sequence_parallel_size=trainer.ulysses_sequence_parallel_size,
+            **same_named(cls, fsdp, trainer)
+            | {
+                "param_dtype": dtype_on(config, gpu=trains_on_gpu(config)),
+                "cpu_offload": fsdp.param_offload,
+            }
         )
-
-    def __post_init__(self) -> None:
-        _check_choices(self)
-        _check_at_least_one(self, "ulysses_sequence_parallel_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,27 +111,16 @@ class CorrectionSettings:
         correction = algorithm.rollout_correction
         weighs_stale_tokens = config.max_staleness and algorithm.weighs_stale_tokens
         return cls(
-            level=correction.level or ("token" if weighs_stale_tokens else "none"),
-            mode=correction.mode,
-            upper=correction.upper,
-            lower=correction.lower,
-            combine=correction.combine,
-            normalize=correction.normalize,
-            reject=correction.reject_bounds,
-            count_rejected=correction.count_rejected,
+            **same_named(cls, correction)
+            | {
+                "level": correction.level or ("token" if weighs_stale_tokens else "none"),
+                "reject": correction.reject_bounds,
+            }
         )
 
     @property
     def is_on(self) -> bool:
         return self.level != "none" or bool(self.reject)
-
-    def __post_init__(self) -> None:
-        _check_choices(self)
-        if not 0 <= self.lower < self.upper:
-            raise ConfigError(
-                f"upper={self.upper}: must be above lower ({self.lower}), which is not negative",
-                code=Code.UPDATE_SETTING,
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +138,6 @@ class OptimizerSettings:
     min_lr_ratio: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_choices(self)
-        _check_not_negative(self, "lr", "weight_decay", "grad_clip")
         if self.lr_schedule != "constant" and self.total_steps <= self.warmup_steps:
             raise ConfigError(
                 f"lr_schedule={self.lr_schedule} needs total_steps above warmup_steps "
@@ -228,49 +195,21 @@ class UpdateSettings(OptimizerSettings):
         GPU trains is asked of torch unless `has_gpu` says so."""
         trainer = config.ajet.trainer_common
         algorithm, optim = trainer.algorithm, trainer.optim
-        return cls(
-            lr=optim.lr,
-            betas=(optim.betas[0], optim.betas[1]),
-            weight_decay=optim.weight_decay,
-            grad_clip=optim.grad_clip,
-            warmup_steps=optim.warmup_steps,
-            lr_schedule=optim.lr_schedule,
-            total_steps=optimizer_steps(config),
-            min_lr_ratio=optim.min_lr_ratio,
-            policy_loss=algorithm.policy_loss,
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-            dual_clip=algorithm.dual_clip,
-            sapo_tau_pos=algorithm.sapo_tau_pos,
-            sapo_tau_neg=algorithm.sapo_tau_neg,
-            vespo_k_pos=algorithm.vespo_k_pos,
-            vespo_k_neg=algorithm.vespo_k_neg,
-            vespo_lambda_pos=algorithm.vespo_lambda_pos,
-            vespo_lambda_neg=algorithm.vespo_lambda_neg,
-            dppo_max_ratio=algorithm.dppo_max_ratio,
-            cov_share=algorithm.cov_share,
-            clip_cov_low=algorithm.clip_cov_low,
-            clip_cov_high=algorithm.clip_cov_high,
-            kl_cov_coef=algorithm.kl_cov_coef,
-            off_policy_mask=algorithm.off_policy_mask,
-            temperature=config.ajet.rollout.temperature,
-            kl_loss_coef=trainer.kl_loss_coef if trainer.use_kl_loss else 0.0,
-            keep_reference=algorithm.use_kl_in_reward,
-            kl_loss_type=trainer.kl_loss_type,
-            kl_teacher_coef=config.ajet.distillation.kl_coef,
-            entropy_coef=algorithm.entropy_coef,
-            loss_agg_mode=algorithm.loss_agg_mode,
-            loss_scale_factor=float(config.ajet.data.max_response_length),
-            old_logprobs=algorithm.old_logprobs,
-            correction=CorrectionSettings.from_config(config),
-            ppo_epochs=trainer.ppo_epochs,
-            mini_batch_num=trainer.mini_batch_num,
-            max_tokens_per_micro_batch=tokens_per_pass(config),
-            batch_layout=trainer.batch_layout,
-            activation_checkpointing=recomputation(config, has_gpu),
-            lora=LoraSettings.from_config(config),
-            seed=config.ajet.seed,
-        )
+        own = {
+            "betas": (optim.betas[0], optim.betas[1]),
+            "total_steps": optimizer_steps(config),
+            "temperature": config.ajet.rollout.temperature,
+            "kl_loss_coef": trainer.kl_loss_coef if trainer.use_kl_loss else 0.0,
+            "keep_reference": algorithm.use_kl_in_reward,
+            "kl_teacher_coef": config.ajet.distillation.kl_coef,
+            "loss_scale_factor": float(config.ajet.data.max_response_length),
+            "correction": CorrectionSettings.from_config(config),
+            "max_tokens_per_micro_batch": tokens_per_pass(config),
+            "activation_checkpointing": recomputation(config, has_gpu),
+            "lora": LoraSettings.from_config(config),
+            "seed": config.ajet.seed,
+        }
+        return cls(**same_named(cls, optim, algorithm, trainer) | own)
 
     @property
     def recomputes_old_logprobs(self) -> bool:
@@ -282,32 +221,6 @@ class UpdateSettings(OptimizerSettings):
         """Tells whether a ratio's old policy is the trainer's before the update."""
         has_weights = self.correction.level != "none"
         return self.old_logprobs == "trainer" or (self.old_logprobs is None and has_weights)
-
-    def __post_init__(self) -> None:
-        OptimizerSettings.__post_init__(self)
-        _check_at_least_one(self, "ppo_epochs", "mini_batch_num", "max_tokens_per_micro_batch")
-        _check_not_negative(self, "clip_low", "clip_high", "kl_loss_coef", "kl_teacher_coef")
-        if self.old_logprobs == "sampler" and self.correction.level != "none":
-            raise ConfigError(
-                f"old_logprobs=sampler: a correction of level {self.correction.level} needs the "
-                "trainer's",
-                code=Code.UPDATE_SETTING,
-            )
-        if ARROW not in self.policy_loss and self.policy_loss not in get_args(PolicyLossName):
-            names = ", ".join(get_args(PolicyLossName))
-            raise ConfigError(
-                f"policy_loss={self.policy_loss!r}: choose one of {names}", code=Code.UPDATE_SETTING
-            )
-        for name in ("temperature", "sapo_tau_pos", "sapo_tau_neg", "dppo_max_ratio"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(
-                    f"{name}={getattr(self, name)}: training needs one above 0",
-                    code=Code.UPDATE_SETTING,
-                )
-        if self.dual_clip is not None and not self.dual_clip > 1:
-            raise ConfigError(
-                f"dual_clip={self.dual_clip}: must be above 1", code=Code.UPDATE_SETTING
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,26 +244,14 @@ class CriticSettings(OptimizerSettings):
         """
         trainer = config.ajet.trainer_common
         critic, optim = trainer.critic, trainer.optim
-        return cls(
-            lr=critic.lr,
-            betas=(optim.betas[0], optim.betas[1]),
-            weight_decay=critic.weight_decay,
-            grad_clip=critic.grad_clip,
-            cliprange_value=critic.cliprange_value,
-            ppo_epochs=critic.ppo_epochs,
-            mini_batch_num=critic.mini_batch_num,
-            max_tokens_per_micro_batch=tokens_per_pass(config),
-            batch_layout=trainer.batch_layout,
-            activation_checkpointing=recomputation(config, has_gpu),
-        )
-
-    def __post_init__(self) -> None:
-        OptimizerSettings.__post_init__(self)
-        _check_at_least_one(self, "ppo_epochs", "mini_batch_num", "max_tokens_per_micro_batch")
-        if not self.cliprange_value > 0:
-            raise ConfigError(
-                f"cliprange_value={self.cliprange_value}: must be above 0", code=Code.UPDATE_SETTING
-            )
+        own = {
+            "betas": (optim.betas[0], optim.betas[1]),
+            "warmup_steps": 0,
+            "max_tokens_per_micro_batch": tokens_per_pass(config),
+            "batch_layout": trainer.batch_layout,
+            "activation_checkpointing": recomputation(config, has_gpu),
+        }
+        return cls(**same_named(cls, critic) | own)
 
 
 def optimizer_steps(config: AjetConfig) -> int:
@@ -391,28 +292,3 @@ def trains_on_gpu(config: AjetConfig) -> bool:
     import torch
 
     return config.ajet.model.device != "cpu" and torch.cuda.is_available()
-
-
-def _check_choices(settings: object) -> None:
-    for name, allowed in CHOICES.items():
-        value = getattr(settings, name, allowed[0])
-        if value not in allowed:
-            raise ConfigError(
-                f"{name}={value!r}: choose one of {', '.join(allowed)}", code=Code.UPDATE_SETTING
-            )
-
-
-def _check_at_least_one(settings: object, *names: str) -> None:
-    for name in names:
-        if getattr(settings, name) < 1:
-            raise ConfigError(
-                f"{name}={getattr(settings, name)}: must be at least 1", code=Code.UPDATE_SETTING
-            )
-
-
-def _check_not_negative(settings: object, *names: str) -> None:
-    for name in names:
-        if not getattr(settings, name) >= 0:
-            raise ConfigError(
-                f"{name}={getattr(settings, name)}: must not be negative", code=Code.UPDATE_SETTING
-            )

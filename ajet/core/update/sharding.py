@@ -116,7 +116,9 @@ def _receive(module: nn.Module, mesh: DeviceMesh) -> None:
         else:
             whole = torch.empty(tensor.shape, dtype=dtype, device=device)
         dist.broadcast(whole, 0)
-        received[id(tensor)] = _like(tensor, whole)
+        if isinstance(tensor, nn.Parameter):
+            whole = nn.Parameter(whole, requires_grad=tensor.requires_grad)
+        received[id(tensor)] = whole
     for owner in module.modules():
         for tensors in (owner._parameters, owner._buffers):
             for name, tensor in tensors.items():
@@ -129,13 +131,6 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
     have."""
     named = (*module.named_parameters(), *module.named_buffers())
     return {name: tensor for name, tensor in named if not is_sharded(tensor)}
-
-
-def _like(tensor: Tensor, whole: Tensor) -> Tensor:
-    """Returns the received tensor as a parameter if the one in its place is one."""
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(whole, requires_grad=tensor.requires_grad)
-    return whole
 
 
 @torch.no_grad()

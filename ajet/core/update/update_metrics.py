@@ -157,6 +157,8 @@ class UpdateMetrics:
         means = {n: self.sums[n] * (1.0 / max(k, 1)) for n, k in self.numbers.items()}
         if "pg_loss" in means:
             means.setdefault("kl", 0.0)
+        groups = {s.group_id for s in self.samples}
+        groups_with_signal = {s.group_id for s in self.samples if s.has_signal}
         num_steps = max(len(self.steps), 1)
         stepped = [s for s in self.steps if s.stepped]
         return {
@@ -173,14 +175,10 @@ class UpdateMetrics:
             "tree_tokens": float(self.num_computed),
             "padded_tokens": float(self.num_padded),
             "skipped_samples": len(self.samples) - self.num_rows / self.num_epochs,
-            "groups": float(len({s.group_id for s in self.samples})),
-            "groups_without_signal": float(self._groups_without_signal()),
+            "groups": float(len(groups)),
+            "groups_without_signal": float(len(groups - groups_with_signal)),
             "seconds": seconds,
         }
-
-    def _groups_without_signal(self) -> int:
-        live = {s.group_id for s in self.samples if s.has_signal}
-        return len({s.group_id for s in self.samples} - live)
 
 
 def _merge_sums(sums: Sequence[Mapping[str, float]]) -> dict[str, float]:

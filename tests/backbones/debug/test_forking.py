@@ -62,7 +62,7 @@ def player(actions):
 
 async def recorded(folder, config, endpoint, tasks=None):
     """The records of one episode of each task, by way of the database."""
-    runner = assembly.make_runner(config, endpoint, TEMPLATE, judge=None, mode="train")
+    runner = assembly.make_runner(config, endpoint, TEMPLATE, judge=None)
     tasks = tasks or make_reader(config).get_training_tasks()
     groups = await runner.rollout(RolloutRequest(tasks, step=2, mode="train", num_repeat=1))
     with EpisodeStore(folder / "episodes.sqlite") as store:

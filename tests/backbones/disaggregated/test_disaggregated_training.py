@@ -13,8 +13,6 @@ from rich.console import Console
 from ajet import Task, WorkflowTask, assembly
 from ajet.backbones.debug.training import fit_debug
 from ajet.backbones.disaggregated.async_run import left_out_reason
-from ajet.backbones.disaggregated.backbone import fit_disaggregated
-from ajet.backbones.disaggregated.one_process import OneProcessTraining
 from ajet.backbones.disaggregated.trainer import SURPLUS
 from ajet.backbones.disaggregated.version_state import VersionState
 from ajet.core.buffer.buffer import MEMORY, FinishedGroup, GroupBuffer, plan_index
@@ -26,6 +24,7 @@ from ajet.core.interrupt import Interrupt
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 from ajet.core.trajectory.turn import Turn
+from tests.backbones.disaggregated.one_process import OneProcessTraining, fit_in_one_process
 from tests.core.buffer.group_makers import group
 from tests.e2e.toy_run import ToyRun, episodes, metrics
 
@@ -60,7 +59,7 @@ def config(*overrides, backbone="trinity", steps=STEPS):
 
 
 def train(*overrides, backbone="trinity", steps=STEPS):
-    fit = {"trinity": fit_disaggregated, "debug": fit_debug}[backbone]
+    fit = {"trinity": fit_in_one_process, "debug": fit_debug}[backbone]
     summary = fit(config(*overrides, backbone=backbone, steps=steps), console())
     assert summary.steps == steps
     return summary

@@ -24,10 +24,6 @@ class Endless:
 
     free_slots = 8
 
-    def set_free_slot_callback(self, notify): ...
-
-    def attach(self, requests, run_folder, on_waiting): ...
-
     async def rollout_group(self, step, number, task):
         try:
             await asyncio.sleep(100)

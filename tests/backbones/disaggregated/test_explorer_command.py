@@ -41,7 +41,7 @@ class OneAttempt:
     def calls(self):
         return {}
 
-    async def run(self, plan, slot, sampling=None, judge_in_group=None):
+    async def run(self, plan, slot, judge_in_group=None):
         if self.is_second:
             await asyncio.sleep(100)
         turn = Turn(Completion((1,), (2,), (-0.5,), "stop", 1), [], None, {})
@@ -112,7 +112,7 @@ class Released(OneAttempt):
     def __init__(self):
         self.released = asyncio.Event()
 
-    async def run(self, plan, slot, sampling=None, judge_in_group=None):
+    async def run(self, plan, slot, judge_in_group=None):
         await self.released.wait()
         turn = Turn(Completion((1,), (2,), (-0.5,), "stop", 0), [], None, {})
         slot.workflow_ended(EpisodeStatus.OK)
@@ -244,7 +244,7 @@ async def test_weights_that_come_late_are_waited_for(tmp_path, monkeypatch, warn
 class Stubborn(Released):
     """Ends no episode, and swallows what cancels it."""
 
-    async def run(self, plan, slot, sampling=None, judge_in_group=None):
+    async def run(self, plan, slot, judge_in_group=None):
         while True:
             with suppress(asyncio.CancelledError):
                 await self.released.wait()

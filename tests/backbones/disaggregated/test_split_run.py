@@ -12,10 +12,11 @@ from transformers import AutoModelForCausalLM
 
 from ajet.backbones.debug.training import fit_debug
 from ajet.backbones.disaggregated.backbone import fit_disaggregated
+from ajet.cluster.connection import SessionSettings
 from ajet.core.config import load_config
 from tests.e2e.test_resume_adapters import TWO_SIDES
 from tests.e2e.toy_run import ToyRun, ended, environment, wait_until
-from tests.warm_start import warm_start
+from tests.warm_start import ROOT, warm_start
 
 SMALL = (
     "ajet.data.train_batch_size=2",
@@ -23,15 +24,16 @@ SMALL = (
     "ajet.rollout.max_response_length_in_one_turn=8",
 )
 EPISODES = 4  # of a step
-HALF = """
+HALF = f"""
 import sys
-from ajet.backbones.disaggregated.backbone import fit_disaggregated
+sys.path.append({str(ROOT)!r})
+from tests.backbones.disaggregated.one_process import fit_in_one_process
 from ajet.core.config import load_config
 from ajet.core.interrupt import Interrupt
 
 interrupt = Interrupt()
 config = load_config("toy.yaml", sys.argv[1:], backbone="trinity")
-fit_disaggregated(config, interrupt=interrupt)
+fit_in_one_process(config, interrupt=interrupt)
 sys.exit(interrupt.exit_code if interrupt.stopped_early else 0)
 """
 WAITS = "waits for a trainer"
@@ -205,7 +207,7 @@ def test_a_second_explorer_of_one_run_is_refused(toy):
         RunFolder.open(run.path, ".lock-explore"),
         pytest.raises(CheckpointError, match="is in use by process"),
     ):
-        fit_disaggregated(config, Console(file=io.StringIO()))
+        fit_disaggregated(config, Console(file=io.StringIO()), session=SessionSettings())
 
 
 def test_an_explorer_that_a_signal_ends_before_the_run_is_over_says_so(toy):

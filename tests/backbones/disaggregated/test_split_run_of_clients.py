@@ -8,11 +8,12 @@ import time
 from ajet.client import EpisodeClient
 from tests.e2e.test_client_episodes import CONFIG, KEY, solve
 from tests.e2e.toy_run import ended, environment
-from tests.warm_start import warm_start
+from tests.warm_start import ROOT, warm_start
 
 HALF = f"""
 import sys
-from ajet.backbones.disaggregated.backbone import fit_disaggregated
+sys.path.append({str(ROOT)!r})
+from tests.backbones.disaggregated.one_process import fit_in_one_process
 from ajet.core.config import load_config
 from ajet.exchange.setup import check_can_serve, make_exchange_gateway
 
@@ -26,7 +27,7 @@ gateway = None
 if config.trinity.mode == "explore":
     gateway = make_exchange_gateway(config, "{KEY}")
     print("episodes at", gateway.listen().removesuffix("/v1"), flush=True)
-fit_disaggregated(config, gateway=gateway)
+fit_in_one_process(config, gateway=gateway)
 """
 
 

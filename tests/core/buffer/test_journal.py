@@ -38,7 +38,7 @@ class Runner:
         self.version, self.cut, self.status = version, cut, status
         self.played = []
 
-    async def run(self, plan, slot, sampling=None, judge_in_group=None):
+    async def run(self, plan, slot, judge_in_group=None):
         if len(self.played) == self.cut:
             raise Killed
         self.played.append(plan.episode_id)

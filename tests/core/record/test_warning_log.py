@@ -1,17 +1,16 @@
-from ajet.core.record.step_warnings import StepWarnings
 from ajet.core.record.warning_log import RunWarning, WarningLog, read_warnings, shown_text
 
 
-def test_a_name_is_said_once_also_over_a_resume(tmp_path, warnings):
+def test_a_name_is_taken_once_also_over_a_resume(tmp_path):
     path = tmp_path / "warnings.jsonl"
     first = WarningLog(path)
-    said = StepWarnings(log=first)
-    for step in (3, 4):
-        said.warn_once(RunWarning(step, "truncation", f"cut at {step}", {"share": 0.2}))
+    assert [
+        first.add(RunWarning(step, "truncation", f"cut at {step}", {"share": 0.2}))
+        for step in (3, 4)
+    ] == [True, False]
     first.close()
     again = WarningLog(path, first_step=5)
-    StepWarnings(log=again).warn_once(RunWarning(6, "truncation", "cut at 6"))
-    assert warnings == ["cut at 3"]
+    assert not again.add(RunWarning(6, "truncation", "cut at 6"))
     assert [(w.step, w.text, w.values) for w in again.warnings] == [(3, "cut at 3", {"share": 0.2})]
 
 

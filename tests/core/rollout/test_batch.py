@@ -6,7 +6,6 @@ import pytest
 
 from ajet import Task, Workflow, WorkflowOutput
 from ajet.core.errors import RunFailed
-from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.rollout.batch import BatchRollout, BatchSettings, top_by_variance
 from ajet.core.task.cursor import DataCursor
 from ajet.core.task.result_cursor import ResultCursor
@@ -138,12 +137,9 @@ async def test_an_episode_that_a_limit_cut_leaves_the_baseline_of_its_group_too(
         assert group.trajectories[0].ended_as == "truncated"
 
 
-GREEDY = SamplingParams(temperature=0.0)
-
-
 async def test_a_greedy_episode_runs_in_the_world_of_each_group_that_is_kept():
     endpoint = ScriptedEndpoint(TOKENIZER, lambda *_: "yes")
-    rollout, _ = batch(endpoint=endpoint, num_repeat=2, max_rounds=4, greedy=GREEDY)
+    rollout, _ = batch(endpoint=endpoint, num_repeat=2, max_rounds=4, has_baselines=True)
     found = await rollout.rollout_step(5)
     kept = [group for group in found.groups if group.valid]
     assert [b.group_id for b in found.baselines] == [
@@ -168,7 +164,7 @@ async def test_a_group_whose_greedy_episode_failed_has_no_baseline():
                 raise ValueError("unlucky")
             return await super().execute(workflow_task, model_tuner)
 
-    rollout, _ = batch(GreedyFails, greedy=GREEDY)
+    rollout, _ = batch(GreedyFails, has_baselines=True)
     found = await rollout.rollout_step(1)
     assert [group.baseline for group in found.groups] == [0.0, 1.0, None, 1.0]
     assert found.baselines[2].trajectories[0].status == "agent_error"

@@ -50,7 +50,7 @@ async def rollout(folder, endpoint, workflow=Flow, asks=None, **limits):
     """All groups. Each time `asks()` names an episode, a person stops it."""
     limits = {"max_response_length_in_one_turn": 6, **limits}
     runner = episode_runner(workflow, endpoint, TOKENIZER, **limits)
-    runner.attach(requests_of(folder), "run", None)
+    runner.watch.attach(requests_of(folder), "run", None)
     work = runner.rollout(RolloutRequest(TASKS, step=1, mode="train", num_repeat=3))
     task = asyncio.create_task(work)
     with ExitStack() as askers:

@@ -5,7 +5,7 @@ import pytest
 from ajet.core import seeding
 from ajet.core.errors import ConfigError
 from ajet.core.inference.endpoint import ChatCompletion, ContextOverflow, SamplingParams
-from ajet.core.rollout.episode import EpisodeRunner
+from ajet.core.rollout.episode import EpisodeParts, EpisodeRunner
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.request import RolloutRequest
@@ -148,10 +148,8 @@ async def test_an_episode_is_evaluated_and_refused_in_training():
     runner = GroupRunner.from_episode_runner(
         EpisodeRunner(
             endpoint=ChatEndpointFake({"content": "a"}),
-            workflow=lambda task: Says(),
-            judge=None,
+            of_mode=lambda mode: EpisodeParts(lambda task: Says(), None, SamplingParams()),
             limits=RolloutLimits(),
-            sampling=SamplingParams(),
             run_seed=0,
         )
     )

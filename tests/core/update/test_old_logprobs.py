@@ -4,7 +4,6 @@ import pytest
 import torch
 from update_fixtures import sample, tiny_model
 
-from ajet.core.errors import ConfigError
 from ajet.core.model.precision import to_float64
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import CorrectionSettings, UpdateSettings
@@ -106,8 +105,3 @@ def test_without_weights_the_ratio_begins_at_one_and_the_gap_to_the_sampler_is_s
     _, _, metrics = trained("the trainer's", FIRST)
     assert metrics["ratio_max"] == pytest.approx(1.0, abs=1e-6)
     assert metrics["logprob_diff_max"] > 0.5 and "correction_ess" not in metrics
-
-
-def test_the_samplers_log_probabilities_have_no_weights():
-    with pytest.raises(ConfigError, match=r"old_logprobs=sampler: .*level token"):
-        UpdateSettings(old_logprobs="sampler", correction=WEIGHTS)
