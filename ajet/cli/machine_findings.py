@@ -14,10 +14,9 @@ from pathlib import Path
 from ajet.backbones import runs_on_ray
 from ajet.cli.finding import Finding, Level
 from ajet.cluster.machine import machine_memory, number_in
-from ajet.cluster.memory_estimate import GIB, checkpoint_bytes
+from ajet.cluster.memory_estimate import GIB, checkpoint_bytes, has_reference, number_bytes
 from ajet.cluster.model_shape import ModelShape, model_shape
 from ajet.core.config import AjetConfig
-from ajet.core.config.precision import BYTES, dtype_on, state_dtype
 from ajet.core.descriptors import descriptor_limit, descriptors_needed
 from ajet.core.error_codes import Code
 from ajet.core.error_text import extra_advice
@@ -129,15 +128,12 @@ def _disk_finding(config: AjetConfig, shape: ModelShape) -> Finding:
 
 
 def _memory_finding(config: AjetConfig, shape: ModelShape) -> Finding:
-    trainer = config.ajet.trainer_common
-    rank = trainer.lora.total_rank
-    dtype = dtype_on(config, gpu=False)
-    size, wide = BYTES[dtype], BYTES[state_dtype(dtype)]
-    trained = shape.lora_parameters(rank) if rank else shape.parameters
-    has_reference = not rank and (trainer.use_kl_loss or trainer.algorithm.use_kl_in_reward)
+    rank = config.ajet.trainer_common.lora.total_rank
+    size, wide = number_bytes(config, gpu=False)
     masters = wide if size < wide else 0
-    needed = size * shape.parameters * (2 if has_reference else 1)
-    needed += (masters + 3 * wide) * trained  # a gradient and AdamW's two moments
+    needed = size * shape.parameters * (2 if has_reference(config) and not rank else 1)
+    # A gradient and AdamW's two moments.
+    needed += (masters + 3 * wide) * shape.trained_parameters(rank)
     return _compared(
         f"memory: at least {_size(needed)} for weights, gradients, AdamW and the reference",
         needed,

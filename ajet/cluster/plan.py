@@ -153,7 +153,7 @@ class ClusterPlan:
         if begins_apart and self.engine != "in_process" and start_in_memory(self.placement):
             num_bytes += self.engine_inputs.value_bytes * self.shape.parameters
             notes.append("the weights that servers begin with")
-        return MemoryPart("/dev/shm", num_bytes / GIB, " and ".join(notes))
+        return MemoryPart.of_bytes("/dev/shm", num_bytes, " and ".join(notes))
 
     @property
     def disk_bytes(self) -> int:
