@@ -104,26 +104,9 @@ class EngineProcess:
         outcome = error if error is not None else replace(task.result(), prompt_ids=())
         self._outcomes[client].put_nowait((request_id, outcome))
 
-    async def health(self) -> None:
-        await self._replica.health()
-
-    async def pause(self, abort: bool) -> None:
-        await self._replica.pause(abort)
-
-    async def resume(self) -> None:
-        await self._replica.resume()
-
-    async def sleep(self) -> None:
-        await self._replica.sleep()
-
-    async def wake(self) -> None:
-        await self._replica.wake()
-
-    async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
-        return await self._replica.load_weights(source, version)
-
-    async def empty_cache(self) -> None:
-        await self._replica.empty_cache()
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Calls a method of the replica; `ActorReplica` has those that come here."""
+        return await getattr(self._replica, method)(*arguments)
 
     async def abort(self, request_id: str) -> None:
         await asyncio.sleep(0)  # a request that was submitted just before has begun then
@@ -132,9 +115,6 @@ class EngineProcess:
     async def leave(self, episode_ids: Sequence[str]) -> None:
         for episode_id in episode_ids:
             self._replica.leave(episode_id)
-
-    async def close(self) -> None:
-        await self._replica.close()
 
 
 class ActorReplica:
@@ -196,26 +176,29 @@ class ActorReplica:
         else:
             future.set_result(outcome)
 
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        return await self.result_of(self._actor.call.remote(method, *arguments))
+
     async def health(self) -> None:
-        await self.result_of(self._actor.health.remote())
+        await self._call("health")
 
     async def pause(self, abort: bool = False) -> None:
-        await self.result_of(self._actor.pause.remote(abort))
+        await self._call("pause", abort)
 
     async def resume(self) -> None:
-        await self.result_of(self._actor.resume.remote())
+        await self._call("resume")
 
     async def sleep(self) -> None:
-        await self.result_of(self._actor.sleep.remote())
+        await self._call("sleep")
 
     async def wake(self) -> None:
-        await self.result_of(self._actor.wake.remote())
+        await self._call("wake")
 
     async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
-        return await self.result_of(self._actor.load_weights.remote(source, version))
+        return await self._call("load_weights", source, version)
 
     async def empty_cache(self) -> None:
-        await self.result_of(self._actor.empty_cache.remote())
+        await self._call("empty_cache")
 
     def abort(self, request_id: str) -> None:
         """Ends a request with the tokens that it has; one that is not sent yet, here."""

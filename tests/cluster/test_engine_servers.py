@@ -12,6 +12,7 @@ import sys
 import textwrap
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +55,10 @@ class InThisProcess:
         self.name, self.engine = name, engine
 
     def __getattr__(self, method):
-        return getattr(self.engine, method)
+        return partial(self.engine.call, method)
 
     async def generate(self, prompt_ids, sampling, request_id):
         return await self.engine._replica.generate(prompt_ids, sampling, request_id)
-
-    async def pause(self, abort=False):
-        await self.engine.pause(abort)
 
     def abort(self, request_id):
         asyncio.get_running_loop().create_task(self.engine.abort(request_id))
