@@ -111,11 +111,9 @@ def _without_titles(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     return {
-        key: _properties(value) if key in ("properties", "$defs") else _without_titles(value)
+        key: {name: _without_titles(inner) for name, inner in value.items()}
+        if key in ("properties", "$defs")
+        else _without_titles(value)
         for key, value in schema.items()
         if key != "title"
     }
-
-
-def _properties(named: dict[str, Any]) -> dict[str, Any]:
-    return {name: _without_titles(schema) for name, schema in named.items()}

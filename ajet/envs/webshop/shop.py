@@ -96,11 +96,14 @@ class WebShop(Environment):
             return "The purchase is made.", 0.0, True, False, self._info(is_valid=False)
         verb, name = _parsed(action)
         if verb == "search" and terms_of(name):
-            self._search(name)
+            results = self._catalogue.index.best(name, MAX_RESULTS)
+            self._state = ShopState(query=name, results=tuple(results))
         elif verb == "click" and name in clickable(self._page()):
             if name == BUY.lower():
                 return self._buy()
-            self._click(name)
+            self._state = state_after_click(self._state, name)
+            if self._state.product is not None:
+                self._visited |= {self._state.product.asin}
         else:
             return f"{FORM}\n{self.render()}", 0.0, False, False, self._info(is_valid=False)
         return self.render(), 0.0, False, False, self._info(is_valid=True)
@@ -155,15 +158,6 @@ class WebShop(Environment):
     def _actions(self) -> list[str]:
         clicks = [f"click[{name}]" for name in clickable(self._page())]
         return clicks or ["search[words]"]
-
-    def _search(self, query: str) -> None:
-        results = self._catalogue.index.best(query, MAX_RESULTS)
-        self._state = ShopState(query=query, results=tuple(results))
-
-    def _click(self, name: str) -> None:
-        self._state = state_after_click(self._state, name)
-        if self._state.product is not None:
-            self._visited |= {self._state.product.asin}
 
     def _buy(self) -> tuple[str, float, bool, bool, Info]:
         bought = self._state.product

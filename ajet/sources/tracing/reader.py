@@ -74,7 +74,10 @@ class TracingReader(BaseTaskReader):
         dropped_before = Counter(
             {"no question and answer": num_without, "repeated": len(found) - len(once)}
         )
-        summary = _summary(len(found) + num_without, len(selected), dropped_before + dropped)
+        counts = (dropped_before + dropped).items()
+        reasons = ", ".join(f"{name} {count}" for name, count in counts if count)
+        summary = f"{len(found) + num_without} recorded, {len(selected)} kept"
+        summary += f" (dropped: {reasons})" if reasons else ""
         if not selected:
             raise DataError(f"{section.base_url}: no task: {summary}", code=Code.TASKS_NOT_MADE)
         logger.info("tracing: {}: {}", section.base_url, summary)
@@ -123,11 +126,6 @@ def _draw(task_id: str) -> str:
     """Returns a hash that orders the task in the draw of held-out tasks, whichever other tasks
     there are."""
     return hashlib.sha256(f"held out/{task_id}".encode()).hexdigest()
-
-
-def _summary(num_found: int, num_kept: int, dropped: Counter[str]) -> str:
-    reasons = ", ".join(f"{name} {count}" for name, count in dropped.items() if count)
-    return f"{num_found} recorded, {num_kept} kept" + (f" (dropped: {reasons})" if reasons else "")
 
 
 def _write(path: Path, rows: list[dict[str, object]]) -> None:
