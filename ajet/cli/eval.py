@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ajet.cli.notices import begin_command, show_notices
+from ajet.cli.notices import begin_command, show_notices, show_report
 from ajet.cli.options import (
     Checkpoint,
     Endpoint,
@@ -238,21 +238,6 @@ def measured_in_pairs(
             )
 
     return compare_evaluations(*sides, measure)
-
-
-def show_report(
-    report: EvaluationReport | SuiteReport | ComparisonReport, out: Path | None
-) -> None:
-    """Shows the report, and writes it into the JSON file `out` if that is given; ``-`` prints its
-    JSON alone."""
-    from ajet.core.terminal import Console
-
-    if out == Path("-"):
-        typer.echo(report.as_json(), nl=False)
-        return
-    Console().print(report.shown())
-    if out is not None:
-        typer.echo(f"written: {' and '.join(map(str, report.write(out)))}")
 
 
 @contextmanager

@@ -249,22 +249,6 @@ def engine_memory_inputs(config: AjetConfig, *, gpu: bool = True) -> EngineMemor
 
 
 @dataclass(frozen=True)
-class NodeMemoryInputs:
-    """The numbers that the memory of one node depends on."""
-
-    ranks: int = 1
-    engines: int = 1
-    workers: int = 1
-    weight_bytes: int = 2
-    reads_model: bool = True
-    """Whether it is the node of trainer rank 0, which reads the whole model."""
-    shared: MemoryPart = MemoryPart("/dev/shm", 0.0, "")
-    """What is in shared memory at once."""
-    keeps_bases: bool = False
-    """Whether each engine keeps its weights in CPU memory while it sleeps."""
-
-
-@dataclass(frozen=True)
 class NodeMemory:
     """Holds the parts of a node's CPU memory: what is there while the run trains, and what rank 0
     loads at its start instead."""
@@ -284,24 +268,35 @@ class NodeMemory:
 
 
 def node_memory(
-    shape: ModelShape, trainer: TrainerMemoryInputs, inputs: NodeMemoryInputs
+    shape: ModelShape,
+    trainer: TrainerMemoryInputs,
+    *,
+    ranks: int,
+    engines: int,
+    workers: int,
+    weight_bytes: int,
+    shared: MemoryPart,
+    has_first_rank: bool,
+    keeps_bases: bool,
 ) -> NodeMemory:
-    """Estimates the CPU memory of one node: while it trains, and before, while rank 0 has the whole
-    model, and the reference's copy of it, that it is about to shard among all."""
-    whole = inputs.weight_bytes * shape.parameters / GIB
+    """Estimates the CPU memory of one node, with so many processes and with what is in shared
+    memory at once: while it trains, and before, while rank 0 has the whole model, and the
+    reference's copy of it, that it is about to shard among all. With `keeps_bases` each engine
+    keeps its weights in CPU memory while it sleeps."""
+    whole = weight_bytes * shape.parameters / GIB
     running = [
-        MemoryPart("offloaded", inputs.ranks * offloaded_memory(shape, trainer), "param_offload"),
-        inputs.shared,
-        MemoryPart("bases", inputs.keeps_bases * inputs.engines * whole, "of servers that sleep"),
+        MemoryPart("offloaded", ranks * offloaded_memory(shape, trainer), "param_offload"),
+        shared,
+        MemoryPart("bases", keeps_bases * engines * whole, "of servers that sleep"),
     ]
     copies = 1 + (trainer.has_reference and not trainer.lora_rank)
     loading = MemoryPart(
         "loading",
-        inputs.reads_model * copies * whole,
+        has_first_rank * copies * whole,
         f"at the start: the model{' and its reference' * (copies - 1)} whole in rank 0",
     )
-    counts = f"{inputs.ranks} ranks, {inputs.engines} engines, {inputs.workers} workers"
-    gib = PROCESS_GIB * (inputs.ranks + inputs.engines) + WORKER_GIB * inputs.workers
+    counts = f"{ranks} ranks, {engines} engines, {workers} workers"
+    gib = PROCESS_GIB * (ranks + engines) + WORKER_GIB * workers
     return NodeMemory(running, loading, MemoryPart("processes", gib, counts))
 
 
