@@ -34,9 +34,10 @@ def machine_findings(config: AjetConfig, plan: BatchPlan) -> list[Finding]:
     """Returns what this machine has for the numbers of the config. Runs on Ray are planned by
     `ajet plan`; of them only open files, processes, disk and /dev/shm are compared."""
     episodes = min(config.ajet.rollout.max_env_worker, plan.max_episodes_per_step)
-    shape = _shape(config)
     found = [*_package_findings(), _files_finding(episodes), _processes_finding(episodes)]
-    if shape is None:
+    try:
+        shape = model_shape(config.ajet.model.path or "")
+    except ModelError:  # the sizes are not at hand, or not of a known family
         found.append(
             Finding("ok", "memory and disk: cannot be told, the model's sizes are not known here")
         )
@@ -62,14 +63,6 @@ def _package_findings() -> list[Finding]:
     named = " and ".join(missing)
     advice = extra_advice(missing[0])
     return [Finding("warning", f"packages: a run needs {named}, which this lacks: {advice}")]
-
-
-def _shape(config: AjetConfig) -> ModelShape | None:
-    """Returns the sizes of the model; None where they are not at hand or not of a known family."""
-    try:
-        return model_shape(config.ajet.model.path or "")
-    except ModelError:
-        return None
 
 
 def _files_finding(episodes: int) -> Finding:

@@ -94,7 +94,8 @@ class WebShop(Environment):
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         if self._is_over:
             return "The purchase is made.", 0.0, True, False, self._info(is_valid=False)
-        verb, name = _parsed(action)
+        found = _ACTION.fullmatch(action)
+        verb, name = (found[1].lower(), found[2].strip().lower()) if found else ("", "")
         if verb == "search" and terms_of(name):
             results = self._catalogue.index.best(name, MAX_RESULTS)
             self._state = ShopState(query=name, results=tuple(results))
@@ -179,12 +180,6 @@ class WebShop(Environment):
         metrics = {"success": False, "action_is_valid": is_valid, "is_bought": False} | bought
         modes = {name: "last" for name in metrics if name not in ("success", "action_is_valid")}
         return {"metrics": metrics, "metrics_agg_mode": modes, "state_key": self._state.key}
-
-
-def _parsed(action: str) -> tuple[str, str]:
-    """Returns the verb and its argument, or ("", "") for text that is no action."""
-    found = _ACTION.fullmatch(action)
-    return (found[1].lower(), found[2].strip().lower()) if found else ("", "")
 
 
 def _requested_value(values: tuple[str, ...], goal_options: tuple[str, ...]) -> str | None:
