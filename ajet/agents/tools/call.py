@@ -150,12 +150,17 @@ def as_text(value: Any) -> str:
     if isinstance(value, dict) and value.keys() == {"text"}:
         return as_text(value["text"])
     if all(hasattr(value, each.name) for each in fields(ToolResponse)):  # verl's own, say
-        if value.image or value.video:
-            raise ToolFault("Error: the tool answered with an image or a video: answers are text")
-        return as_text(value.text)
+        return _text_alone(value)
     if isinstance(blocks := getattr(value, "content", None), list):  # AgentScope's ToolResponse
         return "".join(as_text(block.get("text")) for block in blocks)
     return json.dumps(value, ensure_ascii=False, default=_text_of_object)
+
+
+def _text_alone(response: Any) -> str:
+    """Returns the text of a `ToolResponse`, ajet's or verl's."""
+    if response.image or response.video:
+        raise ToolFault("Error: the tool answered with an image or a video: answers are text")
+    return as_text(response.text)
 
 
 def _text_of_object(value: Any) -> str:
