@@ -23,7 +23,6 @@ Not covered: other agents of NeMo Gym, tools over MCP.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from ajet.core.activity import in_call
@@ -44,25 +43,18 @@ class NemoGymAgent(Workflow):
     name = "nemo_gym_agent"
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
-        config: AjetConfig = model_tuner.config
-        section = NemoGymSection.from_config(config)
-        limit = config.ajet.rollout.multi_turn.max_assistant_turns
-        params = workflow_task.task.metadata.get("responses_create_params") or {}
+        section = NemoGymSection.from_config(model_tuner.config)
         play = self._play_tools if section.agent == "simple" else self._play_steps
         async with GymSession.open(section, workflow_task.task.metadata) as session:
-            return await play(session, params, workflow_task.episode_id, model_tuner, limit)
+            return await play(session, workflow_task.episode_id, model_tuner)
 
     async def _play_tools(
-        self,
-        session: GymSession,
-        params: Mapping[str, Any],
-        episode_id: str,
-        model_tuner: ModelTuner,
-        limit: int | None,
+        self, session: GymSession, episode_id: str, model_tuner: ModelTuner
     ) -> WorkflowOutput:
         """Plays with a server of tools, which verifies what came of it."""
-        messages = first_messages(params)
-        num_given, tools = len(messages), chat_tools(params)
+        limit = model_tuner.config.ajet.rollout.multi_turn.max_assistant_turns
+        messages = first_messages(session.params)
+        num_given, tools = len(messages), chat_tools(session.params)
         await session.seed()
         ended_by = None
         num_replies = 0
@@ -83,7 +75,7 @@ class NemoGymAgent(Workflow):
                 messages += [await _answer(session, call) for call in calls]
         played = messages[num_given:]
         with in_call("nemo_gym verify"):
-            verdict = await session.verify(as_response(episode_id, params, played))
+            verdict = await session.verify(as_response(episode_id, session.params, played))
         return WorkflowOutput(
             reward=verdict.reward,
             is_success=verdict.reward >= 1,
@@ -95,15 +87,11 @@ class NemoGymAgent(Workflow):
         )
 
     async def _play_steps(
-        self,
-        session: GymSession,
-        params: Mapping[str, Any],
-        episode_id: str,
-        model_tuner: ModelTuner,
-        limit: int | None,
+        self, session: GymSession, episode_id: str, model_tuner: ModelTuner
     ) -> WorkflowOutput:
         """Plays with a server that steps. The reward is the sum of its steps' rewards."""
-        messages, tools = first_messages(params), chat_tools(params)
+        limit = model_tuner.config.ajet.rollout.multi_turn.max_assistant_turns
+        messages, tools = first_messages(session.params), chat_tools(session.params)
         step = await session.reset()
         ended_by = None
         reward, num_replies = 0.0, 0
@@ -122,7 +110,7 @@ class NemoGymAgent(Workflow):
             messages.append(reply)
             num_replies += 1
             with in_call("nemo_gym step"):
-                step = await session.step(as_response(episode_id, params, [reply]))
+                step = await session.step(as_response(episode_id, session.params, [reply]))
             reward += step.reward
             if step.terminated or step.truncated:
                 ended_by = "terminated" if step.terminated else "step_limit"

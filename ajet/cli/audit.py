@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from ajet.cli.notices import show_report
 from ajet.cli.options import Overwrite, Verbose, output_file
 
 
@@ -61,11 +62,5 @@ def audit(
             disable=not can_redraw(screen),
         )
         report = AuditReport.of(recorded, episodes)
-    if out == Path("-"):
-        typer.echo(report.as_json(), nl=False)
-    else:
-        Console().print(report.shown())
-    if out not in (None, Path("-")):
-        report.write(out)
-        typer.echo(f"written: {out}")
+    show_report(report, out)
     raise typer.Exit(0 if report.is_sound else 1)

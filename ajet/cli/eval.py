@@ -3,14 +3,15 @@ success on benchmarks by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ajet.cli.notices import begin_command, show_notices
+from ajet.cli.notices import begin_command, show_notices, show_report
 from ajet.cli.options import (
     Checkpoint,
     Endpoint,
@@ -25,7 +26,6 @@ from ajet.cli.options import (
 if TYPE_CHECKING:
     from ajet.backbones.evaluating import Subject
     from ajet.backbones.evaluating_suites import SuiteOptions
-    from ajet.core.config import AjetConfig
     from ajet.reports.comparison_report import ComparisonReport
     from ajet.reports.evaluation_report import EvaluationReport
     from ajet.reports.suite_report import SuiteReport
@@ -112,27 +112,39 @@ def evaluate(
         raise typer.BadParameter("give --conf, or a benchmark with --suite")
     if out is not None and out != Path("-"):
         check_outputs("--out", *_written(out, compare, suite), overwrite=overwrite)
-    from ajet.backbones.evaluating import Subject
+    from ajet.core.rollout.gc_thresholds import infrequent_gc
+
+    with infrequent_gc():  # most objects that torch and transformers make stay
+        from ajet.backbones.evaluating import Subject
+        from ajet.backbones.evaluating_suites import SuiteOptions
 
     subject = Subject(model, checkpoint, endpoint, endpoint_model)
     begin_command(verbose)
-    suites = None
+    options: SplitOptions | SuiteOptions | None = None
     if suite is not None:
-        from ajet.backbones.evaluating_suites import SuiteOptions
-
-        suites = SuiteOptions(suite, data, num_tasks, k or 1, conf, overrides or (), project_dir)
+        options = SuiteOptions(suite, data, num_tasks, k or 1, conf, overrides or (), project_dir)
+    elif conf is not None:
+        options = SplitOptions(conf, overrides or (), split, num_tasks, k, project_dir)
     if compare is not None:
-        from ajet.cli.eval_compare import run_comparison
+        report = measured_in_pairs(compare, options)
+    elif isinstance(options, SplitOptions):
+        report = measured_on_split(options, subject)
+    else:
+        assert options is not None
+        report = measured_on_suites(options, subject, against)
+    show_report(report, out)
 
-        run_comparison(
-            compare, suites, conf, overrides or [], split, num_tasks, k, out, project_dir
-        )
-        return
-    if suites is not None:
-        run_suites(suites, subject, against, out)
-        return
-    assert conf is not None
-    run_split(conf, overrides or [], subject, split, num_tasks, k, out, project_dir)
+
+@dataclass(frozen=True)
+class SplitOptions:
+    """Holds what is measured: a split of the tasks of the user's config."""
+
+    conf: Path
+    overrides: Sequence[str]
+    split: Literal["validation", "training"]
+    num_tasks: int | None
+    k: int | None
+    project_dir: Path | None
 
 
 def _written(
@@ -151,15 +163,39 @@ def _written(
     return (out,)
 
 
-def run_suites(
-    options: SuiteOptions, subject: Subject, against: str | None, out: Path | None
-) -> None:
-    """Measures the subject on each suite, and shows the table; `out` is a JSON file, beside which
-    the table is written in Markdown, or ``-``."""
+def measured_on_split(options: SplitOptions, subject: Subject) -> EvaluationReport:
+    """Measures the subject on a split of the config's own tasks."""
+    from ajet.backbones.evaluating import evaluate_subject
+    from ajet.cli.preflight import check_classes
+    from ajet.core.config import load_config
+
+    config = load_config(
+        options.conf,
+        list(options.overrides),
+        backbone="debug",
+        project_dir=options.project_dir,
+        required=subject.required,
+    )
+    check_classes(config)
+    show_notices(config.notices)
+    with episode_progress() as (on_start, on_episode):
+        return evaluate_subject(
+            config,
+            subject,
+            split=options.split,
+            num_tasks=options.num_tasks,
+            k=options.k,
+            on_start=on_start,
+            on_episode=on_episode,
+        )
+
+
+def measured_on_suites(options: SuiteOptions, subject: Subject, against: str | None) -> SuiteReport:
+    """Measures the subject on each suite."""
     from ajet.backbones.evaluating_suites import evaluate_suites
 
     with episode_progress() as (on_start, on_episode):
-        report = evaluate_suites(
+        return evaluate_suites(
             options,
             subject,
             against=against,
@@ -167,66 +203,41 @@ def run_suites(
             on_start=on_start,
             on_episode=on_episode,
         )
-    show_report(report, out)
 
 
-def run_split(
-    conf: Path,
-    overrides: list[str],
-    subject: Subject,
-    split: Literal["validation", "training"],
-    num_tasks: int | None,
-    k: int | None,
-    out: Path | None,
-    project_dir: Path | None,
-) -> None:
-    """Measures the subject on a split of the config's own tasks, and shows the report."""
-    from ajet.core.rollout.gc_thresholds import infrequent_gc
-
-    with infrequent_gc():  # most objects that torch and transformers make stay
-        from ajet.backbones.evaluating import evaluate_subject
-    config = loaded_config(conf, overrides, subject, project_dir)
-    with episode_progress() as (on_start, on_episode):
-        report = evaluate_subject(
-            config,
-            subject,
-            split=split,
-            num_tasks=num_tasks,
-            k=k,
-            on_start=on_start,
-            on_episode=on_episode,
-        )
-    show_report(report, out)
-
-
-def loaded_config(
-    conf: Path, overrides: list[str], subject: Subject, project_dir: Path | None
-) -> AjetConfig:
-    """Returns the config by which the subject is measured on its own tasks, and shows notices."""
-    from ajet.cli.preflight import check_classes
-    from ajet.core.config import load_config
-
-    config = load_config(
-        conf, overrides, backbone="debug", project_dir=project_dir, required=subject.required
+def measured_in_pairs(
+    sides: tuple[str, str], options: SplitOptions | SuiteOptions | None
+) -> ComparisonReport:
+    """Measures what is no file of an earlier evaluation, and compares the two."""
+    from ajet.backbones.evaluating_suites import (
+        as_subject,
+        compare_evaluations,
+        is_recorded,
+        measure_suites,
     )
-    check_classes(config)
-    show_notices(config.notices)
-    return config
 
+    measured = [name for name in sides if not is_recorded(name)]
+    if measured and options is None:
+        raise typer.BadParameter(
+            f"--compare: {measured[0]!r} is no JSON file of an earlier --out, so it is measured: "
+            "give --conf, or a benchmark with --suite"
+        )
 
-def show_report(
-    report: EvaluationReport | SuiteReport | ComparisonReport, out: Path | None
-) -> None:
-    """Shows the report, and writes it into the JSON file `out` if that is given; ``-`` prints its
-    JSON alone."""
-    from ajet.core.terminal import Console
+    def measure(subject: Subject) -> dict[str, EvaluationReport]:
+        if isinstance(options, SplitOptions):
+            return {options.split: measured_on_split(options, subject)}
+        assert options is not None
+        with episode_progress() as (on_start, on_episode):
+            return measure_suites(
+                options,
+                subject,
+                [as_subject(name) for name in measured],
+                on_notices=show_notices,
+                on_start=on_start,
+                on_episode=on_episode,
+            )
 
-    if out == Path("-"):
-        typer.echo(report.as_json(), nl=False)
-        return
-    Console().print(report.shown())
-    if out is not None:
-        typer.echo(f"written: {' and '.join(map(str, report.write(out)))}")
+    return compare_evaluations(*sides, measure)
 
 
 @contextmanager

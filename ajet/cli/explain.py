@@ -22,33 +22,19 @@ def explain(
     no network; docs/errors.md has the same text, and docs/warnings.md has the reasons for the
     warnings' bounds.
     """
-    if code is None:
-        typer.echo(f"{_all_codes()}\n\n{_all_warnings()}")
-    else:
-        typer.echo(_warning(code) or _explanation(code))
+    typer.echo(_all_names() if code is None else _explanation(code))
 
 
-def _all_warnings() -> str:
-    from ajet.core.record.warning_names import WARNINGS
-
-    return "\n".join(["What a run warns of", *(f"  {name}" for name in WARNINGS)])
-
-
-def _warning(name: str) -> str | None:
-    """Returns the explanation of a warning, or None where none has this name."""
-    from ajet.core.record.warning_names import WARNINGS
-
-    name = name.strip().lower()
-    kind = WARNINGS.get(name)
-    return None if kind is None else f"{name}\n\n{kind.when}\n\nWhat to do: {kind.look}"
-
-
-def _all_codes() -> str:
+def _all_names() -> str:
     from ajet.core.error_codes import codes_by_area
+    from ajet.core.record.warning_names import WARNINGS
 
-    areas = codes_by_area().items()
+    sections = {
+        area: [f"{code}  {code.title}" for code in codes] for area, codes in codes_by_area().items()
+    }
+    sections["What a run warns of"] = list(WARNINGS)
     return "\n\n".join(
-        "\n".join([area, *(f"  {code}  {code.title}" for code in codes)]) for area, codes in areas
+        "\n".join([title, *(f"  {name}" for name in names)]) for title, names in sections.items()
     )
 
 
@@ -59,6 +45,8 @@ def _explanation(text: str) -> str:
     from ajet.core.errors import ConfigError
     from ajet.core.record.warning_names import WARNINGS
 
+    if (kind := WARNINGS.get(warning := text.strip().lower())) is not None:
+        return f"{warning}\n\n{kind.when}\n\nWhat to do: {kind.look}"
     name = text.strip("[]").upper()
     name = name if name.startswith("AJ-") else f"AJ-{name}"
     known = {code.value: code for code in Code}

@@ -54,11 +54,10 @@ def fork(
         raise typer.BadParameter("give one of --checkpoint and --model")
     from ajet.backbones.debug.forking import fork_episode
     from ajet.backbones.evaluating import Subject
-    from ajet.cli.notices import begin_command
+    from ajet.cli.notices import begin_command, show_report
     from ajet.cli.preflight import check_classes
     from ajet.cli.replay import show_error
     from ajet.core.record.recorded_run import RecordedRun
-    from ajet.core.terminal import Console
 
     begin_command(verbose)
     recorded = RecordedRun(run, project_dir, overrides or [])
@@ -80,10 +79,4 @@ def fork(
             runs_tools=run_tools,
             on_error=show_error,
         )
-    if out == Path("-"):
-        typer.echo(report.as_json(), nl=False)
-        return
-    Console().print(report.shown(), soft_wrap=True)
-    if out is not None:
-        report.write(out)
-        typer.echo(f"written: {out}")
+    show_report(report, out, soft_wrap=True)

@@ -14,10 +14,9 @@ from pathlib import Path
 from ajet.backbones import runs_on_ray
 from ajet.cli.finding import Finding, Level
 from ajet.cluster.machine import machine_memory, number_in
-from ajet.cluster.memory_estimate import GIB, checkpoint_bytes
+from ajet.cluster.memory_estimate import GIB, checkpoint_bytes, has_reference, number_bytes
 from ajet.cluster.model_shape import ModelShape, model_shape
 from ajet.core.config import AjetConfig
-from ajet.core.config.precision import BYTES, dtype_on, state_dtype
 from ajet.core.descriptors import descriptor_limit, descriptors_needed
 from ajet.core.error_codes import Code
 from ajet.core.error_text import extra_advice
@@ -35,9 +34,10 @@ def machine_findings(config: AjetConfig, plan: BatchPlan) -> list[Finding]:
     """Returns what this machine has for the numbers of the config. Runs on Ray are planned by
     `ajet plan`; of them only open files, processes, disk and /dev/shm are compared."""
     episodes = min(config.ajet.rollout.max_env_worker, plan.max_episodes_per_step)
-    shape = _shape(config)
     found = [*_package_findings(), _files_finding(episodes), _processes_finding(episodes)]
-    if shape is None:
+    try:
+        shape = model_shape(config.ajet.model.path or "")
+    except ModelError:  # the sizes are not at hand, or not of a known family
         found.append(
             Finding("ok", "memory and disk: cannot be told, the model's sizes are not known here")
         )
@@ -63,14 +63,6 @@ def _package_findings() -> list[Finding]:
     named = " and ".join(missing)
     advice = extra_advice(missing[0])
     return [Finding("warning", f"packages: a run needs {named}, which this lacks: {advice}")]
-
-
-def _shape(config: AjetConfig) -> ModelShape | None:
-    """Returns the sizes of the model; None where they are not at hand or not of a known family."""
-    try:
-        return model_shape(config.ajet.model.path or "")
-    except ModelError:
-        return None
 
 
 def _files_finding(episodes: int) -> Finding:
@@ -129,15 +121,12 @@ def _disk_finding(config: AjetConfig, shape: ModelShape) -> Finding:
 
 
 def _memory_finding(config: AjetConfig, shape: ModelShape) -> Finding:
-    trainer = config.ajet.trainer_common
-    rank = trainer.lora.total_rank
-    dtype = dtype_on(config, gpu=False)
-    size, wide = BYTES[dtype], BYTES[state_dtype(dtype)]
-    trained = shape.lora_parameters(rank) if rank else shape.parameters
-    has_reference = not rank and (trainer.use_kl_loss or trainer.algorithm.use_kl_in_reward)
+    rank = config.ajet.trainer_common.lora.total_rank
+    size, wide = number_bytes(config, gpu=False)
     masters = wide if size < wide else 0
-    needed = size * shape.parameters * (2 if has_reference else 1)
-    needed += (masters + 3 * wide) * trained  # a gradient and AdamW's two moments
+    needed = size * shape.parameters * (2 if has_reference(config) and not rank else 1)
+    # A gradient and AdamW's two moments.
+    needed += (masters + 3 * wide) * shape.trained_parameters(rank)
     return _compared(
         f"memory: at least {_size(needed)} for weights, gradients, AdamW and the reference",
         needed,

@@ -75,11 +75,7 @@ def serve_or_check(config: "AjetConfig", session: "SessionSettings") -> bool:
 
     connection = choose_connection(session, os.environ)
     if connection.action == "serve":
-        return serve_as_node(session, _echo)
+        return serve_as_node(session, lambda text: typer.echo(text, err=True))
     if connection.action == "start":
         check_local(config)
     return False
-
-
-def _echo(text: str) -> None:
-    typer.echo(text, err=True)

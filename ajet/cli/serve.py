@@ -56,29 +56,37 @@ def serve(
     may come later. When enough has come, a new version is trained beside the server, measured on
     the held-out tasks, and promoted or rolled back.
     """
-    from ajet.cli.ray_flags import RayFlags
-
-    flags = RayFlags(with_ray, with_ray_cluster, skip_check_avail_gpu)
-    options = list(overrides or [])
-    if learn:
-        return serve_learning(conf, options, backbone, exp_dir, project_dir, flags, verbose)
-    from ajet import backbones
     from ajet.cli.notices import begin_command, show_notices
     from ajet.cli.preflight import check_run
-    from ajet.cli.ray_flags import serve_or_check, session_settings
+    from ajet.cli.ray_flags import RayFlags
     from ajet.core.config import load_config
+
+    begin_command(verbose)
+    options = [*(overrides or []), *(() if learn else SETS)]
+    config = load_config(conf, options, backbone=backbone, exp_dir=exp_dir, project_dir=project_dir)
+    if learn:
+        from ajet.online.setup import check_can_learn as check_can_serve
+    else:
+        from ajet.exchange.setup import check_can_serve
+    check_can_serve(config)
+    flags = RayFlags(with_ray, with_ray_cluster, skip_check_avail_gpu)
+    show_notices([*config.notices, *check_run(config), *flags.notices(config.ajet.backbone)])
+    if learn:
+        serve_learning(config)
+    else:
+        serve_episodes(config, conf, flags)
+
+
+def serve_episodes(config: "AjetConfig", conf: Path, flags: "RayFlags") -> None:
+    """Trains on episodes that clients run."""
+    from ajet import backbones
+    from ajet.cli.ray_flags import serve_or_check, session_settings
     from ajet.core.errors import RunComplete
     from ajet.core.interrupt import Interrupt
     from ajet.core.terminal import Console
-    from ajet.exchange.setup import check_can_serve, make_exchange_gateway
+    from ajet.exchange.setup import make_exchange_gateway
     from ajet.reports.summary_table import print_summary
 
-    begin_command(verbose)
-    options += SETS
-    config = load_config(conf, options, backbone=backbone, exp_dir=exp_dir, project_dir=project_dir)
-    check_can_serve(config)
-    notices = [*config.notices, *check_run(config), *flags.notices(config.ajet.backbone)]
-    show_notices(notices)
     session = session_settings(flags, debug=None)
     if backbones.runs_on_ray(config) and serve_or_check(config, session):
         return
@@ -104,32 +112,13 @@ def serve(
         raise typer.Exit(interrupt.exit_code)
 
 
-def serve_learning(
-    conf: Path,
-    overrides: list[str],
-    backbone: str | None,
-    exp_dir: Path | None,
-    project_dir: Path | None,
-    flags: "RayFlags",
-    verbose: bool,
-) -> None:
+def serve_learning(config: "AjetConfig") -> None:
     """Serves a model that keeps learning from feedback, until Ctrl-C."""
-    from ajet.cli.notices import begin_command, show_notices
-    from ajet.cli.preflight import check_run
-    from ajet.core.config import load_config
     from ajet.core.interrupt import catch_interrupts
     from ajet.core.record.run_folder import RunFolder
     from ajet.core.record.run_log import run_log
     from ajet.online.serving import OnlineServer
-    from ajet.online.setup import check_can_learn
 
-    begin_command(verbose)
-    config = load_config(
-        conf, overrides, backbone=backbone, exp_dir=exp_dir, project_dir=project_dir
-    )
-    check_can_learn(config)
-    notices = [*config.notices, *check_run(config), *flags.notices(config.ajet.backbone)]
-    show_notices(notices)
     key = server_key()
     with (
         RunFolder.open(config.run_folder) as folder,

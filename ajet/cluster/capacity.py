@@ -17,13 +17,7 @@ from ajet.cluster.machine import machine_memory
 from ajet.cluster.memory_estimate import GIB, MemoryPart
 from ajet.cluster.model_shape import ModelShape, model_shape, read_shape
 from ajet.cluster.one_gpu_plan import OneGpuPlan
-from ajet.cluster.placement import (
-    Node,
-    Placement,
-    ResourceRequest,
-    configured_nodes,
-    place_processes,
-)
+from ajet.cluster.placement import Node, Placement, configured_nodes, place
 from ajet.cluster.plan import ClusterPlan
 from ajet.core.config import AjetConfig
 from ajet.core.error_codes import Code
@@ -43,7 +37,7 @@ def local_node() -> Node:
 
 def check_local(config: AjetConfig) -> Placement:
     """Returns the placement on this machine; ConfigError if the run does not fit on it."""
-    placement = place_processes(ResourceRequest.from_config(config), [local_node()])
+    placement = place(config, [local_node()])
     gpu = local_gpu()
     if placement.on_gpus and gpu is not None:
         for problem in memory_problems(config, placement, gpu):
@@ -53,7 +47,7 @@ def check_local(config: AjetConfig) -> Placement:
 
 def gpus_taken(config: AjetConfig) -> tuple[int, ...]:
     """Returns the GPUs of this machine that a run would use, numbered as in its device lists."""
-    placement = place_processes(ResourceRequest.from_config(config), [local_node()])
+    placement = place(config, [local_node()])
     return tuple(sorted({gpu for process in placement.processes for gpu in process.gpus}))
 
 
@@ -82,9 +76,7 @@ def shared_memory(config: AjetConfig, shape: ModelShape) -> MemoryPart:
 def configured_placement(config: AjetConfig) -> Placement:
     """Returns the placement on the nodes that the config requests. If it does not say how many GPUs
     a node has, they have as many as this machine."""
-    return place_processes(
-        ResourceRequest.from_config(config), configured_nodes(config, local_node())
-    )
+    return place(config, configured_nodes(config, local_node()))
 
 
 def memory_problems(config: AjetConfig, placement: Placement, gpu: Gpu) -> list[str]:
@@ -106,11 +98,7 @@ def cluster_plan(
     size: EpisodeSize | None = None,
 ) -> ClusterPlan:
     """Returns the plan of a config on these nodes, by default on those that it requests."""
-    placement = (
-        place_processes(ResourceRequest.from_config(config), nodes)
-        if nodes
-        else configured_placement(config)
-    )
+    placement = place(config, nodes) if nodes else configured_placement(config)
     return ClusterPlan(config, placement, _shape(config, model_config), gpu, size)
 
 

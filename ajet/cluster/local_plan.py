@@ -29,12 +29,12 @@ from typing import Any
 import numpy as np
 
 from ajet.cluster.episode_size import EpisodeSize
-from ajet.cluster.memory_estimate import GIB, MemoryPart
+from ajet.cluster.memory_estimate import MemoryPart, has_reference, number_bytes
 from ajet.cluster.model_shape import ModelShape, shape_of
 from ajet.cluster.plan import format_seconds
 from ajet.core.common_prefix import common_length_of_ids
 from ajet.core.config import AjetConfig
-from ajet.core.config.precision import BYTES, dtype_on, state_dtype
+from ajet.core.config.precision import dtype_on
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.run.batch_plan import BatchPlan
@@ -54,6 +54,8 @@ FRAGMENTED = 1.5
 MEASURED_TOKENS = 4096
 """An update is measured with as many groups of a trial as have no more tokens; with one at least.
 """
+
+_part = MemoryPart.of_bytes
 
 
 @dataclass(frozen=True)
@@ -165,15 +167,14 @@ class LocalPlan:
 
     def kept_parts(self) -> list[MemoryPart]:
         """Returns what the process holds from the first optimizer step on."""
-        trainer, parameters = self.batch.config.ajet.trainer_common, self.shape.parameters
-        value, wide = self._bytes
+        parameters, (value, wide) = self.shape.parameters, self._bytes
         masters, note = (wide * parameters, "with float32 masters") if value < wide else (0, "")
         parts = [
             MemoryPart("libraries", LIBRARIES_GIB, "Python, torch, transformers"),
             _part("weights", value * parameters + masters, note),
             _part("optimizer", 2 * wide * parameters, "two moments"),
         ]
-        if trainer.use_kl_loss or trainer.algorithm.use_kl_in_reward:
+        if has_reference(self.batch.config):
             parts.append(_part("reference", value * parameters, "use_kl_loss: a copy"))
         return parts
 
@@ -223,9 +224,7 @@ class LocalPlan:
 
     @property
     def _bytes(self) -> tuple[int, int]:
-        """Returns the bytes of a weight, and of its gradient and the optimizer's numbers."""
-        dtype = dtype_on(self.batch.config, gpu=False)
-        return BYTES[dtype], BYTES[state_dtype(dtype)]
+        return number_bytes(self.batch.config, gpu=False)
 
     def _tokens_of_a_pass(self) -> int:
         trainer, rollout = self.batch.config.ajet.trainer_common, self.batch.config.ajet.rollout
@@ -263,10 +262,6 @@ class LocalPlan:
             ("validation", format_seconds(self.validation_s), f"{validations} in the run"),
             ("run", format_seconds(self.run_s), f"{steps:,} steps, without loading and saving"),
         ]
-
-
-def _part(name: str, size: float, note: str) -> MemoryPart:
-    return MemoryPart(name, size / GIB, note)
 
 
 def local_plan(

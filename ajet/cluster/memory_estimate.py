@@ -12,6 +12,7 @@ batches, what workflows, tools and judges need.
 """
 
 from dataclasses import dataclass
+from typing import Self
 
 from ajet.cluster.model_shape import ModelShape
 from ajet.core.config import AjetConfig
@@ -40,6 +41,22 @@ class MemoryPart:
     name: str
     gib: float
     note: str
+
+    @classmethod
+    def of_bytes(cls, name: str, num_bytes: float, note: str) -> Self:
+        return cls(name, num_bytes / GIB, note)
+
+
+def number_bytes(config: AjetConfig, *, gpu: bool) -> tuple[int, int]:
+    """Returns the bytes of a weight, and of its gradient and each of the optimizer's numbers."""
+    dtype = dtype_on(config, gpu=gpu)
+    return BYTES[dtype], BYTES[state_dtype(dtype)]
+
+
+def has_reference(config: AjetConfig) -> bool:
+    """Tells whether the run compares its model with the one that it began with."""
+    trainer = config.ajet.trainer_common
+    return trainer.use_kl_loss or trainer.algorithm.use_kl_in_reward
 
 
 @dataclass(frozen=True)
@@ -86,21 +103,21 @@ def trainer_memory(shape: ModelShape, inputs: TrainerMemoryInputs) -> list[Memor
     layer is gathered in the compute type for its own pass, the next one is on its way, and each has
     its gradient; the embeddings stay gathered from the forward to the end of the backward pass.
     """
-    trained = shape.lora_parameters(inputs.lora_rank) if inputs.lora_rank else shape.parameters
-    states = _states(shape, trained, inputs)
+    states = _states(shape, inputs)
     gathered = 2 * inputs.compute_bytes * (shape.embedding_parameters + 2 * shape.layer_parameters)
     note = "embeddings and two layers, with gradients"
     if inputs.keeps_gathered:
-        gathered = inputs.compute_bytes * shape.parameters + inputs.state_bytes * trained
+        gathered = inputs.compute_bytes * shape.parameters
+        gathered += inputs.state_bytes * shape.trained_parameters(inputs.lora_rank)
         note = "keep_gathered: all weights, with gradients"
     here = [part for part in states if not inputs.offload or part.name == "runtime"]
     tokens = inputs.tokens // inputs.sequence_parallel
     return [
         *here,
-        MemoryPart("gathered layers", gathered / GIB, note),
-        MemoryPart(
+        MemoryPart.of_bytes("gathered layers", gathered, note),
+        MemoryPart.of_bytes(
             "activations",
-            activation_bytes(shape, inputs) / GIB,
+            activation_bytes(shape, inputs),
             f"{inputs.tokens:,} tokens, "
             f"{'one layer at a time' if inputs.checkpointing else 'kept'}",
         ),
@@ -114,46 +131,40 @@ def head_memory(shape: ModelShape, tokens: int, *, has_gradient: bool = True) ->
     logits = min(LOGITS_AT_ONCE, tokens * shape.vocab)
     gradient = 4 * shape.vocab * shape.hidden if has_gradient else 0
     note = f"{logits:,} logits at once, {LOGIT_BYTES} bytes each; float32 gradient"
-    return MemoryPart("head", (LOGIT_BYTES * logits + gradient) / GIB, note)
+    return MemoryPart.of_bytes("head", LOGIT_BYTES * logits + gradient, note)
 
 
-def _states(shape: ModelShape, trained: int, inputs: TrainerMemoryInputs) -> list[MemoryPart]:
+def _states(shape: ModelShape, inputs: TrainerMemoryInputs) -> list[MemoryPart]:
     """Returns the memory that a rank keeps between passes."""
-    per_rank, size = GIB * inputs.ranks, inputs.state_bytes
+    size, share = inputs.state_bytes, f"1/{inputs.ranks}"
+    trained = shape.trained_parameters(inputs.lora_rank)
     frozen = shape.parameters if inputs.lora_rank else 0
-    parts = [
-        MemoryPart(
-            "weights", size * (trained + frozen) / per_rank, f"{size} bytes, 1/{inputs.ranks}"
-        ),
-        MemoryPart("gradients", size * trained / per_rank, f"{size} bytes, 1/{inputs.ranks}"),
-        MemoryPart(
-            "optimizer", 2 * size * trained / per_rank, f"{2 * size} bytes, 1/{inputs.ranks}"
-        ),
+    of_all_ranks = [
+        ("weights", size * (trained + frozen), f"{size} bytes, {share}"),
+        ("gradients", size * trained, f"{size} bytes, {share}"),
+        ("optimizer", 2 * size * trained, f"{2 * size} bytes, {share}"),
     ]
     if inputs.has_reference and not inputs.lora_rank:
-        parts.append(
-            MemoryPart("reference", size * shape.parameters / per_rank, "use_kl_loss: a copy")
-        )
+        of_all_ranks.append(("reference", size * shape.parameters, "use_kl_loss: a copy"))
     if inputs.has_critic:
-        parts.append(
-            MemoryPart("critic", 4 * size * shape.parameters / per_rank, "gae: its own model")
-        )
-    return parts
+        of_all_ranks.append(("critic", 4 * size * shape.parameters, "gae: its own model"))
+    return [
+        MemoryPart.of_bytes(name, num_bytes / inputs.ranks, note)
+        for name, num_bytes, note in of_all_ranks
+    ]
 
 
 def resident_memory(shape: ModelShape, inputs: TrainerMemoryInputs) -> list[MemoryPart]:
     """Returns what a rank keeps on its GPU between two updates, when an engine on the same GPU may
     be awake."""
-    trained = shape.lora_parameters(inputs.lora_rank) if inputs.lora_rank else shape.parameters
-    states = [] if inputs.offload else _states(shape, trained, inputs)
+    states = [] if inputs.offload else _states(shape, inputs)
     resident = [part for part in states if part.name != "gradients"]
     return [*resident, MemoryPart("runtime", RUNTIME_GIB, "CUDA, NCCL")]
 
 
 def offloaded_memory(shape: ModelShape, inputs: TrainerMemoryInputs) -> float:
     """Returns the GiB of CPU memory that one rank needs if its state is offloaded."""
-    trained = shape.lora_parameters(inputs.lora_rank) if inputs.lora_rank else shape.parameters
-    return sum(part.gib for part in _states(shape, trained, inputs)) if inputs.offload else 0.0
+    return sum(part.gib for part in _states(shape, inputs)) if inputs.offload else 0.0
 
 
 def activation_bytes(shape: ModelShape, inputs: TrainerMemoryInputs) -> float:
@@ -207,18 +218,19 @@ def cache_tokens(shape: ModelShape, gpu_gib: float, inputs: EngineMemoryInputs) 
 
 def trainer_memory_inputs(config: AjetConfig, ranks: int) -> TrainerMemoryInputs:
     """Returns what the trainer's memory depends on, from the config."""
-    trainer, dtype = config.ajet.trainer_common, dtype_on(config, gpu=True)
+    trainer = config.ajet.trainer_common
+    compute_bytes, state_bytes = number_bytes(config, gpu=True)
     return TrainerMemoryInputs(
         ranks=max(1, ranks),
         sequence_parallel=trainer.ulysses_sequence_parallel_size,
         tokens=tokens_per_pass(config),
-        compute_bytes=BYTES[dtype],
-        state_bytes=BYTES[state_dtype(dtype)],
+        compute_bytes=compute_bytes,
+        state_bytes=state_bytes,
         checkpointing=bool(trainer.fsdp_config.activation_checkpointing),  # auto: on GPUs
         offload=trainer.fsdp_config.param_offload,
         keeps_gathered=trainer.fsdp_config.keep_gathered,
         lora_rank=trainer.lora.total_rank,
-        has_reference=trainer.use_kl_loss or trainer.algorithm.use_kl_in_reward,
+        has_reference=has_reference(config),
         has_critic=trainer.algorithm.adv_estimator == "gae",
     )
 
@@ -231,25 +243,9 @@ def engine_memory_inputs(config: AjetConfig, *, gpu: bool = True) -> EngineMemor
         share=config.gpu_memory_utilization,
         max_model_len=rollout.max_model_len,
         max_num_seqs=rollout.num_server_seqs,
-        value_bytes=BYTES[dtype_on(config, gpu=gpu)],
+        value_bytes=number_bytes(config, gpu=gpu)[0],
         lora_rank=config.ajet.trainer_common.lora.total_rank if config.has_several_adapters else 0,
     )
-
-
-@dataclass(frozen=True)
-class NodeMemoryInputs:
-    """The numbers that the memory of one node depends on."""
-
-    ranks: int = 1
-    engines: int = 1
-    workers: int = 1
-    weight_bytes: int = 2
-    reads_model: bool = True
-    """Whether it is the node of trainer rank 0, which reads the whole model."""
-    shared: MemoryPart = MemoryPart("/dev/shm", 0.0, "")
-    """What is in shared memory at once."""
-    keeps_bases: bool = False
-    """Whether each engine keeps its weights in CPU memory while it sleeps."""
 
 
 @dataclass(frozen=True)
@@ -272,28 +268,38 @@ class NodeMemory:
 
 
 def node_memory(
-    shape: ModelShape, trainer: TrainerMemoryInputs, inputs: NodeMemoryInputs
+    shape: ModelShape,
+    trainer: TrainerMemoryInputs,
+    *,
+    ranks: int,
+    engines: int,
+    workers: int,
+    weight_bytes: int,
+    shared: MemoryPart,
+    has_first_rank: bool,
+    keeps_bases: bool,
 ) -> NodeMemory:
-    """Estimates the CPU memory of one node: while it trains, and before, while rank 0 has the whole
-    model, and the reference's copy of it, that it is about to shard among all."""
-    whole = inputs.weight_bytes * shape.parameters / GIB
+    """Estimates the CPU memory of one node, with so many processes and with what is in shared
+    memory at once: while it trains, and before, while rank 0 has the whole model, and the
+    reference's copy of it, that it is about to shard among all. With `keeps_bases` each engine
+    keeps its weights in CPU memory while it sleeps."""
+    whole = weight_bytes * shape.parameters / GIB
     running = [
-        MemoryPart("offloaded", inputs.ranks * offloaded_memory(shape, trainer), "param_offload"),
-        inputs.shared,
-        MemoryPart("bases", inputs.keeps_bases * inputs.engines * whole, "of servers that sleep"),
+        MemoryPart("offloaded", ranks * offloaded_memory(shape, trainer), "param_offload"),
+        shared,
+        MemoryPart("bases", keeps_bases * engines * whole, "of servers that sleep"),
     ]
     copies = 1 + (trainer.has_reference and not trainer.lora_rank)
     loading = MemoryPart(
         "loading",
-        inputs.reads_model * copies * whole,
+        has_first_rank * copies * whole,
         f"at the start: the model{' and its reference' * (copies - 1)} whole in rank 0",
     )
-    counts = f"{inputs.ranks} ranks, {inputs.engines} engines, {inputs.workers} workers"
-    gib = PROCESS_GIB * (inputs.ranks + inputs.engines) + WORKER_GIB * inputs.workers
+    counts = f"{ranks} ranks, {engines} engines, {workers} workers"
+    gib = PROCESS_GIB * (ranks + engines) + WORKER_GIB * workers
     return NodeMemory(running, loading, MemoryPart("processes", gib, counts))
 
 
 def checkpoint_bytes(shape: ModelShape, lora_rank: int, state_bytes: int = 4) -> int:
     """Returns the size of a checkpoint: weights and AdamW's two moments of what is trained."""
-    trained = shape.lora_parameters(lora_rank) if lora_rank else shape.parameters
-    return 3 * state_bytes * trained
+    return 3 * state_bytes * shape.trained_parameters(lora_rank)

@@ -74,6 +74,10 @@ class ModelShape:
         widths = 2 * (h + q) + 2 * (h + kv) + 3 * (h + mlp)
         return rank * widths * self.layers
 
+    def trained_parameters(self, lora_rank: int) -> int:
+        """Returns the parameters that a run trains: all of them, or adapters of this rank."""
+        return self.lora_parameters(lora_rank) if lora_rank else self.parameters
+
     @property
     def kv_values_per_token(self) -> int:
         """Keys and values that a cache keeps of one token."""

@@ -17,13 +17,14 @@ from ajet.cluster.memory_estimate import (
     MemoryPart,
     TrainerMemoryInputs,
     activation_bytes,
+    has_reference,
     head_memory,
+    number_bytes,
 )
 from ajet.cluster.model_shape import ModelShape
 from ajet.cluster.plan import format_seconds, update_rows
 from ajet.cluster.update_time import BANDWIDTH_SHARE, UpdateTime, update_inputs
 from ajet.core.config import AjetConfig
-from ajet.core.config.precision import BYTES, dtype_on, state_dtype
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.update.settings import tokens_per_pass
 
@@ -50,17 +51,14 @@ class OneGpuPlan:
 
     @property
     def _bytes(self) -> tuple[int, int]:
-        """Returns the bytes of a weight, and of its gradient and each of the optimizer's
-        numbers."""
-        dtype = dtype_on(self.config, gpu=True)
-        return BYTES[dtype], BYTES[state_dtype(dtype)]
+        return number_bytes(self.config, gpu=True)
 
     @property
     def memory_parts(self) -> list[MemoryPart]:
         """Returns the parts of the GPU's memory at the peak of an update."""
         trainer, shape = self.config.ajet.trainer_common, self.shape
         (value, wide), rank = self._bytes, trainer.lora.total_rank
-        trained = shape.lora_parameters(rank) if rank else shape.parameters
+        trained = shape.trained_parameters(rank)
         masters = 0 if value == wide else wide * trained
         weights = value * shape.parameters
         one_weight = value * shape.vocab * shape.hidden  # the largest gradient of backward()
@@ -69,29 +67,25 @@ class OneGpuPlan:
             tokens=tokens_per_pass(self.config), compute_bytes=value, checkpointing=recomputes
         )
         kept = "one layer at a time" if recomputes else "kept"
+        part = MemoryPart.of_bytes
         parts = [
-            _part("weights", weights, f"{value} bytes"),
-            _part("adapters" if rank else "masters", masters, f"{wide} bytes"),
-            _part("gradients", wide * trained + (0 if rank else one_weight), f"{wide} bytes"),
-            _part("optimizer", 2 * wide * trained, f"{2 * wide} bytes"),
-            _part("reference", 0 if rank or not self._has_reference else weights, "a copy"),
+            part("weights", weights, f"{value} bytes"),
+            part("adapters" if rank else "masters", masters, f"{wide} bytes"),
+            part("gradients", wide * trained + (0 if rank else one_weight), f"{wide} bytes"),
+            part("optimizer", 2 * wide * trained, f"{2 * wide} bytes"),
+            part("reference", weights if has_reference(self.config) and not rank else 0, "a copy"),
             MemoryPart("cache", 2 * self._cache_gib, "keys and values, running and kept"),
-            _part(
+            part(
                 "activations", activation_bytes(shape, inputs), f"{inputs.tokens:,} tokens, {kept}"
             ),
             head_memory(shape, inputs.tokens, has_gradient=not rank),
             MemoryPart("runtime", RUNTIME_GIB, "CUDA"),
         ]
-        return [part for part in parts if part.gib]
+        return [each for each in parts if each.gib]
 
     @property
     def _cache_gib(self) -> float:
         return max(CACHE_GIB, CACHE_SHARE * self.gpu.memory)
-
-    @property
-    def _has_reference(self) -> bool:
-        trainer = self.config.ajet.trainer_common
-        return trainer.use_kl_loss or trainer.algorithm.use_kl_in_reward
 
     @property
     def needed_gib(self) -> float:
@@ -148,7 +142,3 @@ class OneGpuPlan:
             f"{biggest.name}, {biggest.gib:.0f}); set ajet.trainer_common.lora.rank, lower "
             "ajet.trainer_common.max_tokens_per_micro_batch, or take a smaller model"
         ]
-
-
-def _part(name: str, size: float, note: str) -> MemoryPart:
-    return MemoryPart(name, size / GIB, note)

@@ -186,6 +186,11 @@ class ResourceRequest:
         )
 
 
+def place(config: AjetConfig, nodes: Sequence[Node]) -> Placement:
+    """Places the processes of this config's run on these nodes."""
+    return place_processes(ResourceRequest.from_config(config), nodes)
+
+
 def place_processes(request: ResourceRequest, nodes: Sequence[Node]) -> Placement:
     """Places the processes of a run on these nodes; raises ConfigError if they do not fit."""
     used = _choose_nodes(request, nodes)

@@ -21,7 +21,6 @@ from ajet.cluster.memory_estimate import (
     EngineMemoryInputs,
     MemoryPart,
     NodeMemory,
-    NodeMemoryInputs,
     TrainerMemoryInputs,
     cache_tokens,
     checkpoint_bytes,
@@ -91,18 +90,19 @@ class ClusterPlan:
             sum(each.bundle == bundle for each in processes)
             for processes in (placement.trainer, placement.engines, placement.workers)
         )
-        inputs = NodeMemoryInputs(
+        return node_memory(
+            self.shape,
+            self.trainer_inputs,
             ranks=ranks,
             engines=engines,
             workers=workers,
             weight_bytes=self.engine_inputs.value_bytes,
-            reads_model=any(each.bundle == bundle for each in placement.trainer[:1]),
             shared=self.shared_memory,
+            has_first_rank=any(each.bundle == bundle for each in placement.trainer[:1]),
             keeps_bases=self.config.has_several_adapters
             and self.engine != "in_process"
             and placement.shares_gpus,
         )
-        return node_memory(self.shape, self.trainer_inputs, inputs)
 
     @cached_property
     def largest_node(self) -> NodeMemory:
@@ -153,7 +153,7 @@ class ClusterPlan:
         if begins_apart and self.engine != "in_process" and start_in_memory(self.placement):
             num_bytes += self.engine_inputs.value_bytes * self.shape.parameters
             notes.append("the weights that servers begin with")
-        return MemoryPart("/dev/shm", num_bytes / GIB, " and ".join(notes))
+        return MemoryPart.of_bytes("/dev/shm", num_bytes, " and ".join(notes))
 
     @property
     def disk_bytes(self) -> int:

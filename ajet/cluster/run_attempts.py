@@ -17,7 +17,7 @@ from ajet.cluster.actor_errors import ProcessLost
 from ajet.cluster.connection import SessionSettings
 from ajet.cluster.node_check import check_nodes
 from ajet.cluster.nodes import await_nodes
-from ajet.cluster.placement import Node, Placement, Process, ResourceRequest, place_processes
+from ajet.cluster.placement import Node, Placement, Process, place
 from ajet.cluster.placement_groups import reserve
 from ajet.cluster.session import ray_session
 from ajet.core.config import AjetConfig
@@ -84,7 +84,7 @@ def run_on_ray(
 def make_placement(config: AjetConfig, nodes: Sequence[Node], *, is_own: bool) -> Placement:
     """Places the run's processes on these nodes. A Ray of our own has the whole machine, so the
     numbers of a device list are the machine's; in a cluster that is joined Ray chooses the GPUs."""
-    placement = place_processes(ResourceRequest.from_config(config), nodes)
+    placement = place(config, nodes)
     return placement if is_own else placement.with_renumbered_gpus()
 
 

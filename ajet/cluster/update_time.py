@@ -25,9 +25,9 @@ from functools import cached_property
 
 from ajet.cluster.data_sheet import Gpu
 from ajet.cluster.episode_size import EpisodeSize
+from ajet.cluster.memory_estimate import has_reference, number_bytes
 from ajet.cluster.model_shape import ModelShape
 from ajet.core.config import AjetConfig
-from ajet.core.config.precision import BYTES, dtype_on, state_dtype
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.update.settings import CorrectionSettings, tokens_per_pass
 
@@ -224,8 +224,7 @@ class UpdateTime:
 
     @property
     def _trained(self) -> int:
-        rank = self.inputs.lora_rank
-        return self.shape.lora_parameters(rank) if rank else self.shape.parameters
+        return self.shape.trained_parameters(self.inputs.lora_rank)
 
     def _optimizer_part(self) -> TimePart:
         inputs = self.inputs
@@ -280,22 +279,22 @@ def update_inputs(
     """Returns what the update's time depends on, from the config, for training on GPUs."""
     ajet, trainer = config.ajet, config.ajet.trainer_common
     algorithm, fsdp = trainer.algorithm, trainer.fsdp_config
-    dtype, layout = dtype_on(config, gpu=True), trainer.batch_layout
+    compute_bytes, state_bytes = number_bytes(config, gpu=True)
     corrects = CorrectionSettings.from_config(config).is_on
     return UpdateInputs(
         groups=ajet.data.train_batch_size,
         members=ajet.rollout.num_repeat,
         size=size,
-        layout="tree" if layout == "auto" else layout,
+        layout="tree" if trainer.batch_layout == "auto" else trainer.batch_layout,
         ranks=max(1, ranks),
         ranks_of_node=max(1, ranks_of_node),
         tokens_of_pass=tokens_per_pass(config) // trainer.ulysses_sequence_parallel_size,
         epochs=trainer.ppo_epochs,
         optimizer_steps=BatchPlan(config, 1, 0).optimizer_steps_per_step,
-        compute_bytes=BYTES[dtype],
-        state_bytes=BYTES[state_dtype(dtype)],
+        compute_bytes=compute_bytes,
+        state_bytes=state_bytes,
         recomputes=bool(fsdp.activation_checkpointing),  # auto: on GPUs
-        has_reference=trainer.use_kl_loss or algorithm.use_kl_in_reward,
+        has_reference=has_reference(config),
         scores_before=algorithm.old_logprobs == "trainer" or corrects,
         reshards=fsdp.reshard_after_forward,
         keeps_gathered=fsdp.keep_gathered,

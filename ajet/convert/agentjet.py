@@ -18,6 +18,8 @@ from ajet.core.config.renames import RENAMED
 
 TRAINER = "ajet.trainer_common"
 TYPED = ("ajet", "verl", "trinity")
+ENVIRONMENTS = "ajet.environment.custom_envs"
+"""It is copied as a whole, because a tag may contain a dot and is no key of the config."""
 BOILERPLATE = ("hydra", "defaults")
 OTHERS = ("actor_rollout_ref", "data", "critic", "algorithm", "trainer", "reward_model")
 
@@ -57,8 +59,13 @@ def take(draft: Draft) -> None:
         elif name not in TYPED:
             draft.ignore(name)
             draft.result.sections[name] = section
-    _environments(draft)
-    written = {key: value for key, value in flatten(draft.read.values).items() if _is_typed(key)}
+    if draft.has_key(ENVIRONMENTS):
+        draft.copy(ENVIRONMENTS, ENVIRONMENTS)
+    written = {
+        key: value
+        for key, value in flatten(draft.read.values).items()
+        if key.split(".")[0] in TYPED and not key.startswith(f"{ENVIRONMENTS}.")
+    }
     for key in written:
         if _known(key):
             _take_key(draft, key)
@@ -75,18 +82,6 @@ def _old_logprobs(draft: Draft) -> None:
     key = f"{TRAINER}.algorithm.old_logprobs"
     if key not in draft.result.values and draft.take("ajet.backbone") != "trinity":
         draft.set(key, "trainer", key)
-
-
-def _is_typed(key: str) -> bool:
-    return key.split(".")[0] in TYPED and not key.startswith("ajet.environment.custom_envs.")
-
-
-def _environments(draft: Draft) -> None:
-    """Copies `custom_envs` as a whole, because a tag may contain a dot and is no key of the
-    config."""
-    key = "ajet.environment.custom_envs"
-    if draft.has_key(key):
-        draft.copy(key, key)
 
 
 def _known(key: str) -> bool:

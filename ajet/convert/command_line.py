@@ -126,7 +126,8 @@ class ScriptVariables:
             self._open_is_sure = not (self._depth or command.is_conditional)
             words = self._begin_array(words[heads[0] :])
         for word in words:
-            element, ends, _ = word.rpartition(")") if _closes(word) else (word, "", "")
+            closes = word.count(")") > word.count("(")
+            element, ends, _ = word.rpartition(")") if closes else (word, "", "")
             if element and self._open_is_sure:
                 self._elements.extend(self.expand([element]))
             if ends:
@@ -150,10 +151,6 @@ class ScriptVariables:
     def _elements(self) -> list[str]:
         assert self._open is not None
         return self._arrays.setdefault(self._open, [])
-
-
-def _closes(word: str) -> bool:
-    return word.count(")") > word.count("(")
 
 
 def with_overrides(read: SourceConfig, overrides: Sequence[str]) -> dict[str, str]:
@@ -239,7 +236,8 @@ def _commands(text: str, path: Path) -> Iterator[ScriptCommand]:
             if words[0] == "}" and braces:
                 braces.pop()
             operator = word.strip("\n")
-            if operator == "||" or (operator == "&&" and not _succeeds(words)):
+            succeeds = words[0] in _SUCCEEDS or all(map(_ASSIGNMENT.fullmatch, words))
+            if operator == "||" or (operator == "&&" and not succeeds):
                 is_conditional = True
             elif operator not in ("&&", "|"):
                 is_conditional = False
@@ -248,10 +246,6 @@ def _commands(text: str, path: Path) -> Iterator[ScriptCommand]:
         raise ConfigError(
             f"{path}: not a shell script that can be read: {error}", code=Code.NOT_CONVERTIBLE
         ) from error
-
-
-def _succeeds(words: Sequence[str]) -> bool:
-    return words[0] in _SUCCEEDS or all(map(_ASSIGNMENT.fullmatch, words))
 
 
 def _without_comments(text: str) -> str:

@@ -8,7 +8,6 @@ So a converted config loads. Not covered: a missing ajet.model.path, which is li
 from collections.abc import Iterable
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from ajet.convert.draft import DEFAULT, Category, Conversion, OmittedKey
 from ajet.convert.source import unflatten
@@ -47,7 +46,9 @@ def drop_refused(result: Conversion) -> None:
             config = AjetConfig.model_validate(unflatten(result.values))
         except ValidationError as error:
             for details in error.errors(include_url=False):
-                _drop(result, _key(details), _message(details))
+                key = ".".join(part for part in details["loc"] if isinstance(part, str))
+                is_unknown = details["type"] == "extra_forbidden"
+                _drop(result, key, "no such key here" if is_unknown else message_of(details))
             continue
         refused, _ = refusals_and_notices(config)
         for key, reason in refused:
@@ -77,13 +78,3 @@ def _drop(result: Conversion, key: str, reason: str) -> None:
 
 def _touches(name: str, key: str) -> bool:
     return name == key or name.startswith(f"{key}.") or key.startswith(f"{name}.")
-
-
-def _key(details: ErrorDetails) -> str:
-    return ".".join(part for part in details["loc"] if isinstance(part, str))
-
-
-def _message(details: ErrorDetails) -> str:
-    if details["type"] == "extra_forbidden":
-        return "no such key here"
-    return message_of(details)

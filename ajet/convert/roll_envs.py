@@ -52,7 +52,7 @@ def take_environments(draft: Draft) -> None:
     environments = draft.section("custom_envs")
     for tag, written in environments.items():
         if isinstance(written, Mapping):
-            _environment(draft, str(tag), written)
+            _Environment(draft, str(tag), written).take()
         else:
             key = f"custom_envs.{tag}"
             draft.leave_out(key, "a section is expected for an environment", algorithm=True)
@@ -65,166 +65,154 @@ def take_environments(draft: Draft) -> None:
         )
 
 
-def _environment(draft: Draft, tag: str, written: Mapping[str, Any]) -> None:
-    key, target = f"custom_envs.{tag}", f"{ENVIRONMENT}.custom_envs.{tag}"
-    config = {str(name): value for name, value in (written.get("env_config") or {}).items()}
-    env_type = str(written.get("env_type"))
-    if env_type != "None":
-        family = env_type.removeprefix(REASONING_GYM)
-        kind = f"reasoning_gym:{family}" if _is_rg(env_type) else env_type
-        draft.set(f"{target}.env_type", kind, f"{key}.env_type")
-    agent = _agent(draft, key, target, written)
-    _limits(draft, key, target, written, config)
-    _texts(draft, key, target, written, config, agent)
-    if config.get("format_penalty"):
-        origin, penalty = f"{key}.env_config.format_penalty", float(config["format_penalty"])
-        draft.set(f"{target}.format_penalty", 0.0 if _is_users(env_type) else penalty, origin)
-    _arguments(draft, key, target, env_type, config)
-    unknown = [name for name in written if name not in (*TAKEN, *PLAIN)]
-    for name in [name for name in unknown if written[name] is not None]:
-        draft.leave_out(f"{key}.{name}", "no such setting of an environment", algorithm=True)
+class _Environment:
+    """One of ROLL's environments: `written` is its section, `config` its `env_config`. `key` is
+    ROLL's key of the section, and `target` ours."""
 
+    def __init__(self, draft: Draft, tag: str, written: Mapping[str, Any]) -> None:
+        self.draft, self.written = draft, written
+        self.key, self.target = f"custom_envs.{tag}", f"{ENVIRONMENT}.custom_envs.{tag}"
+        self.config = {str(name): each for name, each in (written.get("env_config") or {}).items()}
+        self.env_type = str(written.get("env_type"))
+        self.is_rg = self.env_type.startswith(REASONING_GYM)
 
-def _limits(
-    draft: Draft, key: str, target: str, written: Mapping[str, Any], config: Mapping[str, Any]
-) -> None:
-    """Converts the limits of steps and tokens. Of two limits in ROLL the smaller one applies."""
-    own, games = written.get("max_steps"), config.get("max_steps")
-    if own is None or (written.get("env_type") == "sokoban" and games and games < own):
-        own, key_of_steps = games, f"{key}.env_config.max_steps"
-    else:
-        key_of_steps = f"{key}.max_steps"
-    if own:
-        draft.set(f"{target}.max_steps", own, key_of_steps)
-        calls = f"{ROLLOUT}.multi_turn.max_steps"
-        if own > draft.result.values.get(calls, 30):
-            draft.set(calls, own, key_of_steps)
-    tokens, reply = written.get("max_tokens_per_step"), "actor_infer.generating_args.max_new_tokens"
-    ceiling = draft.number(reply) or draft.number(f"{TRAIN}.generating_args.max_new_tokens")
-    if tokens and ceiling and tokens > ceiling:
-        draft.set(f"{target}.max_tokens_per_step", ceiling, f"{key}.max_tokens_per_step", reply)
-    elif tokens:
-        draft.set(f"{target}.max_tokens_per_step", tokens, f"{key}.max_tokens_per_step")
+    @property
+    def is_users(self) -> bool:
+        """Tells whether it is a class of the user's, which ajet does not have."""
+        return self.env_type not in (*DEFAULTS, "None") and not self.is_rg
 
+    def set(self, name: str, value: Any, *keys: str) -> None:
+        """Sets a key of our section. `keys` are those of ROLL's section that the value is of."""
+        self.draft.set(f"{self.target}.{name}", value, *(f"{self.key}.{key}" for key in keys))
 
-def _arguments(draft: Draft, key: str, target: str, env_type: str, config: dict[str, Any]) -> None:
-    """Converts the arguments that the environment itself is made with. A class of the user's gets
-    all of them."""
-    rest = {name: value for name, value in config.items() if name not in IN_ENV_CONFIG}
-    if env_type in DEFAULTS:
-        rest = {name: value for name, value in rest.items() if value is not None}
-        known = _arguments_of(env_type)
-        for name in [name for name in rest if name not in known]:
-            drawn = name in DISPLAY
-            reason = (
-                "an environment of ours draws itself"
-                if drawn
-                else f"{env_type} takes {', '.join(known)}"
+    def leave_out(self, name: str, reason: str, *, algorithm: bool = False) -> None:
+        """Lists a key of ROLL's section as omitted."""
+        self.draft.leave_out(f"{self.key}.{name}", reason, algorithm=algorithm)
+
+    def take(self) -> None:
+        """Converts the section."""
+        if self.env_type != "None":
+            family = self.env_type.removeprefix(REASONING_GYM)
+            self.set("env_type", f"reasoning_gym:{family}" if self.is_rg else family, "env_type")
+        agent = self._agent()
+        self._limits()
+        self._texts(agent)
+        if self.config.get("format_penalty"):
+            penalty = 0.0 if self.is_users else float(self.config["format_penalty"])
+            self.set("format_penalty", penalty, "env_config.format_penalty")
+        self._arguments()
+        for name, value in self.written.items():
+            if value is not None and name not in (*TAKEN, *PLAIN):
+                self.leave_out(name, "no such setting of an environment", algorithm=True)
+
+    def _limits(self) -> None:
+        """Converts the limits of steps and tokens. Of two limits in ROLL the smaller one
+        applies."""
+        draft, steps, origin = self.draft, self.written.get("max_steps"), "max_steps"
+        games = self.config.get("max_steps")
+        if steps is None or (self.env_type == "sokoban" and games and games < steps):
+            steps, origin = games, "env_config.max_steps"
+        if steps:
+            self.set("max_steps", steps, origin)
+            calls = f"{ROLLOUT}.multi_turn.max_steps"
+            if steps > draft.result.values.get(calls, 30):
+                draft.set(calls, steps, f"{self.key}.{origin}")
+        tokens = self.written.get("max_tokens_per_step")
+        reply = "actor_infer.generating_args.max_new_tokens"
+        most = draft.number(reply) or draft.number(f"{TRAIN}.generating_args.max_new_tokens")
+        if tokens and most and tokens > most:
+            keys = (f"{self.key}.max_tokens_per_step", reply)
+            draft.set(f"{self.target}.max_tokens_per_step", most, *keys)
+        elif tokens:
+            self.set("max_tokens_per_step", tokens, "max_tokens_per_step")
+
+    def _arguments(self) -> None:
+        """Converts the arguments that the environment itself is made with. A class of the user's
+        gets all of them."""
+        rest = {name: value for name, value in self.config.items() if name not in IN_ENV_CONFIG}
+        if self.env_type in DEFAULTS:
+            rest = {name: value for name, value in rest.items() if value is not None}
+            kind = environment_maker(self.env_type, {}, (), self.env_type).kind
+            # The limit of steps is the agent's.
+            known = [name for name in arguments_of(kind) or () if name != "max_steps"]
+            for name in [name for name in rest if name not in known]:
+                drawn = name in DISPLAY
+                reason = (
+                    "an environment of ours draws itself"
+                    if drawn
+                    else f"{self.env_type} takes {', '.join(known)}"
+                )
+                self.leave_out(f"env_config.{name}", reason, algorithm=not drawn)
+                del rest[name]
+            rest = DEFAULTS[self.env_type] | rest
+        elif self.is_rg:
+            for name in [name for name in ("seed", "size") if name in rest]:
+                self.leave_out(f"env_config.{name}", "the episode's seed draws the question")
+                del rest[name]
+        elif self.is_users:
+            rest = self.config
+            self.draft.to_do(
+                f"{self.key}: there may be no environment {self.env_type!r} here; write yours as "
+                f"file.py->Class at {self.target}.env_type"
             )
-            draft.leave_out(f"{key}.env_config.{name}", reason, algorithm=not drawn)
-            del rest[name]
-        rest = DEFAULTS[env_type] | rest
-    elif _is_rg(env_type):
-        for name in [name for name in ("seed", "size") if name in rest]:
-            draft.leave_out(f"{key}.env_config.{name}", "the episode's seed draws the question")
-            del rest[name]
-    elif _is_users(env_type):
-        rest = dict(config)
-        draft.to_do(
-            f"{key}: there may be no environment {env_type!r} here; write yours as "
-            f"file.py->Class at {target}.env_type"
-        )
-    if rest:
-        draft.set(f"{target}.env_config", rest, f"{key}.env_config")
+        if rest:
+            self.set("env_config", rest, "env_config")
 
+    def _agent(self) -> str:
+        """Converts the agent and returns its name. The default of both systems shows the whole
+        conversation."""
+        path, length = self.written.get("env_manager_cls"), self.written.get("history_length")
+        name = str(path).rpartition(".")[2]
+        agent = AGENTS.get(name, "traj_env_agent")
+        if name in AGENTS:
+            self.set("env_manager_cls", agent, "env_manager_cls")
+        elif path is not None:
+            reason = f"there are {', '.join(AGENTS)}; write an agent of your own, and its name here"
+            self.leave_out("env_manager_cls", reason, algorithm=True)
+        if agent == "step_env_agent":
+            if length == 0:
+                reason = "0 shows all earlier steps in ROLL: give max_steps for that"
+                self.leave_out("history_length", reason, algorithm=True)
+            earlier = max(0, length - 1) if isinstance(length, int) else 0
+            self.set("history_length", earlier, "history_length")
+        elif length is not None:
+            self.leave_out("history_length", "the agent shows the whole conversation")
+        return agent
 
-def _arguments_of(env_type: str) -> list[str]:
-    """Returns the arguments that `env_config` may have for an environment of ajet, without the
-    limit of steps, which is the agent's."""
-    kind = environment_maker(env_type, {}, (), env_type).kind
-    return [name for name in arguments_of(kind) or () if name != "max_steps"]
+    def _texts(self, agent: str) -> None:
+        """Converts the prompts and the pattern of an action."""
+        instruction, origin = self._instruction(), "env_config.env_instruction"
+        template = self.written.get("agent_template")
+        if template is not None:
+            keys = ["agent_template"] + [origin] * (INSTRUCTION in template)
+            for old, new in (PLACEHOLDERS | {INSTRUCTION: instruction}).items():
+                template = str(template).replace(old, new)
+            self.set("agent_template", template, *keys)
+        system, keys = self.written.get("agent_system_template") or "", ["agent_system_template"]
+        if agent == "traj_env_agent":
+            keys.append(origin)
+            system = f"{system}\n{instruction}".strip()
+        if system != INSTRUCTION:
+            self.set("agent_system_template", system, *keys)
+        pattern, origin = self.config.get("action_pattern"), "env_config.action_pattern"
+        if self.is_users:
+            self.set("action_pattern", None, "env_type", origin)
+        elif pattern is not None:
+            self.set("action_pattern", one_group(str(pattern)), origin)
+        elif self.is_rg:
+            self.set("action_pattern", BOXED, "env_type")
 
-
-def _agent(draft: Draft, key: str, target: str, written: Mapping[str, Any]) -> str:
-    """Converts the agent and returns its name. The default of both systems shows the whole
-    conversation."""
-    path = written.get("env_manager_cls")
-    name = str(path).rpartition(".")[2]
-    agent = AGENTS.get(name, "traj_env_agent")
-    if name in AGENTS:
-        draft.set(f"{target}.env_manager_cls", agent, f"{key}.env_manager_cls")
-    elif path is not None:
-        reason = f"there are {', '.join(AGENTS)}; write an agent of your own, and its name here"
-        draft.leave_out(f"{key}.env_manager_cls", reason, algorithm=True)
-    if agent == "step_env_agent":
-        length = written.get("history_length")
-        if length == 0:
-            reason = "0 shows all earlier steps in ROLL: give max_steps for that"
-            draft.leave_out(f"{key}.history_length", reason, algorithm=True)
-        earlier = max(0, length - 1) if isinstance(length, int) else 0
-        draft.set(f"{target}.history_length", earlier, f"{key}.history_length")
-    elif written.get("history_length") is not None:
-        draft.leave_out(f"{key}.history_length", "the agent shows the whole conversation")
-    return agent
-
-
-def _texts(
-    draft: Draft,
-    key: str,
-    target: str,
-    written: Mapping[str, Any],
-    config: Mapping[str, Any],
-    agent: str,
-) -> None:
-    """Converts the prompts and the pattern of an action."""
-    instruction, origin = _instruction(written, config), f"{key}.env_config.env_instruction"
-    template = written.get("agent_template")
-    if template is not None:
-        keys = [f"{key}.agent_template"] + [origin] * (INSTRUCTION in template)
-        for old, new in (PLACEHOLDERS | {INSTRUCTION: instruction}).items():
-            template = str(template).replace(old, new)
-        draft.set(f"{target}.agent_template", template, *keys)
-    system = written.get("agent_system_template") or ""
-    keys = [f"{key}.agent_system_template"]
-    if agent == "traj_env_agent":
-        keys.append(origin)
-        system = f"{system}\n{instruction}".strip()
-    if system != INSTRUCTION:
-        draft.set(f"{target}.agent_system_template", system, *keys)
-    pattern = config.get("action_pattern")
-    origin, env_type = f"{key}.env_config.action_pattern", str(written.get("env_type"))
-    if _is_users(env_type):
-        draft.set(f"{target}.action_pattern", None, f"{key}.env_type", origin)
-    elif pattern is not None:
-        draft.set(f"{target}.action_pattern", one_group(str(pattern)), origin)
-    elif _is_rg(env_type):
-        draft.set(f"{target}.action_pattern", BOXED, f"{key}.env_type")
-
-
-def _is_rg(env_type: str) -> bool:
-    return env_type.startswith(REASONING_GYM)
-
-
-def _is_users(env_type: str) -> bool:
-    """Returns whether an environment is a class of the user's, which ajet does not have."""
-    return env_type not in (*DEFAULTS, "None") and not _is_rg(env_type)
-
-
-def _instruction(written: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """Returns the environment's own instruction, or the config's text. ROLL's two games append a
-    description of symbols and actions to it; ajet's have that in their instruction. A class of the
-    user's gets the text itself, and gem's questions have no instruction."""
-    text, env_type = config.get("env_instruction"), str(written.get("env_type"))
-    if _is_users(env_type):
-        return INSTRUCTION
-    if not text:
-        return "" if _is_rg(env_type) else INSTRUCTION
-    escaped_text = str(text).replace("{", "{{").replace("}", "}}")
-    return (
-        escaped_text
-        if written.get("env_type") not in DEFAULTS
-        else f"{escaped_text}\n{INSTRUCTION}"
-    )
+    def _instruction(self) -> str:
+        """Returns the environment's own instruction, or the config's text. ROLL's two games append
+        a description of symbols and actions to it; ajet's have that in their instruction. A class
+        of the user's gets the text itself, and gem's questions have no instruction."""
+        text = self.config.get("env_instruction")
+        if self.is_users:
+            return INSTRUCTION
+        if not text:
+            return "" if self.is_rg else INSTRUCTION
+        escaped = str(text).replace("{", "{{").replace("}", "}}")
+        return f"{escaped}\n{INSTRUCTION}" if self.env_type in DEFAULTS else escaped
 
 
 def one_group(pattern: str) -> str:

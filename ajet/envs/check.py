@@ -145,7 +145,9 @@ class EnvironmentCheck:
                 random.Random(derive(self.seed, "env-check", index, member))
                 for member in range(self.group_size)
             ]
-            groups.append([self._play(index, _random_actions(rng)) for rng in rngs])
+            groups.append(
+                [self._play(index, lambda env, rng=rng: env.sample_action(rng)) for rng in rngs]
+            )
         report.agents.append(AgentStatistics.of("random", [p for group in groups for p in group]))
         return groups
 
@@ -171,7 +173,8 @@ class EnvironmentCheck:
     def _check_invalid_action(self, report: EnvironmentReport) -> None:
         """Reports if text that is no action is accepted, or changes the state."""
         try:
-            done = self._play(0, _once(INVALID_ACTION))
+            actions = iter([INVALID_ACTION])
+            done = self._play(0, lambda _: next(actions, None))
         except EnvironmentFault as fault:
             if fault.__cause__ is None:  # of another form than is expected, whatever the action
                 raise
@@ -227,15 +230,6 @@ def _step(environment: Environment, action: str, played: Playthrough) -> StepRes
     played.actions.append(action)
     played.steps.append(step)
     return step
-
-
-def _random_actions(rng: random.Random) -> Policy:
-    return lambda environment: environment.sample_action(rng)
-
-
-def _once(action: str) -> Policy:
-    actions = iter([action])
-    return lambda _: next(actions, None)
 
 
 def _difference(before: Playthrough, again: Playthrough) -> str | None:

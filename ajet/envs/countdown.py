@@ -199,15 +199,11 @@ def value_of(node: ast.expr, smallest: int | None = None) -> int | None:
     return None if value is None or (smallest is not None and value < smallest) else value
 
 
-def _divided(left: int, right: int) -> int | None:
-    return left // right if right and left % right == 0 else None
-
-
 _STEPS: dict[type[ast.operator], Callable[[int, int], int | None]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
-    ast.Div: _divided,
+    ast.Div: lambda left, right: left // right if right and left % right == 0 else None,
 }
 
 

@@ -156,17 +156,14 @@ def _resolved(schema: Any, root: Schema) -> Schema:
     for options in (schema.get("anyOf"), schema.get("allOf")):
         if isinstance(options, list):
             chosen = next((o for o in map(_mapping, options) if o.get("type") != "null"), {})
-            schema = {**_resolved(chosen, {**root, "anyOf": None}), **_without_options(schema)}
+            own = {n: value for n, value in schema.items() if n not in ("anyOf", "allOf")}
+            schema = {**_resolved(chosen, {**root, "anyOf": None}), **own}
     reference = schema.get("$ref")
     if isinstance(reference, str):
         name = reference.rpartition("/")[2]
         found = _mapping(_mapping(root.get("$defs")).get(name))
         schema = {**found, **{k: v for k, v in schema.items() if k != "$ref"}}
     return schema
-
-
-def _without_options(schema: Schema) -> Schema:
-    return {name: value for name, value in schema.items() if name not in ("anyOf", "allOf")}
 
 
 def _values(schema: Schema) -> Sequence[Any]:

@@ -69,7 +69,9 @@ class TextArenaEnvironment(Environment):
         with self._random.active():
             is_done, _ = self._game.step(action=action)
             self.observation = self._observation_text()
-            reward, is_refused = self._outcome() if is_done else (0.0, self._was_refused())
+            # The game counts errors in a row, and a valid move sets the count to 0.
+            was_refused = bool(getattr(self._bare.state, "error_count", 0))
+            reward, is_refused = self._outcome() if is_done else (0.0, was_refused)
         self._is_over = is_done
         metrics = {"success": is_done and reward >= 1, "action_is_valid": not is_refused}
         return self.observation, reward, is_done, False, {"metrics": metrics}
@@ -106,11 +108,6 @@ class TextArenaEnvironment(Environment):
         reward = (rewards or {}).get(PLAYER, 0.0)
         is_reason = isinstance(reward, str)
         return 0.0 if is_reason else float(reward), bool(info[PLAYER].get("invalid_move"))
-
-    def _was_refused(self) -> bool:
-        """Returns whether the last action was refused. The game counts errors in a row, and a valid
-        move sets the count to 0."""
-        return bool(getattr(self._bare.state, "error_count", 0))
 
 
 def _make_game(env_id: str, settings: Mapping[str, Any]) -> Any:

@@ -136,7 +136,8 @@ class TextWorldEnvironment(Environment):
 
     def _path(self, number: int, split: str) -> Path:
         if self._files is not None:
-            files = self._files if len(self._files) == 1 else _of_split(self._files, split)
+            of_split = [file for file in self._files if belongs_to(split, file.name)]
+            files = self._files if len(self._files) == 1 else of_split
             if not files:
                 raise ValueError(f"textworld:{self._name}: no game of {split!r} among the files")
             return files[number % len(files)]
@@ -201,10 +202,6 @@ def _game_files(name: str) -> list[Path] | None:
             )
         return files
     return [path] if path.is_file() else None
-
-
-def _of_split(files: Sequence[Path], split: str) -> list[Path]:
-    return [file for file in files if belongs_to(split, file.name)]
 
 
 def _generated(name: str, settings: tuple[tuple[str, Any], ...], seed: int) -> Path:

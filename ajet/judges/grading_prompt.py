@@ -56,12 +56,10 @@ def listed(criteria: Sequence[Criterion]) -> str:
     """Returns the criteria as a numbered list, or "" if there are none."""
     if not criteria:
         return ""
-    lines = [f"{n}. {c.text}{_weight(c)}" for n, c in enumerate(criteria, 1)]
+    weights = ("" if c.weight == 1 else f" (weight {c.weight:g})" for c in criteria)
+    pairs = enumerate(zip(criteria, weights, strict=True), 1)
+    lines = [f"{n}. {criterion.text}{weight}" for n, (criterion, weight) in pairs]
     return "\n".join(["Judge by these criteria:", *lines])
-
-
-def _weight(criterion: Criterion) -> str:
-    return "" if criterion.weight == 1 else f" (weight {criterion.weight:g})"
 
 
 def checked_template(template: str | None, default: str, key: str) -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -45,7 +45,8 @@ class HiddenTestsJudge(BaseJudge):
     ) -> tuple[float, bool]:
         row = workflow_task.task.metadata
         hidden = file_texts(row, "hidden_files")
-        commands = _commands(self._command(row), sorted(hidden), workflow_task.task_id)
+        given = row.get("test_command") or self.config.ajet.task_judge.hidden_tests.command
+        commands = _commands([*map(str, given)], sorted(hidden), workflow_task.task_id)
         left = workflow_output.metadata.get("folder")
         if left is None:
             return 0.0, False  # a limit ended the episode before its program had a folder
@@ -61,10 +62,6 @@ class HiddenTestsJudge(BaseJudge):
             await asyncio.to_thread(remove_folder, base)
         workflow_output.log_metrics["hidden_tests_passed"] = float(sum(passed))
         return sum(passed) / len(passed), all(passed)
-
-    def _command(self, row: Mapping[str, Any]) -> list[str]:
-        own = self.config.ajet.task_judge.hidden_tests.command
-        return [str(part) for part in row.get("test_command") or own]
 
     async def _passes(self, command: Sequence[str], folders: Folders) -> bool:
         try:

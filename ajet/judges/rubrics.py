@@ -94,7 +94,8 @@ class Rubrics:
         for one generation."""
         if self.is_shared:
             return self._shared or await self._calls.join("", self._create_shared)
-        key = self._key(task)
+        content = json.dumps([self._grader.question(task), self._grader.reference(task)])
+        key = hashlib.sha256(content.encode()).hexdigest()[:32]
         known = self._by_question.get(key)
         return known or await self._calls.join(key, lambda: self._create_for_question(key, task))
 
@@ -187,12 +188,6 @@ class Rubrics:
         graded = self._section.dataset_file.training.file_path is not None
         reference = None if graded else self._grader.reference(task)
         return "\n".join(filter(None, [question, fenced("reference", reference)]))
-
-    def _key(self, task: Task) -> str:
-        question_and_reference = json.dumps(
-            [self._grader.question(task), self._grader.reference(task)]
-        )
-        return hashlib.sha256(question_and_reference.encode()).hexdigest()[:32]
 
     def _creation_settings(self) -> dict[str, Any]:
         settings = {name: getattr(self._section, name) for name in SETTINGS}

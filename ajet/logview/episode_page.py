@@ -28,11 +28,12 @@ EXPECTED = ("answer", "expected_answer", "ground_truth", "expected", "solution",
 def episode_data(episode: EpisodeRecord, members: Sequence[Row], text: TokenText) -> dict[str, Any]:
     """Returns one episode with its tokens, and the members of its group."""
     names = ("reward_breakdown", "timings", "metadata", "log_metrics", "ended_as", "seed")
+    task = episode.task
     return {
         **asdict(episode.row),
         **{name: getattr(episode, name) for name in names},
         "calls": [asdict(call) for call in episode.calls],
-        "task": None if episode.task is None else _task_data(episode),
+        "task": None if task is None else {"task_id": task.task_id, "metadata": task.metadata},
         "expected": _expected(episode),
         "final_answer": _final_answer(episode),
         "members": [
@@ -240,11 +241,6 @@ def _log_ratio_to_reference(turn: TurnRecord) -> NDArray[np.float32] | None:
         return None
     policy = numbers.get("policy_logprobs", turn.logprobs)
     return np.where(np.isfinite(policy), policy, turn.logprobs) - reference
-
-
-def _task_data(episode: EpisodeRecord) -> dict[str, Any]:
-    assert episode.task is not None
-    return {"task_id": episode.task.task_id, "metadata": episode.task.metadata}
 
 
 def _expected(episode: EpisodeRecord) -> dict[str, Any] | None:

@@ -155,7 +155,9 @@ def _html(answers: Answers) -> str:
     modules, styles = {}, []
     for path, file in _walk(static, ""):
         if path.endswith(".js"):
-            modules[f"ajet/{path}"] = _as_address(_with_full_names(path, file.read_text("utf-8")))
+            script = _with_full_names(path, file.read_text("utf-8")).encode()
+            address = f"data:text/javascript;base64,{base64.b64encode(script).decode('ascii')}"
+            modules[f"ajet/{path}"] = address
         elif path.endswith(".css"):
             styles.append(file.read_text("utf-8"))
     head = [
@@ -189,7 +191,3 @@ def _with_full_names(path: str, script: str) -> str:
         lambda found: f'{found[1]}"ajet/{posixpath.normpath(posixpath.join(folder, found[2]))}"',
         script,
     )
-
-
-def _as_address(script: str) -> str:
-    return f"data:text/javascript;base64,{base64.b64encode(script.encode()).decode('ascii')}"

@@ -107,7 +107,8 @@ class RunPage:
         evaluation with 95 % intervals, their difference task by task, and the tasks that rose and
         fell, those that changed most first."""
         steps, rows = self._index.held_out()
-        before, after = ([row for row in rows if row["step"] == step] for step in _ends(steps))
+        ends = (steps[0], steps[-1]) if steps else (None, None)
+        before, after = ([row for row in rows if row["step"] == step] for step in ends)
         was = {row["task_id"]: row for row in before}
         both = [(was[row["task_id"]], row) for row in after if row["task_id"] in was]
         moved = sorted(both, key=lambda pair: -abs(_share(pair[1]) - _share(pair[0])))
@@ -399,10 +400,6 @@ def _group_row(group_id: str, rows: Sequence[Row]) -> dict[str, Any]:
         "has_signal": any(advantages) if advantages else None,
         "strip": [{name: row[name] for name in names} for row in rows],
     }
-
-
-def _ends(steps: Sequence[int]) -> tuple[int | None, int | None]:
-    return (steps[0], steps[-1]) if steps else (None, None)
 
 
 def _share(row: Row) -> float:

@@ -197,10 +197,6 @@ class Pages:
         """Returns something of each run that differs when the run has written more."""
         return {name: page.state() for name, page in self.by_name.items()}
 
-    def news(self, name: str) -> dict[str, Any]:
-        """Returns what an event says of a run."""
-        return {"run": name, "step": max(self.by_name[name].metrics_of_run.rows(), default=0)}
-
 
 def _names(folders: Sequence[Path]) -> list[str]:
     """Returns for each path its shortest end that no other path has."""
@@ -324,7 +320,9 @@ class _Handler(BaseHTTPRequestHandler):
         while not server.is_over.wait(LOOK_S) and not self._has_left():
             states = server.pages.states()
             for name in (each for each in states if states[each] != seen[each]):
-                self.wfile.write(b"data: " + to_json(server.pages.news(name)) + b"\n\n")
+                steps = server.pages.by_name[name].metrics_of_run.rows()
+                news = {"run": name, "step": max(steps, default=0)}
+                self.wfile.write(b"data: " + to_json(news) + b"\n\n")
             seen = states
 
     def _has_left(self) -> bool:

@@ -58,12 +58,9 @@ class TokenText:
             ) from error
 
     def __call__(self, ids: Iterable[int]) -> list[str]:
-        return [self._text(int(i)) for i in ids]
-
-    def _text(self, token_id: int) -> str:
-        if token_id not in self._known:
-            self._known[token_id] = self._shown(token_id)
-        return self._known[token_id]
+        ids = [int(i) for i in ids]
+        self._known |= {i: self._shown(i) for i in {*ids} - self._known.keys()}
+        return [self._known[i] for i in ids]
 
     def _shown(self, token_id: int) -> str:
         if token_id in self._added:

@@ -165,7 +165,7 @@ class SessionLog:
         query = "SELECT number, body FROM turns WHERE session = ? ORDER BY number"
         with self._database_errors():
             rows = self._db.execute(query, (session,)).fetchall()
-            return {number: _decoded(body) for number, body in rows}
+            return {number: decode(body)[0].trajectories[0].turns[0] for number, body in rows}
 
     def session_at(self, client: str, key: str) -> str | None:
         """Returns the client's newest session whose conversation was this one at one of its
@@ -430,8 +430,3 @@ def episode_of(
     group_id = f"{round_number:06d}-train-{index:04d}"
     plan = WorkflowTask(Task(session), session, group_id, 0, round_number, "train", 0)
     return Trajectory(plan, tuple(turns), EpisodeStatus.OK)
-
-
-def _decoded(body: bytes) -> Turn:
-    [group] = decode(body)
-    return group.trajectories[0].turns[0]

@@ -216,8 +216,9 @@ class Source:
             yield self._rebuilt(target.id, maker, f"{target.id} = {_shown(maker)}")
 
     def _of_class(self, node: ast.ClassDef) -> Iterator[FoundAgent]:
-        init = next((each for each in node.body if _is_function(each, "__init__")), None)
-        if not isinstance(init, Function):
+        methods = (each for each in node.body if isinstance(each, Function))
+        init = next((each for each in methods if each.name == "__init__"), None)
+        if init is None:
             return
         parameters = _Parameters.of(init, is_method=True)
         if any(_last_name(base) in ("ReActAgent", "AgentBase") for base in node.bases):
@@ -547,10 +548,6 @@ def _last_name(node: ast.expr) -> str:
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""
-
-
-def _is_function(node: ast.stmt, name: str) -> bool:
-    return isinstance(node, Function) and node.name == name
 
 
 def _is_main_guard(node: ast.stmt) -> bool:

@@ -59,12 +59,9 @@ class Kind:
             "extra": self.extra,
         }
         found = rendered((*self.folders, self.name), variables | {"files": {}})
-        named = {name: role for name, role in ROLES.items() if _has(name, {**found, **tasks})}
+        there = {part for file in (*found, *tasks) for part in (file, file.partition("/")[0])}
+        named = {name: role for name, role in ROLES.items() if name in there}
         return rendered((*self.folders, self.name), variables | {"files": named}) | tasks
-
-
-def _has(name: str, files: dict[str, str]) -> bool:
-    return any(file == name or file.startswith(f"{name}/") for file in files)
 
 
 def word_problems(num_trained: int = TRAINED, num_held_out: int = HELD_OUT) -> dict[str, str]:

@@ -51,8 +51,10 @@ class AuditReport:
     def is_sound(self) -> bool:
         return not self.figures.num_faults
 
-    def write(self, file: Path) -> None:
+    def write(self, file: Path) -> tuple[Path, ...]:
+        """Writes the JSON file, and returns what was written."""
         write_output(file, self.as_json())
+        return (file,)
 
     def as_json(self) -> str:
         figures = dict(vars(self.figures))

@@ -18,6 +18,7 @@ from ajet.reports.comparison_report import (
     Example,
     cells,
     examples,
+    number_shown,
 )
 
 WRITTEN = 200
@@ -77,10 +78,7 @@ def _part(part: ComparedPart) -> Iterator[str]:
     yield f"<p>{part.moved}.</p>"
     for title, tasks in (("Rose", part.figures.rose), ("Fell", part.figures.fell)):
         if tasks:
-            of = (
-                f"{len(tasks)}" if len(tasks) <= WRITTEN else f"the first {WRITTEN} of {len(tasks)}"
-            )
-            yield f"<h3>{title}: {of}</h3>"
+            yield f"<h3>{title}: {number_shown(len(tasks), WRITTEN)}</h3>"
             yield from map(_example, examples(part, tasks[:WRITTEN]))
 
 

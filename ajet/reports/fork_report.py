@@ -58,8 +58,10 @@ class ForkReport:
         """Returns the mean reward of the forks."""
         return mean_of_few([fork.reward or 0.0 for fork in self.forks])
 
-    def write(self, file: Path) -> None:
+    def write(self, file: Path) -> tuple[Path, ...]:
+        """Writes the JSON file, and returns what was written."""
         write_output(file, self.as_json())
+        return (file,)
 
     def as_json(self) -> str:
         plain = {

@@ -71,7 +71,6 @@ class Outcome:
     returncode: int
     stdout: str
     stderr: str
-    timed_out: bool = False
 
 
 @dataclass
@@ -344,7 +343,7 @@ def _outcome(answer: bytes, timeout: float) -> Outcome:
     stdout, stderr = (part.decode("utf-8", "replace") for part in parts[1:])
     if head["stopped_by"] == worker.TIMEOUT:
         note = f"TimeoutError: The code execution exceeded the timeout of {timeout} seconds."
-        return Outcome(-1, stdout, f"{stderr}\n{note}" if stderr else note, timed_out=True)
+        return Outcome(-1, stdout, f"{stderr}\n{note}" if stderr else note)
     if head["stopped_by"]:
         note = head["stopped_by"]
         return Outcome(-9, stdout, f"{stderr}\n{note}" if stderr else note)

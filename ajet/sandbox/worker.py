@@ -157,11 +157,6 @@ def serve_call(
     return b"".join(HEADER.pack(len(part)) + part for part in answer)
 
 
-def send_answer(call: socket.socket, answer: bytes) -> None:
-    with contextlib.suppress(ConnectionError):  # the caller gave up
-        call.sendall(answer)
-
-
 def _read_request(call: socket.socket) -> tuple[float, bytes] | None:
     header = _read_exactly(call, HEADER.size + 8)
     if header is None:

@@ -89,7 +89,9 @@ class Zygote:
         if setup.mode == NAMESPACES:
             isolation.enter_view(isolation.view_of(setup.python_folders))
         if self.namespaces:
-            _translate_python_paths()
+            # An interpreter under /tmp is moved inside, because programs have their own /tmp.
+            sys.path[:] = map(isolation.path_inside, sys.path)
+            sys.executable = isolation.path_inside(sys.executable)
         else:
             kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
         may_be_nobody, nobody_reads = _can_become(isolation.NOBODY)
@@ -270,7 +272,8 @@ def _serve_one_call(zygote: Zygote, name: str, scratch: Path | None = None) -> N
         if scratch is not None:
             os.chdir("/")
             _remove(str(scratch))
-        worker.send_answer(call, answer)
+        with contextlib.suppress(ConnectionError):  # the caller gave up
+            call.sendall(answer)
 
 
 def _program_groups(setup: ZygoteConfig, limits: Limits) -> tuple[ProgramGroups | None, str]:
@@ -340,13 +343,6 @@ def _refuse_root(may_be_nobody: bool, can_read: bool) -> None:
             f"programs would run as root: user nobody cannot read {os.__file__};"
             " make the interpreter's files readable for all"
         )
-
-
-def _translate_python_paths() -> None:
-    """Changes the interpreter's paths to those inside: an interpreter under /tmp is moved, because
-    programs have their own /tmp."""
-    sys.path[:] = [isolation.path_inside(path) for path in sys.path]
-    sys.executable = isolation.path_inside(sys.executable)
 
 
 def count_tasks_of_user(confinement: Confinement) -> int:

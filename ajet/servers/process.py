@@ -169,8 +169,8 @@ def check_port(host: str, port: int, whose: str) -> None:
             ) from error
 
 
-def free_port(host: str = "127.0.0.1") -> int:
+def free_port() -> int:
     """Returns a port that is free now. If it is taken before the server listens, starting fails."""
     with socket.socket() as probe:
-        probe.bind((host, 0))
+        probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

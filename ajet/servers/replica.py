@@ -87,6 +87,7 @@ class ServerReplica:
         self._probing = asyncio.Lock()  # held during a health check
         self._abort_tasks: set[asyncio.Task[Any]] = set()
         self._memory_unknown = ""  # the error that left the state of its memory unknown
+        self._asleep: set[str] = set()  # what is not in the device's memory: weights, kv_cache
         # No timeout: the length of a request is not known, and health checks find a stuck server.
         self._client = LimitedAsyncClient(
             base_url=url,
@@ -122,8 +123,12 @@ class ServerReplica:
         """Frees the server's memory; requests are held."""
         raise NotImplementedError
 
-    async def wake(self) -> None:
-        """Allocates the memory of the weights again."""
+    async def send_wake(self, tags: list[str]) -> None:
+        """Has the server allocate the memory of these again."""
+        raise NotImplementedError
+
+    async def warm_up(self) -> None:
+        """Samples one token: the first request of a server compiles for seconds."""
         raise NotImplementedError
 
     async def send_weights(self, source: FolderSource, manifest: Manifest) -> SyncReport:
@@ -141,6 +146,21 @@ class ServerReplica:
     async def unload_adapter(self, name: str) -> None:
         """Has the server forget an adapter, with which nothing runs."""
         raise NotImplementedError
+
+    async def start(self, deadline_s: float) -> None:
+        """Starts the server's process and waits until it has sampled a token. If it does not within
+        the deadline, the replica is closed and a ModelError raised."""
+        assert self.process is not None
+
+        async def healthy() -> None:
+            await self.health()
+            await self.warm_up()
+
+        try:
+            await self.process.start(healthy, deadline_s)
+        except BaseException:
+            await self.close()
+            raise
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
@@ -230,6 +250,17 @@ class ServerReplica:
                 report = await self.send_weights(source, manifest)
         self.version = version
         return SyncReport(version, report.seconds, report.num_bytes, report.checksum)
+
+    async def wake(self) -> None:
+        """Allocates the memory of the weights again, which are to be loaded before `resume` unless
+        the server has kept a copy. That of the cache is room for what a load needs until then."""
+        await self.resume_memory("weights")
+
+    async def resume_memory(self, *tags: str) -> None:
+        """Allocates what of these is not in the device's memory."""
+        if asleep := self._asleep & {*tags}:
+            await self.send_wake(sorted(asleep))
+            self._asleep -= asleep
 
     async def empty_cache(self) -> None:
         """Forgets every cached prefix. Running requests are waited for: a server keeps what they

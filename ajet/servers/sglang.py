@@ -66,25 +66,14 @@ async def start_sglang(
     """Starts a server and waits until it has sampled a token. A version that is too old is
     refused."""
     command = Command(args.arguments(), port=args.port, environment=SAFE_PATH_ENVIRONMENT)
-    process = ServerProcess(command, name=name, log_path=log_path)
     replica = SglangReplica(
         name,
         command.url,
         args.served_model(stop_token_ids),
-        process=process,
+        process=ServerProcess(command, name=name, log_path=log_path),
         version=version,
         adapters=args.served_adapters(name),
         num_workers=args.tensor_parallel_size,
     )
-
-    async def healthy() -> None:
-        await replica.health()
-        await replica.warm_up()
-
-    try:
-        await process.start(healthy, deadline_s)
-        await replica.check_version()
-    except BaseException:
-        await replica.close()
-        raise
+    await replica.start(deadline_s)
     return replica

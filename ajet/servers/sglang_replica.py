@@ -99,7 +99,6 @@ class SglangReplica(ServerReplica):
         super().__init__(name, url, model, process=process, version=version, adapters=adapters)
         self._num_workers = num_workers
         self._memory_saver = memory_saver
-        self._asleep: set[str] = set()
         self._checksums: dict[str, str] = {}  # our checksum -> the server's for the same weights
         self._has_checksums = True
 
@@ -147,7 +146,8 @@ class SglangReplica(ServerReplica):
         return Completion(tuple(prompt_ids), token_ids, logprobs, reason, version)
 
     async def warm_up(self) -> None:
-        """Samples one token: the first request of a server compiles for seconds."""
+        """Refuses a server that is too old, and samples one token."""
+        await self.check_version()
         body = request_body([0], SamplingParams(max_tokens=1), "warm-up/0")
         await self.request("POST", "/generate", json=body)
 
@@ -164,7 +164,7 @@ class SglangReplica(ServerReplica):
 
     async def send_resume(self) -> None:
         """Allocates the memory of the cache if it slept; the server was not told to stop."""
-        await self._resume_memory(set(self._asleep))
+        await self.resume_memory(*self._asleep)
 
     async def sleep(self) -> None:
         """Frees the memory of the cache and the weights."""
@@ -178,11 +178,8 @@ class SglangReplica(ServerReplica):
             )
             self._asleep = set(MEMORY_TAGS)
 
-    async def wake(self) -> None:
-        """Allocates the memory of the weights, which may be lost, so load them before `resume`. Of
-        a base with several adapters the server has kept a copy. The memory of the cache is room for
-        what a load needs until then."""
-        await self._resume_memory({"weights"} & self._asleep)
+    async def send_wake(self, tags: list[str]) -> None:
+        await self.post_memory_control("/resume_memory_occupation", json={"tags": tags})
 
     async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
         """Loads weights from a folder; or tensors that this process has, or receives from a
@@ -201,7 +198,7 @@ class SglangReplica(ServerReplica):
     async def send_weights(self, source: FolderSource, manifest: Manifest) -> SyncReport:
         """Has the server read the folder."""
         started = time.perf_counter()
-        await self._resume_memory({"weights"} & self._asleep)
+        await self.resume_memory("weights")
         body = {
             "model_path": str(source.path),
             "flush_cache": False,  # flushing a cache in use here would end the server
@@ -213,7 +210,7 @@ class SglangReplica(ServerReplica):
 
     async def load_adapter(self, name: str, path: Path) -> None:
         """Loads an adapter from a folder as peft writes it."""
-        await self._resume_memory({"weights"} & self._asleep)
+        await self.resume_memory("weights")
         await self._load("/load_lora_adapter", {"lora_name": name, "lora_path": str(path)})
 
     async def unload_adapter(self, name: str) -> None:
@@ -222,7 +219,7 @@ class SglangReplica(ServerReplica):
 
     async def _send_tensors(self, source: WeightSource) -> SyncReport:
         started = time.perf_counter()
-        await self._resume_memory({"weights"} & self._asleep)
+        await self.resume_memory("weights")
         infos = []
         async with self._update_session():
             with closing(buckets(source)) as bucket_iterator:
@@ -319,11 +316,6 @@ class SglangReplica(ServerReplica):
                 code=Code.TOKENS_NOT_KNOWN,
             )
         return tuple(map(float, logprobs))
-
-    async def _resume_memory(self, tags: set[str]) -> None:
-        if tags:
-            await self.post_memory_control("/resume_memory_occupation", json={"tags": sorted(tags)})
-            self._asleep -= tags
 
     async def send_empty_cache(self) -> None:
         """Empties the prefix cache; tries again while the server still ends a request."""

@@ -112,27 +112,16 @@ async def start_vllm(
 ) -> VllmReplica:
     """Starts a server and waits until it has sampled a token."""
     command = Command(args.arguments(), port=args.port, environment=args.environment())
-    process = ServerProcess(command, name=name, log_path=log_path)
-    model = args.served_model(stop_token_ids)
     replica = VllmReplica(
         name,
         command.url,
-        model,
-        process=process,
+        args.served_model(stop_token_ids),
+        process=ServerProcess(command, name=name, log_path=log_path),
         version=version,
         # On a CPU vLLM 0.32 computes rows without an adapter with one of the others', where a batch
         # has both (lora/ops/torch_ops: an index of -1 is the last one).
         adapters=args.served_adapters(name, base_is_adapter=True),
         sleep_mode=args.sleep_mode,
     )
-
-    async def healthy() -> None:
-        await replica.health()
-        await replica.warm_up()
-
-    try:
-        await process.start(healthy, deadline_s)
-    except BaseException:
-        await replica.close()
-        raise
+    await replica.start(deadline_s)
     return replica

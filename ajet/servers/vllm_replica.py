@@ -56,7 +56,6 @@ class VllmReplica(ServerReplica):
         empties the cache."""
         super().__init__(name, url, model, process=process, version=version, adapters=adapters)
         self._sleep_mode = sleep_mode
-        self._asleep: set[str] = set()  # what is not in the device's memory: weights, kv_cache
         self._has_weights = True
 
     async def sample(
@@ -114,7 +113,7 @@ class VllmReplica(ServerReplica):
         unless it has had no weights since its sleep."""
         if not self._has_weights:
             raise WeightsError(f"{self.name}: it gave up its weights in its sleep; load some first")
-        await self._resume_memory(set(self._asleep))
+        await self.resume_memory(*self._asleep)
         await self.post("/resume")
 
     async def sleep(self) -> None:
@@ -129,10 +128,8 @@ class VllmReplica(ServerReplica):
             await self.post_memory_control("/sleep", params={"level": 1 if keeps_copy else 2})
             self._asleep, self._has_weights = {"weights", "kv_cache"}, keeps_copy
 
-    async def wake(self) -> None:
-        """Allocates the memory of the weights. That of the cache is room for what a load needs
-        until `resume`."""
-        await self._resume_memory({"weights"} & self._asleep)
+    async def send_wake(self, tags: list[str]) -> None:
+        await self.post_memory_control("/wake_up", params={"tags": tags})
 
     async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
         """Loads weights from a folder, or from a broadcast, of which each worker is a receiver.
@@ -165,7 +162,7 @@ class VllmReplica(ServerReplica):
 
     async def load_adapter(self, name: str, path: Path) -> None:
         """Loads an adapter from a folder as peft writes it."""
-        await self._resume_memory({"weights"} & self._asleep)
+        await self.resume_memory("weights")
         await self._send_adapter("load", {"lora_name": name, "lora_path": str(path)})
 
     async def unload_adapter(self, name: str) -> None:
@@ -189,7 +186,7 @@ class VllmReplica(ServerReplica):
     ) -> list[dict[str, Any]]:
         """Calls a method of our worker extension, empties the cache, and returns what each worker
         reports."""
-        await self._resume_memory({"weights"} & self._asleep)
+        await self.resume_memory("weights")
         arguments = {**where, "version": str(source.version), "model_path": self._model.path}
         if source.adapters is not None:
             arguments["adapters"] = source.adapters.dumps()
@@ -206,11 +203,6 @@ class VllmReplica(ServerReplica):
     async def _pause(self, mode: str) -> None:
         """Pauses the scheduler and keeps the prefix cache."""
         await self.post("/pause", params={"mode": mode, "clear_cache": "false"})
-
-    async def _resume_memory(self, tags: set[str]) -> None:
-        if tags:
-            await self.post_memory_control("/wake_up", params={"tags": sorted(tags)})
-            self._asleep -= tags
 
     async def send_empty_cache(self) -> None:
         """Empties the prefix cache; the server says whether a request still uses it."""

@@ -23,6 +23,7 @@ ITEMS = (
     "oranges", "pencils", "shells", "stamps", "stickers", "stones", "tickets", "toys",
 )  # fmt: skip
 
+HELD_OUT_SHARE = 0.1
 # Each template: (text, expression). Letters a-d in the expression are the numbers in the text.
 # A number that divides is drawn as a divisor, one that multiplies is drawn small.
 TEMPLATES: tuple[tuple[str, str], ...] = (
@@ -83,7 +84,6 @@ class Problem:
     question: str
     expression: str
     answer: int
-    template: int
 
     @property
     def row(self) -> dict[str, str]:
@@ -95,29 +95,27 @@ class Problem:
         }
 
 
-def draw(rng: random.Random, template: int | None = None, num_digits: int = 2) -> Problem:
-    """Draws one problem whose numbers have at most `num_digits` digits (factors have one)."""
-    index = rng.randrange(len(TEMPLATES)) if template is None else template
-    text, pattern = TEMPLATES[index]
+def draw(rng: random.Random, template: int) -> Problem:
+    """Draws one problem of the template with this number."""
+    text, pattern = TEMPLATES[template]
     while True:
-        numbers = _draw_numbers(rng, num_digits)
+        numbers = _draw_numbers(rng)
         expression = re.sub(r"[a-eqxy]", r"{\g<0>}", pattern).format(**numbers)
         answer = evaluate(expression)
         if answer > 0 and not ("a - b" in pattern and numbers["a"] <= numbers["b"]):
             break
     n, m, k = rng.sample(NAMES, 3)
     question = text.format(n=n, m=m, k=k, i=rng.choice(ITEMS), **numbers)
-    return Problem(question, expression, answer, index)
+    return Problem(question, expression, answer)
 
 
-def _draw_numbers(rng: random.Random, num_digits: int) -> dict[str, int]:
-    high = 10**num_digits - 1
+def _draw_numbers(rng: random.Random) -> dict[str, int]:
+    """Draws numbers of at most two digits, and factors of one."""
     x, y = rng.randint(2, 9), rng.randint(2, 9)
-    quotient = rng.randint(2, max(2, high // x))
-    low = max(2, high // 50)
-    numbers = {name: rng.randint(low, high) for name in "abc"}
-    numbers["d"] = rng.randint(1, max(1, quotient - 1))
-    numbers["e"] = rng.randint(2, high)
+    quotient = rng.randint(2, 99 // x)
+    numbers = {name: rng.randint(2, 99) for name in "abc"}
+    numbers["d"] = rng.randint(1, quotient - 1)
+    numbers["e"] = rng.randint(2, 99)
     return numbers | {"x": x, "y": y, "q": quotient * x}
 
 
@@ -129,20 +127,20 @@ def evaluate(expression: str) -> int:
     return int(eval(expression, {"__builtins__": {}}))  # noqa: S307  the pattern above allows no names
 
 
-def split_of(question: str, held_out_share: float = 0.1) -> str:
+def split_of(question: str) -> str:
     """Returns ``train`` or ``test``. The question's own hash decides, so that no problem is in
     both."""
     digest = hashlib.sha256(question.encode()).digest()
-    return "test" if int.from_bytes(digest[:4], "big") < held_out_share * 2**32 else "train"
+    return "test" if int.from_bytes(digest[:4], "big") < HELD_OUT_SHARE * 2**32 else "train"
 
 
-def problems(split: str, seed: int, num_digits: int = 2) -> Iterator[Problem]:
+def problems(split: str, seed: int) -> Iterator[Problem]:
     """Yields distinct problems of one split without end, using the templates in turn."""
     rng = random.Random(f"arithmetic/{split}/{seed}")
     seen: set[str] = set()
     while True:
         for template in rng.sample(range(len(TEMPLATES)), len(TEMPLATES)):
-            problem = draw(rng, template, num_digits)
+            problem = draw(rng, template)
             if split_of(problem.question) == split and problem.question not in seen:
                 seen.add(problem.question)
                 yield problem

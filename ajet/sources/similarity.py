@@ -35,10 +35,6 @@ class Deduplicator:
         self._threshold = settings.similarity_threshold
         self._measure = Embeddings(settings) if settings.model else TrigramSimilarity()
 
-    @property
-    def name(self) -> str:
-        return self._measure.name
-
     def novel_indices(self, texts: Sequence[str]) -> list[int]:
         """Returns the indices of the texts that are unlike every text kept before, in this call or
         an earlier one."""
@@ -52,8 +48,6 @@ class Deduplicator:
 
 class TrigramSimilarity:
     """Measures similarity as the Jaccard index of the texts' character trigrams."""
-
-    name = "pieces of three characters"
 
     def __init__(self) -> None:
         self._known: list[set[str]] = []
@@ -77,7 +71,6 @@ class Embeddings:
         from ajet.core.inference.reply_cache import ReplyCache
 
         assert settings.model
-        self.name = f"embeddings of {settings.model}"
         self._model = settings.model
         self._settings = settings
         self._base_url = _base_url(settings)

@@ -46,9 +46,11 @@ def read_rows(category: str, folder: Path | None = None) -> list[dict[str, Any]]
     """Returns the rows of a category, each with its `ground_truth` (not of irrelevance), its
     `category`, and `question` as chat messages."""
     questions = _file(folder or data_folder(), category)
-    answers = (
-        {} if category in NO_CALL else _answers(questions.parent / "possible_answer", category)
-    )
+    answers: dict[str, Any] = {}
+    if category not in NO_CALL:
+        file = _file(questions.parent / "possible_answer", category)
+        for row in read_json_lines(file):
+            answers[row["id"]] = field(row, "ground_truth", list, file)
     rows: list[dict[str, Any]] = []
     for row in read_json_lines(questions):
         name = field(row, "id", str, questions)
@@ -74,11 +76,6 @@ def read_rows(category: str, folder: Path | None = None) -> list[dict[str, Any]]
         }
         rows.append(row)
     return rows
-
-
-def _answers(folder: Path, category: str) -> dict[str, Any]:
-    file = _file(folder, category)
-    return {row["id"]: field(row, "ground_truth", list, file) for row in read_json_lines(file)}
 
 
 def _file(folder: Path, category: str) -> Path:

@@ -63,16 +63,13 @@ def decode_calls(text: str) -> list[dict[str, dict[str, Any]]] | None:
     text = text if text.endswith("]") else f"{text}]"
     try:
         parsed = ast.parse(text.strip().strip("'"), mode="eval").body
-        elements = [parsed] if isinstance(parsed, ast.Call) else _elements(parsed)
-        return [_call(element) for element in elements]
+        if isinstance(parsed, ast.Call):
+            return [_call(parsed)]
+        if not isinstance(parsed, ast.List | ast.Tuple | ast.Set):
+            return None
+        return [_call(element) for element in parsed.elts]
     except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
         return None
-
-
-def _elements(node: ast.expr) -> list[ast.expr]:
-    if not isinstance(node, ast.List | ast.Tuple | ast.Set):
-        raise ValueError("no list of calls")
-    return node.elts
 
 
 def _call(node: ast.expr) -> dict[str, dict[str, Any]]:

@@ -11,11 +11,10 @@ from ajet.core.errors import ConfigError
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.tool_parser import ParsedReply, ToolCall, ToolParser
 from ajet.tool_parsers.deepseek import DeepSeekParser
-from ajet.tool_parsers.fallback import FallbackParser
 from ajet.tool_parsers.gemma import GemmaParser
 from ajet.tool_parsers.glm import GlmParser
 from ajet.tool_parsers.gpt_oss import GptOssParser
-from ajet.tool_parsers.hermes import HermesParser
+from ajet.tool_parsers.hermes import FallbackParser, HermesParser
 from ajet.tool_parsers.kimi_k2 import KimiK2Parser
 from ajet.tool_parsers.llama3 import Llama3Parser
 from ajet.tool_parsers.minimax_m2 import MiniMaxM2Parser
@@ -99,11 +98,8 @@ def parser_for(template: ChatTemplate, name: str = "auto") -> ToolParser:
     """
     if name == "auto":
         family = detect_family(template)
-        return (
-            PARSERS[family].from_template(template.text)
-            if family
-            else FallbackParser.from_template(template.text)
-        )
+        factory = PARSERS[family] if family else FallbackParser
+        return factory.from_template(template.text)
     if name not in PARSERS:
         known = ", ".join(["auto", *PARSERS])
         raise ConfigError(

@@ -18,12 +18,7 @@ import re
 
 from ajet.core.inference.chat_template import Tools
 from ajet.core.inference.tool_parser import ParsedReply
-from ajet.tool_parsers.scanning import (
-    Calls,
-    extract_calls,
-    read_object,
-)
-from ajet.tool_parsers.thinking import ThinkingParser
+from ajet.tool_parsers.scanning import Calls, ThinkingParser, extract_calls, read_object
 
 _CALLS, _CALL, _SEP = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
 _CALL_END, _CALLS_END = "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"

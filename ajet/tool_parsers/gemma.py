@@ -26,11 +26,11 @@ from ajet.tool_parsers.scanning import (
     MAX_DEPTH,
     Calls,
     Tags,
+    ThinkingParser,
     extract_calls,
     read_json,
     skip_space,
 )
-from ajet.tool_parsers.thinking import ThinkingParser
 
 
 class Tokens(NamedTuple):

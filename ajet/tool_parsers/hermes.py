@@ -21,13 +21,7 @@ from typing import Any
 
 from ajet.core.inference.chat_template import Tools
 from ajet.core.inference.tool_parser import ParsedReply
-from ajet.tool_parsers.scanning import (
-    Calls,
-    extract_calls,
-    read_json,
-    skip_space,
-)
-from ajet.tool_parsers.thinking import ThinkingParser
+from ajet.tool_parsers.scanning import Calls, ThinkingParser, extract_calls, read_json, skip_space
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _OPENING = re.compile(_OPEN)
@@ -46,6 +40,17 @@ class HermesParser(ThinkingParser):
             return _OPEN
         # It ends at a token boundary: tokenizers join the space before an object with its brace.
         return f'{_OPEN}\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments":'
+
+
+class FallbackParser(HermesParser):
+    """Parses replies for chat templates that write no tool calls, or in a form that no parser
+    reads: an agent's prompt may ask for Hermes' form."""
+
+    def opening(self, name: str | None) -> str:
+        raise ValueError(
+            "this chat template's form of tool calls is not read, so no call can be forced: leave "
+            "tool_choice out, or name the form in ajet.rollout.tool_parser"
+        )
 
 
 def _read(text: str, body: int) -> tuple[Calls, int] | None:

@@ -19,12 +19,7 @@ import re
 
 from ajet.core.inference.chat_template import Tools
 from ajet.core.inference.tool_parser import ParsedReply
-from ajet.tool_parsers.scanning import (
-    Calls,
-    extract_calls,
-    read_object,
-)
-from ajet.tool_parsers.thinking import ThinkingParser
+from ajet.tool_parsers.scanning import Calls, ThinkingParser, extract_calls, read_object
 
 _CALLS, _CALLS_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 _CALL, _ARGUMENTS = "<|tool_call_begin|>", "<|tool_call_argument_begin|>"

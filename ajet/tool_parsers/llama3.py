@@ -19,13 +19,7 @@ from typing import Any
 
 from ajet.core.inference.chat_template import Tools
 from ajet.core.inference.tool_parser import ParsedReply
-from ajet.tool_parsers.scanning import (
-    Calls,
-    number_calls,
-    read_object,
-    skip_space,
-)
-from ajet.tool_parsers.thinking import ThinkingParser
+from ajet.tool_parsers.scanning import Calls, ThinkingParser, number_calls, read_object, skip_space
 
 _TAG = "<|python_tag|>"
 _LOOKS_LIKE_A_CALL = re.compile(r'\s*\{\s*"(name|parameters)"')

@@ -23,9 +23,8 @@ import re
 
 from ajet.core.inference.chat_template import Tools
 from ajet.core.inference.tool_parser import ParsedReply
-from ajet.tool_parsers.scanning import Calls, extract_calls
+from ajet.tool_parsers.scanning import Calls, ThinkingParser, extract_calls
 from ajet.tool_parsers.tagged_values import coerce_types, read_values
-from ajet.tool_parsers.thinking import ThinkingParser
 
 _OPEN, _CLOSE = "<minimax:tool_call>", "</minimax:tool_call>"
 _OPENING = re.compile(_OPEN)

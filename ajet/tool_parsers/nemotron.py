@@ -19,11 +19,11 @@ from ajet.core.inference.chat_template import Tools
 from ajet.core.inference.tool_parser import ParsedReply
 from ajet.tool_parsers.scanning import (
     Calls,
+    ThinkingParser,
     extract_calls,
     read_call_list,
     skip_space,
 )
-from ajet.tool_parsers.thinking import ThinkingParser
 
 _OPEN, _CLOSE = "<TOOLCALL>", "</TOOLCALL>"
 _OPENING = re.compile(_OPEN)

@@ -21,9 +21,8 @@ import re
 
 from ajet.core.inference.chat_template import Tools
 from ajet.core.inference.tool_parser import ParsedReply
-from ajet.tool_parsers.scanning import Calls, extract_calls
+from ajet.tool_parsers.scanning import Calls, ThinkingParser, extract_calls
 from ajet.tool_parsers.tagged_values import coerce_types, read_values
-from ajet.tool_parsers.thinking import ThinkingParser
 
 _OPENING, _CLOSE = re.compile("<tool_call>"), "</tool_call>"
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")

@@ -1,4 +1,4 @@
-"""Functions that the parsers share: they extract calls from a text, read JSON, and split thinking.
+"""What the parsers share: to extract calls from a text, to read JSON, to split off thinking.
 
     extract_calls(text, opening, read, close)    "a OPEN good CLOSE b OPEN bad CLOSE c"
                                               calls [good], content "a  b OPEN bad CLOSE c"
@@ -12,9 +12,12 @@ from __future__ import annotations
 import json
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, ClassVar, NamedTuple, Self
 
+from ajet.core.inference.chat_template import Tools
 from ajet.core.inference.tool_parser import ParsedReply, ToolCall
 
 MAX_DEPTH = 64
@@ -75,6 +78,32 @@ def split_thinking(text: str, tags: Tags = THINK) -> tuple[str | None, str]:
     if not opened:
         before, thinking = "", head
     return thinking.strip("\n"), before + tail.lstrip("\n")
+
+
+class ThinkingParser(ABC):
+    """Base class of parsers whose replies may begin with thinking. With `splits_thinking=False`
+    thinking stays in the content."""
+
+    thinking_tags: ClassVar[Tags] = THINK
+
+    def __init__(self, splits_thinking: bool = True) -> None:
+        self._splits_thinking = splits_thinking
+
+    @classmethod
+    def from_template(cls, template: str) -> Self:
+        """Returns the parser for a chat template with this source."""
+        return cls(splits_thinking=cls.thinking_tags.closing in template)
+
+    def parse(self, text: str, tools: Tools | None = None) -> ParsedReply:
+        """Implements `ToolParser.parse`."""
+        if not self._splits_thinking:
+            return self._parse_rest(text, tools)
+        reasoning, rest = split_thinking(text, self.thinking_tags)
+        return replace(self._parse_rest(rest, tools), reasoning=reasoning)
+
+    @abstractmethod
+    def _parse_rest(self, text: str, tools: Tools | None) -> ParsedReply:
+        """Takes the reply without its thinking apart."""
 
 
 def read_json(text: str, start: int) -> tuple[Any, int] | None:

@@ -29,18 +29,14 @@ def chrome_trace(
         events += _phases(metrics)
     free_from: list[float] = []
     for spans in sorted(episodes, key=lambda spans: spans[0].started_s):
-        row = _free_row(free_from, spans[0])
+        rows = (row for row, end_s in enumerate(free_from) if end_s <= spans[0].started_s)
+        row = next(rows, len(free_from))
         if row == len(free_from):
             free_from.append(0.0)
             events.append(_named("thread_name", _EPISODES, row, f"slot {row}"))
         free_from[row] = max(span.ended_s for span in spans)
         events += [_event(span, row) for span in spans]
     return {"traceEvents": events, "displayTimeUnit": "ms"}
-
-
-def _free_row(free_from: Sequence[float], episode: Span) -> int:
-    rows = (row for row, end_s in enumerate(free_from) if end_s <= episode.started_s)
-    return next(rows, len(free_from))
 
 
 def _event(span: Span, row: int) -> Event:

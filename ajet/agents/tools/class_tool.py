@@ -67,7 +67,9 @@ class ClassTool:
             return await run_with_timeout(episode.timeout_s, method("calc_reward"))
 
         created = await run_with_timeout(episode.timeout_s, method("create"))
-        instance = _instance_id(created) or instance
+        first = created[0] if isinstance(created, tuple) and created else created  # verl's tuples
+        if isinstance(first, str) and first:
+            instance = first
         try:
             yield [OpenTool(self._schema, call, reward)]
         finally:
@@ -118,10 +120,3 @@ def _kwargs_of_tool(tools_kwargs: Mapping[str, Any], name: str) -> Mapping[str, 
             code=Code.TASK_SETTING,
         )
     return tool_kwargs
-
-
-def _instance_id(created: Any) -> str | None:
-    """Returns the id that `create` returned, alone or as the first part of a tuple (verl's
-    convention), or None."""
-    first = created[0] if isinstance(created, tuple) and created else created
-    return first if isinstance(first, str) else None

@@ -20,7 +20,8 @@ Not covered: `*args`; what `**kwargs` take is not shown.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, get_type_hints
 
@@ -28,13 +29,14 @@ from docstring_parser import parse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from ajet.agents.tools.call import invoke
+from ajet.agents.tools.source import OpenTool, ToolEpisode
 from ajet.core.config.explain import message_of
 from ajet.core.importing import run_user_code
 
 
 class FunctionTool:
-    """Makes a tool of a function: `schema` is shown to the model, `call(arguments)` runs a call of
-    it."""
+    """A tool source with one function, which has no state: `schema` is shown to the model,
+    `call(arguments)` runs a call of it."""
 
     def __init__(self, function: Callable[..., Any], name: str | None, where: str) -> None:
         self._function = function
@@ -42,6 +44,13 @@ class FunctionTool:
         self.schema = run_user_code(
             partial(_schema, function, name or function.__name__, self._arguments), where
         )
+
+    def check(self) -> list[dict[str, Any]]:
+        return [self.schema]
+
+    @asynccontextmanager
+    async def open(self, episode: ToolEpisode) -> AsyncGenerator[list[OpenTool], None]:
+        yield [OpenTool(self.schema, self.call, problem=self.problem)]
 
     def problem(self, arguments: dict[str, Any]) -> str | None:
         """Returns why the function cannot be called with these arguments, or None if it can."""
@@ -111,11 +120,9 @@ def _without_titles(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     return {
-        key: _properties(value) if key in ("properties", "$defs") else _without_titles(value)
+        key: {name: _without_titles(inner) for name, inner in value.items()}
+        if key in ("properties", "$defs")
+        else _without_titles(value)
         for key, value in schema.items()
         if key != "title"
     }
-
-
-def _properties(named: dict[str, Any]) -> dict[str, Any]:
-    return {name: _without_titles(schema) for name, schema in named.items()}

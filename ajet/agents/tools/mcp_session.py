@@ -26,7 +26,7 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,7 +56,7 @@ class McpAddress:
     """Says how a server is reached: `command` starts one, `url` names one that is running."""
 
     command: str | None = None
-    args: tuple[str, ...] = ()
+    args: Sequence[str] = ()
     env: dict[str, str] = field(default_factory=dict)
     cwd: Path | None = None
     url: str | None = None

@@ -183,20 +183,6 @@ class EpisodeTools:
         return {name: float(reward) for name, reward in pairs if reward is not None}
 
 
-class _FunctionSource:
-    """A tool source with one function, which has no state."""
-
-    def __init__(self, tool: FunctionTool) -> None:
-        self._tool = tool
-
-    def check(self) -> list[dict[str, Any]]:
-        return [self._tool.schema]
-
-    @asynccontextmanager
-    async def open(self, episode: ToolEpisode) -> AsyncGenerator[list[OpenTool], None]:
-        yield [OpenTool(self._tool.schema, self._tool.call, problem=self._tool.problem)]
-
-
 def load_toolbox(config: AjetConfig) -> Toolbox:
     """Returns the tools of the config's file, or an empty toolbox without a file. The same file
     gives the same toolbox."""
@@ -236,7 +222,7 @@ def _source(entry: Entry, file: Path, base_dirs: tuple[Path, ...]) -> ToolSource
         form = entry.validated_as(FunctionEntry)
         where = f"{entry.where}.function"
         function = load_function(form.function, base_dirs=base_dirs, where=where)
-        return _FunctionSource(FunctionTool(function, form.name, f"{where}: {form.function!r}"))
+        return FunctionTool(function, form.name, f"{where}: {form.function!r}")
     if "class_name" in entry.values:
         return _class_source(entry.validated_as(ClassEntry), entry.where, base_dirs)
     if "mcp" in entry.values:
@@ -263,13 +249,4 @@ def _mcp_source(form: McpEntry, where: str, folder: Path) -> McpTools:
             f"{where}.mcp: give a command (a server to start) or a url, one of them",
             code=Code.TOOL_LISTING,
         )
-    address = McpAddress(
-        command=server.command,
-        args=tuple(server.args),
-        env=server.env,
-        cwd=folder,
-        url=server.url,
-        headers=server.headers,
-        transport=server.transport,
-    )
-    return McpTools(address, form.tools, form.scope, where)
+    return McpTools(McpAddress(**dict(server), cwd=folder), form.tools, form.scope, where)

@@ -69,7 +69,9 @@ def page_elements(state: ShopState, instruction: str, visited: frozenset[str]) -
         return [*top, *_results(state, visited)]
     top.append(PageElement(PREVIOUS, is_button=True))
     if state.sub_page is not None:
-        return [*top, *map(PageElement, _sub_page(state.product, state.sub_page))]
+        product = state.product
+        shown = {"Description": [product.description], "Features": product.features}
+        return [*top, *map(PageElement, shown.get(state.sub_page, [NO_REVIEWS]))]
     return [*top, *_item(state.product, state.options)]
 
 
@@ -145,9 +147,3 @@ def _item(product: Product, chosen: Mapping[str, str]) -> Iterator[PageElement]:
     yield from map(PageElement, (product.title, f"Price: {product.price_tag}", "Rating: N.A."))
     for name in (*SUB_PAGES, BUY):
         yield PageElement(name, is_button=True)
-
-
-def _sub_page(product: Product, name: str) -> Sequence[str]:
-    if name == "Description":
-        return [product.description]
-    return product.features if name == "Features" else [NO_REVIEWS]

@@ -94,13 +94,17 @@ class WebShop(Environment):
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         if self._is_over:
             return "The purchase is made.", 0.0, True, False, self._info(is_valid=False)
-        verb, name = _parsed(action)
+        found = _ACTION.fullmatch(action)
+        verb, name = (found[1].lower(), found[2].strip().lower()) if found else ("", "")
         if verb == "search" and terms_of(name):
-            self._search(name)
+            results = self._catalogue.index.best(name, MAX_RESULTS)
+            self._state = ShopState(query=name, results=tuple(results))
         elif verb == "click" and name in clickable(self._page()):
             if name == BUY.lower():
                 return self._buy()
-            self._click(name)
+            self._state = state_after_click(self._state, name)
+            if self._state.product is not None:
+                self._visited |= {self._state.product.asin}
         else:
             return f"{FORM}\n{self.render()}", 0.0, False, False, self._info(is_valid=False)
         return self.render(), 0.0, False, False, self._info(is_valid=True)
@@ -156,15 +160,6 @@ class WebShop(Environment):
         clicks = [f"click[{name}]" for name in clickable(self._page())]
         return clicks or ["search[words]"]
 
-    def _search(self, query: str) -> None:
-        results = self._catalogue.index.best(query, MAX_RESULTS)
-        self._state = ShopState(query=query, results=tuple(results))
-
-    def _click(self, name: str) -> None:
-        self._state = state_after_click(self._state, name)
-        if self._state.product is not None:
-            self._visited |= {self._state.product.asin}
-
     def _buy(self) -> tuple[str, float, bool, bool, Info]:
         bought = self._state.product
         assert bought is not None, "only an item page has the button"
@@ -185,12 +180,6 @@ class WebShop(Environment):
         metrics = {"success": False, "action_is_valid": is_valid, "is_bought": False} | bought
         modes = {name: "last" for name in metrics if name not in ("success", "action_is_valid")}
         return {"metrics": metrics, "metrics_agg_mode": modes, "state_key": self._state.key}
-
-
-def _parsed(action: str) -> tuple[str, str]:
-    """Returns the verb and its argument, or ("", "") for text that is no action."""
-    found = _ACTION.fullmatch(action)
-    return (found[1].lower(), found[2].strip().lower()) if found else ("", "")
 
 
 def _requested_value(values: tuple[str, ...], goal_options: tuple[str, ...]) -> str | None:

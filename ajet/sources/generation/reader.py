@@ -27,7 +27,7 @@ from ajet.core.config.task_reader import DataGeneration
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, DataError
 from ajet.core.record.atomic_file import write_text_atomically
-from ajet.core.task.jsonl import read_jsonl
+from ajet.core.task.jsonl import jsonl_text, read_jsonl
 from ajet.core.task.reader import BaseTaskReader, make_reader, tasks_from_rows
 from ajet.core.task.task import Task
 from ajet.sources.generation.documents import DocumentChunk, read_chunks
@@ -52,7 +52,10 @@ class DataGenerationReader(BaseTaskReader):
             )
         file = self._cache_dir / f"tasks-{self._key(chunks, examples)}.jsonl"
         if not file.is_file():
-            _write(file, self._generate(chunks, [task.main_query for task in examples]))
+            made = self._generate(chunks, [task.main_query for task in examples])
+            once = {row["task_id"]: row for row in made}
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_text_atomically(file, jsonl_text(list(once.values())))
         rows = read_jsonl(file)
         return tasks_from_rows(rows, split="train", source=str(file), query_field="main_query")
 
@@ -162,10 +165,3 @@ def _row(task: GeneratedTask) -> dict[str, Any]:
         "answer": task.answer,
         **source,
     }
-
-
-def _write(file: Path, rows: list[dict[str, Any]]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    once = {row["task_id"]: row for row in rows}
-    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in once.values())
-    write_text_atomically(file, "".join(lines))

@@ -32,8 +32,6 @@ from ajet.core.config.tracing import (
 from ajet.sources.similarity import Deduplicator
 from ajet.sources.tracing.conversation import Conversation, text_of
 
-Predicate = Callable[[Conversation], bool]
-
 
 def apply_filters(
     conversations: Sequence[Conversation], filters: Sequence[tuple[str, Section]]

@@ -16,7 +16,6 @@ same number: train from `train_output_path` if the source grows. Not covered: gr
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +26,7 @@ from ajet.core.config.tracing import read_filter
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, DataError
 from ajet.core.record.atomic_file import write_text_atomically
-from ajet.core.task.jsonl import read_jsonl, resolve
+from ajet.core.task.jsonl import jsonl_text, read_jsonl, resolve
 from ajet.core.task.reader import BaseTaskReader, task_from_row
 from ajet.core.task.task import Task
 from ajet.sources.tracing.conversation import Conversation
@@ -46,7 +45,9 @@ class TracingReader(BaseTaskReader):
     def get_training_tasks(self) -> list[Task]:
         rows = [each.row() for each in self._split[0]]
         if path := self.config.ajet.task_reader.tracing.train_output_path:
-            _write(Path(path).expanduser(), rows)
+            file = Path(path).expanduser()
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_text_atomically(file, jsonl_text(rows))
         return self._tasks(rows)
 
     def get_validation_tasks(self) -> list[Task]:
@@ -74,7 +75,10 @@ class TracingReader(BaseTaskReader):
         dropped_before = Counter(
             {"no question and answer": num_without, "repeated": len(found) - len(once)}
         )
-        summary = _summary(len(found) + num_without, len(selected), dropped_before + dropped)
+        counts = (dropped_before + dropped).items()
+        reasons = ", ".join(f"{name} {count}" for name, count in counts if count)
+        summary = f"{len(found) + num_without} recorded, {len(selected)} kept"
+        summary += f" (dropped: {reasons})" if reasons else ""
         if not selected:
             raise DataError(f"{section.base_url}: no task: {summary}", code=Code.TASKS_NOT_MADE)
         logger.info("tracing: {}: {}", section.base_url, summary)
@@ -123,14 +127,3 @@ def _draw(task_id: str) -> str:
     """Returns a hash that orders the task in the draw of held-out tasks, whichever other tasks
     there are."""
     return hashlib.sha256(f"held out/{task_id}".encode()).hexdigest()
-
-
-def _summary(num_found: int, num_kept: int, dropped: Counter[str]) -> str:
-    reasons = ", ".join(f"{name} {count}" for name, count in dropped.items() if count)
-    return f"{num_found} recorded, {num_kept} kept" + (f" (dropped: {reasons})" if reasons else "")
-
-
-def _write(path: Path, rows: list[dict[str, object]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    write_text_atomically(path, "".join(lines))

@@ -96,7 +96,8 @@ def _message(node: Any) -> Message | None:
         message["tool_calls"] = calls
     answers = [part for part in parts if find(part, "type") == "tool_call_response"]
     if answers:
-        message["content"] = "".join(_as_text(_response(part)) for part in answers)
+        said = (part.get("response", part.get("result", "")) for part in answers)
+        message["content"] = "".join(map(_as_text, said))
     call_id = node.get("tool_call_id") or next((part.get("id") for part in answers), None)
     return message | ({"tool_call_id": call_id} if call_id else {})
 
@@ -127,10 +128,6 @@ def _call(node: Any) -> dict[str, Any]:
         "type": "function",
         "function": {"name": _as_text(function.get("name")), "arguments": _as_text(arguments)},
     }
-
-
-def _response(part: Mapping[str, Any]) -> Any:
-    return next((part[name] for name in ("response", "result") if name in part), "")
 
 
 def _chat(value: Any, role: str) -> list[Message]:

@@ -100,11 +100,12 @@ class Step(BaseModel):
 
 
 class GymSession:
-    """Holds one episode's session with a server."""
+    """Holds one episode's session with a server; `params` are those of the row's request."""
 
     def __init__(self, client: httpx.AsyncClient, row: Mapping[str, Any]) -> None:
         self._client = client
         self._row = dict(row)
+        self.params: Mapping[str, Any] = row.get("responses_create_params") or {}
         self._must_close = False
 
     @classmethod
