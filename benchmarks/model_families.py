@@ -14,7 +14,7 @@ import asyncio
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ def make_model(family: str) -> Any:
     return AutoModelForCausalLM.from_config(config).float().eval()
 
 
-def medians(ways: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+def medians(ways: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Returns the median processor seconds of each way, which take turns; the first round is not
     counted."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}

@@ -35,6 +35,7 @@ from ajet.core.model.allocator import prepare_memory
 from ajet.core.model.wide_layer import product as wide_product
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.layouts.layout import Row
+from ajet.core.update.micro_batch_balancing import balance_micro_batches
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import UpdateSettings
 
@@ -131,7 +132,8 @@ def products(policy: Policy, samples: Sequence[TrainingSample]) -> Counter[Produ
     """Returns each distinct product of the policy's forward pass, and how many times it occurs."""
     rows = [Row.of(sample, index) for index, sample in enumerate(samples)]
     found: Counter[Product] = Counter()
-    for micro_batch in policy._balance(rows).local:  # the update's own division
+    budget = policy.settings.max_tokens_per_micro_batch
+    for micro_batch in balance_micro_batches(rows, policy.layout, budget, policy.ranks).local:
         tokens = policy.layout.num_computed(micro_batch)
         for name, module in policy.model.named_modules():
             if isinstance(module, torch.nn.Linear) and name != "lm_head":

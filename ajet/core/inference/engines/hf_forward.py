@@ -51,8 +51,8 @@ class HfForward:
         names = [name for name in CACHE_NAMES if name in self._accepted]
         if not names:
             raise ModelError(
-                f"in-process engine: models of type {model.config.model_type!r} have no cache in "
-                "transformers, without which none is sampled; name one of docs/models.md in "
+                f"in-process engine: models of type {self._model.config.model_type!r} have no "
+                "cache in transformers, without which none is sampled; name one of docs/models.md in "
                 "ajet.model.path",
                 code=Code.MODEL_UNSUPPORTED,
             )
