@@ -52,8 +52,8 @@ class HfForward:
         if not names:
             raise ModelError(
                 f"in-process engine: models of type {self._model.config.model_type!r} have no "
-                "cache in transformers, without which none is sampled; name one of docs/models.md in "
-                "ajet.model.path",
+                "cache in transformers, without which none is sampled; name one of docs/models.md "
+                "in ajet.model.path",
                 code=Code.MODEL_UNSUPPORTED,
             )
         self._cache_name = names[0]
