@@ -134,7 +134,7 @@ def test_weights_that_have_diverged_end_the_batch_when_a_step_is_read():
 def forwards(model):
     yield "flat", FlatForward(model, 20_000)
     yield "graph", FlatForward(model, 20_000, graph=TapedGraph())
-    yield "transformers", HfForward(model, 20_000)
+    yield "transformers", HfForward(model, 20_000, 0)
 
 
 @pytest.mark.parametrize("kind", ["flat", "graph", "transformers"])
