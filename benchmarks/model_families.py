@@ -103,8 +103,8 @@ def update(family: str, rounds: int) -> dict[str, Any]:
 class PlainEngine(InProcessEngine):
     """Samples by transformers' own forward, whatever the model."""
 
-    def _forward(self, model: Any) -> HfForward:
-        return HfForward(model, self._max_kv_tokens)
+    def _forward(self, model: Any, num_kv_bytes: int) -> HfForward:
+        return HfForward(model, self._max_kv_tokens, num_kv_bytes)
 
 
 async def conversations(engine: InProcessEngine) -> None:

@@ -12,9 +12,9 @@ Every failure is a `ModelError` whose one line says what is wrong, where, and wh
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from ajet.core.error_codes import Code
 from ajet.core.error_text import extra_advice
 from ajet.core.errors import ModelError
 from ajet.core.model.allocator import is_large, prepare_memory
+from ajet.core.model.gguf_file import gguf_read_once
 from ajet.core.model.multimodal import load_text_model, text_config_of
 from ajet.core.model.precision import float64_device, to_float64
 from ajet.core.model.template_file import EMBEDDED, EMBEDDED_DIR, template_file
@@ -75,6 +76,10 @@ class ModelSource:
     name_or_path: str
     options: dict[str, Any]
 
+    @property
+    def is_gguf(self) -> bool:
+        return "gguf_file" in self.options
+
 
 def load_model(
     path: str,
@@ -94,52 +99,54 @@ def load_model(
     target = resolve_device(device)
     source = find_source(path)
     options = {**source.options, "trust_remote_code": False}  # a model's own code is not run
-    tokenizer = _load(
-        path, "tokenizer", AutoTokenizer.from_pretrained, source.name_or_path, **options
-    )
-    if len(tokenizer) < 2:
-        raise ModelError(
-            f"model '{path}': its tokenizer is empty; save one beside the weights",
-            code=Code.NO_TOKENIZER,
+    with gguf_read_once() if source.is_gguf else nullcontext():
+        tokenizer = _load(
+            path, "tokenizer", AutoTokenizer.from_pretrained, source.name_or_path, **options
         )
-    if chat_template is not None:
-        tokenizer.chat_template = _read_template(chat_template)
-    config = None  # of the text model, in a multimodal checkpoint
-    if "gguf_file" not in options:
-        config = _load(path, "model", text_config_of, source.name_or_path, **options)
-    whole = None if config is None else source
-    if not with_weights:
-        own_dtype = _dtype(dtype, target)
+        if len(tokenizer) < 2:
+            raise ModelError(
+                f"model '{path}': its tokenizer is empty; save one beside the weights",
+                code=Code.NO_TOKENIZER,
+            )
+        if chat_template is not None:
+            tokenizer.chat_template = _read_template(chat_template)
+        text_config = None
+        if not source.is_gguf:
+            text_config = _load(path, "model", text_config_of, source.name_or_path, **options)
         model = _load(
             path,
             "model",
-            _without_weights,
+            _with_weights if with_weights else _without_weights,
             source.name_or_path,
-            text_config=config,
-            dtype=own_dtype,
+            text_config=text_config,
+            dtype=_dtype(dtype, target),
             **options,
         )
-        if own_dtype == torch.float64:
-            to_float64(model)
-        return LoadedModel(model, tokenizer, path, whole)
-    model = _load(
-        path,
-        "model",
-        AutoModelForCausalLM.from_pretrained if config is None else load_text_model,
-        source.name_or_path,
-        dtype=_dtype(dtype, target),
-        **options,
-        **({} if config is None else {"text_config": config}),
-        **(_dense_gguf() if "gguf_file" in options else {}),
-    )
-    if "gguf_file" in options:
-        _clear_quantization_config(model)
-        model.config.architectures = [type(model).__name__]  # servers read it from the saved folder
     if model.dtype == torch.float64:
         to_float64(model)
+    whole = None if text_config is None else source
+    if not with_weights:
+        return LoadedModel(model, tokenizer, path, whole)
+    if source.is_gguf:
+        _clear_quantization_config(model)
+        model.config.architectures = [type(model).__name__]  # servers read it from the saved folder
     if target.type == "cpu" and is_large(model):
         prepare_memory()
     return LoadedModel(model.to(target), tokenizer, path, whole)
+
+
+def _with_weights(
+    name_or_path: str,
+    *,
+    text_config: PreTrainedConfig | None,
+    dtype: torch.dtype,
+    **options: Any,
+) -> PreTrainedModel:
+    """Loads a model; with a `text_config` the text model of a multimodal checkpoint."""
+    if text_config is not None:
+        return load_text_model(name_or_path, text_config=text_config, dtype=dtype, **options)
+    dense = _dense_gguf() if "gguf_file" in options else {}
+    return AutoModelForCausalLM.from_pretrained(name_or_path, dtype=dtype, **options, **dense)
 
 
 def _without_weights(
@@ -194,11 +201,13 @@ def _gguf_source(file: Path) -> ModelSource:
             f"model '{file}': is a file but not a .gguf; give the folder around it",
             code=Code.MODEL_NOT_FOUND,
         )
-    if find_spec("gguf") is None:
+    try:
+        import_module("gguf")
+    except ImportError as error:
         raise ModelError(
-            f"model '{file}': reading GGUF needs a package: {extra_advice('gguf')}",
+            f"model '{file}': reading GGUF needs a package ({error}): {extra_advice('gguf')}",
             code=Code.PACKAGE_MISSING,
-        )
+        ) from error
     return ModelSource(str(file.parent), {"gguf_file": file.name})
 
 

@@ -3,7 +3,8 @@
 Attention is the caller's here too (decoder.py says what for). A model of transformers looks its
 attention function up in a registry; the one that is registered here hands queries, keys and values
 to the `attend` that the call of the model was given, and without one computes as transformers does.
-All else is the model's own code: norms, rotary positions, experts, multipliers.
+All else is the model's own code: norms, rotary positions, experts, multipliers. Its linear layers
+are computed as those of `Decoder` where they are wide.
 
     attend(layer, q, k, v)                     a token sees all before it
     attend(layer, q, k, v, window=, sinks=)    in layers with a sliding window, or with attention
@@ -18,6 +19,7 @@ Not covered: scores that are capped, families that no test has compared (`FAMILI
 import math
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +32,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 from ajet.core.model.attention.trie import Forest
 from ajet.core.model.branch_states import SegmentPlan, compute_by_segments, takes_states
 from ajet.core.model.decoder import Attend, recompute_layers, run_unsharded, unwrapped
+from ajet.core.model.wide_layer import is_wide, linear
 
 FAMILIES = frozenset(
     (
@@ -68,6 +71,10 @@ class ModuleDecoder:
             compute_by_segments(layer)
         self._has_states = bool(layers)
         self._has_sinks = any(name.endswith(".sinks") for name, _ in base.named_parameters())
+        if base is model:  # of adapters, most weights are not trained
+            for module in base.modules():
+                if type(module) is nn.Linear and "forward" not in module.__dict__:
+                    module.forward = partial(_linear, module)
         if recompute:
             recompute_layers(base)
         self.num_layers: int = config.num_hidden_layers
@@ -191,6 +198,14 @@ def _layers_with_states(base: Any) -> list[nn.Module]:
         for layer, kind in zip(base.layers, kinds, strict=False)
         if kind in LAYERS_WITH_STATES
     ]
+
+
+def _linear(module: nn.Linear, input: Tensor) -> Tensor:
+    """Computes a linear layer as wide_layer.py does, where it does."""
+    rows = input.flatten(0, -2)
+    if is_wide(rows, module):
+        return linear(rows, module).unflatten(0, input.shape[:-1])
+    return F.linear(input, module.weight, module.bias)
 
 
 def _plain(attend: Attend) -> Attend:

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Con
 from ajet.core.errors import ModelError
 from ajet.core.model.load import load_model
 from ajet.core.model.template_file import EMBEDDED_DIR
+from tests.core.model.tiny_gguf import write_gguf
 
 
 @pytest.fixture(scope="module")
@@ -150,9 +151,8 @@ def test_unknown_dtype_or_device(folder, kwargs):
 
 
 def test_gguf_loads_and_can_be_saved(tmp_path):
-    gguf = pytest.importorskip("gguf")
     path = tmp_path / "tiny.gguf"
-    _write_gguf(gguf, path)
+    write_gguf(path)
     loaded = load_model(str(path), device="cpu")
     assert loaded.model.config.model_type == "llama"
     assert loaded.model.config.architectures == ["LlamaForCausalLM"]  # servers go by it
@@ -167,14 +167,14 @@ def test_gguf_loads_and_can_be_saved(tmp_path):
 
 def test_no_progress_bar_is_written_while_a_gguf_is_loaded(tmp_path, capfd):
     path = tmp_path / "tiny.gguf"
-    _write_gguf(pytest.importorskip("gguf"), path)
+    write_gguf(path)
     load_model(str(path), device="cpu")
     assert capfd.readouterr() == ("", "")
 
 
 def test_the_weights_of_a_gguf_are_expanded(tmp_path, caplog):
     path = tmp_path / "tiny.gguf"
-    _write_gguf(pytest.importorskip("gguf"), path)
+    write_gguf(path)
     logging.getLogger("transformers").propagate = True
     try:
         loaded = load_model(str(path), device="cpu", dtype="bfloat16")
@@ -185,44 +185,3 @@ def test_the_weights_of_a_gguf_are_expanded(tmp_path, caplog):
     linear = loaded.model.model.layers[0].self_attn.q_proj
     assert type(linear) is torch.nn.Linear
     assert linear.weight.dtype == torch.bfloat16
-
-
-def _write_gguf(gguf, path: Path) -> None:
-    """A Llama of one layer with random float32 weights and a byte-level tokenizer."""
-    vocab = ["<|end|>", "a", "b", "ab", *"cdefghijklmn"]
-    d, ff, heads = 32, 32, 2
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(64)
-    writer.add_embedding_length(d)
-    writer.add_block_count(1)
-    writer.add_feed_forward_length(ff)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(heads)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(10_000.0)
-    writer.add_vocab_size(len(vocab))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
-    writer.add_token_list(vocab)
-    writer.add_token_types([3] + [1] * (len(vocab) - 1))
-    writer.add_token_merges(["a b"])
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(0)
-    generator = torch.Generator().manual_seed(0)
-    shapes = {
-        "token_embd": (len(vocab), d),
-        "output": (len(vocab), d),
-        "output_norm": (d,),
-        "blk.0.attn_norm": (d,),
-        "blk.0.ffn_norm": (d,),
-        **{f"blk.0.attn_{name}": (d, d) for name in ("q", "k", "v", "output")},
-        "blk.0.ffn_gate": (ff, d),
-        "blk.0.ffn_up": (ff, d),
-        "blk.0.ffn_down": (d, ff),
-    }
-    for name, shape in shapes.items():
-        writer.add_tensor(f"{name}.weight", torch.randn(shape, generator=generator).numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()

@@ -18,6 +18,7 @@ from ajet.core.inference.engines.in_process import InProcessEngine
 from ajet.core.model.decoder import Decoder
 from ajet.core.model.flat_decoder import flat_decoder, has_flat_decoder
 from ajet.core.model.module_decoder import FAMILIES, ModuleDecoder
+from ajet.core.model.wide_layer import MIN_WIDTH
 from ajet.core.update.layouts import make_layout
 from ajet.core.update.layouts.layout import rows_of
 from tests.core.inference.engines.taped_graph import TapedGraph
@@ -33,9 +34,9 @@ from tests.core.model.families import (
 from tests.core.update.update_fixtures import forked_groups
 
 
-def gradients(model, layout, **options):
+def gradients(name, layout, hidden_size=32, **options):
     """Returns the log-probabilities that a layout computes, and their gradients."""
-    model = family_model(model)
+    model = family_model(name, hidden_size=hidden_size)
     rows = rows_of(forked_groups(num_groups=2, group_size=3))
     output = make_layout(model, layout, **options).forward(rows)
     logits = output.head(output.features_UD)[output.index_M]
@@ -68,6 +69,19 @@ def test_log_probabilities_and_gradients_of_a_tree_are_those_of_padded_rows(name
         found, grads = gradients(name, layout, recompute=recompute)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
         assert grads.keys() == expected_grads.keys()
+        for each in grads:
+            difference = (grads[each] - expected_grads[each]).norm()
+            assert difference <= 1e-3 * expected_grads[each].norm(), each
+
+
+@pytest.mark.parametrize("name", ["mistral", "phi", "gemma3_text", "lfm2"])
+def test_wide_layers_have_the_gradients_of_transformers_own(name):
+    """From a width of 256 on linear layers are computed by wide_layer.py; phi's have biases."""
+    expected, expected_grads = gradients(name, "padded", MIN_WIDTH)
+    for recompute in (False, True):
+        found, grads = gradients(name, "tree", MIN_WIDTH, recompute=recompute)
+        assert not torch.equal(found, expected)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
         for each in grads:
             difference = (grads[each] - expected_grads[each]).norm()
             assert difference <= 1e-3 * expected_grads[each].norm(), each

@@ -40,6 +40,7 @@ from ajet.core.inference.engines.packed_prefill import (
     pass_tokens,
     prefill_passes,
 )
+from ajet.core.inference.engines.packed_weights import PackedWeights
 from ajet.core.inference.engines.prefix_cache import PrefixCache, PrefixNode, path, path_slots
 from ajet.core.inference.engines.step_graph import Graph, StepGraph
 from ajet.core.inference.engines.tiled_batch import TiledBatch
@@ -73,17 +74,24 @@ class FlatForward:
         max_kv_tokens: int,
         *,
         graph: Graph | None = None,
+        packs: bool = True,
         varlen_for: Callable[[Tensor], VarlenKernel | None] = varlen_kernel_for,
     ) -> None:
-        """`graph` captures decode steps, which are then replayed where they can be. `varlen_for`
+        """`graph` captures decode steps, which are then replayed where they can be. Without `packs`
+        weights are copied (`PackedWeights`) for no model that `PackedDecoder` refuses. `varlen_for`
         takes keys ``[kv_heads, slots, d]`` and returns what attends to sequences of several
         lengths; where it returns a kernel new tokens are computed as one flat list."""
-        packed = PackedDecoder(model) if PackedDecoder.supports(model) else None
-        self._packed = packed
-        self._decoder: FlatDecoder = packed or flat_decoder(model)
+        self._packed: PackedDecoder | PackedWeights | None = None
+        if PackedDecoder.supports(model):
+            self._decoder: FlatDecoder = PackedDecoder(model)
+            self._packed = self._decoder
+        else:
+            self._decoder = flat_decoder(model)
+            if packs and PackedWeights.supports(model):
+                self._packed = PackedWeights(model)
         weight = next(model.parameters())
         # Where products are fast a dozen calls for each segment cost more than padding does.
-        self._prefers_grid = packed is not None or weight.device.type != "cpu"
+        self._prefers_grid = self._packed is not None or weight.device.type != "cpu"
         self._pool = KVPool(
             self._decoder.num_layers,
             self._decoder.num_kv_heads,
@@ -133,6 +141,8 @@ class FlatForward:
     def rebuild(self, rows: Sequence[BatchRow]) -> int:
         """Forms the batch of these rows, which must be sorted by token ids. Returns the number of
         tokens whose keys and values had to be computed."""
+        if self._packed is not None:
+            self._packed.pack()
         self._pool.allocate()
         self._cache.tick()
         tails = [self._insert(row.ids[:-1]) for row in rows]
@@ -158,7 +168,7 @@ class FlatForward:
             return CudaBatch, CacheLayout.of(slots_R, smallest=True)
         if self._graph is not None:
             return GraphBatch, GraphBatch.layout_of(slots_R)
-        if self._packed is not None and TiledBatch.supports(self._pool):
+        if TiledBatch.supports(self._pool):
             return TiledBatch, CacheLayout.of(slots_R, smallest=True)
         if self._prefers_grid:
             for smallest in (True, False):

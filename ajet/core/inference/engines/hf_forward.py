@@ -4,9 +4,9 @@
     layer 1   sliding window     keys and values of the last tokens ]  what the model itself makes
     layer 2   full attention     keys and values of all tokens      ]
 
-A batch is left-padded, as in `generate`. Forming it computes every row from its first token; there
-is no prefix cache. It is correct for every model that transformers can run with left padding;
-docs/models.md names those that are tried.
+A batch is left-padded, as in `generate`. Forming it computes rows from their first token, rows of
+the same tokens once; there is no prefix cache. It is correct for every model that transformers can
+run with left padding; docs/models.md names those that are tried.
 """
 
 import inspect
@@ -23,6 +23,7 @@ from transformers import DynamicCache
 from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
 from ajet.core.inference.engines.forward import BatchRow
+from ajet.core.inference.engines.packed_weights import PackedWeights
 
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 """What releases of transformers call the cache, as an argument and in the output."""
@@ -33,8 +34,15 @@ class HfForward:
 
     num_replayed = 0
 
-    def __init__(self, model: nn.Module, max_kv_tokens: int | None, max_kv_bytes: int) -> None:
-        """The budget is in tokens; without one of tokens it is in bytes."""
+    def __init__(
+        self,
+        model: nn.Module,
+        max_kv_tokens: int | None,
+        max_kv_bytes: int,
+        packs: bool = True,
+    ) -> None:
+        """The budget is in tokens; without one of tokens it is in bytes. `packs` allows copies of
+        the weights (`PackedWeights`)."""
         self._model: Any = model
         self._max_kv_tokens = max_kv_tokens
         self._max_kv_bytes = max_kv_bytes
@@ -50,10 +58,16 @@ class HfForward:
             )
         self._cache_name = names[0]
         self._device = next(model.parameters()).device
+        self._packed = PackedWeights(model) if packs and PackedWeights.supports(model) else None
+        self._can_select_rows = True
         self.reset()
 
     def reset(self) -> None:
-        """Drops the batch's cache and mask."""
+        """Drops the batch, and what was computed with the old weights."""
+        self._drop_batch()
+        self.free_weights()
+
+    def _drop_batch(self) -> None:
         self._rows: Sequence[BatchRow] = ()
         self._cache: Any = None
         self._padded = self._mask = torch.zeros(0, 0)
@@ -77,30 +91,51 @@ class HfForward:
     def rebuild(self, rows: Sequence[BatchRow]) -> int:
         """Drops the old batch. The next `decode` computes the rows from their first token. Returns
         the number of tokens that it will compute beside the last of each row."""
-        self.reset()
+        self._drop_batch()
+        if self._packed is not None:
+            self._packed.pack()
         self._rows = rows
         self._padded, self._mask = self._left_padded(rows)
-        return sum(len(row.ids) - 1 for row in rows)
+        return sum(len(ids) - 1 for ids in {tuple(row.ids) for row in rows})
 
     def free_weights(self) -> None:
-        """Does nothing: the model's own forward needs no copies."""
+        """Frees copies of the weights until the next batch."""
+        if self._packed is not None:
+            self._packed.free()
 
     def decode(self, tokens_R: Tensor, positions_R: NDArray[np.int64]) -> Tensor:
         """Returns logits ``[rows, vocab]`` after each row's last token."""
         if self._cache is None:
-            tokens = self._padded
-        else:
-            tokens = tokens_R.long().to(self._device).unsqueeze(1)
-            self._mask = torch.nn.functional.pad(self._mask, (0, 1), value=1)
+            return self._begin()
+        tokens = tokens_R.long().to(self._device).unsqueeze(1)
+        self._mask = torch.nn.functional.pad(self._mask, (0, 1), value=1)
         logits, self._cache = self._compute(tokens, self._mask, self._cache)
+        return logits
+
+    def _begin(self) -> Tensor:
+        """Computes the rows from their first token, and returns the logits after their last. Rows
+        of the same tokens are neighbours."""
+        ids = [row.ids for row in self._rows]
+        is_new = [n == 0 or ids[n] != ids[n - 1] for n in range(len(ids))]
+        first = torch.tensor([n for n, new in enumerate(is_new) if new], device=self._device)
+        if len(first) < len(ids) and self._can_select_rows:
+            logits, cache = self._compute(self._padded[first], self._mask[first], None)
+            # Transformers' methods need not reach what a cache of the model's own class holds.
+            self._can_select_rows = type(cache) is DynamicCache
+            if self._can_select_rows:
+                of_row = torch.tensor(is_new, device=self._device).cumsum(0) - 1
+                cache.reorder_cache(of_row)
+                self._cache = cache
+                return logits[of_row]
+        logits, self._cache = self._compute(self._padded, self._mask, None)
+        self._can_select_rows = type(self._cache) is DynamicCache
         return logits
 
     def keep(self, index: NDArray[np.int64]) -> None:
         """Drops all rows but these."""
         if not len(index):
             self.reset()
-        elif self._cache is None or type(self._cache) is not DynamicCache:
-            # Transformers' methods need not reach what a cache of the model's own class holds.
+        elif self._cache is None or not self._can_select_rows:
             self.rebuild([self._rows[number] for number in index])
         else:
             index_R = torch.from_numpy(index).to(self._device)

@@ -269,6 +269,7 @@ class InProcessEngine:
                 await asyncio.sleep(0.005)
 
     def _forward(self, model: Any, num_kv_bytes: int) -> Forward:
+        packs = len(self._models) == 1  # adapters share their base, and would each copy it
         decoder = flat_decoder(model) if has_flat_decoder(model) else None
         # Rows share keys and values, which all later tokens must see.
         if decoder is None or decoder.longest_plain < self._max_model_len:
@@ -276,7 +277,7 @@ class InProcessEngine:
                 f"in-process engine: model type {model.config.model_type!r} is sampled by "
                 f"transformers' own forward, without shared prefixes: {_why_not_shared(decoder)}"
             )
-            return HfForward(model, self._max_kv_tokens, num_kv_bytes)
+            return HfForward(model, self._max_kv_tokens, num_kv_bytes, packs=packs)
         graph = None
         if self._make_graph is not None and decoder.launches_the_same:
             graph = self._make_graph(model)
@@ -288,7 +289,7 @@ class InProcessEngine:
         kv_values = 2 * decoder.num_layers * decoder.num_kv_heads * decoder.head_dim
         token_bytes = kv_values * next(model.parameters()).element_size()
         num_tokens = self._max_kv_tokens or max(self._max_model_len, num_kv_bytes // token_bytes)
-        return FlatForward(model, num_tokens, graph=graph)
+        return FlatForward(model, num_tokens, graph=graph, packs=packs)
 
     def _row(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str

@@ -105,7 +105,7 @@ class PackedDecoder(Decoder):
         return (
             not hasattr(model, "get_base_model")  # a peft wrapper
             and config.hidden_size * config.intermediate_size >= MIN_WEIGHTS
-            and _has_onednn(weight.dtype)
+            and has_onednn(weight.dtype)
             and all(type(layer) is nn.Linear for layer in _linear_layers(model))
             and not is_sharded(model)
         )
@@ -114,15 +114,19 @@ class PackedDecoder(Decoder):
         self, token_ids_N: Tensor, positions_N: Tensor, attend: Attend, forest: object = None
     ) -> Tensor:
         """Returns the final hidden states ``[N, hidden]``, already normalised."""
-        if self._packed_head is None:
-            self._packed = [PackedLayer.of(layer) for layer in self._layers]
-            self._packed_head = PackedLinear.of(self._head)
+        self.pack()
         return super().__call__(token_ids_N, positions_N, attend)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """Returns the next-token logits ``[N, vocab]`` in the model's dtype."""
         assert self._packed_head is not None
         return self._packed_head(hidden_ND)
+
+    def pack(self) -> None:
+        """Copies the weights, unless they are."""
+        if self._packed_head is None:
+            self._packed = [PackedLayer.of(layer) for layer in self._layers]
+            self._packed_head = PackedLinear.of(self._head)
 
     def free(self) -> None:
         """Drops the packed copies: the weights will change, or the engine has nothing to do."""
@@ -160,7 +164,7 @@ def _linear_layers(model: Any) -> list[nn.Module]:
     return layers
 
 
-def _has_onednn(dtype: torch.dtype) -> bool:
+def has_onednn(dtype: torch.dtype) -> bool:
     """Tells whether this build of torch and this processor have oneDNN's products for `dtype`."""
     return torch.backends.mkldnn.is_available() and (
         dtype != torch.bfloat16 or _ops().mkldnn._is_mkldnn_bf16_supported()

@@ -1,0 +1,76 @@
+"""Linear layers of any model on a CPU, computed from packed copies of their weights.
+
+packed_decoder.py says what packing is, and packs more where it knows the layers. Here each large
+`nn.Linear` is called as before, by the model's own code, and computes from its copy: in the
+engine's thread alone, which runs under `torch.inference_mode`.
+
+    weights.pack()      copies the weights that are not packed
+    weights.free()      drops the copies; the layers compute as they did before
+
+Not covered: what `supports` refuses (accelerators, float64, sharded weights), and experts, whose
+weights are no linear layers.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from ajet.core.inference.engines.packed_decoder import (
+    DTYPES,
+    MIN_WEIGHTS,
+    PackedLinear,
+    has_onednn,
+)
+from ajet.core.model.decoder import is_sharded
+
+
+class PackedWeights:
+    """Holds packed copies of a model's large linear layers."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._layers = _large_linears(model)
+        self._own_forwards: list[Callable[..., Tensor] | None] = []
+
+    @staticmethod
+    def supports(model: nn.Module) -> bool:
+        """Tells whether the weights can be packed, and are large enough for it to pay."""
+        weight = next(model.parameters())
+        return (
+            weight.device.type == "cpu"
+            and weight.dtype in DTYPES
+            and has_onednn(weight.dtype)
+            and not is_sharded(model)
+            and bool(_large_linears(model))
+        )
+
+    def pack(self) -> None:
+        """Copies the weights, unless they are."""
+        if self._own_forwards:
+            return
+        for layer in self._layers:
+            self._own_forwards.append(layer.__dict__.get("forward"))
+            layer.forward = partial(_forward, PackedLinear.of(layer), layer.forward)
+
+    def free(self) -> None:
+        """Drops the copies: the weights will change, or the engine has nothing to do."""
+        for layer, own in zip(self._layers, self._own_forwards, strict=False):
+            if own is None:
+                del layer.forward
+            else:
+                layer.forward = own
+        self._own_forwards = []
+
+
+def _forward(packed: PackedLinear, own: Callable[[Tensor], Tensor], input: Tensor) -> Tensor:
+    """Computes from the copy where no gradient can be asked for, and otherwise as before."""
+    return packed(input) if torch.is_inference_mode_enabled() else own(input)
+
+
+def _large_linears(model: nn.Module) -> list[nn.Linear]:
+    return [
+        each
+        for each in model.modules()
+        if type(each) is nn.Linear and each.weight.numel() >= MIN_WEIGHTS
+    ]
