@@ -22,7 +22,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.utils import cached_file
+from transformers.utils.hub import cached_file
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
@@ -73,7 +73,8 @@ def whole_model(name_or_path: str, model: PreTrainedModel, **options: Any) -> Pr
     whole = _load_whole(name_or_path, dtype=model.dtype, **options)
     _text_part(whole, model, name_or_path).load_state_dict(model.base_model.state_dict())
     head: Any = whole.get_output_embeddings()
-    head.load_state_dict(model.get_output_embeddings().state_dict())
+    trained: Any = model.get_output_embeddings()
+    head.load_state_dict(trained.state_dict())
     return whole
 
 
