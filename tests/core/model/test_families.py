@@ -78,7 +78,7 @@ ROWS = [
         np.random.default_rng(length).integers(1, VOCAB, length),
         "0" * 9 + "1" * (length - 15) + "0" * 4 + "11",
     )
-    for length in (18, 41)
+    for length in (18, 29)
 ]
 
 
