@@ -66,7 +66,10 @@ class Case:
     def new_model(self, ranks: Ranks = ONE_RANK) -> torch.nn.Module:
         """On other ranks than the first without memory: they get the weights from that one."""
         with torch.device("cpu" if ranks.rank == 0 else "meta"):
-            model = family_model(self.family) if self.family else tiny_model(**self.model)
+            if self.family:
+                model = family_model(self.family, **self.model)
+            else:
+                model = tiny_model(**self.model)
         return to_float64(model) if self.is_float64 else model
 
     def samples(self, seed: int) -> list[TrainingSample]:
@@ -176,7 +179,11 @@ CASES = {
     ),
     "sequence_critic": Case(sharding=in_sequence(2), is_critic=True),
     "experts": Case(dict(kl_loss_coef=0.1), family="qwen3_moe"),
-    "windows": Case(dict(kl_loss_coef=0.1, activation_checkpointing=True), family="gemma3_text"),
+    "windows": Case(
+        dict(kl_loss_coef=0.1, activation_checkpointing=True),
+        model=dict(hidden_size=256),  # as wide_layer.py computes it
+        family="gemma3_text",
+    ),
     "states": Case(dict(kl_loss_coef=0.1), family="lfm2"),
     "sequence_of_four": Case(sharding=in_sequence(4)),  # fewer key-value heads than ranks
 }
