@@ -134,7 +134,7 @@ class HfForward:
     def keep(self, index: NDArray[np.int64]) -> None:
         """Drops all rows but these."""
         if not len(index):
-            self.reset()
+            self._drop_batch()
         elif self._cache is None or not self._can_select_rows:
             self.rebuild([self._rows[number] for number in index])
         else:
