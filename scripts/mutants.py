@@ -71,8 +71,8 @@ KNOWN = (
     Known(
         "the policy's logits are not divided by the sampling temperature",
         "ajet/core/update/settings.py",
-        "temperature=config.ajet.rollout.temperature,",
-        "temperature=1.0,",
+        '"temperature": config.ajet.rollout.temperature,',
+        '"temperature": 1.0,',
     ),
     Known(
         "val_before_train is ignored",

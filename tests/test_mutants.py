@@ -22,7 +22,7 @@ def script():
 def test_the_known_mistakes_are_still_those_of_the_code(script):
     changed = [mutant.diff.splitlines()[1].strip("- ") for mutant in script.known_mutants()]
     assert changed == [
-        "temperature=config.ajet.rollout.temperature,",
+        '"temperature": config.ajet.rollout.temperature,',
         'return "before" if self._validates_before else None',
         "os.fsync(file.fileno())",
         'if mode == "eval":',
