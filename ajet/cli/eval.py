@@ -116,12 +116,13 @@ def evaluate(
 
     with infrequent_gc():  # most objects that torch and transformers make stay
         from ajet.backbones.evaluating import Subject
-        from ajet.backbones.evaluating_suites import SuiteOptions
 
     subject = Subject(model, checkpoint, endpoint, endpoint_model)
     begin_command(verbose)
     options: SplitOptions | SuiteOptions | None = None
     if suite is not None:
+        from ajet.backbones.evaluating_suites import SuiteOptions
+
         options = SuiteOptions(suite, data, num_tasks, k or 1, conf, overrides or (), project_dir)
     elif conf is not None:
         options = SplitOptions(conf, overrides or (), split, num_tasks, k, project_dir)
