@@ -15,6 +15,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def update(family: str, rounds: int) -> dict[str, Any]:
 
     policies = {"tree": policy("tree"), "padded": policy("padded")}
     computed = {name: each.update(samples)["tree_tokens"] for name, each in policies.items()}
-    ways = {name: lambda each=each: each.update(samples) for name, each in policies.items()}
+    ways = {name: partial(each.update, samples) for name, each in policies.items()}
     cpu_s = medians(ways, rounds)
     return {
         "cpu_s": cpu_s,
@@ -131,15 +132,23 @@ def sampling(family: str, rounds: int) -> dict[str, Any] | None:
     model = make_model(family)
     if flat_decoder(model).longest_plain < SHAPE["vocab_size"]:
         return None
+    num_tokens: dict[str, int] = {}
+
+    def run(name: str, kind: type[InProcessEngine]) -> None:
+        engine = kind(model, stop_token_ids=())
+        asyncio.run(conversations(engine))
+        stats = engine.stats
+        computed = stats.prompt_tokens - stats.cached_prompt_tokens
+        num_tokens[name] = computed + stats.sampled_tokens
+
     kinds = {"shared": InProcessEngine, "plain": PlainEngine}
-    cpu_s = medians(
-        {
-            name: lambda kind=kind: asyncio.run(conversations(kind(model, stop_token_ids=())))
-            for name, kind in kinds.items()
-        },
-        rounds,
-    )
-    return {"cpu_s": cpu_s, "ratio": cpu_s["plain"] / cpu_s["shared"]}
+    ways = {name: partial(run, name, kind) for name, kind in kinds.items()}
+    cpu_s = medians(ways, rounds)
+    return {
+        "cpu_s": cpu_s,
+        "ratio": cpu_s["plain"] / cpu_s["shared"],
+        "token_ratio": num_tokens["plain"] / num_tokens["shared"],
+    }
 
 
 def main() -> None:

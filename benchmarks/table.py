@@ -285,6 +285,29 @@ def update() -> list[Row]:
     ]
 
 
+def model_families() -> list[Row]:
+    """Rows of the families beside Qwen2, Qwen3 and Llama."""
+    found = result("model_families")
+    updates = [(run["family"], run["update"]) for run in found["results"]]
+    sampled = [(run["family"], run["sampling"]) for run in found["results"] if run["sampling"]]
+    script = "model_families"
+    return [
+        (
+            f"update as a tree against padded: {', '.join(name for name, _ in updates)}",
+            ", ".join(f"{run['ratio']:.1f}x" for _, run in updates),
+            f"≥ {found['goal']:.0f}x; ratio of tokens: {updates[0][1]['token_ratio']:.1f}x",
+            script,
+        ),
+        (
+            "sampling with shared prefixes against transformers' own forward: "
+            + ", ".join(name for name, _ in sampled),
+            ", ".join(f"{run['ratio']:.1f}x" for _, run in sampled),
+            f"≥ {found['goal']:.0f}x; ratio of tokens: {sampled[0][1]['token_ratio']:.1f}x",
+            script,
+        ),
+    ]
+
+
 def update_real() -> list[Row]:
     return [
         (
@@ -736,6 +759,7 @@ def table() -> str:
         *engine(),
         *engine_compared(),
         *update(),
+        *model_families(),
         *update_real(),
         *plan_accuracy(),
         *memory_phases(),
