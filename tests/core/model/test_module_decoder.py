@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from loguru import logger
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.engines.batch import Batch
@@ -17,10 +18,13 @@ from ajet.core.inference.engines.forward import BatchRow
 from ajet.core.inference.engines.in_process import InProcessEngine
 from ajet.core.model.decoder import Decoder
 from ajet.core.model.flat_decoder import flat_decoder, has_flat_decoder
+from ajet.core.model.load import load_model
 from ajet.core.model.module_decoder import FAMILIES, ModuleDecoder
 from ajet.core.model.wide_layer import MIN_WIDTH
 from ajet.core.update.layouts import make_layout
 from ajet.core.update.layouts.layout import rows_of
+from ajet.core.update.policy import Policy
+from ajet.core.update.settings import UpdateSettings
 from tests.core.inference.engines.taped_graph import TapedGraph
 from tests.core.model.families import (
     ALL,
@@ -237,3 +241,38 @@ def test_adapters_of_a_peft_wrapper_are_computed():
     expected = model(torch.from_numpy(row.input_ids)[None]).logits[0, row.positions]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(model(ids[None]).logits, family_model("mistral")(ids[None]).logits)
+
+
+def test_the_demos_model_as_another_family_makes_the_same_update():
+    """Seed-OSS with biases and without an output bias computes what Qwen2 does: the same weights
+    go through both decoders."""
+    qwen2 = load_model("embedded:math", device="cpu").model
+    own = qwen2.config.to_dict()
+    names = [
+        *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+        *("num_attention_heads", "num_key_value_heads", "rms_norm_eps", "tie_word_embeddings"),
+        *("rope_parameters", "max_position_embeddings"),
+    ]
+    config = AutoConfig.for_model(
+        "seed_oss",
+        **{name: own[name] for name in names},
+        head_dim=own["hidden_size"] // own["num_attention_heads"],
+        attention_bias=True,
+        attention_out_bias=False,
+    )
+    seed_oss = AutoModelForCausalLM.from_config(config)
+    seed_oss.load_state_dict(qwen2.state_dict())
+    kinds, weights, scores = [], [], []
+    for model in (qwen2, seed_oss):
+        # AdamW divides by sqrt(v) + eps: with its usual eps rounding alone would make a whole step.
+        policy = Policy(model, UpdateSettings(lr=1e-3, eps=1e-5, kl_loss_coef=0.1))
+        kinds.append(type(policy.layout.decoder))
+        before = [weight.detach().clone() for weight in policy.model.parameters()]
+        policy.update(forked_groups(num_groups=2, group_size=3))
+        weights.append(dict(policy.model.named_parameters()))
+        assert not torch.equal(before[0], next(policy.model.parameters()))
+        scores.append(np.concatenate(policy.score(forked_groups(1, num_groups=2, group_size=3))))
+    assert kinds == [Decoder, ModuleDecoder]
+    for name, weight in weights[0].items():
+        torch.testing.assert_close(weights[1][name], weight, rtol=0, atol=1e-5, msg=name)
+    np.testing.assert_allclose(scores[1], scores[0], atol=1e-3)
