@@ -32,8 +32,8 @@ class FlatDecoder(Protocol):
 
     @property
     def longest_plain(self) -> float:
-        """Is the longest sequence over which every layer is plain causal attention, by keys and
-        values of one width; a call over longer ones needs the forest."""
+        """Is the longest sequence over which every layer is plain causal attention, by keys of one
+        width; a call over longer ones needs the forest."""
         ...
 
     def __call__(

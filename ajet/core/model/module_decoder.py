@@ -106,13 +106,12 @@ class ModuleDecoder:
 
     @property
     def longest_plain(self) -> float:
-        """Is the longest sequence over which every layer is plain causal attention, by keys and
-        values of one width."""
+        """Is the longest sequence over which every layer is plain causal attention, by keys of one
+        width."""
         config = self._config
         kinds = set(getattr(config, "layer_types", None) or ())
         layers_differ = first_layer_config(config) is not config
-        values_are_narrow = getattr(config, "kv_lora_rank", None)
-        if self._has_states or self._has_sinks or layers_differ or values_are_narrow:
+        if self._has_states or self._has_sinks or layers_differ:
             return 0
         window = getattr(config, "sliding_window", None)
         return window if window and kinds != {"full_attention"} else math.inf

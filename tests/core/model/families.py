@@ -32,6 +32,20 @@ FULL_ATTENTION = {
     "apertus": SMALL,
     "arcee": SMALL,
     "cohere": SMALL,
+    "deepseek_v3": SMALL
+    | {
+        "num_key_value_heads": 4,
+        "n_routed_experts": 4,
+        "n_group": 1,
+        "topk_group": 1,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+        "first_k_dense_replace": 1,
+    }
+    | EXPERTS,
     "ernie4_5": SMALL,
     "gemma": WIDE_HEADS,
     "glm": SMALL | {"head_dim": 8},
@@ -72,20 +86,6 @@ WITH_STATES = {
 
 OTHER_ATTENTION = {
     "cohere2": SMALL | {"sliding_window": WINDOW},
-    "deepseek_v3": SMALL
-    | {
-        "num_key_value_heads": 4,
-        "n_routed_experts": 4,
-        "n_group": 1,
-        "topk_group": 1,
-        "q_lora_rank": 16,
-        "kv_lora_rank": 16,
-        "qk_rope_head_dim": 8,
-        "qk_nope_head_dim": 8,
-        "v_head_dim": 8,
-        "first_k_dense_replace": 1,
-    }
-    | EXPERTS,
     "exaone4": SMALL | {"sliding_window": WINDOW},
     "gemma3_text": WIDE_HEADS
     | {
@@ -105,7 +105,7 @@ OTHER_ATTENTION = {
     | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
     "olmo3": SMALL | {"sliding_window": WINDOW},
 }
-"""Families with sliding windows, attention sinks, narrow values, or layers that differ."""
+"""Families with sliding windows, attention sinks, or layers that differ."""
 
 OTHERS = {
     "falcon_h1": SMALL
