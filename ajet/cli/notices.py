@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Report(Protocol):
-    """What a command has found: for the screen, as JSON, and as files."""
+    """Gives what a command has found: for the screen, as JSON, and as files."""
 
     def shown(self) -> "RenderableType": ...
     def as_json(self) -> str: ...

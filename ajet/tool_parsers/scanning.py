@@ -1,4 +1,4 @@
-"""What the parsers share: to extract calls from a text, to read JSON, to split off thinking.
+"""Holds what all parsers use: it extracts calls from a text, reads JSON, splits off thinking.
 
     extract_calls(text, opening, read, close)    "a OPEN good CLOSE b OPEN bad CLOSE c"
                                               calls [good], content "a  b OPEN bad CLOSE c"

@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ajet.core.model.attention.trie import Forest
+from ajet.core.model.attention.trie import Forest, parents_of
 
 MAX_PADDING = 1.5
 """Segments without children are padded to at most this many times their own tokens."""
@@ -160,10 +160,11 @@ def _forward(
 
 def _batches(forest: Forest) -> list[SegmentBatch]:
     """Returns the segments in batches, parents before children."""
-    depth_of, parent_of = _parents(forest)
+    parent_of, depths = parents_of(forest.segments), list[int]()
     levels: dict[int, list[int]] = defaultdict(list)
-    for number in range(len(forest.segments)):
-        levels[depth_of[number]].append(number)
+    for number, parent in enumerate(parent_of):
+        depths.append(0 if parent < 0 else depths[parent] + 1)
+        levels[depths[number]].append(number)
     lengths = [segment.stop - segment.start for segment in forest.segments]
     is_inner = [segment.end > segment.stop for segment in forest.segments]
     place: dict[int, int] = {}
@@ -193,21 +194,6 @@ def _batches(forest: Forest) -> list[SegmentBatch]:
             if have_children:
                 place |= {number: len(place) + n for n, number in enumerate(numbers)}
     return batches
-
-
-def _parents(forest: Forest) -> tuple[list[int], dict[int, int]]:
-    """Returns the depth of each segment, and the parent of those that have one."""
-    depths: list[int] = []
-    parents: dict[int, int] = {}
-    path: list[int] = []
-    for number, segment in enumerate(forest.segments):
-        while path and forest.segments[path[-1]].end <= segment.start:
-            path.pop()
-        if path:
-            parents[number] = path[-1]
-        depths.append(len(path))
-        path.append(number)
-    return depths, parents
 
 
 def _of_similar_length(numbers: list[int], lengths: list[int]) -> list[list[int]]:

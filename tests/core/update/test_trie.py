@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from update_fixtures import sample
 
-from ajet.core.model.attention.trie import TrieSegment, forest_of_rows, trie_of_rows
+from ajet.core.model.attention.trie import TrieSegment, forest_of_rows, parents_of, trie_of_rows
 from ajet.core.update.layouts.layout import Row
 from ajet.core.update.layouts.tree import _row_within
 
@@ -65,3 +65,11 @@ def test_the_segments_see_exactly_the_ancestors_of_any_rows(rows):
         assert forest.positions_N[nodes].tolist() == list(range(len(row)))
         for depth, node in enumerate(nodes):
             assert seen[node] == set(nodes[: depth + 1].tolist())
+
+
+def test_a_segments_parent_is_the_last_one_before_it_that_has_not_ended():
+    #   0 ab ── 1 c ── 2 d       5 xy
+    #       │      └─ 3 efg
+    #       └─ 4 hi
+    rows = [np.array([ord(c) for c in text]) for text in ("abcd", "abcefg", "abhi", "xy")]
+    assert parents_of(trie_of_rows(rows).segments) == [-1, 0, 1, 1, 0, -1]

@@ -26,7 +26,7 @@ from ajet.core.inference.engines.forward import BatchRow
 from ajet.core.inference.engines.packed_weights import PackedWeights
 
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")
-"""What releases of transformers call the cache, as an argument and in the output."""
+"""The names of the cache in releases of transformers, as an argument and in the output."""
 
 
 class HfForward:

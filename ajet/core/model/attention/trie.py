@@ -48,6 +48,20 @@ class Forest:
         return len(self.token_ids_N)
 
 
+def parents_of(segments: Sequence[TrieSegment]) -> list[int]:
+    """Returns the number of each segment's parent, -1 where it has none. Segments are in the order
+    of their tokens, so a parent comes before its children: it is the last one that has not ended.
+    """
+    parents: list[int] = []
+    path: list[int] = []
+    for number, segment in enumerate(segments):
+        while path and segments[path[-1]].end <= segment.start:
+            path.pop()
+        parents.append(path[-1] if path else -1)
+        path.append(number)
+    return parents
+
+
 def lexicographic(rows: Sequence[IntArray]) -> list[int]:
     """Returns the row numbers in token order (big-endian bytes compare as the numbers do)."""
     return sorted(range(len(rows)), key=lambda i: rows[i].astype(">u4").tobytes())

@@ -16,6 +16,7 @@ keys and values already, in its cache. Not covered: second derivatives.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ajet.core.model.attention.merging import merge
-from ajet.core.model.attention.trie import Forest, IntArray, TrieSegment
+from ajet.core.model.attention.trie import Forest, IntArray, TrieSegment, parents_of
 from ajet.core.model.attention.varlen_kernels import FlashKernel, VarlenCall, VarlenKernel
 from ajet.core.model.transfer import uploaded
 
@@ -135,17 +136,13 @@ class VarlenPlan:
 
 def _levels(segments: Sequence[TrieSegment]) -> list[list[TrieSegment]]:
     """Returns the inner segments by the number of their ancestors."""
-    levels: list[list[TrieSegment]] = []
-    ancestors: list[TrieSegment] = []
-    for segment in segments:  # in the order of their tokens, so ancestors come first
-        while ancestors and ancestors[-1].end <= segment.start:
-            ancestors.pop()
+    depths: list[int] = []
+    levels: dict[int, list[TrieSegment]] = defaultdict(list)
+    for segment, parent in zip(segments, parents_of(segments), strict=True):
+        depths.append(0 if parent < 0 else depths[parent] + 1)
         if segment.end > segment.stop:
-            if len(ancestors) == len(levels):
-                levels.append([])
-            levels[len(ancestors)].append(segment)
-            ancestors.append(segment)
-    return levels
+            levels[depths[-1]].append(segment)
+    return [levels[depth] for depth in sorted(levels)]
 
 
 def _index(ranges: Sequence[IntArray], device: torch.device) -> Tensor:

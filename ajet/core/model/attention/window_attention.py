@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ajet.core.model.attention.trie import Forest, IntArray
+from ajet.core.model.attention.trie import Forest, IntArray, parents_of
 from ajet.core.model.precision import to_wide_dtype
 
 MAX_BLOCK = 256
@@ -83,14 +83,10 @@ class WindowPlan:
 def _paths(forest: Forest) -> list[tuple[IntArray, IntArray]]:
     """Returns the flat tokens of each segment, and those of its path from the root to its end."""
     found: list[tuple[IntArray, IntArray]] = []
-    above: list[tuple[int, IntArray]] = []
-    for segment in forest.segments:
-        while above and above[-1][0] <= segment.start:
-            above.pop()
+    for segment, parent in zip(forest.segments, parents_of(forest.segments), strict=True):
         own = np.arange(segment.start, segment.stop)
-        path = np.concatenate((above[-1][1], own)) if above else own
+        path = own if parent < 0 else np.concatenate((found[parent][1], own))
         found.append((own, path))
-        above.append((segment.end, path))
     return found
 
 

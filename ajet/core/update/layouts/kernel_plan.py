@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ajet.core.model.attention.trie import Forest
+from ajet.core.model.attention.trie import Forest, parents_of
 from ajet.core.model.kernels.functions import Kernels, attention_kernels_for
 from ajet.core.model.kernels.segments import AttentionSegment, SegmentTable
 
@@ -51,14 +51,9 @@ class KernelPlan:
 
 
 def _segments(forest: Forest) -> list[AttentionSegment]:
-    """Returns the forest's segments, each with its parent: the last one before it that has not
-    ended."""
+    """Returns the forest's segments, each with its parent."""
     found: list[AttentionSegment] = []
-    path: list[int] = []
-    for number, segment in enumerate(forest.segments):
-        while path and forest.segments[path[-1]].end <= segment.start:
-            path.pop()
-        length, parent = segment.stop - segment.start, path[-1] if path else -1
+    for segment, parent in zip(forest.segments, parents_of(forest.segments), strict=True):
+        length = segment.stop - segment.start
         found.append(AttentionSegment(segment.start, length, segment.start, length, parent))
-        path.append(number)
     return found
