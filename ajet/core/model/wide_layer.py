@@ -91,6 +91,12 @@ def normed(x_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x_ND, weight_D.shape, weight_D, eps)
 
 
+def gated(gate: Tensor, up: Tensor) -> Tensor:
+    """Returns ``silu(gate) * up``; on a CPU the tensors must be contiguous."""
+    kernels = layer_kernels_for(gate)
+    return F.silu(gate).mul_(up) if kernels is None else kernels.gate(gate, up)
+
+
 def product(x_ND: Tensor, weight_OD: Tensor, bias: Tensor | None = None) -> Tensor:
     """Returns ``x @ weight.T + bias``; either may be a transposed view."""
     on_cpu = x_ND.device.type == "cpu"
@@ -201,7 +207,7 @@ class _GatedMLP(torch.autograd.Function):
         h = normed(x, norm, eps)
         gate, up = product(h, gate_weight), product(h, up_weight)
         ctx.save_for_backward(x, norm, gate, up, *weights)
-        return product(_gated(gate, up), down_weight).add_(x)
+        return product(gated(gate, up), down_weight).add_(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -232,11 +238,6 @@ def _input_grad(grads: tuple[Tensor, ...], weights: Any) -> Tensor:
         else:
             total.addmm_(grad, weight)  # the sum is part of the product
     return total
-
-
-def _gated(gate: Tensor, up: Tensor) -> Tensor:
-    kernels = layer_kernels_for(gate)
-    return F.silu(gate).mul_(up) if kernels is None else kernels.gate(gate, up)
 
 
 def _gated_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:

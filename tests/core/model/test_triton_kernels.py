@@ -77,7 +77,7 @@ def test_a_norm_has_torchs_gradients(triton, shape, with_added, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(3, 7), (5, 1000)])
+@pytest.mark.parametrize("shape", [(3, 7), (5, 2500)])  # one program a row, and three
 def test_a_gate_has_torchs_numbers_and_gradients(triton, shape, dtype):
     (gate, a), (up, b), (grad, probe) = (random(dtype, *shape) for _ in range(3))
     expected = F.silu(a) * b
@@ -87,6 +87,12 @@ def test_a_gate_has_torchs_numbers_and_gradients(triton, shape, dtype):
     assert d_up is grad
     for found, exact in ((product, expected), (d_gate, d_a), (d_up, d_b)):
         close(found, exact, dtype)
+
+
+def test_a_gate_may_lie_beside_what_it_opens(triton):
+    joined = torch.randn(6, 2 * 40)
+    gate, up = joined.chunk(2, dim=1)
+    torch.testing.assert_close(triton.gate(gate, up), F.silu(gate) * up)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -8,8 +8,9 @@
 It computes with the policy's own modules (see model/flat_decoder.py), or, where weights are large
 and the device is a CPU, with packed copies of them (packed_decoder.py). Then a decode step attends
 with compiled kernels (tiled_batch.py), as it does on a CUDA GPU (cuda_batch.py); without them, and
-on other devices, it multiplies all segments at once (grid_batch.py). On a CUDA GPU new tokens are
-computed as one flat list (packed_prefill.py), and steps are captured and replayed (step_graph.py).
+on other devices, it multiplies all segments at once (grid_batch.py). On a CUDA GPU weights with one
+input are joined (joined_decoder.py), new tokens are computed as one flat list (packed_prefill.py),
+and steps are captured and replayed (step_graph.py).
 
 Not covered: models without a flat decoder (hf_forward.py serves those).
 """
@@ -25,6 +26,7 @@ from ajet.core.inference.engines.cuda_batch import CudaBatch
 from ajet.core.inference.engines.forward import BatchRow
 from ajet.core.inference.engines.graph_batch import GraphBatch
 from ajet.core.inference.engines.grid_batch import GridBatch
+from ajet.core.inference.engines.joined_decoder import JoinedDecoder
 from ajet.core.inference.engines.kv_cache import (
     MASKED,
     CacheLayout,
@@ -81,9 +83,11 @@ class FlatForward:
         weights are copied (`PackedWeights`) for no model that `PackedDecoder` refuses. `varlen_for`
         takes keys ``[kv_heads, slots, d]`` and returns what attends to sequences of several
         lengths; where it returns a kernel new tokens are computed as one flat list."""
-        self._packed: PackedDecoder | PackedWeights | None = None
-        if PackedDecoder.supports(model):
-            self._decoder: FlatDecoder = PackedDecoder(model)
+        self._packed: PackedDecoder | JoinedDecoder | PackedWeights | None = None
+        kinds = (PackedDecoder, JoinedDecoder)
+        kind = next((each for each in kinds if each.supports(model)), None)
+        if kind is not None:
+            self._decoder: FlatDecoder = kind(model)
             self._packed = self._decoder
         else:
             self._decoder = flat_decoder(model)

@@ -103,11 +103,9 @@ class PackedDecoder(Decoder):
             return False
         config: Any = model.config
         return (
-            not hasattr(model, "get_base_model")  # a peft wrapper
-            and config.hidden_size * config.intermediate_size >= MIN_WEIGHTS
+            config.hidden_size * config.intermediate_size >= MIN_WEIGHTS
             and has_onednn(weight.dtype)
-            and all(type(layer) is nn.Linear for layer in _linear_layers(model))
-            and not is_sharded(model)
+            and has_plain_linears(model)
         )
 
     def __call__(
@@ -153,6 +151,16 @@ class PackedDecoder(Decoder):
         norm = layer.post_attention_layernorm
         h = normed(x, norm.weight, norm.variance_epsilon)
         return packed.down.added_to(x, packed.up.times(packed.gate(h, "swish"), h))
+
+
+def has_plain_linears(model: nn.Module) -> bool:
+    """Tells whether the linear layers of a model that `Decoder` supports are whole, and nothing
+    but linear layers: no adapters, no shards."""
+    return (
+        not hasattr(model, "get_base_model")  # a peft wrapper
+        and all(type(layer) is nn.Linear for layer in _linear_layers(model))
+        and not is_sharded(model)
+    )
 
 
 def _linear_layers(model: Any) -> list[nn.Module]:

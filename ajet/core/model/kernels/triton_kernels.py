@@ -33,8 +33,10 @@ TILE = 2048
 """The numbers that a program of `rms_norm` handles at a time: several rows, if they are short."""
 PART = 16
 """The rows that a program of `rms_norm_backward` handles: a part of the sum over all rows."""
+COLUMNS = 1024
+"""The numbers that a program of `gate` handles, of one row."""
 FLAT = 2048
-"""The numbers that a program of `gate` handles."""
+"""The numbers that a program of `gate_backward` handles."""
 PAIRS = 1024
 """The pairs of numbers that a program of `rotate` handles at most, of one row."""
 VOCAB = 4096
@@ -94,14 +96,15 @@ def rms_norm_backward_kernel(
 
 
 @triton.jit
-def gate_kernel(gate, up, product, num, BLOCK: tl.constexpr):
-    """Writes ``silu(gate) * up``."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = at < num
+def gate_kernel(gate, up, product, stride, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """Writes BLOCK numbers of one row of ``silu(gate) * up``."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask, at = column < SIZE, row * stride + column
     value = tl.load(gate + at, mask=mask, other=0.0).to(tl.float32)
     other = tl.load(up + at, mask=mask, other=0.0).to(tl.float32)
     result = value * tl.sigmoid(value) * other
-    tl.store(product + at, result.to(product.dtype.element_ty), mask=mask)
+    tl.store(product + row * SIZE + column, result.to(product.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -245,9 +248,16 @@ class TritonKernels:
         return d_x, sums.sum(0).to(weight.dtype)
 
     def gate(self, gate: Tensor, up: Tensor) -> Tensor:
-        """Returns ``silu(gate) * up`` of contiguous tensors."""
-        product, num = torch.empty_like(gate), gate.numel()
-        _launch(gate_kernel, (triton.cdiv(num, FLAT),), gate, up, product, num, BLOCK=FLAT)
+        """Returns ``silu(gate) * up`` of tensors ``[N, I]`` whose rows lie equally far apart."""
+        rows, size = gate.shape
+        product = gate.new_empty(rows, size)
+        _launch(
+            gate_kernel,
+            (rows, triton.cdiv(size, COLUMNS)),
+            *(gate, up, product, gate.stride(0)),
+            SIZE=size,
+            BLOCK=COLUMNS,
+        )
         return product
 
     def gate_backward(
