@@ -106,7 +106,8 @@ def _limit_of_processes() -> list[int]:
 def _disk_finding(config: AjetConfig, shape: ModelShape) -> Finding:
     trainer = config.ajet.trainer_common
     kept = trainer.max_checkpoints_to_keep
-    one = checkpoint_bytes(shape, trainer.lora.total_rank)
+    numbers = number_bytes(config, gpu=False)
+    one = checkpoint_bytes(shape, trainer.lora.total_rank, *numbers)
     folder = config.run_folder.absolute()
     while not folder.exists():
         folder = folder.parent

@@ -300,6 +300,9 @@ def node_memory(
     return NodeMemory(running, loading, MemoryPart("processes", gib, counts))
 
 
-def checkpoint_bytes(shape: ModelShape, lora_rank: int, state_bytes: int = 4) -> int:
-    """Returns the size of a checkpoint: weights and AdamW's two moments of what is trained."""
-    return 3 * state_bytes * shape.trained_parameters(lora_rank)
+def checkpoint_bytes(shape: ModelShape, lora_rank: int, weight_bytes: int, state_bytes: int) -> int:
+    """Returns the size of a checkpoint: weights and AdamW's two moments of what is trained, and the
+    masters of weights that are narrower than these. Adapters are as wide."""
+    has_masters = weight_bytes != state_bytes and not lora_rank
+    each = weight_bytes + state_bytes if has_masters else state_bytes
+    return (each + 2 * state_bytes) * shape.trained_parameters(lora_rank)

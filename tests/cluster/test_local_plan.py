@@ -15,6 +15,7 @@ from ajet.cluster.local_plan import (
     Measured,
     Trial,
 )
+from ajet.cluster.memory_estimate import checkpoint_bytes
 from ajet.cluster.model_shape import ModelShape
 from ajet.core.config import load_config
 from ajet.core.run.batch_plan import BatchPlan
@@ -163,3 +164,16 @@ def test_a_trials_lengths_are_what_a_group_begins_with_and_the_rest_of_each_row(
     second = [sample([1, 2, 3, 4, 5, 6, 6, 6, 6], 5)]
     trial = Trial([first, second], 3, 2.0)
     assert trial.size == EpisodeSize(prompt=4, reply=round((1 + 3 + 4) / 3))
+
+
+@pytest.mark.parametrize(
+    ("weight_bytes", "lora_rank", "each"),
+    [
+        (4, 0, 4 + 2 * 4),  # the weights, and two moments
+        (2, 0, 2 + 4 + 2 * 4),  # their masters too
+        (2, 16, 4 + 2 * 4),  # adapters are float32, and alone
+    ],
+)
+def test_a_checkpoint_has_weights_masters_and_moments(weight_bytes, lora_rank, each):
+    trained = SMOLLM2.trained_parameters(lora_rank)
+    assert checkpoint_bytes(SMOLLM2, lora_rank, weight_bytes, 4) == each * trained
