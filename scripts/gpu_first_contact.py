@@ -512,7 +512,12 @@ def update(args: Namespace) -> Figures:
 
     shapes = [(2, 32, 16)] if is_toy(args) else [(8, 1024, 384), (4, 512, 2048), (1, 512, 4096)]
     model = make_model(args, torch.bfloat16)
-    policy = Policy(model, UpdateSettings(max_tokens_per_micro_batch=16_384, kl_loss_coef=0.0))
+    policy = Policy(
+        model,
+        UpdateSettings(
+            max_tokens_per_micro_batch=16_384, kl_loss_coef=0.0, activation_checkpointing="auto"
+        ),
+    )
     shape = shape_of_model(model)
     figures: Figures = {}
     for groups, prompt, reply in shapes:

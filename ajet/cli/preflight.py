@@ -79,9 +79,9 @@ def check_run(config: AjetConfig, *, stops_at_findings: bool = True) -> list[str
 def _check_update(config: AjetConfig) -> None:
     """Raises ConfigError for settings of the update that do not go together. Whether a GPU trains
     is not asked, since that takes torch."""
-    UpdateSettings.from_config(config, has_gpu=False)
+    UpdateSettings.from_config(config)
     if config.ajet.trainer_common.algorithm.adv_estimator == "gae":
-        CriticSettings.from_config(config, has_gpu=False)
+        CriticSettings.from_config(config)
 
 
 def _check_buffer(config: AjetConfig) -> None:

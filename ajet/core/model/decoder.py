@@ -42,8 +42,8 @@ class Decoder:
     longest_plain = math.inf
 
     def __init__(self, model: nn.Module, recompute: bool = False) -> None:
-        """`recompute` has a backward pass compute each layer again, of which only the input is
-        kept."""
+        """`recompute`, which may be changed between passes, has a backward pass compute each layer
+        again, of which only the input is kept."""
         base = unwrapped(model)
         config = base.config
         if not self.supports(model):
@@ -55,7 +55,7 @@ class Decoder:
             config.hidden_size // config.num_attention_heads
         )
         self._model = model
-        self._compute_layer = partial(recomputed, self._layer) if recompute else self._layer
+        self.recompute = recompute
         self._embed = base.model.embed_tokens
         self._rotary = base.model.rotary_emb
         self._layers = list(base.model.layers)
@@ -104,8 +104,9 @@ class Decoder:
         x = self._embed(token_ids_N)
         cos, sin = self._rotary(x.unsqueeze(0), positions_N.unsqueeze(0))
         cos, sin = cos[0].unsqueeze(1), _negate_left_half(sin[0].unsqueeze(1))
+        compute = partial(recomputed, self._layer) if self.recompute else self._layer
         for index, layer in enumerate(self._layers):
-            x = run_unsharded(layer, self._compute_layer, index, x, cos, sin, attend)
+            x = run_unsharded(layer, compute, index, x, cos, sin, attend)
         return rms_norm(self._norm, x)
 
     def _layer(self, index: int, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:

@@ -185,14 +185,13 @@ class UpdateSettings(OptimizerSettings):
     mini_batch_num: int = 1  # optimizer steps of one pass
     max_tokens_per_micro_batch: int = 4096  # tokens computed at once (distinct ones, as a tree)
     batch_layout: BatchLayout = "auto"  # tree where the model family has a flat forward
-    activation_checkpointing: Recomputation = False  # auto: of a large model
+    activation_checkpointing: Recomputation = False  # auto: by size, or by a GPU's free memory
     lora: LoraSettings | None = None
     seed: int = 0  # of the tokens that clip_cov draws
 
     @classmethod
-    def from_config(cls, config: AjetConfig, *, has_gpu: bool | None = None) -> Self:
-        """Reads the settings from the config; the policy's temperature is the sampler's. Whether a
-        GPU trains is asked of torch unless `has_gpu` says so."""
+    def from_config(cls, config: AjetConfig) -> Self:
+        """Reads the settings from the config; the policy's temperature is the sampler's."""
         trainer = config.ajet.trainer_common
         algorithm, optim = trainer.algorithm, trainer.optim
         own = {
@@ -205,7 +204,7 @@ class UpdateSettings(OptimizerSettings):
             "loss_scale_factor": float(config.ajet.data.max_response_length),
             "correction": CorrectionSettings.from_config(config),
             "max_tokens_per_micro_batch": tokens_per_pass(config),
-            "activation_checkpointing": recomputation(config, has_gpu),
+            "activation_checkpointing": trainer.fsdp_config.activation_checkpointing,
             "lora": LoraSettings.from_config(config),
             "seed": config.ajet.seed,
         }
@@ -236,8 +235,8 @@ class CriticSettings(OptimizerSettings):
     activation_checkpointing: Recomputation = False
 
     @classmethod
-    def from_config(cls, config: AjetConfig, *, has_gpu: bool | None = None) -> Self:
-        """Reads the settings from the config; `has_gpu` as in `UpdateSettings`.
+    def from_config(cls, config: AjetConfig) -> Self:
+        """Reads the settings from the config.
 
         `critic.warmup_steps` is not an optimizer's warm-up: the policy is not updated in these
         steps (core/learning).
@@ -249,7 +248,7 @@ class CriticSettings(OptimizerSettings):
             "warmup_steps": 0,
             "max_tokens_per_micro_batch": tokens_per_pass(config),
             "batch_layout": trainer.batch_layout,
-            "activation_checkpointing": recomputation(config, has_gpu),
+            "activation_checkpointing": trainer.fsdp_config.activation_checkpointing,
         }
         return cls(**same_named(cls, critic) | own)
 
@@ -276,15 +275,6 @@ def tokens_per_pass(config: AjetConfig) -> int:
     if own is None:
         return trainer.max_tokens_per_micro_batch
     return own * trainer.ulysses_sequence_parallel_size
-
-
-def recomputation(config: AjetConfig, has_gpu: bool | None) -> Recomputation:
-    """Returns whether a backward pass computes the activations again; "auto" is left to the size
-    of the model, which only the model itself tells."""
-    given = config.ajet.trainer_common.fsdp_config.activation_checkpointing
-    if given == "auto" and (trains_on_gpu(config) if has_gpu is None else has_gpu):
-        return True
-    return given
 
 
 def trains_on_gpu(config: AjetConfig) -> bool:

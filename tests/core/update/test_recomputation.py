@@ -4,8 +4,9 @@ import pytest
 import torch
 from update_fixtures import forked_groups, tiny_model
 
+from ajet.core.model.attention.trie import trie_of_rows
 from ajet.core.update.critic import Critic
-from ajet.core.update.layouts import make_layout
+from ajet.core.update.layouts import make_layout, tree
 from ajet.core.update.layouts.layout import rows_of
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import CriticSettings, LoraSettings, UpdateSettings
@@ -80,3 +81,18 @@ def test_each_layer_is_computed_again_in_the_backward_pass(layout):
 def test_auto_recomputes_a_model_of_33_million_weights_and_no_smaller_one():
     assert num_layer_passes("auto") == [1, 1]
     assert num_layer_passes("auto", vocab_size=1 << 20) == [2, 2]
+
+
+@pytest.mark.parametrize(("missing", "passes"), [(0, 1), (1, 2)])
+def test_on_a_gpu_auto_keeps_what_takes_half_of_the_free_memory(missing, passes, monkeypatch):
+    model, rows = tiny_model(), rows_of(forked_groups(0, num_groups=1, group_size=2))
+    num_tokens = len(trie_of_rows([row.input_ids for row in rows]))
+    # 2 layers, and of each token there 4 x 32 + 2 x 32 + 2 x 16 + 4 x 48 values of 4 bytes.
+    num_bytes = num_tokens * 2 * 416 * 4
+    monkeypatch.setattr(tree, "free_bytes", lambda device: 2 * num_bytes - missing)
+    counted, layers = [], list(model.model.layers)
+    for layer in layers:
+        layer.self_attn.o_proj.register_forward_hook(lambda *_: counted.append(1))
+    layout = tree.TreeLayout(model, torch.device("cpu"), None, "auto")
+    layout.forward(rows).features_UD.sum().backward()
+    assert len(counted) == 2 * passes

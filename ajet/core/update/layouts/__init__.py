@@ -39,7 +39,7 @@ def make_layout(
     ``auto`` is the tree where the model has a flat forward, else padded. `device` is where
     the passes are computed, if the weights may be elsewhere; `sequence` are the ranks that share
     their rows. `recompute` keeps only the input of each decoder layer for the backward pass, which
-    computes the rest again; "auto" does so for a large model.
+    computes the rest again; "auto" does so for a large model, on a GPU by the memory that is free.
     """
     flat = has_flat_decoder(model)
     if name == "auto":
@@ -55,6 +55,7 @@ def make_layout(
             "use batch_layout=padded",
             code=Code.MODEL_UNSUPPORTED,
         )
-    if recompute == "auto":
+    device = device or device_of(model)
+    if recompute == "auto" and device.type != "cuda":
         recompute = is_large(model)
-    return LAYOUTS[name](model, device or device_of(model), sequence, recompute)
+    return LAYOUTS[name](model, device, sequence, recompute)

@@ -23,6 +23,7 @@ from ajet.core.model.precision import float64_device
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.ranks import Ranks
 from ajet.core.update.sequence import SequenceGroup
+from ajet.core.update.settings import Recomputation
 
 Number = TypeVar("Number", bound=np.generic)
 _TORCH_DTYPES = {np.float32: torch.float32, np.float64: torch.float64}
@@ -134,7 +135,7 @@ class Layout(Protocol):
         model: nn.Module,
         device: torch.device,
         sequence: SequenceGroup | None,
-        recompute: bool = False,
+        recompute: Recomputation = False,
     ) -> None: ...
 
     def split(self, rows: Sequence[Row], budget: int) -> list[list[Row]]:

@@ -18,6 +18,7 @@ from ajet.core.errors import ConfigError
 from ajet.core.model.decoder import recompute_layers
 from ajet.core.update.layouts.layout import ForwardOutput, Row
 from ajet.core.update.sequence import SequenceGroup
+from ajet.core.update.settings import Recomputation
 
 
 class PaddedLayout:
@@ -28,7 +29,7 @@ class PaddedLayout:
         model: nn.Module,
         device: torch.device,
         sequence: SequenceGroup | None,
-        recompute: bool = False,
+        recompute: Recomputation = False,
     ) -> None:
         if sequence is not None:
             raise ConfigError(

@@ -26,11 +26,13 @@ from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.model.attention.trie import Forest, lexicographic, trie_of_rows
 from ajet.core.model.attention.window_attention import WindowPlan
-from ajet.core.model.decoder import Attend
+from ajet.core.model.decoder import Attend, Decoder, is_sharded, unwrapped
 from ajet.core.model.flat_decoder import flat_decoder
+from ajet.core.update.activations import is_kept, kept_values
 from ajet.core.update.layouts.layout import ForwardOutput, Row
 from ajet.core.update.layouts.tree_attention import AttentionPlan, attention_plan, tree_attention
 from ajet.core.update.sequence import SequenceGroup
+from ajet.core.update.settings import Recomputation
 
 
 class FlatLayout:
@@ -43,9 +45,10 @@ class FlatLayout:
         model: nn.Module,
         device: torch.device,
         sequence: SequenceGroup | None,
-        recompute: bool = False,
+        recompute: Recomputation = False,
     ) -> None:
-        self.decoder = flat_decoder(model, recompute)
+        self.decoder = flat_decoder(model, recompute is not False)
+        self._recompute: Recomputation = recompute
         if sequence is not None:
             if self.decoder.longest_plain < math.inf:
                 raise ConfigError(
@@ -131,7 +134,23 @@ class FlatLayout:
             )
             first = self.sequence.local_slice(len(forest)).start
         ids, positions = (torch.from_numpy(t).to(self.device) for t in (ids_N, positions_N))
+        if isinstance(self.decoder, Decoder):
+            self.decoder.recompute = torch.is_grad_enabled() and self._recomputes(len(ids))
         return self.decoder(ids, positions, attend, forest), first
+
+    def _recomputes(self, num_tokens: int) -> bool:
+        """Tells whether a pass over so many tokens keeps the inputs of layers alone. Adapters,
+        shards and ranks that share a sequence keep more than is counted, so theirs always does."""
+        model: Any = self.model
+        if self._recompute != "auto":
+            return self._recompute
+        if unwrapped(model) is not model or is_sharded(model) or self.sequence is not None:
+            return True
+        decoder, config = self.decoder, model.config
+        widths = (decoder.num_heads * decoder.head_dim, decoder.num_kv_heads * decoder.head_dim)
+        values = kept_values(config.hidden_size, *widths, config.intermediate_size)
+        num_bytes = num_tokens * decoder.num_layers * values * next(model.parameters()).itemsize
+        return not is_kept(num_bytes, free_bytes(self.device))
 
 
 class TreeLayout(FlatLayout):
@@ -168,3 +187,9 @@ def _row_within(row: Row, nodes_M: NDArray[np.int64], part: slice) -> Row:
     """Returns the row with only the trained tokens that are read at flat tokens of `part`."""
     is_own_M = (nodes_M >= part.start) & (nodes_M < part.stop)
     return replace(row, positions=row.positions[is_own_M], targets=row.targets[is_own_M])
+
+
+def free_bytes(device: torch.device) -> int:
+    """Returns what a GPU has left, and what torch has reserved there and does not use."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
