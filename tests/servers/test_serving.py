@@ -73,8 +73,8 @@ def test_one_process_takes_a_server_that_is_installed_and_says_where_a_named_one
 
 def test_a_server_that_is_too_old_or_a_python_that_is_not_there_is_refused(config, tmp_path):
     named = ["ajet.rollout.name=vllm"]
-    installed(tmp_path, "vllm", "0.31.0")
-    with pytest.raises(ConfigError, match=r"too old: 0\.32\.0 or newer"):
+    installed(tmp_path, "vllm", "0.25.0")
+    with pytest.raises(ConfigError, match=r"too old: 0\.26\.0 or newer"):
         engine_of_one_process(config(*named), on_gpu=True)
     with pytest.raises(ConfigError, match="no such program on this machine"):
         given = config(*named, "ajet.rollout.server.python=/not/there")
