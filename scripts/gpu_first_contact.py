@@ -937,7 +937,7 @@ class Server:
         sending = Sender(self.args, model_path)
         several = is_toy(self.args) or torch.cuda.device_count() > 1  # NCCL wants a GPU for each
         broadcast = "gloo" if is_toy(self.args) else "nccl"
-        ways = [("ipc", 1.5), *([(broadcast, 0.5)] if several else []), ("files", 2.0)]
+        ways = [("ipc", 1.1), *([(broadcast, 0.8)] if several else []), ("files", 1.2)]
         source: Any = None
         for version, (way, scale) in enumerate(ways, start=1):
             if way != "files":

@@ -31,13 +31,14 @@ from ajet.core.update.settings import tokens_per_pass
 CACHE_GIB, CACHE_SHARE = 0.375, 0.1
 """KV_BYTES and KV_SHARE of core/inference/engines/in_process.py, which is not imported because it
 needs torch; a test compares them. The budget counts twice: running rows, and kept prefixes."""
-LAUNCHES = 16
+LAUNCHES, LAUNCHES_WITH_ADAPTERS = 9, 16
 """A decode step of the in-process engine runs so many kernels for each layer, with Triton's."""
-LAUNCH_S, REPLAY_S = 12e-6, 4.7e-6
-"""Seconds from one of them to the next, on average: where each is launched, and within a CUDA
-graph; measured on an H100 with 24 layers and 128 rows."""
-HOST_S = 1.4e-3
-"""The GPU waits for the host so many seconds in each decode step; measured there."""
+LAUNCH_S, REPLAY_S = 50e-6, 4.8e-6
+"""Seconds from one of them to the next, on average: where Python launches each, and within a CUDA
+graph for one row; measured on an H100 with 24 layers."""
+HOST_S = 0.2e-3
+"""What the host adds to a decode step of 128 rows on average, measured there: it forms a batch
+anew as rows end. The GPU does not wait for it between two steps."""
 
 
 @dataclass(frozen=True)
@@ -107,13 +108,17 @@ class OneGpuPlan:
 
     @property
     def rollout_s(self) -> float:
-        """Returns the seconds of decoding: each token reads the weights and the cache, and waits
-        for its kernels one after another, and for the host."""
+        """Returns the seconds of decoding: a step takes as long as its kernels one after another,
+        or as reading the weights, and reads the cache beside that."""
         shape, value = self.shape, self._bytes[0]
         kept = self.at_once * shape.kv_values_per_token * self.size.length / 2
-        read_s = value * (shape.parameters + kept) / (BANDWIDTH_SHARE * self.gpu.bandwidth)
+        weights_s, cache_s = (
+            value * num / (BANDWIDTH_SHARE * self.gpu.bandwidth) for num in (shape.parameters, kept)
+        )
         kernel_s = REPLAY_S if self.config.ajet.rollout.cuda_graphs else LAUNCH_S
-        token_s = max(read_s, LAUNCHES * kernel_s * shape.layers) + HOST_S
+        has_adapters = self.config.ajet.trainer_common.lora.total_rank > 0
+        kernels = LAUNCHES_WITH_ADAPTERS if has_adapters else LAUNCHES
+        token_s = max(weights_s, kernels * kernel_s * shape.layers) + cache_s + HOST_S
         episodes = BatchPlan(self.config, 1, 0).episodes_per_step
         return episodes * self.size.reply / self.at_once * token_s
 

@@ -1,5 +1,8 @@
 """A run on backbone debug on one GPU: what fits into 24 GiB, by hand."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from ajet.cluster.data_sheet import GPUS
@@ -14,9 +17,9 @@ QWEN_0_5B = ModelShape(896, 24, 14, 2, 64, 4864, 151936, tied=True, qkv_bias=Tru
 QWEN_1_5B = ModelShape(1536, 28, 12, 2, 128, 8960, 151936, tied=True, qkv_bias=True)
 
 
-def plan_of(shape, *overrides, gpu="4090"):
+def plan_of(shape, *overrides, gpu="4090", prompt=500, reply=500):
     config = load_config("tutorial/example_math_agent/demo.yaml", overrides)
-    return OneGpuPlan(config, shape, GPUS[gpu], EpisodeSize(500, 500))
+    return OneGpuPlan(config, shape, GPUS[gpu], EpisodeSize(prompt, reply))
 
 
 def gib_of(plan):
@@ -64,13 +67,32 @@ def test_a_token_of_a_small_model_waits_for_launches_unless_steps_are_replayed()
     plan = plan_of(QWEN_0_5B, few, "ajet.rollout.cuda_graphs=false")
     episodes = plan.config.ajet.data.train_batch_size * plan.config.ajet.rollout.num_repeat
     assert plan.at_once == 16
-    assert plan.rollout_s == pytest.approx(episodes * 500 / 16 * (16 * 12e-6 * 24 + 1.4e-3))
+    bandwidth = BANDWIDTH_SHARE * 1.008e12
     # The weights, and 500 tokens of keys and values of each episode on average, of 2 bytes.
-    read_s = 2 * (494_032_768 + 16 * 500 * 2 * 24 * 128) / (BANDWIDTH_SHARE * 1.008e12)
-    kernels_s = 16 * 4.7e-6 * 24
-    assert read_s < kernels_s < 16 * 12e-6 * 24
+    weights_s, cache_s = 2 * 494_032_768 / bandwidth, 2 * 16 * 500 * 2 * 24 * 128 / bandwidth
+    step_s = 9 * 50e-6 * 24 + cache_s + 0.2e-3
+    assert plan.rollout_s == pytest.approx(episodes * 500 / 16 * step_s)
+    kernels_s = 9 * 4.8e-6 * 24
+    assert kernels_s < weights_s
     replayed = plan_of(QWEN_0_5B, few).rollout_s
-    assert replayed == pytest.approx(episodes * 500 / 16 * (kernels_s + 1.4e-3))
+    assert replayed == pytest.approx(episodes * 500 / 16 * (weights_s + cache_s + 0.2e-3))
+
+
+def test_a_step_of_128_rows_takes_what_was_measured():
+    """On an H100, 128 rows of 512 + 128 tokens: `decode` in gpu_first_contact.json."""
+    file = Path(__file__).parents[2] / "benchmarks/results/gpu_first_contact.json"
+    [row] = [each for each in json.loads(file.read_text())["parts"] if each["part"] == "decode"]
+    steps = ("ajet.data.train_batch_size=16", "ajet.rollout.num_repeat=8")
+    plan = plan_of(
+        QWEN_0_5B,
+        *steps,
+        "ajet.rollout.max_env_worker=128",
+        gpu="h100",
+        prompt=512,
+        reply=128,
+    )
+    step_s = plan.rollout_s / 128
+    assert step_s * 1e3 == pytest.approx(row["figures"]["step_ms"], rel=0.15)
 
 
 def test_the_cache_is_the_engines():
