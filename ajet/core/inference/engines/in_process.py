@@ -44,6 +44,7 @@ from ajet.core.inference.engines.batch import Batch
 from ajet.core.inference.engines.flat_forward import FlatForward
 from ajet.core.inference.engines.forward import BatchRow, Forward
 from ajet.core.inference.engines.hf_forward import HfForward
+from ajet.core.inference.engines.joined_decoder import gpu_bytes
 from ajet.core.inference.engines.step_graph import MakeGraph, cuda_graph_of
 from ajet.core.inference.stop_strings import first_stop
 from ajet.core.model.allocator import is_large, release_freed_memory
@@ -489,8 +490,7 @@ def _why_not_shared(decoder: FlatDecoder | None) -> str:
 
 def _gpu_bytes(model: Any) -> int:
     device = next(model.parameters()).device
-    is_gpu = device.type == "cuda"
-    return torch.cuda.get_device_properties(device).total_memory if is_gpu else 0
+    return gpu_bytes(device) if device.type == "cuda" else 0
 
 
 def _post(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: Any) -> None:

@@ -12,8 +12,9 @@ microseconds, however little it computes. `JoinedDecoder` launches 9 for a layer
 The copies take as much memory as the weights that they join, so the engine frees them when no
 episode is left, and before an update. docs/adr/0088-joined-weights.md has the figures.
 
-Not covered: what `supports` refuses: other devices, float64, sharded weights, LoRA layers, and
-biases of o_proj and the MLP. `Decoder` computes those.
+Not covered: what `supports` refuses: other devices, float64, sharded weights, LoRA layers, biases
+of o_proj and the MLP, and models whose copies would take more than `COPIED_SHARE` of the GPU's
+memory: their steps take as long as reading the weights. `Decoder` computes those.
 """
 
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ from ajet.core.model.decoder import Attend, Decoder
 from ajet.core.model.kernels.devices import cuda_kernels_for
 from ajet.core.model.precision import rms_norm
 from ajet.core.model.wide_layer import gated, normed, rotated
+
+COPIED_SHARE = 0.1
+"""The copies take no more of a GPU's memory, as keys and values do (in_process.py)."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,7 @@ class JoinedDecoder(Decoder):
             and cuda_kernels_for(weight) is not None
             and has_plain_linears(model)
             and not _has_other_biases(model)
+            and _copied_bytes(model) <= COPIED_SHARE * gpu_bytes(weight.device)
         )
 
     def __call__(
@@ -106,6 +111,22 @@ class JoinedDecoder(Decoder):
 
 def _norm(norm: Any, x: Tensor) -> Tensor:
     return normed(x, norm.weight, norm.variance_epsilon)
+
+
+def gpu_bytes(device: torch.device) -> int:
+    """Returns the memory of a CUDA GPU."""
+    return torch.cuda.get_device_properties(device).total_memory
+
+
+def _copied_bytes(model: Any) -> int:
+    return sum(
+        each.weight.nbytes
+        for layer in model.model.layers
+        for each in (
+            *(layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj),
+            *(layer.mlp.gate_proj, layer.mlp.up_proj),
+        )
+    )
 
 
 def _has_other_biases(model: Any) -> bool:

@@ -136,7 +136,13 @@ def test_what_cannot_be_joined_is_refused(monkeypatch):
     monkeypatch.setattr(
         "ajet.core.inference.engines.joined_decoder.cuda_kernels_for", lambda tensor: object()
     )
-    assert JoinedDecoder.supports(_model())
+    module = "ajet.core.inference.engines.joined_decoder"
+    # Two layers of q (48), k and v (16 each), gate and up (40 each), of 48 values of 8 bytes.
+    copied = 2 * (48 + 2 * 16 + 2 * 40) * 48 * 8
+    for available, expected in ((10 * copied, True), (10 * copied - 10, False)):
+        monkeypatch.setattr(f"{module}.gpu_bytes", lambda device, num=available: num)
+        assert JoinedDecoder.supports(_model()) is expected
+    monkeypatch.setattr(f"{module}.gpu_bytes", lambda device: 1 << 40)
     biased = LlamaConfig(**SIZES, attention_bias=True)
     assert not JoinedDecoder.supports(_model(config=biased))
     assert not JoinedDecoder.supports(_model(config=LlamaConfig(**SIZES, mlp_bias=True)))
