@@ -11,6 +11,7 @@ from functools import cached_property
 
 from ajet.cluster.data_sheet import Gpu
 from ajet.cluster.episode_size import EpisodeSize
+from ajet.cluster.layer_shape import ModelShape
 from ajet.cluster.memory_estimate import (
     GIB,
     RUNTIME_GIB,
@@ -21,7 +22,6 @@ from ajet.cluster.memory_estimate import (
     head_memory,
     number_bytes,
 )
-from ajet.cluster.model_shape import ModelShape
 from ajet.cluster.plan import format_seconds, update_rows
 from ajet.cluster.update_time import BANDWIDTH_SHARE, UpdateTime, update_inputs
 from ajet.core.config import AjetConfig
@@ -61,7 +61,7 @@ class OneGpuPlan:
         trained = shape.trained_parameters(rank)
         masters = 0 if value == wide else wide * trained
         weights = value * shape.parameters
-        one_weight = value * shape.vocab * shape.hidden  # the largest gradient of backward()
+        one_weight = value * shape.largest_weight  # the largest gradient of backward()
         recomputes = bool(trainer.fsdp_config.activation_checkpointing)  # auto: on a GPU
         inputs = TrainerMemoryInputs(
             tokens=tokens_per_pass(self.config), compute_bytes=value, checkpointing=recomputes
@@ -101,17 +101,19 @@ class OneGpuPlan:
     def at_once(self) -> int:
         """Returns the episodes that run at a time, as many as the cache of running rows holds."""
         episodes = BatchPlan(self.config, 1, 0).episodes_per_step
-        token_bytes = self._bytes[0] * self.shape.kv_values_per_token
-        fits = int(self._cache_gib * GIB / (token_bytes * self.size.length))
+        row_bytes = self.shape.kept_bytes(self._bytes[0], self.size.length)
+        fits = int(self._cache_gib * GIB / row_bytes)
         return max(1, min(self.config.ajet.rollout.max_env_worker, episodes, fits))
 
     @property
     def rollout_s(self) -> float:
-        """Returns the seconds of decoding: each token reads the weights and the cache, and waits
-        for its kernels one after another, and for the host."""
-        shape, value = self.shape, self._bytes[0]
-        kept = self.at_once * shape.kv_values_per_token * self.size.length / 2
-        read_s = value * (shape.parameters + kept) / (BANDWIDTH_SHARE * self.gpu.bandwidth)
+        """Returns the seconds of decoding: each token reads the weights, of experts those that the
+        rows choose, and the cache, and waits for its kernels one after another, and for the
+        host."""
+        shape, value, rows = self.shape, self._bytes[0], self.at_once
+        read = value * shape.read_parameters(rows)
+        read += shape.kept_bytes(value, rows * self.size.length / 2, rows)
+        read_s = read / (BANDWIDTH_SHARE * self.gpu.bandwidth)
         kernel_s = REPLAY_S if self.config.ajet.rollout.cuda_graphs else LAUNCH_S
         token_s = max(read_s, LAUNCHES * kernel_s * shape.layers) + HOST_S
         episodes = BatchPlan(self.config, 1, 0).episodes_per_step

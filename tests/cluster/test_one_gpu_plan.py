@@ -5,13 +5,13 @@ import pytest
 from ajet.cluster.data_sheet import GPUS
 from ajet.cluster.episode_size import EpisodeSize
 from ajet.cluster.memory_estimate import GIB
-from ajet.cluster.model_shape import ModelShape
 from ajet.cluster.one_gpu_plan import CACHE_GIB, CACHE_SHARE, OneGpuPlan
 from ajet.cluster.update_time import BANDWIDTH_SHARE
 from ajet.core.config import load_config
+from tests.cluster.shapes import dense
 
-QWEN_0_5B = ModelShape(896, 24, 14, 2, 64, 4864, 151936, tied=True, qkv_bias=True)
-QWEN_1_5B = ModelShape(1536, 28, 12, 2, 128, 8960, 151936, tied=True, qkv_bias=True)
+QWEN_0_5B = dense(896, 24, 14, 2, 64, 4864, 151936, tied=True, qkv_bias=True)
+QWEN_1_5B = dense(1536, 28, 12, 2, 128, 8960, 151936, tied=True, qkv_bias=True)
 
 
 def plan_of(shape, *overrides, gpu="4090"):
