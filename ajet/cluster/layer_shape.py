@@ -111,6 +111,10 @@ class ModelShape:
     each_layer: tuple[Layer, ...]
     others: int
     """Parameters of the last norm, and of a bias of the head."""
+    tables: int = 0
+    """Parameters of further embeddings, of which a token reads one row."""
+    adapted: int = 0
+    """Inputs and outputs of what gets adapters beside the layers, added up."""
     has_tree: bool = True
     """Tells whether the tree layout computes the model; else rows are padded."""
 
@@ -120,8 +124,8 @@ class ModelShape:
 
     @property
     def embedding_parameters(self) -> int:
-        """The embedding table, and the output head if it has weights of its own."""
-        return self.vocab * self.hidden * (1 if self.tied else 2)
+        """The embedding tables, and the output head if it has weights of its own."""
+        return self.vocab * self.hidden * (1 if self.tied else 2) + self.tables
 
     @property
     def parameters(self) -> int:
@@ -130,8 +134,8 @@ class ModelShape:
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that one token is multiplied with, and the embeddings."""
-        return self.parameters - sum(each.idle for each in self._experts)
+        """Parameters that one token is multiplied with, and the embedding."""
+        return self.parameters - self.tables - sum(each.idle for each in self._experts)
 
     @property
     def active_layer_parameters(self) -> int:
@@ -147,7 +151,7 @@ class ModelShape:
     def largest_weight(self) -> int:
         """Values of the largest tensor: the embedding, or gate and up of a layer's experts."""
         of_experts = (each.num * each.width * self.hidden for each in self._experts)
-        return max((self.vocab * self.hidden, *of_experts))
+        return max((self.vocab * self.hidden, self.tables, *of_experts))
 
     @property
     def largest_linear(self) -> int:
@@ -163,11 +167,11 @@ class ModelShape:
     def read_parameters(self, rows: float) -> float:
         """Returns the parameters that a decode step of so many rows reads: all but those of experts
         that no row chooses."""
-        return self.parameters - sum(each.unread(rows) for each in self._experts)
+        return self.parameters - self.tables - sum(each.unread(rows) for each in self._experts)
 
     def lora_parameters(self, rank: int) -> int:
         """Returns the parameters of adapters on all linear layers: rank x (in + out) each."""
-        return rank * sum(layer.adapted for layer in self.each_layer)
+        return rank * (self.adapted + sum(layer.adapted for layer in self.each_layer))
 
     def trained_parameters(self, lora_rank: int) -> int:
         """Returns the parameters that a run trains: all of them, or adapters of this rank."""

@@ -330,7 +330,13 @@ def with_layers(model_config: Any, shape: ModelShape, chosen: Sequence[int]) -> 
             setattr(own, name, len(dense))
     if hasattr(own, "mlp_only_layers"):
         own.mlp_only_layers, own.decoder_sparse_step = dense, 1
+    if hasattr(own, "num_kv_shared_layers"):
+        shared = [index for index in chosen if not shape.each_layer[index].kv]
+        own.num_kv_shared_layers = len(shared)
     own.num_hidden_layers = len(chosen)
+    if of_layer := model_config.to_dict().get("per_layer_config"):
+        of_chosen = {number: of_layer.get(str(index)) for number, index in enumerate(chosen)}
+        own.per_layer_config = {number: each for number, each in of_chosen.items() if each}
     return own
 
 

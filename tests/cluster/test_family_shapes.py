@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from ajet.cluster.data_sheet import GPUS
 from ajet.cluster.episode_size import EpisodeSize
-from ajet.cluster.family_shapes import FAMILIES, shape_of
+from ajet.cluster.family_shapes import shape_of
 from ajet.cluster.layer_shape import Experts
 from ajet.cluster.local_plan import with_layers
 from ajet.cluster.memory_estimate import (
@@ -21,8 +21,9 @@ from ajet.cluster.memory_estimate import (
     activation_bytes,
     cache_tokens,
 )
+from ajet.cluster.model_families import FAMILIES
 from ajet.cluster.update_time import UpdateInputs, UpdateTime
-from ajet.core.errors import ModelError
+from ajet.core.errors import ConfigError, ModelError
 from ajet.core.inference.engines.hf_forward import HfForward
 from ajet.core.model.flat_decoder import flat_decoder, has_flat_decoder
 from ajet.core.update.layouts import make_layout
@@ -31,8 +32,9 @@ from ajet.core.update.settings import LoraSettings
 from tests.cluster.published_configs import PUBLISHED
 from tests.core.model.families import ALL, FIRST, IDS, family_model
 
-TINY = FIRST | {name: fields for name, fields in ALL.items() if name in FAMILIES}
+TINY = FIRST | ALL
 TINY["glm4_moe"] = TINY["deepseek_v3"] | {"num_key_value_heads": 2, "head_dim": 8}
+NO_ADAPTERS = {"falcon_h1", "mamba2"}
 NO_DEFAULT = {("helium", "head_dim")}
 """Helium's own default fits models of one width alone."""
 
@@ -47,6 +49,12 @@ def count(weights):
     return sum(weight.numel() for weight in weights)
 
 
+def count_trained(model):
+    """The parameters of adapters of rank 3."""
+    adapted = with_lora(model, LoraSettings(rank=3))
+    return count(weight for weight in adapted.parameters() if weight.requires_grad)
+
+
 def published(name):
     return shape_of(PUBLISHED[name], name)
 
@@ -56,19 +64,47 @@ def tiny(name):
     return shape_of(AutoConfig.for_model(name, **TINY[name]).to_dict(), name)
 
 
-def test_every_family_that_trains_is_counted_but_for_four():
-    unknown = {"falcon_h1", "gemma4_text", "mamba2", "minimax"}
-    assert (FIRST | ALL).keys() - FAMILIES.keys() == unknown
-    assert FAMILIES.keys() - (FIRST | ALL).keys() == {"glm4_moe"}
+def test_every_family_that_trains_is_counted():
+    assert FAMILIES.keys() == (FIRST | ALL).keys() | {"glm4_moe"}
 
 
 @pytest.mark.parametrize("name", sorted(TINY))
 def test_parameters_and_adapters_are_those_of_transformers_model(name):
     model = meta_model(AutoConfig.for_model(name, **TINY[name]))
     assert tiny(name).parameters == count(model.parameters())
-    adapted = with_lora(model, LoraSettings(rank=3))
-    trained = count(weight for weight in adapted.parameters() if weight.requires_grad)
-    assert tiny(name).lora_parameters(3) == trained
+    if name in NO_ADAPTERS:
+        with pytest.raises(ConfigError, match="incompatible with Mamba-based models"):
+            with_lora(model, LoraSettings(rank=3))
+    else:
+        assert tiny(name).lora_parameters(3) == count_trained(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("deepseek_v3", {"q_lora_rank": None, "attention_bias": True}),
+        ("gemma4_text", {"num_kv_shared_layers": 2, "use_double_wide_mlp": True}),
+        ("gemma4_text", {"attention_k_eq_v": True, "num_global_key_value_heads": 1}),
+        ("gemma4_text", {"attention_k_eq_v": True, "attention_bias": True}),
+        ("gemma4_text", {"hidden_size_per_layer_input": 0, "enable_moe_block": True}
+            | {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24}),
+        ("glm4_moe", {"n_shared_experts": 2}),
+        ("lfm2", {"block_ffn_dim_multiplier": 1.3, "block_multiple_of": 8, "conv_bias": True}),
+        ("llama", {"num_key_value_heads": None, "head_dim": 20, "mlp_bias": True}),
+        ("mamba2", {"use_bias": True, "use_conv_bias": False, "n_groups": 2}),
+        ("qwen2_moe", {"mlp_only_layers": [1]}),
+        ("qwen3_moe", {"decoder_sparse_step": 2}),
+        ("starcoder2", {"use_bias": False, "tie_word_embeddings": False}),
+    ],
+)  # fmt: skip
+def test_variants_of_a_family_are_counted(name, changed):
+    config = AutoConfig.for_model(name, **TINY[name] | changed)
+    model = meta_model(config)
+    written = shape_of(config.to_dict(), name)
+    assert written == shape_of({"model_type": name, **TINY[name], **changed}, name)
+    assert written.parameters == count(model.parameters())
+    if name not in NO_ADAPTERS:
+        assert written.lora_parameters(3) == count_trained(model)
 
 
 @pytest.mark.parametrize("name", sorted(TINY))
@@ -145,7 +181,7 @@ def test_a_multimodal_model_says_itself_whether_its_head_is_tied():
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"model_type": "mamba2"}, "model_type 'mamba2': the sizes of its layers are not known"),
+        ({"model_type": "mamba"}, "model_type 'mamba': the sizes of its layers are not known"),
         ({"model_type": ["llama"]}, "model_type ['llama']: the sizes"),
         ({"layer_types": ["full_attention"]}, "it has 1 layer_types for 26 layers"),
         ({"layer_types": ["chunked"] * 26}, "layers of type 'chunked' are not known here"),

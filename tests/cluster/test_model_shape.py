@@ -61,7 +61,7 @@ def test_a_token_in_the_cache_of_qwen_7b_is_56_kib():
     ("text", "message"),
     [
         ("{}", "model_type None: the sizes of its layers are not known here"),
-        ('{"model_type": "mamba2"}', "model_type 'mamba2'"),
+        ('{"model_type": "mamba"}', "model_type 'mamba'"),
         ('{"model_type": "qwen2"}', "not the config.json of a qwen2 model: 'hidden_size'"),
         ("[]", "a model's config.json is a mapping"),
         ("{", "no model's config.json can be read there"),
