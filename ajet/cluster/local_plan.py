@@ -321,9 +321,10 @@ def _model_config(path: str) -> Any:
 def with_layers(model_config: Any, shape: ModelShape, chosen: Sequence[int]) -> Any:
     """Returns the config of a model that has these of the layers, in their order."""
     own = copy.deepcopy(model_config)
-    for name, value in vars(model_config).items():
-        if isinstance(value, list) and len(value) == shape.layers:
-            setattr(own, name, [value[index] for index in chosen])
+    for name in ("layer_types", "no_rope_layers"):
+        if name in vars(model_config):
+            values = getattr(model_config, name)
+            setattr(own, name, values and [values[index] for index in chosen])
     dense = [n for n, index in enumerate(chosen) if shape.each_layer[index].experts is None]
     for name in ("first_k_dense_replace", "num_dense_layers"):
         if hasattr(own, name):
