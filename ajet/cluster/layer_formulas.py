@@ -77,12 +77,17 @@ class LayerFormulas:
             mixer = self._convolution()
         else:
             raise ValueError(f"layers of type {kind!r} are not known here")
-        switch, given, norms = self.family.norms_if or ("", True, 0)
-        if bool(self.fields.get(switch)) != given:
-            norms = self.family.norms
         adapted = sum(map(sum, mixer.linears))
-        others = mixer.others + norms * self.hidden
+        others = mixer.others + self.norms() * self.hidden
         return self.with_mlp(replace(mixer, adapted=adapted, others=others), index)
+
+    def norms(self) -> int:
+        """Returns the vectors of a layer's norms."""
+        if self.family.norms_if is not None:
+            switch, given, norms = self.family.norms_if
+            if bool(self.fields.get(switch)) == given:
+                return norms
+        return self.family.norms
 
     def attention(self, index: int, kind: str) -> Layer:
         family, hidden = self.family, self.hidden
@@ -146,10 +151,8 @@ class LayerFormulas:
         if self.family.states == "lightning":
             return self._lightning_attention()
         hidden, heads = self.hidden, self.number("linear_num_value_heads")
-        key_dim, value_dim = (
-            self.number("linear_key_head_dim"),
-            self.number("linear_value_head_dim"),
-        )
+        key_dim = self.number("linear_key_head_dim")
+        value_dim = self.number("linear_value_head_dim")
         keys, values = self.number("linear_num_key_heads") * key_dim, heads * value_dim
         kernel = self.number("linear_conv_kernel_dim")
         convolved = 2 * keys + values
@@ -264,7 +267,7 @@ class LayerFormulas:
         for name in names:
             if (value := self.fields.get(name)) is not None:
                 return int(value)
-        raise KeyError(names[0])
+        raise KeyError(" or ".join(names))
 
     def number_or(self, otherwise: int, *names: str) -> int:
         """Returns the first of these fields that is there and not null, or the other number."""

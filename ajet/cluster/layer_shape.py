@@ -4,7 +4,7 @@
              keys and values of a token, a window, a state of each row
     model    its layers, the embedding, the head
 
-Not covered: how a config.json becomes these (family_shapes.py).
+Not covered: how a config.json becomes these (family_shapes.py, layer_formulas.py).
 """
 
 from collections.abc import Iterable
@@ -168,6 +168,17 @@ class ModelShape:
         """Returns the parameters that a decode step of so many rows reads: all but those of experts
         that no row chooses."""
         return self.parameters - self.tables - sum(each.unread(rows) for each in self._experts)
+
+    def is_plain(self, length: int) -> bool:
+        """Tells whether the in-process engine's own forward pass samples rows of this length, by
+        the same kernels at each step: no experts, no states, no window that hides a token, keys of
+        one width."""
+        is_special = any(
+            layer.experts or layer.state or (layer.window or length) < length
+            for layer in self.each_layer
+        )
+        has_one_width = len({layer.kv for layer in self.each_layer}) == 1
+        return self.has_tree and has_one_width and not is_special
 
     def lora_parameters(self, rank: int) -> int:
         """Returns the parameters of adapters on all linear layers: rank x (in + out) each."""

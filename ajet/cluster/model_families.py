@@ -3,7 +3,7 @@
     "gemma3_text"   4 norms in a layer, norms of heads, 5 layers with a window before one without
 
 Where a file leaves a field out, transformers' default holds. Not covered: the formulas
-(family_shapes.py).
+(layer_formulas.py).
 """
 
 from collections.abc import Mapping

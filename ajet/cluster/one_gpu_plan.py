@@ -108,13 +108,15 @@ class OneGpuPlan:
     @property
     def rollout_s(self) -> float:
         """Returns the seconds of decoding: each token reads the weights, of experts those that the
-        rows choose, and the cache, and waits for its kernels one after another, and for the
-        host."""
+        rows choose, and the cache, and waits for its kernels one after another, and for the host.
+        Steps that differ in their kernels are not replayed."""
         shape, value, rows = self.shape, self._bytes[0], self.at_once
         read = value * shape.read_parameters(rows)
         read += shape.kept_bytes(value, rows * self.size.length / 2, rows)
         read_s = read / (BANDWIDTH_SHARE * self.gpu.bandwidth)
-        kernel_s = REPLAY_S if self.config.ajet.rollout.cuda_graphs else LAUNCH_S
+        rollout = self.config.ajet.rollout
+        is_replayed = rollout.cuda_graphs and shape.is_plain(rollout.max_model_len)
+        kernel_s = REPLAY_S if is_replayed else LAUNCH_S
         token_s = max(read_s, LAUNCHES * kernel_s * shape.layers) + HOST_S
         episodes = BatchPlan(self.config, 1, 0).episodes_per_step
         return episodes * self.size.reply / self.at_once * token_s

@@ -131,11 +131,14 @@ def test_fields_that_are_left_out_or_switched_count_as_in_transformers(name):
 
 
 @pytest.mark.parametrize("name", sorted(TINY.keys() & (FIRST | ALL).keys()))
-def test_a_row_keeps_as_many_bytes_as_in_the_engine(name):
+def test_a_row_keeps_as_many_bytes_as_in_the_engine_and_takes_its_path(name):
     model = family_model(name).to(torch.bfloat16)
-    shape, is_flat = tiny(name), has_flat_decoder(model)
+    shape, decoder = tiny(name), flat_decoder(model) if has_flat_decoder(model) else None
     assert shape.has_tree == (make_layout(model, "auto").name == "tree")
-    if is_flat and (decoder := flat_decoder(model)).longest_plain:
+    for length in (8, 40):  # the windows are of 16 tokens
+        is_plain = decoder is not None and decoder.longest_plain >= length
+        assert shape.is_plain(length) == (is_plain and decoder.launches_the_same)
+    if decoder is not None and decoder.longest_plain:
         values = 2 * decoder.num_layers * decoder.num_kv_heads * decoder.head_dim
         assert shape.kept_bytes(2, 1) == 2 * values
     of_row, of_token = HfForward(model, None, 1 << 30)._cache_bytes

@@ -1,13 +1,17 @@
 """A run on backbone debug on one GPU: what fits into 24 GiB, by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from ajet.cluster.data_sheet import GPUS
 from ajet.cluster.episode_size import EpisodeSize
+from ajet.cluster.family_shapes import shape_of
 from ajet.cluster.memory_estimate import GIB
 from ajet.cluster.one_gpu_plan import CACHE_GIB, CACHE_SHARE, OneGpuPlan
 from ajet.cluster.update_time import BANDWIDTH_SHARE
 from ajet.core.config import load_config
+from tests.cluster.published_configs import PUBLISHED
 from tests.cluster.shapes import dense
 
 QWEN_0_5B = dense(896, 24, 14, 2, 64, 4864, 151936, tied=True, qkv_bias=True)
@@ -71,6 +75,22 @@ def test_a_token_of_a_small_model_waits_for_launches_unless_steps_are_replayed()
     assert read_s < kernels_s < 16 * 12e-6 * 24
     replayed = plan_of(QWEN_0_5B, few).rollout_s
     assert replayed == pytest.approx(episodes * 500 / 16 * (kernels_s + 1.4e-3))
+
+
+def test_a_mixture_reads_the_experts_that_rows_choose_and_launches_its_kernels():
+    shape = shape_of(PUBLISHED["Qwen3-30B-A3B"], "")
+    plan = plan_of(shape, "ajet.rollout.max_env_worker=16", "ajet.model.path=none", gpu="h200")
+    episodes = plan.config.ajet.data.train_batch_size * plan.config.ajet.rollout.num_repeat
+    # 16 rows choose 8 of 128 experts of 3 x 2048 x 768: 82.4 of them on average
+    chosen = 128 * (1 - (120 / 128) ** 16)
+    assert round(chosen, 1) == 82.4
+    read = 2 * (30_532_122_624 - 48 * (128 - chosen) * 4_718_592) + 16 * 500 * 98_304
+    read_s = read / (BANDWIDTH_SHARE * 4.8e12)
+    assert plan.rollout_s == pytest.approx(episodes * 500 / 16 * (read_s + 1.4e-3))
+    fast = replace(plan, gpu=replace(plan.gpu, bandwidth=1e14))
+    assert fast.rollout_s == pytest.approx(episodes * 500 / 16 * (16 * 12e-6 * 48 + 1.4e-3))
+    # Gate and up of a layer's experts are the largest tensor whose gradient there is.
+    assert gib_of(plan)["gradients"] * GIB == 4 * shape.parameters + 2 * 128 * 1536 * 2048
 
 
 def test_the_cache_is_the_engines():
