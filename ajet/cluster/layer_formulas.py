@@ -45,6 +45,7 @@ class LayerFormulas:
             each_layer=tuple(self.layer(*each) for each in enumerate(self.layer_types())),
             others=family.last_norm * self.hidden + family.has_head_bias * vocab,
             has_tree=family.has_tree,
+            has_decoder=family.has_decoder,
         )
 
     def layer_types(self) -> list[str]:

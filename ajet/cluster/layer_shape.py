@@ -117,6 +117,8 @@ class ModelShape:
     """Inputs and outputs of what gets adapters beside the layers, added up."""
     has_tree: bool = True
     """Tells whether the tree layout computes the model; else rows are padded."""
+    has_decoder: bool = False
+    """Tells whether core/model/decoder.py computes the model, which keeps less of a layer."""
 
     @property
     def layers(self) -> int:

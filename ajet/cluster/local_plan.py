@@ -201,13 +201,14 @@ class LocalPlan:
         shape, (value, wide), tokens = self.shape, self._bytes, self._tokens_of_a_pass()
         replies = self.batch.config.ajet.rollout.num_repeat * self.size.reply
         read = tokens * replies // (self.size.prompt + replies)
-        # As wide_layer.py keeps it; narrow models keep about twice that.
+        # As wide_layer.py keeps it; others, and narrow models, keep about twice that.
         widths = [
             2 * (1 + each.chosen) * shape.hidden + each.mixed + each.mlp_width + 2 * each.scores
             for each in shape.each_layer
         ]
         layers = max(widths) if self.recomputes else sum(widths)
-        kept = layers * (1 if shape.hidden >= 256 and value < 8 else 2)
+        is_wide = shape.has_decoder and shape.hidden >= 256 and value < 8
+        kept = layers * (1 if is_wide else 2)
         kept += shape.layers * shape.hidden if self.recomputes else 0
         logits = read * shape.vocab
         if value * logits > MAX_KEPT:  # computed in slices: values, softmax, gradient

@@ -67,6 +67,8 @@ class Family:
     has_head_bias: bool = False
     has_tree: bool = True
     """The tree layout computes these models (core/model/flat_decoder.py)."""
+    has_decoder: bool = False
+    """core/model/decoder.py computes these models, which keeps less of a layer."""
 
 
 def _family(tied: bool = False, **given: Any) -> Family:
@@ -205,7 +207,7 @@ FAMILIES: Mapping[str, Family] = {
         defaults={"head_dim": 128, "sliding_window": 256, "conv_L_cache": 7}
         | {"use_attention_gate": True, "use_sandwich_norm": True},
     ),
-    "llama": _family(biases=ALL_BIASES, defaults=HEADS),
+    "llama": _family(biases=ALL_BIASES, has_decoder=True, defaults=HEADS),
     "mamba2": _family(norms=1, has_tree=False),
     "minimax": _family(
         pattern=2,
@@ -265,7 +267,7 @@ FAMILIES: Mapping[str, Family] = {
         defaults=HEADS,
     ),
     "phi3": _family(is_joined="all", pattern="window", defaults=HEADS),
-    "qwen2": _family(biases=("yes", "", ""), defaults=SWITCHED),
+    "qwen2": _family(biases=("yes", "", ""), has_decoder=True, defaults=SWITCHED),
     "qwen2_moe": _family(
         biases=("qkv_bias", "", ""),
         expert_width="moe_intermediate_size",
@@ -273,7 +275,10 @@ FAMILIES: Mapping[str, Family] = {
         defaults=SWITCHED | SPARSE | {"qkv_bias": True},
     ),
     "qwen3": _family(
-        qk_norm="head", biases=ATTENTION_BIASES, defaults=SWITCHED | {"head_dim": 128}
+        qk_norm="head",
+        biases=ATTENTION_BIASES,
+        has_decoder=True,
+        defaults=SWITCHED | {"head_dim": 128},
     ),
     "qwen3_5_moe_text": _family(
         qk_norm="head",

@@ -25,6 +25,7 @@ from ajet.cluster.model_families import FAMILIES
 from ajet.cluster.update_time import UpdateInputs, UpdateTime
 from ajet.core.errors import ConfigError, ModelError
 from ajet.core.inference.engines.hf_forward import HfForward
+from ajet.core.model.decoder import Decoder
 from ajet.core.model.flat_decoder import flat_decoder, has_flat_decoder
 from ajet.core.update.layouts import make_layout
 from ajet.core.update.lora import with_lora
@@ -135,6 +136,7 @@ def test_a_row_keeps_as_many_bytes_as_in_the_engine_and_takes_its_path(name):
     model = family_model(name).to(torch.bfloat16)
     shape, decoder = tiny(name), flat_decoder(model) if has_flat_decoder(model) else None
     assert shape.has_tree == (make_layout(model, "auto").name == "tree")
+    assert shape.has_decoder == Decoder.supports(model)
     for length in (8, 40):  # the windows are of 16 tokens
         is_plain = decoder is not None and decoder.longest_plain >= length
         assert shape.is_plain(length) == (is_plain and decoder.launches_the_same)

@@ -122,6 +122,13 @@ def test_a_large_model_peaks_in_the_rollout_or_in_the_update(plan):
     assert plan.peak_gib == pytest.approx(total(kept) + largest)
 
 
+def test_a_family_that_transformers_computes_keeps_twice_as_much_of_a_layer(plan):
+    other = replace(plan, shape=replace(SMOLLM2, has_decoder=False))
+    kept, expected = (sizes(each.update_parts())["activations"] for each in (other, plan))
+    inputs = 1.5 * 4 * 1324 * 30 * 576  # of the layers, kept once
+    assert kept - inputs == pytest.approx(2 * (expected - inputs))
+
+
 def test_a_small_model_keeps_in_the_update_what_the_rollout_has_freed(plan):
     small = replace(plan, shape=dense(128, 30, 9, 3, 64, 384, 1024, tied=True))
     parts = [*small.kept_parts(), *small.rollout_parts(), *small.update_parts()]
