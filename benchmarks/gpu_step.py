@@ -47,7 +47,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the step is another benchmark's
 
 from ajet.cluster.data_sheet import GPUS
-from ajet.cluster.model_shape import ModelShape, shape_of
+from ajet.cluster.family_shapes import shape_of
+from ajet.cluster.layer_shape import ModelShape
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.replica import Replica
 from ajet.core.inference.replicas.in_process import InProcessReplica
@@ -101,10 +102,10 @@ def update_flops(args: argparse.Namespace, shape: ModelShape) -> tuple[int, floa
     of_prompt = prompt * (prompt + 1) / 2
     of_replies = MEMBERS * (reply * prompt + reply * (reply + 1) / 2)
     attended = args.groups * (of_prompt + of_replies)
-    body = shape.layers * shape.layer_parameters
+    body = shape.active_layer_parameters
     head = shape.vocab * shape.hidden
-    attention = shape.layers * shape.attention_width * attended
-    return distinct, 6.0 * body * distinct + 6.0 * head * trained + 12.0 * attention
+    attention = sum(layer.pair for layer in shape.each_layer) * attended
+    return distinct, 6.0 * body * distinct + 6.0 * head * trained + 6.0 * attention
 
 
 def now(device: str) -> float:

@@ -1039,7 +1039,7 @@ def trained(args: Namespace, conf: str, steps: int | None, overrides: list[str])
 
 
 def shape_of_model(model: nn.Module) -> Any:
-    from ajet.cluster.model_shape import shape_of
+    from ajet.cluster.family_shapes import shape_of
 
     untyped: Any = model
     return shape_of(untyped.config.to_dict(), "random")

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from ajet.backbones import runs_on_ray
 from ajet.cli.finding import Finding, Level
+from ajet.cluster.layer_shape import ModelShape
 from ajet.cluster.machine import machine_memory, number_in
 from ajet.cluster.memory_estimate import GIB, checkpoint_bytes, has_reference, number_bytes
-from ajet.cluster.model_shape import ModelShape, model_shape
+from ajet.cluster.model_shape import model_shape
 from ajet.core.config import AjetConfig
 from ajet.core.descriptors import descriptor_limit, descriptors_needed
 from ajet.core.error_codes import Code

@@ -14,6 +14,7 @@ from rich.table import Table
 from ajet.cluster.capacity import local_gpu, local_node, one_gpu_plan
 from ajet.cluster.data_sheet import GPUS, Gpu
 from ajet.cluster.episode_size import EpisodeSize
+from ajet.cluster.layer_shape import ModelShape
 from ajet.cluster.placement import Node, configured_nodes
 from ajet.cluster.plan import ClusterPlan
 from ajet.core.config import AjetConfig
@@ -31,7 +32,7 @@ def tables(plan: ClusterPlan, title: str) -> Iterator[Table]:
     if not plan.placement.on_gpus:
         return
     titles = ("role", "memory", "GiB", "how")
-    parameters = f"{plan.shape.parameters / 1e9:.2f} billion parameters, {plan.gpu.name}"
+    parameters = f"{_parameters(plan.shape)}, {plan.gpu.name}"
     yield _table(parameters, titles, plan.memory_rows())
     yield _table("one step, roughly", ("what", "about", "how"), plan.time_rows())
 
@@ -43,7 +44,7 @@ def show_one_gpu_plan(
     from ajet.core.terminal import Console
 
     found = one_gpu_plan(config, gpu, model_config, size)
-    parameters = f"{title}: {found.shape.parameters / 1e9:.2f} billion parameters, {gpu.name}"
+    parameters = f"{title}: {_parameters(found.shape)}, {gpu.name}"
     console = Console()
     console.print(_table(parameters, ("memory of the GPU", "GiB", "how"), found.memory_rows()))
     console.print(_table("one step, roughly", ("what", "about", "how"), found.time_rows()))
@@ -72,6 +73,15 @@ def show_local_plan(
     console = Console()
     console.print(_table(parameters, ("memory", "GiB", "how"), found.memory_rows()))
     console.print(_table("measured on this machine", ("time", "about", "how"), found.time_rows()))
+
+
+def _parameters(shape: ModelShape) -> str:
+    """Returns the number of parameters, and of those that a token is multiplied with if these are
+    fewer."""
+    found = f"{shape.parameters / 1e9:.2f} billion parameters"
+    if shape.active_parameters == shape.parameters:
+        return found
+    return f"{found}, {shape.active_parameters / 1e9:.2f} of them for each token"
 
 
 def _table(title: str, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

@@ -13,9 +13,10 @@ from pathlib import Path
 from ajet.cluster.data_sheet import GPUS, Gpu
 from ajet.cluster.episode_size import EpisodeSize
 from ajet.cluster.gpus import local_gpus, visible_gpus
+from ajet.cluster.layer_shape import ModelShape
 from ajet.cluster.machine import machine_memory
 from ajet.cluster.memory_estimate import GIB, MemoryPart
-from ajet.cluster.model_shape import ModelShape, model_shape, read_shape
+from ajet.cluster.model_shape import model_shape, read_shape
 from ajet.cluster.one_gpu_plan import OneGpuPlan
 from ajet.cluster.placement import Node, Placement, configured_nodes, place
 from ajet.cluster.plan import ClusterPlan

@@ -1,7 +1,8 @@
 """Estimates the time and memory of a run on backbone `debug` on a CPU, before it starts.
 
 The engine and the update themselves are measured for some seconds, in random models of the
-configured shape that have one and three layers. Both times lie on a line over the layers:
+configured shape that have one layer of each kind, and three of one kind. Both times lie on a line
+over the layers of a kind:
 
     seconds(layers) = seconds(1) + (layers - 1) * (seconds(3) - seconds(1)) / 2
 
@@ -23,14 +24,17 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ajet.cluster.episode_size import EpisodeSize
+from ajet.cluster.family_shapes import shape_of
+from ajet.cluster.layer_shape import ModelShape
 from ajet.cluster.memory_estimate import MemoryPart, has_reference, number_bytes
-from ajet.cluster.model_shape import ModelShape, shape_of
 from ajet.cluster.plan import format_seconds
 from ajet.core.common_prefix import common_length_of_ids
 from ajet.core.config import AjetConfig
@@ -41,7 +45,7 @@ from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.settings import UpdateSettings
 
-LAYERS = (1, 3)
+MORE = 2  # more layers of one kind than of the others
 DECODED = (4, 20)  # the tokens of the two measured replies: their difference has no prefill in it
 MAX_LOGITS, MAX_KEPT, LARGE, MIN_PACKED, KV_BYTES = 1 << 24, 1 << 29, 1 << 25, 1 << 18, 3 << 27
 """The values of MAX_LOGITS and MAX_KEPT in core/update/loss.py, LARGE in core/model/allocator.py,
@@ -183,11 +187,12 @@ class LocalPlan:
         value, shape = self._bytes[0], self.shape
         if not self.batch.config.samples:
             return []
-        cache = value * self._cached_tokens() * shape.kv_values_per_token
+        tokens, rows = self._cached()
+        cache = shape.kept_bytes(value, tokens, rows)
         # The engine has a budget for running rows, and again for the prefixes that it keeps.
         parts = [_part("cache", 2 * min(cache, KV_BYTES), "rollout: keys and values")]
-        if shape.hidden * shape.intermediate >= MIN_PACKED and value < 8:
-            packed = value * shape.parameters
+        if shape.largest_linear >= MIN_PACKED and value < 8:
+            packed = value * shape.linear_parameters
             parts.append(_part("packed weights", packed, "rollout: a copy, as oneDNN reads them"))
         return parts
 
@@ -196,11 +201,15 @@ class LocalPlan:
         shape, (value, wide), tokens = self.shape, self._bytes, self._tokens_of_a_pass()
         replies = self.batch.config.ajet.rollout.num_repeat * self.size.reply
         read = tokens * replies // (self.size.prompt + replies)
-        # As wide_layer.py keeps it; narrow models keep about twice that.
-        layer = 2 * shape.hidden + 2 * shape.attention_width + 2 * shape.kv_width
-        layer += 2 * shape.intermediate
-        layer *= 1 if shape.hidden >= 256 and value < 8 else 2
-        kept = layer + shape.layers * shape.hidden if self.recomputes else shape.layers * layer
+        # As wide_layer.py keeps it; others, and narrow models, keep about twice that.
+        widths = [
+            2 * (1 + each.chosen) * shape.hidden + each.mixed + each.mlp_width + 2 * each.scores
+            for each in shape.each_layer
+        ]
+        layers = max(widths) if self.recomputes else sum(widths)
+        is_wide = shape.has_decoder and shape.hidden >= 256 and value < 8
+        kept = layers * (1 if is_wide else 2)
+        kept += shape.layers * shape.hidden if self.recomputes else 0
         logits = read * shape.vocab
         if value * logits > MAX_KEPT:  # computed in slices: values, softmax, gradient
             logits = 3 * MAX_LOGITS
@@ -232,17 +241,17 @@ class LocalPlan:
         budget = trainer.max_tokens_per_micro_batch
         return min(budget, group * max(1, budget // group) if group <= budget else budget)
 
-    def _cached_tokens(self) -> int:
-        """Returns the tokens that rows of a rollout or of a validation have, whichever are more:
-        each prompt once."""
+    def _cached(self) -> tuple[int, int]:
+        """Returns the tokens that rows of a rollout or of a validation have, whichever are more,
+        each prompt once; and the rows."""
         kinds = (
             (self._sampled_episodes, self.batch.config.ajet.rollout.num_repeat),
             (self.batch.validation_episodes, self.batch.config.validation_repeats),
         )
+        rows = [(self._at_once(episodes), repeat) for episodes, repeat in kinds]
         return max(
-            -(-self._at_once(episodes) // repeat) * self.size.prompt
-            + self._at_once(episodes) * self.size.reply
-            for episodes, repeat in kinds
+            (-(-num // repeat) * self.size.prompt + num * self.size.reply, num)
+            for num, repeat in rows
         )
 
     def memory_rows(self) -> list[tuple[str, str, str]]:
@@ -281,10 +290,16 @@ def local_plan(
     plan = LocalPlan(batch, shape, size, Measured(0.0, 0.0, 0.0))
     if plan.is_large:
         prepare_memory()  # as loading a model does
-    found = [_measure(plan, model_config, layers, trial) for layers in LAYERS]
-    low, high = (np.array(each) for each in found)
-    per_layer = np.maximum(high - low, 0) / (LAYERS[1] - LAYERS[0])
-    batch_s, group_s, optimizer_s = map(float, low + per_layer * (shape.layers - LAYERS[0]))
+    of_kind = Counter(shape.each_layer)
+    first = [shape.each_layer.index(kind) for kind in of_kind]
+    low = np.array(_measure(plan, model_config, first, trial))
+    seconds = low.copy()
+    for index, count in zip(first, of_kind.values(), strict=True):
+        if count > 1:
+            chosen = sorted([*first, *[index] * MORE])
+            high = np.array(_measure(plan, model_config, chosen, trial))
+            seconds += (count - 1) * np.maximum(high - low, 0) / MORE
+    batch_s, group_s, optimizer_s = map(float, seconds)
     if trial is not None and trial.seconds is not None:
         batch_s = trial.seconds * plan.at_once / trial.num_episodes
     return replace(plan, measured=Measured(batch_s, group_s, optimizer_s))
@@ -294,21 +309,48 @@ def _model_config(path: str) -> Any:
     from transformers import AutoConfig
 
     from ajet.core.model.load import find_source
+    from ajet.core.model.multimodal import text_config_of
 
     source = find_source(path)
+    if not source.is_gguf:
+        text_config = text_config_of(source.name_or_path, **source.options)
+        if text_config is not None:
+            return text_config
     return AutoConfig.from_pretrained(source.name_or_path, **source.options)
 
 
+def with_layers(model_config: Any, shape: ModelShape, chosen: Sequence[int]) -> Any:
+    """Returns the config of a model that has these of the layers, in their order."""
+    own = copy.deepcopy(model_config)
+    for name in ("layer_types", "no_rope_layers"):
+        if name in vars(model_config):
+            values = getattr(model_config, name)
+            setattr(own, name, values and [values[index] for index in chosen])
+    dense = [n for n, index in enumerate(chosen) if shape.each_layer[index].experts is None]
+    for name in ("first_k_dense_replace", "num_dense_layers"):
+        if hasattr(own, name):
+            setattr(own, name, len(dense))
+    if hasattr(own, "mlp_only_layers"):
+        own.mlp_only_layers, own.decoder_sparse_step = dense, 1
+    if hasattr(own, "num_kv_shared_layers"):
+        shared = [index for index in chosen if not shape.each_layer[index].kv]
+        own.num_kv_shared_layers = len(shared)
+    own.num_hidden_layers = len(chosen)
+    if of_layer := model_config.to_dict().get("per_layer_config"):
+        of_chosen = {number: of_layer.get(str(index)) for number, index in enumerate(chosen)}
+        own.per_layer_config = {number: each for number, each in of_chosen.items() if each}
+    return own
+
+
 def _measure(
-    plan: LocalPlan, model_config: Any, layers: int, trial: Trial | None
+    plan: LocalPlan, model_config: Any, chosen: Sequence[int], trial: Trial | None
 ) -> tuple[float, float, float]:
-    """Returns the numbers of `Measured` in a random model of so many layers."""
+    """Returns the numbers of `Measured` in a random model that has these of the layers."""
     import torch
     from transformers import AutoModelForCausalLM
 
     config, size = plan.batch.config, plan.size
-    own = copy.deepcopy(model_config)
-    own.num_hidden_layers = layers
+    own = with_layers(model_config, plan.shape, chosen)
     dtype = getattr(torch, dtype_on(config, gpu=False))
     with torch.random.fork_rng():
         torch.manual_seed(0)

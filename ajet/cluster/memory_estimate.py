@@ -14,10 +14,11 @@ batches, what workflows, tools and judges need.
 from dataclasses import dataclass
 from typing import Self
 
-from ajet.cluster.model_shape import ModelShape
+from ajet.cluster.layer_shape import ModelShape
 from ajet.core.config import AjetConfig
 from ajet.core.config.precision import BYTES, dtype_on, state_dtype
 from ajet.core.update.settings import tokens_per_pass
+from ajet.servers.serving import planned_engine
 
 GIB = 2.0**30
 RUNTIME_GIB = 1.5
@@ -87,6 +88,8 @@ class EngineMemoryInputs:
     value_bytes: int = 2
     lora_rank: int = 0
     """The rank of several adapters together, which lie beside the weights."""
+    has_latents: bool = True
+    """The cache has latents where keys and values are made of them, as in servers."""
 
     def resident_bytes(self, shape: ModelShape) -> float:
         """Returns what a GPU of the engine has before its cache: its part of the weights, and all
@@ -104,7 +107,7 @@ def trainer_memory(shape: ModelShape, inputs: TrainerMemoryInputs) -> list[Memor
     its gradient; the embeddings stay gathered from the forward to the end of the backward pass.
     """
     states = _states(shape, inputs)
-    gathered = 2 * inputs.compute_bytes * (shape.embedding_parameters + 2 * shape.layer_parameters)
+    gathered = 2 * inputs.compute_bytes * (shape.embedding_parameters + 2 * shape.largest_layer)
     note = "embeddings and two layers, with gradients"
     if inputs.keeps_gathered:
         gathered = inputs.compute_bytes * shape.parameters
@@ -173,16 +176,19 @@ def activation_bytes(shape: ModelShape, inputs: TrainerMemoryInputs) -> float:
     After Korthikanti et al. 2022 (arXiv 2205.05198, section 4), counted anew for a gated MLP,
     grouped queries and attention that keeps no score matrix. Of a layer and token, in values:
     two norms' inputs and outputs (4 h), queries and attention's output (2 q), keys and values
-    (2 kv), gate, up, their product and the activation (4 m). With checkpointing a layer keeps its
-    input (h), and one layer at a time is whole. The backward pass of a layer adds the gradients of
-    its output and input (2 h), of gate and up (2 m).
+    (2 kv), gate, up, their product and the activation (4 m). Each of a token's k experts has its
+    own input and output (2 h) and 4 m; of a router there are scores and probabilities. With
+    checkpointing a layer keeps its input (h), and one layer at a time is whole. The backward pass
+    of a layer adds the gradients of its output and input (2 h), of gate and up (2 m).
     """
     tokens = inputs.tokens / inputs.sequence_parallel
-    whole = (
-        4 * shape.hidden + 2 * shape.attention_width + 2 * shape.kv_width + 4 * shape.intermediate
-    )
-    values = shape.layers * shape.hidden + whole if inputs.checkpointing else shape.layers * whole
-    values += 2 * shape.hidden + 2 * shape.intermediate
+    hidden = shape.hidden
+    whole = [
+        (4 + 2 * layer.chosen) * hidden + layer.mixed + 2 * (layer.mlp_width + layer.scores)
+        for layer in shape.each_layer
+    ]
+    values = shape.layers * hidden + max(whole) if inputs.checkpointing else sum(whole)
+    values += 2 * hidden + max(layer.mlp_width for layer in shape.each_layer)
     return tokens * values * inputs.compute_bytes
 
 
@@ -191,8 +197,10 @@ def engine_memory(
 ) -> list[MemoryPart]:
     """Estimates the memory of one GPU of an engine: of its share, the cache has what is left.
 
-    A token's cache is 2 (key, value) x layers x KV heads x head size values. Each GPU of the engine
-    has a part of the KV heads, at least one: with more GPUs than heads, several have the same.
+    A token's cache is 2 (key, value) x layers x KV heads x head size values, or a latent in each
+    layer; layers with a window keep no more than it, layers with a state keep that. Each GPU of the
+    engine has a part of the KV heads, at least one: with more GPUs than heads, several have the
+    same. All have the whole latents.
     """
     weights = inputs.value_bytes * shape.parameters / inputs.tensor_parallel / GIB
     adapters = inputs.resident_bytes(shape) / GIB - weights
@@ -207,13 +215,16 @@ def engine_memory(
     return parts if inputs.lora_rank else [part for part in parts if part.name != "adapters"]
 
 
-def cache_tokens(shape: ModelShape, gpu_gib: float, inputs: EngineMemoryInputs) -> int:
-    """Returns how many tokens an engine's cache holds. Every GPU of the engine holds all of them,
-    for its own KV heads."""
+def cache_tokens(
+    shape: ModelShape, gpu_gib: float, inputs: EngineMemoryInputs, length: int | None = None
+) -> int:
+    """Returns how many tokens an engine's cache holds, of rows that are so long, or as long as they
+    may be. Every GPU of the engine holds all of them, for its own KV heads."""
+    length = max(1, length or inputs.max_model_len)
     cache = inputs.share * gpu_gib * GIB - inputs.resident_bytes(shape) - RUNTIME_GIB * GIB
-    parts = min(inputs.tensor_parallel, shape.kv_heads)
-    token_bytes = inputs.value_bytes * shape.kv_values_per_token / parts
-    return max(0, int(cache / token_bytes))
+    parts = min(inputs.tensor_parallel, shape.cache_parts(has_latents=inputs.has_latents))
+    row_bytes = shape.kept_bytes(inputs.value_bytes, length, has_latents=inputs.has_latents)
+    return max(0, int(cache * parts / (row_bytes / length)))
 
 
 def trainer_memory_inputs(config: AjetConfig, ranks: int) -> TrainerMemoryInputs:
@@ -245,6 +256,7 @@ def engine_memory_inputs(config: AjetConfig, *, gpu: bool = True) -> EngineMemor
         max_num_seqs=rollout.num_server_seqs,
         value_bytes=number_bytes(config, gpu=gpu)[0],
         lora_rank=config.ajet.trainer_common.lora.total_rank if config.has_several_adapters else 0,
+        has_latents=planned_engine(config, on_gpu=gpu) != "in_process",
     )
 
 

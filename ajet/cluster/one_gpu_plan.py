@@ -6,11 +6,12 @@ One process holds the weights once: the in-process engine samples with the polic
 loaded or measured. Not covered: what passes between a rollout and an update, a critic, a teacher.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ajet.cluster.data_sheet import Gpu
 from ajet.cluster.episode_size import EpisodeSize
+from ajet.cluster.layer_shape import ModelShape
 from ajet.cluster.memory_estimate import (
     GIB,
     RUNTIME_GIB,
@@ -21,18 +22,19 @@ from ajet.cluster.memory_estimate import (
     head_memory,
     number_bytes,
 )
-from ajet.cluster.model_shape import ModelShape
 from ajet.cluster.plan import format_seconds, update_rows
 from ajet.cluster.update_time import BANDWIDTH_SHARE, UpdateTime, update_inputs
 from ajet.core.config import AjetConfig
 from ajet.core.run.batch_plan import BatchPlan
+from ajet.core.update.activations import is_kept
 from ajet.core.update.settings import tokens_per_pass
 
 CACHE_GIB, CACHE_SHARE = 0.375, 0.1
 """KV_BYTES and KV_SHARE of core/inference/engines/in_process.py, which is not imported because it
 needs torch; a test compares them. The budget counts twice: running rows, and kept prefixes."""
-LAUNCHES, LAUNCHES_WITH_ADAPTERS = 9, 16
-"""A decode step of the in-process engine runs so many kernels for each layer, with Triton's."""
+LAUNCHES, LAUNCHES_JOINED = 16, 9
+"""A decode step of the in-process engine runs so many kernels for each layer, with Triton's: fewer
+where weights with one input are joined (joined_decoder.py)."""
 LAUNCH_S, REPLAY_S = 50e-6, 4.8e-6
 """Seconds from one of them to the next, on average: where Python launches each, and within a CUDA
 graph for one row; measured on an H100 with 24 layers."""
@@ -57,32 +59,56 @@ class OneGpuPlan:
     @property
     def memory_parts(self) -> list[MemoryPart]:
         """Returns the parts of the GPU's memory at the peak of an update."""
+        kept = "one layer at a time" if self.recomputes else "kept"
+        num_bytes = self._activation_bytes(recomputes=self.recomputes)
+        note = f"{tokens_per_pass(self.config):,} tokens, {kept}"
+        *others, head, runtime = self._parts_beside_activations
+        parts = (*others, MemoryPart.of_bytes("activations", num_bytes, note), head, runtime)
+        return [each for each in parts if each.gib]
+
+    @property
+    def _parts_beside_activations(self) -> list[MemoryPart]:
         trainer, shape = self.config.ajet.trainer_common, self.shape
         (value, wide), rank = self._bytes, trainer.lora.total_rank
         trained = shape.trained_parameters(rank)
         masters = 0 if value == wide else wide * trained
         weights = value * shape.parameters
-        one_weight = value * shape.vocab * shape.hidden  # the largest gradient of backward()
-        recomputes = bool(trainer.fsdp_config.activation_checkpointing)  # auto: on a GPU
-        inputs = TrainerMemoryInputs(
-            tokens=tokens_per_pass(self.config), compute_bytes=value, checkpointing=recomputes
-        )
-        kept = "one layer at a time" if recomputes else "kept"
+        one_weight = value * shape.largest_weight  # the largest gradient of backward()
         part = MemoryPart.of_bytes
-        parts = [
+        return [
             part("weights", weights, f"{value} bytes"),
             part("adapters" if rank else "masters", masters, f"{wide} bytes"),
             part("gradients", wide * trained + (0 if rank else one_weight), f"{wide} bytes"),
             part("optimizer", 2 * wide * trained, f"{2 * wide} bytes"),
             part("reference", weights if has_reference(self.config) and not rank else 0, "a copy"),
             MemoryPart("cache", 2 * self._cache_gib, "keys and values, running and kept"),
-            part(
-                "activations", activation_bytes(shape, inputs), f"{inputs.tokens:,} tokens, {kept}"
-            ),
-            head_memory(shape, inputs.tokens, has_gradient=not rank),
+            head_memory(shape, tokens_per_pass(self.config), has_gradient=not rank),
             MemoryPart("runtime", RUNTIME_GIB, "CUDA"),
         ]
-        return [each for each in parts if each.gib]
+
+    def _activation_bytes(self, *, recomputes: bool) -> float:
+        inputs = TrainerMemoryInputs(
+            tokens=tokens_per_pass(self.config),
+            compute_bytes=self._bytes[0],
+            checkpointing=recomputes,
+        )
+        return activation_bytes(self.shape, inputs)
+
+    @cached_property
+    def recomputes(self) -> bool:
+        """Tells whether the backward pass computes layers again: where the config leaves it open,
+        unless the run would have the memory to keep them (update/layouts/tree.py)."""
+        given = self.config.ajet.trainer_common.fsdp_config.activation_checkpointing
+        if given != "auto":
+            return given
+        free = self.gpu.memory - sum(each.gib for each in self._parts_beside_activations)
+        whole = self._activation_bytes(recomputes=False)
+        return not (self._is_plain_decoder and is_kept(whole, free * GIB))
+
+    @property
+    def _is_plain_decoder(self) -> bool:
+        """Tells whether core/model/decoder.py computes the model, without adapters."""
+        return self.shape.has_decoder and not self.config.ajet.trainer_common.lora.total_rank
 
     @property
     def _cache_gib(self) -> float:
@@ -96,28 +122,33 @@ class OneGpuPlan:
     def update(self) -> UpdateTime:
         """Returns the time of a step's update."""
         inputs = update_inputs(self.config, self.size, ranks=1, is_sharded=False)
-        return UpdateTime(self.shape, self.gpu, inputs)
+        return UpdateTime(self.shape, self.gpu, replace(inputs, recomputes=self.recomputes))
 
     @property
     def at_once(self) -> int:
         """Returns the episodes that run at a time, as many as the cache of running rows holds."""
         episodes = BatchPlan(self.config, 1, 0).episodes_per_step
-        token_bytes = self._bytes[0] * self.shape.kv_values_per_token
-        fits = int(self._cache_gib * GIB / (token_bytes * self.size.length))
+        row_bytes = self.shape.kept_bytes(self._bytes[0], self.size.length)
+        fits = int(self._cache_gib * GIB / row_bytes)
         return max(1, min(self.config.ajet.rollout.max_env_worker, episodes, fits))
 
     @property
     def rollout_s(self) -> float:
         """Returns the seconds of decoding: a step takes as long as its kernels one after another,
-        or as reading the weights, and reads the cache beside that."""
-        shape, value = self.shape, self._bytes[0]
-        kept = self.at_once * shape.kv_values_per_token * self.size.length / 2
+        or as reading the weights, of experts those that the rows choose, and reads the cache beside
+        that. Steps that differ in their kernels are not replayed."""
+        shape, value, rows = self.shape, self._bytes[0], self.at_once
         weights_s, cache_s = (
-            value * num / (BANDWIDTH_SHARE * self.gpu.bandwidth) for num in (shape.parameters, kept)
+            num_bytes / (BANDWIDTH_SHARE * self.gpu.bandwidth)
+            for num_bytes in (
+                value * shape.read_parameters(rows),
+                shape.kept_bytes(value, rows * self.size.length / 2, rows),
+            )
         )
-        kernel_s = REPLAY_S if self.config.ajet.rollout.cuda_graphs else LAUNCH_S
-        has_adapters = self.config.ajet.trainer_common.lora.total_rank > 0
-        kernels = LAUNCHES_WITH_ADAPTERS if has_adapters else LAUNCHES
+        rollout = self.config.ajet.rollout
+        is_replayed = rollout.cuda_graphs and shape.is_plain(rollout.max_model_len)
+        kernel_s = REPLAY_S if is_replayed else LAUNCH_S
+        kernels = LAUNCHES_JOINED if self._is_plain_decoder else LAUNCHES
         token_s = max(weights_s, kernels * kernel_s * shape.layers) + cache_s + HOST_S
         episodes = BatchPlan(self.config, 1, 0).episodes_per_step
         return episodes * self.size.reply / self.at_once * token_s

@@ -14,6 +14,7 @@ from functools import cached_property
 
 from ajet.cluster.data_sheet import Gpu
 from ajet.cluster.episode_size import EpisodeSize
+from ajet.cluster.layer_shape import ModelShape
 from ajet.cluster.memory_estimate import (
     GIB,
     RUNTIME_GIB,
@@ -32,7 +33,6 @@ from ajet.cluster.memory_estimate import (
     trainer_memory,
     trainer_memory_inputs,
 )
-from ajet.cluster.model_shape import ModelShape
 from ajet.cluster.placement import Placement, ResourceRequest
 from ajet.cluster.update_time import UpdateTime, update_inputs
 from ajet.cluster.weight_store import start_in_memory, sync_method
@@ -288,7 +288,7 @@ def update_rows(update: UpdateTime) -> list[tuple[str, str, str]]:
     parts = [(f"  {part.name}", format_seconds(part.seconds), part.note) for part in update.parts]
     ranks = update.inputs.ranks
     note = (
-        f"{update.tokens:,} tokens ({update.inputs.layout}); ranks: {ranks}, micro-batches of each "
+        f"{update.tokens:,} tokens ({update.layout}); ranks: {ranks}, micro-batches of each "
         f"in an optimizer step: {update.micro_batches}"
     )
     flops = f"{update.model_flops / 1e12:,.0f} TFLOP without recomputation, on {update.gpu.name}"
@@ -356,21 +356,24 @@ def step_times(plan: ClusterPlan) -> StepTimes:
 
 def _rollout_seconds(plan: ClusterPlan, size: EpisodeSize) -> tuple[float, float]:
     """Returns the seconds of prefill and decoding, and how many sequences an engine runs at a time.
-    Decoding a token reads the weights and the cache once for the whole batch."""
+    Decoding a token reads the cache, and the weights once for the whole batch: of experts those
+    that its rows choose."""
     serving, shape, engines = plan.engine_inputs, plan.shape, plan.placement.engines
     if not engines:
         return 0.0, 0.0
     episodes = float(BatchPlan(plan.config, 1, 0).episodes_per_step)
     in_flight = min(episodes, plan.config.ajet.rollout.max_env_worker) / len(engines)
-    fits = cache_tokens(shape, plan.gpu.memory, serving) / max(1.0, size.length)
+    length = max(1, size.length)
+    fits = cache_tokens(shape, plan.gpu.memory, serving, length) / length
     running = max(1.0, min(serving.max_num_seqs, in_flight, fits))
-    read = serving.value_bytes * (
-        shape.parameters + running * shape.kv_values_per_token * size.length / 2
+    read = serving.value_bytes * shape.read_parameters(running)
+    read += shape.kept_bytes(
+        serving.value_bytes, running * length / 2, running, has_latents=serving.has_latents
     )
     bandwidth = DECODE_SHARE * plan.gpu.bandwidth * serving.tensor_parallel
     steps = episodes * size.reply / (running * len(engines))
     gpus = sum(len(engine.gpus) for engine in engines)
-    prefill_s = 2 * shape.parameters * episodes * size.prompt
+    prefill_s = 2 * shape.active_parameters * episodes * size.prompt
     prefill_s /= PREFILL_SHARE * plan.gpu.flops * max(1, gpus)
     return prefill_s + steps * read / bandwidth, running
 

@@ -1,6 +1,6 @@
 """Accounts for the time of one step's update, part by part, from the model's shape.
 
-    products        2 FLOPs a parameter of the layers and token forward, 4 backward
+    products        2 FLOPs a parameter that a token is multiplied with forward, 4 backward
     attention       4 FLOPs x width for each pair of tokens forward, 10 backward
     elementwise     norms, residuals, rotary embedding, gate: what they read and write
     head            the products with the vocabulary, and the bytes of the softmax
@@ -17,7 +17,8 @@ could do in that time. Tokens are those that the layout computes: the tree compu
 once.
 
 Not covered: launches that the host is late with (small micro-batches), ranks that wait for one
-another, products in float32 or float64, which are slower than the data sheet's, and the critic.
+another, products in float32 or float64, which are slower than the data sheet's, products with the
+states of linear attention, experts that get more tokens than others, and the critic.
 """
 
 from dataclasses import dataclass
@@ -25,8 +26,8 @@ from functools import cached_property
 
 from ajet.cluster.data_sheet import Gpu
 from ajet.cluster.episode_size import EpisodeSize
+from ajet.cluster.layer_shape import ModelShape
 from ajet.cluster.memory_estimate import has_reference, number_bytes
-from ajet.cluster.model_shape import ModelShape
 from ajet.core.config import AjetConfig
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.update.settings import CorrectionSettings, tokens_per_pass
@@ -99,10 +100,15 @@ class UpdateTime:
     inputs: UpdateInputs
 
     @property
+    def layout(self) -> str:
+        """Returns the layout of a batch; models without a tree are padded in any."""
+        return self.inputs.layout if self.shape.has_tree else "padded"
+
+    @property
     def tokens(self) -> int:
         """Returns the tokens that one pass over the step computes."""
         inputs, size = self.inputs, self.inputs.size
-        if inputs.layout == "tree":
+        if self.layout == "tree":
             return inputs.groups * (size.prompt + inputs.members * size.reply)
         return inputs.groups * inputs.members * size.length
 
@@ -110,18 +116,18 @@ class UpdateTime:
     def trained_tokens(self) -> int:
         return self.inputs.groups * self.inputs.members * self.inputs.size.reply
 
-    @property
-    def pairs(self) -> float:
-        """Returns the pairs of a token and one that it attends to. Padded rows compute the pairs
-        that the mask leaves out, too."""
+    def pairs(self, window: int | None = None) -> float:
+        """Returns the pairs of a token and one that it attends to, at most a window of them. Padded
+        rows compute the pairs that the mask leaves out, too."""
         inputs, size = self.inputs, self.inputs.size
         episodes = inputs.groups * inputs.members
-        if inputs.layout == "padded":
+        if self.layout == "padded":
             return float(episodes) * size.length**2
-        if inputs.layout == "packed":
-            return episodes * size.length * (size.length + 1) / 2
-        own = size.reply * (size.prompt + (size.reply + 1) / 2)
-        return inputs.groups * (size.prompt * (size.prompt + 1) / 2 + inputs.members * own)
+        of_episode = _causal_pairs(size.length, window)
+        if self.layout == "packed":
+            return episodes * of_episode
+        of_prompt = _causal_pairs(size.prompt, window)
+        return inputs.groups * (of_prompt + inputs.members * (of_episode - of_prompt))
 
     @property
     def micro_batches(self) -> int:
@@ -151,7 +157,9 @@ class UpdateTime:
             self._products_part(),
             self._attention_part(),
             self._of_layers("elementwise", self._layer_values, "norms, residuals, rotary, gate"),
-            self._of_layers("rest", REST_VALUES * self.shape.hidden, "gathers, merges, gaps"),
+            self._of_layers(
+                "rest", REST_VALUES * self.shape.hidden * self.shape.layers, "gathers, merges, gaps"
+            ),
             self._head_part(),
         ]
         hidden = sum(part.seconds for part in computed)
@@ -165,10 +173,11 @@ class UpdateTime:
         return inputs.epochs * each + inputs.scores_before
 
     def _products(self, passes: float) -> float:
-        return 2 * passes * self.shape.layers * self.shape.layer_parameters * self.tokens
+        return 2 * passes * self.shape.active_layer_parameters * self.tokens
 
     def _attention(self, passes: float) -> float:
-        return 4 * passes * self.shape.layers * self.shape.attention_width * self.pairs
+        each = (layer.pair * self.pairs(layer.window) for layer in self.shape.each_layer)
+        return 2 * passes * sum(each)
 
     def _head(self, passes: float) -> float:
         return 2 * passes * self.shape.hidden * self.shape.vocab * self.trained_tokens
@@ -180,8 +189,15 @@ class UpdateTime:
         return self.inputs.epochs * (1 if self.inputs.lora_rank else 2)
 
     def _products_part(self) -> TimePart:
-        passes = self._forwards() + self._backwards
-        return self._computed("products", self._products(passes), PRODUCT_SHARE, passes)
+        """Returns the products of the layers. Experts may take the time of reading their weights in
+        each micro-batch."""
+        inputs, passes = self.inputs, self._forwards() + self._backwards
+        computed = self._computed("products", self._products(passes), PRODUCT_SHARE, passes)
+        weights = sum(layer.parameters for layer in self.shape.each_layer)
+        times = passes * inputs.optimizer_steps * self.micro_batches
+        read = times * inputs.compute_bytes * weights
+        moved = self._moved("products", read, f"all weights {times:g} times")
+        return max(computed, moved, key=lambda part: part.seconds)
 
     def _attention_part(self) -> TimePart:
         passes = self._forwards() + 2.5 * self.inputs.epochs
@@ -194,16 +210,19 @@ class UpdateTime:
         return TimePart(name, seconds, note)
 
     @property
-    def _layer_values(self) -> int:
-        """Returns the values that a layer reads and writes for a token beside its products."""
-        shape = self.shape
-        widths = shape.attention_width + shape.kv_width
-        return 10 * shape.hidden + 2 * widths + 3 * shape.intermediate
+    def _layer_values(self) -> float:
+        """Returns the values that the layers read and write for a token beside their products.
+        Hidden states are copied to the experts of a token, and added up from them."""
+        hidden = self.shape.hidden
+        return sum(
+            (10 + 4 * layer.chosen) * hidden + layer.mixed + 1.5 * layer.mlp_width
+            for layer in self.shape.each_layer
+        )
 
-    def _of_layers(self, name: str, values: int, what: str) -> TimePart:
-        """Returns the part that moves so many values for each token and layer in each pass."""
+    def _of_layers(self, name: str, values: float, what: str) -> TimePart:
+        """Returns the part that moves so many values for each token in each pass."""
         passes = self._forwards() + 2 * self.inputs.epochs
-        moved = passes * self.tokens * self.shape.layers * values * self.inputs.compute_bytes
+        moved = passes * self.tokens * values * self.inputs.compute_bytes
         return self._moved(name, moved / self.inputs.ranks, what)
 
     def _moved(self, name: str, num_bytes: float, what: str, seconds: float = 0.0) -> TimePart:
@@ -265,6 +284,13 @@ class UpdateTime:
             moved += over_pcie
         note = f"{moved / 1e9:,.0f} GB a GPU in {seconds:.1f} s, what computation does not hide"
         return TimePart("communication", max(0.0, seconds - hidden), note)
+
+
+def _causal_pairs(length: int, window: int | None) -> float:
+    """Returns the pairs of a sequence's tokens and those before, themselves included, of which each
+    sees at most a window."""
+    hidden = max(0, length - window) if window else 0
+    return (length * (length + 1) - hidden * (hidden + 1)) / 2
 
 
 def update_inputs(

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
+from tests.cluster.published_configs import PUBLISHED
 
 OFFLOAD = "ajet.trainer_common.fsdp_config.param_offload=true"
 QWEN_7B = {
@@ -52,6 +53,29 @@ def test_a_plan_shows_placement_memory_and_times(conf):
         "in /dev/shm, and 255 GiB of disk, which was not compared (--host-memory)"
     )
     assert not Path("launcher_record").exists()
+
+
+def test_a_plan_of_a_mixture_says_what_a_token_is_multiplied_with(conf, tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(PUBLISHED["Qwen3-30B-A3B"]))
+    tensor_parallel = "ajet.rollout.tensor_model_parallel_size=2"
+    args = ("--gpus", "8", "--gpu", "h100", "--model-config", str(config), OFFLOAD)
+    result = run("plan", conf, *args, tensor_parallel)
+    assert result.exit_code == 0, result.output
+    assert "30.53 billion parameters, 3.35 of them for each token, h100" in result.stdout
+    shown = " ".join(result.stdout.replace("│", " ").split())
+    # 61.06 GB in two; 48 layers of 2 x 4 heads of 128 in bfloat16 are 98,304 bytes a token
+    assert "engine weights 28.4 2 bytes, 1/2 engine KV cache 18.1 394,630 tokens" in shown
+    # 2 FLOPs x 2,730,700,800 parameters x 1,008,000 tokens x 5 passes
+    assert "27,525 TFLOP in 5 passes" in shown
+    unknown = run("plan", conf, *args[:4], "--model-config", str(write_unknown(tmp_path)))
+    assert "model_type 'mamba': the sizes of its layers are not known here" in error_line(unknown)
+
+
+def write_unknown(folder):
+    path = folder / "unknown.json"
+    path.write_text('{"model_type": "mamba", "hidden_size": 8}')
+    return path
 
 
 def test_a_plan_on_cpus_has_processes_and_no_gpu_memory(conf):

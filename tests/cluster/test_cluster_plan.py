@@ -21,14 +21,14 @@ from ajet.cluster.memory_estimate import (
     trainer_memory,
     trainer_memory_inputs,
 )
-from ajet.cluster.model_shape import ModelShape
 from ajet.cluster.placement import Node, ResourceRequest, place_processes
 from ajet.cluster.plan import ClusterPlan
 from ajet.core.config import load_config
+from tests.cluster.shapes import dense
 
-QWEN_0_5B = ModelShape(896, 24, 14, 2, 64, 4864, 151936, tied=True, qkv_bias=True)
-QWEN_7B = ModelShape(3584, 28, 28, 4, 128, 18944, 152064, tied=False, qkv_bias=True)
-QWEN_14B = ModelShape(5120, 48, 40, 8, 128, 13824, 152064, tied=False, qkv_bias=True)
+QWEN_0_5B = dense(896, 24, 14, 2, 64, 4864, 151936, tied=True, qkv_bias=True)
+QWEN_7B = dense(3584, 28, 28, 4, 128, 18944, 152064, tied=False, qkv_bias=True)
+QWEN_14B = dense(5120, 48, 40, 8, 128, 13824, 152064, tied=False, qkv_bias=True)
 
 
 def gib_of(parts):
@@ -64,7 +64,7 @@ def test_gathered_layers_of_14b_are_embeddings_and_two_layers_twice():
     # embeddings 2 x 152064 x 5120 = 1,557,135,360; a layer: q and o 52,428,800, k and v 10,485,760,
     # biases 7,168, MLP 212,336,640, norms 10,240; all in bfloat16, and as much for gradients
     layer = 52_428_800 + 10_485_760 + 7_168 + 212_336_640 + 10_240
-    assert layer == QWEN_14B.layer_parameters == 275_268_608
+    assert layer == QWEN_14B.largest_layer == 275_268_608
     parts = gib_of(trainer_memory(QWEN_14B, TrainerMemoryInputs(ranks=16)))
     expected = 2 * 2 * (1_557_135_360 + 2 * layer) / 2**30
     assert parts["gathered layers"] == pytest.approx(expected)

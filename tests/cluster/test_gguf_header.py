@@ -40,7 +40,7 @@ def test_the_header_gives_the_number_of_parameters(tmp_path):
     layer = 2048 + 1024 + 6144 + 64
     for tied, embeddings in ((True, 16 * 32), (False, 2 * 16 * 32)):
         shape = model_shape(str(write_model(tmp_path / f"{tied}.gguf", tied=tied)))
-        assert (shape.heads, shape.kv_heads, shape.vocab, shape.tied) == (2, 1, 16, tied)
+        assert (shape.head_dim, shape.kv_heads, shape.vocab, shape.tied) == (16, 1, 16, tied)
         assert shape.parameters == layer + embeddings + 32
 
 

@@ -16,15 +16,12 @@ from ajet.cluster.local_plan import (
     Trial,
 )
 from ajet.cluster.memory_estimate import checkpoint_bytes
-from ajet.cluster.model_shape import ModelShape
 from ajet.core.config import load_config
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.trajectory.sample import TrainingSample
+from tests.cluster.shapes import dense
 
-SMOLLM2 = ModelShape(
-    hidden=576, layers=30, heads=9, kv_heads=3, head_dim=64, intermediate=1536, vocab=49152,
-    tied=True,
-)  # fmt: skip
+SMOLLM2 = dense(576, 30, 9, 3, 64, 1536, 49152, tied=True)
 OVERRIDES = (
     "ajet.data.train_batch_size=4",
     "ajet.rollout.num_repeat=8",
@@ -76,7 +73,8 @@ def test_memory_is_counted_by_hand(plan):
     assert kept["weights"] == kept["reference"] == WEIGHTS and kept["optimizer"] == 2 * WEIGHTS
     # 16 at once: a validation's are 16 prompts, a rollout's are 2 of 8 episodes each.
     cached = (16 * 324 + 16 * 125) * 2 * 30 * 192 * 4
-    assert sizes(plan.rollout_parts()) == {"cache": 2 * cached, "packed weights": WEIGHTS}
+    packed = WEIGHTS - 61 * 576 * 4  # all but the norms
+    assert sizes(plan.rollout_parts()) == {"cache": 2 * cached, "packed weights": packed}
     assert sizes(plan.update_parts()) == {
         "gradients": WEIGHTS,
         # A group of 324 + 8 x 125 tokens: the input of each layer, and one layer at a time.
@@ -124,8 +122,15 @@ def test_a_large_model_peaks_in_the_rollout_or_in_the_update(plan):
     assert plan.peak_gib == pytest.approx(total(kept) + largest)
 
 
+def test_a_family_that_transformers_computes_keeps_twice_as_much_of_a_layer(plan):
+    other = replace(plan, shape=replace(SMOLLM2, has_decoder=False))
+    kept, expected = (sizes(each.update_parts())["activations"] for each in (other, plan))
+    inputs = 1.5 * 4 * 1324 * 30 * 576  # of the layers, kept once
+    assert kept - inputs == pytest.approx(2 * (expected - inputs))
+
+
 def test_a_small_model_keeps_in_the_update_what_the_rollout_has_freed(plan):
-    small = replace(plan, shape=replace(SMOLLM2, hidden=128, intermediate=384, vocab=1024))
+    small = replace(plan, shape=dense(128, 30, 9, 3, 64, 384, 1024, tied=True))
     parts = [*small.kept_parts(), *small.rollout_parts(), *small.update_parts()]
     assert "packed weights" not in sizes(parts)
     assert small.peak_gib == pytest.approx(total(parts))

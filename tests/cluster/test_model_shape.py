@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from ajet.cluster.model_shape import ModelShape, find_config, read_shape, shape_of
+from ajet.cluster.family_shapes import shape_of
+from ajet.cluster.model_shape import find_config, read_shape
 from ajet.core.errors import ModelError
+from tests.cluster.shapes import dense
 
 QWEN = {"model_type": "qwen2", "tie_word_embeddings": False}
 SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
@@ -46,21 +48,21 @@ def test_parameters_are_those_of_a_loaded_model():
 
 
 def test_adapters_are_rank_times_in_and_out_of_every_linear_layer():
-    shape = ModelShape(8, 2, 2, 1, 4, 16, 100, tied=True)
+    shape = dense(8, 2, 2, 1, 4, 16, 100, tied=True)
     # q 8+8, o 8+8, k 8+4, v 8+4, gate 8+16, up 8+16, down 16+8: 128; 2 layers, rank 3
     assert shape.lora_parameters(3) == 3 * 128 * 2
 
 
 def test_a_token_in_the_cache_of_qwen_7b_is_56_kib():
-    assert 2 * shape_of(QWEN_7B, "c").kv_values_per_token == 2 * 2 * 28 * 4 * 128 == 57_344
+    assert shape_of(QWEN_7B, "c").kept_bytes(2, 1) == 2 * 2 * 28 * 4 * 128 == 57_344
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{}", "model_type None: memory is estimated for llama, mistral, qwen2, qwen3 alone"),
-        ('{"model_type": "qwen3_moe"}', "model_type 'qwen3_moe'"),
-        ('{"model_type": "qwen2"}', "not the config.json of a qwen2 model: 'num_attention_heads'"),
+        ("{}", "model_type None: the sizes of its layers are not known here"),
+        ('{"model_type": "mamba"}', "model_type 'mamba'"),
+        ('{"model_type": "qwen2"}', "not the config.json of a qwen2 model: 'hidden_size'"),
         ("[]", "a model's config.json is a mapping"),
         ("{", "no model's config.json can be read there"),
     ],

@@ -1,20 +1,23 @@
 """A run on backbone debug on one GPU: what fits into 24 GiB, by hand."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ajet.cluster.data_sheet import GPUS
 from ajet.cluster.episode_size import EpisodeSize
+from ajet.cluster.family_shapes import shape_of
 from ajet.cluster.memory_estimate import GIB
-from ajet.cluster.model_shape import ModelShape
 from ajet.cluster.one_gpu_plan import CACHE_GIB, CACHE_SHARE, OneGpuPlan
 from ajet.cluster.update_time import BANDWIDTH_SHARE
 from ajet.core.config import load_config
+from tests.cluster.published_configs import PUBLISHED
+from tests.cluster.shapes import dense
 
-QWEN_0_5B = ModelShape(896, 24, 14, 2, 64, 4864, 151936, tied=True, qkv_bias=True)
-QWEN_1_5B = ModelShape(1536, 28, 12, 2, 128, 8960, 151936, tied=True, qkv_bias=True)
+QWEN_0_5B = dense(896, 24, 14, 2, 64, 4864, 151936, tied=True, qkv_bias=True)
+QWEN_1_5B = dense(1536, 28, 12, 2, 128, 8960, 151936, tied=True, qkv_bias=True)
 
 
 def plan_of(shape, *overrides, gpu="4090", prompt=500, reply=500):
@@ -57,6 +60,17 @@ def test_without_recomputation_every_layer_is_kept():
     assert gib_of(kept)["activations"] == pytest.approx(2 * tokens * (24 * 25_088 + 11_520) / GIB)
 
 
+def test_auto_keeps_every_layer_where_that_takes_half_of_what_is_left():
+    whole = 2 * 4096 * (24 * 25_088 + 11_520) / GIB
+    small, large = plan_of(QWEN_0_5B, gpu="4090"), plan_of(QWEN_0_5B, gpu="h100")
+    left = 24 - (small.needed_gib - gib_of(small)["activations"])
+    assert left / 2 < whole < left and small.recomputes and small.update.inputs.recomputes
+    assert gib_of(large)["activations"] == pytest.approx(whole)
+    assert not large.recomputes and not large.update.inputs.recomputes
+    adapted = plan_of(QWEN_0_5B, "ajet.trainer_common.lora.rank=16", gpu="h100")
+    assert adapted.recomputes  # adapters keep more than is counted
+
+
 def test_float32_has_no_masters_and_twice_the_weights():
     wide = gib_of(plan_of(QWEN_0_5B, "ajet.model.dtype=float32"))
     assert wide["weights"] == pytest.approx(4 * 494_032_768 / GIB) and "masters" not in wide
@@ -93,6 +107,27 @@ def test_a_step_of_128_rows_takes_what_was_measured():
     )
     step_s = plan.rollout_s / 128
     assert step_s * 1e3 == pytest.approx(row["figures"]["step_ms"], rel=0.15)
+
+
+def test_a_mixture_reads_the_experts_that_rows_choose_and_launches_its_kernels():
+    shape = shape_of(PUBLISHED["Qwen3-30B-A3B"], "")
+    plan = plan_of(shape, "ajet.rollout.max_env_worker=16", "ajet.model.path=none", gpu="h200")
+    episodes = plan.config.ajet.data.train_batch_size * plan.config.ajet.rollout.num_repeat
+    # 16 rows choose 8 of 128 experts of 3 x 2048 x 768: 82.4 of them on average
+    chosen = 128 * (1 - (120 / 128) ** 16)
+    assert round(chosen, 1) == 82.4
+    weights = 2 * (30_532_122_624 - 48 * (128 - chosen) * 4_718_592)
+    for bandwidth, is_fast in ((4.8e11, False), (4.8e12, True)):
+        weights_s, cache_s = (
+            num_bytes / (BANDWIDTH_SHARE * bandwidth) for num_bytes in (weights, 16 * 500 * 98_304)
+        )
+        launched_s = 16 * 50e-6 * 48
+        assert (launched_s > weights_s) is is_fast
+        step_s = max(weights_s, launched_s) + cache_s + 0.2e-3
+        slowed = replace(plan, gpu=replace(plan.gpu, bandwidth=bandwidth))
+        assert slowed.rollout_s == pytest.approx(episodes * 500 / 16 * step_s)
+    # Gate and up of a layer's experts are the largest tensor whose gradient there is.
+    assert gib_of(plan)["gradients"] * GIB == 4 * shape.parameters + 2 * 128 * 1536 * 2048
 
 
 def test_the_cache_is_the_engines():

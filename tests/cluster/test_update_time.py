@@ -8,17 +8,15 @@ import pytest
 
 from ajet.cluster.data_sheet import GPUS, Gpu
 from ajet.cluster.episode_size import EpisodeSize
-from ajet.cluster.model_shape import ModelShape
 from ajet.cluster.update_time import UpdateInputs, UpdateTime
+from tests.cluster.shapes import dense
 
-SMALL = ModelShape(
-    hidden=8, layers=2, heads=2, kv_heads=1, head_dim=4, intermediate=16, vocab=100, tied=True
-)
+SMALL = dense(8, 2, 2, 1, 4, 16, 100, tied=True)
 # q and o 2 x 64, k and v 2 x 32, gate, up and down 3 x 128, two norms 16
 LAYER = 128 + 64 + 384 + 16
 PARAMETERS = 2 * LAYER + 100 * 8 + 8
-QWEN_0_5B = ModelShape(896, 24, 14, 2, 64, 4864, 151936, tied=True, qkv_bias=True)
-QWEN_7B = ModelShape(3584, 28, 28, 4, 128, 18944, 152064, tied=False, qkv_bias=True)
+QWEN_0_5B = dense(896, 24, 14, 2, 64, 4864, 151936, tied=True, qkv_bias=True)
+QWEN_7B = dense(3584, 28, 28, 4, 128, 18944, 152064, tied=False, qkv_bias=True)
 GPU = Gpu("slow", 1, flops=1e6, bandwidth=1e6, link=1e6)
 SLOWLY_LINKED = replace(GPU, link=1e4)
 STEP = UpdateInputs(groups=3, members=2, size=EpisodeSize(4, 6), recomputes=False)
@@ -35,8 +33,8 @@ def test_the_tree_computes_a_groups_prompt_once_and_other_layouts_for_each_episo
     assert tree.tokens == 3 * (4 + 2 * 6) == 48
     assert packed.tokens == padded.tokens == 60
     # A prompt has 4 x 5 / 2 pairs; a reply's tokens attend to 4 + 1, 4 + 2, … 4 + 6: 45
-    assert tree.pairs == 3 * (10 + 2 * 45)
-    assert packed.pairs == 6 * 55 and padded.pairs == 6 * 100
+    assert tree.pairs() == 3 * (10 + 2 * 45)
+    assert packed.pairs() == 6 * 55 and padded.pairs() == 6 * 100
 
 
 def test_a_step_without_recomputation_by_hand():
