@@ -1148,7 +1148,7 @@ def run_part(name: str, args: Namespace, limit_s: float) -> Figures:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            ended = f"not done within {limit_s:.0f} s; alone: {command_of([name])}"
+            ended = f"not done within {limit_s:.0f} s; alone: {command_of([name], args)}"
         output.seek(0)
         text = output.read()
     row: Figures = {"part": name, "seconds": time.perf_counter() - started}
@@ -1162,8 +1162,12 @@ def run_part(name: str, args: Namespace, limit_s: float) -> Figures:
     return row | {"ok": False, "error": error, "output": lines[-40:]}
 
 
-def command_of(parts: Sequence[str]) -> str:
-    return f"python scripts/gpu_first_contact.py --parts {' '.join(parts)}"
+def command_of(parts: Sequence[str], args: Namespace) -> str:
+    """Returns the command that runs these parts with the server and the folder of logs given."""
+    words = ["python scripts/gpu_first_contact.py --parts", *parts]
+    for name, value in (("--server-python", args.server_python), ("--logs", args.logs)):
+        words += [] if value is None else [name, str(value)]
+    return " ".join(words)
 
 
 def show(row: Figures) -> None:
@@ -1201,9 +1205,8 @@ def run_parts(args: Namespace, tell: Callable[[Figures], None]) -> None:
         waiting.remove(name)
         tell(run_part(name, args, limit_s))
     for name in waiting:
-        error = (
-            f"not enough time: it needs {PARTS[name].least_s:.0f} s; alone: {command_of([name])}"
-        )
+        alone = command_of([name], args)
+        error = f"not enough time: it needs {PARTS[name].least_s:.0f} s; alone: {alone}"
         tell({"part": name, "ok": None, "seconds": 0.0, "error": error})
 
 
@@ -1262,7 +1265,7 @@ def main() -> None:
     run_parts(args, tell)
     left_out = [row["part"] for row in rows if row["ok"] is None]
     if left_out:
-        print(f"not enough time was left; the rest: {command_of(left_out)}")
+        print(f"not enough time was left; the rest: {command_of(left_out, args)}")
     sys.exit(0 if all(row["ok"] for row in rows) else 1)
 
 
