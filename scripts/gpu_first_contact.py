@@ -987,19 +987,20 @@ class Server:
     async def _throughput(self) -> None:
         from ajet.core.inference.endpoint import SamplingParams
 
-        requests, prompt, reply = (4, 16, 8) if is_toy(self.args) else (64, 512, 128)
+        requests, prompt, reply = engine_load(self.args)
         rng = np.random.default_rng(1)
-        started = now(self.args)
-        asked = (
-            self.replica.generate(
-                rng.integers(0, 512, prompt).tolist(),
-                SamplingParams(max_tokens=reply, seed=i),
-                f"timed{i}/0",
+        for name in ("warm-up", "timed"):  # servers compile at their first requests
+            started = now(self.args)
+            asked = (
+                self.replica.generate(
+                    rng.integers(0, 512, prompt).tolist(),
+                    SamplingParams(max_tokens=reply, seed=i),
+                    f"{name}{i}/0",
+                )
+                for i in range(requests)
             )
-            for i in range(requests)
-        )
-        sampled = sum(len(found.token_ids) for found in await asyncio.gather(*asked))
-        self.figures["tokens_s"] = sampled / (now(self.args) - started)
+            sampled = sum(len(found.token_ids) for found in await asyncio.gather(*asked))
+            self.figures["tokens_s"] = sampled / (now(self.args) - started)
 
 
 def free_memory(args: Namespace) -> float:
