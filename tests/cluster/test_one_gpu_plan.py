@@ -13,6 +13,7 @@ from ajet.cluster.memory_estimate import GIB
 from ajet.cluster.one_gpu_plan import CACHE_GIB, CACHE_SHARE, OneGpuPlan
 from ajet.cluster.update_time import BANDWIDTH_SHARE
 from ajet.core.config import load_config
+from ajet.core.update.activations import kept_values
 from tests.cluster.published_configs import PUBLISHED
 from tests.cluster.shapes import dense
 
@@ -61,6 +62,7 @@ def test_without_recomputation_every_layer_is_kept():
 
 
 def test_auto_keeps_every_layer_where_that_takes_half_of_what_is_left():
+    assert kept_values(896, 14 * 64, 2 * 64, 4864) == 25_088  # as the run counts a layer
     whole = 2 * 4096 * (24 * 25_088 + 11_520) / GIB
     small, large = plan_of(QWEN_0_5B, gpu="4090"), plan_of(QWEN_0_5B, gpu="h100")
     left = 24 - (small.needed_gib - gib_of(small)["activations"])
