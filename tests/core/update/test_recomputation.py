@@ -96,3 +96,16 @@ def test_on_a_gpu_auto_keeps_what_takes_half_of_the_free_memory(missing, passes,
     layout = tree.TreeLayout(model, torch.device("cpu"), None, "auto")
     layout.forward(rows).features_UD.sum().backward()
     assert len(counted) == 2 * passes
+
+
+def test_on_a_gpu_auto_always_recomputes_with_adapters_which_keep_more(monkeypatch):
+    monkeypatch.setattr(tree, "free_bytes", lambda device: 1 << 60)
+    rows = rows_of(forked_groups(0, num_groups=1, group_size=2))
+    for lora, recomputes in ((None, False), (LORA, True)):
+        model = Policy(tiny_model(), UpdateSettings(lora=lora)).model
+        layout = tree.TreeLayout(model, torch.device("cpu"), None, "auto")
+        layout.forward(rows)
+        assert layout.decoder.recompute is recomputes
+        with torch.no_grad():  # nothing is kept
+            layout.forward(rows)
+        assert layout.decoder.recompute is False

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
@@ -146,5 +147,8 @@ def test_what_cannot_be_joined_is_refused(monkeypatch):
     biased = LlamaConfig(**SIZES, attention_bias=True)
     assert not JoinedDecoder.supports(_model(config=biased))
     assert not JoinedDecoder.supports(_model(config=LlamaConfig(**SIZES, mlp_bias=True)))
+    assert not JoinedDecoder.supports(
+        get_peft_model(_model(), LoraConfig(target_modules=["q_proj"]))
+    )
     monkeypatch.undo()
     assert not JoinedDecoder.supports(_model())  # on a CPU
