@@ -18,13 +18,13 @@ class Experts:
     num: int
     chosen: int
     parameters: int
-    """Parameters of one expert."""
+    """One expert has so many parameters."""
     width: int
-    """Width of the products between an expert's input and its activation: gate and up."""
+    """Gate and up of one expert are so wide together."""
 
     @property
     def idle(self) -> int:
-        """Parameters that a token is not multiplied with."""
+        """Returns the parameters that a token is not multiplied with."""
         return (self.num - self.chosen) * self.parameters
 
     def unread(self, rows: float) -> float:
@@ -38,28 +38,31 @@ class Layer:
     """The sizes of one layer; widths are in values for each token."""
 
     linears: tuple[tuple[int, int], ...]
-    """Inputs and outputs of its linear layers. Experts and most routers are none."""
+    """Each of its linear layers has so many inputs and outputs. Experts and most routers are no
+    linear layers."""
     others: int
-    """Parameters of norms, biases, routers, convolutions, states and sinks."""
+    """Norms, biases, routers, convolutions, states and sinks have so many parameters."""
     mixed: int
-    """Width of queries, keys, values and attention's output, or of what is in their place."""
+    """Queries, keys, values and attention's output, or what is in their place, are so wide
+    together."""
     mlp: int = 0
-    """Width of gate and up, of experts that all tokens go through as well."""
+    """Gate and up are so wide together, those of experts that all tokens go through included."""
     kv: int = 0
-    """Keys and values that this package's engine keeps of a token."""
+    """The in-process engine keeps so many values of a token: its keys and values."""
     latent: int = 0
-    """What servers keep of a token instead, where keys and values are made of it."""
+    """Servers keep so many values of a token where its keys and values are made of a latent, which
+    they keep in their place; 0 where there is no latent."""
     pair: int = 0
-    """Products for each pair of a query and a key, of all heads."""
+    """Attention multiplies so many numbers for each pair of a query and a key, in all heads."""
     window: int | None = None
-    """The most tokens that a query sees."""
+    """A query sees no more tokens than this; None if it sees all before it."""
     state: int = 0
-    """Values that a row keeps, however long it is."""
+    """A row keeps a state of so many values, however long it is."""
     wide_state: int = 0
-    """Values beside these that are float32 in any model."""
+    """It keeps so many more, which are float32 in any model."""
     experts: Experts | None = None
     adapted: int = 0
-    """Inputs and outputs of what gets adapters, added up: linear layers, or experts too."""
+    """What gets adapters, linear layers or experts too, has so many inputs and outputs in all."""
 
     @property
     def parameters(self) -> int:
@@ -72,22 +75,22 @@ class Layer:
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that one token is multiplied with."""
+        """Returns the parameters that one token is multiplied with."""
         return self.parameters - (self.experts.idle if self.experts else 0)
 
     @property
     def mlp_width(self) -> int:
-        """Width of gate and up, with those of a token's chosen experts."""
+        """Returns the width of gate and up, with those of a token's chosen experts."""
         return self.mlp + (self.experts.chosen * self.experts.width if self.experts else 0)
 
     @property
     def chosen(self) -> int:
-        """The number of a token's experts."""
+        """Returns the number of a token's experts."""
         return self.experts.chosen if self.experts else 0
 
     @property
     def scores(self) -> int:
-        """Width of the router's scores."""
+        """Returns the width of the router's scores."""
         return self.experts.num if self.experts else 0
 
     def kept_bytes(
@@ -110,11 +113,11 @@ class ModelShape:
     head_dim: int
     each_layer: tuple[Layer, ...]
     others: int
-    """Parameters of the last norm, and of a bias of the head."""
+    """The last norm and a bias of the head have so many parameters."""
     tables: int = 0
-    """Parameters of further embeddings, of which a token reads one row."""
+    """Further embeddings, of which a token reads one row, have so many parameters."""
     adapted: int = 0
-    """Inputs and outputs of what gets adapters beside the layers, added up."""
+    """What gets adapters beside the layers has so many inputs and outputs in all."""
     has_tree: bool = True
     """Tells whether the tree layout computes the model; else rows are padded."""
     has_decoder: bool = False
@@ -126,7 +129,8 @@ class ModelShape:
 
     @property
     def embedding_parameters(self) -> int:
-        """The embedding tables, and the output head if it has weights of its own."""
+        """Returns the parameters of the embedding tables, and of the head if it has weights of its
+        own."""
         return self.vocab * self.hidden * (1 if self.tied else 2) + self.tables
 
     @property
@@ -136,33 +140,34 @@ class ModelShape:
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that one token is multiplied with, and the embedding."""
+        """Returns the parameters that one token is multiplied with, and those of the embedding."""
         return self.parameters - self.tables - sum(each.idle for each in self._experts)
 
     @property
     def active_layer_parameters(self) -> int:
-        """Parameters of all layers that one token is multiplied with."""
+        """Returns the parameters of all layers that one token is multiplied with."""
         return sum(layer.active_parameters for layer in self.each_layer)
 
     @property
     def largest_layer(self) -> int:
-        """Parameters of the layer that has the most."""
+        """Returns the parameters of the layer that has the most."""
         return max(layer.parameters for layer in self.each_layer)
 
     @property
     def largest_weight(self) -> int:
-        """Values of the largest tensor: the embedding, or gate and up of a layer's experts."""
+        """Returns the values of the largest tensor: the embedding, or gate and up of a layer's
+        experts."""
         of_experts = (each.num * each.width * self.hidden for each in self._experts)
         return max((self.vocab * self.hidden, self.tables, *of_experts))
 
     @property
     def largest_linear(self) -> int:
-        """Parameters of the largest linear layer inside the layers."""
+        """Returns the parameters of the largest linear layer inside the layers."""
         return max(ins * outs for layer in self.each_layer for ins, outs in layer.linears)
 
     @property
     def linear_parameters(self) -> int:
-        """Parameters of all linear layers and of the head."""
+        """Returns the parameters of all linear layers and of the head."""
         of_layers = sum(layer.linear_parameters for layer in self.each_layer)
         return of_layers + self.vocab * self.hidden
 

@@ -19,20 +19,21 @@ class Family:
     """What the models of a family have in common."""
 
     defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    """Values of fields that a config.json may leave out."""
+    """A config.json may leave these fields out, which then have these values."""
     norms: int = 2
-    """Vectors as wide as the hidden state in a layer's norms: weights, and biases if there are."""
+    """A layer's norms have so many vectors as wide as the hidden state: weights, and biases where
+    there are any."""
     norms_if: tuple[str, bool, int] | None = None
-    """A field and a value of it with which there are so many instead."""
+    """Where this field has this value a layer's norms have so many vectors instead."""
     last_norm: int = 1
-    """Those of the norm before the head."""
+    """The norm before the head has so many such vectors."""
     qk_norm: Literal["", "head", "biased", "all"] = ""
-    """Norms of queries and keys: of one head's width, the same with biases, or of all heads'."""
+    """Queries and keys have norms: of one head's width, the same with biases, or of all heads'."""
     qk_switch: str = ""
-    """The field that says whether there are these norms; without one there are."""
+    """This field says whether there are these norms; where none is named there are."""
     biases: tuple[str, str, str] = ("", "", "")
-    """The fields that say whether there are biases of queries, keys and values; of attention's
-    output; of the MLP. "yes" is always."""
+    """These fields say whether there are biases of queries, keys and values; of attention's output;
+    of the MLP. With "yes" there always are."""
     is_gated: bool = True
     """The MLP has a gate: three linear layers."""
     is_joined: Literal["", "mlp", "all"] = ""
@@ -43,11 +44,12 @@ class Family:
     """Without `layer_types`: every so many layers one is of full attention. "window": all layers
     have the window."""
     between: str = SLIDING
-    """The type of the other layers."""
+    """The other layers are of this type."""
     expert_width: str = ""
-    """The field that says how wide experts are; without one there are none."""
+    """This field says how wide experts are; where none is named there are no experts."""
     shared_width: str = ""
-    """The field that says how wide those are that all tokens go through, or how many."""
+    """This field says how wide the experts are that all tokens go through, or how many there
+    are."""
     adapts_experts: bool = False
     """Adapters on all linear layers are on experts and routers too, and not on other MLPs: peft
     takes the names of earlier releases for them, where they were linear layers."""
@@ -56,14 +58,15 @@ class Family:
     is_latent: bool = False
     """Keys and values are made of a narrow latent."""
     states: Literal["", "joined", "split", "apart", "lightning"] = ""
-    """The linear layers before gated delta nets: queries, keys, values and gate at once; without
-    the gate; each of them apart. Or lightning attention."""
+    """Gated delta nets have linear layers for queries, keys, values and gate at once ("joined"),
+    for these without the gate ("split"), or for each ("apart"); "lightning" is another
+    attention."""
     head_gate: str = ""
-    """The field that says whether each head's output has a gate of its own."""
+    """This field says whether each head's output has a gate of its own."""
     has_sinks: bool = False
     """Each head has a score that takes a part of its softmax."""
     others: int = 0
-    """Further parameters of a layer."""
+    """A layer has so many further parameters."""
     has_head_bias: bool = False
     has_tree: bool = True
     """The tree layout computes these models (core/model/flat_decoder.py)."""
@@ -84,6 +87,9 @@ ATTENTION_BIASES = ("attention_bias", "attention_bias", "")
 STATES = {"linear_conv_kernel_dim": 4, "full_attention_interval": 4, "head_dim": 256}
 STATES |= {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16}
 STATES |= {"linear_num_value_heads": 32, "num_attention_heads": 16}
+GATED_DELTA: dict[str, Any] = {"qk_norm": "head", "biases": ATTENTION_BIASES, "pattern": 4}
+GATED_DELTA |= {"gated_queries": True, "between": LINEAR}
+"""Three layers of gated delta nets, then one of attention with gated queries."""
 GEMMA = {"head_dim": 256, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26}
 GEMMA |= {"num_attention_heads": 8, "num_key_value_heads": 4, "sliding_window": 4096}
 MISTRAL = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32}
@@ -281,24 +287,14 @@ FAMILIES: Mapping[str, Family] = {
         defaults=SWITCHED | {"head_dim": 128},
     ),
     "qwen3_5_moe_text": _family(
-        qk_norm="head",
-        biases=ATTENTION_BIASES,
-        gated_queries=True,
-        pattern=4,
-        between=LINEAR,
+        **GATED_DELTA,
         expert_width="moe_intermediate_size",
         shared_width="shared_expert_intermediate_size",
         states="split",
         defaults=STATES | {"num_key_value_heads": 2},
     ),
     "qwen3_5_text": _family(
-        qk_norm="head",
-        biases=ATTENTION_BIASES,
-        gated_queries=True,
-        pattern=4,
-        between=LINEAR,
-        states="split",
-        defaults=STATES | {"num_key_value_heads": 4},
+        **GATED_DELTA, states="split", defaults=STATES | {"num_key_value_heads": 4}
     ),
     "qwen3_moe": _family(
         qk_norm="head",
@@ -309,11 +305,7 @@ FAMILIES: Mapping[str, Family] = {
         defaults=SWITCHED | SPARSE,
     ),
     "qwen3_next": _family(
-        qk_norm="head",
-        biases=ATTENTION_BIASES,
-        gated_queries=True,
-        pattern=4,
-        between=LINEAR,
+        **GATED_DELTA,
         expert_width="moe_intermediate_size",
         shared_width="shared_expert_intermediate_size",
         adapts_experts=True,

@@ -121,7 +121,7 @@ def train(
     learner: Learner | AdapterLearners,
     step: int,
     groups: Sequence[Group],
-    on_progress: Callable[[float], None],
+    on_progress: Callable[[float], None] | None = None,
 ) -> tuple[TrainBatch, dict[str, float]]:
     """Computes one update; returns its batch and its metrics."""
     batch = learner.make_batch(learner.score(groups))
@@ -213,8 +213,7 @@ class TrainerProcess(LocalTraining):
     async def _train(
         self, step: int, groups: Sequence[Group]
     ) -> tuple[TrainBatch, dict[str, float]]:
-        batch = self.learner.make_batch(self.learner.score(groups))
-        return batch, self.learner.update(step, batch)
+        return train(self.learner, step, groups)
 
     async def _write(self, version: int) -> FolderSource:
         return self.weights.write(version, self.learner.weights())

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from ajet.core.inference.engines.copied_decoder import CopiedDecoder
 from ajet.core.inference.engines.cuda_batch import CudaBatch
 from ajet.core.inference.engines.forward import BatchRow
 from ajet.core.inference.engines.graph_batch import GraphBatch
@@ -83,7 +84,7 @@ class FlatForward:
         weights are copied (`PackedWeights`) for no model that `PackedDecoder` refuses. `varlen_for`
         takes keys ``[kv_heads, slots, d]`` and returns what attends to sequences of several
         lengths; where it returns a kernel new tokens are computed as one flat list."""
-        self._packed: PackedDecoder | JoinedDecoder | PackedWeights | None = None
+        self._packed: CopiedDecoder | PackedWeights | None = None
         kinds = (PackedDecoder, JoinedDecoder)
         kind = next((each for each in kinds if each.supports(model)), None)
         if kind is not None:

@@ -7,37 +7,26 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.engines.in_process import InProcessEngine
 from ajet.core.inference.engines.joined_decoder import JoinedDecoder, JoinedLayer
 from ajet.core.model.decoder import Decoder
 from ajet.core.model.precision import to_float64
+from tests.core.inference.engines.small_decoders import CONFIGS, small_decoder
 
 SIZES = {
     "vocab_size": 90,
     "hidden_size": 48,
     "intermediate_size": 40,
-    "num_hidden_layers": 2,
     "num_attention_heads": 6,
-    "num_key_value_heads": 2,
     "initializer_range": 0.1,
 }
-CONFIGS = {
-    "llama": lambda: LlamaConfig(**SIZES, tie_word_embeddings=True),
-    "qwen2": lambda: Qwen2Config(**SIZES, tie_word_embeddings=False),
-    "qwen3": lambda: Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=True),
-}
 
 
-def _model(kind="qwen2", config=None) -> Any:
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config or CONFIGS[kind]())
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias"):  # transformers starts them at zero
-            torch.nn.init.normal_(parameter, std=0.1)
-    return to_float64(model).eval()
+def _model(kind="qwen2", **fields) -> Any:
+    own = {"head_dim": 16} if kind == "qwen3" else {}
+    return to_float64(small_decoder(kind, **SIZES | own | fields))
 
 
 def _attend(layer, q, k, v):
@@ -126,7 +115,7 @@ def test_the_engine_computes_by_it_and_published_weights_sample_next(monkeypatch
         return logits.gather(1, torch.tensor(reply.token_ids)[:, None])[:, 0]
 
     replies = asyncio.run(asyncio.wait_for(run(), 60))
-    assert len(made) == 2 * SIZES["num_hidden_layers"]
+    assert len(made) == 2 * 2  # both layers, before and after
     for reply, expected in replies:
         torch.testing.assert_close(
             torch.tensor(reply.logprobs).double(), expected, atol=1e-6, rtol=0
@@ -144,9 +133,8 @@ def test_what_cannot_be_joined_is_refused(monkeypatch):
         monkeypatch.setattr(f"{module}.gpu_bytes", lambda device, num=available: num)
         assert JoinedDecoder.supports(_model()) is expected
     monkeypatch.setattr(f"{module}.gpu_bytes", lambda device: 1 << 40)
-    biased = LlamaConfig(**SIZES, attention_bias=True)
-    assert not JoinedDecoder.supports(_model(config=biased))
-    assert not JoinedDecoder.supports(_model(config=LlamaConfig(**SIZES, mlp_bias=True)))
+    assert not JoinedDecoder.supports(_model("llama", attention_bias=True))
+    assert not JoinedDecoder.supports(_model("llama", mlp_bias=True))
     assert not JoinedDecoder.supports(
         get_peft_model(_model(), LoraConfig(target_modules=["q_proj"]))
     )

@@ -6,35 +6,24 @@ import gc
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.engines.in_process import InProcessEngine
 from ajet.core.inference.engines.packed_decoder import PackedDecoder, PackedLinear
+from tests.core.inference.engines.small_decoders import CONFIGS, small_decoder
 
 LARGE = {
     "vocab_size": 700,
     "hidden_size": 512,
     "intermediate_size": 512,
-    "num_hidden_layers": 2,
     "num_attention_heads": 8,
-    "num_key_value_heads": 2,
     "initializer_range": 0.05,
 }
-CONFIGS = {
-    "llama": lambda: LlamaConfig(**LARGE, tie_word_embeddings=True),
-    "qwen2": lambda: Qwen2Config(**LARGE, tie_word_embeddings=False),
-    "qwen3": lambda: Qwen3Config(**LARGE, head_dim=48, tie_word_embeddings=True),
-}
 
 
-def _model(kind="llama", dtype=torch.float32):
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIGS[kind]())
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias"):  # transformers starts them at zero
-            torch.nn.init.normal_(parameter, std=0.1)
-    return model.to(dtype).eval()
+def _model(kind="llama", dtype=torch.float32, **fields):
+    own = {"head_dim": 48} if kind == "qwen3" else {}
+    return small_decoder(kind, **LARGE | own | fields).to(dtype)
 
 
 async def _episode(engine, number, jitter):
@@ -157,7 +146,6 @@ def test_the_copies_are_freed_when_no_episode_is_left():
 def test_what_cannot_be_packed_is_refused():
     assert not PackedDecoder.supports(_model(dtype=torch.float64))
     assert not PackedDecoder.supports(_model(dtype=torch.float16))
-    small = LlamaConfig(**{**LARGE, "intermediate_size": 511})
-    assert not PackedDecoder.supports(AutoModelForCausalLM.from_config(small))
+    assert not PackedDecoder.supports(_model(intermediate_size=511))
     lora = get_peft_model(_model(), LoraConfig(target_modules=["q_proj"]))
     assert not PackedDecoder.supports(lora)
