@@ -21,7 +21,7 @@ import json
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import asdict, astuple, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ from ajet.core.plain_value import plain_value
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
+from ajet.core.trajectory.truncation import Limit, Truncation
 from ajet.core.trajectory.turn import Turn
 
 MAGIC = b"ajet-groups-1\n"
@@ -145,6 +146,7 @@ def _trajectory_json(t: Trajectory, arrays: _Writer) -> Json:
         "earlier_attempts": [_trajectory_json(each, arrays) for each in t.earlier_attempts],
         "failed_as": None if t.failed_as is None else str(t.failed_as),
         "left_out": t.left_out,
+        "truncation": None if t.truncation is None else asdict(t.truncation),
     }
 
 
@@ -168,7 +170,16 @@ def _trajectory(content: Json, arrays: _Reader) -> Trajectory:
         earlier_attempts=tuple(_trajectory(e, arrays) for e in content["earlier_attempts"]),
         failed_as=None if failed_as is None else EpisodeStatus(failed_as),
         left_out=content["left_out"],
+        truncation=_truncation(content),
     )
+
+
+def _truncation(content: Json) -> Truncation | None:
+    if (truncation := content.get("truncation")) is not None:
+        return Truncation(Limit(truncation["limit"]), truncation["detail"])
+    if (content["failed_as"] or content["status"]) == EpisodeStatus.TRUNCATED:
+        return Truncation(Limit.UNKNOWN, content["error"] or "")  # buffers of before have the line
+    return None
 
 
 def _output_json(output: WorkflowOutput) -> Json:

@@ -96,6 +96,7 @@ def recorded_trajectory(record: EpisodeRecord, plan: WorkflowTask) -> Trajectory
         is_success=row.is_success,
         reward_breakdown=record.reward_breakdown,
         error=row.error,
+        truncation=record.truncation,
         timings=record.timings,
         began_unix_s=record.began_unix_s or 0.0,
         calls=record.calls,

@@ -18,7 +18,7 @@ from ajet.core.descriptors import NONE_LEFT, descriptor_limit
 from ajet.core.error_codes import Code
 from ajet.core.errors import ChatError, EnvironmentFault, RunFailed
 from ajet.core.rollout.limits import FailurePolicy
-from ajet.core.trajectory.limits import EndpointFault, EpisodeClosed, EpisodeTruncated
+from ajet.core.trajectory.limits import EndpointFault, EpisodeClosed
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
 
 RETRIED = (EpisodeStatus.TIMEOUT, EpisodeStatus.ENV_ERROR, EpisodeStatus.AGENT_ERROR)
@@ -28,8 +28,6 @@ _NOT_FAILED = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED, EpisodeStatus.ABORTED)
 def status_of(error: BaseException) -> EpisodeStatus:
     """Returns the status of an episode whose workflow raised this exception."""
     match error:
-        case EpisodeTruncated():
-            return EpisodeStatus.TRUNCATED
         case EpisodeClosed():
             return EpisodeStatus.ABORTED
         case EnvironmentFault() | EndpointFault() | ChatError() | ConnectionError():

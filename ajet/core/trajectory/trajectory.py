@@ -7,7 +7,8 @@ from typing import Literal
 from ajet.core.activity import TimedCall
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
-from ajet.core.trajectory.turn import Turn
+from ajet.core.trajectory.truncation import Limit, Truncation
+from ajet.core.trajectory.turn import CUT_BY_AGENT, Turn
 
 
 class EpisodeStatus(StrEnum):
@@ -65,6 +66,7 @@ class Trajectory:
     earlier_attempts: "tuple[Trajectory, ...]" = ()
     failed_as: EpisodeStatus | None = None
     left_out: LeftOut | None = None
+    truncation: Truncation | None = None
 
     def leave_out(self, by: LeftOut, reason: str) -> "Trajectory":
         """Returns the trajectory as left out: recorded and counted, with its reward, but not
@@ -100,6 +102,19 @@ class Trajectory:
     def is_valid(self) -> bool:
         """Tells whether it did not fail and was not left out: it counts in its group."""
         return self.status in (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)
+
+    @property
+    def cut_by(self) -> Limit | None:
+        """Returns the limit that ended the episode or cut its last trained reply; None where
+        neither happened, or where the episode failed or was stopped on its way."""
+        if self.ended_as is EpisodeStatus.TRUNCATED:
+            return Limit.UNKNOWN if self.truncation is None else self.truncation.limit
+        last = next((turn for turn in reversed(self.turns) if turn.trainable), None)
+        if self.ended_as is not EpisodeStatus.OK or last is None or not last.is_cut:
+            return None
+        if CUT_BY_AGENT in last.notes:
+            return Limit.WORKFLOW
+        return Limit.MAX_RESPONSE_LENGTH_IN_ONE_TURN
 
     @property
     def is_given(self) -> bool:

@@ -7,6 +7,7 @@ from ajet.core.inference.endpoint import Completion
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
+from ajet.core.trajectory.truncation import Limit, Truncation
 from ajet.core.trajectory.turn import Turn
 
 
@@ -119,6 +120,7 @@ def trajectories(draw, nested=True):
         else (),
         failed_as=draw(st.none() | st.sampled_from(list(EpisodeStatus))),
         left_out=draw(st.sampled_from([None, "redundancy", "dynamic_sampling"])),
+        truncation=draw(st.builds(Truncation, st.sampled_from(Limit), st.text())),
     )
 
 
