@@ -135,4 +135,4 @@ def _read_again(task_id: str, mode: str, config: AjetConfig) -> Task:
 
 def _limits(config: AjetConfig, record: EpisodeRecord) -> RolloutLimits:
     limits = replace(RolloutLimits.from_config(config), failure_policy="mask")  # no retries
-    return limits if record.ended_as in TIMED else replace(limits, episode_timeout_s=None)
+    return limits if record.outcome in TIMED else replace(limits, episode_timeout_s=None)

@@ -176,7 +176,7 @@ class EpisodeRecord:
     metadata: dict[str, Any]
     log_metrics: dict[str, float]
     turns: tuple[TurnRecord, ...]
-    ended_as: str
+    outcome: str
     """The status before the failure policy or a selection replaced it."""
     truncation: Truncation | None
     """The limit that ended it; `Limit.UNKNOWN` where an earlier release stored only the line."""
@@ -294,7 +294,7 @@ class EpisodeReader:
             began_unix_s=began_unix_s,
             calls=tuple(_timed_call(*call) for call in calls),
             turns=_turns(turns, trained),
-            ended_as=row["ended_as"],
+            outcome=row["ended_as"],
             truncation=_truncation(row),
             seed=row["seed"],
             task=None if row["task"] is None else Task(**json.loads(row["task"])),

@@ -245,7 +245,7 @@ def _episode_row(
         plan.rollout_index,
         plan.task_id,
         str(trajectory.status),
-        str(trajectory.ended_as),
+        str(trajectory.outcome),
         None if trajectory.truncation is None else _to_json(asdict(trajectory.truncation)),
         plan.seed,
         tasks_id,

@@ -19,7 +19,7 @@ from typing import Any
 
 from ajet.core.rollout.failure import has_failed
 from ajet.core.trajectory.sample import TrainingSample
-from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
+from ajet.core.trajectory.trajectory import EpisodeStatus, Group, SelectionName, Trajectory
 
 MIN_ADVANTAGE = 1e-6
 """A smaller advantage is what rounding leaves of 0 where the mean is subtracted."""
@@ -61,7 +61,7 @@ def equal_outcomes(members: Sequence[Trajectory]) -> str | None:
     judged = [t for t in members if t.reward is not None and not has_failed(t)]
     if len(failed) == len(members):
         return _all_failed(failed)
-    ended = [t for t in members if not has_failed(t) and t.ended_as is not EpisodeStatus.ABORTED]
+    ended = [t for t in members if not has_failed(t) and t.outcome is not EpisodeStatus.ABORTED]
     limits = Counter(t.cut_by for t in ended)
     rewards = {t.reward for t in judged}
     but = f"; the other {len(failed)} failed" if failed else ""
@@ -74,7 +74,12 @@ def equal_outcomes(members: Sequence[Trajectory]) -> str | None:
 
 
 def _members(groups: Sequence[Group]) -> list[Trajectory]:
-    return [t for group in groups for t in group.trajectories if t.left_out != "redundancy"]
+    return [
+        t
+        for group in groups
+        for t in group.trajectories
+        if t.left_out is not SelectionName.REDUNDANCY
+    ]
 
 
 def _has_contrast(members: Sequence[Trajectory]) -> bool:
@@ -88,7 +93,7 @@ def _earned(t: Trajectory) -> tuple[float | None, ...]:
 
 
 def _all_failed(failed: Sequence[Trajectory]) -> str:
-    statuses = Counter(str(t.ended_as) for t in failed)
+    statuses = Counter(str(t.outcome) for t in failed)
     error, number = Counter(t.error for t in failed).most_common(1)[0]
     return (
         f"all {len(failed)} episodes failed ({_listed(statuses)}); the most frequent error, "

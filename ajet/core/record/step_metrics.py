@@ -53,7 +53,6 @@ Not covered: metrics of single episodes (episodes.sqlite has those).
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
-from typing import get_args
 
 from ajet.core.record.correlation import correlation_metrics
 from ajet.core.record.evaluation import Evaluation
@@ -62,7 +61,13 @@ from ajet.core.record.signal import num_with_signal
 from ajet.core.record.timeline_counts import DROPPED, OTHER_AGENT, RETRIED, TimelineCounts
 from ajet.core.rollout.batch import StepGroups
 from ajet.core.trajectory.sample import TrainingSample
-from ajet.core.trajectory.trajectory import EpisodeStatus, Group, LeftOut, Trajectory
+from ajet.core.trajectory.trajectory import (
+    LEAVE_OUT,
+    EpisodeStatus,
+    Group,
+    SelectionName,
+    Trajectory,
+)
 from ajet.core.trajectory.turn import SUMMARY
 
 
@@ -72,7 +77,7 @@ def step_metrics(
     counts: TimelineCounts,
     update_metrics: Mapping[str, float],
     *,
-    selections: Sequence[LeftOut] = (),
+    selections: Sequence[SelectionName] = (),
 ) -> dict[str, float]:
     """Returns everything that is logged of one training step. `counts` are those of its timelines,
     `update_metrics` the learner's own figures, `selections` the ones that the config enables."""
@@ -146,8 +151,8 @@ def _rewards_by_name(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _status_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    counts = Counter(t.ended_as for t in trajectories)
-    retried = Counter(e.status for t in trajectories for e in t.earlier_attempts)
+    counts = Counter(t.outcome for t in trajectories)
+    retried = Counter(e.outcome for t in trajectories for e in t.earlier_attempts)
     metrics = {f"episodes/{status}": float(counts[status]) for status in EpisodeStatus}
     metrics["episodes/total"] = float(len(trajectories))
     cut = Counter(t.cut_by for t in trajectories if t.cut_by is not None)
@@ -201,7 +206,7 @@ def _timeline_metrics(counts: TimelineCounts) -> dict[str, float]:
     """Counts sampled tokens: each is trained, or is not for one of these reasons."""
     left = dict(counts.not_trained)
     always = (OTHER_AGENT, RETRIED, DROPPED)
-    names = (*always, *(name for name in get_args(LeftOut) if name in left))
+    names = (*always, *(name for name in LEAVE_OUT if name in left))
     apart = {f"untrained_{name}": left.pop(name, 0) for name in names}
     tokens = {
         "sampled": counts.sampled,

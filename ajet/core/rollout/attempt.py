@@ -238,8 +238,7 @@ class Attempt:
     def _truncated(
         self, truncation: Truncation, output: WorkflowOutput | None = None
     ) -> Trajectory:
-        ended = self._end(EpisodeStatus.TRUNCATED, str(truncation), output)
-        return replace(ended, truncation=truncation)
+        return self._end(EpisodeStatus.TRUNCATED, None, output, truncation)
 
     async def _cancel(self, task: asyncio.Task[Any]) -> None:
         self._recorder.close()
@@ -249,7 +248,11 @@ class Attempt:
         await asyncio.wait({task}, timeout=self._limits.cancel_grace_s)
 
     def _end(
-        self, status: EpisodeStatus, error: str | None, output: WorkflowOutput | None = None
+        self,
+        outcome: EpisodeStatus,
+        failure: str | None,
+        output: WorkflowOutput | None = None,
+        truncation: Truncation | None = None,
     ) -> Trajectory:
         self._has_ended = True
         self._recorder.close()
@@ -261,7 +264,15 @@ class Attempt:
         }
         plan, own = self._workflow_task, self._tuner.own_task
         plan = plan if own is None else replace(plan, task=own)
-        return Trajectory(plan, turns, status, output=output, error=error, timings=timings)
+        return Trajectory(
+            plan,
+            turns,
+            outcome,
+            output=output,
+            failure=failure,
+            truncation=truncation,
+            timings=timings,
+        )
 
 
 def _output_so_far(recorder: BaseRecorder) -> WorkflowOutput:

@@ -173,7 +173,7 @@ def test_every_kind_of_episode_replays_the_same_in_every_id(project, member):
     name = f"000001-train-0000-{member:02d}" + ("-r1" if member in (RETRIED, FAILS, HANGS) else "")
     report = replayed(project, member, name=name)
     assert report.is_same, said(report)
-    assert report.record.ended_as == str(report.trajectory.ended_as) == STATUSES[member]
+    assert report.record.outcome == str(report.trajectory.outcome) == STATUSES[member]
     for then, now in zip(report.record.turns, report.trajectory.turns, strict=True):
         assert then.completion == now.completion
         assert (then.agent_name, then.trainable) == (now.agent_name, now.trainable)
@@ -183,7 +183,7 @@ def test_every_kind_of_episode_replays_the_same_in_every_id(project, member):
 def test_the_failed_attempt_before_a_retry_replays_too_and_tells_what_it_raised(project):
     errors = []
     report = replayed(project, RETRIED, on_error=errors.append)
-    assert report.is_same and report.record.ended_as == "agent_error"
+    assert report.is_same and report.record.outcome == "agent_error"
     assert [str(error) for error in errors] == ["try again"]
 
 

@@ -55,7 +55,7 @@ def episode(
         reward=reward,
         is_success=None if reward is None else reward > 0.5,
         timings={"workflow": 2.5},
-        error=error,
+        failure=error,
         truncation=truncation,
     )
 

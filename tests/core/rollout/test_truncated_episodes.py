@@ -9,6 +9,7 @@ from ajet.core.rollout.request import RolloutRequest
 from ajet.core.trajectory.base_recorder import SamplingOverrides
 from ajet.core.trajectory.limits import EpisodeTruncated
 from ajet.core.trajectory.malformed import MalformedPolicy
+from ajet.core.trajectory.trajectory import SelectionName
 from ajet.core.trajectory.truncation import Limit
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
 
@@ -132,7 +133,7 @@ async def test_mask_truncated_leaves_out_an_episode_whose_only_reply_was_cut():
     masked = without_truncated(group)
     assert [t.workflow_task.rollout_index for t in masked.valid] == [1, 3]
     cut = masked.trajectories[0]
-    assert (cut.left_out, cut.reward) == ("overlong", 0.0)
+    assert (cut.left_out, cut.reward) == (SelectionName.OVERLONG, 0.0)
     assert cut.error == (
         "ajet.rollout.max_response_length_in_one_turn cut it (overlong.mask_truncated)"
     )
@@ -192,5 +193,5 @@ async def test_a_failed_episode_that_counts_as_zero_is_not_masked_as_truncated()
         Fails, max_response_length_in_one_turn=8, failure_policy="zero", max_failure_rate=1.0
     )
     [trajectory] = group.trajectories
-    assert (trajectory.status, trajectory.ended_as) == ("truncated", "agent_error")
+    assert (trajectory.status, trajectory.outcome) == ("truncated", "agent_error")
     assert trajectory.cut_by is None and without_truncated(group) == group
