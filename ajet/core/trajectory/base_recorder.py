@@ -95,6 +95,7 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-10, 1000.0
 """Logits divided by a smaller number are not finite."""
 MAX_COUNT, MAX_SEED = 2**31 - 1, 2**64 - 1
 MAX_STOPS, MAX_STOP_LENGTH = 64, 1000
+_TIGHTENED = {"max_steps": Limit.MAX_STEPS, "max_model_len": Limit.MAX_MODEL_LEN}
 _ALLOWED_IN_TRAINING = ("max_tokens", "stop", "seed")
 """The overrides that do not change the distribution of a token."""
 
@@ -141,6 +142,7 @@ class BaseRecorder:
         # blocks the event loop.
         self.on_blocking: Callable[[], None] = lambda: None
         self._limits = limits
+        self._tightened: set[Limit] = set()
         self._sampling = sampling
         self._seed_path = tuple(seed_path)
         self._observer = observer
@@ -279,8 +281,9 @@ class BaseRecorder:
     ) -> None:
         """Lowers this episode's limits of calls and of tokens; never raises them."""
         limits = drop_none(max_steps=max_steps, max_model_len=max_model_len)
-        lower = {name: min(value, getattr(self._limits, name)) for name, value in limits.items()}
+        lower = {n: value for n, value in limits.items() if value < getattr(self._limits, n)}
         self._limits = replace(self._limits, **lower)
+        self._tightened |= {_TIGHTENED[name] for name in lower}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Returns the recorder itself: frameworks copy their agents with the model, and all
@@ -373,6 +376,8 @@ class BaseRecorder:
         """Ends the episode as truncated, and returns the error that its calls raise from then on.
         The first limit is the one that is recorded."""
         if self.truncation is None:
+            # A limit that the workflow has lowered is its own: raising the key would not help.
+            limit = Limit.WORKFLOW if limit in self._tightened else limit
             self.truncation = Truncation(limit, detail)
         return EpisodeTruncated(detail)
 

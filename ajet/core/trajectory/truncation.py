@@ -19,7 +19,7 @@ class Limit(StrEnum):
     MALFORMED_REPLY = "ajet.rollout.compute_madness_checklist"
     HARNESS = "ajet.harness.limits"
     ENGINE = "engine context"  # the inference engine refused a prompt that the run's limits allow
-    WORKFLOW = "workflow limit"  # `ModelTuner.truncate`, or `max_tokens` that the agent asked for
+    WORKFLOW = "workflow limit"  # ModelTuner.truncate, .tighten_limits, max_tokens of a request
     UNKNOWN = "unknown limit"  # records of releases that stored only the line
 
     @property

@@ -104,6 +104,17 @@ async def test_a_workflows_own_limit_is_its_own_whatever_its_words(reason):
     assert trajectory.truncation.limit is Limit.WORKFLOW
 
 
+@pytest.mark.parametrize(("max_steps", "limit"), [(1, Limit.WORKFLOW), (9, Limit.MAX_STEPS)])
+async def test_a_limit_that_the_workflow_lowered_is_its_own(max_steps, limit):
+    class Tightens(TalksOn):
+        async def execute(self, workflow_task, model_tuner):
+            model_tuner.tighten_limits(max_steps=max_steps)
+            return await super().execute(workflow_task, model_tuner)
+
+    [trajectory] = (await rolled_out(Tightens, max_steps=2)).trajectories
+    assert trajectory.truncation.limit is limit
+
+
 async def test_a_workflow_that_raises_the_truncation_itself_names_its_own_limit():
     class Raises(Workflow):
         async def execute(self, workflow_task, model_tuner):
