@@ -285,7 +285,7 @@ def not_as_ours() -> list[str]:
         name: replace(one.trajectories[0], turns=(replace(turn, notes={"value": value}),))
         for name, value in odd_values().items()
     }
-    changed["error with a lone surrogate"] = replace(one.trajectories[0], error="\udc80")
+    changed["error with a lone surrogate"] = replace(one.trajectories[0], failure="\udc80")
     changed["reward of True"] = replace(one.trajectories[0], reward=True)
     metrics = WorkflowOutput(log_metrics={"length": None})  # pyright: ignore
     changed["log_metrics of None"] = replace(one.trajectories[0], output=metrics)

@@ -360,8 +360,8 @@ def _record(trajectory: Trajectory) -> dict[str, str]:
     verdict += [f"{name}: {value:g}" for name, value in trajectory.reward_breakdown.items()]
     if (expected := task.metadata.get("answer")) is not None:
         verdict.append(f"expected: {expected}")
-    if trajectory.error is not None or str(trajectory.ended_as) != "ok":
-        verdict.append(f"the episode ended as {trajectory.ended_as}: {trajectory.error or ''}")
+    if trajectory.error is not None or str(trajectory.outcome) != "ok":
+        verdict.append(f"the episode ended as {trajectory.outcome}: {trajectory.error or ''}")
     return {
         "Task": _cut(task.main_query),
         "Conversation": _cut("\n".join(lines)),

@@ -204,7 +204,7 @@ class RolloutWorkers:
                 losses += 1
                 if losses == MAX_LOSSES:
                     error = f"its rollout worker was lost {losses} times, at last because {lost}"
-                    trajectory = Trajectory(plan, (), EpisodeStatus.ENV_ERROR, error=error)
+                    trajectory = Trajectory(plan, (), EpisodeStatus.ENV_ERROR, failure=error)
                     slot.workflow_ended(trajectory.status)
                     break
             except PlanUnreadable as refused:
@@ -316,7 +316,7 @@ class RolloutWorkers:
             return running.trajectory.result()
         running.trajectory.cancel()
         running.slot.free()
-        return Trajectory(plan, (), EpisodeStatus.ABORTED, error="the run was stopped")
+        return Trajectory(plan, (), EpisodeStatus.ABORTED, failure="the run was stopped")
 
     # Processes and their events.
 
@@ -417,6 +417,6 @@ async def _awaited(reference: Any) -> Any:
 def _not_sent(plan: WorkflowTask, slot: Slot, reason: str) -> Trajectory:
     """Returns the trajectory of an episode whose task no worker can be given."""
     error = f"its task cannot be sent to a rollout worker: {reason}"
-    failed = plain_trajectory(Trajectory(plan, (), EpisodeStatus.ENV_ERROR, error=error))
+    failed = plain_trajectory(Trajectory(plan, (), EpisodeStatus.ENV_ERROR, failure=error))
     slot.workflow_ended(failed.status)
     return failed

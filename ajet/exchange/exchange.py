@@ -88,7 +88,7 @@ class Outcome:
         if t.workflow_task.mode != "train":
             left_out = OF_VALIDATION
         state: State = "waiting" if left_out is None else "not_trained"
-        return cls(t.episode_id, str(t.ended_as), t.reward, t.is_success, t.error, left_out, state)
+        return cls(t.episode_id, str(t.outcome), t.reward, t.is_success, t.error, left_out, state)
 
     def of_step(self, step: int, left_out: str | None) -> Outcome:
         """Returns the outcome after a step whose groups this episode was among; `left_out` says why
@@ -537,7 +537,7 @@ def left_out_of(groups: Sequence[Group]) -> dict[str, str | None]:
     """Returns, for each episode of a step's groups, why it is not trained; None where it is."""
     reasons: dict[str, str | None] = {}
     for t in (t for group in groups for t in group.trajectories):
-        ended = t.error if t.left_out else f"it ended as {t.ended_as}"
+        ended = t.error if t.left_out else f"it ended as {t.outcome}"
         reasons[t.episode_id] = None if t.is_valid else ended
     return reasons
 

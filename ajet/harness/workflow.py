@@ -32,6 +32,7 @@ from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
+from ajet.core.trajectory.truncation import Limit
 from ajet.core.workflow.tuner import ModelTuner
 from ajet.core.workflow.workflow import Workflow
 from ajet.harness.changes import changes
@@ -122,7 +123,7 @@ class HarnessWorkflow(Workflow):
         )
         self._raise_if_failed(outcome, model_tuner)
         if outcome.exceeded is not None:
-            model_tuner.truncate(outcome.exceeded)
+            model_tuner.truncate(outcome.exceeded, limit=Limit.HARNESS)
         diff = await asyncio.to_thread(changes, before, folders.workspace, harness.max_diff)
         return WorkflowOutput(
             metadata={

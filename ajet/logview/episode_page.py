@@ -27,11 +27,12 @@ EXPECTED = ("answer", "expected_answer", "ground_truth", "expected", "solution",
 
 def episode_data(episode: EpisodeRecord, members: Sequence[Row], text: TokenText) -> dict[str, Any]:
     """Returns one episode with its tokens, and the members of its group."""
-    names = ("reward_breakdown", "timings", "metadata", "log_metrics", "ended_as", "seed")
+    names = ("reward_breakdown", "timings", "metadata", "log_metrics", "seed")
     task = episode.task
     return {
         **asdict(episode.row),
         **{name: getattr(episode, name) for name in names},
+        "ended_as": episode.outcome,
         "calls": [asdict(call) for call in episode.calls],
         "task": None if task is None else {"task_id": task.task_id, "metadata": task.metadata},
         "expected": _expected(episode),

@@ -111,7 +111,7 @@ class Audit:
             self._fault(episode, turn, f"{wrong} log-probabilities are above 0 or not finite")
 
     def _count_trained(self, episode: EpisodeRecord, turn: TurnRecord) -> None:
-        num, status = len(turn.token_ids), episode.ended_as
+        num, status = len(turn.token_ids), episode.outcome
         mask = np.zeros(num, np.uint8) if turn.loss_mask is None else turn.loss_mask
         if len(mask) != num:
             self._fault(episode, turn, f"{num} tokens have a loss mask of {len(mask)}")
@@ -273,7 +273,7 @@ def _why_not_trained(episode: EpisodeRecord, turn: TurnRecord) -> str | None:
         return "a greedy baseline" if row.mode == "baseline" else "evaluation"
     if not turn.trainable:
         return "an agent that is not trained"
-    if row.status == EpisodeStatus.ABORTED and episode.ended_as != row.status:
+    if row.status == EpisodeStatus.ABORTED and episode.outcome != row.status:
         return "a selection left it out"
     if row.status not in TRAINED_STATUSES:
         return f"the episode ended as {row.status}"

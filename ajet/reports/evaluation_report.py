@@ -45,7 +45,7 @@ class EvaluationReport:
             group.trajectories[0].workflow_task.task_id: {
                 "success": [bool(t.is_success) and t.is_valid for t in group.trajectories],
                 "reward": [t.reward for t in group.trajectories],
-                "status": [str(t.ended_as) for t in group.trajectories],
+                "status": [str(t.outcome) for t in group.trajectories],
                 **_texts(group),
             }
             for group in groups

@@ -107,7 +107,7 @@ class ForkReport:
             "episode_id": episode.episode_id,
             "reply": _said(turns[self.turn]) if self.turn < len(turns) else None,
             "turns": len(turns),
-            "status": str(episode.ended_as),
+            "status": str(episode.outcome),
             "success": _succeeded(episode),
             "reward": episode.reward,
             "error": episode.error,

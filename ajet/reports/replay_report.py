@@ -88,10 +88,10 @@ class ReplayReport:
         if self.engine.stopped:
             return []
         then, now = self.record, self.trajectory
-        if self.is_judged_alone and EpisodeStatus.JUDGE_ERROR in (then.ended_as, now.ended_as):
+        if self.is_judged_alone and EpisodeStatus.JUDGE_ERROR in (then.outcome, now.outcome):
             return []
-        pairs = [("status", str(now.ended_as), then.ended_as)]
-        if then.ended_as in JUDGED and not self.is_judged_alone:
+        pairs = [("status", str(now.outcome), then.outcome)]
+        if then.outcome in JUDGED and not self.is_judged_alone:
             pairs.append(("reward", _number(now.reward), _number(then.row.reward)))
             pairs.append(("is_success", str(now.is_success), str(then.row.is_success)))
         return [f"{name} {new} instead of {old}" for name, new, old in pairs if new != old]
@@ -142,7 +142,7 @@ class ReplayReport:
 
     def _differences_of(self, number: int, call: ReplayedCall) -> Iterator[CallDifference]:
         if call.recorded is None:
-            if self.engine.stopped and self.record.ended_as not in UNFINISHED:
+            if self.engine.stopped and self.record.outcome not in UNFINISHED:
                 yield CallDifference(number, f"one more than the {len(self.record.turns)} recorded")
             return
         turn = self.record.turns[call.recorded]
@@ -178,17 +178,17 @@ class ReplayReport:
 
     def _end(self) -> str:
         if self.engine.stopped:
-            return f"and there the record ends ({self.record.ended_as})"
+            return f"and there the record ends ({self.record.outcome})"
         reward = ALONE if self.is_judged_alone else _number(self.trajectory.reward)
-        return f"{self.trajectory.ended_as}, reward {reward}"
+        return f"{self.trajectory.outcome}, reward {reward}"
 
 
 def _is_by_judge(episode: EpisodeRecord | Trajectory) -> bool:
     """Returns whether the judge gave the reward, and not the workflow itself or the rule for
     malformed replies."""
-    if episode.ended_as == EpisodeStatus.JUDGE_ERROR:
+    if episode.outcome == EpisodeStatus.JUDGE_ERROR:
         return True
-    return episode.ended_as in JUDGED and "judge" in episode.reward_breakdown
+    return episode.outcome in JUDGED and "judge" in episode.reward_breakdown
 
 
 def _who(turn: Turn | TurnRecord) -> str:

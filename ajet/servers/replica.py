@@ -307,7 +307,7 @@ class ServerReplica:
             reason = " ".join(response.text.split())[:MAX_ERROR_CHARACTERS]
             line = f"{self.name}: {method} {path}: {response.status_code} {reason}".strip()
             raise (
-                ReplicaDown(line)
+                ReplicaDown(line, http_status=response.status_code)
                 if response.status_code >= 500
                 else ModelError(line, code=Code.SERVER_REFUSES)
             )

@@ -33,8 +33,8 @@ from ajet.servers.adapters import ServedAdapters
 from ajet.servers.process import ServerProcess
 from ajet.servers.replica import LOAD_S, ServedModel, ServerReplica
 
-IS_PAUSED = "Generation is paused"
-"""What vLLM 0.33 says with status 503 of a request that arrives while it is paused."""
+UNAVAILABLE = 503
+"""The status with which vLLM 0.33 answers a request that arrives while it is paused."""
 FINISH_REASONS = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
@@ -71,7 +71,7 @@ class VllmReplica(ServerReplica):
                 headers={"X-Request-Id": request_id},
             )
         except ReplicaDown as down:
-            if IS_PAUSED not in str(down):
+            if self._gate.is_open or down.http_status != UNAVAILABLE:
                 raise
             # It was on its way when `pause` ended what runs; nothing was sampled.
             return Completion(tuple(prompt_ids), (), (), "abort", version)
@@ -176,7 +176,7 @@ class VllmReplica(ServerReplica):
         except ModelError as error:
             raise WeightsError(str(error)) from error
         except ReplicaDown as down:
-            if f"{path}: 500 " not in str(down):
+            if down.http_status != 500:
                 raise
             # So it says that an adapter does not fit; another server would say the same.
             raise WeightsError(str(down)) from down

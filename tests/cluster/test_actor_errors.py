@@ -91,7 +91,7 @@ class EndsLate(Worker):
             self.first = key
             return
         plan = cloudpickle.loads(packed_plan)
-        stopped = Trajectory(plan, (), EpisodeStatus.ABORTED, error="the run was stopped")
+        stopped = Trajectory(plan, (), EpisodeStatus.ABORTED, failure="the run was stopped")
         self.events.put_nowait(EpisodeEnded(self.first, cloudpickle.dumps(stopped)))
         super()._begin(key, packed_plan, stops)
 

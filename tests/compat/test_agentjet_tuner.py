@@ -42,4 +42,4 @@ async def test_a_loop_that_asks_for_an_overflow_ends_before_the_call_that_would_
         if tuner.get_context_tracker().context_overflow:
             break
     assert len(tuner._recorder.turns) < 10
-    assert "filled the episode's" in tuner._recorder.truncation
+    assert "filled the episode's" in tuner._recorder.truncation.detail

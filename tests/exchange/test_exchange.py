@@ -13,7 +13,7 @@ from fastapi import FastAPI
 
 from ajet import BaseJudge, GroupJudge, Task, WorkflowOutput, WorkflowTask
 from ajet.core.errors import ConfigError
-from ajet.core.trajectory.trajectory import EpisodeStatus
+from ajet.core.trajectory.trajectory import EpisodeStatus, SelectionName
 from ajet.exchange.exchange import BeginRequest, EpisodeExchange, Outcome
 from ajet.exchange.gateway import ExchangeGateway
 from ajet.exchange.routes import add_routes
@@ -379,7 +379,7 @@ async def test_an_episode_is_followed_until_it_is_trained_or_is_not_going_to_be(
         ends = [(await server.end(claim)).json() for claim in claims]
         assert {end["state"] for end in ends} == {"waiting"}
         trained, stale = await step
-        server.exchange.step_trained(3, [trained, stale.leave_out("stale", "too old")])
+        server.exchange.step_trained(3, [trained, stale.leave_out(SelectionName.STALE, "too old")])
         assert await waiting == ("trained", 3, None)
         assert await state(2) == ("not_trained", None, "too old")
         again = (await server.end(claims[0])).json()

@@ -10,6 +10,7 @@ import pytest
 
 from ajet.core.errors import ConfigError
 from ajet.core.trajectory.trajectory import EpisodeStatus
+from ajet.core.trajectory.truncation import Limit
 from ajet.core.workflow.registry import registered_workflow
 from tests.harness.harness_run import (
     PYTHON,
@@ -332,6 +333,7 @@ async def test_a_program_that_uses_more_than_a_limit_is_ended_and_judged_as_trun
     config = shell(f"{REPAIR}; {EATERS[name]}", "{prompt}", **keys)
     episode = await play("harness:cmd", repaired, config)
     assert episode.status is EpisodeStatus.TRUNCATED
+    assert episode.truncation.limit is Limit.HARNESS
     assert episode.reward == (name != "folder_mib")  # the tests' copy is as large
     said = f"the program used more than {SMALL[name]} .* \\(ajet.harness.limits.{name}\\)"
     assert re.fullmatch(said, episode.error)

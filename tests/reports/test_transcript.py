@@ -42,7 +42,7 @@ def episode(**fields):
         turn([QUESTION, CALL, RESULT], ANSWER, 12, 2, "length"),
     )
     turns = fields.pop("turns", turns)
-    plain = {"status": EpisodeStatus.OK, "reward": 1.0, "is_success": True}
+    plain = {"outcome": EpisodeStatus.OK, "reward": 1.0, "is_success": True}
     plain |= {"reward_breakdown": {"judge": 1.0}}
     plain |= {"output": WorkflowOutput(metadata={"final_answer": "4"})}
     return Trajectory(WorkflowTask(task, "e", "g-0", 0, 0, "train", 0), turns, **(plain | fields))
@@ -73,11 +73,11 @@ def test_code_in_a_call_keeps_its_lines():
 def test_a_failed_episode_says_why():
     text = shown(
         episode(
-            status=EpisodeStatus.AGENT_ERROR,
+            outcome=EpisodeStatus.AGENT_ERROR,
             reward=None,
             is_success=None,
             output=None,
-            error="ValueError: bad move (workflow.py:31)",
+            failure="ValueError: bad move (workflow.py:31)",
         )
     )
     assert "agent_error  reward none" in text and "ValueError: bad move (workflow.py:31)" in text

@@ -217,7 +217,7 @@ async def _run_and_close(
 def _check_prefix(point: ForkPoint, fork: Trajectory, missing: Sequence[int]) -> None:
     """Raises `DataError` unless the fork has come to its turn as the original did."""
     if missing:
-        end = f"it ended as {fork.ended_as}" + (f": {fork.error}" if fork.error else "")
+        end = f"it ended as {fork.outcome}" + (f": {fork.error}" if fork.error else "")
         raise DataError(
             f"turn {missing[0]} was recorded, and {fork.episode_id} did not make it; {end}",
             code=Code.FORK_IMPOSSIBLE,

@@ -36,8 +36,8 @@ from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.task.reader import make_reader
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import Mode, WorkflowTask
-from ajet.core.trajectory.limits import is_own_limit
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
+from ajet.core.trajectory.truncation import Limit
 from ajet.core.workflow.registry import WorkflowFactory
 from ajet.reports.replay_report import ReplayReport
 
@@ -97,11 +97,12 @@ async def _run(runner: GroupRunner, plan: WorkflowTask, engine: ReplayEngine) ->
 
 
 def _overflow(record: EpisodeRecord) -> str | None:
-    """Returns the engine's error for a prompt that was too long for it, or None. The episode's own
-    limits are not part of it: they are applied again in the replay."""
-    row = record.row
-    is_cut = row.status == record.ended_as == EpisodeStatus.TRUNCATED
-    return row.error if is_cut and row.error and not is_own_limit(row.error) else None
+    """Returns the engine's error for a prompt that was too long for it, or None. All other limits
+    are applied again in the replay. Where an old record does not say which limit it was, it may
+    have been the engine's."""
+    if record.truncation is None or record.truncation.limit not in (Limit.ENGINE, Limit.UNKNOWN):
+        return None
+    return record.truncation.detail
 
 
 def recorded_plan(record: EpisodeRecord, config: AjetConfig) -> WorkflowTask:
@@ -134,4 +135,4 @@ def _read_again(task_id: str, mode: str, config: AjetConfig) -> Task:
 
 def _limits(config: AjetConfig, record: EpisodeRecord) -> RolloutLimits:
     limits = replace(RolloutLimits.from_config(config), failure_policy="mask")  # no retries
-    return limits if record.ended_as in TIMED else replace(limits, episode_timeout_s=None)
+    return limits if record.outcome in TIMED else replace(limits, episode_timeout_s=None)

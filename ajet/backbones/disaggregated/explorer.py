@@ -53,7 +53,7 @@ from ajet.core.rollout.request import group_id_of, step_of_group
 from ajet.core.task.cursor import DataCursor
 from ajet.core.task.result_cursor import ResultCursor
 from ajet.core.task.workflow_task import Mode
-from ajet.core.trajectory.trajectory import Trajectory
+from ajet.core.trajectory.trajectory import SelectionName, Trajectory
 
 PLAN = "plan"
 """The name of the note that is written whenever groups begin: the explorer's state, from which
@@ -341,7 +341,9 @@ class Explorer:
         for it, as long as the step may have more rounds."""
         rounds, members = self.settings.batch.max_rounds, item.group.trajectories
         allowed = (rounds - 1) * self.settings.groups_per_step * (self._versions.trained + 1)
-        has_signal = item.group.valid or all(t.left_out != "dynamic_sampling" for t in members)
+        has_signal = item.group.valid or all(
+            t.left_out is not SelectionName.DYNAMIC_SAMPLING for t in members
+        )
         if has_signal or self.counts["left_out"] >= allowed:
             return item
         return FinishedGroup(item.index, item.group, item.baselines, is_counted=False)

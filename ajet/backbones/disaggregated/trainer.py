@@ -28,7 +28,7 @@ from ajet.core.errors import CheckpointError
 from ajet.core.record.run_recorder import UpdateRecord
 from ajet.core.rollout.batch import StepGroups, top_by_variance
 from ajet.core.run.training_run import TrainingRun
-from ajet.core.trajectory.trajectory import Group
+from ajet.core.trajectory.trajectory import Group, SelectionName
 
 SURPLUS = "the last step of the run has enough groups without it"
 """The reason that is recorded with a group which is left when the run ends."""
@@ -194,7 +194,7 @@ class Trainer:
             item.index: self._buffer.expired_reason(item.group, step - 1) for item in taken.expired
         } | {item.index: SURPLUS for item in taken.surplus}
         groups = [
-            item.group.leave_out("stale", reasons[item.index])
+            item.group.leave_out(SelectionName.STALE, reasons[item.index])
             if item.index in reasons
             else item.group
             for item in taken.all

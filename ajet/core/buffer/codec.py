@@ -12,7 +12,7 @@ restored exactly.
 Trajectories hold plain data (trajectory/plain_trajectory.py), which JSON restores as it was. A task
 is restored as plain data too: a tuple as a list, a key as a string, an object as its text.
 
-Not covered: samples and advantages, which the trainer makes; bytes of another version of ajet.
+Bytes of format 1 are read too. Not covered: samples and advantages, which the trainer makes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import json
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import asdict, astuple, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -34,10 +34,18 @@ from ajet.core.inference.endpoint import Completion
 from ajet.core.plain_value import plain_value
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
-from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
+from ajet.core.trajectory.trajectory import (
+    EpisodeStatus,
+    Group,
+    Selection,
+    SelectionName,
+    Trajectory,
+)
+from ajet.core.trajectory.truncation import Limit, Truncation
 from ajet.core.trajectory.turn import Turn
 
-MAGIC = b"ajet-groups-1\n"
+MAGIC = b"ajet-groups-2\n"
+FORMAT_1 = b"ajet-groups-1\n"
 _LENGTH = struct.Struct("<Q")
 _FAST = 1
 DAMAGE = (zlib.error, struct.error, ValueError, LookupError, TypeError, AttributeError)
@@ -55,7 +63,7 @@ def encode(groups: Sequence[Group]) -> bytes:
 
 def decode(content: bytes) -> list[Group]:
     """Returns the groups that `encode` was given; DataError if the bytes are not such."""
-    if not isinstance(content, bytes) or not content.startswith(MAGIC):
+    if not isinstance(content, bytes) or not content.startswith((MAGIC, FORMAT_1)):
         raise DataError(
             "its groups are of another version of ajet: begin with an empty one",
             code=Code.BUFFER_UNUSABLE,
@@ -73,7 +81,11 @@ def _decoded(content: bytes) -> list[Group]:
     (length,) = _LENGTH.unpack_from(content, offset)
     body = zlib.decompress(content[offset + _LENGTH.size :])
     arrays = _Reader(body, length)
-    return [_group(each, arrays) for each in json.loads(body[:length])]
+    groups: list[Json] = json.loads(body[:length])
+    if content.startswith(FORMAT_1):
+        for group in groups:
+            group["trajectories"] = [_of_format_1(each) for each in group["trajectories"]]
+    return [_group(each, arrays) for each in groups]
 
 
 @dataclass
@@ -133,42 +145,58 @@ def _trajectory_json(t: Trajectory, arrays: _Writer) -> Json:
             "task": _task_json(t.workflow_task.task),
         },
         "turns": [_turn_json(turn, b, arrays) for turn, b in zip(t.turns, before, strict=False)],
-        "status": str(t.status),
+        "outcome": str(t.outcome),
         "output": None if output is None else _output_json(output),
         "reward": _number(t.reward),
         "is_success": None if t.is_success is None else bool(t.is_success),
         "reward_breakdown": t.reward_breakdown,
-        "error": t.error,
+        "failure": t.failure,
+        "truncation": None if t.truncation is None else asdict(t.truncation),
+        "selection": None if t.selection is None else asdict(t.selection),
         "timings": t.timings,
         "began_unix_s": t.began_unix_s,
         "calls": [astuple(call) for call in t.calls],
         "earlier_attempts": [_trajectory_json(each, arrays) for each in t.earlier_attempts],
-        "failed_as": None if t.failed_as is None else str(t.failed_as),
-        "left_out": t.left_out,
     }
 
 
 def _trajectory(content: Json, arrays: _Reader) -> Trajectory:
-    plan, output, failed_as = (content[name] for name in ("workflow_task", "output", "failed_as"))
+    plan, output = content["workflow_task"], content["output"]
+    truncation, selection = content["truncation"], content["selection"]
     turns: list[Turn] = []
     for each in content["turns"]:
         turns.append(_turn(each, turns[-1] if turns else None, arrays))
     return Trajectory(
         WorkflowTask(**plan | {"task": Task(**plan["task"])}),
         tuple(turns),
-        EpisodeStatus(content["status"]),
+        EpisodeStatus(content["outcome"]),
         output=None if output is None else WorkflowOutput(**output),
         reward=content["reward"],
         is_success=content["is_success"],
         reward_breakdown=content["reward_breakdown"],
-        error=content["error"],
+        failure=content["failure"],
+        truncation=truncation and Truncation(Limit(truncation["limit"]), truncation["detail"]),
+        selection=selection and Selection(SelectionName(selection["name"]), selection["reason"]),
         timings=content["timings"],
         began_unix_s=content.get("began_unix_s", 0.0),  # buffers of before have neither
         calls=tuple(TimedCall(*call) for call in content.get("calls", ())),
         earlier_attempts=tuple(_trajectory(e, arrays) for e in content["earlier_attempts"]),
-        failed_as=None if failed_as is None else EpisodeStatus(failed_as),
-        left_out=content["left_out"],
     )
+
+
+def _of_format_1(content: Json) -> Json:
+    """Returns a trajectory of format 1 as one of today's. It had one `error` for what failed, which
+    limit cut it and what was decided about it, so the limit is unknown."""
+    outcome, error = content["failed_as"] or content["status"], content["error"] or ""
+    name = content["left_out"] or (content["failed_as"] and SelectionName.ZERO)
+    is_cut = outcome == EpisodeStatus.TRUNCATED
+    return content | {
+        "outcome": outcome,
+        "failure": None if name or is_cut else content["error"],
+        "truncation": {"limit": Limit.UNKNOWN, "detail": error} if is_cut else None,
+        "selection": {"name": name, "reason": error} if name else None,
+        "earlier_attempts": [_of_format_1(each) for each in content["earlier_attempts"]],
+    }
 
 
 def _output_json(output: WorkflowOutput) -> Json:

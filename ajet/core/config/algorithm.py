@@ -151,7 +151,9 @@ class Overlong(Section):
     )
     penalty_factor: float = Field(default=1.0, ge=0, description="The penalty at the ceiling.")
     mask_truncated: bool = Field(
-        default=False, description="Leave truncated episodes out of the update and the baseline."
+        default=False,
+        description="Leave episodes that a limit cut, or whose last reply one cut, out of the "
+        "update and the baseline.",
     )
 
 

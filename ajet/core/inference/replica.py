@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 class ReplicaDown(Exception):
     """A replica did not answer: the request may be sent to another one. The message names the
-    replica and says what happened, in one line."""
+    replica and says what happened, in one line. `http_status` is that of a server's answer."""
+
+    def __init__(self, message: str, *, http_status: int | None = None) -> None:
+        super().__init__(message)
+        self.http_status = http_status
 
 
 class Replica(Protocol):

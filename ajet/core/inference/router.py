@@ -349,7 +349,7 @@ class Router:
         except Exception as error:  # noqa: BLE001, nobody awaits the watcher
             message = f"{type(error).__name__}: {' '.join(str(error).split())}"
             logger.error(f"inference replica {member.name}: the watch over it met {message}")
-            self._failed(member, message)
+            self._failed(member, f"{member.name}: {message}")
             await asyncio.sleep(interval_s)
         return True
 
@@ -362,7 +362,7 @@ class Router:
             async with asyncio.timeout(self._settings.health_timeout_s):
                 await member.replica.health()
         except TimeoutError:
-            failure = f"no answer within {self._settings.health_timeout_s:g} s"
+            failure = f"{member.name}: no answer within {self._settings.health_timeout_s:g} s"
         except (ReplicaDown, ModelError) as failed:
             failure = str(failed)
         else:
@@ -372,8 +372,8 @@ class Router:
         return False
 
     def _failed(self, member: _Member, reason: str) -> None:
-        named = reason.startswith(member.name)
-        member.reason = reason if named else f"{member.name}: {reason}"
+        """Counts a failed check; `reason` names the replica, as its own errors do."""
+        member.reason = reason
         member.failed_checks += 1
         member.suspected.set()
 

@@ -34,6 +34,8 @@ from ajet.core.inference.endpoint import Completion
 from ajet.core.record.episode_schema import database_problem, open_for_reading
 from ajet.core.task.task import Task
 from ajet.core.trajectory.trained_tokens import NUMBERS, TurnNumbers
+from ajet.core.trajectory.trajectory import EpisodeStatus
+from ajet.core.trajectory.truncation import Limit, Truncation
 
 PAGE_SIZE = 200
 _LISTED = (
@@ -174,8 +176,10 @@ class EpisodeRecord:
     metadata: dict[str, Any]
     log_metrics: dict[str, float]
     turns: tuple[TurnRecord, ...]
-    ended_as: str
+    outcome: str
     """The status before the failure policy or a selection replaced it."""
+    truncation: Truncation | None
+    """The limit that ended it; `Limit.UNKNOWN` where an earlier release stored only the line."""
     seed: int
     task: Task | None
     """The task as it was given to the workflow; None where JSON cannot hold it."""
@@ -290,7 +294,8 @@ class EpisodeReader:
             began_unix_s=began_unix_s,
             calls=tuple(_timed_call(*call) for call in calls),
             turns=_turns(turns, trained),
-            ended_as=row["ended_as"],
+            outcome=row["ended_as"],
+            truncation=_truncation(row),
             seed=row["seed"],
             task=None if row["task"] is None else Task(**json.loads(row["task"])),
         )
@@ -370,6 +375,15 @@ def _episode_row(row: sqlite3.Row) -> EpisodeRow:
         _of_type(value, _TYPES[name])
     fields["is_success"] = None if row["is_success"] is None else bool(row["is_success"])
     return EpisodeRow(**fields)
+
+
+def _truncation(row: sqlite3.Row) -> Truncation | None:
+    if row["ended_as"] != EpisodeStatus.TRUNCATED:
+        return None
+    if "truncation" not in row.keys() or row["truncation"] is None:  # noqa: SIM118  a sqlite3.Row
+        return Truncation(Limit.UNKNOWN, row["error"] or "")
+    content = _of_type(json.loads(row["truncation"]), dict)
+    return Truncation(Limit(content["limit"]), _of_type(content["detail"], str))
 
 
 def _turn_numbers(row: sqlite3.Row) -> TurnNumbers:

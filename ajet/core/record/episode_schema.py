@@ -2,8 +2,10 @@
 
 `episodes`: one row an episode. `step` counts from 1 (0: before training), `mode` is train, eval or
 baseline (ReMax's greedy ones), `status` an `EpisodeStatus`, `ended_as` what it was before a policy
-for failures or a selection replaced it; `advantage` is the mean over its trained tokens (NULL: not
-trained); `seconds` is from its first call to its last answer; `seed` is the environment's.
+for failures or a selection replaced it; `truncation` is {"limit": …, "detail": …} where a limit
+ended the episode (JSON; files of earlier releases lack the column, and the first write adds it);
+`advantage` is the mean over its trained tokens (NULL: not trained); `seconds` is from its first
+call to its last answer; `seed` is the environment's.
 `tasks_id` names a row of `tasks`, which stores each distinct task once, as the workflow was given
 it (JSON; NULL where JSON would not give it back as it was).
 JSON columns: `reward_breakdown`, `metadata` (what the workflow returned), `log_metrics`, `timings`.
@@ -62,6 +64,7 @@ EPISODE_COLUMNS = (
     "task_id",
     "status",
     "ended_as",
+    "truncation",
     "seed",
     "tasks_id",
     "reward",
@@ -115,6 +118,7 @@ CREATE TABLE episodes (
     task_id TEXT NOT NULL,
     status TEXT NOT NULL,
     ended_as TEXT NOT NULL,
+    truncation TEXT,
     seed INTEGER NOT NULL,
     tasks_id INTEGER REFERENCES tasks (id),
     reward REAL,
@@ -190,6 +194,8 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
         if not _is_current(connection, path):
             connection.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
         connection.execute(_ADDED)
+        if "truncation" not in columns(connection):
+            connection.execute("ALTER TABLE episodes ADD COLUMN truncation TEXT")
     except sqlite3.Error as error:
         raise CheckpointError(database_problem(path, error), code=Code.RECORD_UNREADABLE) from error
     return connection
@@ -269,6 +275,11 @@ def database_problem(path: Path, error: sqlite3.Error) -> str:
             "end that process, or choose another place with --exp-dir"
         )
     return f"{path} cannot be used: {error}"
+
+
+def columns(connection: sqlite3.Connection) -> list[str]:
+    """Returns the columns that the file's table of episodes has."""
+    return [row[1] for row in connection.execute("PRAGMA table_info(episodes)")]
 
 
 def _is_current(connection: sqlite3.Connection, path: Path) -> bool:

@@ -17,7 +17,7 @@ import json
 import sqlite3
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, fields
+from dataclasses import asdict, astuple, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -245,7 +245,8 @@ def _episode_row(
         plan.rollout_index,
         plan.task_id,
         str(trajectory.status),
-        str(trajectory.ended_as),
+        str(trajectory.outcome),
+        None if trajectory.truncation is None else _to_json(asdict(trajectory.truncation)),
         plan.seed,
         tasks_id,
         None if trajectory.reward is None else float(trajectory.reward),

@@ -189,7 +189,7 @@ def evaluate(groups: Sequence[Group]) -> Evaluation:
             k: share_over_tasks([pass_at_k(num_repeat, w, k) for w in wins], num_repeat)
             for k in ks_up_to(num_repeat)
         },
-        statuses=dict(Counter(str(t.ended_as) for g in groups for t in g.trajectories)),
+        statuses=dict(Counter(str(t.outcome) for g in groups for t in g.trajectories)),
         success_by_tag=_success_by_tag(groups, num_repeat),
     )
 

@@ -76,7 +76,7 @@ def read_forks(run: RunFolder, episode_id: str) -> list[dict[str, Any]]:
 def recorded_trajectory(record: EpisodeRecord, plan: WorkflowTask) -> Trajectory:
     """Returns the trajectory of a recorded episode. Its advantages, and what a selection made of
     it, are left out."""
-    row, ended_as = record.row, EpisodeStatus(record.ended_as)
+    row, outcome = record.row, EpisodeStatus(record.outcome)
     is_whole = row.reward is not None or record.metadata or record.log_metrics
     output = WorkflowOutput(
         metadata=record.metadata,
@@ -90,12 +90,13 @@ def recorded_trajectory(record: EpisodeRecord, plan: WorkflowTask) -> Trajectory
     return Trajectory(
         plan,
         tuple(map(_turn, record.turns)),
-        ended_as,
+        outcome,
         output=output if is_whole else None,
         reward=row.reward,
         is_success=row.is_success,
         reward_breakdown=record.reward_breakdown,
-        error=row.error,
+        failure=None if record.truncation else row.error,
+        truncation=record.truncation,
         timings=record.timings,
         began_unix_s=record.began_unix_s or 0.0,
         calls=record.calls,

@@ -109,8 +109,8 @@ class TrainingProgress:
         """Counts an episode that has ended; one that failed is shown with its reason until the next
         step."""
         self.advance()
-        if trajectory.ended_as not in (EpisodeStatus.OK, EpisodeStatus.TRUNCATED):
-            self._failed[str(trajectory.ended_as)] += 1
+        if trajectory.outcome not in (EpisodeStatus.OK, EpisodeStatus.TRUNCATED):
+            self._failed[str(trajectory.outcome)] += 1
             self._last_error = trajectory.error or self._last_error
 
     def advance(self, amount: float = 1) -> None:

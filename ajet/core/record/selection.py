@@ -9,41 +9,41 @@
 `tokens_…` are those sampled for training, `reward_…` is of those that have one: an episode that was
 stopped on its way has none, and its turns and tokens are those up to there. A selection that left
 no episode out has only its two counts. Selections come one after another, in the order of
-`LeftOut`: an episode that a later one left out was kept by those before it.
+`LEAVE_OUT`: an episode that a later one left out was kept by those before it.
 
 The metrics state the bias of a step's own batch. Not covered: what it does to the policy over time.
 """
 
 from collections.abc import Sequence
 from statistics import fmean
-from typing import get_args
 
 from ajet.core.config import AjetConfig
-from ajet.core.trajectory.trajectory import Group, LeftOut, Trajectory
+from ajet.core.trajectory.trajectory import LEAVE_OUT, Group, SelectionName, Trajectory
 
 
-def selections(config: AjetConfig) -> list[LeftOut]:
+def selections(config: AjetConfig) -> list[SelectionName]:
     """Returns the selections that the config enables: their metrics are logged in every step."""
     rollout, algorithm = config.ajet.rollout, config.ajet.trainer_common.algorithm
-    enabled: dict[LeftOut, bool] = {
-        "redundancy": rollout.group_size_redundancy > 0,
-        "drop_group": rollout.failure_policy == "drop_group",
-        "dynamic_sampling": algorithm.dynamic_sampling.enable,
-        "oversampling": rollout.enable_oversample,
-        "overlong": algorithm.overlong.mask_truncated,
+    enabled: dict[SelectionName, bool] = {
+        SelectionName.REDUNDANCY: rollout.group_size_redundancy > 0,
+        SelectionName.DROP_GROUP: rollout.failure_policy == "drop_group",
+        SelectionName.DYNAMIC_SAMPLING: algorithm.dynamic_sampling.enable,
+        SelectionName.OVERSAMPLING: rollout.enable_oversample,
+        SelectionName.OVERLONG: algorithm.overlong.mask_truncated,
     }
     return [name for name, is_enabled in enabled.items() if is_enabled]
 
 
-def selection_metrics(groups: Sequence[Group], selections: Sequence[LeftOut]) -> dict[str, float]:
+def selection_metrics(
+    groups: Sequence[Group], selections: Sequence[SelectionName]
+) -> dict[str, float]:
     """Returns the metrics of these selections, and of any other that left an episode out."""
     trajectories = [t for group in groups for t in group.trajectories]
     shown = {*selections, *(t.left_out for t in trajectories)}
-    order: tuple[LeftOut, ...] = get_args(LeftOut)
     metrics: dict[str, float] = {}
-    for name in (name for name in order if name in shown):
-        left_out = [t for t in trajectories if t.left_out == name]
-        later = order[order.index(name) + 1 :]
+    for name in (name for name in LEAVE_OUT if name in shown):
+        left_out = [t for t in trajectories if t.left_out is name]
+        later = LEAVE_OUT[LEAVE_OUT.index(name) + 1 :]
         kept = [t for t in trajectories if t.is_valid or t.left_out in later]
         compared = _compare(kept, left_out)
         metrics |= {f"selection/{name}/{key}": value for key, value in compared.items()}

@@ -15,15 +15,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from ajet.core.rollout.failure import has_failed
-from ajet.core.trajectory.limits import limit_of
 from ajet.core.trajectory.sample import TrainingSample
-from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
+from ajet.core.trajectory.trajectory import EpisodeStatus, Group, SelectionName, Trajectory
 
 MIN_ADVANTAGE = 1e-6
 """A smaller advantage is what rounding leaves of 0 where the mean is subtracted."""
-REPLY_LIMIT = "ajet.rollout.max_response_length_in_one_turn"
 MEANINGS = {
     0.0: ": too hard, or the right answer is not recognised",
     1.0: ": too easy, or any answer is taken",
@@ -45,16 +44,6 @@ def _learns(sample: TrainingSample, has_contrast: bool) -> bool:
     return has_contrast and bool((abs(sample.advantages[sample.loss_mask]) > MIN_ADVANTAGE).any())
 
 
-def limit_that_cut(trajectory: Trajectory) -> str | None:
-    """Returns the config's key of the limit that cut the episode or its last reply; None where none
-    did, or where the episode failed or was stopped on its way."""
-    if trajectory.ended_as is EpisodeStatus.TRUNCATED:
-        return limit_of(trajectory.error)
-    turns = [turn for turn in trajectory.turns if turn.trainable]
-    is_cut = bool(turns) and turns[-1].completion.finish_reason == "length"
-    return REPLY_LIMIT if is_cut and trajectory.ended_as is EpisodeStatus.OK else None
-
-
 def why_no_signal(
     groups: Sequence[Group], samples: Sequence[TrainingSample], estimator: str
 ) -> str | None:
@@ -72,8 +61,8 @@ def equal_outcomes(members: Sequence[Trajectory]) -> str | None:
     judged = [t for t in members if t.reward is not None and not has_failed(t)]
     if len(failed) == len(members):
         return _all_failed(failed)
-    ended = [t for t in members if not has_failed(t) and t.ended_as is not EpisodeStatus.ABORTED]
-    limits = Counter(limit_that_cut(t) for t in ended)
+    ended = [t for t in members if not has_failed(t) and t.outcome is not EpisodeStatus.ABORTED]
+    limits = Counter(t.cut_by for t in ended)
     rewards = {t.reward for t in judged}
     but = f"; the other {len(failed)} failed" if failed else ""
     if None not in limits:
@@ -85,7 +74,12 @@ def equal_outcomes(members: Sequence[Trajectory]) -> str | None:
 
 
 def _members(groups: Sequence[Group]) -> list[Trajectory]:
-    return [t for group in groups for t in group.trajectories if t.left_out != "redundancy"]
+    return [
+        t
+        for group in groups
+        for t in group.trajectories
+        if t.left_out is not SelectionName.REDUNDANCY
+    ]
 
 
 def _has_contrast(members: Sequence[Trajectory]) -> bool:
@@ -99,7 +93,7 @@ def _earned(t: Trajectory) -> tuple[float | None, ...]:
 
 
 def _all_failed(failed: Sequence[Trajectory]) -> str:
-    statuses = Counter(str(t.ended_as) for t in failed)
+    statuses = Counter(str(t.outcome) for t in failed)
     error, number = Counter(t.error for t in failed).most_common(1)[0]
     return (
         f"all {len(failed)} episodes failed ({_listed(statuses)}); the most frequent error, "
@@ -136,7 +130,7 @@ def _rewards(judged: Sequence[Trajectory]) -> str:
     return f"{len(judged)} rewards are {judged[0].reward:g}"
 
 
-def _listed(counts: Counter[str | None] | Counter[str]) -> str:
+def _listed(counts: Counter[Any]) -> str:
     """Returns the most frequent ones with their numbers."""
     listed = ", ".join(f"{number} {name}" for name, number in counts.most_common(MAX_KINDS))
     return listed + (", …" if len(counts) > MAX_KINDS else "")

@@ -53,16 +53,21 @@ Not covered: metrics of single episodes (episodes.sqlite has those).
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
-from typing import get_args
 
 from ajet.core.record.correlation import correlation_metrics
 from ajet.core.record.evaluation import Evaluation
 from ajet.core.record.selection import selection_metrics
-from ajet.core.record.signal import limit_that_cut, num_with_signal
+from ajet.core.record.signal import num_with_signal
 from ajet.core.record.timeline_counts import DROPPED, OTHER_AGENT, RETRIED, TimelineCounts
 from ajet.core.rollout.batch import StepGroups
 from ajet.core.trajectory.sample import TrainingSample
-from ajet.core.trajectory.trajectory import EpisodeStatus, Group, LeftOut, Trajectory
+from ajet.core.trajectory.trajectory import (
+    LEAVE_OUT,
+    EpisodeStatus,
+    Group,
+    SelectionName,
+    Trajectory,
+)
 from ajet.core.trajectory.turn import SUMMARY
 
 
@@ -72,7 +77,7 @@ def step_metrics(
     counts: TimelineCounts,
     update_metrics: Mapping[str, float],
     *,
-    selections: Sequence[LeftOut] = (),
+    selections: Sequence[SelectionName] = (),
 ) -> dict[str, float]:
     """Returns everything that is logged of one training step. `counts` are those of its timelines,
     `update_metrics` the learner's own figures, `selections` the ones that the config enables."""
@@ -146,14 +151,13 @@ def _rewards_by_name(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _status_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    counts = Counter(t.ended_as for t in trajectories)
-    retried = Counter(e.status for t in trajectories for e in t.earlier_attempts)
+    counts = Counter(t.outcome for t in trajectories)
+    retried = Counter(e.outcome for t in trajectories for e in t.earlier_attempts)
     metrics = {f"episodes/{status}": float(counts[status]) for status in EpisodeStatus}
     metrics["episodes/total"] = float(len(trajectories))
-    cut = Counter(limit for t in trajectories if (limit := limit_that_cut(t)))
+    cut = Counter(t.cut_by for t in trajectories if t.cut_by is not None)
     metrics["episodes/cut"] = float(cut.total())
-    by_limit = {limit.rpartition(".")[2].replace(" ", "_"): num for limit, num in cut.items()}
-    metrics |= {f"episodes/cut_{name}": float(number) for name, number in by_limit.items()}
+    metrics |= {f"episodes/cut_{limit.metric}": float(num) for limit, num in cut.items()}
     metrics |= {f"episodes/retried_{status}": float(retried[status]) for status in retried}
     metrics["episodes/retried"] = float(retried.total())
     metrics["episodes/malformed"] = float(sum(t.is_malformed for t in trajectories))
@@ -172,7 +176,7 @@ def _baseline_metrics(baselines: Sequence[Group]) -> dict[str, float]:
 
 def _turn_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     turns = [turn for t in trajectories for turn in t.turns]
-    cut = sum(turn.completion.finish_reason == "length" for turn in turns)
+    cut = sum(turn.is_cut for turn in turns)
     fresh = sum("reason" in turn.notes for turn in turns)
     own = sum("sampling_not_taken" in turn.notes for turn in turns)
     return {
@@ -187,7 +191,7 @@ def _compaction_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     summaries = [turn for t in trajectories for turn in t.turns if SUMMARY in turn.notes]
     if not summaries:
         return {}
-    cut = sum(turn.completion.finish_reason == "length" for turn in summaries)
+    cut = sum(turn.is_cut for turn in summaries)
     empty = sum(not str(turn.reply.get("content") or "").strip() for turn in summaries)
     return {
         "compaction/episodes": with_any / len(trajectories),
@@ -202,7 +206,7 @@ def _timeline_metrics(counts: TimelineCounts) -> dict[str, float]:
     """Counts sampled tokens: each is trained, or is not for one of these reasons."""
     left = dict(counts.not_trained)
     always = (OTHER_AGENT, RETRIED, DROPPED)
-    names = (*always, *(name for name in get_args(LeftOut) if name in left))
+    names = (*always, *(name for name in LEAVE_OUT if name in left))
     apart = {f"untrained_{name}": left.pop(name, 0) for name in names}
     tokens = {
         "sampled": counts.sampled,

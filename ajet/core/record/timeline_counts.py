@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any, Self
 
 from ajet.core.trajectory.sample import TrainingSample
-from ajet.core.trajectory.trajectory import Group, Trajectory
+from ajet.core.trajectory.trajectory import Group, SelectionName, Trajectory
 from ajet.core.trajectory.turn import Turn
 
 OTHER_AGENT, RETRIED, DROPPED = "other_agent", "retried", "dropped_group"
@@ -153,8 +153,8 @@ def _reason(trajectory: Trajectory, attempt: Trajectory, turn: Turn) -> str | No
     if trajectory.is_valid:
         return None
     if trajectory.left_out is None:
-        return str(trajectory.ended_as)
-    return DROPPED if trajectory.left_out == "drop_group" else str(trajectory.left_out)
+        return str(trajectory.outcome)
+    return DROPPED if trajectory.left_out is SelectionName.DROP_GROUP else str(trajectory.left_out)
 
 
 def _splits(

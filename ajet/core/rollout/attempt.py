@@ -44,7 +44,9 @@ from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.stops import Stop
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.base_recorder import BaseRecorder
+from ajet.core.trajectory.limits import EpisodeTruncated
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
+from ajet.core.trajectory.truncation import Limit, Truncation
 from ajet.core.workflow.bridge import run_in_thread
 from ajet.core.workflow.tuner import ModelTuner
 from ajet.core.workflow.workflow import Workflow
@@ -209,13 +211,13 @@ class Attempt:
             if self._debug:
                 raise
             return self._end(EpisodeStatus.AGENT_ERROR, first_line(message_of(error)))
-        cut = self._recorder.truncation
-        return self._end(EpisodeStatus.TRUNCATED if cut else EpisodeStatus.OK, cut, output)
+        if self._recorder.truncation is None:
+            return self._end(EpisodeStatus.OK, None, output)
+        return self._truncated(self._recorder.truncation, output)
 
     def _trajectory_of_error(self, error: BaseException) -> Trajectory:
         if self._recorder.truncation is not None:
-            output = _output_so_far(self._recorder)
-            return self._end(EpisodeStatus.TRUNCATED, self._recorder.truncation, output)
+            return self._truncated(self._recorder.truncation, _output_so_far(self._recorder))
         refusal = self._recorder.refused_request
         reason = f"the gateway answered {refusal}" if refusal is not None else None
         if reason is not None:
@@ -228,8 +230,15 @@ class Attempt:
         if self._recorder.endpoint_fault is not None:
             fault = f"the endpoint failed: {self._recorder.endpoint_fault}"
             return self._end(EpisodeStatus.ENV_ERROR, fault)
-        said = one_line(error)
-        return self._end(status_of(error), f"{said}; {reason}" if reason else said)
+        line = f"{one_line(error)}; {reason}" if reason else one_line(error)
+        if isinstance(error, EpisodeTruncated):  # raised by the workflow itself
+            return self._truncated(Truncation(Limit.WORKFLOW, line))
+        return self._end(status_of(error), line)
+
+    def _truncated(
+        self, truncation: Truncation, output: WorkflowOutput | None = None
+    ) -> Trajectory:
+        return self._end(EpisodeStatus.TRUNCATED, None, output, truncation)
 
     async def _cancel(self, task: asyncio.Task[Any]) -> None:
         self._recorder.close()
@@ -239,7 +248,11 @@ class Attempt:
         await asyncio.wait({task}, timeout=self._limits.cancel_grace_s)
 
     def _end(
-        self, status: EpisodeStatus, error: str | None, output: WorkflowOutput | None = None
+        self,
+        outcome: EpisodeStatus,
+        failure: str | None,
+        output: WorkflowOutput | None = None,
+        truncation: Truncation | None = None,
     ) -> Trajectory:
         self._has_ended = True
         self._recorder.close()
@@ -251,7 +264,15 @@ class Attempt:
         }
         plan, own = self._workflow_task, self._tuner.own_task
         plan = plan if own is None else replace(plan, task=own)
-        return Trajectory(plan, turns, status, output=output, error=error, timings=timings)
+        return Trajectory(
+            plan,
+            turns,
+            outcome,
+            output=output,
+            failure=failure,
+            truncation=truncation,
+            timings=timings,
+        )
 
 
 def _output_so_far(recorder: BaseRecorder) -> WorkflowOutput:

@@ -7,7 +7,8 @@
 the same is left out, and as many further tasks are taken as groups are missing, at most
 `max_rounds` times; then the batch stays smaller. `oversampling`: the first round takes more tasks
 than a step needs, and the groups whose rewards vary most are kept. `mask_truncated`: an episode
-that a limit of tokens or calls cut is left out of the update and of its group's baseline.
+that a limit cut, or whose last reply one cut, is left out of the update and of its group's
+baseline.
 
 Groups that are left out are rolled out, judged, recorded and counted, and not trained. Numbers of
 groups continue over the rounds, and groups stay in that order, so seeds, ids and the batch depend
@@ -37,9 +38,10 @@ from ajet.core.task.cursor import DataCursor
 from ajet.core.task.result_cursor import ResultCursor
 from ajet.core.task.results import GroupResult
 from ajet.core.task.task import Task
-from ajet.core.trajectory.limits import limit_of
-from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
+from ajet.core.trajectory.trajectory import Group, SelectionName, Trajectory
 
+COUNTED_BY_CURSORS = (SelectionName.OVERLONG, SelectionName.DYNAMIC_SAMPLING)
+"""The selections whose episodes still tell a curriculum how hard their task is."""
 OnRound = Callable[[str, int], None]
 """Called before each round with the name of its phase and the number of its episodes."""
 
@@ -214,7 +216,7 @@ def group_result(task: int, group: Group) -> GroupResult:
     judged = [
         t
         for t in group.trajectories
-        if t.reward is not None and (t.is_valid or t.left_out in ("overlong", "dynamic_sampling"))
+        if t.reward is not None and (t.is_valid or t.left_out in COUNTED_BY_CURSORS)
     ]
     wins = sum(bool(t.is_success) for t in judged)
     return GroupResult(task, len(judged), wins, len({t.earned for t in judged}) > 1)
@@ -227,29 +229,33 @@ def without_signal(group: Group) -> Group:
         return group
     reward = group.valid[0].reward
     reason = f"all rewards of its group are {reward:g} (dynamic_sampling)"
-    return group.leave_out("dynamic_sampling", reason)
+    return group.leave_out(SelectionName.DYNAMIC_SAMPLING, reason)
 
 
 def without_truncated(group: Group) -> Group:
-    """Leaves out the members that a limit cut. A member with a malformed reply, or one that counts
-    with reward 0 because it failed, has the reward that the config gives it, and stays."""
-    reason = "a limit cut it (overlong.mask_truncated)"
-    members = (t.leave_out("overlong", reason) if _is_cut(t) else t for t in group.trajectories)
+    """Leaves out the members that a limit cut, or whose last reply one cut. A member with a
+    malformed reply, or one that counts with reward 0 because it failed, has the reward that the
+    config gives it, and stays."""
+    members: list[Trajectory] = []
+    for t in group.trajectories:
+        reason = f"{t.cut_by} cut it (overlong.mask_truncated)"
+        members.append(t.leave_out(SelectionName.OVERLONG, reason) if _is_cut(t) else t)
     return replace(group, trajectories=tuple(members))
 
 
 def _refuse_truncated(groups: Sequence[Group]) -> None:
-    """Raises DataError for the first episode that a limit cut."""
+    """Raises DataError for the first episode that a limit ended."""
     for t in (t for group in groups for t in group.trajectories if _is_cut(t)):
-        raise DataError(
-            f"row {t.workflow_task.task_id}: {t.error} ({limit_of(t.error)}); raise it, take the "
-            "row out, or set ajet.supervised.too_long=leave_out",
-            code=Code.ROW_TOO_LONG,
-        )
+        if t.truncation is not None:
+            raise DataError(
+                f"row {t.workflow_task.task_id}: {t.truncation} ({t.truncation.limit}); raise it, "
+                "take the row out, or set ajet.supervised.too_long=leave_out",
+                code=Code.ROW_TOO_LONG,
+            )
 
 
 def _is_cut(t: Trajectory) -> bool:
-    return t.is_valid and t.ended_as is EpisodeStatus.TRUNCATED and not t.is_malformed
+    return t.is_valid and t.cut_by is not None and not t.is_malformed
 
 
 def top_by_variance(groups: Sequence[Group], num: int) -> list[Group]:
@@ -259,7 +265,10 @@ def top_by_variance(groups: Sequence[Group], num: int) -> list[Group]:
     ranked = sorted(counted, key=lambda pair: (-pair[0], pair[1]))
     surplus = {group_id for _, group_id in ranked[num:]}
     reason = "the rewards of other groups vary more (ajet.rollout.enable_oversample)"
-    return [g.leave_out("oversampling", reason) if g.group_id in surplus else g for g in groups]
+    return [
+        g.leave_out(SelectionName.OVERSAMPLING, reason) if g.group_id in surplus else g
+        for g in groups
+    ]
 
 
 def _variance(group: Group) -> float:

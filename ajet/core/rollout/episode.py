@@ -198,7 +198,7 @@ class EpisodeRunner:
                 first = failed[0].episode_id
                 plan = replace(plan, episode_id=f"{first}-r{len(failed)}")
                 slot.renew(plan.episode_id)
-            slot.workflow_ended(trajectory.ended_as)
+            slot.workflow_ended(trajectory.outcome)
             trajectory = replace(trajectory, earlier_attempts=tuple(failed))
             judged = await self._judge_output(trajectory, judge_in_group)
             if activity is None:
@@ -242,7 +242,7 @@ class EpisodeRunner:
             if self.debug:
                 raise
             self.on_error(error)
-            return Trajectory(plan, (), EpisodeStatus.AGENT_ERROR, error=one_line(error))
+            return Trajectory(plan, (), EpisodeStatus.AGENT_ERROR, failure=one_line(error))
         resources.push_async_callback(self._release, workflow, plan)
         environment = self._environments.episode(plan) if self._environments else None
         if environment is not None:
@@ -310,7 +310,7 @@ class EpisodeRunner:
             reward = self.limits.malformed.reward
             breakdown = {"malformed": reward}
             return replace(trajectory, reward=reward, is_success=False, reward_breakdown=breakdown)
-        if judge is None and trajectory.status is EpisodeStatus.TRUNCATED:
+        if judge is None and trajectory.outcome is EpisodeStatus.TRUNCATED:
             output = _zero_reward_if_none(output)
             trajectory = replace(trajectory, output=output)
         if output.reward is None and judge_in_group is not None:
@@ -359,10 +359,10 @@ async def with_verdict(
             raise fault.__cause__ or fault from None
         errors.on_error(fault.__cause__ or fault)
         is_environment_fault = isinstance(fault.__cause__, EnvironmentFault)
-        status = EpisodeStatus.ENV_ERROR if is_environment_fault else EpisodeStatus.JUDGE_ERROR
-        return replace(trajectory, status=status, error=redact(str(fault)))
+        outcome = EpisodeStatus.ENV_ERROR if is_environment_fault else EpisodeStatus.JUDGE_ERROR
+        return replace(trajectory, outcome=outcome, failure=redact(str(fault)), truncation=None)
     except asyncio.CancelledError:
-        return replace(trajectory, status=EpisodeStatus.ABORTED, error=STOPPED)
+        return replace(trajectory, outcome=EpisodeStatus.ABORTED, failure=STOPPED, truncation=None)
     is_success = judged.is_success
     if is_success is None:
         is_success = judged.reward >= limits.success_threshold

@@ -18,8 +18,14 @@ from ajet.core.descriptors import NONE_LEFT, descriptor_limit
 from ajet.core.error_codes import Code
 from ajet.core.errors import ChatError, EnvironmentFault, RunFailed
 from ajet.core.rollout.limits import FailurePolicy
-from ajet.core.trajectory.limits import EndpointFault, EpisodeClosed, EpisodeTruncated
-from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
+from ajet.core.trajectory.limits import EndpointFault, EpisodeClosed
+from ajet.core.trajectory.trajectory import (
+    EpisodeStatus,
+    Group,
+    Selection,
+    SelectionName,
+    Trajectory,
+)
 
 RETRIED = (EpisodeStatus.TIMEOUT, EpisodeStatus.ENV_ERROR, EpisodeStatus.AGENT_ERROR)
 _NOT_FAILED = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED, EpisodeStatus.ABORTED)
@@ -28,8 +34,6 @@ _NOT_FAILED = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED, EpisodeStatus.ABORTED)
 def status_of(error: BaseException) -> EpisodeStatus:
     """Returns the status of an episode whose workflow raised this exception."""
     match error:
-        case EpisodeTruncated():
-            return EpisodeStatus.TRUNCATED
         case EpisodeClosed():
             return EpisodeStatus.ABORTED
         case EnvironmentFault() | EndpointFault() | ChatError() | ConnectionError():
@@ -39,7 +43,7 @@ def status_of(error: BaseException) -> EpisodeStatus:
 
 def has_failed(trajectory: Trajectory) -> bool:
     """Returns True if the episode ended in an error or a timeout."""
-    return trajectory.ended_as not in _NOT_FAILED
+    return trajectory.outcome not in _NOT_FAILED
 
 
 def check_failure_rate(failed: Sequence[Trajectory], total: int, max_rate: float) -> None:
@@ -79,7 +83,7 @@ def failures_line(groups: Sequence[Group]) -> str | None:
 
 
 def _failure_counts(failed: Sequence[Trajectory], total: int) -> str:
-    counts = Counter(str(t.ended_as) for t in failed)
+    counts = Counter(str(t.outcome) for t in failed)
     listed = ", ".join(f"{count} {status}" for status, count in counts.most_common())
     return f"{len(failed)} of {total} episodes failed ({listed})"
 
@@ -89,22 +93,13 @@ def apply_policy(group: Group, policy: FailurePolicy) -> Group:
     failed = [t for t in group.trajectories if has_failed(t)]
     if not failed or policy in ("mask", "retry"):
         return group
-    if policy == "zero":
-        members = (_as_zero(t) if has_failed(t) else t for t in group.trajectories)
-    else:
-        reason = f"group dropped: {failed[0].episode_id} ended as {failed[0].status}"
-        members = (
-            t.leave_out("drop_group", reason) if t.is_valid else t for t in group.trajectories
-        )
+    if policy == "drop_group":
+        reason = f"group dropped: {failed[0].episode_id} ended as {failed[0].outcome}"
+        return group.leave_out(SelectionName.DROP_GROUP, reason)
+    members = (_as_zero(t) if has_failed(t) else t for t in group.trajectories)
     return replace(group, trajectories=tuple(members))
 
 
 def _as_zero(t: Trajectory) -> Trajectory:
-    return replace(
-        t,
-        status=EpisodeStatus.TRUNCATED,
-        failed_as=t.status,
-        reward=0.0,
-        is_success=False,
-        error=f"{t.error} (counts as reward 0)",
-    )
+    counted = Selection(SelectionName.ZERO, f"{t.error} (counts as reward 0)")
+    return replace(t, selection=counted, reward=0.0, is_success=False)

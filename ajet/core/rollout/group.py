@@ -53,7 +53,7 @@ from ajet.core.rollout.watch import RolloutWatch
 from ajet.core.shared_call import SharedCall
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.plain_trajectory import plain_trajectory
-from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
+from ajet.core.trajectory.trajectory import EpisodeStatus, Group, SelectionName, Trajectory
 
 REDUNDANCY_KEY = "ajet.rollout.group_size_redundancy"
 ENOUGH_MEMBERS = f"the group had enough members ({REDUNDANCY_KEY})"
@@ -183,7 +183,7 @@ class GroupsInProgress:
 
         slot.set_workflow_end_callback(workflow_ended)
         if (finished := self._finished.get(plan.episode_id)) is not None:
-            slot.workflow_ended(finished.ended_as)
+            slot.workflow_ended(finished.outcome)
             self._judging.leave_out(plan)
             self._report(finished)
             return finished
@@ -215,7 +215,9 @@ class GroupsInProgress:
         """Returns the groups of these results, which are in the order of the plans; None stands for
         an episode that never started."""
         members = [
-            self.early_stop.mark_stopped(Trajectory(plan, (), EpisodeStatus.ABORTED, error=STOPPED))
+            self.early_stop.mark_stopped(
+                Trajectory(plan, (), EpisodeStatus.ABORTED, failure=STOPPED)
+            )
             if trajectory is None
             else trajectory
             for plan, trajectory in zip(self.plans, results, strict=True)
@@ -287,9 +289,9 @@ class EarlyStop:
         """Returns the trajectory; if the member was stopped or not started, it is left out with the
         reason."""
         member = (trajectory.group_id, trajectory.workflow_task.rollout_index)
-        if trajectory.status is not EpisodeStatus.ABORTED or member not in self._stopped:
+        if trajectory.outcome is not EpisodeStatus.ABORTED or member not in self._stopped:
             return trajectory
-        return trajectory.leave_out("redundancy", ENOUGH_MEMBERS)
+        return trajectory.leave_out(SelectionName.REDUNDANCY, ENOUGH_MEMBERS)
 
     def select(self, group: Group) -> Group:
         """Returns the group with its first `num_needed` valid members; the others are left out."""
@@ -325,7 +327,7 @@ def first_members(group: Group, ended: Mapping[int, int], num_needed: int) -> Gr
     order = sorted(index_of, key=lambda name: (ended[index_of[name]], index_of[name]))
     surplus = set(order[num_needed:])
     members = (
-        t.leave_out("redundancy", SURPLUS) if t.episode_id in surplus else t
+        t.leave_out(SelectionName.REDUNDANCY, SURPLUS) if t.episode_id in surplus else t
         for t in group.trajectories
     )
     return replace(group, trajectories=tuple(members))

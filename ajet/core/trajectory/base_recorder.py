@@ -30,8 +30,9 @@ from ajet.core.trajectory.limits import (
     EpisodeLimits,
     EpisodeTruncated,
 )
-from ajet.core.trajectory.malformed import CheckedReply, malformed, truncation_reason
+from ajet.core.trajectory.malformed import CheckedReply, malformed, malformed_line
 from ajet.core.trajectory.plain_trajectory import MAX_NAME_LENGTH, plain_turn
+from ajet.core.trajectory.truncation import Limit, Truncation
 from ajet.core.trajectory.turn import Turn
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-10, 1000.0
 """Logits divided by a smaller number are not finite."""
 MAX_COUNT, MAX_SEED = 2**31 - 1, 2**64 - 1
 MAX_STOPS, MAX_STOP_LENGTH = 64, 1000
+_TIGHTENED = {"max_steps": Limit.MAX_STEPS, "max_model_len": Limit.MAX_MODEL_LEN}
 _ALLOWED_IN_TRAINING = ("max_tokens", "stop", "seed")
 """The overrides that do not change the distribution of a token."""
 
@@ -133,13 +135,14 @@ class BaseRecorder:
         self.episode_id = episode_id
         self.loop = running_loop()
         self.activity = Activity(episode_id)
-        self.truncation: str | None = None
+        self.truncation: Truncation | None = None
         self.endpoint_fault: str | None = None
         self.refused_request: str | None = None  # why the gateway refused the episode's last one
         # Is called, perhaps by another thread, where the workflow waits for the model in a way that
         # blocks the event loop.
         self.on_blocking: Callable[[], None] = lambda: None
         self._limits = limits
+        self._tightened: set[Limit] = set()
         self._sampling = sampling
         self._seed_path = tuple(seed_path)
         self._observer = observer
@@ -278,8 +281,9 @@ class BaseRecorder:
     ) -> None:
         """Lowers this episode's limits of calls and of tokens; never raises them."""
         limits = drop_none(max_steps=max_steps, max_model_len=max_model_len)
-        lower = {name: min(value, getattr(self._limits, name)) for name, value in limits.items()}
+        lower = {n: value for n, value in limits.items() if value < getattr(self._limits, n)}
         self._limits = replace(self._limits, **lower)
+        self._tightened |= {_TIGHTENED[name] for name in lower}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Returns the recorder itself: frameworks copy their agents with the model, and all
@@ -304,7 +308,9 @@ class BaseRecorder:
         """Raises `EpisodeTruncated` unless so many calls are left."""
         most = self._limits.max_steps
         if num_calls > 1 and self._num_calls + num_calls > most:
-            raise self.truncate(f"{num_calls} more calls pass the episode's {most} (max_steps)")
+            raise self.truncate(
+                Limit.MAX_STEPS, f"{num_calls} more calls pass the episode's {most} (max_steps)"
+            )
 
     def credit_turn(
         self, agent_name: str, target_tag: str, reward: float | None, state_key: str | None
@@ -348,13 +354,16 @@ class BaseRecorder:
 
     async def _start_call(self) -> int:
         """Returns the number of this call; numbers follow the order in which calls begin."""
-        if self._closed or self.truncation:
+        if self._closed or self.truncation is not None:
             await asyncio.sleep(0)  # lets others run beside an agent that retries forever
             self.check_open()
-            raise EpisodeTruncated(self.truncation)
+            raise EpisodeTruncated(str(self.truncation))
         index = self._num_calls
         if index >= self._limits.max_steps:
-            raise self.truncate(f"the episode used its {self._limits.max_steps} calls (max_steps)")
+            raise self.truncate(
+                Limit.MAX_STEPS,
+                f"the episode used its {self._limits.max_steps} calls (max_steps)",
+            )
         self._num_calls += 1
         return index
 
@@ -363,11 +372,14 @@ class BaseRecorder:
         own = () if overrides.seed is None else ("own", overrides.seed)
         return seeding.derive(*self._seed_path, index, *own)
 
-    def truncate(self, reason: str) -> EpisodeTruncated:
+    def truncate(self, limit: Limit, detail: str) -> EpisodeTruncated:
         """Ends the episode as truncated, and returns the error that its calls raise from then on.
-        The first reason is the one that is recorded."""
-        self.truncation = self.truncation or reason
-        return EpisodeTruncated(reason)
+        The first limit is the one that is recorded."""
+        if self.truncation is None:
+            # A limit that the workflow has lowered is its own: raising the key would not help.
+            limit = Limit.WORKFLOW if limit in self._tightened else limit
+            self.truncation = Truncation(limit, detail)
+        return EpisodeTruncated(detail)
 
     @contextmanager
     def _calling_endpoint(self) -> Iterator[None]:
@@ -382,7 +394,8 @@ class BaseRecorder:
                 yield
             self.endpoint_fault = None  # the agent may have caught an earlier fault and gone on
         except ContextOverflow as error:
-            raise self.truncate(str(error) or "the prompt fills the model's context") from error
+            detail = str(error) or "the prompt fills the model's context"
+            raise self.truncate(Limit.ENGINE, detail) from error
         except Exception as error:
             self.endpoint_fault = f"{type(error).__name__}: {first_line(message_of(error))}"
             raise EndpointFault(self.endpoint_fault) from error
@@ -418,7 +431,8 @@ class BaseRecorder:
         if found:
             turn.notes["malformed"] = found
         if found and policy.ends_episode:
-            self.truncation = truncation_reason(index, found)
+            # The episode earns the reward of a malformed reply, also if that filled its tokens.
+            self.truncation = Truncation(Limit.MALFORMED_REPLY, malformed_line(index, found))
 
     def _clock(self) -> float:
         """Returns the seconds since the recorder was made."""

@@ -1,9 +1,9 @@
 """Limits of an episode, and the errors of a call of the model after the episode has ended."""
 
-import re
 from dataclasses import dataclass, field
 
 from ajet.core.trajectory.malformed import MalformedPolicy
+from ajet.core.trajectory.truncation import Limit, Truncation
 
 
 class EpisodeTruncated(Exception):
@@ -44,51 +44,36 @@ class EpisodeLimits:
     def max_timeline(self) -> int:
         return min(self.max_model_len, self.max_prompt_length + self.max_response_length)
 
-    def max_completion_tokens(self, turn: int, prompt_length: int) -> int:
-        """Returns how many tokens the reply may have; raises `EpisodeTruncated` if it may have
-        none.
-        """
+    @property
+    def timeline_limit(self) -> Limit:
+        """Returns which of the limits of a timeline is the smallest."""
+        sum_of_lengths = self.max_prompt_length + self.max_response_length
+        is_model_len = self.max_model_len < sum_of_lengths
+        return Limit.MAX_MODEL_LEN if is_model_len else Limit.MAX_RESPONSE_LENGTH
+
+    def truncation_by(self, turn: int, prompt_length: int) -> Truncation | None:
+        """Returns the limit that leaves no token for a reply to such a prompt; None where there is
+        room."""
         if turn == 0 and prompt_length > self.max_prompt_length:
-            raise EpisodeTruncated(
+            return Truncation(
+                Limit.MAX_PROMPT_LENGTH,
                 f"the first prompt has {prompt_length} tokens; "
-                f"max_prompt_length is {self.max_prompt_length}"
+                f"max_prompt_length is {self.max_prompt_length}",
             )
-        room = self.max_timeline - prompt_length
-        if room < 1:
-            raise EpisodeTruncated(
+        if prompt_length >= self.max_timeline:
+            return Truncation(
+                self.timeline_limit,
                 f"turn {turn}'s prompt has {prompt_length} tokens; "
-                f"an episode may hold {self.max_timeline}"
+                f"an episode may hold {self.max_timeline}",
             )
-        return min(room, self.max_response_length_in_one_turn)
+        return None
 
+    def reply_limit(self, prompt_length: int) -> Limit:
+        """Returns which limit ends a reply to such a prompt."""
+        if self.max_timeline - prompt_length < self.max_response_length_in_one_turn:
+            return self.timeline_limit
+        return Limit.MAX_RESPONSE_LENGTH_IN_ONE_TURN
 
-_REFUSED = re.compile(
-    r"the first prompt has \d+ tokens; max_prompt_length is|the episode used its \d+ calls"
-    r"|turn \d+('s prompt has \d+ (tokens|characters); an episode may hold| filled the episode's"
-    r"|'s reply is malformed|'s given reply has)"
-)
-
-
-_LIMITS = {
-    r"the first prompt has": "ajet.data.max_prompt_length",
-    r"turn \d+('s (prompt|given reply) has| filled the episode's)": "ajet.data.max_response_length",
-    r"the episode used its|\d+ more calls pass": "ajet.rollout.multi_turn.max_steps",
-    r"turn \d+'s reply is malformed": "ajet.rollout.compute_madness_checklist",
-    r"the program used more than": "ajet.harness.limits",
-    r"request |the prompt fills the model's context": "ajet.rollout.max_model_len",
-}
-
-
-def limit_of(truncation: str | None) -> str:
-    """Returns the config's key of the limit that cut an episode, from the reason it recorded."""
-    for pattern, key in _LIMITS.items():
-        if re.match(pattern, truncation or ""):
-            return key
-    return "another limit"
-
-
-def is_own_limit(truncation: str) -> bool:
-    """Tells whether one of the episode's own limits cut it, so that the next call reached no
-    engine.
-    """
-    return _REFUSED.match(truncation) is not None
+    def max_completion_tokens(self, prompt_length: int) -> int:
+        """Returns how many tokens the reply to such a prompt may have."""
+        return min(self.max_timeline - prompt_length, self.max_response_length_in_one_turn)

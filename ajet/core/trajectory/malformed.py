@@ -95,8 +95,8 @@ def malformed(reply: CheckedReply, checks: Iterable[Check]) -> dict[str, str]:
     return {name: reason for name, reason in found if reason is not None}
 
 
-def truncation_reason(turn_index: int, found: Mapping[str, str]) -> str:
-    """Returns the reason for ending an episode at a malformed reply, in one line."""
+def malformed_line(turn_index: int, found: Mapping[str, str]) -> str:
+    """Returns one line with the checks that a reply fails, and why."""
     reasons = "; ".join(f"{name}: {reason}" for name, reason in found.items())
     return f"turn {turn_index}'s reply is malformed ({reasons})"
 

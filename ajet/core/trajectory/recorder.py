@@ -32,11 +32,12 @@ from ajet.core.trajectory.base_recorder import (
 )
 from ajet.core.trajectory.given_reply import given_reply_ids
 from ajet.core.trajectory.hint import with_hint
-from ajet.core.trajectory.limits import EpisodeClosed, EpisodeLimits, EpisodeTruncated
+from ajet.core.trajectory.limits import EpisodeClosed, EpisodeLimits
 from ajet.core.trajectory.malformed import CheckedReply
 from ajet.core.trajectory.plain_trajectory import plain_messages
 from ajet.core.trajectory.reply_reader import ReplyReader
-from ajet.core.trajectory.turn import ADAPTER, GIVEN, HINTED, Turn
+from ajet.core.trajectory.truncation import Limit
+from ajet.core.trajectory.turn import ADAPTER, CUT_BY_AGENT, GIVEN, HINTED, Turn
 
 if TYPE_CHECKING:
     from ajet.core.inference.chat_template import ChatTemplate
@@ -201,7 +202,10 @@ class EpisodeRecorder(BaseRecorder):
             ids = tuple(_token_ids(token_ids))
         room = self._max_completion_tokens(index, len(prompt.ids))
         if len(ids) > room:
-            raise self.truncate(f"turn {index}'s given reply has {len(ids)} tokens, of {room} left")
+            raise self.truncate(
+                self._limits.reply_limit(len(prompt.ids)),
+                f"turn {index}'s given reply has {len(ids)} tokens, of {room} left",
+            )
         completion = Completion(tuple(prompt.ids), ids, (0.0,) * len(ids), "stop", 0)
         self._tell_call(sent, offered)
         self._session.record(sent, offered, plain_reply, completion)
@@ -313,8 +317,9 @@ class EpisodeRecorder(BaseRecorder):
             return
         if num_characters > most * self._template.max_token_length:
             raise self.truncate(
+                self._limits.timeline_limit,
                 f"turn {index}'s prompt has {num_characters} characters; "
-                f"an episode may hold {most} tokens"
+                f"an episode may hold {most} tokens",
             )
 
     @property
@@ -377,28 +382,24 @@ class EpisodeRecorder(BaseRecorder):
         if self._closed or completion.finish_reason == "abort":
             raise EpisodeClosed(f"episode {self.episode_id} is over")
         completion, stopped_at = self._reader.truncate_at_stop(completion, request.sampling.stop)
-        if (
-            completion.finish_reason == "length"
-            and request.sampling.max_tokens == request.max_completion_tokens
-        ):
-            self._cut_by_length(request.index, request.max_completion_tokens)
-        return completion, request.notes | drop_none(stopped_at=stopped_at)
-
-    def _cut_by_length(self, index: int, max_completion_tokens: int) -> None:
-        """Notes the truncation if a reply cut by the run's own limit used up the episode's tokens.
-
-        Otherwise the agent may go on.
-        """
-        if max_completion_tokens < self._limits.max_response_length_in_one_turn:
-            self.truncation = self.truncation or (
-                f"turn {index} filled the episode's {self._limits.max_timeline} tokens"
-            )
+        notes = request.notes | drop_none(stopped_at=stopped_at)
+        if completion.finish_reason != "length":
+            return completion, notes
+        if request.sampling.max_tokens < request.max_completion_tokens:
+            return completion, notes | {CUT_BY_AGENT: True}
+        # After a reply that the limit of one reply cut, the agent still has room for other calls.
+        limit = self._limits.reply_limit(len(request.prompt_ids))
+        if limit is not Limit.MAX_RESPONSE_LENGTH_IN_ONE_TURN:
+            most = self._limits.max_timeline
+            self.truncate(limit, f"turn {request.index} filled the episode's {most} tokens")
+        return completion, notes
 
     def _max_completion_tokens(self, index: int, prompt_length: int) -> int:
-        try:
-            return self._limits.max_completion_tokens(index, prompt_length)
-        except EpisodeTruncated as cut:
-            raise self.truncate(str(cut)) from None
+        """Returns how many tokens the reply may have; ends the episode where it may have none."""
+        truncation = self._limits.truncation_by(index, prompt_length)
+        if truncation is not None:
+            raise self.truncate(truncation.limit, truncation.detail)
+        return self._limits.max_completion_tokens(prompt_length)
 
     @property
     def shows_tokens(self) -> bool:

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Literal
 
 from ajet.core.activity import TimedCall
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
-from ajet.core.trajectory.turn import Turn
+from ajet.core.trajectory.truncation import Limit, Truncation
+from ajet.core.trajectory.turn import CUT_BY_AGENT, Turn
 
 
 class EpisodeStatus(StrEnum):
@@ -20,18 +20,32 @@ class EpisodeStatus(StrEnum):
     AGENT_ERROR = "agent_error"  # the workflow raised or returned the wrong type
     JUDGE_ERROR = "judge_error"  # the judge raised or returned no finite reward
     STOPPED = "stopped"  # a person ended it with `ajet stop`
-    ABORTED = "aborted"  # the run was stopped, or a selection left it out
+    ABORTED = "aborted"  # the run was stopped; as a status, also: a selection left it out
 
 
-LeftOut = Literal[
-    "drop_group",  # another member failed
-    "redundancy",  # its group had enough members
-    "overlong",  # it was cut
-    "dynamic_sampling",  # all rewards of its group are equal
-    "oversampling",  # the rewards of other groups differ more
-    "stale",  # its tokens were too old when its turn came, or its turn never came
-]
-"""The selection that keeps an episode out of the update though it did not fail; in their order."""
+class SelectionName(StrEnum):
+    """Names what decided about an episode after it had ended, in the order of the decisions."""
+
+    ZERO = "zero"  # it failed, and counts with reward 0
+    DROP_GROUP = "drop_group"  # another member failed
+    REDUNDANCY = "redundancy"  # its group had enough members
+    OVERLONG = "overlong"  # a limit cut it
+    DYNAMIC_SAMPLING = "dynamic_sampling"  # all rewards of its group are equal
+    OVERSAMPLING = "oversampling"  # the rewards of other groups differ more
+    STALE = "stale"  # its tokens were too old when its turn came, or its turn never came
+
+
+LEAVE_OUT = tuple(name for name in SelectionName if name is not SelectionName.ZERO)
+"""The selections that keep an episode out of the update though it did not fail."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Holds what a failure policy or a selection made of an episode, and one line that says why."""
+
+    name: SelectionName
+    reason: str
+
 
 OF_AGENT = "agent "
 """What an agent's name has before it in a `reward_breakdown`."""
@@ -39,44 +53,65 @@ OF_AGENT = "agent "
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """Holds the turns of one episode in the order they were made, its status and its reward.
+    """Holds the turns of one episode in the order they were made, its outcome and its reward.
 
-    `reward` is None until it is judged, and stays None for a failed episode, and where a run that
-    needs no rewards has nobody who gives one; so does `is_success`. `error` is one line,
-    with the class and the source line that raised it. `timings` are seconds by phase.
+    `outcome` is how the episode ended, `selection` what the failure policy or a selection made of
+    it afterwards, and `status` follows from both. `reward` is None until it is judged, and stays
+    None for a failed episode, and where a run that needs no rewards has nobody who gives one; so
+    does `is_success`. `failure` is one line, with the class and the source line that raised it,
+    and `truncation` is the limit that ended the episode. `timings` are seconds by phase.
     `began_unix_s` is when its attempt began (0: it never did), and `calls` are what it called
     besides the model: tools, environments, the judge.
     `earlier_attempts` are the failed attempts before this one, with the failure policy ``retry``.
-    `failed_as` is the status that a policy or a selection replaced, and `left_out` is that
-    selection.
     """
 
     workflow_task: WorkflowTask
     turns: tuple[Turn, ...]
-    status: EpisodeStatus
+    outcome: EpisodeStatus
     output: WorkflowOutput | None = None
     reward: float | None = None
     is_success: bool | None = None
     reward_breakdown: dict[str, float] = field(default_factory=dict)
-    error: str | None = None
+    failure: str | None = None
+    truncation: Truncation | None = None
+    selection: Selection | None = None
     timings: dict[str, float] = field(default_factory=dict)
     began_unix_s: float = 0.0
     calls: tuple[TimedCall, ...] = ()
     earlier_attempts: "tuple[Trajectory, ...]" = ()
-    failed_as: EpisodeStatus | None = None
-    left_out: LeftOut | None = None
 
-    def leave_out(self, by: LeftOut, reason: str) -> "Trajectory":
+    def leave_out(self, by: SelectionName, reason: str) -> "Trajectory":
         """Returns the trajectory as left out: recorded and counted, with its reward, but not
         trained.
         """
-        return replace(
-            self,
-            status=EpisodeStatus.ABORTED,
-            failed_as=self.ended_as,
-            left_out=by,
-            error=reason,
-        )
+        return replace(self, selection=Selection(by, reason))
+
+    @property
+    def left_out(self) -> SelectionName | None:
+        """Returns the selection that keeps it out of the update, if one does."""
+        name = None if self.selection is None else self.selection.name
+        return None if name is SelectionName.ZERO else name
+
+    @property
+    def status(self) -> EpisodeStatus:
+        """Returns the status that the update sees: `aborted` where a selection left the episode
+        out, `truncated` where it failed and counts with reward 0, and its outcome elsewhere."""
+        if self.selection is None:
+            return self.outcome
+        return EpisodeStatus.TRUNCATED if self.left_out is None else EpisodeStatus.ABORTED
+
+    @property
+    def ended_as(self) -> EpisodeStatus:
+        """Returns the outcome: the name that earlier versions had for it."""
+        return self.outcome
+
+    @property
+    def error(self) -> str | None:
+        """Returns one line about what was decided about the episode, which limit cut it, or why it
+        failed; None where nothing of that happened."""
+        if self.selection is not None:
+            return self.selection.reason
+        return self.failure if self.truncation is None else self.truncation.detail
 
     @property
     def episode_id(self) -> str:
@@ -92,14 +127,22 @@ class Trajectory:
         return (*self.earlier_attempts, self)
 
     @property
-    def ended_as(self) -> EpisodeStatus:
-        """Returns the status of the episode before a policy or a selection replaced it."""
-        return self.failed_as or self.status
-
-    @property
     def is_valid(self) -> bool:
         """Tells whether it did not fail and was not left out: it counts in its group."""
         return self.status in (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)
+
+    @property
+    def cut_by(self) -> Limit | None:
+        """Returns the limit that ended the episode or cut its last trained reply; None where
+        neither happened, or where the episode failed or was stopped on its way."""
+        if self.outcome is EpisodeStatus.TRUNCATED:
+            return Limit.UNKNOWN if self.truncation is None else self.truncation.limit
+        last = next((turn for turn in reversed(self.turns) if turn.trainable), None)
+        if self.outcome is not EpisodeStatus.OK or last is None or not last.is_cut:
+            return None
+        if CUT_BY_AGENT in last.notes:
+            return Limit.WORKFLOW
+        return Limit.MAX_RESPONSE_LENGTH_IN_ONE_TURN
 
     @property
     def is_given(self) -> bool:
@@ -159,7 +202,7 @@ class Group:
         """Tells whether two valid members earned different rewards."""
         return len({t.earned for t in self.valid if t.reward is not None}) > 1
 
-    def leave_out(self, by: LeftOut, reason: str) -> "Group":
+    def leave_out(self, by: SelectionName, reason: str) -> "Group":
         """Returns the group with all valid members left out."""
         members = (t.leave_out(by, reason) if t.is_valid else t for t in self.trajectories)
         return replace(self, trajectories=tuple(members))

@@ -7,6 +7,8 @@ from ajet.core.inference.endpoint import Completion
 
 ADAPTER = "adapter"
 """The note with the name of the adapter that sampled the turn, where a run has several."""
+CUT_BY_AGENT = "cut_by_agent"
+"""The note of a reply that was cut by the `max_tokens` that the agent asked for."""
 GIVEN = "given"
 """The note of a turn whose reply was given."""
 HINTED = "hinted_prompt"
@@ -47,6 +49,11 @@ class Turn:
     def is_given(self) -> bool:
         """Tells whether its reply was given to be learnt, not sampled (`EpisodeRecorder.give`)."""
         return bool(self.notes.get(GIVEN))
+
+    @property
+    def is_cut(self) -> bool:
+        """Tells whether a limit cut the reply."""
+        return self.completion.finish_reason == "length"
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -20,7 +20,9 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from ajet.core.plain_value import plain_text
 from ajet.core.task.workflow_task import LARGEST_REWARD
+from ajet.core.trajectory.truncation import Limit
 from ajet.core.workflow.bridge import run_on_loop
 from ajet.core.workflow.chat_reply import ChatReply
 
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from ajet.core.workflow.compaction import Compaction, Conversations
     from ajet.core.workflow.gateway.gateway import Address, Gateway
     from ajet.core.workflow.gateway.keys import Grant
+
+MAX_REASON_LENGTH = 1000
 
 
 class ModelTuner:
@@ -306,10 +310,11 @@ class ModelTuner:
         The call that exceeds one ends the episode as truncated."""
         self._recorder.tighten_limits(max_steps, max_model_len)
 
-    def truncate(self, reason: str) -> None:
-        """Ends the episode as truncated, for a workflow that has a limit of its own: no further
-        call is answered, and what it returns is judged."""
-        self._recorder.truncate(reason)
+    def truncate(self, reason: str, *, limit: Limit = Limit.WORKFLOW) -> None:
+        """Ends the episode as truncated, for a workflow with further limits: no further call is
+        answered, and what it returns is judged. `reason` is one line for people; metrics and
+        selections read `limit`."""
+        self._recorder.truncate(limit, plain_text(reason, MAX_REASON_LENGTH))
 
     def set_task(self, task: Task) -> None:
         """Replaces the task of the episode, for a workflow that gets its task elsewhere: the judge

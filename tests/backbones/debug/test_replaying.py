@@ -11,19 +11,12 @@ import sys
 import pytest
 from rich.console import Console
 
-from ajet import Workflow
 from ajet.backbones.debug import replaying
 from ajet.backbones.debug.replaying import recorded_plan, replay_episode
 from ajet.backbones.debug.training import fit_debug
 from ajet.core.config import load_config
-from ajet.core.inference.endpoint import ContextOverflow
 from ajet.core.record.recorded_run import RecordedRun
-from ajet.core.rollout.request import RolloutRequest
-from ajet.core.task.task import Task
-from ajet.core.trajectory.limits import is_own_limit
-from ajet.core.trajectory.malformed import MalformedPolicy
 from tests.e2e.toy_run import ToyRun
-from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
 
 ZOO = """
 import asyncio
@@ -180,7 +173,7 @@ def test_every_kind_of_episode_replays_the_same_in_every_id(project, member):
     name = f"000001-train-0000-{member:02d}" + ("-r1" if member in (RETRIED, FAILS, HANGS) else "")
     report = replayed(project, member, name=name)
     assert report.is_same, said(report)
-    assert report.record.ended_as == str(report.trajectory.ended_as) == STATUSES[member]
+    assert report.record.outcome == str(report.trajectory.outcome) == STATUSES[member]
     for then, now in zip(report.record.turns, report.trajectory.turns, strict=True):
         assert then.completion == now.completion
         assert (then.agent_name, then.trainable) == (now.agent_name, now.trainable)
@@ -190,7 +183,7 @@ def test_every_kind_of_episode_replays_the_same_in_every_id(project, member):
 def test_the_failed_attempt_before_a_retry_replays_too_and_tells_what_it_raised(project):
     errors = []
     report = replayed(project, RETRIED, on_error=errors.append)
-    assert report.is_same and report.record.ended_as == "agent_error"
+    assert report.is_same and report.record.outcome == "agent_error"
     assert [str(error) for error in errors] == ["try again"]
 
 
@@ -254,53 +247,6 @@ def test_a_call_that_the_episodes_own_limit_refused_is_not_given_its_error_again
     report = replayed(project, FILLS, change=('"x" * 20000', '"x"'))
     assert "an episode may hold" in report.record.row.error
     assert said(report) == "departs: call 1: one more than the 1 recorded"
-
-
-class Cut(Workflow):
-    """One call after another, until something refuses one."""
-
-    async def execute(self, workflow_task, model_tuner):
-        messages = [{"role": "user", "content": workflow_task.task.main_query}]
-        while True:
-            messages.append(await model_tuner.chat(messages))
-            messages.append({"role": "user", "content": "more"})
-
-
-class TooLong(ScriptedEndpoint):
-    async def generate(self, prompt_ids, sampling, request_id):
-        raise ContextOverflow(f"request {request_id!r}: no room for {len(prompt_ids)} tokens")
-
-
-@pytest.mark.parametrize(
-    ("limits", "said"),
-    [
-        ({"max_prompt_length": 9}, "the first prompt has "),
-        ({"max_model_len": 120, "max_response_length_in_one_turn": 5}, "an episode may hold 120"),
-        ({"max_model_len": 98}, "filled the episode's 98 tokens"),
-        ({"max_steps": 1}, "the episode used its 1 calls"),
-        ({"malformed": MalformedPolicy(("non_ascii",))}, "'s reply is malformed (non_ascii"),
-    ],
-)
-async def test_what_the_recorder_refuses_by_itself_is_known_by_its_line(limits, said):
-    tokenizer = chat_tokenizer("qwen2_5")
-    endpoint = ScriptedEndpoint(tokenizer, lambda *_: "é" * 10)
-    runner = episode_runner(Cut, endpoint, tokenizer, **limits)
-    [group] = await runner.rollout(
-        RolloutRequest([Task("t", "hi")], step=1, mode="train", num_repeat=1)
-    )
-    [trajectory] = group.trajectories
-    assert trajectory.status == "truncated" and said in trajectory.error
-    assert is_own_limit(trajectory.error)
-
-
-async def test_what_the_engine_refuses_is_no_limit_of_the_recorder():
-    tokenizer = chat_tokenizer("qwen2_5")
-    runner = episode_runner(Cut, TooLong(tokenizer, None), tokenizer)
-    [group] = await runner.rollout(
-        RolloutRequest([Task("t", "hi")], step=1, mode="train", num_repeat=1)
-    )
-    [trajectory] = group.trajectories
-    assert trajectory.status == "truncated" and not is_own_limit(trajectory.error)
 
 
 def test_an_agent_that_tries_again_for_ever_ends_with_the_record(project, monkeypatch):

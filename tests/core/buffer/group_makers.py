@@ -6,7 +6,14 @@ from ajet.core.activity import TimedCall
 from ajet.core.inference.endpoint import Completion
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
-from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
+from ajet.core.trajectory.trajectory import (
+    EpisodeStatus,
+    Group,
+    Selection,
+    SelectionName,
+    Trajectory,
+)
+from ajet.core.trajectory.truncation import Limit, Truncation
 from ajet.core.trajectory.turn import Turn
 
 
@@ -110,15 +117,15 @@ def trajectories(draw, nested=True):
         reward=draw(st.none() | finite),
         is_success=draw(st.none() | st.booleans()),
         reward_breakdown=draw(st.dictionaries(st.text(), finite, max_size=2)),
-        error=draw(st.none() | st.text()),
+        failure=draw(st.none() | st.text()),
         timings=draw(st.dictionaries(st.text(), finite, max_size=2)),
         began_unix_s=draw(finite),
         calls=draw(st.lists(calls, max_size=2).map(tuple)),
         earlier_attempts=draw(st.tuples(trajectories(nested=False)) | st.just(()))
         if nested
         else (),
-        failed_as=draw(st.none() | st.sampled_from(list(EpisodeStatus))),
-        left_out=draw(st.sampled_from([None, "redundancy", "dynamic_sampling"])),
+        truncation=draw(st.none() | st.builds(Truncation, st.sampled_from(Limit), st.text())),
+        selection=draw(st.none() | st.builds(Selection, st.sampled_from(SelectionName), st.text())),
     )
 
 

@@ -1,5 +1,7 @@
 """Groups of episodes as bytes."""
 
+import base64
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -8,7 +10,8 @@ from hypothesis import strategies as st
 from ajet.core.buffer.codec import MAGIC, decode, encode
 from ajet.core.errors import DataError
 from ajet.core.task.task import Task
-from ajet.core.trajectory.trajectory import Group
+from ajet.core.trajectory.trajectory import Group, Selection, SelectionName
+from ajet.core.trajectory.truncation import Limit, Truncation
 from tests.core.buffer.group_makers import group, groups, turn
 
 
@@ -52,3 +55,35 @@ def test_a_task_that_holds_objects_comes_back_as_plain_data():
 def test_damaged_bytes_are_a_data_error_and_nothing_is_executed(content):
     with pytest.raises(DataError):
         decode(content)
+
+
+FORMAT_1 = base64.b64decode(
+    "YWpldC1ncm91cHMtMQrHCgAAAAAAAHgB3ZbNbtswDMdfRdApA7zASbuL73uFXYpAYGzG0SJLqUQ1LYK8+/7Ox5IN"
+    "K4KmaQPsZIsiKZE/kdLDWrcx5KWxja50qwstlBa6Wm+/O6lA2pH15jFzfIHaIwTWWzEdp0QtJ109TArN/snIy5Kh"
+    "4YPBqLdjoYaE4HGzKfSUEjvroeKzc1gs0k+uJUS7dbLWqxAXMxdW5nQbH7YdXtoUGt4H/7UsseO/0hGDcyGLsb7h"
+    "Z12VhU7CS12NEBtMEStisB6GiRk5LBGl5Oj3OUlCkvGvwwIqcLTMcgg+8ooiTEZDeLXJpFzXSOif02YamRZNWPk+"
+    "hUhyjCEeVMR21rew6Gem3JI32dtnA0nZO63JOfxv4VB0lqMhEe6WspfOyDpuDGG4A+J4Jgbb3I03xa2JjM4SAYjL"
+    "iEjMviYBtNfAlMNvbwajZc5qf65UTtwoK0mN1RaFGnQEOjhA6QtW/f/xjc/iG1+Kj6YhXh0eKYeSElVnATc1CE8c"
+    "XfDtsENXNL9PzLXhoYccz+KxBPVheX37Qrw7S/LuUpKnwf+7Q26b2Rs7JO4gUTNcU2mOIlxZmVuvRiqpQR2yR01S"
+    "UrsOrMr387x1n/xIPLbj/kZ4rUvuLo4r0fmMrjgp9Mm913fhfXzHyutjun3N3Z+tuftLaw6vNi9m95i4Ltgf5DJ/"
+    "718plfLhU3huJr8ADPSuuQ=="
+)
+"""Members as releases of format 1 wrote them: ok; cut by `max_steps`; cut and left out; a timeout
+that counts as reward 0, after another one; an error."""
+
+
+def test_a_buffer_of_format_1_opens_and_its_truncations_have_an_unknown_limit():
+    [group] = decode(FORMAT_1)
+    whole, cut, left_out, zero, failed = group.trajectories
+    used = "the episode used its 2 calls (max_steps)"
+    assert (whole.outcome, whole.error, whole.selection) == ("ok", None, None)
+    assert (cut.outcome, cut.truncation) == ("truncated", Truncation(Limit.UNKNOWN, used))
+    assert cut.is_valid and cut.cut_by is Limit.UNKNOWN
+    reason = "a limit cut it (overlong.mask_truncated)"
+    assert (left_out.outcome, left_out.status) == ("truncated", "aborted")
+    assert left_out.selection == Selection(SelectionName.OVERLONG, reason)
+    assert (zero.outcome, zero.status, zero.is_valid) == ("timeout", "truncated", True)
+    assert zero.error == "not finished within 1 s (counts as reward 0)"
+    assert zero.earlier_attempts[0].failure == "not finished within 1 s"
+    assert (failed.outcome, failed.failure) == ("agent_error", "ValueError: no")
+    assert decode(encode([group])) == [group]

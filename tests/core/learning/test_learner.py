@@ -10,7 +10,7 @@ from ajet.core.advantage import EstimatorSettings
 from ajet.core.advantage.kl_controller import AdaptiveKLController, FixedKLController
 from ajet.core.errors import CheckpointError
 from ajet.core.learning.learner import Learner, LearnerSettings
-from ajet.core.trajectory.trajectory import EpisodeStatus
+from ajet.core.trajectory.trajectory import EpisodeStatus, SelectionName
 from ajet.core.update.critic import Critic
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import CriticSettings, UpdateSettings
@@ -58,13 +58,13 @@ def test_rewards_that_differ_change_the_weights():
 
 
 FAILED = {"reward": None, "status": EpisodeStatus.AGENT_ERROR}
-ASIDE = group_of(member(0), member(1)).leave_out("dynamic_sampling", "equal")
+ASIDE = group_of(member(0), member(1)).leave_out(SelectionName.DYNAMIC_SAMPLING, "equal")
 SILENT = {
     "no group at all": [],
     "every episode failed": [group_of(member(0, **FAILED), member(1, **FAILED))],
     "all rewards equal": [group_of(member(0), member(1)), group_of(member(0, 0.0, group=1))],
     "every group set aside": [
-        group_of(member(0), member(1)).leave_out("dynamic_sampling", "equal")
+        group_of(member(0), member(1)).leave_out(SelectionName.DYNAMIC_SAMPLING, "equal")
     ],
     "nobody called the model": [group_of(episode(member=0, turns=()), episode(member=1, turns=()))],
 }

@@ -39,6 +39,7 @@ def episode(
     query="6 times 7?",
     reward=1.0,
     status=EpisodeStatus.OK,
+    truncation=None,
     turns=None,
     error=None,
     metadata=None,
@@ -49,12 +50,13 @@ def episode(
     return Trajectory(
         who,
         two_turns(query) if turns is None else turns,
-        status,
+        status if truncation is None else EpisodeStatus.TRUNCATED,
         output=WorkflowOutput(metadata=metadata or {"final_answer": "42"}),
         reward=reward,
         is_success=None if reward is None else reward > 0.5,
         timings={"workflow": 2.5},
-        error=error,
+        failure=error,
+        truncation=truncation,
     )
 
 

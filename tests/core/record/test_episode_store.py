@@ -20,7 +20,8 @@ from ajet.core.record.episode_reader import EpisodeFilter, EpisodeReader
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.task.task import Task
 from ajet.core.trajectory.trained_tokens import TrainedTokens
-from ajet.core.trajectory.trajectory import EpisodeStatus, Group
+from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Selection, SelectionName
+from ajet.core.trajectory.truncation import Limit, Truncation
 from ajet.core.trajectory.turn import Turn
 
 
@@ -301,12 +302,14 @@ def test_another_format_is_refused(path):
 
 def test_the_task_stands_once_with_the_seed_and_how_the_episode_ended(path, store):
     task = Task("t", "6 times 7?", metadata={"answer": "42", "tags": ["a", None]})
-    zeroed = replace(episode(member=1), failed_as=EpisodeStatus.TIMEOUT)
+    late = episode(member=1, status=EpisodeStatus.TIMEOUT)
+    zeroed = replace(late, selection=Selection(SelectionName.ZERO, "late (counts as reward 0)"))
     store.write(1, [Group("g", (episode(), zeroed), task)])
     with EpisodeReader(path) as reader:
         first, second = (reader.episode(f"000001-train-0000-0{n}") for n in (0, 1))
     assert first.task == second.task == task
-    assert (first.seed, first.ended_as, second.ended_as) == (1, "ok", "timeout")
+    assert (first.seed, first.outcome, second.outcome) == (1, "ok", "timeout")
+    assert (second.row.status, second.row.error) == ("truncated", "late (counts as reward 0)")
     assert sqlite3.connect(path).execute("SELECT count(*) FROM tasks").fetchone() == (1,)
 
 
@@ -326,3 +329,34 @@ def test_the_beginning_of_an_id_is_found_where_it_is_one_alone(path, store):
             reader.find("000001-train-0000")
         with pytest.raises(DataError, match="near: 000001-train-0002-00"):
             reader.find("000001-train-0002-0%")
+
+
+def test_the_limit_that_cut_an_episode_is_read_back_also_where_a_selection_left_it_out(path, store):
+    cut = episode(truncation=Truncation(Limit.MAX_STEPS, "its 2 calls"))
+    left_out = episode(member=1, truncation=cut.truncation).leave_out(
+        SelectionName.OVERLONG, "it was cut"
+    )
+    store.write(1, [group_of(cut, left_out, episode(member=2))])
+    with EpisodeReader(path) as reader:
+        read = [reader.episode(f"000001-train-0000-0{n}") for n in range(3)]
+    assert [each.truncation for each in read] == [cut.truncation, cut.truncation, None]
+    assert [each.row.error for each in read] == ["its 2 calls", "it was cut", None]
+
+
+def test_a_file_of_a_release_without_the_limits_opens_and_says_that_they_are_unknown(path, store):
+    used = "the episode used its 2 calls (max_steps)"
+    store.write(
+        1, [group_of(episode(status=EpisodeStatus.TRUNCATED, error=used), episode(member=1))]
+    )
+    store.close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("ALTER TABLE episodes DROP COLUMN truncation")
+    with EpisodeReader(path) as reader:
+        old, whole = (reader.episode(f"000001-train-0000-0{n}") for n in (0, 1))
+    assert (old.truncation, whole.truncation) == (Truncation(Limit.UNKNOWN, used), None)
+    cut = episode(step=2, truncation=Truncation(Limit.ENGINE, "too long"))
+    with EpisodeStore(path) as resumed:
+        resumed.write(2, [group_of(cut)])
+    with EpisodeReader(path) as reader:
+        assert reader.episode("000001-train-0000-00").truncation == old.truncation
+        assert reader.episode("000002-train-0000-00").truncation == cut.truncation

@@ -26,7 +26,7 @@ def group(name: str, successes: list[bool], **metadata: str) -> Group:
             Trajectory(
                 WorkflowTask(task, f"{name}-{i}", name, i, 0, "eval", 0),
                 turns=(),
-                status=EpisodeStatus.OK,
+                outcome=EpisodeStatus.OK,
                 reward=float(won),
                 is_success=won,
             )
@@ -123,7 +123,7 @@ def test_success_of_every_episode_still_has_a_width():
 def test_a_failed_episode_counts_as_unsuccessful():
     good = group("a", [True])
     failed = Trajectory(
-        good.trajectories[0].workflow_task, turns=(), status=EpisodeStatus.TIMEOUT, error="late"
+        good.trajectories[0].workflow_task, turns=(), outcome=EpisodeStatus.TIMEOUT, failure="late"
     )
     report = evaluate([good, Group("b", (failed,))])
     assert report.success.value == 0.5

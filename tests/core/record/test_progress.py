@@ -155,7 +155,7 @@ def test_episodes_that_end_during_an_update_are_no_part_of_it(clock):
 
 
 def ended(status, error=None):
-    return Trajectory(WORKFLOW_TASK, (), status, error=error)
+    return Trajectory(WORKFLOW_TASK, (), status, failure=error)
 
 
 WORKFLOW_TASK = WorkflowTask(Task("t", "?"), "e", "g", 0, 1, "train", 3)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from ajet.core.record.selection import selection_metrics
+from ajet.core.trajectory.trajectory import SelectionName
 from tests.core.record.record_fixtures import episode, group_of
 
 
@@ -12,7 +13,7 @@ def test_who_is_kept_is_compared_with_who_is_left_out():
     group = group_of(
         episode(member=0, reward=1.0),
         short,
-        episode(member=2, reward=0.5).leave_out("overlong", "cut"),
+        episode(member=2, reward=0.5).leave_out(SelectionName.OVERLONG, "cut"),
     )
     metrics = selection_metrics([group], ["overlong", "redundancy"])
     assert metrics == {
@@ -33,8 +34,10 @@ def test_who_is_kept_is_compared_with_who_is_left_out():
 
 
 def test_who_a_later_selection_left_out_was_kept_by_those_before_it():
-    aside = group_of(episode(group=1, reward=0.0)).leave_out("dynamic_sampling", "all equal")
-    surplus = episode(member=1, reward=1.0).leave_out("redundancy", "enough")
+    aside = group_of(episode(group=1, reward=0.0)).leave_out(
+        SelectionName.DYNAMIC_SAMPLING, "all equal"
+    )
+    surplus = episode(member=1, reward=1.0).leave_out(SelectionName.REDUNDANCY, "enough")
     metrics = selection_metrics([group_of(episode(reward=1.0), surplus), aside], [])
     assert metrics["selection/redundancy/kept"] == 2
     assert metrics["selection/redundancy/reward_kept"] == 0.5
@@ -42,7 +45,9 @@ def test_who_a_later_selection_left_out_was_kept_by_those_before_it():
 
 
 def test_those_that_were_stopped_have_no_reward_to_compare():
-    stopped = replace(episode(member=1, reward=None), turns=()).leave_out("redundancy", "enough")
+    stopped = replace(episode(member=1, reward=None), turns=()).leave_out(
+        SelectionName.REDUNDANCY, "enough"
+    )
     metrics = selection_metrics([group_of(episode(member=0, reward=1.0), stopped)], [])
     assert metrics["selection/redundancy/turns_bias"] == 2
     assert "selection/redundancy/reward_bias" not in metrics

@@ -5,8 +5,8 @@ import pytest
 
 from ajet.core.record.signal import equal_outcomes, num_with_signal, why_no_signal
 from ajet.core.rollout.batch import StepGroups
-from ajet.core.trajectory.limits import limit_of
 from ajet.core.trajectory.trajectory import EpisodeStatus
+from ajet.core.trajectory.truncation import Limit, Truncation
 from tests.core.record.record_fixtures import episode, group_of, metrics_of_step, sample_of
 
 
@@ -84,9 +84,9 @@ def test_all_failed_says_the_most_frequent_error():
 
 
 def test_all_truncated_says_by_which_limit():
-    used = "the episode used its 2 calls (max_steps)"
     cut = [
-        episode(member=m, reward=0.0, status=EpisodeStatus.TRUNCATED, error=used) for m in (0, 1)
+        episode(member=m, reward=0.0, truncation=Truncation(Limit.MAX_STEPS, "its 2 calls"))
+        for m in (0, 1)
     ]
     assert why_no_signal([group_of(*cut)], [], "grpo") == (
         "all 2 episodes were truncated, by 2 ajet.rollout.multi_turn.max_steps; "
@@ -136,19 +136,3 @@ def test_episodes_that_failed_beside_equal_rewards_are_counted():
 
 def test_episodes_that_came_out_differently_have_no_common_outcome():
     assert equal_outcomes(group(0.0, 1.0).trajectories) is None
-
-
-@pytest.mark.parametrize(
-    ("truncation", "key"),
-    [
-        ("the first prompt has 9 tokens; max_prompt_length is 8", "ajet.data.max_prompt_length"),
-        ("turn 1's prompt has 9 tokens; an episode may hold 8", "ajet.data.max_response_length"),
-        ("turn 1 filled the episode's 8 tokens", "ajet.data.max_response_length"),
-        ("2 more calls pass the episode's 3 (max_steps)", "ajet.rollout.multi_turn.max_steps"),
-        ("turn 0's reply is malformed (x)", "ajet.rollout.compute_madness_checklist"),
-        ("request 'e/0001': 9 prompt tokens, 3 new", "ajet.rollout.max_model_len"),
-        ("something else", "another limit"),
-    ],
-)
-def test_each_truncation_has_the_key_of_its_limit(truncation, key):
-    assert limit_of(truncation) == key

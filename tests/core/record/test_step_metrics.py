@@ -6,7 +6,7 @@ import numpy as np
 
 from ajet.core.rollout.batch import StepGroups
 from ajet.core.trajectory.samples import to_samples
-from ajet.core.trajectory.trajectory import EpisodeStatus
+from ajet.core.trajectory.trajectory import EpisodeStatus, Selection, SelectionName
 from ajet.core.trajectory.turn import GIVEN, SUMMARY
 from tests.core.record.record_fixtures import episode, group_of, metrics_of_step
 
@@ -67,8 +67,8 @@ def test_every_sampled_token_that_is_not_trained_has_a_reason():
 
 def test_an_episode_counts_as_what_it_was_before_the_policy_made_the_best_of_it():
     as_zero = replace(
-        episode(member=1, reward=0.0, status=EpisodeStatus.TRUNCATED),
-        failed_as=EpisodeStatus.AGENT_ERROR,
+        episode(member=1, reward=0.0, status=EpisodeStatus.AGENT_ERROR),
+        selection=Selection(SelectionName.ZERO, "it counts as reward 0"),
     )
     metrics = metrics_of(group_of(episode(member=0), as_zero))
     assert metrics["episodes/agent_error"] == 1 and metrics["episodes/truncated"] == 0
@@ -138,7 +138,9 @@ def test_greedy_baselines_have_figures_of_their_own():
 
 
 def test_what_a_selection_left_out_is_in_the_mean_reward_all_the_same():
-    aside = group_of(episode(group=1, reward=0.0)).leave_out("dynamic_sampling", "all equal")
+    aside = group_of(episode(group=1, reward=0.0)).leave_out(
+        SelectionName.DYNAMIC_SAMPLING, "all equal"
+    )
     metrics = metrics_of(group_of(episode(member=0, reward=1.0)), aside)
     assert metrics["reward/mean"] == 0.5
     assert (metrics["groups/total"], metrics["groups/trained"]) == (2, 1)
@@ -148,6 +150,8 @@ def test_what_a_selection_left_out_is_in_the_mean_reward_all_the_same():
 
 def test_given_replies_have_no_reward_nor_has_a_row_that_was_left_out_beside_them():
     given = tuple(replace(turn, notes={GIVEN: True}) for turn in episode().turns)
-    too_long = group_of(episode(group=1, reward=0.0, turns=())).leave_out("overlong", "a limit")
+    too_long = group_of(episode(group=1, reward=0.0, turns=())).leave_out(
+        SelectionName.OVERLONG, "a limit"
+    )
     metrics = metrics_of(group_of(episode(turns=given)), too_long)
     assert "reward/mean" not in metrics and "reward/success" not in metrics

@@ -16,7 +16,7 @@ from ajet.core.record.timeline_counts import (
 )
 from ajet.core.run.run_state import RunState
 from ajet.core.trajectory.samples import to_samples
-from ajet.core.trajectory.trajectory import EpisodeStatus
+from ajet.core.trajectory.trajectory import EpisodeStatus, SelectionName
 from ajet.core.trajectory.turn import Turn
 from ajet.core.update.checkpoint import checked_state
 from tests.core.record.record_fixtures import episode, group_of
@@ -85,7 +85,7 @@ def test_every_sampled_token_that_is_not_trained_has_its_reason():
     tried = replace(late, turns=(first, replace(second, trainable=False)))
     again = replace(episode(member=3), earlier_attempts=(tried,))
     sound = episode(group=1, member=0, reward=1.0)
-    dropped = sound.leave_out("drop_group", "another member failed")
+    dropped = sound.leave_out(SelectionName.DROP_GROUP, "another member failed")
     broken = episode(group=1, member=1, reward=None, status=EpisodeStatus.JUDGE_ERROR)
     counts = counts_of(
         group_of(episode(member=0), by_another, late, again), group_of(dropped, broken)

@@ -52,7 +52,7 @@ async def test_groups_without_signal_are_set_aside_and_others_rolled_out():
     assert tasks_of(group for group in found.groups if group.valid) == ["t0", "t2", "t4", "t6"]
     assert cursor.state_dict()["taken"] == 7
     aside = found.groups[1].trajectories[0]
-    assert (aside.status, aside.ended_as, aside.reward) == ("aborted", "ok", 1.0)
+    assert (aside.status, aside.outcome, aside.reward) == ("aborted", "ok", 1.0)
     assert aside.left_out == "dynamic_sampling"
     assert aside.error == "all rewards of its group are 1 (dynamic_sampling)"
 
@@ -134,7 +134,7 @@ async def test_an_episode_that_a_limit_cut_leaves_the_baseline_of_its_group_too(
     for group in found.groups:
         assert [t.workflow_task.rollout_index for t in group.valid] == [1, 2]
         assert group.trajectories[0].left_out == "overlong"
-        assert group.trajectories[0].ended_as == "truncated"
+        assert group.trajectories[0].outcome == "truncated"
 
 
 async def test_a_greedy_episode_runs_in_the_world_of_each_group_that_is_kept():

@@ -76,7 +76,7 @@ async def test_members_that_end_in_the_same_wave_are_kept_by_their_place_and_the
     for group in groups:
         assert [t.workflow_task.rollout_index for t in group.valid] == [0, 1]
         surplus = group.trajectories[2]
-        assert (surplus.status, surplus.ended_as, surplus.reward) == ("aborted", "ok", 1.0)
+        assert (surplus.status, surplus.outcome, surplus.reward) == ("aborted", "ok", 1.0)
         assert surplus.left_out == "redundancy"
 
 

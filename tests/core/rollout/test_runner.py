@@ -279,7 +279,7 @@ async def test_the_failure_policy_says_what_becomes_of_the_group(policy, statuse
     assert len(group.valid) == valid
     if policy == "zero":
         zero = group.trajectories[1]
-        assert (zero.reward, zero.failed_as) == (0.0, EpisodeStatus.AGENT_ERROR)
+        assert (zero.reward, zero.outcome) == (0.0, EpisodeStatus.AGENT_ERROR)
 
 
 async def test_too_many_failures_end_the_run_and_say_which():

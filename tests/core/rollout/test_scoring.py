@@ -258,7 +258,7 @@ async def test_what_a_judge_adds_to_the_output_is_kept_and_checked():
     assert (t.output.log_metrics, t.output.metadata) == ({"length": 2.0}, {"why": "short"})
     assert t.reward_breakdown == {"judge": 1.0}
     t = await one(WorkflowOutput(), adds(float("nan")), failure_policy="zero")
-    assert t.failed_as is EpisodeStatus.JUDGE_ERROR
+    assert t.outcome is EpisodeStatus.JUDGE_ERROR
     assert t.error is not None
     assert "judge 'MyJudge': WorkflowOutput.log_metrics['length'] is nan" in t.error
     assert t.output is not None

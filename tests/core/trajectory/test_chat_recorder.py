@@ -20,6 +20,7 @@ from ajet.core.trajectory.limits import (
     EpisodeTruncated,
 )
 from ajet.core.trajectory.trajectory import EpisodeStatus
+from ajet.core.trajectory.truncation import Limit, Truncation
 from ajet.core.workflow.tuner import ModelTuner
 from ajet.core.workflow.workflow import Workflow
 
@@ -117,7 +118,7 @@ async def test_the_endpoints_failures_are_the_episodes():
     _, full = recorder(ContextOverflow("too long"))
     with pytest.raises(EpisodeTruncated):
         await full.chat(HI)
-    assert full.truncation == "too long"
+    assert full.truncation == Truncation(Limit.ENGINE, "too long")
     _, down = recorder(RuntimeError("503"))
     with pytest.raises(EndpointFault):
         await down.chat(HI)

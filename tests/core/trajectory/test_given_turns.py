@@ -11,11 +11,12 @@ from ajet.core.inference.endpoint import ModelEndpoint, SamplingParams
 from ajet.core.model.load import load_model
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowTask
-from ajet.core.trajectory.limits import EpisodeLimits, EpisodeTruncated, limit_of
+from ajet.core.trajectory.limits import EpisodeLimits, EpisodeTruncated
 from ajet.core.trajectory.recorder import EpisodeRecorder
 from ajet.core.trajectory.samples import to_samples
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
 from ajet.core.trajectory.trie import timelines
+from ajet.core.trajectory.truncation import Limit
 from ajet.tool_parsers import parser_for
 from tests.fakes import ScriptedEndpoint, chat_tokenizer
 
@@ -177,9 +178,9 @@ async def test_given_and_sampled_turns_of_one_episode_have_streams_of_their_own(
 async def test_a_reply_beyond_the_limit_is_refused_with_the_key_of_the_limit():
     episode = recorder(chat_tokenizer("qwen2_5"), max_model_len=100)
     long = {"role": "assistant", "content": "x" * 90}
-    with pytest.raises(EpisodeTruncated, match="given reply has 91 tokens, of") as cut:
+    with pytest.raises(EpisodeTruncated, match="given reply has 91 tokens, of"):
         await episode.give([{"role": "user", "content": "hi"}], long)
-    assert limit_of(str(cut.value)) == "ajet.data.max_response_length"
+    assert episode.truncation.limit is Limit.MAX_MODEL_LEN
     assert episode.turns == ()
 
 

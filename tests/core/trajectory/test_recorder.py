@@ -274,7 +274,7 @@ async def test_turn_and_token_limits_truncate_and_later_calls_are_refused():
     cut = await episode.chat(HI)
     assert cut.completion.finish_reason == "length"
     assert len(cut.completion.token_ids) == 4
-    assert episode.truncation == f"turn 0 filled the episode's {prompt + 4} tokens"
+    assert str(episode.truncation) == f"turn 0 filled the episode's {prompt + 4} tokens"
     with pytest.raises(EpisodeTruncated):
         await episode.chat([*HI, cut.reply, *HI])
 

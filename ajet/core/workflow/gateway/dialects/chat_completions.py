@@ -181,7 +181,7 @@ def read_stop(value: Any, name: str) -> tuple[str, ...] | None:
 
 def finish_reason(turn: Turn) -> str:
     """Returns OpenAI's finish reason. A reply that was cut is "length", also if it has calls."""
-    if turn.completion.finish_reason == "length":
+    if turn.is_cut:
         return "length"
     return "tool_calls" if turn.reply.get("tool_calls") else "stop"
 

@@ -189,7 +189,7 @@ def _text(content: Any, name: str) -> str:
 
 
 def _stop_reason(turn: Turn) -> tuple[str, str | None]:
-    if turn.completion.finish_reason == "length":
+    if turn.is_cut:
         return "max_tokens", None
     if turn.reply.get("tool_calls"):
         return "tool_use", None

@@ -1,0 +1,39 @@
+"""What cut an episode short: which limit, and the numbers in one line.
+
+Text is made of a truncation (`str`), and never read back: what asks which limit it was reads
+`limit`.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Limit(StrEnum):
+    """Names a limit that can end an episode: its key in the config, where it has one."""
+
+    MAX_PROMPT_LENGTH = "ajet.data.max_prompt_length"
+    MAX_RESPONSE_LENGTH = "ajet.data.max_response_length"
+    MAX_MODEL_LEN = "ajet.rollout.max_model_len"
+    MAX_RESPONSE_LENGTH_IN_ONE_TURN = "ajet.rollout.max_response_length_in_one_turn"
+    MAX_STEPS = "ajet.rollout.multi_turn.max_steps"
+    MALFORMED_REPLY = "ajet.rollout.compute_madness_checklist"
+    HARNESS = "ajet.harness.limits"
+    ENGINE = "engine context"  # the inference engine refused a prompt that the run's limits allow
+    WORKFLOW = "workflow limit"  # ModelTuner.truncate, .tighten_limits, max_tokens of a request
+    UNKNOWN = "unknown limit"  # records of releases that stored only the line
+
+    @property
+    def metric(self) -> str:
+        """Returns the end of the metric that counts the episodes it cut (`episodes/cut_…`)."""
+        return self.value.rpartition(".")[2].replace(" ", "_")
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """Holds the limit that ended an episode, and one line with the numbers."""
+
+    limit: Limit
+    detail: str
+
+    def __str__(self) -> str:
+        return self.detail
