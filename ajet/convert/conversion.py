@@ -24,6 +24,7 @@ from ajet.convert.command_line import CommandLine, read_script, with_overrides
 from ajet.convert.draft import Absent, Conversion, Draft
 from ajet.convert.refusals import drop_refused
 from ajet.convert.source import SourceConfig, read_file, resolve
+from ajet.core.config.other_systems import recognise
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
@@ -78,6 +79,7 @@ def convert(system: str, path: Path | str, overrides: Sequence[str] = ()) -> Con
     result = Conversion(kind.name, path.name)
     read, listed = _read(kind, path)
     from_shell = with_overrides(read, [*listed, *overrides])
+    _refuse_other_systems(system, read.values, path)
     resolved = resolve(read)
     resolved.unresolved |= from_shell
     draft = Draft(resolved, result, kind.defaults)
@@ -87,10 +89,29 @@ def convert(system: str, path: Path | str, overrides: Sequence[str] = ()) -> Con
         problem = f"a value is not of the kind that {kind.name} takes: {error}"
         raise ConfigError(f"{path}: {problem}", code=Code.NOT_CONVERTIBLE) from error
     draft.classify_remaining(kind.absent)
+    if draft.is_foreign and not recognise(read.values):
+        problem = f"no config of {kind.name}: ajet knows none of its keys"
+        raise ConfigError(f"{path}: {problem}", code=Code.NOT_CONVERTIBLE)
     drop_refused(result)
     if "ajet.model.path" not in result.values:
         draft.to_do("name the model: ajet.model.path")
     return result
+
+
+def _refuse_other_systems(system: str, values: Mapping[str, Any], path: Path) -> None:
+    """Raises ConfigError for a config with marks of other systems alone. One of AgentJet has its
+    section `ajet:`, because any other section may be the user's own."""
+    found = {each.name: each for each in recognise(values)}
+    if system in found or not (found or system == "agentjet"):
+        return
+    problem = f"no config of {SYSTEMS[system].name}: "
+    if found:
+        other = next(iter(found.values()))
+        problem += f"it looks like one of {other.title} (it has {other.key}): "
+        problem += f"ajet convert --from {other.name} {path}"
+    else:
+        problem += "it has no section 'ajet:'"
+    raise ConfigError(f"{path}: {problem}", code=Code.NOT_CONVERTIBLE)
 
 
 def _read(kind: System, path: Path) -> tuple[SourceConfig, list[str]]:

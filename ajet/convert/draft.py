@@ -71,6 +71,7 @@ class Conversion:
     sections: dict[str, Any] = field(default_factory=dict)  # the user's own, as they are
     left_out: list[OmittedKey] = field(default_factory=list)
     to_do: list[str] = field(default_factory=list)  # steps that only the user can do
+    blanks: set[str] = field(default_factory=set)  # our keys that the user has to fill in
 
     def of(self, category: Category) -> list[OmittedKey]:
         """Returns the omitted keys of one category."""
@@ -102,6 +103,7 @@ class Draft:
         self._written = flatten(read.values)
         self._defaults = defaults
         self._taken: set[str] = set()
+        self._unrecognised: set[str] = set()
 
     def has_key(self, key: str) -> bool:
         """Returns whether the source has this key, or keys below it."""
@@ -153,6 +155,15 @@ class Draft:
         origin = ", ".join(written) or f"{keys[0]}: {self.result.system}{DEFAULT}"
         self.result.origins[target] = origin
 
+    def leave_blank(self, *targets: str, key: str, advice: str) -> None:
+        """Writes our keys as null, which `ajet check` refuses, because the source does not have the
+        value. `key` is the source's that it would be with, and `advice` says what to write."""
+        for target in targets:
+            self.result.values[target] = None
+            self.result.origins[target] = f"{key}: to be filled in, see To do"
+        self.result.blanks.update(targets)
+        self.to_do(f"fill in {' and '.join(targets)}: {advice}")
+
     def copy(self, key: str, target: str, change: Callable[[Any], Any] | None = None) -> None:
         """Copies the key's value to `target`, converted by `change`; null is not copied."""
         value = self.take(key)
@@ -195,6 +206,11 @@ class Draft:
             reason = "there is no such file beside this one: what it says is not known"
             self.result.left_out.append(OmittedKey("defaults", name, reason, "unknown"))
 
+    @property
+    def is_foreign(self) -> bool:
+        """Is true if the source has keys, and the system has none of them."""
+        return bool(self._unrecognised) and self._unrecognised >= self._written.keys()
+
     def _is_taken(self, key: str) -> bool:
         return any(key == name or key.startswith(f"{name}.") for name in self._taken)
 
@@ -215,6 +231,7 @@ class Draft:
         elif unresolved:
             self.result.left_out.append(OmittedKey(key, value, UNRESOLVED, "unknown"))
         elif key in self.read.own and not self._is_variable(key):
+            self._unrecognised.add(key)
             reason = f"no key of {self.result.system} that ajet knows"
             self.result.left_out.append(OmittedKey(key, value, reason, "unknown"))
 

@@ -155,10 +155,9 @@ GRAPH_VALUES = {
     "ajet.task_reader.huggingface_dat_repo.validation_split": "test_agent",
     "ajet.data.train_batch_size": 128,  # 2048 answers, 16 to a prompt
     "ajet.data.max_prompt_length": 1024,
-    "ajet.data.max_response_length": 2048,
+    "ajet.rollout.max_response_length_in_one_turn": 2048,  # of a call
     "ajet.rollout.name": "sglang",
     "ajet.rollout.num_repeat": 16,
-    "ajet.rollout.max_model_len": 3072,
     "ajet.rollout.val_kwargs.temperature": 0.6,
     "ajet.rollout.val_kwargs.top_k": 20,
     "ajet.trainer_common.total_training_steps": 200,
@@ -205,10 +204,10 @@ PINNED = [
 
 
 def loaded(result: Conversion, folder: Path) -> AjetConfig:
-    """The written YAML, as a run reads it."""
+    """The written YAML, as a run reads it once its blanks are filled."""
     file = folder / "converted.yaml"
     file.write_text(yaml_text(result), encoding="utf-8")
-    return load_config(file)
+    return load_config(file, [f"{key}=9000" for key in result.blanks])
 
 
 def written(folder: Path, text: str, name: str = "source.yaml") -> Path:
@@ -342,7 +341,9 @@ def test_a_key_that_is_refused_here_is_left_out_with_the_reason():
 
 @pytest.mark.parametrize(("system", "source"), ALL, ids=lambda each: str(each)[-20:])
 def test_all_that_is_written_is_known_to_us(system, source, tmp_path):
-    assert not convert("agentjet", written(tmp_path, yaml_text(convert(system, source)))).left_out
+    result = convert(system, source)
+    again = convert("agentjet", written(tmp_path, yaml_text(result)))
+    assert {each.key for each in again.left_out} == result.blanks
 
 
 def test_an_agentjet_config_converts_to_itself(tmp_path):
@@ -420,6 +421,40 @@ def test_a_broken_source_is_one_line(text, problem, tmp_path):
         convert("roll", written(tmp_path, text))
     assert problem in str(error.value)
     assert "\n" not in str(error.value)
+
+
+TRINITY = "buffer: {explorer_input: {}}"
+FOREIGN = [
+    ("roll", TRINITY, "ROLL: it looks like one of Trinity-RFT (it has buffer.explorer_input)"),
+    ("verl", TRINITY, "verl: it looks like one of Trinity-RFT (it has buffer.explorer_input)"),
+    ("chatlearn", "custom_envs: {}", "ChatLearn: it looks like one of ROLL (it has custom_envs)"),
+    ("roll", "data: {train_files: a}", "ROLL: it looks like one of verl (it has data.train_files)"),
+    ("verl", "runtime_args: {}", "verl: it looks like one of ChatLearn (it has runtime_args)"),
+    ("verl", "ajet: {}", "verl: it looks like one of AgentJet (it has ajet)"),
+    ("agentjet", "actor_train: {}", "AgentJet: it looks like one of ROLL (it has actor_train)"),
+    ("agentjet", "colour: blue", "AgentJet: it has no section 'ajet:'"),
+    ("trinity", "actor_rollout_ref: {}", "Trinity-RFT: it looks like one of verl"),
+    *(
+        (name, "colour: blue", f"{title}: ajet knows none of its keys")
+        for name, title in (
+            ("roll", "ROLL"), ("verl", "verl"), ("chatlearn", "ChatLearn"),
+            ("trinity", "Trinity-RFT"),
+        )
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("system", "text", "problem"), FOREIGN)
+def test_a_config_of_another_system_is_refused_with_its_name(system, text, problem, tmp_path):
+    source = written(tmp_path, text)
+    with pytest.raises(ConfigError) as error:
+        convert(system, source)
+    assert str(error.value).startswith(f"{source}: no config of {problem}")
+
+
+def test_agentjets_yaml_may_hold_sections_of_verl(tmp_path):
+    source = written(tmp_path, "ajet: {model: {path: m}}\nactor_rollout_ref: {}\n")
+    assert convert("agentjet", source).values["ajet.model.path"] == "m"
 
 
 def test_an_empty_source_says_what_is_missing(tmp_path):

@@ -30,6 +30,9 @@ class Workflow:
 
     name: ClassVar[str] = "workflow"
     trainable_targets: ClassVar[list[str] | None] = None
+    reads: ClassVar[tuple[str, ...] | None] = None
+    """The keys of `ajet.rollout.multi_turn` and `ajet.rollout.compaction` that the class's own
+    `execute` reads, or `multi_turn` and `compaction` for all; None where it may read any."""
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         """Runs the agent on `workflow_task.task`, with `model_tuner` as its model."""
