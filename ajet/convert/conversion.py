@@ -16,6 +16,8 @@ from ajet.convert import (
     roll,
     roll_absent,
     roll_keys,
+    trinity,
+    trinity_keys,
     verl,
     verl_absent,
     verl_keys,
@@ -70,6 +72,7 @@ SYSTEMS = {
         agentjet.DEFAULTS,
         ("verl_default", "trinity_default", "ajet_default"),
     ),
+    "trinity": System("Trinity-RFT", trinity.take, trinity_keys.ABSENT, trinity_keys.DEFAULTS),
 }
 
 

@@ -72,7 +72,7 @@ def test_a_setting_that_no_playing_agent_reads_is_told(agents, named):
 def test_compaction_is_told_where_no_agent_compacts():
     config = config_of(rollout={"compaction": {"enable": True}})
     [told] = [line for line in lines(config, SingleTurnAgent) if "read it" in line]
-    assert told.startswith("warning: ajet.rollout.compaction.enable=true: single_turn_agent does")
+    assert told.startswith("warning: ajet.rollout.compaction.enable=True: single_turn_agent does")
     assert not [line for line in lines(config, TrajEnvAgent) if "read it" in line]
 
 
