@@ -68,10 +68,10 @@ LAKE_VALUES = {
     "ajet.environment.render_save_dir": "./output/render",
     "ajet.environment.train_env_manager.tags": ["Lake", "LakeThink"],
     "ajet.environment.train_env_manager.num_groups_partition": [24, 8],
-    "ajet.environment.train_env_manager.format_penalty": -0.15,
+    "ajet.environment.train_env_manager.format_penalty": 0.0,  # which ROLL reads nowhere
     "ajet.environment.val_env_manager.num_env_groups": 64,
     "ajet.environment.val_env_manager.tags": ["Lake", "Boxes"],
-    "ajet.environment.custom_envs.Lake.format_penalty": -0.01,  # comes before its manager's
+    "ajet.environment.custom_envs.Lake.format_penalty": -0.01,
     "ajet.trainer_common.device_mapping": [0, 1, 2, 3, 4, 5, 6, 7],
     "ajet.trainer_common.fsdp_config.activation_checkpointing": True,
     "ajet.rollout.device_mapping": [0, 1, 2, 3, 4, 5, 6, 7],
@@ -597,7 +597,12 @@ def test_an_environment_of_rolls_becomes_one_of_ours(tmp_path):
     assert lake.env_config == {"is_slippery": False}
     assert lake.agent_template == "Turn {turn_idx}, {actions_left} actions left.\n{observation}\n"
     assert envs["LakeThink"].action_pattern == r"<think>(?:.*?)</think>\s*<answer>(.*?)</answer>"
-    assert envs["Boxes"].env_config == {"dim_room": [6, 6], "num_boxes": 1, "search_depth": 300}
+    assert envs["Boxes"].env_config == {
+        "dim_room": [6, 6],
+        "num_boxes": 1,
+        "search_depth": 300,
+        "grid_lookup": {0: "#", 1: "_"},
+    }
 
 
 def environment_of(tmp_path, text, *overrides, tag="Lake"):
@@ -605,6 +610,31 @@ def environment_of(tmp_path, text, *overrides, tag="Lake"):
     source = written(tmp_path, f"sequence_length: 9\npretrain: m\ncustom_envs: {{{tag}: {text}}}")
     result = convert("roll", source, overrides)
     return loaded(result, tmp_path).ajet.environment.custom_envs[tag], result
+
+
+def test_rolls_other_vocabulary_of_sokoban_is_played_in_training_and_validation(tmp_path):
+    config = "{grid_lookup: {0: W, 1: '.', 5: A}, grid_vocab: {W: wall, '.': empty, A: player}}"
+    custom, result = environment_of(
+        tmp_path, f"{{env_type: sokoban, env_config: {config}}}", "+val_env_manager.tags=[Lake]"
+    )
+    game = environment_maker(
+        custom.env_type, custom.env_config | {"dim_room": [6, 6], "num_boxes": 1}, (), "here"
+    )()
+    shown, _ = game.reset(seed=1, options={"split": "validation"})
+    assert set("W.A") <= set(shown) and not set("#_P") & set(shown)
+    assert "W is wall, . is empty, A is player" in game.instruction
+    assert result.values["ajet.environment.val_env_manager.tags"] == ["Lake"]
+    assert not [key for key in left_out(result) if "grid" in key]
+
+
+def test_the_place_of_rolls_instruction_is_a_line_of_the_head(tmp_path):
+    def told(text):
+        _, result = environment_of(tmp_path, text)
+        return [each for each in result.to_do if "before the first observation" in each]
+
+    assert len(told("{env_type: frozen_lake}")) == 1
+    assert not told("{env_type: frozen_lake, env_manager_cls: a.StepEnvManager}")
+    assert not told("{env_type: 'rg:spell_backward'}")
 
 
 @pytest.mark.parametrize("env_type", ["frozen_lake", "sokoban", "webshop"])
