@@ -120,7 +120,8 @@ ABSENT: dict[str, Absent] = {
     "model.external_model.*": Absent("the model is trained here", algorithm=True),
     "model.trust_remote_code": Absent("a model's own code is not run", off=(False, None)),
     **keys_of("model", "fully_sharded_loras max_cpu_loras", GPUS),
-    "cluster.*": GPUS,
+    "cluster.ray_address": GPUS,
+    "cluster.*gpu_num*": GPUS,
     "buffer.max_retry_*": ROWS,
     "buffer.trainer_input.auxiliary_buffers*": Absent(
         "a step trains on its own episodes; rows of given replies are a stage of kind supervised",
@@ -159,7 +160,14 @@ ABSENT: dict[str, Absent] = {
     "explorer.dynamic_timeout.*": Absent("an episode has episode_timeout_s", algorithm=True),
     "explorer.env_vars*": Absent("set variables of the environment where you start ajet"),
     "explorer.max_inflight_batches": Absent("trinity.max_staleness bounds what runs ahead"),
-    "explorer.*": GPUS,
+    **keys_of(
+        "explorer",
+        "name runner_num runner_per_model runner_prepare_* runner_state_report_interval "
+        "concurrent_mode max_repeat_times_per_runner max_timeout max_retry_times eval_interval "
+        "eval_on_startup bench_on_latest_checkpoint api_port listen_address "
+        "service_status_check_interval min_running_model_num",
+        GPUS,
+    ),
     "trainer.trainer_type": OTHER_TRAINER,
     "trainer.trainer_strategy": OTHER_TRAINER,
     "trainer.trainer_config_path": Absent(

@@ -69,6 +69,11 @@ def test_a_function_is_called_again_after_an_error_and_its_last_error_is_raised(
     assert len(calls) == 3
 
 
+@pytest.fixture(autouse=True)
+def key(monkeypatch):
+    monkeypatch.setenv("AJET_SERVE_API_KEY", KEY)
+
+
 def test_a_share_of_the_batch_is_refused_when_an_episode_begins():
     names = names_of(MATH)
     share = names["SwarmThrottlePolicy"](
@@ -79,8 +84,7 @@ def test_a_share_of_the_batch_is_refused_when_an_episode_begins():
         swarm.begin_episode(task=Task("a", "q"), throttle_policy=share)
 
 
-async def test_the_threads_of_a_script_run_episodes_of_the_task_that_they_get(monkeypatch):
-    monkeypatch.setenv("AJET_SERVE_API_KEY", KEY)
+async def test_the_threads_of_a_script_run_episodes_of_the_task_that_they_get():
     names, tasks = names_of(MATH), [Task("a", "my a"), Task("b", "my b")]
     run_all = names_of(FROZEN_LAKE)["run_episodes_until_all_complete"]
     async with served(exchange=EpisodeExchange(tasks="client")) as server:

@@ -122,10 +122,10 @@ def test_rolls_names_of_reasoning_gym_become_ours(tmp_path):
 def test_an_environment_of_rolls_that_is_registered_elsewhere_is_a_thing_to_do(tmp_path):
     there, result = environment(tmp_path, "{env_type: my_maze, env_config: {size: 4}}")
     assert there.env_type == "my_maze"
-    assert result.to_do == [
+    assert result.to_do[0] == (
         "custom_envs.Mine: there may be no environment 'my_maze' here; write yours as "
         "file.py->Class at ajet.environment.custom_envs.Mine.env_type"
-    ]
+    )
 
 
 @pytest.mark.parametrize(
