@@ -117,6 +117,19 @@ def _refuse_other_systems(system: str, values: Mapping[str, Any], path: Path) ->
     raise ConfigError(f"{path}: {problem}", code=Code.NOT_CONVERTIBLE)
 
 
+def _refuse_other_scripts(kind: System, path: Path) -> None:
+    """Raises ConfigError for a script that starts another system, and not this one."""
+    script = path.read_text(encoding="utf-8", errors="replace")
+    started = [name for name, each in SYSTEMS.items() if any(word in script for word in each.entry)]
+    names = [name for name in started if SYSTEMS[name] is not kind]
+    if names and len(names) == len(started):
+        raise ConfigError(
+            f"{path}: no script of {kind.name}: it starts {SYSTEMS[names[0]].name}: "
+            f"ajet convert --from {names[0]} {path}",
+            code=Code.NOT_CONVERTIBLE,
+        )
+
+
 def _read(kind: System, path: Path) -> tuple[SourceConfig, list[str]]:
     """Returns the YAML, or what the script's command reads, and the command's overrides."""
     if path.suffix in YAML:
@@ -125,6 +138,7 @@ def _read(kind: System, path: Path) -> tuple[SourceConfig, list[str]]:
         raise ConfigError(
             f"{path}: no such file (the current folder is {Path.cwd()})", code=Code.NOT_CONVERTIBLE
         )
+    _refuse_other_scripts(kind, path)
     if not kind.entry:
         raise ConfigError(
             f"{path}: a config of {kind.name} ends in .yaml", code=Code.NOT_CONVERTIBLE

@@ -452,6 +452,12 @@ def test_a_config_of_another_system_is_refused_with_its_name(system, text, probl
     assert str(error.value).startswith(f"{source}: no config of {problem}")
 
 
+@pytest.mark.parametrize("system", ["roll", "chatlearn", "agentjet", "trinity"])
+def test_a_script_that_starts_another_system_is_refused_with_its_name(system):
+    with pytest.raises(ConfigError, match=r"it starts verl: ajet convert --from verl "):
+        convert(system, TOOLS)
+
+
 def test_agentjets_yaml_may_hold_sections_of_verl(tmp_path):
     source = written(tmp_path, "ajet: {model: {path: m}}\nactor_rollout_ref: {}\n")
     assert convert("agentjet", source).values["ajet.model.path"] == "m"
