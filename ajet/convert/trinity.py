@@ -33,15 +33,20 @@ ENGINES = {"vllm": "vllm", "vllm_async": "vllm", "sglang": "sglang"}
 MODES = {name: name for name in ("both", "explore", "train", "bench", "serve", "colocate")}
 LOGGERS = {name: name for name in ("tensorboard", "wandb", "mlflow", "swanlab")}
 SYNCHRONIZER = {
-    "sync_method": ("nccl", "checkpoint", "memory"),
-    "sync_style": ("fixed", "explorer_driven", "trainer_driven", "fully_async"),
+    "sync_method": {name: name for name in ("nccl", "checkpoint", "memory")},
+    "sync_style": {
+        name: name for name in ("fixed", "explorer_driven", "trainer_driven", "fully_async")
+    }
+    | {"dynamic_by_explorer": "explorer_driven", "dynamic_by_trainer": "trainer_driven"},
 }
+"""Maps values of Trinity-RFT, of earlier versions too, to ours."""
 SELECTORS = {"sequential": False, "shuffle": True, "random": True}
-ONE_CALL = ("simple_workflow", "async_simple_workflow", "math_workflow", "async_math_workflow")
+ONE_CALL = (
+    "simple_workflow", "async_simple_workflow", "math_workflow", "async_math_workflow",
+    "math_boxed_workflow", "async_math_boxed_workflow",
+)  # fmt: skip
 """Trinity-RFT's workflows that ask the model once, as single_turn_agent does."""
 MATH_REWARDS = ("math_reward", "math_boxed_reward", "accuracy_reward", "math_dapo_reward")
-QUESTIONS = ("question", "main_query", "query", "prompt", "problem")
-"""The fields in which ajet's reader looks for a question by itself."""
 OF_EPISODES = ("explorer.", "algorithm.repeat_times", "buffer.batch_size")
 """Beginnings of keys that are read where episodes are played."""
 TASKSET = ("name", "storage_type", "repeat_times", "path", "split", "subset_name")
@@ -65,6 +70,7 @@ def take(draft: Draft) -> None:
     for key, target in AS_FLOAT.items():
         if not is_supervised or not key.startswith(OF_EPISODES):
             draft.copy(key, target, float)
+    _rate(draft)
     take_algorithm(draft)
     _run(draft, is_supervised)
     _steps(draft, is_supervised)
@@ -100,6 +106,17 @@ def _run(draft: Draft, is_supervised: bool) -> None:
         draft.to_do(
             "explorer and trainer are two commands on one YAML here: --backbone trinity "
             "trinity.mode=explore, and the same with trinity.mode=train"
+        )
+
+
+def _rate(draft: Draft) -> None:
+    """Converts the rate of a file for an earlier version, which has it in the trainer's config."""
+    key, earlier = f"{OPTIMIZER}.lr", f"{ACTOR}.optim.lr"
+    if draft.has_key(earlier) and not draft.has_key(key):
+        draft.copy(earlier, f"{TRAINER}.optim.lr", float)
+        draft.to_do(
+            f"see whether the rate is that of {earlier}, as in earlier versions: later ones train "
+            f"with {key}, which is 1e-6 where it is not written"
         )
 
 
@@ -176,8 +193,7 @@ def _lora(draft: Draft) -> None:
 
 
 def _synchronizer(draft: Draft) -> None:
-    for name, values in SYNCHRONIZER.items():
-        choices = {value: value for value in values}
+    for name, choices in SYNCHRONIZER.items():
         key = f"synchronizer.{name}"
         draft.choose(key, f"trinity.synchronizer.{name}", choices, "no such value")
     for name in ("sync_interval", "sync_offset"):
@@ -247,7 +263,10 @@ class _Taskset:
     def _files(self, held_out: list[Mapping[str, Any]]) -> None:
         path, key = self.written.get("path"), f"{self.key}.path"
         if self.written.get("storage_type") not in (None, "file"):
-            self._leave_out("storage_type", "tasks are files, or a data set of the Hub")
+            reason = "tasks are files, or a data set of the Hub: name a reader at ajet.task_reader"
+            self._leave_out("storage_type", reason)
+            self._leave_out("path", reason)
+            return
         if not path:
             self.draft.to_do("say where the tasks are: ajet.task_reader")
             return
@@ -290,8 +309,8 @@ class _Taskset:
             self.draft.set("ajet.seed", selector["seed"], key)
 
     def _format(self) -> None:
-        question = self.format.get("prompt_key") or "prompt"
-        if question != QUESTIONS[0]:
+        question = self.format.get("prompt_key")
+        if question not in (None, "question"):
             self.draft.set(f"{READER}.query_field", question, f"{self.key}.format.prompt_key")
         answer = self.format.get("response_key")
         if answer is not None and answer != "answer":

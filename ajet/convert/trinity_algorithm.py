@@ -138,15 +138,16 @@ def _kl(draft: Draft, default: str) -> None:
     key, arguments = "algorithm.kl_loss_fn", "algorithm.kl_loss_fn_args"
     kind = draft.take(key) or default
     origin = key if draft.take(key) else "algorithm.algorithm_type"
-    draft.set(f"{TRAINER}.use_kl_loss", kind != "none", origin)
-    if kind == "none":
+    coefficient = draft.take(f"{arguments}.kl_coef")
+    is_on = kind != "none" and coefficient != 0
+    draft.set(f"{TRAINER}.use_kl_loss", is_on, origin, f"{arguments}.kl_coef")
+    if not is_on:
         return
     if kind not in KL_TYPES:
         reason = f"this estimate is not built; there are {', '.join(KL_TYPES)}"
         draft.leave_out(key, reason, algorithm=True)
     else:
         draft.set(f"{TRAINER}.kl_loss_type", KL_TYPES[kind], origin)
-    coefficient = draft.take(f"{arguments}.kl_coef")
     value = 0.001 if coefficient is None else float(coefficient)
     draft.set(f"{TRAINER}.kl_loss_coef", value, f"{arguments}.kl_coef")
     if draft.take(f"{arguments}.adaptive"):

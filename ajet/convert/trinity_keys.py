@@ -177,6 +177,10 @@ ABSENT: dict[str, Absent] = {
     "trainer.trainer_config.*dynamic_bsz": UNUSED,
     "trainer.trainer_config.*token_len_per_gpu": UNUSED,
     "trainer.trainer_config.*fsdp_config*": GPUS,
+    "trainer.trainer_config.*megatron*": GPUS,
+    "trainer.trainer_config.*strategy": GPUS,
+    "trainer.trainer_config.*hybrid_engine": GPUS,
+    "trainer.trainer_config.*ulysses_sequence_parallel_size": GPUS,
     "trainer.trainer_config.actor_rollout_ref.model.*": GPUS,
     "trainer.trainer_config.*.checkpoint.*": GPUS,
     "trainer.trainer_config.critic.model.*": GPUS,
@@ -199,6 +203,7 @@ ABSENT: dict[str, Absent] = {
     "data_processor.task_pipeline*": Absent(
         "tasks are those of the reader, in ajet.data.sampler's order", algorithm=True
     ),
+    "data_processor*": Absent("tasks and experiences are taken as they are", algorithm=True),
     "service.*": GPUS,
     "log.*": Absent("the run folder has the log"),
     "stages": Absent("write ajet.stages: each has a name and the keys that differ", algorithm=True),
