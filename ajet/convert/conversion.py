@@ -96,7 +96,7 @@ def convert(system: str, path: Path | str, overrides: Sequence[str] = ()) -> Con
         problem = f"no config of {kind.name}: ajet knows none of its keys"
         raise ConfigError(f"{path}: {problem}", code=Code.NOT_CONVERTIBLE)
     drop_refused(result)
-    if "ajet.model.path" not in result.values:
+    if "ajet.model.path" not in result.values | result.blanks:
         draft.to_do("name the model: ajet.model.path")
     return result
 

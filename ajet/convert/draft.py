@@ -68,10 +68,10 @@ class Conversion:
     source: str
     values: dict[str, Any] = field(default_factory=dict)  # our dotted key -> value
     origins: dict[str, str] = field(default_factory=dict)  # our dotted key -> theirs
+    blanks: dict[str, str] = field(default_factory=dict)  # our dotted key -> theirs, not known
     sections: dict[str, Any] = field(default_factory=dict)  # the user's own, as they are
     left_out: list[OmittedKey] = field(default_factory=list)
     to_do: list[str] = field(default_factory=list)  # steps that only the user can do
-    blanks: set[str] = field(default_factory=set)  # our keys that the user has to fill in
 
     def of(self, category: Category) -> list[OmittedKey]:
         """Returns the omitted keys of one category."""
@@ -81,6 +81,7 @@ class Conversion:
         """Returns how many keys went where."""
         return [
             (len(self.values) + len(self.sections), "written"),
+            (len(self.blanks), "left blank for you to fill in"),
             (len(self.of("algorithm")), "left out, and that changes the algorithm"),
             (len(self.of("unknown")), "left out, not known to ajet"),
             (len(self.of("machine")), "left out, no counterpart or no effect here"),
@@ -89,7 +90,7 @@ class Conversion:
     @property
     def changes_the_algorithm(self) -> bool:
         """Is true if an omitted key changes the algorithm or may do so, as an unknown key may."""
-        return any(each.category != "machine" for each in self.left_out)
+        return bool(self.blanks) or any(each.category != "machine" for each in self.left_out)
 
 
 class Draft:
@@ -156,13 +157,12 @@ class Draft:
         self.result.origins[target] = origin
 
     def leave_blank(self, *targets: str, key: str, advice: str) -> None:
-        """Writes our keys as null, which `ajet check` refuses, because the source does not have the
-        value. `key` is the source's that it would be with, and `advice` says what to write."""
+        """Leaves our keys for the user to fill in, because the source does not have the value.
+        `key` is the source's that it would be with, and `advice` says what to write."""
         for target in targets:
-            self.result.values[target] = None
-            self.result.origins[target] = f"{key}: to be filled in, see To do"
-        self.result.blanks.update(targets)
-        self.to_do(f"fill in {' and '.join(targets)}: {advice}")
+            self.result.blanks[target] = f"{key}: see To do"
+            self.result.values.pop(target, None)
+        self.to_do(f"{' and '.join(targets)}: {advice}")
 
     def copy(self, key: str, target: str, change: Callable[[Any], Any] | None = None) -> None:
         """Copies the key's value to `target`, converted by `change`; null is not copied."""

@@ -43,8 +43,7 @@ def drop_refused(result: Conversion) -> None:
     refused."""
     while True:  # pydantic's errors hide what ajet refuses later, so one pass is not enough
         try:
-            filled = {k: v for k, v in result.values.items() if k not in result.blanks}
-            config = AjetConfig.model_validate(unflatten(filled))
+            config = AjetConfig.model_validate(unflatten(result.values))
         except ValidationError as error:
             for details in error.errors(include_url=False):
                 key = ".".join(part for part in details["loc"] if isinstance(part, str))
