@@ -48,9 +48,8 @@ HYDRAS_OWN = (
 """Names the groups of Hydra's own configuration. None of it is read here, and loading it takes a
 quarter of the time of a composition."""
 NAME = "__ajet_run__"
-PLACEHOLDER = re.compile(r"\{\{\s*([A-Z_][A-Z0-9_]*)\s*\}\}")
-"""A name in a template of a YAML, as ``{{MODEL_PATH}}``. Lower-case ones are Jinja's, in
-prompts."""
+PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_]\w*)\s*\}\}")
+"""A name in a template of a YAML, as ``{{MODEL_PATH}}``."""
 YAML_ADVICE = {
     "found character '\\t'": (False, "indent with spaces, not with a tab"),
     "mapping values are not allowed": (
@@ -218,7 +217,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
             code=Code.YAML_INVALID,
         ) from error
     assert isinstance(yaml_content, dict)
-    whole = [text for text in texts(yaml_content) if PLACEHOLDER.fullmatch(text.strip())]
+    # Where the file is valid YAML, lower-case names may be those of a prompt's template.
+    matches = map(PLACEHOLDER.fullmatch, texts(yaml_content))
+    whole = [match[0] for match in matches if match and match[1].isupper()]
     if problem := _placeholders(path, PLACEHOLDER.findall(" ".join(whole))):
         raise ConfigError(problem, code=Code.YAML_INVALID)
     return _with_present_names({str(key): value for key, value in yaml_content.items()}, path)

@@ -285,6 +285,10 @@ MISTAKES = [
         "run.yaml: a template: fill in its placeholders, {{MODEL}}, {{N}}",
     ),
     (
+        "ajet:\n  model:\n    path: {{models}}/small\n",
+        "run.yaml: a template: fill in its placeholders, {{models}}",
+    ),
+    (
         "ajet:\n  model: {path: '{{A}}'}\n  seed: '{{B}}'\n  x: ['{{C}}', '{{D}}']\n",
         "run.yaml: a template: fill in its placeholders, {{A}}, {{B}}, {{C}} and 1 more",
     ),
