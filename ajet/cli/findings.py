@@ -41,11 +41,16 @@ from ajet.core.workflow.workflow import Workflow
 from ajet.servers.serving import engine_of_one_process
 
 READ_FOR_ALL = (
-    "multi_turn.max_steps",
-    "multi_turn.max_sample_per_task",
-    "multi_turn.expected_steps",
+    "rollout.multi_turn.max_steps",
+    "rollout.multi_turn.max_sample_per_task",
+    "rollout.multi_turn.expected_steps",
+    "harness.sandbox",
+    "harness.image",
+    "harness.limits",
+    "harness.shown_folders",
 )
-"""Settings that hold for the episodes of every agent."""
+"""Settings beside those of agents: limits of every episode, and the sandbox, which a judge has
+too."""
 
 
 def run_findings(config: AjetConfig, workflows: Iterable[type[Workflow]]) -> list[Finding]:
@@ -204,7 +209,12 @@ def _name_of(function: ast.expr) -> str:
 def _unread_findings(config: AjetConfig, workflows: Sequence[type[Workflow]]) -> Iterator[Finding]:
     """Yields a warning for each setting of agents that none of those playing reads. Where one is
     the user's own class nothing can be told."""
-    rollout, read = config.ajet.rollout, set(READ_FOR_ALL)
+    ajet, read = config.ajet, set(READ_FOR_ALL)
+    sections = {
+        "rollout.multi_turn": (ajet.rollout.multi_turn, "tool_agent"),
+        "rollout.compaction": (ajet.rollout.compaction, "tool_agent"),
+        "harness": (ajet.harness, "harness:cmd"),
+    }
     for workflow in workflows:
         # A class that overrides `execute` may read other keys than its base class.
         states = (vars(kind) for kind in workflow.__mro__)
@@ -214,15 +224,15 @@ def _unread_findings(config: AjetConfig, workflows: Sequence[type[Workflow]]) ->
             return
         read.update(keys)
     playing = " and ".join(workflow.name for workflow in workflows)
-    for section in ("multi_turn", "compaction"):
-        for leaf in leaves(getattr(rollout, section), section) if workflows else ():
-            if leaf.is_default or section in read or leaf.path in read:
+    verb = "do" if len(workflows) > 1 else "does"
+    for name, (section, reader) in sections.items() if workflows else ():
+        for leaf in leaves(section, name):
+            if leaf.is_default or any(f"{leaf.path}.".startswith(f"{key}.") for key in read):
                 continue
-            verb = "do" if len(workflows) > 1 else "does"
             yield Finding(
                 "warning",
-                f"ajet.rollout.{leaf.path}={redacted_value(leaf.path, leaf.value)}: {playing} "
-                f"{verb} not read it; ajet.rollout.user_workflow=tool_agent does",
+                f"ajet.{leaf.path}={redacted_value(leaf.path, leaf.value)}: {playing} {verb} not "
+                f"read it; ajet.rollout.user_workflow={reader} does",
             )
 
 

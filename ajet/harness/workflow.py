@@ -52,7 +52,7 @@ class HarnessFailed(RuntimeError):
 class HarnessWorkflow(Workflow):
     """Runs one program on a task. Subclasses name it and say how it is started."""
 
-    reads = ()
+    reads = ("harness",)
     program: ClassVar[str]
     """The name of its executable."""
 

@@ -18,6 +18,7 @@ from ajet.cli.machine_findings import machine_findings
 from ajet.core.config import AjetConfig
 from ajet.core.descriptors import descriptors_needed
 from ajet.core.run.batch_plan import BatchPlan
+from ajet.harness.cmd import Cmd
 from tests.fakes import installed
 
 
@@ -74,6 +75,15 @@ def test_compaction_is_told_where_no_agent_compacts():
     [told] = [line for line in lines(config, SingleTurnAgent) if "read it" in line]
     assert told.startswith("warning: ajet.rollout.compaction.enable=True: single_turn_agent does")
     assert not [line for line in lines(config, TrajEnvAgent) if "read it" in line]
+
+
+def test_a_harness_setting_is_told_where_no_harness_plays():
+    harness = {"command": ["sh", "{prompt}"], "sandbox": "none"}  # a judge has the sandbox too
+    config = config_of(harness=harness)
+    [told] = [line for line in lines(config, ToolAgent) if "read it" in line]
+    assert told.startswith("warning: ajet.harness.command=")
+    assert told.endswith("tool_agent does not read it; ajet.rollout.user_workflow=harness:cmd does")
+    assert not [line for line in lines(config, Cmd) if "read it" in line]
 
 
 @pytest.mark.parametrize(
