@@ -218,7 +218,7 @@ def _unread_findings(config: AjetConfig, workflows: Sequence[type[Workflow]]) ->
     for workflow in workflows:
         # A class that overrides `execute` may read other keys than its base class.
         states = (vars(kind) for kind in workflow.__mro__)
-        state = next(each for each in states if "reads" in each or "execute" in each)
+        state = next(names for names in states if "reads" in names or "execute" in names)
         keys = state.get("reads")
         if keys is None:
             return

@@ -251,7 +251,7 @@ def _conversation_bound(draft: Draft) -> None:
 
 def _cfg_paths(data: Any) -> list[str]:
     """Returns the cfgs that the training rows name, if all of them can be read from here."""
-    files = [Path(str(each)) for each in (data if isinstance(data, list) else [data]) if each]
+    files = [Path(str(name)) for name in (data if isinstance(data, list) else [data]) if name]
     if not files or not all(file.is_file() for file in files):
         return []
     try:
@@ -259,7 +259,7 @@ def _cfg_paths(data: Any) -> list[str]:
         paths = list(dict.fromkeys(row["agent_cfg_path"] for row in rows))
     except (ValueError, KeyError, TypeError):  # rows of another form
         return []
-    return paths if all(isinstance(each, str) and Path(each).is_file() for each in paths) else []
+    return paths if all(isinstance(path, str) and Path(path).is_file() for path in paths) else []
 
 
 def _json_rows(text: str) -> list[Any]:

@@ -104,12 +104,13 @@ def convert(system: str, path: Path | str, overrides: Sequence[str] = ()) -> Con
 def _refuse_other_systems(system: str, values: Mapping[str, Any], path: Path) -> None:
     """Raises ConfigError for a config with marks of other systems alone. One of AgentJet has its
     section `ajet:`, because any other section may be the user's own."""
-    found = {each.name: each for each in recognise(values)}
-    if system in found or not (found or system == "agentjet"):
+    others = recognise(values)
+    is_marked = any(other.name == system for other in others)
+    if is_marked or not (others or system == "agentjet"):
         return
     problem = f"no config of {SYSTEMS[system].name}: "
-    if found:
-        other = next(iter(found.values()))
+    if others:
+        other = others[0]
         problem += f"it looks like one of {other.title} (it has {other.key}): "
         problem += f"ajet convert --from {other.name} {path}"
     else:

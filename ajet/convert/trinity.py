@@ -146,24 +146,24 @@ def _steps(draft: Draft, is_supervised: bool) -> None:
     elif draft.number(ratio):
         reason = "warmup_steps counts steps, and total_steps is not set"
         draft.leave_out(ratio, reason, algorithm=True)
-    kinds = (f"{OPTIMIZER}.warmup_style", f"{OPTIMIZER}.lr_scheduler_type")
-    kind = next((key for key in kinds if draft.has_key(key)), kinds[1])
+    schedules = (f"{OPTIMIZER}.warmup_style", f"{OPTIMIZER}.lr_scheduler_type")
+    schedule = next((key for key in schedules if draft.has_key(key)), schedules[1])
     totals = ("trainer.total_steps", "buffer.total_steps")
     last = next((key for key in totals if draft.has_key(key)), totals[1])
-    take_schedule(draft, kind, last, f"{OPTIMIZER}.min_lr_ratio")
-    draft.ignore(*kinds)
+    take_schedule(draft, schedule, last, f"{OPTIMIZER}.min_lr_ratio")
+    draft.ignore(*schedules)
 
 
 def _lengths(draft: Draft) -> None:
     """Converts the limits: prompt and response are those of one call, `max_model_len` bounds a
     whole conversation. The engine's own come before the model's."""
-    found = list[tuple[Any, str]]()
+    limits = list[tuple[Any, str]]()
     for name in ("max_model_len", "max_prompt_tokens", "max_response_tokens"):
         keys = (f"{ENGINE}.{name}", f"model.{name}")
         key = next((key for key in keys if draft.take(key)), keys[1])
-        found.append((draft.number(key), key))
+        limits.append((draft.number(key), key))
         draft.ignore(*keys)
-    (whole, key), (prompt, prompt_key), (reply, reply_key) = found
+    (whole, key), (prompt, prompt_key), (reply, reply_key) = limits
     if not whole and prompt and reply:
         whole, key = prompt + reply, reply_key
     if reply or whole:
@@ -243,9 +243,9 @@ class _Taskset:
         reason = "a row is read by its question and its answer"
         self._unread(f"{self.key}.format", self.format, FORMAT, reason)
         for at, tasks in enumerate(held_out[:1]):
-            own = [*READ, *(name for name in tasks if tasks[name] == self.written.get(name))]
+            same = [*READ, *(name for name in tasks if tasks[name] == self.written.get(name))]
             key = f"{INPUT}.eval_tasksets.{at}"
-            self._unread(key, tasks, own, "validation is played and judged as training is")
+            self._unread(key, tasks, same, "validation is played and judged as training is")
             if (tasks.get("format") or {}) != self.format:
                 reason = "the validation rows are read as the training rows are"
                 self.draft.leave_out(f"{key}.format", reason)
@@ -298,14 +298,14 @@ class _Taskset:
 
     def _order(self) -> None:
         selector = self.written.get("task_selector") or {}
-        kind = selector.get("selector_type") or "sequential"
+        order = selector.get("selector_type") or "sequential"
         key = f"{self.key}.task_selector"
-        if kind in SELECTORS:
-            self.draft.set("ajet.data.shuffle", SELECTORS[kind], key)
+        if order in SELECTORS:
+            self.draft.set("ajet.data.shuffle", SELECTORS[order], key)
         else:
             reason = "an order of your own is ajet.data.sampler"
-            self._leave_out("task_selector", f"{kind}: {reason}", algorithm=True)
-        if SELECTORS.get(kind) and "seed" in selector:
+            self._leave_out("task_selector", f"{order}: {reason}", algorithm=True)
+        if SELECTORS.get(order) and "seed" in selector:
             self.draft.set("ajet.seed", selector["seed"], key)
 
     def _format(self) -> None:
@@ -356,22 +356,22 @@ class _Taskset:
 
     def _named(self, name: str) -> tuple[Any, str]:
         """Returns what this set of tasks or all of them name, and its key."""
-        own, shared = f"{self.key}.{name}", f"{INPUT}.{name}"
+        key, shared = f"{self.key}.{name}", f"{INPUT}.{name}"
         shared_value = self.draft.take(shared)
         value = self.written.get(name)
-        return (value, own) if value is not None else (shared_value, shared)
+        return (value, key) if value is not None else (shared_value, shared)
 
     def _sampling(self, held_out: list[Mapping[str, Any]]) -> None:
         validation = (held_out[0].get("rollout_args") or {}) if held_out else {}
-        own = self.written.get("rollout_args") or {}
+        training = self.written.get("rollout_args") or {}
         for name, default in {"temperature": 1.0, "top_p": 1.0, "top_k": -1}.items():
             shared = self.draft.take(f"model.{name}")
             base = default if shared is None else shared
-            key = f"{self.key}.rollout_args.{name}" if name in own else f"model.{name}"
-            self.draft.set(f"ajet.rollout.{name}", own.get(name, base), key)
+            key = f"{self.key}.rollout_args.{name}" if name in training else f"model.{name}"
+            self.draft.set(f"ajet.rollout.{name}", training.get(name, base), key)
             target, value = f"ajet.rollout.val_kwargs.{name}", validation.get(name, base)
             self.draft.set(target, value, f"{INPUT}.eval_tasksets")
-        if limit := own.get("max_tokens"):
+        if limit := training.get("max_tokens"):
             target = "ajet.rollout.max_response_length_in_one_turn"
             self.draft.set(target, limit, f"{self.key}.rollout_args.max_tokens")
         repeats = held_out[0].get("repeat_times", validation.get("n", 1)) if held_out else 1
@@ -403,6 +403,6 @@ def _supervised(draft: Draft) -> None:
     is_plain = written.get("prompt_type") == "plaintext"
     names = ("prompt_key", "response_key") if is_plain else ("messages_key",)
     wanted = ("prompt", "completion") if is_plain else ("messages",)
-    given = tuple(written.get(each, "messages" if each == "messages_key" else "") for each in names)
-    if given != wanted:
-        draft.to_do(f"rename the fields of the rows: {', '.join(given)} to {', '.join(wanted)}")
+    fields = tuple(written.get(key, "messages" if key == "messages_key" else "") for key in names)
+    if fields != wanted:
+        draft.to_do(f"rename the fields of the rows: {', '.join(fields)} to {', '.join(wanted)}")

@@ -110,12 +110,12 @@ def _loss(draft: Draft, default: str) -> None:
         draft.leave_out(key, DIFFERENCES[loss], algorithm=True)
     both = f"{LOSS_ARGS}.clip_range"
     for side, default_bound in zip(("low", "high"), BOUNDS.get(loss, ()), strict=False):
-        own = f"{LOSS_ARGS}.clip_range_{side}"
-        given = next((each for each in (own, both) if draft.take(each) is not None), own)
-        bound = draft.take(given)
+        one = f"{LOSS_ARGS}.clip_range_{side}"
+        origin = next((name for name in (one, both) if draft.take(name) is not None), one)
+        bound = draft.take(origin)
         value = float(default_bound if bound is None else bound)
         # A ratio is never negative, so a lower bound of 1 or more bounds nothing.
-        draft.set(f"{ALGORITHM}.clip_{side}", min(value, 1.0) if side == "low" else value, given)
+        draft.set(f"{ALGORITHM}.clip_{side}", min(value, 1.0) if side == "low" else value, origin)
     if loss == "ppo":
         dual = f"{LOSS_ARGS}.clip_ratio_c"
         draft.set(f"{ALGORITHM}.dual_clip", float(draft.number(dual) or 3.0), dual)
@@ -123,7 +123,7 @@ def _loss(draft: Draft, default: str) -> None:
         for theirs in ("tau_pos", "tau_neg"):
             draft.copy(f"{LOSS_ARGS}.{theirs}", f"{ALGORITHM}.sapo_{theirs}", float)
     modes = (f"{LOSS_ARGS}.loss_agg_mode", "algorithm.loss_agg_mode")
-    mode = next((each for each in modes if draft.take(each) is not None), None)
+    mode = next((name for name in modes if draft.take(name) is not None), None)
     target = f"{ALGORITHM}.loss_agg_mode"
     if mode is not None:
         choices = {name: name for name in AGGREGATIONS}
@@ -136,18 +136,18 @@ def _loss(draft: Draft, default: str) -> None:
 def _kl(draft: Draft, default: str) -> None:
     """Converts the KL to the reference as a part of the loss."""
     key, arguments = "algorithm.kl_loss_fn", "algorithm.kl_loss_fn_args"
-    kind = draft.take(key) or default
+    estimate = draft.take(key) or default
     origin = key if draft.take(key) else "algorithm.algorithm_type"
     coefficient = draft.take(f"{arguments}.kl_coef")
-    is_on = kind != "none" and coefficient != 0
+    is_on = estimate != "none" and coefficient != 0
     draft.set(f"{TRAINER}.use_kl_loss", is_on, origin, f"{arguments}.kl_coef")
     if not is_on:
         return
-    if kind not in KL_TYPES:
+    if estimate not in KL_TYPES:
         reason = f"this estimate is not built; there are {', '.join(KL_TYPES)}"
         draft.leave_out(key, reason, algorithm=True)
     else:
-        draft.set(f"{TRAINER}.kl_loss_type", KL_TYPES[kind], origin)
+        draft.set(f"{TRAINER}.kl_loss_type", KL_TYPES[estimate], origin)
     value = 0.001 if coefficient is None else float(coefficient)
     draft.set(f"{TRAINER}.kl_loss_coef", value, f"{arguments}.kl_coef")
     if draft.take(f"{arguments}.adaptive"):
@@ -157,10 +157,10 @@ def _kl(draft: Draft, default: str) -> None:
 
 def _kl_in_reward(draft: Draft) -> None:
     key, arguments = "algorithm.kl_penalty_fn", "algorithm.kl_penalty_fn_args"
-    kind, target = draft.take(key), f"{ALGORITHM}.kl_ctrl"
-    if kind in (None, "none"):
+    estimate, target = draft.take(key), f"{ALGORITHM}.kl_ctrl"
+    if estimate in (None, "none"):
         return
-    if kind != "k1":
+    if estimate != "k1":
         draft.leave_out(key, "the KL in the reward is log p - log q: k1", algorithm=True)
         return
     draft.set(f"{ALGORITHM}.use_kl_in_reward", True, key)

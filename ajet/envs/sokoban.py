@@ -97,7 +97,7 @@ class Sokoban(Environment):
     ) -> None:
         self._symbols = _symbols(grid_lookup or {})
         if grid_lookup or grid_vocab:
-            meanings = {self._symbols[own]: text for own, text in DRAWN.items()}
+            meanings = {self._symbols[symbol]: text for symbol, text in DRAWN.items()}
             legend = [f"{symbol} is {text}" for symbol, text in (grid_vocab or meanings).items()]
             self.instruction = (
                 "You play Sokoban: push every box onto a target. In the grid "
@@ -165,7 +165,7 @@ class Sokoban(Environment):
 
     def _show(self) -> None:
         self._text = text_of(self.room.layout, self._boxes, self._player)
-        self._shown = "".join(self._symbols.get(each, each) for each in self._text)
+        self._shown = "".join(self._symbols.get(symbol, symbol) for symbol in self._text)
         self._num_on_target = len(self.room.targets & self._boxes)
         self._is_solved = self._num_on_target == len(self._boxes)
 
@@ -217,9 +217,9 @@ def _check(dim_room: Sequence[int], num_boxes: int, max_steps: int, search_depth
 
 def _symbols(grid_lookup: Mapping[int | str, str]) -> dict[str, str]:
     """Returns what each of our symbols is drawn as."""
-    numbers = {str(number): own for number, own in enumerate(DRAWN)}
+    numbers = {str(number): symbol for number, symbol in enumerate(DRAWN)}
     changed = {numbers.get(str(key), ""): str(symbol) for key, symbol in grid_lookup.items()}
-    drawn = {own: own for own in DRAWN} | changed
+    drawn = {symbol: symbol for symbol in DRAWN} | changed
     if "" in changed or len(set(drawn.values())) < len(drawn):
         raise ConfigError(
             f"sokoban: grid_lookup {dict(grid_lookup)}: give numbers from 0 to 6, each another "

@@ -42,11 +42,11 @@ class Recognised(NamedTuple):
 
 def recognise(values: Mapping[str, Any]) -> list[Recognised]:
     """Returns the systems whose marks a config has."""
-    found = (
+    marked = (
         (name, title, next((key for key in keys if _has(values, key)), None))
         for name, (title, keys) in MARKS.items()
     )
-    return [Recognised(name, title, key) for name, title, key in found if key is not None]
+    return [Recognised(name, title, key) for name, title, key in marked if key is not None]
 
 
 def _has(values: Any, key: str) -> bool:

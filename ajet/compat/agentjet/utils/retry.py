@@ -27,8 +27,10 @@ def retry_with_backoff(
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         @wraps(function)
         def call(*arguments: P.args, **options: P.kwargs) -> T:
-            own = getattr(arguments[0], max_retry_attr, None) if max_retry_attr and arguments else 0
-            last = max(1, own if isinstance(own, int) and own > 0 else max_retry) - 1
+            number = (
+                getattr(arguments[0], max_retry_attr, None) if max_retry_attr and arguments else 0
+            )
+            last = max(1, number if isinstance(number, int) and number > 0 else max_retry) - 1
             for attempt in range(last):
                 try:
                     return function(*arguments, **options)

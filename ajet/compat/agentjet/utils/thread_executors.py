@@ -42,7 +42,7 @@ class BoundedThreadPoolExecutor:
         self._executor.shutdown(wait=wait)
 
     def _call(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        tasks = [each for each in (*args, *kwargs.values()) if isinstance(each, Task)]
+        tasks = [value for value in (*args, *kwargs.values()) if isinstance(value, Task)]
         task_of_the_thread.set(tasks[0] if tasks else None)
         while True:
             try:
@@ -75,8 +75,8 @@ class PeriodicDrainThreadPoolExecutor(BoundedThreadPoolExecutor):
         self, fn: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Future[Any]:
         if len(self.current_futures) >= self._workers:
-            for each in self.current_futures:
-                each.result()
+            for future in self.current_futures:
+                future.result()
             self.current_futures.clear()
         future = self.submit(fn, *args, **kwargs)
         self.current_futures.append(future)
