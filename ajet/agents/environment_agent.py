@@ -66,6 +66,7 @@ class EnvironmentAgent(Workflow):
 
     template: ClassVar[str]
     keeps_conversation: ClassVar[bool] = False
+    reads = ("rollout.compaction",)
     """Tells that `prompt` returns one conversation that only grows, so that it can be compacted."""
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:

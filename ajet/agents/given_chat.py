@@ -22,6 +22,7 @@ class GivenChat(Workflow):
     """Gives each reply of a row in its context; a row earns nothing."""
 
     name = "given_chat"
+    reads = ()
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         given = workflow_task.task.init_messages

@@ -41,6 +41,7 @@ class NemoGymAgent(Workflow):
     """Plays one row of a NeMo Gym data set."""
 
     name = "nemo_gym_agent"
+    reads = ("rollout.multi_turn.max_assistant_turns",)
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         section = NemoGymSection.from_config(model_tuner.config)

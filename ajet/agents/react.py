@@ -38,6 +38,7 @@ class ReactAgent(Workflow):
     name: ClassVar[str] = "react_agent"
     tools: ClassVar[Sequence[Any]] = ()
     system_prompt: ClassVar[str | None] = None
+    reads = ()
     max_turns: ClassVar[int | None] = None
 
     def build_graph(self, model: BaseChatModel) -> Any:

@@ -19,6 +19,7 @@ class SingleTurnAgent(Workflow):
     """Asks the model once; the judge finds the reply in `metadata["final_answer"]`."""
 
     name = "single_turn_agent"
+    reads = ("rollout.multi_turn.system_prompt",)
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         system_prompt = model_tuner.config.ajet.rollout.multi_turn.system_prompt

@@ -27,6 +27,7 @@ class StepEnvAgent(EnvironmentAgent):
     earlier ones."""
 
     name = "step_env_agent"
+    reads = ()
     template = TEMPLATE
 
     def prompt(self, episode: EnvironmentEpisode) -> Messages:

@@ -64,6 +64,7 @@ class ToolAgent(Workflow):
     `ajet.rollout.multi_turn`."""
 
     name = "tool_agent"
+    reads = ("rollout.multi_turn", "rollout.compaction")
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         config: AjetConfig = model_tuner.config

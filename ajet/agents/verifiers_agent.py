@@ -30,6 +30,7 @@ class VerifiersAgent(Workflow):
     """Plays one task of an environment of verifiers."""
 
     name = "verifiers_agent"
+    reads = ()
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         config: AjetConfig = model_tuner.config

@@ -16,7 +16,7 @@ def convert(
         Path, typer.Argument(help="Its YAML, or the shell script that starts its training.")
     ],
     system: Annotated[
-        Literal["roll", "verl", "chatlearn", "agentjet"],
+        Literal["roll", "verl", "chatlearn", "agentjet", "trinity"],
         typer.Option("--from", help="Whose config it is."),
     ],
     overrides: Annotated[
@@ -37,8 +37,8 @@ def convert(
 ) -> None:
     """Turn a config of verl or another system into ours.
 
-    It may be one of ROLL, verl, ChatLearn or AgentJet. Every key of it becomes one
-    of ours, or stands in the head of the YAML with the reason why not.
+    It may be one of ROLL, verl, ChatLearn, AgentJet or Trinity-RFT. Every key of it
+    becomes one of ours, or stands in the head of the YAML with the reason why not.
     """
     from ajet.convert import convert as converted
     from ajet.convert import yaml_text

@@ -5,6 +5,7 @@
     precision  is the number format slow on this processor?
     engine     which one samples on backbone debug, as far as that can be told without torch?
     reward     is there a judge, or does the workflow's source give a reward?
+    agents     is a setting of agents read by those that play?
     data       are there as many tasks as a step takes? is one both trained on and held out?
     clipping   do the bounds fit the loss?
     machine    has it what the numbers need? (machine_findings.py)
@@ -28,6 +29,8 @@ from ajet.cli.model_findings import model_findings
 from ajet.cluster.gpus import local_gpus, missing_device
 from ajet.core.config import AjetConfig
 from ajet.core.config.precision import describe_precision, is_slow_here
+from ajet.core.config.redacted import redacted_value
+from ajet.core.config.section import leaves
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.judge import judge_spec
@@ -37,15 +40,28 @@ from ajet.core.task.task import Task
 from ajet.core.workflow.workflow import Workflow
 from ajet.servers.serving import engine_of_one_process
 
+READ_FOR_ALL = (
+    "rollout.multi_turn.max_steps",
+    "rollout.multi_turn.max_sample_per_task",
+    "rollout.multi_turn.expected_steps",
+    "harness.sandbox",
+    "harness.image",
+    "harness.limits",
+    "harness.shown_folders",
+)
+"""Settings beside those of agents: limits of every episode, and the sandbox, which a judge has
+too."""
+
 
 def run_findings(config: AjetConfig, workflows: Iterable[type[Workflow]]) -> list[Finding]:
     """Returns what can be told of the model, its device and precision, the reward and the clip
     bounds. Nothing is played, and so rewarded, where all replies are given."""
-    playing = workflows if config.samples else ()
+    playing = list(workflows) if config.samples else []
     return [
         *model_findings(config),
         *device_findings(config),
         *(_reward_finding(config, workflow) for workflow in playing),
+        *_unread_findings(config, playing),
         *_clip_findings(config),
     ]
 
@@ -185,6 +201,39 @@ def _mentions_reward(node: ast.AST) -> bool:
 
 def _name_of(function: ast.expr) -> str:
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+# --- what the agents read ------------------------------------------------------------------------
+
+
+def _unread_findings(config: AjetConfig, workflows: Sequence[type[Workflow]]) -> Iterator[Finding]:
+    """Yields a warning for each setting of agents that none of those playing reads. Where one is
+    the user's own class nothing can be told."""
+    ajet, read = config.ajet, set(READ_FOR_ALL)
+    sections = {
+        "rollout.multi_turn": (ajet.rollout.multi_turn, "tool_agent"),
+        "rollout.compaction": (ajet.rollout.compaction, "tool_agent"),
+        "harness": (ajet.harness, "harness:cmd"),
+    }
+    for workflow in workflows:
+        # A class that overrides `execute` may read other keys than its base class.
+        states = (vars(kind) for kind in workflow.__mro__)
+        state = next(names for names in states if "reads" in names or "execute" in names)
+        keys = state.get("reads")
+        if keys is None:
+            return
+        read.update(keys)
+    playing = " and ".join(workflow.name for workflow in workflows)
+    verb = "do" if len(workflows) > 1 else "does"
+    for name, (section, reader) in sections.items() if workflows else ():
+        for leaf in leaves(section, name):
+            if leaf.is_default or any(f"{leaf.path}.".startswith(f"{key}.") for key in read):
+                continue
+            yield Finding(
+                "warning",
+                f"ajet.{leaf.path}={redacted_value(leaf.path, leaf.value)}: {playing} {verb} not "
+                f"read it; ajet.rollout.user_workflow={reader} does",
+            )
 
 
 # --- the clip bounds -----------------------------------------------------------------------------

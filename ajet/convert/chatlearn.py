@@ -10,10 +10,13 @@ An episode of ChatLearn is a step of ajet. Its rows name their agent and graph, 
 Not covered: Megatron's own settings.
 """
 
+import json
+from pathlib import Path
 from typing import Any
 
 from ajet.convert.data_files import take_files
 from ajet.convert.draft import Absent, Draft, keys_of
+from ajet.core.workflow.agent_cfg import limits_of, read_agent_cfg
 
 TRAINER = "ajet.trainer_common"
 ALGORITHM = f"{TRAINER}.algorithm"
@@ -213,15 +216,61 @@ def _lengths(draft: Draft) -> None:
         draft.set("ajet.data.max_prompt_length", prompt, f"{POLICY}.max_prompt_tokens_length")
     elif whole:
         draft.set("ajet.data.max_prompt_length", whole, f"{POLICY}.seq_length")
+    keys = (key, f"{POLICY}.max_new_tokens", f"{POLICY}.seq_length")
     if response or whole:
-        keys = (key, f"{POLICY}.max_new_tokens", f"{POLICY}.seq_length")
-        length = response or whole
-        draft.set("ajet.data.max_response_length", length, *keys)
-        draft.set("ajet.rollout.max_response_length_in_one_turn", length, *keys)
-    if prompt and response:
-        draft.set("ajet.rollout.max_model_len", prompt + response, key)
-    elif whole:
-        draft.set("ajet.rollout.max_model_len", whole, f"{POLICY}.seq_length")
+        draft.set("ajet.rollout.max_response_length_in_one_turn", response or whole, *keys)
+    if _is_agentic(draft):
+        _conversation_bound(draft)
+    elif response or whole:
+        draft.set("ajet.data.max_response_length", response or whole, *keys)
+        if prompt and response:
+            draft.set("ajet.rollout.max_model_len", prompt + response, key)
+        elif whole:
+            draft.set("ajet.rollout.max_model_len", whole, f"{POLICY}.seq_length")
+
+
+def _conversation_bound(draft: Draft) -> None:
+    """Sets the bound of a whole conversation, of which ChatLearn's keys know nothing: each graph's
+    cfg has its own, which holds in a run too. Here it is the largest."""
+    targets = ("ajet.data.max_response_length", "ajet.rollout.max_model_len")
+    data = draft.take(f"{RUN}.data_path")
+    cfgs = [read_agent_cfg(path, [Path.cwd()]) for path in _cfg_paths(data)]
+    bounds = [limits_of(cfg).get("max_model_len", 0) for cfg in cfgs]
+    if not bounds or 0 in bounds:
+        draft.leave_blank(
+            *targets,
+            key=f"{POLICY}.max_response_tokens_length",
+            advice="ChatLearn's limit is that of one call; the cfg of the graph (agent_cfg_path of "
+            "the rows) bounds a conversation: write its max_total_token_length at both",
+        )
+        return
+    for target in targets:
+        draft.set(target, max(bounds), f"{RUN}.data_path")
+        draft.result.origins[target] = "max_total_token_length of the rows' agent_cfg_path"
+
+
+def _cfg_paths(data: Any) -> list[str]:
+    """Returns the cfgs that the training rows name, if all of them can be read from here."""
+    files = [Path(str(name)) for name in (data if isinstance(data, list) else [data]) if name]
+    if not files or not all(file.is_file() for file in files):
+        return []
+    try:
+        rows = [row for file in files for row in _json_rows(file.read_text("utf-8"))]
+        paths = list(dict.fromkeys(row["agent_cfg_path"] for row in rows))
+    except (ValueError, KeyError, TypeError):  # rows of another form
+        return []
+    return paths if all(isinstance(path, str) and Path(path).is_file() for path in paths) else []
+
+
+def _json_rows(text: str) -> list[Any]:
+    """Returns the rows of a JSON list, or of JSON lines."""
+    if text.lstrip().startswith("["):
+        return json.loads(text)
+    return [json.loads(line) for line in text.splitlines() if line.strip()]
+
+
+def _is_agentic(draft: Draft) -> bool:
+    return draft.take(f"{RUN}.task_type") == "agent"
 
 
 def _agents(draft: Draft) -> None:
@@ -232,7 +281,7 @@ def _agents(draft: Draft) -> None:
         names = draft.take(key)
         modules = names if isinstance(names, list) else [names]
         draft.set("ajet.rollout.agent_modules", modules, key)
-    if not found and draft.read.values.get(RUN, {}).get("task_type") == "agent":
+    if not found and _is_agentic(draft):
         draft.to_do(
             "name the files that @register the graphs of the rows: ajet.rollout.agent_modules"
         )

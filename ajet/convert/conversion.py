@@ -16,6 +16,8 @@ from ajet.convert import (
     roll,
     roll_absent,
     roll_keys,
+    trinity,
+    trinity_keys,
     verl,
     verl_absent,
     verl_keys,
@@ -24,6 +26,7 @@ from ajet.convert.command_line import CommandLine, read_script, with_overrides
 from ajet.convert.draft import Absent, Conversion, Draft
 from ajet.convert.refusals import drop_refused
 from ajet.convert.source import SourceConfig, read_file, resolve
+from ajet.core.config.other_systems import recognise
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
@@ -69,6 +72,7 @@ SYSTEMS = {
         agentjet.DEFAULTS,
         ("verl_default", "trinity_default", "ajet_default"),
     ),
+    "trinity": System("Trinity-RFT", trinity.take, trinity_keys.ABSENT, trinity_keys.DEFAULTS),
 }
 
 
@@ -78,6 +82,7 @@ def convert(system: str, path: Path | str, overrides: Sequence[str] = ()) -> Con
     result = Conversion(kind.name, path.name)
     read, listed = _read(kind, path)
     from_shell = with_overrides(read, [*listed, *overrides])
+    _refuse_other_systems(system, read.values, path)
     resolved = resolve(read)
     resolved.unresolved |= from_shell
     draft = Draft(resolved, result, kind.defaults)
@@ -87,10 +92,43 @@ def convert(system: str, path: Path | str, overrides: Sequence[str] = ()) -> Con
         problem = f"a value is not of the kind that {kind.name} takes: {error}"
         raise ConfigError(f"{path}: {problem}", code=Code.NOT_CONVERTIBLE) from error
     draft.classify_remaining(kind.absent)
+    if draft.is_foreign and not recognise(read.values):
+        problem = f"no config of {kind.name}: ajet knows none of its keys"
+        raise ConfigError(f"{path}: {problem}", code=Code.NOT_CONVERTIBLE)
     drop_refused(result)
-    if "ajet.model.path" not in result.values:
+    if "ajet.model.path" not in result.values | result.blanks:
         draft.to_do("name the model: ajet.model.path")
     return result
+
+
+def _refuse_other_systems(system: str, values: Mapping[str, Any], path: Path) -> None:
+    """Raises ConfigError for a config with marks of other systems alone. One of AgentJet has its
+    section `ajet:`, because any other section may be the user's own."""
+    others = recognise(values)
+    is_marked = any(other.name == system for other in others)
+    if is_marked or not (others or system == "agentjet"):
+        return
+    problem = f"no config of {SYSTEMS[system].name}: "
+    if others:
+        other = others[0]
+        problem += f"it looks like one of {other.title} (it has {other.key}): "
+        problem += f"ajet convert --from {other.name} {path}"
+    else:
+        problem += "it has no section 'ajet:'"
+    raise ConfigError(f"{path}: {problem}", code=Code.NOT_CONVERTIBLE)
+
+
+def _refuse_other_scripts(kind: System, path: Path) -> None:
+    """Raises ConfigError for a script that starts another system, and not this one."""
+    script = path.read_text(encoding="utf-8", errors="replace")
+    started = [name for name, each in SYSTEMS.items() if any(word in script for word in each.entry)]
+    names = [name for name in started if SYSTEMS[name] is not kind]
+    if names and len(names) == len(started):
+        raise ConfigError(
+            f"{path}: no script of {kind.name}: it starts {SYSTEMS[names[0]].name}: "
+            f"ajet convert --from {names[0]} {path}",
+            code=Code.NOT_CONVERTIBLE,
+        )
 
 
 def _read(kind: System, path: Path) -> tuple[SourceConfig, list[str]]:
@@ -101,6 +139,7 @@ def _read(kind: System, path: Path) -> tuple[SourceConfig, list[str]]:
         raise ConfigError(
             f"{path}: no such file (the current folder is {Path.cwd()})", code=Code.NOT_CONVERTIBLE
         )
+    _refuse_other_scripts(kind, path)
     if not kind.entry:
         raise ConfigError(
             f"{path}: a config of {kind.name} ends in .yaml", code=Code.NOT_CONVERTIBLE

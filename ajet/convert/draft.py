@@ -68,6 +68,7 @@ class Conversion:
     source: str
     values: dict[str, Any] = field(default_factory=dict)  # our dotted key -> value
     origins: dict[str, str] = field(default_factory=dict)  # our dotted key -> theirs
+    blanks: dict[str, str] = field(default_factory=dict)  # our dotted key -> theirs, not known
     sections: dict[str, Any] = field(default_factory=dict)  # the user's own, as they are
     left_out: list[OmittedKey] = field(default_factory=list)
     to_do: list[str] = field(default_factory=list)  # steps that only the user can do
@@ -80,6 +81,7 @@ class Conversion:
         """Returns how many keys went where."""
         return [
             (len(self.values) + len(self.sections), "written"),
+            (len(self.blanks), "left blank for you to fill in"),
             (len(self.of("algorithm")), "left out, and that changes the algorithm"),
             (len(self.of("unknown")), "left out, not known to ajet"),
             (len(self.of("machine")), "left out, no counterpart or no effect here"),
@@ -88,7 +90,7 @@ class Conversion:
     @property
     def changes_the_algorithm(self) -> bool:
         """Is true if an omitted key changes the algorithm or may do so, as an unknown key may."""
-        return any(each.category != "machine" for each in self.left_out)
+        return bool(self.blanks) or any(each.category != "machine" for each in self.left_out)
 
 
 class Draft:
@@ -102,6 +104,7 @@ class Draft:
         self._written = flatten(read.values)
         self._defaults = defaults
         self._taken: set[str] = set()
+        self._unrecognised: set[str] = set()
 
     def has_key(self, key: str) -> bool:
         """Returns whether the source has this key, or keys below it."""
@@ -153,6 +156,14 @@ class Draft:
         origin = ", ".join(written) or f"{keys[0]}: {self.result.system}{DEFAULT}"
         self.result.origins[target] = origin
 
+    def leave_blank(self, *targets: str, key: str, advice: str) -> None:
+        """Leaves our keys for the user to fill in, because the source does not have the value.
+        `key` is the source's that it would be with, and `advice` says what to write."""
+        for target in targets:
+            self.result.blanks[target] = f"{key}: see To do"
+            self.result.values.pop(target, None)
+        self.to_do(f"{' and '.join(targets)}: {advice}")
+
     def copy(self, key: str, target: str, change: Callable[[Any], Any] | None = None) -> None:
         """Copies the key's value to `target`, converted by `change`; null is not copied."""
         value = self.take(key)
@@ -195,6 +206,11 @@ class Draft:
             reason = "there is no such file beside this one: what it says is not known"
             self.result.left_out.append(OmittedKey("defaults", name, reason, "unknown"))
 
+    @property
+    def is_foreign(self) -> bool:
+        """Is true if the source has keys, and the system has none of them."""
+        return bool(self._unrecognised) and self._unrecognised >= self._written.keys()
+
     def _is_taken(self, key: str) -> bool:
         return any(key == name or key.startswith(f"{name}.") for name in self._taken)
 
@@ -215,6 +231,7 @@ class Draft:
         elif unresolved:
             self.result.left_out.append(OmittedKey(key, value, UNRESOLVED, "unknown"))
         elif key in self.read.own and not self._is_variable(key):
+            self._unrecognised.add(key)
             reason = f"no key of {self.result.system} that ajet knows"
             self.result.left_out.append(OmittedKey(key, value, reason, "unknown"))
 

@@ -2,7 +2,7 @@
 
     env_manager_cls: ….StepEnvManager       step_env_agent
     env_config.action_pattern               action_pattern, one group: what is thought has none
-    env_config.format_penalty               the environment's format_penalty, before its manager's
+    env_config.format_penalty               the environment's format_penalty; ROLL reads no other
     history_length: 5                       4: ROLL counts the step that is being taken
     a conversation                          {env_instruction} in its system message: ROLL's own
                                             managers put it before the first observation
@@ -37,9 +37,8 @@ REASONING_GYM = "rg:"
 BOXED = r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}"
 """The pattern by which gem's environments on reasoning-gym find the answer."""
 IN_ENV_CONFIG = ("action_pattern", "max_steps", "format_penalty", "env_instruction")
-DISPLAY = (
-    "render_mode", "grid_lookup", "grid_vocab", "map_lookup", "action_lookup", "special_token_list"
-)  # fmt: skip
+DISPLAY = ("render_mode", "map_lookup", "special_token_list")
+"""Arguments that change no prompt."""
 TAKEN = (
     "env_type", "max_steps", "max_tokens_per_step", "env_manager_cls", "agent_system_template",
     "agent_template", "history_length", "env_config",
@@ -58,11 +57,27 @@ def take_environments(draft: Draft) -> None:
             draft.leave_out(key, "a section is expected for an environment", algorithm=True)
     for name in (TRAIN, "val_env_manager"):
         _manager(draft, name, environments)
+    if any(_shows_instruction(draft, tag) for tag in environments):
+        draft.to_do(
+            "ROLL's TrajEnvManager puts env_instruction before the first observation; here it is "
+            "in the system message (agent_system_template)"
+        )
     if "step_env_agent" in draft.result.values.values():
         draft.to_do(
             "an update of ROLL's StepEnvManager counts steps where ours counts episodes: see "
             "ajet.trainer_common.mini_batch_num, and loss_agg_mode where it begins with seq"
         )
+
+
+def _shows_instruction(draft: Draft, tag: str) -> bool:
+    """Returns whether an environment's system message has the instruction that ROLL puts into the
+    first user message."""
+    target = f"{ENVIRONMENT}.custom_envs.{tag}"
+    written = draft.result.values
+    agent = written.get(f"{target}.env_manager_cls", "traj_env_agent")
+    return agent == "traj_env_agent" and INSTRUCTION in written.get(
+        f"{target}.agent_system_template", INSTRUCTION
+    )
 
 
 class _Environment:
@@ -242,7 +257,8 @@ def _manager(draft: Draft, name: str, environments: Mapping[str, Any]) -> None:
         shares = [part for tag, part in zip(tags, parts, strict=False) if tag in environments]
         _partition(draft, name, shares, groups)
     if draft.number(f"{name}.format_penalty"):
-        draft.copy(f"{name}.format_penalty", f"{target}.format_penalty", float)
+        reason = "ROLL reads it nowhere: an environment's is in its env_config"
+        draft.leave_out(f"{name}.format_penalty", reason)
     if draft.has_key(f"{name}.max_env_num_per_worker"):
         reason = "environments run in the run's process, unless their isolation is process"
         draft.leave_out(f"{name}.max_env_num_per_worker", reason)

@@ -152,10 +152,11 @@ def _agent(draft: Draft) -> None:
     """Converts the agent. A row may name its own; otherwise verl's default_agent_loop applies."""
     loop, tools = f"{ROLLOUT}.agent.default_agent_loop", f"{TURNS}.tool_config_path"
     name = draft.take(loop)
+    files = [key for key in (tools, f"{TURNS}.interaction_config_path") if draft.take(key)]
     if name is not None and name != "single_turn_agent":
         draft.set("ajet.rollout.user_workflow", name, loop)
-    elif draft.take(tools) and draft.take(f"{TURNS}.enable"):
-        draft.set("ajet.rollout.user_workflow", "tool_agent", tools)
+    elif files and draft.take(f"{TURNS}.enable"):
+        draft.set("ajet.rollout.user_workflow", "tool_agent", *files)
     if not draft.has_key(TURNS):
         return
     for key, name in TOOLS.items():

@@ -13,6 +13,7 @@ Not covered: a file that changes while the run goes on; an import inside a funct
 lies in two folders: it finds one of the two for both.
 """
 
+import ast
 import importlib
 import importlib.util
 import inspect
@@ -397,9 +398,10 @@ def _describe(error: BaseException, subject: str | None = None) -> str:
         line = f":{error.lineno}" if error.lineno else ""
         return f"{error.filename or subject}{line}: syntax error: {error.msg}"
     if isinstance(error, ModuleNotFoundError) and error.name:
-        advice = _advice_for(error.name.partition(".")[0])
+        frames = _frames(error)
+        advice = _advice_for(error.name.partition(".")[0], frames)
         what = f"it imports {error.name!r}, which is not installed{advice}"
-        return _with_location(_frames(error), subject, what)
+        return _with_location(frames, subject, what)
     frames = _frames(error)
     own = [f for f in frames if not f.filename.startswith(("<", *INSTALLED))]
     if isinstance(error, SystemExit):
@@ -411,12 +413,30 @@ def _describe(error: BaseException, subject: str | None = None) -> str:
     return _with_location(own or frames, subject, what)
 
 
-def _advice_for(package: str) -> str:
-    """Returns how a package that is missing is had, with a colon before it, or nothing."""
+def _advice_for(package: str, frames: Sequence[traceback.FrameSummary]) -> str:
+    """Returns what to do about a missing package, with a colon before it, or nothing."""
     if package in COMPAT:
-        return f": import its names from {COMPAT[package]}"
+        module = COMPAT[package]
+        names = _imported_names(frames[-1]) if frames else []
+        lacking = [name for name in names if not hasattr(importlib.import_module(module), name)]
+        if not lacking:
+            return f": import its names from {module}"
+        others = "" if lacking == names else f", and import the others from {module}"
+        return f": {module} has no {', '.join(lacking)}: write it yourself{others}"
     advice = extra_advice(package)
     return f": {advice}" if advice else ""
+
+
+def _imported_names(frame: traceback.FrameSummary) -> list[str]:
+    """Returns the names of the statement `from package import …` that a frame is at."""
+    try:
+        tree = ast.parse(Path(frame.filename).read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError):
+        return []
+    statements = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    line = frame.lineno or 0
+    here = (each for each in statements if each.lineno <= line <= (each.end_lineno or line))
+    return [alias.name for each in here for alias in each.names]
 
 
 def _with_location(frames: Sequence[traceback.FrameSummary], subject: str | None, what: str) -> str:

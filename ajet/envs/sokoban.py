@@ -5,6 +5,9 @@
     #_X_O#       P player   S player on a target
     ######
 
+`grid_lookup` draws it in other symbols, `grid_vocab` says in the instruction what they mean, as in
+ROLL: 0 is a wall, then floor, target, box on a target, box, player, player on a target.
+
 A move costs 0.1; a box that comes onto a target gives 1 and takes 1 when it leaves; the last one
 gives 10 more and ends the game. `max_steps` moves end it, too. A room depends on the seed alone,
 can be solved in `max_steps` moves and begins with no box on a target. Training and validation never
@@ -47,6 +50,16 @@ MAX_ORACLE_STATES = 20_000
 INVALID_ACTION_TEXT = "That is no action. Answer with one of: Up, Down, Left, Right."
 AGG_MODES = {"boxes_on_target": "last"}
 
+DRAWN = {
+    "#": "a wall", "_": "the floor", "O": "a target", "√": "a box on a target", "X": "a box",
+    "P": "you", "S": "you on a target",
+}  # fmt: skip
+"""What is drawn, in the order of ROLL's numbers, with its meaning."""
+RULES = (
+    "You push a box by walking into it, and only if the tile behind it is free; you cannot pull. "
+    "Answer with one action: Up, Down, Left or Right."
+)
+
 WALL, FLOOR, TARGET = (90, 84, 82), (240, 230, 210), (214, 70, 60)
 BOX, DONE, AGENT = (176, 120, 60), (70, 160, 90), (50, 90, 190)
 TILES = {
@@ -69,8 +82,7 @@ class Sokoban(Environment):
     instruction = (
         "You play Sokoban: push every box onto a target. "
         "# is a wall, _ the floor, O a target, X a box, √ a box on a target, P is you, S is you on "
-        "a target. You push a box by walking into it, and only if the tile behind it is free; you "
-        "cannot pull. Answer with one action: Up, Down, Left or Right."
+        f"a target. {RULES}"
     )
 
     def __init__(
@@ -80,7 +92,17 @@ class Sokoban(Environment):
         max_steps: int = 100,
         search_depth: int = 30,
         room: Sequence[str] | None = None,
+        grid_lookup: Mapping[int | str, str] | None = None,
+        grid_vocab: Mapping[str, str] | None = None,
     ) -> None:
+        self._symbols = _symbols(grid_lookup or {})
+        if grid_lookup or grid_vocab:
+            meanings = {self._symbols[symbol]: text for symbol, text in DRAWN.items()}
+            legend = [f"{symbol} is {text}" for symbol, text in (grid_vocab or meanings).items()]
+            self.instruction = (
+                "You play Sokoban: push every box onto a target. In the grid "
+                f"{', '.join(legend)}. {RULES}"
+            )
         _check(dim_room, num_boxes, max_steps, search_depth)
         self._height, self._width = dim_room
         self._num_boxes = num_boxes
@@ -96,20 +118,20 @@ class Sokoban(Environment):
         self._boxes, self._player = set(self.room.boxes), self.room.player
         self._num_steps, self._plan = 0, ()
         self._show()
-        return self._text, {"state_key": self._text}
+        return self._shown, {"state_key": self._text}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         name = NAMES.get(action.strip().lower())
         if self._is_solved or self._num_steps >= self._max_steps:  # it is over
-            return self._returned(self._text, 0.0, name is not None, False)
+            return self._returned(self._shown, 0.0, name is not None, False)
         if name is None:
-            return self._returned(f"{INVALID_ACTION_TEXT}\n{self._text}", 0.0, False, False)
+            return self._returned(f"{INVALID_ACTION_TEXT}\n{self._shown}", 0.0, False, False)
         on_target = self._num_on_target
         is_effective = self._move(name)
         self._num_steps += 1
         reward = STEP_REWARD + BOX_REWARD * (self._num_on_target - on_target)
         reward += SOLVED_REWARD * self._is_solved
-        return self._returned(self._text, reward, True, is_effective)
+        return self._returned(self._shown, reward, True, is_effective)
 
     def render(self) -> Frame:
         return draw_grid(self._text.splitlines(), TILES)
@@ -143,6 +165,7 @@ class Sokoban(Environment):
 
     def _show(self) -> None:
         self._text = text_of(self.room.layout, self._boxes, self._player)
+        self._shown = "".join(self._symbols.get(symbol, symbol) for symbol in self._text)
         self._num_on_target = len(self.room.targets & self._boxes)
         self._is_solved = self._num_on_target == len(self._boxes)
 
@@ -190,6 +213,20 @@ def _check(dim_room: Sequence[int], num_boxes: int, max_steps: int, search_depth
             "sokoban: num_boxes, max_steps and search_depth are at least 1",
             code=Code.ENVIRONMENT_SETTING,
         )
+
+
+def _symbols(grid_lookup: Mapping[int | str, str]) -> dict[str, str]:
+    """Returns what each of our symbols is drawn as."""
+    numbers = {str(number): symbol for number, symbol in enumerate(DRAWN)}
+    changed = {numbers.get(str(key), ""): str(symbol) for key, symbol in grid_lookup.items()}
+    drawn = {symbol: symbol for symbol in DRAWN} | changed
+    if "" in changed or len(set(drawn.values())) < len(drawn):
+        raise ConfigError(
+            f"sokoban: grid_lookup {dict(grid_lookup)}: give numbers from 0 to 6, each another "
+            "symbol",
+            code=Code.ENVIRONMENT_SETTING,
+        )
+    return drawn
 
 
 def _fixed_room(rows: Sequence[str]) -> Room:

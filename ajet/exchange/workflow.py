@@ -36,6 +36,7 @@ class ClientOwned(Workflow):
     """Runs an episode by waiting for a client that does."""
 
     name = CLIENT_OWNED
+    reads = ()
     exchange: ClassVar[EpisodeExchange | None] = None
 
     def __init__(self) -> None:

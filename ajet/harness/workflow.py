@@ -53,6 +53,7 @@ class HarnessFailed(RuntimeError):
 class HarnessWorkflow(Workflow):
     """Runs one program on a task. Subclasses name it and say how it is started."""
 
+    reads = ("harness",)
     program: ClassVar[str]
     """The name of its executable."""
 

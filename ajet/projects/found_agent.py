@@ -38,6 +38,12 @@ CLIENTS = ("OpenAI", "AsyncOpenAI")
 LANGCHAIN_MODELS = ("ChatOpenAI", "init_chat_model")
 ADDRESS_NAMES = ("base_url", "api_base")
 METHODS = ("run", "solve", "answer", "ask", "reply", "respond", "chat", "invoke", "__call__")
+TRAINERS = {
+    "rllm": ("rLLM", "rllm.md"),
+    "agentlightning": ("agent-lightning", "agent_lightning.md"),
+    "trl": ("TRL", "trl.md"),
+}
+"""Maps a package that trains to its system's name and the page of docs/coming_from about it."""
 ADDRESS_VARIABLES = ("OPENAI_BASE_URL", "OPENAI_API_BASE")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -88,7 +94,7 @@ def found_agents(file: Path, name: str | None = None) -> list[FoundAgent]:
     agents = [*source.agents()]
     usable = [agent for agent in agents if agent.problem is None]
     unusable = [agent for agent in agents if agent.problem is not None]
-    program = source.program(file.name)
+    program = source.trainer() or source.program(file.name)
     named = [agent for agent in unusable if agent.name == name]
     if usable and not named:
         made = next(source.models_of_the_module(), None)
@@ -152,6 +158,20 @@ class Source:
             for call in _calls(node.value):
                 if _last_name(call.func) in (*CLIENTS, *LANGCHAIN_MODELS):
                     yield (target.id if isinstance(target, ast.Name) else ""), call
+
+    def trainer(self) -> FoundAgent | None:
+        """Returns the call of the file that trains, with another system's trainer."""
+        systems = [TRAINERS[package] for package in TRAINERS if package in self._imported]
+        calls = (call for call in _calls(self._tree) if _last_name(call.func).endswith("Trainer"))
+        call = next(calls, None)
+        if call is None or not systems:
+            return None
+        system, page = systems[0]
+        problem = (
+            f"it trains an agent with {system}, and ajet takes its place: give the file that holds "
+            f"the agent (docs/coming_from/{page})"
+        )
+        return FoundAgent("program", "", call.lineno, _shown(call), problem=problem)
 
     def program(self, name: str) -> FoundAgent:
         """Returns the file as a program that is started for each question."""

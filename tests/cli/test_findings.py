@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 
 from ajet import Workflow, WorkflowOutput
+from ajet.agents.single_turn import SingleTurnAgent
 from ajet.agents.step_env_agent import StepEnvAgent
+from ajet.agents.tool_agent import ToolAgent
 from ajet.agents.traj_env_agent import TrajEnvAgent
 from ajet.cli.findings import engine_findings, gives_reward, run_findings
 from ajet.cli.machine_findings import machine_findings
 from ajet.core.config import AjetConfig
 from ajet.core.descriptors import descriptors_needed
 from ajet.core.run.batch_plan import BatchPlan
+from ajet.harness.cmd import Cmd
 from tests.fakes import installed
 
 
@@ -31,6 +34,56 @@ def lines(config, *workflows):
 def of_loss(**algorithm):
     config = config_of(trainer_common={"algorithm": algorithm})
     return [line for line in lines(config) if "policy_loss" in line]
+
+
+class OwnAgent(SingleTurnAgent):
+    async def execute(self, workflow_task, model_tuner):
+        raise NotImplementedError
+
+
+UNREAD = "ajet.rollout.multi_turn.interaction_config_path=user.yaml: "
+
+
+@pytest.mark.parametrize(
+    ("agents", "named"),
+    [
+        ([SingleTurnAgent], "single_turn_agent does not read it"),
+        ([StepEnvAgent], "step_env_agent does not read it"),
+        ([SingleTurnAgent, StepEnvAgent], "single_turn_agent and step_env_agent do not read it"),
+        ([ToolAgent], None),
+        ([SingleTurnAgent, ToolAgent], None),
+        ([OwnAgent], None),  # it may read any key
+        ([SingleTurnAgent, OwnAgent], None),
+    ],
+)
+def test_a_setting_that_no_playing_agent_reads_is_told(agents, named):
+    turns = {"interaction_config_path": "user.yaml", "system_prompt": "Add.", "max_steps": 3}
+    told = [
+        line
+        for line in lines(config_of(rollout={"multi_turn": turns}), *agents)
+        if "read it" in line
+    ]
+    hint = "; ajet.rollout.user_workflow=tool_agent does"
+    assert [line for line in told if "system_prompt" not in line] == (
+        [f"warning: {UNREAD}{named}{hint}"] if named else []
+    )
+    assert any("system_prompt" in line for line in told) == (agents == [StepEnvAgent])
+
+
+def test_compaction_is_told_where_no_agent_compacts():
+    config = config_of(rollout={"compaction": {"enable": True}})
+    [told] = [line for line in lines(config, SingleTurnAgent) if "read it" in line]
+    assert told.startswith("warning: ajet.rollout.compaction.enable=True: single_turn_agent does")
+    assert not [line for line in lines(config, TrajEnvAgent) if "read it" in line]
+
+
+def test_a_harness_setting_is_told_where_no_harness_plays():
+    harness = {"command": ["sh", "{prompt}"], "sandbox": "none"}  # a judge has the sandbox too
+    config = config_of(harness=harness)
+    [told] = [line for line in lines(config, ToolAgent) if "read it" in line]
+    assert told.startswith("warning: ajet.harness.command=")
+    assert told.endswith("tool_agent does not read it; ajet.rollout.user_workflow=harness:cmd does")
+    assert not [line for line in lines(config, Cmd) if "read it" in line]
 
 
 @pytest.mark.parametrize(

@@ -68,10 +68,10 @@ LAKE_VALUES = {
     "ajet.environment.render_save_dir": "./output/render",
     "ajet.environment.train_env_manager.tags": ["Lake", "LakeThink"],
     "ajet.environment.train_env_manager.num_groups_partition": [24, 8],
-    "ajet.environment.train_env_manager.format_penalty": -0.15,
+    "ajet.environment.train_env_manager.format_penalty": 0.0,  # which ROLL reads nowhere
     "ajet.environment.val_env_manager.num_env_groups": 64,
     "ajet.environment.val_env_manager.tags": ["Lake", "Boxes"],
-    "ajet.environment.custom_envs.Lake.format_penalty": -0.01,  # comes before its manager's
+    "ajet.environment.custom_envs.Lake.format_penalty": -0.01,
     "ajet.trainer_common.device_mapping": [0, 1, 2, 3, 4, 5, 6, 7],
     "ajet.trainer_common.fsdp_config.activation_checkpointing": True,
     "ajet.rollout.device_mapping": [0, 1, 2, 3, 4, 5, 6, 7],
@@ -155,10 +155,9 @@ GRAPH_VALUES = {
     "ajet.task_reader.huggingface_dat_repo.validation_split": "test_agent",
     "ajet.data.train_batch_size": 128,  # 2048 answers, 16 to a prompt
     "ajet.data.max_prompt_length": 1024,
-    "ajet.data.max_response_length": 2048,
+    "ajet.rollout.max_response_length_in_one_turn": 2048,  # of a call
     "ajet.rollout.name": "sglang",
     "ajet.rollout.num_repeat": 16,
-    "ajet.rollout.max_model_len": 3072,
     "ajet.rollout.val_kwargs.temperature": 0.6,
     "ajet.rollout.val_kwargs.top_k": 20,
     "ajet.trainer_common.total_training_steps": 200,
@@ -205,10 +204,10 @@ PINNED = [
 
 
 def loaded(result: Conversion, folder: Path) -> AjetConfig:
-    """The written YAML, as a run reads it."""
+    """The written YAML, as a run reads it once its blanks are filled."""
     file = folder / "converted.yaml"
     file.write_text(yaml_text(result), encoding="utf-8")
-    return load_config(file)
+    return load_config(file, [f"{key}=9000" for key in result.blanks])
 
 
 def written(folder: Path, text: str, name: str = "source.yaml") -> Path:
@@ -342,7 +341,9 @@ def test_a_key_that_is_refused_here_is_left_out_with_the_reason():
 
 @pytest.mark.parametrize(("system", "source"), ALL, ids=lambda each: str(each)[-20:])
 def test_all_that_is_written_is_known_to_us(system, source, tmp_path):
-    assert not convert("agentjet", written(tmp_path, yaml_text(convert(system, source)))).left_out
+    result = convert(system, source)
+    again = convert("agentjet", written(tmp_path, yaml_text(result)))
+    assert {each.key for each in again.left_out} == set(result.blanks)
 
 
 def test_an_agentjet_config_converts_to_itself(tmp_path):
@@ -420,6 +421,46 @@ def test_a_broken_source_is_one_line(text, problem, tmp_path):
         convert("roll", written(tmp_path, text))
     assert problem in str(error.value)
     assert "\n" not in str(error.value)
+
+
+TRINITY = "buffer: {explorer_input: {}}"
+FOREIGN = [
+    ("roll", TRINITY, "ROLL: it looks like one of Trinity-RFT (it has buffer.explorer_input)"),
+    ("verl", TRINITY, "verl: it looks like one of Trinity-RFT (it has buffer.explorer_input)"),
+    ("chatlearn", "custom_envs: {}", "ChatLearn: it looks like one of ROLL (it has custom_envs)"),
+    ("roll", "data: {train_files: a}", "ROLL: it looks like one of verl (it has data.train_files)"),
+    ("verl", "runtime_args: {}", "verl: it looks like one of ChatLearn (it has runtime_args)"),
+    ("verl", "ajet: {}", "verl: it looks like one of AgentJet (it has ajet)"),
+    ("agentjet", "actor_train: {}", "AgentJet: it looks like one of ROLL (it has actor_train)"),
+    ("agentjet", "colour: blue", "AgentJet: it has no section 'ajet:'"),
+    ("trinity", "actor_rollout_ref: {}", "Trinity-RFT: it looks like one of verl"),
+    *(
+        (name, "colour: blue", f"{title}: ajet knows none of its keys")
+        for name, title in (
+            ("roll", "ROLL"), ("verl", "verl"), ("chatlearn", "ChatLearn"),
+            ("trinity", "Trinity-RFT"),
+        )
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("system", "text", "problem"), FOREIGN)
+def test_a_config_of_another_system_is_refused_with_its_name(system, text, problem, tmp_path):
+    source = written(tmp_path, text)
+    with pytest.raises(ConfigError) as error:
+        convert(system, source)
+    assert str(error.value).startswith(f"{source}: no config of {problem}")
+
+
+@pytest.mark.parametrize("system", ["roll", "chatlearn", "agentjet", "trinity"])
+def test_a_script_that_starts_another_system_is_refused_with_its_name(system):
+    with pytest.raises(ConfigError, match=r"it starts verl: ajet convert --from verl "):
+        convert(system, TOOLS)
+
+
+def test_agentjets_yaml_may_hold_sections_of_verl(tmp_path):
+    source = written(tmp_path, "ajet: {model: {path: m}}\nactor_rollout_ref: {}\n")
+    assert convert("agentjet", source).values["ajet.model.path"] == "m"
 
 
 def test_an_empty_source_says_what_is_missing(tmp_path):
@@ -562,7 +603,12 @@ def test_an_environment_of_rolls_becomes_one_of_ours(tmp_path):
     assert lake.env_config == {"is_slippery": False}
     assert lake.agent_template == "Turn {turn_idx}, {actions_left} actions left.\n{observation}\n"
     assert envs["LakeThink"].action_pattern == r"<think>(?:.*?)</think>\s*<answer>(.*?)</answer>"
-    assert envs["Boxes"].env_config == {"dim_room": [6, 6], "num_boxes": 1, "search_depth": 300}
+    assert envs["Boxes"].env_config == {
+        "dim_room": [6, 6],
+        "num_boxes": 1,
+        "search_depth": 300,
+        "grid_lookup": {0: "#", 1: "_"},
+    }
 
 
 def environment_of(tmp_path, text, *overrides, tag="Lake"):
@@ -570,6 +616,31 @@ def environment_of(tmp_path, text, *overrides, tag="Lake"):
     source = written(tmp_path, f"sequence_length: 9\npretrain: m\ncustom_envs: {{{tag}: {text}}}")
     result = convert("roll", source, overrides)
     return loaded(result, tmp_path).ajet.environment.custom_envs[tag], result
+
+
+def test_rolls_other_vocabulary_of_sokoban_is_played_in_training_and_validation(tmp_path):
+    config = "{grid_lookup: {0: W, 1: '.', 5: A}, grid_vocab: {W: wall, '.': empty, A: player}}"
+    custom, result = environment_of(
+        tmp_path, f"{{env_type: sokoban, env_config: {config}}}", "+val_env_manager.tags=[Lake]"
+    )
+    game = environment_maker(
+        custom.env_type, custom.env_config | {"dim_room": [6, 6], "num_boxes": 1}, (), "here"
+    )()
+    shown, _ = game.reset(seed=1, options={"split": "validation"})
+    assert set("W.A") <= set(shown) and not set("#_P") & set(shown)
+    assert "W is wall, . is empty, A is player" in game.instruction
+    assert result.values["ajet.environment.val_env_manager.tags"] == ["Lake"]
+    assert not [key for key in left_out(result) if "grid" in key]
+
+
+def test_the_place_of_rolls_instruction_is_a_line_of_the_head(tmp_path):
+    def told(text):
+        _, result = environment_of(tmp_path, text)
+        return [each for each in result.to_do if "before the first observation" in each]
+
+    assert len(told("{env_type: frozen_lake}")) == 1
+    assert not told("{env_type: frozen_lake, env_manager_cls: a.StepEnvManager}")
+    assert not told("{env_type: 'rg:spell_backward'}")
 
 
 @pytest.mark.parametrize("env_type", ["frozen_lake", "sokoban", "webshop"])

@@ -1,10 +1,14 @@
 """What a config of another system says of agents, environments and their sampling is kept."""
 
+import json
+
 import pytest
 
-from ajet.convert import convert
+from ajet.convert import convert, yaml_text
 from ajet.convert.roll_envs import BOXED
+from ajet.core.config import load_config
 from ajet.core.environment.registry import environment_maker
+from ajet.core.errors import ConfigError
 from tests.convert.test_convert import GRAPH, LAKE, TOOLS, left_out, loaded, written
 
 ROLL = "sequence_length: 9\npretrain: m\n"
@@ -26,6 +30,17 @@ def test_verls_file_of_agent_loops_is_kept(tmp_path):
     assert key not in left_out(result)
 
 
+def test_a_simulated_user_of_verls_without_tools_is_played_with(tmp_path):
+    turns = "actor_rollout_ref.rollout.multi_turn"
+    source = written(tmp_path, "actor_rollout_ref: {model: {path: m}}")
+    keys = [f"+{turns}.interaction_config_path=user.yaml", f"+{turns}.enable=True"]
+    result = convert("verl", source, keys)
+    assert result.values["ajet.rollout.user_workflow"] == "tool_agent"
+    assert result.values["ajet.rollout.multi_turn.interaction_config_path"] == "user.yaml"
+    disabled = convert("verl", source, [keys[0], f"+{turns}.enable=False"])
+    assert "ajet.rollout.user_workflow" not in disabled.values
+
+
 @pytest.mark.parametrize("section", ["runtime_args", "models.policy", "models.agent"])
 @pytest.mark.parametrize("value", ["[graphs.py,more.graphs]", "graphs.py"])
 def test_chatlearns_agent_modules_are_kept(tmp_path, section, value):
@@ -33,6 +48,50 @@ def test_chatlearns_agent_modules_are_kept(tmp_path, section, value):
     modules = loaded(result, tmp_path).ajet.rollout.agent_modules
     assert modules == value.strip("[]").split(",")
     assert not [text for text in result.to_do if "agent_modules" in text]
+
+
+TURNS = """
+runtime_args: {task_type: agent, exp_name: turns, sample_per_episode: 8, data_path: d/train.json}
+models:
+  policy_trainer: {load: some/model}
+  policy: {max_prompt_tokens_length: 300, max_response_tokens_length: 200, num_inference_per_prompt: 4}
+"""  # noqa: E501
+BOUNDS = ("ajet.data.max_response_length", "ajet.rollout.max_model_len")
+
+
+def test_chatlearns_limit_of_a_call_is_no_limit_of_the_conversation(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = convert("chatlearn", written(tmp_path, TURNS))
+    assert result.values["ajet.rollout.max_response_length_in_one_turn"] == 200
+    assert result.values["ajet.data.max_prompt_length"] == 300
+    assert tuple(result.blanks) == BOUNDS and not set(BOUNDS) & set(result.values)
+    assert any(text.startswith(f"{' and '.join(BOUNDS)}: ") for text in result.to_do)
+    (tmp_path / "mine.yaml").write_text(yaml_text(result))
+    with pytest.raises(ConfigError, match=r"ajet\.data\.max_response_length is left blank"):
+        load_config(tmp_path / "mine.yaml")
+
+
+@pytest.mark.parametrize("form", ["[{}, {}, {}]", "{}\n{}\n{}\n"])
+def test_the_cfgs_of_the_graphs_that_the_rows_name_bound_a_conversation(
+    form, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "d").mkdir()
+    for name, total in (("a.yaml", 700), ("b.yaml", 900)):
+        (tmp_path / name).write_text(f"max_total_token_length: {total}\n")
+    rows = [json.dumps({"agent_cfg_path": name}) for name in ("a.yaml", "b.yaml", "a.yaml")]
+    (tmp_path / "d" / "train.json").write_text(form.format(*rows))
+    result = convert("chatlearn", written(tmp_path, TURNS))
+    assert [result.values[key] for key in BOUNDS] == [900, 900]
+    assert result.origins[BOUNDS[0]] == "max_total_token_length of the rows' agent_cfg_path"
+    (tmp_path / "c.yaml").write_text("max_ai_message_turn: 3\n")
+    (tmp_path / "d" / "train.json").write_text(json.dumps({"agent_cfg_path": "c.yaml"}))
+    assert convert("chatlearn", tmp_path / "source.yaml").blanks.keys() == set(BOUNDS)
+
+
+def test_without_agents_chatlearns_limit_is_that_of_the_answer(tmp_path):
+    result = convert("chatlearn", written(tmp_path, TURNS.replace("agent,", "chat,")))
+    assert [result.values[key] for key in BOUNDS] == [200, 500]
 
 
 def test_a_chatlearn_config_of_agents_says_where_their_files_are_named():
@@ -63,10 +122,10 @@ def test_rolls_names_of_reasoning_gym_become_ours(tmp_path):
 def test_an_environment_of_rolls_that_is_registered_elsewhere_is_a_thing_to_do(tmp_path):
     there, result = environment(tmp_path, "{env_type: my_maze, env_config: {size: 4}}")
     assert there.env_type == "my_maze"
-    assert result.to_do == [
+    assert result.to_do[0] == (
         "custom_envs.Mine: there may be no environment 'my_maze' here; write yours as "
         "file.py->Class at ajet.environment.custom_envs.Mine.env_type"
-    ]
+    )
 
 
 @pytest.mark.parametrize(

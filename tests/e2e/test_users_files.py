@@ -164,6 +164,39 @@ def verl_rows():
     ]
 
 
+ASKER = """
+from ajet.compat.verl import BaseInteraction
+
+
+class Asker(BaseInteraction):
+    async def generate_response(self, instance_id, messages, **kwargs):
+        return False, "Please try once more.", 0.0, {}
+"""
+
+
+def test_verls_simulated_user_without_tools_is_asked(project):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder = project("verl")
+    (folder / "asker.py").write_text(ASKER)
+    (folder / "user.yaml").write_text("interaction: [{name: asker, class_name: asker.Asker}]\n")
+    rows = [{key: row[key] for key in ("prompt", "reward_model")} for row in verl_rows()]
+    for row in rows:
+        row["extra_info"] = {"interaction_kwargs": {"name": "asker"}}
+    pq.write_table(pa.Table.from_pylist(rows), folder / "train.parquet")
+    turns = "actor_rollout_ref.rollout.multi_turn"
+    (folder / "run.sh").write_text(
+        "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_files="
+        f"train.parquet {turns}.enable=True {turns}.max_user_turns=1 "
+        f"{turns}.interaction_config_path=user.yaml {' '.join(VERL)}\n"
+    )
+    run = Trained(converted("verl", "run.sh", "trainer.total_training_steps=1"))
+    assert (run.steps, run.values("status")) == (1, {"ok"})
+    assert "Please try once more." in run.messages
+    assert run.values("num_turns") == {2}
+
+
 def test_verls_tool_interaction_and_agent_loop_train(project):
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -267,3 +267,34 @@ def test_a_room_of_your_own_may_lack_its_outer_wall():
     game, _, _ = started(room=["PXO", "___"])
     for action, at in [("Up", 0), ("Left", 0), ("Down", 4), ("Down", 4), ("Left", 4)]:
         assert game.step(action)[0].index("P") == at
+
+
+LOOKUP = {0: "W", 1: ".", 2: "G", 3: "C", 4: "B", 5: "A", 6: "@"}  # ROLL's other vocabulary
+VOCAB = {"W": "wall", ".": "empty", "G": "target", "C": "box on target", "B": "box"}
+
+
+def test_a_room_is_drawn_and_explained_in_the_symbols_of_a_vocabulary():
+    game = Sokoban(room=ROOM, grid_lookup=LOOKUP, grid_vocab=VOCAB)
+    assert game.reset(seed=1)[0] == "WWWWW\nWA.GW\nW.B.W\nW...W\nWWWWW"
+    assert (
+        "In the grid W is wall, . is empty, G is target, C is box on target, B" in game.instruction
+    )
+    for action in ("Down", "Down", "Right"):
+        game.step(action)
+    shown, reward, is_over, _, _ = game.step("Up")
+    assert (shown, reward) == ("WWWWW\nW.BGW\nW.A.W\nW...W\nWWWWW", -0.1)
+    assert not is_over
+    assert game.step("jump")[0].endswith(shown)
+
+
+def test_keys_of_a_lookup_may_be_text_and_the_others_keep_their_symbols():
+    game = Sokoban(room=ROOM, grid_lookup={"0": "W"})
+    assert game.reset(seed=1)[0].startswith("WWWWW\nWP_OW")
+    assert "W is a wall, _ is the floor, O is a target" in game.instruction
+    assert Sokoban(room=ROOM).instruction == Sokoban.instruction
+
+
+@pytest.mark.parametrize("lookup", [{7: "x"}, {"wall": "x"}, {0: "x", 1: "x"}, {0: "_"}])
+def test_a_lookup_without_numbers_or_with_one_symbol_twice_is_refused(lookup):
+    with pytest.raises(ConfigError, match=r"grid_lookup .* numbers from 0 to 6, each another"):
+        Sokoban(grid_lookup=lookup)

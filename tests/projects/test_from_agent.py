@@ -354,6 +354,14 @@ REFUSED = {
         "import sys\nfrom openai import OpenAI\nif __name__ == '__main__':\n"
         "    OpenAI(base_url='https://api.example.org/v1'); print(sys.argv)\n"
     ),
+    "my_agent.py:3: AgentTrainer(…): it trains an agent with rLLM, and ajet takes its place": (
+        "from rllm.trainer.agent_trainer import AgentTrainer\ndef main(config):\n"
+        "    AgentTrainer(config=config).train()\nif __name__ == '__main__':\n    main(1)\n"
+    ),
+    "agl.Trainer(…): it trains an agent with agent-lightning, and ajet takes its place": (
+        "import sys\nimport agentlightning as agl\nif __name__ == '__main__':\n"
+        "    agl.Trainer(n_runners=1).fit(sys.argv[1])\n"
+    ),
     "no valid Python": "def solve(:\n",
 }
 

@@ -1,13 +1,7 @@
-"""Refuses names of AgentJet's swarm that have no counterpart."""
+"""Holds the task of a thread that runs an episode: AgentJet's `begin_episode` takes none."""
 
-from typing import NoReturn
+from contextvars import ContextVar
 
-from ajet.core.config.agentjet_keys import NO_SWARM
+from ajet.core.task.task import Task
 
-
-def refuse(name: str) -> NoReturn:
-    """Raises ImportError for a name of the swarm's, with what to write in its place."""
-    raise ImportError(
-        f"{name}: {NO_SWARM}: its tasks are those of the config, or the clients' own with "
-        "ajet.serve.tasks=client"
-    )
+task_of_the_thread: ContextVar[Task | None] = ContextVar("task_of_the_thread", default=None)

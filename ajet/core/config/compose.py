@@ -19,8 +19,11 @@ from typing import Any, NamedTuple
 import yaml
 
 from ajet.core.config.agentjet_keys import FORMER_DEFAULTS, FORMER_SECTION
+from ajet.core.config.blanks import refuse_blanks
 from ajet.core.config.environment_reference import environment_references
 from ajet.core.config.explain import Origin, leaves_of_that_name, mapping_and_list_problem
+from ajet.core.config.nested import texts
+from ajet.core.config.other_systems import recognise
 from ajet.core.config.overlay import PACKAGED, overlaid
 from ajet.core.config.overrides import hydra_override, override_key, unknown_override
 from ajet.core.config.redacted import shown_override
@@ -45,6 +48,8 @@ HYDRAS_OWN = (
 """Names the groups of Hydra's own configuration. None of it is read here, and loading it takes a
 quarter of the time of a composition."""
 NAME = "__ajet_run__"
+PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_]\w*)\s*\}\}")
+"""A name in a template of a YAML, as ``{{MODEL_PATH}}``."""
 YAML_ADVICE = {
     "found character '\\t'": (False, "indent with spaces, not with a tab"),
     "mapping values are not allowed": (
@@ -73,10 +78,12 @@ class Composed(NamedTuple):
 def compose(path: Path, overrides: Sequence[str]) -> Composed:
     """Returns the composed YAML with its interpolations resolved."""
     yaml_content = read_yaml(path)
+    _refuse_other_systems(yaml_content, path)
     boilerplate = yaml_content.pop("hydra", None) or {}
     own_search_path = _own_search_path(boilerplate, path)
     defaults = _defaults(yaml_content.pop("defaults", None), path)
     parsed = [hydra_override(override) for override in overrides]
+    refuse_blanks(yaml_content, overrides, path)
     origin = Origin(path, overrides)
     values, references = None, dict[str, str]()
     if not own_search_path:
@@ -86,6 +93,19 @@ def compose(path: Path, overrides: Sequence[str]) -> Composed:
         values, references = _composed_by_hydra(yaml_content, own_search_path, parsed, origin)
     values = {str(key): value for key, value in values.items()}
     return Composed(values, references, _hydra_notices(boilerplate))
+
+
+def _refuse_other_systems(yaml_content: dict[str, Any], path: Path) -> None:
+    """Raises ConfigError for a config of another system. One of ours may hold verl's sections
+    beside `ajet:`, or have that section from its `defaults:`."""
+    if "ajet" in yaml_content or "ajet" in str(yaml_content.get("defaults")):
+        return
+    for name, title, key in recognise(yaml_content):
+        raise ConfigError(
+            f"{path}: looks like a config of {title} (it has {key}); convert it: "
+            f"ajet convert --from {name} {path} --out mine.yaml",
+            code=Code.CONFIG_FORM,
+        )
 
 
 def _composed_by_hydra(
@@ -177,6 +197,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
             f"{path}: no such config file (the current folder is {Path.cwd()}){hint}",
             code=Code.CONFIG_NOT_FOUND,
         )
+    text = ""
     try:
         text = path.read_text(encoding="utf-8")
         node = root_of(text)
@@ -188,14 +209,30 @@ def read_yaml(path: Path) -> dict[str, Any]:
             )
         yaml_content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, OSError) as error:
-        raise ConfigError(_yaml_error(path, error), code=Code.YAML_INVALID) from error
+        problem = _placeholders(path, PLACEHOLDER.findall(text)) or _yaml_error(path, error)
+        raise ConfigError(problem, code=Code.YAML_INVALID) from error
     except RecursionError as error:
         raise ConfigError(
             f"{path}: not valid YAML: an anchor (&name) refers to itself, or it nests too deeply",
             code=Code.YAML_INVALID,
         ) from error
     assert isinstance(yaml_content, dict)
+    # Where the file is valid YAML, lower-case names may be those of a prompt's template.
+    matches = map(PLACEHOLDER.fullmatch, texts(yaml_content))
+    whole = [match[0] for match in matches if match and match[1].isupper()]
+    if problem := _placeholders(path, PLACEHOLDER.findall(" ".join(whole))):
+        raise ConfigError(problem, code=Code.YAML_INVALID)
     return _with_present_names({str(key): value for key, value in yaml_content.items()}, path)
+
+
+def _placeholders(path: Path, names: list[str]) -> str | None:
+    """Says that the YAML is a template whose placeholders have to be filled in, if it has some."""
+    if not names:
+        return None
+    distinct = list(dict.fromkeys(names))
+    more = f" and {len(distinct) - 3} more" if len(distinct) > 3 else ""
+    shown = ", ".join(f"{{{{{name}}}}}" for name in distinct[:3])
+    return f"{path}: a template: fill in its placeholders, {shown}{more}"
 
 
 def _with_present_names(yaml_content: dict[str, Any], path: Path) -> dict[str, Any]:

@@ -118,8 +118,9 @@ def _checked(
     refused, unused = refusals_and_notices(config)
     misplaced = _misplaced_keys(values, origin)
     config._notices = [*composed.notices, *misplaced, *unknown_here, *forced, *unused]
-    for key, reason in refused:
-        raise ConfigError(f"{origin.of(key)}: {key} is refused: {reason}", code=Code.KEY_REFUSED)
+    if refused:
+        lines = [f"{origin.of(key)}: {key} is refused: {reason}" for key, reason in refused]
+        raise ConfigError("; ".join(lines), code=Code.KEY_REFUSED)
     return config
 
 

@@ -58,16 +58,22 @@ def apply_renames(
 def _take_absent(values: dict[str, Any]) -> list[str]:
     """Takes out the keys that have no counterpart, in place. Raises ConfigError for one that would
     change the experiment, and returns a notice for each other that is not off."""
-    notices = []
+    notices, refused = [], dict[str, list[str]]()
     for key, absent in ABSENT.items():
         given = _pop(values, key)
         if given is None or given in absent.off:
             continue
         if absent.refused:
-            raise ConfigError(
-                f"{key}={given} is refused: {absent.reason}; leave it out", code=Code.KEY_REFUSED
-            )
-        notices.append(f"ignored: {key}={given} ({absent.reason})")
+            refused.setdefault(absent.reason, []).append(f"{key}={given}")
+        else:
+            notices.append(f"ignored: {key}={given} ({absent.reason})")
+    if refused:
+        lines = [
+            f"{' and '.join(keys)} {'are' if len(keys) > 1 else 'is'} refused: {reason}"
+            for reason, keys in refused.items()
+        ]
+        advice = "leave it out" if sum(map(len, refused.values())) == 1 else "leave them out"
+        raise ConfigError(f"{'; '.join(lines)}; {advice}", code=Code.KEY_REFUSED)
     return notices
 
 

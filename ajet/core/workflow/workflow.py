@@ -30,6 +30,9 @@ class Workflow:
 
     name: ClassVar[str] = "workflow"
     trainable_targets: ClassVar[list[str] | None] = None
+    reads: ClassVar[tuple[str, ...] | None] = None
+    """The keys and sections below `ajet.` that `execute` reads, of those that are for some agents
+    alone (cli/findings.py); None where it may read any."""
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         """Runs the agent on `workflow_task.task`, with `model_tuner` as its model."""

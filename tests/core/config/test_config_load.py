@@ -276,8 +276,30 @@ MISTAKES = [
         "run.yaml:1: model: stands at the top level; write it under 'ajet:' as ajet.model",
     ),
     (
-        "actor_rollout_ref: {}\n",
-        "run.yaml:1: actor_rollout_ref: is verl's own key; set ajet.rollout, "
+        "buffer: {explorer_input: {}}\n",
+        "run.yaml: looks like a config of Trinity-RFT (it has buffer.explorer_input); convert it: "
+        "ajet convert --from trinity run.yaml --out mine.yaml",
+    ),
+    (
+        "ajet:\n  model: {path: {{MODEL}}}\n  data: {train_batch_size: {{ N }}}\n",
+        "run.yaml: a template: fill in its placeholders, {{MODEL}}, {{N}}",
+    ),
+    (
+        "ajet:\n  model:\n    path: {{models}}/small\n",
+        "run.yaml: a template: fill in its placeholders, {{models}}",
+    ),
+    (
+        "ajet:\n  model: {path: '{{A}}'}\n  seed: '{{B}}'\n  x: ['{{C}}', '{{D}}']\n",
+        "run.yaml: a template: fill in its placeholders, {{A}}, {{B}}, {{C}} and 1 more",
+    ),
+    (
+        "ajet: {execute_test: true, execute_testing_lambda: f}\n",
+        "ajet.execute_test=True and ajet.execute_testing_lambda=f are refused: a run does not run "
+        "the project's tests; leave them out",
+    ),
+    (
+        "ajet: {}\nactor_rollout_ref: {}\n",
+        "run.yaml:2: actor_rollout_ref: is verl's own key; set ajet.rollout, "
         "ajet.trainer_common or verl instead",
     ),
     ("notices: {}\n", "run.yaml:1: notices: is a reserved name; rename this section of yours"),

@@ -1,14 +1,7 @@
-"""Provides AgentJet's `ajet.task_reader`: the base class of the user's own readers."""
+"""Provides AgentJet's `ajet.task_reader`: the base class of the user's own readers, and the reader
+of a swarm client."""
 
-from typing import NoReturn
-
-from ajet.compat.agentjet.swarm import refuse
+from ajet.compat.agentjet.task_reader.router_task_reader import RouterTaskReader
 from ajet.compat.agentjet.task_reader.task_reader_base import BaseTaskReader
 
-__all__ = ["BaseTaskReader"]
-
-
-def __getattr__(name: str) -> NoReturn:
-    if name == "RouterTaskReader":
-        refuse(name)
-    raise AttributeError(f"module 'ajet.task_reader' has no attribute {name!r}")
+__all__ = ["BaseTaskReader", "RouterTaskReader"]

@@ -4,19 +4,24 @@
     episode_uuid, api = swarm.begin_episode(task=task)
     swarm.end_episode(task, episode_uuid, workflow_output)
 
-One argument is new: the task, when the episode begins, because a group is planned with its task.
+One argument is new: the task, when the episode begins, because a group is planned with its task. It
+may be left out in a thread of `run_episodes_until_all_complete` or of AgentJet's executors, which
+get the task.
 The server has `ajet.serve.tasks=client`. Not covered: what configures, starts or stops the server
 over HTTP, which is refused; throttle policies.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from loguru import logger
 
 from ajet.client import Episode, EpisodeClient, ServeError, ServerUnreachable
+from ajet.compat.agentjet.swarm import task_of_the_thread
 from ajet.compat.agentjet.tuner_lib.as_oai_baseurl_apikey import OpenaiBaseUrlAndApiKey
+from ajet.compat.agentjet.utils.thread_executors import BoundedThreadPoolExecutor
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput
 
@@ -39,10 +44,12 @@ class SwarmClient:
         episode_type: str = "train",
         throttle_policy: Any = None,
         *,
+        max_episode_time: float | None = None,
         task: Task | None = None,
     ) -> tuple[str, OpenaiBaseUrlAndApiKey]:
         """Waits for an episode of `task`. `discard_episode_timeout` is the server's
         `ajet.serve.heartbeat_s`; a larger one is said to have no effect."""
+        task = task or task_of_the_thread.get()
         if task is None:
             raise TypeError(
                 "begin_episode: give task=…, the one that end_episode gets: a group is planned "
@@ -50,6 +57,11 @@ class SwarmClient:
             )
         if throttle_policy is not None:
             raise TypeError("begin_episode: throttle_policy has no counterpart: leave it out")
+        if max_episode_time is not None:
+            logger.warning(
+                "max_episode_time has no effect: the server ends an episode after "
+                "ajet.rollout.episode_timeout_s"
+            )
         own = {
             "task_id": task.task_id,
             "main_query": task.main_query,
@@ -104,6 +116,11 @@ class SwarmClient:
             return UNREACHABLE, {}
         return OFFLINE if status["state"] == "over" else ROLLING, status
 
+    def print_rollout_stat(self) -> None:
+        """Prints the server's state in a line."""
+        state, status = self.get_engine_status()
+        logger.info("{}: {}", state, status)
+
     def auto_sync_train_config_and_start_engine(
         self, agent_jet_job: Any, force_restart: bool = False
     ) -> None:
@@ -128,3 +145,20 @@ class SwarmClient:
             f"{name}: {SERVED} X.yaml ajet.serve.tasks=client (AgentJetJob.dump_job_as_yaml writes "
             "the YAML)"
         )
+
+
+def run_episodes_until_all_complete(
+    tasks: Sequence[Any],
+    func: Callable[[Any], Any],
+    max_workers: int | None = None,
+    auto_retry: bool = True,
+) -> list[Any]:
+    """Calls `func` with each task in a thread and returns the results in the order of the tasks;
+    with `auto_retry` a call that raises is made again."""
+    if not tasks:
+        return []
+    workers = max_workers or len(tasks)
+    executor = BoundedThreadPoolExecutor(workers, workers, auto_retry=auto_retry)
+    futures = [executor.submit(func, task) for task in tasks]
+    executor.shutdown(wait=True)
+    return [future.result() for future in futures]

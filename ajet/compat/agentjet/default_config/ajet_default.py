@@ -1,0 +1,43 @@
+"""Provides AgentJet's `ajet.default_config.ajet_default`: where a swarm client's tasks are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["AjetTaskReader", "HuggingfaceDatRepo", "JsonlDatasetFile", "JsonlTrainingFp"]
+
+
+@dataclass
+class HuggingfaceDatRepo:
+    """Names a data set. `dataset_name` is its config; a proxy is a variable of the environment
+    (HTTPS_PROXY)."""
+
+    dataset_path: str | None = None
+    dataset_name: str | None = None
+    training_split: str = "train"
+    validation_split: str | None = "validation"
+    http_proxy_address: str = ""
+
+
+@dataclass
+class JsonlTrainingFp:
+    """Names one file of JSON lines."""
+
+    file_path: str | None = None
+
+
+@dataclass
+class JsonlDatasetFile:
+    """Names the files of training and of validation."""
+
+    training: JsonlTrainingFp = field(default_factory=JsonlTrainingFp)
+    validation: JsonlTrainingFp = field(default_factory=JsonlTrainingFp)
+
+
+@dataclass
+class AjetTaskReader:
+    """Holds the settings of a reader, as `RouterTaskReader` takes them."""
+
+    type: str = "huggingface_dat_repo"
+    huggingface_dat_repo: HuggingfaceDatRepo = field(default_factory=HuggingfaceDatRepo)
+    jsonl_dataset_file: JsonlDatasetFile = field(default_factory=JsonlDatasetFile)

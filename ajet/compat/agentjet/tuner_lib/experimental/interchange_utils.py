@@ -1,0 +1,16 @@
+"""Provides AgentJet's `ajet.tuner_lib.experimental.interchange_utils`: a client's share."""
+
+from dataclasses import dataclass
+
+__all__ = ["SwarmThrottlePolicy"]
+
+
+@dataclass
+class SwarmThrottlePolicy:
+    """Says how much of a batch one client may fill. `SwarmClient.begin_episode` refuses it: the
+    server plans the groups."""
+
+    expected_batch_size: int
+    expected_num_repeat: int
+    current_task_id: str
+    ratio: float = 1.5

@@ -1,0 +1,408 @@
+"""Converts the YAML of a Trinity-RFT explorer or trainer, or of both.
+
+    buffer.batch_size: 96, algorithm.repeat_times: 8     data.train_batch_size, rollout.num_repeat
+    algorithm.algorithm_type: gspo                       policy_loss: gspo, its bounds and KL
+    buffer.explorer_input.taskset                        task_reader, sampling, agent and judge
+    mode: explore                                        trinity.mode, on backbone trinity
+
+What an algorithm type is made of is in trinity_algorithm.py, the tables are in trinity_keys.py.
+Not covered: `stages`; the file of `trainer_config_path`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ajet.convert.draft import Draft, OmittedKey
+from ajet.convert.schedule import take_schedule
+from ajet.convert.trinity_algorithm import take_algorithm
+from ajet.convert.trinity_keys import (
+    ACTOR,
+    AS_FLOAT,
+    ENGINE,
+    EXPERIENCES,
+    INPUT,
+    OPTIMIZER,
+    SAME,
+    TRAINER,
+)
+
+READER = "ajet.task_reader"
+REPO = f"{READER}.huggingface_dat_repo"
+LINES = f"{READER}.jsonl_dataset_file"
+ENGINES = {"vllm": "vllm", "vllm_async": "vllm", "sglang": "sglang"}
+MODES = {name: name for name in ("both", "explore", "train", "bench", "serve", "colocate")}
+LOGGERS = {name: name for name in ("tensorboard", "wandb", "mlflow", "swanlab")}
+SYNCHRONIZER = {
+    "sync_method": {name: name for name in ("nccl", "checkpoint", "memory")},
+    "sync_style": {
+        name: name for name in ("fixed", "explorer_driven", "trainer_driven", "fully_async")
+    }
+    | {"dynamic_by_explorer": "explorer_driven", "dynamic_by_trainer": "trainer_driven"},
+}
+"""Maps values of Trinity-RFT, of earlier versions too, to ours."""
+SELECTORS = {"sequential": False, "shuffle": True, "random": True}
+ONE_CALL = (
+    "simple_workflow", "async_simple_workflow", "math_workflow", "async_math_workflow",
+    "math_boxed_workflow", "async_math_boxed_workflow",
+)  # fmt: skip
+"""Trinity-RFT's workflows that ask the model once, as single_turn_agent does."""
+MATH_REWARDS = ("math_reward", "math_boxed_reward", "accuracy_reward", "math_dapo_reward")
+OF_EPISODES = ("explorer.", "algorithm.repeat_times", "buffer.batch_size")
+"""Beginnings of keys that are read where episodes are played."""
+TASKSET = ("name", "storage_type", "repeat_times", "path", "split", "subset_name")
+READ = (*TASKSET, "format", "rollout_args", "task_selector")
+FORMAT = ("prompt_key", "response_key", "system_prompt")
+NAMED = ("default_workflow_type", "default_reward_fn_type")
+UNREAD = {
+    "workflow_args": "write them into your class",
+    "reward_fn_args": "write them into your judge",
+    "enable_progress_bar": "`ajet` shows a run's progress itself",
+}
+"""Settings of tasks without a counterpart, each with the reason."""
+
+
+def take(draft: Draft) -> None:
+    """Converts every key that has a counterpart."""
+    is_supervised = draft.take("algorithm.algorithm_type") == "sft"
+    for key, target in SAME.items():
+        if not is_supervised or not key.startswith(OF_EPISODES):
+            draft.copy(key, target)
+    for key, target in AS_FLOAT.items():
+        if not is_supervised or not key.startswith(OF_EPISODES):
+            draft.copy(key, target, float)
+    _rate(draft)
+    take_algorithm(draft)
+    _run(draft, is_supervised)
+    _steps(draft, is_supervised)
+    _lengths(draft)
+    _lora(draft)
+    if is_supervised:
+        _supervised(draft)
+    else:
+        _synchronizer(draft)
+        _episodes(draft)
+        _Taskset.training(draft).take()
+
+
+def _run(draft: Draft, is_supervised: bool) -> None:
+    mode = draft.take("mode")
+    if not is_supervised:
+        draft.set("ajet.backbone", "trinity", "mode")
+        draft.choose("mode", "trinity.mode", MODES, "no such mode")
+    root, names = draft.take("checkpoint_root_dir"), ("project", "group", "name")
+    if root:
+        parts = [str(root), *(str(draft.take(name)) for name in names if draft.take(name))]
+        draft.set("ajet.experiment_dir", "/".join(parts), "checkpoint_root_dir", *names)
+    resume = draft.take("continue_from_checkpoint")
+    if resume is not None:
+        value = "auto" if resume else "disable"
+        draft.set(f"{TRAINER}.resume", value, "continue_from_checkpoint")
+    monitor = draft.take("monitor.monitor_type")
+    if monitor in LOGGERS:
+        draft.set(f"{TRAINER}.logger", [monitor], "monitor.monitor_type")
+    else:
+        draft.leave_out("monitor.monitor_type", f"there are {', '.join(LOGGERS)}")
+    if mode in ("explore", "train") and not is_supervised:
+        draft.to_do(
+            "explorer and trainer are two commands on one YAML here: --backbone trinity "
+            "trinity.mode=explore, and the same with trinity.mode=train"
+        )
+
+
+def _rate(draft: Draft) -> None:
+    """Converts the rate of a file for an earlier version, which has it in the trainer's config."""
+    key, earlier = f"{OPTIMIZER}.lr", f"{ACTOR}.optim.lr"
+    if draft.has_key(earlier) and not draft.has_key(key):
+        draft.copy(earlier, f"{TRAINER}.optim.lr", float)
+        draft.to_do(
+            f"see whether the rate is that of {earlier}, as in earlier versions: later ones train "
+            f"with {key}, which is 1e-6 where it is not written"
+        )
+
+
+def _steps(draft: Draft, is_supervised: bool) -> None:
+    """Converts steps, batches and the rate's schedule. A trainer step of Trinity-RFT is one
+    optimizer step on `train_batch_size` experiences."""
+    for key in ("buffer.total_steps", "trainer.total_steps"):
+        draft.copy(key, f"{TRAINER}.total_training_steps")
+    save = draft.number("trainer.save_interval")
+    draft.set(f"{TRAINER}.save_freq", save or -1, "trainer.save_interval")
+    keys = ("buffer.train_batch_size", "buffer.batch_size", "algorithm.repeat_times")
+    part, tasks, repeats = (draft.number(key) for key in keys)
+    episodes = tasks * repeats
+    parts = max(1, -(-episodes // part)) if part and not is_supervised else 1
+    draft.set(f"{TRAINER}.mini_batch_num", parts, *keys)
+    if part > episodes and not is_supervised:
+        reason = f"a step of ajet trains on its own {episodes} episodes"
+        draft.leave_out(keys[0], reason, algorithm=True)
+    updates = parts * (draft.number(f"{ACTOR}.ppo_epochs") or 1)
+    warm, ratio = f"{OPTIMIZER}.lr_warmup_steps", f"{OPTIMIZER}.lr_warmup_steps_ratio"
+    total = draft.number("buffer.total_steps") or draft.number("trainer.total_steps")
+    if draft.number(warm) > 0:
+        draft.set(f"{TRAINER}.optim.warmup_steps", draft.number(warm), warm)
+    elif draft.number(ratio) and total:
+        steps = int(draft.number(ratio) * total * updates)
+        draft.set(f"{TRAINER}.optim.warmup_steps", steps, ratio)
+    elif draft.number(ratio):
+        reason = "warmup_steps counts steps, and total_steps is not set"
+        draft.leave_out(ratio, reason, algorithm=True)
+    schedules = (f"{OPTIMIZER}.warmup_style", f"{OPTIMIZER}.lr_scheduler_type")
+    schedule = next((key for key in schedules if draft.has_key(key)), schedules[1])
+    totals = ("trainer.total_steps", "buffer.total_steps")
+    last = next((key for key in totals if draft.has_key(key)), totals[1])
+    take_schedule(draft, schedule, last, f"{OPTIMIZER}.min_lr_ratio")
+    draft.ignore(*schedules)
+
+
+def _lengths(draft: Draft) -> None:
+    """Converts the limits: prompt and response are those of one call, `max_model_len` bounds a
+    whole conversation. The engine's own come before the model's."""
+    limits = list[tuple[Any, str]]()
+    for name in ("max_model_len", "max_prompt_tokens", "max_response_tokens"):
+        keys = (f"{ENGINE}.{name}", f"model.{name}")
+        key = next((key for key in keys if draft.take(key)), keys[1])
+        limits.append((draft.number(key), key))
+        draft.ignore(*keys)
+    (whole, key), (prompt, prompt_key), (reply, reply_key) = limits
+    if not whole and prompt and reply:
+        whole, key = prompt + reply, reply_key
+    if reply or whole:
+        target = "ajet.rollout.max_response_length_in_one_turn"
+        draft.set(target, reply or whole, reply_key if reply else key)
+    bounds = ("ajet.data.max_response_length", "ajet.rollout.max_model_len")
+    if not whole:
+        advice = "Trinity-RFT takes the model's own limit: write how many tokens a conversation has"
+        draft.leave_blank(*bounds, key=key, advice=advice)
+        return
+    draft.set("ajet.data.max_prompt_length", prompt or whole, prompt_key if prompt else key)
+    for target in bounds:
+        draft.set(target, whole, key)
+
+
+def _lora(draft: Draft) -> None:
+    configs = draft.take("model.lora_configs") or []
+    if not configs:
+        return
+    first, key = configs[0], "model.lora_configs"
+    draft.set(f"{TRAINER}.lora.rank", first.get("lora_rank", 32), key)
+    draft.set(f"{TRAINER}.lora.alpha", float(first.get("lora_alpha", 32)), key)
+    modules = first.get("target_modules", "all-linear")
+    draft.set(f"{TRAINER}.lora.target_modules", modules, key)
+    if len(configs) > 1 or first.get("path"):
+        draft.leave_out(key, "one adapter, which starts anew", algorithm=True)
+
+
+def _synchronizer(draft: Draft) -> None:
+    for name, choices in SYNCHRONIZER.items():
+        key = f"synchronizer.{name}"
+        draft.choose(key, f"trinity.synchronizer.{name}", choices, "no such value")
+    for name in ("sync_interval", "sync_offset"):
+        draft.copy(f"synchronizer.{name}", f"trinity.synchronizer.{name}")
+
+
+def _episodes(draft: Draft) -> None:
+    """Converts how many episodes run at the same time, and what becomes of one that fails."""
+    runners, engines = "explorer.runner_per_model", f"{ENGINE}.engine_num"
+    old = "explorer.runner_num"
+    count = draft.number(old) or draft.number(runners) * draft.number(engines)
+    draft.set("ajet.rollout.max_env_worker", count, runners, engines, old)
+    retries = draft.number("explorer.max_retry_times")
+    if retries:
+        draft.set("ajet.rollout.failure_policy", "retry", "explorer.max_retry_times")
+        draft.set("ajet.rollout.max_retries", retries, "explorer.max_retry_times")
+    draft.choose(f"{ENGINE}.engine_type", "ajet.rollout.name", ENGINES, "no such engine")
+
+
+class _Taskset:
+    """The training tasks of `explorer_input`, with the settings that hold for their episodes.
+    `key` is Trinity-RFT's of the section."""
+
+    def __init__(self, draft: Draft, key: str, written: Mapping[str, Any]) -> None:
+        self.draft, self.key, self.written = draft, key, written
+        self.format: Mapping[str, Any] = written.get("format") or {}
+
+    @classmethod
+    def training(cls, draft: Draft) -> "_Taskset":
+        one, several = f"{INPUT}.taskset", draft.take(f"{INPUT}.tasksets") or []
+        if not several:
+            return cls(draft, one, draft.section(one))
+        if len(several) > 1:
+            reason = "a run has one set of tasks: put their rows into one; the first is written"
+            draft.leave_out(f"{INPUT}.tasksets", reason, algorithm=True)
+        return cls(draft, f"{INPUT}.tasksets", several[0])
+
+    def take(self) -> None:
+        """Converts them, and the validation tasks."""
+        held_out = self.draft.take(f"{INPUT}.eval_tasksets") or []
+        self._files(held_out)
+        self._order()
+        self._format()
+        self._agent()
+        self._sampling(held_out)
+        self._unread(self.key, self.written, READ, "no such setting of tasks")
+        reason = "a row is read by its question and its answer"
+        self._unread(f"{self.key}.format", self.format, FORMAT, reason)
+        for at, tasks in enumerate(held_out[:1]):
+            same = [*READ, *(name for name in tasks if tasks[name] == self.written.get(name))]
+            key = f"{INPUT}.eval_tasksets.{at}"
+            self._unread(key, tasks, same, "validation is played and judged as training is")
+            if (tasks.get("format") or {}) != self.format:
+                reason = "the validation rows are read as the training rows are"
+                self.draft.leave_out(f"{key}.format", reason)
+
+    def _unread(
+        self, key: str, written: Mapping[str, Any], read: Sequence[str], reason: str
+    ) -> None:
+        """Lists the keys of a section, or of one in a list, that are not converted."""
+        for name, value in written.items():
+            if name in read or name in NAMED or value in (None, {}, False, ""):
+                continue
+            omitted = OmittedKey(f"{key}.{name}", value, UNREAD.get(name, reason), "algorithm")
+            self.draft.result.left_out.append(omitted)
+
+    def _files(self, held_out: list[Mapping[str, Any]]) -> None:
+        path, key = self.written.get("path"), f"{self.key}.path"
+        if self.written.get("storage_type") not in (None, "file"):
+            reason = "tasks are files, or a data set of the Hub: name a reader at ajet.task_reader"
+            self._leave_out("storage_type", reason)
+            self._leave_out("path", reason)
+            return
+        if not path:
+            self.draft.to_do("say where the tasks are: ajet.task_reader")
+            return
+        first = held_out[0] if held_out else {}
+        name = self.written.get("subset_name")
+        is_same = (first.get("path"), first.get("subset_name")) == (path, name)
+        if str(path).endswith((".jsonl", ".csv")):
+            self.draft.set(f"{READER}.type", "jsonl_dataset_file", key)
+            self.draft.set(f"{LINES}.training.file_path", path, key)
+            if first:
+                target = f"{LINES}.validation.file_path"
+                self.draft.set(target, first.get("path"), f"{INPUT}.eval_tasksets")
+        else:
+            repository = f"{path}/{name}" if name else path
+            split = self.written.get("split") or "train"
+            self.draft.set(f"{READER}.type", "huggingface_dat_repo", key)
+            self.draft.set(f"{REPO}.dataset_path", repository, key, f"{self.key}.subset_name")
+            self.draft.set(f"{REPO}.training_split", split, f"{self.key}.split")
+            validation = first.get("split", "train") if is_same else None
+            self.draft.set(f"{REPO}.validation_split", validation, f"{INPUT}.eval_tasksets")
+            if first and not is_same:
+                self.draft.to_do(
+                    f"put {path} and {first.get('path')} into one folder, as two splits, and name "
+                    f"it at {REPO}.dataset_path: there is no validation until then"
+                )
+        if len(held_out) > 1:
+            reason = "a run has one set of validation tasks: put their rows into one"
+            self.draft.leave_out(f"{INPUT}.eval_tasksets", reason)
+
+    def _order(self) -> None:
+        selector = self.written.get("task_selector") or {}
+        order = selector.get("selector_type") or "sequential"
+        key = f"{self.key}.task_selector"
+        if order in SELECTORS:
+            self.draft.set("ajet.data.shuffle", SELECTORS[order], key)
+        else:
+            reason = "an order of your own is ajet.data.sampler"
+            self._leave_out("task_selector", f"{order}: {reason}", algorithm=True)
+        if SELECTORS.get(order) and "seed" in selector:
+            self.draft.set("ajet.seed", selector["seed"], key)
+
+    def _format(self) -> None:
+        question = self.format.get("prompt_key")
+        if question not in (None, "question"):
+            self.draft.set(f"{READER}.query_field", question, f"{self.key}.format.prompt_key")
+        answer = self.format.get("response_key")
+        if answer is not None and answer != "answer":
+            self.draft.to_do(
+                f"the judge math reads a row's answer: rename the field {answer!r} "
+                f"({self.key}.format.response_key), or read it in a judge of yours"
+            )
+        prompt = self.format.get("system_prompt") or self.draft.take(f"{INPUT}.system_prompt")
+        if prompt:
+            target = "ajet.rollout.multi_turn.system_prompt"
+            self.draft.set(target, prompt, f"{self.key}.format.system_prompt")
+
+    def _agent(self) -> None:
+        """Converts the workflow and the reward. A class of the user's is written under its name,
+        which `ajet check` refuses until it is a file's."""
+        workflow, key = self._named("default_workflow_type")
+        reward, reward_key = self._named("default_reward_fn_type")
+        other = f"{INPUT}.default_eval_workflow_type"
+        if self.draft.take(other) not in (None, workflow):
+            self.draft.leave_out(other, "validation is played by the agent of training")
+        judge = "ajet.task_judge.judge_protocol"
+        if workflow is not None and workflow not in ONE_CALL:
+            self.draft.set("ajet.rollout.user_workflow", workflow, key)
+            self.draft.to_do(
+                f"write the workflow {workflow!r} as a class with execute, and name it as "
+                "file.py->Class at ajet.rollout.user_workflow (docs/coming_from/trinity.md)"
+            )
+        is_math = reward in MATH_REWARDS or (reward is None and "math" in str(workflow))
+        if (is_math and workflow in (None, *ONE_CALL)) or reward in MATH_REWARDS:
+            self.draft.set(judge, "math", reward_key if reward else key)
+            if reward != "accuracy_reward":
+                reason = (
+                    "its reward for the form of a reply and its system prompt have no counterpart: "
+                    "judge math scores the answer alone"
+                )
+                self.draft.leave_out(reward_key if reward else key, reason, algorithm=True)
+        elif reward is not None:
+            self.draft.set(judge, reward, reward_key)
+            self.draft.to_do(
+                f"write the reward {reward!r} as a BaseJudge, and name it as file.py->Class at "
+                f"{judge}"
+            )
+
+    def _named(self, name: str) -> tuple[Any, str]:
+        """Returns what this set of tasks or all of them name, and its key."""
+        key, shared = f"{self.key}.{name}", f"{INPUT}.{name}"
+        shared_value = self.draft.take(shared)
+        value = self.written.get(name)
+        return (value, key) if value is not None else (shared_value, shared)
+
+    def _sampling(self, held_out: list[Mapping[str, Any]]) -> None:
+        validation = (held_out[0].get("rollout_args") or {}) if held_out else {}
+        training = self.written.get("rollout_args") or {}
+        for name, default in {"temperature": 1.0, "top_p": 1.0, "top_k": -1}.items():
+            shared = self.draft.take(f"model.{name}")
+            base = default if shared is None else shared
+            key = f"{self.key}.rollout_args.{name}" if name in training else f"model.{name}"
+            self.draft.set(f"ajet.rollout.{name}", training.get(name, base), key)
+            target, value = f"ajet.rollout.val_kwargs.{name}", validation.get(name, base)
+            self.draft.set(target, value, f"{INPUT}.eval_tasksets")
+        if limit := training.get("max_tokens"):
+            target = "ajet.rollout.max_response_length_in_one_turn"
+            self.draft.set(target, limit, f"{self.key}.rollout_args.max_tokens")
+        repeats = held_out[0].get("repeat_times", validation.get("n", 1)) if held_out else 1
+        self.draft.set(f"{TRAINER}.val_pass_n", repeats, f"{INPUT}.eval_tasksets")
+
+    def _leave_out(self, name: str, reason: str, *, algorithm: bool = True) -> None:
+        self.draft.leave_out(f"{self.key}.{name}", reason, algorithm=algorithm)
+
+
+def _supervised(draft: Draft) -> None:
+    """Converts the rows of given replies, which are Trinity-RFT's experience buffer there."""
+    sizes = ("buffer.train_batch_size", "buffer.batch_size")
+    rows = draft.number(sizes[0]) or draft.number(sizes[1])
+    draft.set("ajet.data.train_batch_size", rows, *sizes)
+    path, key = draft.take(f"{EXPERIENCES}.path"), f"{EXPERIENCES}.path"
+    name, form = draft.take(f"{EXPERIENCES}.subset_name"), f"{EXPERIENCES}.format"
+    if not path:
+        draft.to_do("say where the rows are: ajet.task_reader")
+    elif str(path).endswith((".jsonl", ".csv")):
+        draft.set(f"{READER}.type", "jsonl_dataset_file", key)
+        draft.set(f"{LINES}.training.file_path", path, key)
+    else:
+        draft.set(f"{READER}.type", "huggingface_dat_repo", key)
+        draft.set(f"{REPO}.dataset_path", f"{path}/{name}" if name else path, key)
+        split = draft.take(f"{EXPERIENCES}.split") or "train"
+        draft.set(f"{REPO}.training_split", split, f"{EXPERIENCES}.split")
+        draft.set(f"{REPO}.validation_split", None, key)
+    written = draft.section(form)
+    is_plain = written.get("prompt_type") == "plaintext"
+    names = ("prompt_key", "response_key") if is_plain else ("messages_key",)
+    wanted = ("prompt", "completion") if is_plain else ("messages",)
+    fields = tuple(written.get(key, "messages" if key == "messages_key" else "") for key in names)
+    if fields != wanted:
+        draft.to_do(f"rename the fields of the rows: {', '.join(fields)} to {', '.join(wanted)}")

@@ -1,0 +1,111 @@
+"""AgentJet's swarm scripts import unchanged, and their threads run the episodes of `ajet serve`."""
+
+import asyncio
+from concurrent.futures import wait
+
+import pytest
+
+from ajet import Task, WorkflowOutput
+from ajet.exchange.exchange import EpisodeExchange
+from tests.exchange.served import KEY, TASKS, served
+
+MATH = """
+from ajet.schema.task import Task, WorkflowOutput
+from ajet.copilot.job import AgentJetJob
+from ajet.task_reader import RouterTaskReader
+from ajet.utils.retry import retry_with_backoff
+from ajet.utils.thread_executors import PeriodicDrainThreadPoolExecutor
+from ajet.tuner_lib.as_oai_baseurl_apikey import OpenaiBaseUrlAndApiKey
+from ajet.tuner_lib.experimental.interchange_utils import SwarmThrottlePolicy
+from ajet.default_config.ajet_default import AjetTaskReader, HuggingfaceDatRepo
+from ajet.default_config.ajet_config_schema import AjetTaskReader as Later
+from ajet.tuner_lib.experimental.as_swarm_client import SwarmClient, SwarmThrottlePolicy
+"""
+FROZEN_LAKE = """
+from ajet.copilot.job import AgentJetJob
+from ajet.tuner_lib.experimental.as_swarm_client import SwarmClient, run_episodes_until_all_complete
+from ajet.default_config.ajet_default import AjetTaskReader
+from ajet.task_reader import RouterTaskReader
+"""
+
+
+def names_of(imports):
+    names = {}
+    exec(imports, names)
+    return names
+
+
+@pytest.mark.parametrize("imports", [MATH, FROZEN_LAKE])
+def test_the_imports_of_a_swarm_script_are_there(imports):
+    assert names_of(imports)["AgentJetJob"]
+
+
+def test_a_client_reads_its_tasks_as_ajets_readers_do(tmp_path):
+    names = names_of(MATH)
+    reader, repository = names["AjetTaskReader"], names["HuggingfaceDatRepo"]
+    (tmp_path / "rows.jsonl").write_text('{"question": "2+2?", "answer": "4"}\n')
+    settings = reader(huggingface_dat_repo=repository(dataset_path=str(tmp_path / "rows.jsonl")))
+    dataset = names["RouterTaskReader"]("huggingface_dat_repo", settings)
+    [task] = dataset.generate_training_tasks()
+    assert (task.main_query, task.metadata["answer"]) == ("2+2?", "4")
+    dummy = names["RouterTaskReader"](reader_type="random_dummy", reader_config=reader())
+    assert "random_number" in next(dummy.generate_training_tasks()).metadata
+
+
+def test_a_function_is_called_again_after_an_error_and_its_last_error_is_raised():
+    calls = []
+
+    @names_of(MATH)["retry_with_backoff"](max_retry=3, backoff_fn=lambda attempt: 0.0)
+    def fail_until(number):
+        calls.append(number)
+        if len(calls) < number:
+            raise OSError("not yet")
+        return number
+
+    assert (fail_until(2), len(calls)) == (2, 2)
+    calls.clear()
+    with pytest.raises(OSError, match="not yet"):
+        fail_until(9)
+    assert len(calls) == 3
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch):
+    monkeypatch.setenv("AJET_SERVE_API_KEY", KEY)
+
+
+def test_a_share_of_the_batch_is_refused_when_an_episode_begins():
+    names = names_of(MATH)
+    share = names["SwarmThrottlePolicy"](
+        ratio=0.5, expected_batch_size=2, expected_num_repeat=2, current_task_id="a"
+    )
+    swarm = names["SwarmClient"]("http://127.0.0.1:9")
+    with pytest.raises(TypeError, match="throttle_policy has no counterpart"):
+        swarm.begin_episode(task=Task("a", "q"), throttle_policy=share)
+
+
+async def test_the_threads_of_a_script_run_episodes_of_the_task_that_they_get():
+    names, tasks = names_of(MATH), [Task("a", "my a"), Task("b", "my b")]
+    run_all = names_of(FROZEN_LAKE)["run_episodes_until_all_complete"]
+    async with served(exchange=EpisodeExchange(tasks="client")) as server:
+        step = server.rollout(TASKS[:2])
+
+        def program():
+            swarm = names["SwarmClient"](server.url)
+
+            def rollout(task):
+                episode_uuid, _ = swarm.begin_episode(discard_episode_timeout=60)
+                swarm.end_episode(
+                    task, episode_uuid, WorkflowOutput(reward=float(task.task_id == "a"))
+                )
+                return task.task_id
+
+            executor = names["PeriodicDrainThreadPoolExecutor"](workers=2)
+            wait([executor.submit_with_periodic_drain(fn=rollout, task=tasks[0]) for _ in range(2)])
+            assert run_all([tasks[1], tasks[1]], func=rollout) == ["b", "b"]
+
+        await asyncio.to_thread(program)
+        groups = await step
+    found = {group.trajectories[0].workflow_task.task_id: group for group in groups}
+    rewards = {name: [each.reward for each in found[name].trajectories] for name in found}
+    assert rewards == {"a": [1.0, 1.0], "b": [0.0, 0.0]}
