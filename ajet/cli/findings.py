@@ -31,11 +31,16 @@ from ajet.core.config.precision import describe_precision, is_slow_here
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.judge import judge_spec
+from ajet.core.judge.judge import BaseJudge
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.run.overlap import overlap_line
 from ajet.core.task.task import Task
 from ajet.core.workflow.workflow import Workflow
+from ajet.judges.answer import ReferenceJudge, UnusableReference
 from ajet.servers.serving import engine_of_one_process
+
+MAX_IDS = 5
+"""The number of tasks that a finding names for one reason."""
 
 
 def run_findings(config: AjetConfig, workflows: Iterable[type[Workflow]]) -> list[Finding]:
@@ -64,6 +69,32 @@ def data_findings(
         )
     if (line := overlap_line(training, held_out)) is not None:
         yield Finding("warning", line)
+
+
+def reference_findings(judge: BaseJudge | None, tasks: Sequence[Task]) -> Iterator[Finding]:
+    """Yields a warning that names the tasks whose reference answer no reply can equal, where the
+    judge compares answers with references."""
+    if not isinstance(judge, ReferenceJudge):
+        return
+    by_problem: dict[str, list[str]] = {}
+    for task in tasks:
+        try:
+            judge.reference(task)
+        except UnusableReference as error:
+            by_problem.setdefault(error.problem, []).append(task.task_id)
+    if not by_problem:
+        return
+    count = sum(map(len, by_problem.values()))
+    listed = []
+    for problem, ids in by_problem.items():
+        more = f" and {len(ids) - MAX_IDS:,} more" if len(ids) > MAX_IDS else ""
+        listed.append(f"{', '.join(ids[:MAX_IDS])}{more}: {problem}")
+    yield Finding(
+        "warning",
+        f"data: {count:,} of {len(tasks):,} tasks have no reference answer that a reply could "
+        f"equal, so {type(judge).__name__} fails their episodes ({'; '.join(listed)}); correct "
+        "these rows or take them out",
+    )
 
 
 # --- the device ----------------------------------------------------------------------------------
