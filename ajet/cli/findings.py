@@ -30,7 +30,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.config.precision import describe_precision, is_slow_here
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.core.judge import judge_spec
+from ajet.core.judge import JUDGES, judge_spec
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.run.overlap import overlap_line
@@ -150,7 +150,14 @@ def engine_findings(config: AjetConfig) -> Iterator[Finding]:
 def _reward_finding(config: AjetConfig, workflow: type[Workflow]) -> Finding:
     judge = judge_spec(config.ajet.task_judge)
     if judge is not None:
-        return Finding("ok", f"reward: judge {judge}")
+        threshold = config.ajet.task_judge.success_threshold
+        success = (
+            ""
+            if judge in JUDGES
+            else f"; a reward of {threshold:g} or more is a success, unless the judge returns "
+            "(reward, is_success) (ajet.task_judge.success_threshold)"
+        )
+        return Finding("ok", f"reward: judge {judge}{success}")
     if not config.learns_from_rewards:
         return _unneeded_reward_finding(config, workflow)
     gives = gives_reward(workflow)
