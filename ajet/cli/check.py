@@ -47,7 +47,12 @@ def _check(config: "AjetConfig", conf: Path) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from ajet.cli.findings import data_findings, engine_findings, run_findings
+    from ajet.cli.findings import (
+        data_findings,
+        engine_findings,
+        reference_findings,
+        run_findings,
+    )
     from ajet.cli.machine_findings import machine_findings
     from ajet.cli.notices import show_notices
     from ajet.cli.preflight import check_agents, check_run, cluster_notices
@@ -67,7 +72,7 @@ def _check(config: "AjetConfig", conf: Path) -> None:
     cluster = cluster_notices(config)
     workflow = config.ajet.rollout.user_workflow or DEFAULT_AGENT
     judge = judge_spec(config.ajet.task_judge)
-    make_judge(config)
+    made_judge = make_judge(config)
     reader = make_reader(config)
     tasks, held_out = reader.get_training_tasks(), reader.get_validation_tasks()
     check_agents(config, [*tasks, *held_out])
@@ -90,6 +95,7 @@ def _check(config: "AjetConfig", conf: Path) -> None:
         *run_findings(config, kinds),
         *engine_findings(config),
         *data_findings(plan, tasks, validation_sample(held_out, config)),
+        *reference_findings(made_judge if config.samples else None, [*tasks, *held_out]),
         *machine_findings(config, plan),
     ]
     for finding in findings:

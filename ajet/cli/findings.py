@@ -33,11 +33,13 @@ from ajet.core.config.redacted import redacted_value
 from ajet.core.config.section import leaves
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.core.judge import judge_spec
+from ajet.core.judge import JUDGES, judge_spec
+from ajet.core.judge.judge import BaseJudge
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.run.overlap import overlap_line
 from ajet.core.task.task import Task
 from ajet.core.workflow.workflow import Workflow
+from ajet.judges.answer import ReferenceJudge, UnusableReference
 from ajet.servers.serving import engine_of_one_process
 
 READ_FOR_ALL = (
@@ -51,6 +53,8 @@ READ_FOR_ALL = (
 )
 """Settings beside those of agents: limits of every episode, and the sandbox, which a judge has
 too."""
+MAX_IDS = 5
+"""The number of tasks that a finding names for one reason."""
 
 
 def run_findings(config: AjetConfig, workflows: Iterable[type[Workflow]]) -> list[Finding]:
@@ -80,6 +84,32 @@ def data_findings(
         )
     if (line := overlap_line(training, held_out)) is not None:
         yield Finding("warning", line)
+
+
+def reference_findings(judge: BaseJudge | None, tasks: Sequence[Task]) -> Iterator[Finding]:
+    """Yields a warning that names the tasks whose reference answer no reply can equal, where the
+    judge compares answers with references."""
+    if not isinstance(judge, ReferenceJudge):
+        return
+    by_problem: dict[str, list[str]] = {}
+    for task in tasks:
+        try:
+            judge.reference(task)
+        except UnusableReference as error:
+            by_problem.setdefault(error.problem, []).append(task.task_id)
+    if not by_problem:
+        return
+    count = sum(map(len, by_problem.values()))
+    listed = []
+    for problem, ids in by_problem.items():
+        more = f" and {len(ids) - MAX_IDS:,} more" if len(ids) > MAX_IDS else ""
+        listed.append(f"{', '.join(ids[:MAX_IDS])}{more}: {problem}")
+    yield Finding(
+        "warning",
+        f"data: {count:,} of {len(tasks):,} tasks have no reference answer that a reply could "
+        f"equal, so {type(judge).__name__} fails their episodes ({'; '.join(listed)}); correct "
+        "these rows or take them out",
+    )
 
 
 # --- the device ----------------------------------------------------------------------------------
@@ -135,7 +165,14 @@ def engine_findings(config: AjetConfig) -> Iterator[Finding]:
 def _reward_finding(config: AjetConfig, workflow: type[Workflow]) -> Finding:
     judge = judge_spec(config.ajet.task_judge)
     if judge is not None:
-        return Finding("ok", f"reward: judge {judge}")
+        threshold = config.ajet.task_judge.success_threshold
+        success = (
+            ""
+            if judge in JUDGES
+            else f"; a reward of {threshold:g} or more is a success, unless the judge returns "
+            "(reward, is_success) (ajet.task_judge.success_threshold)"
+        )
+        return Finding("ok", f"reward: judge {judge}{success}")
     if not config.learns_from_rewards:
         return _unneeded_reward_finding(config, workflow)
     gives = gives_reward(workflow)

@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from ajet.cli.finding import Finding
 from ajet.cluster.gguf_header import GgufHeader
-from ajet.cluster.model_shape import EMBEDDED
+from ajet.cluster.model_shape import EMBEDDED, model_shape
 from ajet.core.config import AjetConfig
 from ajet.core.error_codes import Code
 from ajet.core.error_text import extra_advice
@@ -30,6 +31,10 @@ API_MODEL = re.compile(
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 WEIGHTS = ("*.safetensors", "*.bin")
 NO_TOKENIZER = "no tokenizer (tokenizer.json)"
+SHARED_LAYERS = ("lm_head", "model.embed_tokens")
+"""The layers that have the same weights in a model with tied embeddings."""
+EXPANDED = ("fp8", "mxfp4")
+"""Quantisations that transformers expands where a model is loaded for training."""
 WITHOUT_CACHE = ("openai-gpt", "reformer", "rwkv", "xlnet")
 """Types of models that keep no cache in transformers, so that the in-process engine has none."""
 WITHOUT_TEXT_MODEL = ("glm4v", "glm4v_moe", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
@@ -37,7 +42,38 @@ WITHOUT_TEXT_MODEL = ("glm4v", "glm4v_moe", "qwen2_5_vl", "qwen2_vl", "qwen3_vl"
 
 
 def model_findings(config: AjetConfig) -> Iterator[Finding]:
-    """Yields whether `ajet.model.path` leads to weights, a tokenizer and a chat template."""
+    """Yields whether `ajet.model.path` leads to weights, a tokenizer and a chat template, and
+    whether adapters can be put where the config says."""
+    yield from _path_findings(config)
+    yield from _lora_findings(config)
+
+
+def _lora_findings(config: AjetConfig) -> Iterator[Finding]:
+    """Yields an error where an adapter would be of an output layer that is the embedding too, as
+    core/update/lora.py finds it once the model is loaded."""
+    lora = config.ajet.trainer_common.lora
+    targets = lora.target_modules
+    if not lora.rank or targets == "all-linear":  # which leaves the output layer out
+        return
+    if isinstance(targets, str):
+        is_shared = any(re.fullmatch(targets, name) for name in SHARED_LAYERS)
+    else:
+        is_shared = any(f".{name}".endswith(f".{t}") for name in SHARED_LAYERS for t in targets)
+    try:
+        is_tied = is_shared and model_shape(config.ajet.model.path or "").tied
+    except ModelError:  # not here, or of a family whose sizes are not known
+        return
+    if is_tied:
+        yield Finding(
+            "error",
+            f"ajet.trainer_common.lora.target_modules={targets}: the output layer's weights are "
+            "the embedding's (tie_word_embeddings), so no engine could have an adapter of one of "
+            "them alone; leave both out",
+            Code.MODEL_UNSUPPORTED,
+        )
+
+
+def _path_findings(config: AjetConfig) -> Iterator[Finding]:
     path = config.ajet.model.path or ""
     where = f"ajet.model.path: {path}"
     if path.startswith("embedded:"):
@@ -99,7 +135,7 @@ def _folder_findings(folder: Path, config: AjetConfig) -> Iterator[Finding]:
             f"{where}: its tokenizer has no chat template; give ajet.model.chat_template",
             Code.NO_CHAT_TEMPLATE,
         )
-    elif (kind := _model_type(folder)) in WITHOUT_CACHE + WITHOUT_TEXT_MODEL:
+    elif (kind := _config_of(folder).get("model_type")) in WITHOUT_CACHE + WITHOUT_TEXT_MODEL:
         lack = "cache" if kind in WITHOUT_CACHE else "language model for their text alone"
         yield Finding(
             "error",
@@ -109,14 +145,23 @@ def _folder_findings(folder: Path, config: AjetConfig) -> Iterator[Finding]:
         )
     else:
         yield Finding("ok", f"{where}: weights, tokenizer and chat template are there")
+        quantisation = _config_of(folder).get("quantization_config")
+        method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
+        if method in EXPANDED:
+            yield Finding(
+                "warning",
+                f"{where}: its weights are quantised ({method}); they are expanded to the run's "
+                "number format and trained in it, and checkpoints and exports are not quantised",
+            )
 
 
-def _model_type(folder: Path) -> str | None:
+def _config_of(folder: Path) -> dict[str, Any]:
+    """Returns the content of config.json; {} where loading says what is wrong with it."""
     try:
         content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None  # loading says what is wrong with it
-    return content.get("model_type") if isinstance(content, dict) else None
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _gguf_finding(file: Path, where: str) -> Finding:

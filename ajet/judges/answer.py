@@ -11,19 +11,28 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ajet.core.error_codes import Code
+from ajet.core.errors import DataError
+from ajet.core.judge.judge import BaseJudge
 from ajet.core.task.task import Task
+from ajet.judges.number_forms import decimal_text, is_number
 
 SCANNED_CHARACTERS = 50_000
 """A box is looked for only in this many characters at the end of a text: about twelve thousand
 tokens, and few enough that no text blocks the event loop."""
 
 _BRACES = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\{|\}")
-_INTEGER = re.compile(r"[+-]?\d+")
+_BOX_WITHOUT_BRACES = re.compile(
+    r"\\(?:boxed|fbox)\s*(?=[-+\u2212]?(?:\.?\d|\\[a-zA-Z]|[a-zA-Z]\s*[-+*/^=_$\\]))"
+)
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_REST_OF_FORMULA = re.compile(r"[^\n$]{1,500}?(?=\$|\\[)\]])")
+_WORD = re.compile(r"[^\s$]+")
 
 
 def boxed(text: str) -> str | None:
-    """Returns the content of the last complete ``\\boxed{…}`` with balanced braces, or None if
-    there is none."""
+    """Returns the content of the last complete ``\\boxed{…}`` with balanced braces, or of
+    ``\\boxed 18`` if that comes later; None if there is neither."""
     is_escaped = text[:SCANNED_CHARACTERS].lstrip().startswith("[{") and "\\\\" in text
     text = text[-SCANNED_CHARACTERS:]
     if is_escaped:
@@ -37,22 +46,97 @@ def boxed(text: str) -> str | None:
             inside, is_box = opened.pop()
             if is_box and inside > start:
                 start, end = inside, brace.start()
+    without_braces = list(_BOX_WITHOUT_BRACES.finditer(text, max(end, 0)))
+    if without_braces:
+        return _without_braces(text, without_braces[-1].end())
     return text[start:end] if start >= 0 else None
+
+
+def _without_braces(text: str, start: int) -> str | None:
+    """Returns what ``\\boxed 18`` holds: the rest of the formula, as in MATH's grader; outside a
+    formula, one word."""
+    before = text[text.rfind("\n", 0, start) + 1 : start]
+    is_formula = (
+        before.count("$") % 2 == 1
+        or before.rfind(r"\(") > before.rfind(r"\)")
+        or before.rfind(r"\[") > before.rfind(r"\]")
+    )
+    content = _REST_OF_FORMULA.match(text, start) if is_formula else None
+    content = content or _WORD.match(text, start)
+    return content.group().rstrip(".,;:* ") if content else None
+
+
+class UnusableReference(DataError):
+    """Raised for a task whose row has no reference that a reply could equal."""
+
+    def __init__(self, task: Task, problem: str) -> None:
+        super().__init__(f"task {task.task_id}: {problem}", code=Code.ROW_FORM)
+        self.problem = problem
+
+
+class ReferenceJudge(BaseJudge):
+    """Base class of judges that compare the agent's answer with the row's reference answer."""
+
+    def reference(self, task: Task) -> str:
+        """Returns the reference; raises `UnusableReference` if no reply can equal it. `ajet check`
+        asks for that of each task."""
+        return reference_answer(task)
 
 
 def reference_answer(task: Task) -> str:
     """Returns the row's ``answer`` (what follows ``####`` in GSM8K), verl's
-    ``reward_model.ground_truth``, or the box in MATH's ``solution``; raises `KeyError` if the row
-    has none of them."""
+    ``reward_model.ground_truth``, or the box in MATH's ``solution``. A number is written in
+    decimals: 0.00001 rather than Python's 1e-05, and 2 rather than 2.0.
+
+    Raises `UnusableReference` if the row has none of them, or one that no reply can equal.
+    """
+    column, value = _reference(task)
+    if isinstance(value, list | tuple):
+        problem = f"{column} is {'a list of several values' if value else 'an empty list'}"
+        raise UnusableReference(task, problem)
+    if isinstance(value, Mapping | bytes):
+        problem = f"{column} is a {type(value).__name__}, not text or a number"
+        raise UnusableReference(task, problem)
+    try:
+        text = decimal_text(value) if is_number(value) else final_part(str(value))
+    except ValueError as error:
+        raise UnusableReference(task, f"{column} {error}, which no reply can equal") from None
+    if not text:
+        raise UnusableReference(task, f"{column} is empty")
+    return text
+
+
+def has_number(task: Task) -> bool:
+    """Returns whether the row holds its reference as a number rather than as text."""
+    return is_number(_reference(task)[1])
+
+
+def _reference(task: Task) -> tuple[str, Any]:
+    """Returns the reference as the row has it (the element of a list of one), and its column."""
     row = task.metadata
-    reward_model = row.get("reward_model")
-    if row.get("answer") is not None:
-        return final_part(str(row["answer"]))
-    if isinstance(reward_model, Mapping) and reward_model.get("ground_truth") is not None:
-        return final_part(str(reward_model["ground_truth"]))
-    if row.get("solution") is not None:
-        return final_part(str(row["solution"]))
-    raise KeyError(f"task {task.task_id} has no 'answer' (its row has {sorted(row)})")
+    places = [
+        ("answer", row, "answer"),
+        ("reward_model.ground_truth", row.get("reward_model"), "ground_truth"),
+        ("solution", row, "solution"),
+    ]
+    null_columns = []
+    for column, holder, key in places:
+        if not isinstance(holder, Mapping) or key not in holder:
+            continue
+        value = holder[key]
+        if hasattr(value, "tolist") and not is_number(value):
+            value = value.tolist()  # an array of numpy's
+        if isinstance(value, list | tuple) and len(value) == 1:
+            value = value[0]
+        if value is not None:
+            return column, value
+        null_columns.append(column)
+    if null_columns:
+        raise UnusableReference(task, f"{null_columns[0]} is null")
+    names = ", ".join(column for column, *_ in places)
+    has = ", ".join(sorted(row)) or "nothing"
+    problem = f"no reference answer: {names} are looked for, and its row has {has}"
+    raise UnusableReference(task, problem)
 
 
 def final_part(text: str) -> str:

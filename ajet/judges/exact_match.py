@@ -1,22 +1,27 @@
 r"""Compares the agent's answer with the reference answer as text.
 
 Case, surrounding space, repeated spaces and a final full stop do not count. The agent's answer is
-the last ``\boxed{…}`` or ``#### …`` of ``metadata["final_answer"]``, or all of it.
+the last ``\boxed{…}`` or ``#### …`` of ``metadata["final_answer"]``, or all of it. A reference
+that the row holds as a number is compared as a number: 2.0 is met by "2" and by "2.00", the text
+"2.50" by "2.50" alone.
 """
 
-from ajet.core.judge.judge import BaseJudge
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
-from ajet.judges.answer import final_answer, final_part, reference_answer
+from ajet.judges.answer import ReferenceJudge, final_answer, final_part, has_number
+from ajet.judges.number_forms import decimal_or_text
 
 
-class ExactMatchJudge(BaseJudge):
+class ExactMatchJudge(ReferenceJudge):
     """Gives 1 for the same text, else 0."""
 
     def compute_reward(
         self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
     ) -> tuple[float, bool]:
+        reference = normalised(self.reference(workflow_task.task))
         answer = normalised(final_part(final_answer(workflow_output.metadata)))
-        is_success = answer == normalised(reference_answer(workflow_task.task))
+        if has_number(workflow_task.task):
+            answer = decimal_or_text(answer)
+        is_success = answer == reference
         return float(is_success), is_success
 
 

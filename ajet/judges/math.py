@@ -1,6 +1,8 @@
 r"""Judges whether the agent's last ``\boxed{…}`` equals the reference answer mathematically.
 
     12  vs 12            two plain integers are compared as such, in microseconds
+    1e-05 vs 0.00001     each number is first written in one form (number_forms.py)
+    10101_2 vs 10101     numbers in other bases than ten are equal where digits and base are
     1,234 vs 1234, 12.0 vs 12, \frac{1}{2} vs 0.5, $12, 12\%, 2x+1 vs 1+2x      math-verify (sympy)
 
 Without a box the answer counts only if it is nothing but a number. math-verify's own time limit
@@ -14,25 +16,40 @@ from __future__ import annotations
 
 import re
 
-from ajet.core.judge.judge import BaseJudge
+from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
-from ajet.judges.answer import as_integer, boxed, final_answer, reference_answer
+from ajet.judges.answer import (
+    ReferenceJudge,
+    UnusableReference,
+    as_integer,
+    boxed,
+    final_answer,
+    reference_answer,
+)
 from ajet.judges.math_process import MathProcess
+from ajet.judges.number_forms import ascii_digits, plain_numbers, with_base
 
 MAX_ANSWER_LENGTH = 500
-"""Longer answers that are no plain integers count as wrong without being parsed, because no
-reference is as long."""
+"""Longer answers that are no plain integers count as wrong without being parsed. A longer reference
+is refused."""
 
-_BARE_NUMBER = re.compile(r"[-+]?\$?\s*\d[\d,./]*\s*(?:\\?%\s*)?\.?")
+_BARE_NUMBER = re.compile(r"[-+]?\$?\s*\d[\d,./]*(?:[eE][-+]?\d+)?\s*(?:\\?%\s*)?\.?")
 
 
-class MathJudge(BaseJudge):
+class MathJudge(ReferenceJudge):
     """Gives 1 for an equal answer, else 0."""
+
+    def reference(self, task: Task) -> str:
+        reference = reference_answer(task)
+        if len(reference) > MAX_ANSWER_LENGTH and as_integer(reference) is None:
+            problem = f"its reference has more than {MAX_ANSWER_LENGTH} characters"
+            raise UnusableReference(task, problem)
+        return reference
 
     async def compute_reward(
         self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
     ) -> tuple[float, bool]:
-        reference = reference_answer(workflow_task.task)
+        reference = self.reference(workflow_task.task)
         answer = extract_answer(final_answer(workflow_output.metadata))
         is_success = equal_as_text(answer, reference)
         if is_success is None:
@@ -54,6 +71,8 @@ def extract_answer(text: str) -> str:
     answer = boxed(text)
     if answer is not None:
         return answer
+    if len(text) <= MAX_ANSWER_LENGTH:
+        text = ascii_digits(text)
     text = text.strip()
     is_number = len(text) <= MAX_ANSWER_LENGTH and _BARE_NUMBER.fullmatch(text)
     return text.removesuffix(".") if is_number else ""
@@ -66,4 +85,12 @@ def equal_as_text(answer: str, reference: str) -> bool | None:
         return integers[0] == integers[1]
     if not answer.strip() or len(answer) > MAX_ANSWER_LENGTH:
         return False
-    return True if answer.strip() == reference else None
+    if answer.strip() == reference:
+        return True
+    answer, reference = plain_numbers(answer), plain_numbers(reference)
+    if with_base(answer) != with_base(reference):
+        return False
+    integers = as_integer(answer), as_integer(reference)
+    if None not in integers:
+        return integers[0] == integers[1]
+    return True if answer == reference else None

@@ -14,13 +14,16 @@ from __future__ import annotations
 import asyncio
 import atexit
 import json
+import math
 import os
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from ajet.core.process_guard import guarded
+from ajet.judges.number_forms import may_be_euler, plain_numbers
 
 MAX_MEMORY_BYTES = 4 << 30
 TIMEOUT_S = 2
@@ -95,6 +98,12 @@ def _start(timeout_s: int) -> subprocess.Popen[str]:
 
 def compare(reference: str, answer: str) -> bool:
     """Returns whether math-verify finds the two equal. It runs in the child."""
+    if _is_same(plain_numbers(reference), plain_numbers(answer)):
+        return True
+    return may_be_euler(reference + answer) and _is_same(reference, answer)
+
+
+def _is_same(reference: str, answer: str) -> bool:
     from math_verify import parse, verify
 
     reference_expression = parse(f"${reference}$", parsing_timeout=None)  # type: ignore[arg-type]
@@ -102,8 +111,23 @@ def compare(reference: str, answer: str) -> bool:
     return bool(
         reference_expression
         and answer_expression
-        and verify(reference_expression, answer_expression, timeout_seconds=None)
+        and verify(
+            reference_expression,
+            answer_expression,
+            float_rounding=_decimals(reference_expression[0]),
+            timeout_seconds=None,
+        )
     )
+
+
+def _decimals(expression: Any) -> int:
+    """Returns how many decimals are compared: six, and more for small numbers, of which six would
+    leave fewer than five digits or none (1e-7 is not 2e-7)."""
+    try:
+        size = abs(float(expression))
+    except (TypeError, ValueError, OverflowError, AttributeError):  # no number
+        return 6
+    return 6 if not 0 < size < 1 else max(6, 4 - math.floor(math.log10(size)))
 
 
 def main(timeout_s: int) -> None:

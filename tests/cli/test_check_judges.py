@@ -89,3 +89,40 @@ def test_a_mistake_is_one_line(overrides, problem, project):
     assert result.exit_code == 1
     lines = [line for line in result.stderr.splitlines() if not line.startswith("notice: ")]
     assert len(lines) == 1 and problem in lines[0], result.stderr
+
+
+ODD_ROWS = """
+{"question": "2+2?", "answer": {"value": "4"}}
+{"question": "2+3?", "answer": ["5", "five"]}
+{"question": "2+4?", "answer": NaN}
+{"question": "2+5?", "answer": ""}
+{"question": "2+6?", "answer": null}
+{"question": "2+7?", "answer": ["9"]}
+{"question": "2+8?", "answer": 1e16}
+"""
+
+
+@pytest.mark.parametrize("name", ["math", "exact_match"])
+def test_tasks_whose_reference_no_reply_can_equal_are_named_with_the_reason(project, name):
+    (project / "train.jsonl").write_text(ODD_ROWS.strip())
+    result = check(f"{KEY}.judge_protocol={name}")
+    [line] = [line for line in result.stdout.splitlines() if "no reference answer" in line]
+    assert line.startswith(
+        "warning: data: 5 of 7 tasks have no reference answer that a reply could"
+    )
+    for reason in (
+        "train-0: answer is a dict, not text or a number",
+        "train-1: answer is a list of several values",
+        "train-2: answer is nan, which no reply can equal",
+        "train-3: answer is empty",
+        "train-4: answer is null",
+    ):
+        assert reason in line
+
+
+def test_of_many_tasks_with_one_fault_the_first_five_are_named(project):
+    rows = "".join(f'{{"question": "{n}?", "answer": ""}}\n' for n in range(1200))
+    (project / "train.jsonl").write_text(rows)
+    ids = "train-0, train-1, train-2, train-3, train-4 and 1,195 more: answer is empty"
+    assert ids in check(f"{KEY}.judge_protocol=math").stdout
+    assert "no reference answer" not in check(f"{KEY}.judge_protocol=null").stdout

@@ -15,6 +15,7 @@ from ajet.agents.tool_agent import ToolAgent
 from ajet.agents.traj_env_agent import TrajEnvAgent
 from ajet.cli.findings import engine_findings, gives_reward, run_findings
 from ajet.cli.machine_findings import machine_findings
+from ajet.cluster.model_shape import EMBEDDED
 from ajet.core.config import AjetConfig
 from ajet.core.descriptors import descriptors_needed
 from ajet.core.run.batch_plan import BatchPlan
@@ -403,3 +404,50 @@ def test_a_light_install_is_told_which_extra_a_run_needs(monkeypatch):
     assert found[0] == (
         "warning: packages: a run needs torch, which this lacks: pip install 'ajet[train]'"
     )
+
+
+def adapter_lines(targets, path="embedded:math"):
+    lora = {"rank": 4, "target_modules": targets}
+    return [
+        line for line in lines(config_of(path, trainer_common={"lora": lora})) if "lora" in line
+    ]
+
+
+@pytest.mark.parametrize(
+    "targets", [["q_proj", "lm_head"], ["embed_tokens"], ["model.embed_tokens"], ".*(head|q_proj)"]
+)
+def test_an_adapter_of_a_tied_output_layer_is_refused_before_the_model_is_loaded(targets):
+    [line] = adapter_lines(targets)
+    assert line.startswith("error: ajet.trainer_common.lora.target_modules=")
+    assert line.endswith("leave both out [AJ-MOD-011]")
+
+
+def test_adapters_elsewhere_and_of_an_untied_output_layer_are_fine(tmp_path):
+    assert adapter_lines(["q_proj", "v_proj"]) == adapter_lines("all-linear") == []
+    untied = copied_model(tmp_path, tie_word_embeddings=False)
+    assert adapter_lines(["q_proj", "lm_head"], untied) == []
+
+
+def copied_model(folder, **changes):
+    """Returns the path of the embedded model with another config.json."""
+    for file in EMBEDDED.joinpath("math").iterdir():
+        (folder / file.name).symlink_to(file)
+    content = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(content))
+    return str(folder)
+
+
+def test_a_quantised_model_is_said_to_be_expanded(tmp_path):
+    path = copied_model(tmp_path, quantization_config={"quant_method": "fp8"})
+    assert any(
+        line.startswith("warning: ")
+        and "its weights are quantised (fp8); they are expanded" in line
+        for line in lines(config_of(path))
+    )
+    assert not any("quantised" in line for line in lines(config_of()))
+
+
+def test_the_line_of_an_own_judge_says_from_which_reward_on_an_episode_succeeds():
+    line = lines(config_of(judge="mine.py->Mine"), GivesNone)[-1]
+    assert "a reward of 0.5 or more is a success, unless the judge returns" in line

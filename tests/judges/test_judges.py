@@ -159,8 +159,6 @@ async def test_gsm8ks_answer_is_what_follows_the_hashes(judge):
 def test_references_are_found_in_verls_and_maths_columns():
     assert reference_answer(Task("t", "q", metadata={"reward_model": {"ground_truth": "5"}})) == "5"
     assert reference_answer(Task("t", "q", metadata={"solution": r"so \boxed{x^2}"})) == "x^2"
-    with pytest.raises(KeyError, match="task t has no 'answer'"):
-        reference_answer(Task("t", "q", metadata={"question": "?"}))
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,8 @@ def to_float64(model: nn.Module) -> nn.Module:
     """Converts the model in place to float64.
 
     The `NORMS` get a forward that computes in float64, because their own computes in float32.
-    Experts are multiplied one after another: torch has no grouped product of float64.
+    Experts are multiplied one after another: torch has no grouped product of float64. Eager
+    attention gets masks of float32's range, because its softmax is of float32 (Gemma 2).
     """
     untyped: Any = model
     if hasattr(model, "set_experts_implementation"):
@@ -45,7 +46,21 @@ def to_float64(model: nn.Module) -> nn.Module:
     for module in model.modules():
         if type(module).__name__ in NORMS:
             module.forward = MethodType(rms_norm, module)
+        attention = getattr(getattr(module, "config", None), "_attn_implementation", None)
+        if attention == "eager" and type(module).__name__.endswith("Attention"):
+            module.register_forward_pre_hook(_with_finite_mask, with_kwargs=True)
     return model.double()
+
+
+def _with_finite_mask(
+    module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Raises what masks a token from float64's minimum to float32's, which does not become -inf
+    when it is cast: a softmax over a row of padding, where all are -inf, is NaN."""
+    mask = options.get("attention_mask")
+    if isinstance(mask, Tensor) and mask.dtype == torch.float64:
+        options["attention_mask"] = mask.clamp(min=torch.finfo(torch.float32).min)
+    return args, options
 
 
 def rms_norm(norm: Any, x: Tensor) -> Tensor:

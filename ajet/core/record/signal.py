@@ -51,7 +51,20 @@ def why_no_signal(
     members = _members(groups)
     if not members or num_with_signal(groups, samples):
         return None
-    return equal_outcomes(members) or _equal_within_groups(groups, estimator)
+    masked = _all_masked(members)
+    return masked or equal_outcomes(members) or _equal_within_groups(groups, estimator)
+
+
+def _all_masked(members: Sequence[Trajectory]) -> str | None:
+    """Returns why every episode that has not failed is left out for its length; None where some are
+    left."""
+    ended = [t for t in members if not has_failed(t)]
+    if not ended or any(t.left_out != "overlong" for t in ended):
+        return None
+    failed = len(members) - len(ended)
+    but = f"; the other {failed} failed" if failed else ""
+    reasons = "; ".join(sorted({str(t.error) for t in ended}))
+    return f"all {len(ended)} episodes are left out of training: {reasons}{but}"
 
 
 def equal_outcomes(members: Sequence[Trajectory]) -> str | None:

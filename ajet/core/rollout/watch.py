@@ -57,7 +57,8 @@ class RolloutWatch:
         self._task: asyncio.Task[None] | None = None
         self._stopping: dict[str, Stop] = {}
         self._wave: tuple[int, float] = (-1, 0.0)  # the wave that is waited for, and since when
-        self._said: set[tuple[str, str]] = set()
+        self._alone: tuple[str, float] = ("", 0.0)  # the one that is waited for, and since when
+        self._reported_step, self._has_reported_one = "", False
         self._is_waiting = False
 
     def attach(
@@ -119,7 +120,8 @@ class RolloutWatch:
                 self._requests.take(episode_id)
 
     def _held_up(self, calls: Mapping[str, CurrentCall]) -> tuple[dict[str, CurrentCall], int]:
-        """Returns the episodes that are waited for with their calls, and how many wait."""
+        """Returns the episodes that are waited for with their calls, those that have only begun
+        one included, and how many wait."""
         waves = self._waves()
         waiting = waves.waiting() if waves is not None else None
         if waiting is None:
@@ -136,8 +138,7 @@ class RolloutWatch:
             if name in calls and not calls[name].is_model
         }
         self._end_late(late)
-        said = {name: call for name, call in late.items() if call.seconds >= HELD_UP_S}
-        return said, waiting.num_waiting
+        return late, waiting.num_waiting
 
     def _end_late(self, late: Mapping[str, CurrentCall]) -> None:
         """Ends the episodes that hold up the wave for longer than the config allows."""
@@ -151,16 +152,36 @@ class RolloutWatch:
                 self._stop(name, Stop(EpisodeStatus.TIMEOUT, reason))
 
     def _say(self, late: Mapping[str, CurrentCall], num_waiting: int) -> None:
-        if not late:
+        """Shows who is waited for, and logs it once a step; once more if it named several episodes
+        and one of them stays."""
+        names = sorted(late, key=lambda name: -late[name].seconds)
+        is_alone = self._is_slow_alone(names, late)
+        late_names = [name for name in names if late[name].seconds >= HELD_UP_S]
+        if not late_names:
             self._show("")
             return
-        names = sorted(late, key=lambda name: -late[name].seconds)
-        text = self._line(names, late, num_waiting)
+        text = self._line(late_names, late, num_waiting)
         self._show(text)
-        told = (names[0], late[names[0]].name)
-        if told not in self._said:
-            self._said.add(told)
-            logger.warning(f"{text}; `ajet stop {self._run_folder} {names[0]}` ends it")
+        step = "-".join(names[0].split("-")[:2])  # 000003-train of 000003-train-0004-02
+        if step != self._reported_step:
+            self._reported_step, self._has_reported_one = step, False
+        elif self._has_reported_one or not is_alone:
+            return
+        self._has_reported_one = is_alone
+        advice = f"; `ajet stop {self._run_folder} {names[0]}` ends it" if is_alone else ""
+        logger.warning(text + advice)
+
+    def _is_slow_alone(self, names: Sequence[str], late: Mapping[str, CurrentCall]) -> bool:
+        """Returns whether the slowest episode has been waited for alone at least half of its time.
+        Where others are nearly as late, the tool or the machine is slow, and the last one of a
+        queue is no slower than the rest."""
+        slowest = late[names[0]].seconds if names else 0.0
+        if not names or (len(names) > 1 and late[names[1]].seconds * 2 >= slowest):
+            self._alone = ("", 0.0)
+            return False
+        if self._alone[0] != names[0]:
+            self._alone = (names[0], self._clock())
+        return (self._clock() - self._alone[1]) * 2 >= slowest
 
     def _line(self, names: Sequence[str], late: Mapping[str, CurrentCall], num_waiting: int) -> str:
         named = "; ".join(

@@ -38,6 +38,18 @@ def test_each_agent_is_compared_with_itself_by_its_own_reward():
     assert result.metrics["advantage/abs_mean/con/default"] == 2.0
 
 
+def test_a_view_has_the_kl_penalties_of_its_agents_tokens_alone():
+    options = EstimatorSettings(options=AdvantageOptions(normalize_std=False))
+    of_turns = ([0.25, 0.25], [], [4.0], [0.0, 0.0, 0.5])
+    penalties = tuple(np.array(numbers, np.float32) for numbers in of_turns)
+    free = tuple(np.zeros_like(array) for array in penalties)
+    group = (episode(0, 1.0, -3.0, penalties=penalties), episode(1, 0.0, 1.0, penalties=free))
+    result = estimate([group], options)
+    # pro: 1 - 1 against 0; con: -3 - 4 against 1
+    assert values(result, 0) == [[0.0, 0.0], [], [-4.0], [0.0, 0.0, 0.0]]
+    assert values(result, 1) == [[0.0, 0.0], [], [4.0], [0.0, 0.0, 0.0]]
+
+
 def test_an_episode_in_which_an_agent_is_silent_is_no_part_of_its_comparison():
     options = EstimatorSettings(options=AdvantageOptions(normalize_std=False))
     silent = episode(2, 5.0, None, lengths=(2, 0, 0, 3))

@@ -174,3 +174,10 @@ def test_a_filter_of_recorded_conversations_loses_its_key_alone():
     first, second = shown["ajet"]["task_reader"]["tracing"]["filters"]
     assert first == given | {"params": {"api_key": "***", "db_path": "vectors.db"}}
     assert second == other
+
+
+def test_the_value_of_a_mistyped_key_of_ajets_is_shown_unless_it_is_a_secret():
+    assert redacted_value("ajet.rollout.foo.policy", "greedy") == "greedy"
+    assert redacted_value("ajet.rollout.tempreature", "0.7") == "0.7"
+    assert redacted_value("ajet.rollout.foo.api_key", "abcdefgh") == "***"
+    assert redacted_value("ajet.rollout.foo.url", "http://me:pass@host/x") == "http://***@host/x"

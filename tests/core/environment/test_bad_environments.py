@@ -11,7 +11,6 @@ from ajet.core.environment.live import open_environment
 from ajet.core.environment.registry import environment_maker
 from ajet.core.errors import EnvironmentFault
 from ajet.core.trajectory.trajectory import EpisodeStatus
-from tests.core.environment import unruly
 from tests.corridor import answers, corridor_config, play
 from tests.processes import is_running
 
@@ -22,6 +21,17 @@ APART = pytest.mark.parametrize("isolation", ["thread", "process"])
 
 def config_of(tmp_path, isolation, **custom):
     return corridor_config(tmp_path, UNRULY, isolation=isolation, **custom)
+
+
+def closing_config(tmp_path, isolation):
+    """Returns a config whose environments write into `closed(tmp_path)` when they are closed."""
+    return config_of(tmp_path, isolation, env_config={"closed_in": str(tmp_path / "closed")})
+
+
+def closed(tmp_path):
+    """Returns the names of the threads that closed environments of this test."""
+    file = tmp_path / "closed"
+    return file.read_text().split("\n")[:-1] if file.exists() else []
 
 
 async def episode(tmp_path, isolation, *actions, config=None, **limits):
@@ -107,29 +117,28 @@ async def test_one_that_hangs_is_a_timeout_where_the_episodes_deadline_comes_fir
 async def test_one_that_ends_well_is_closed_and_a_number_of_any_kind_is_a_reward(
     tmp_path, isolation
 ):
-    unruly.closed.clear()
-    done = await episode(tmp_path, isolation, "end")
+    config = closing_config(tmp_path, isolation)
+    done = await episode(tmp_path, isolation, "end", config=config)
     assert (done.status, done.reward, done.is_success) == (EpisodeStatus.OK, 1.0, True)
-    assert len(unruly.closed) == (0 if isolation == "process" else 1)
+    await until(lambda: closed(tmp_path))
+    assert len(closed(tmp_path)) == 1
     assert not isolated._workers
 
 
 @pytest.mark.parametrize("action", ["raise", "nan", "end"])
 async def test_it_is_closed_in_its_own_thread_whatever_happened(tmp_path, action):
-    unruly.closed.clear()
-    await episode(tmp_path, "thread", action)
-    assert unruly.closed == ["ajet-Unruly"]
+    await episode(tmp_path, "thread", action, config=closing_config(tmp_path, "thread"))
+    assert closed(tmp_path) == ["ajet-Unruly"]
 
 
 async def test_it_is_closed_when_the_run_is_stopped(tmp_path):
-    unruly.closed.clear()
     endpoint = answers("hang 0.5")
-    running = asyncio.ensure_future(play(config_of(tmp_path, "thread"), endpoint))
+    running = asyncio.ensure_future(play(closing_config(tmp_path, "thread"), endpoint))
     await until(lambda: endpoint.prompts)
     running.cancel()
     await asyncio.wait({running})
-    await until(lambda: unruly.closed)
-    assert unruly.closed == ["ajet-Unruly"]
+    await until(lambda: closed(tmp_path))
+    assert closed(tmp_path) == ["ajet-Unruly"]
 
 
 async def test_a_child_that_it_leaks_dies_with_the_episodes_process(tmp_path):

@@ -4,22 +4,22 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 
 from ajet.core.environment.environment import Environment
 
-closed = []
-"""The names of those that were closed in this process."""
-
 
 class Unruly(Environment):
-    """Fine until the action says otherwise."""
+    """Fine until the action says otherwise. `closed_in` is a file that gets a line, the name of the
+    thread, when it is closed: a test reads its own file, whatever threads of earlier tests do."""
 
-    def __init__(self, in_constructor=None, in_reset=None):
+    def __init__(self, in_constructor=None, in_reset=None, closed_in=None):
         if in_constructor:
             misbehave(in_constructor)
         self.in_reset = in_reset
+        self.closed_in = closed_in
         self.has_begun = False
 
     def reset(self, seed=None, options=None):
@@ -34,8 +34,9 @@ class Unruly(Environment):
         return misbehave(action)
 
     def close(self):
-        if self.has_begun:  # and was not made by check_config
-            closed.append(threading.current_thread().name)
+        if self.has_begun and self.closed_in:  # one that check_config made has not begun
+            with Path(self.closed_in).open("a") as file:
+                file.write(f"{threading.current_thread().name}\n")
 
 
 class OddlyDrawn(Unruly):

@@ -48,7 +48,7 @@ def _sampled(model, **options):
     return asyncio.run(run())
 
 
-def _assert_exact(model, replies):
+def _assert_exact(model, replies, atol=1e-4):
     """Every log-probability is that of the model's own forward over the whole sequence. Random
     weights are ill-conditioned: float32 and float64 differ by up to 1e-4 here."""
     for reply in replies:
@@ -56,7 +56,8 @@ def _assert_exact(model, replies):
         with torch.inference_mode():
             logits = model(ids).logits[0, len(reply.prompt_ids) - 1 : -1]
         expected = logits.log_softmax(-1).gather(1, torch.tensor(reply.token_ids)[:, None])[:, 0]
-        torch.testing.assert_close(torch.tensor(reply.logprobs), expected, rtol=1e-3, atol=1e-4)
+        found = torch.tensor(reply.logprobs, dtype=expected.dtype)
+        torch.testing.assert_close(found, expected, rtol=10 * atol, atol=atol)
 
 
 @pytest.mark.parametrize("name", FIRST | ALL)
@@ -65,6 +66,16 @@ def test_the_engine_returns_the_log_probabilities_of_the_model(name):
     replies = _sampled(model)
     assert sorted({len(reply.token_ids) for reply in replies}) == [2, 4, 6, 8]
     _assert_exact(model, replies)
+
+
+@pytest.mark.parametrize(
+    "name", ["gemma2", "gemma4_text", "gpt_oss", "minimax", "nemotron", "stablelm"]
+)
+def test_prompts_of_unequal_length_are_padded_exactly_in_float64(name):
+    model = to_float64(family_model(name))
+    replies = _sampled(model)
+    assert len({len(reply.prompt_ids) for reply in replies}) > 1
+    _assert_exact(model, replies, atol=1e-6 if name in FLOAT32_INSIDE else 1e-7)
 
 
 @pytest.mark.parametrize("name", ["qwen3_5_text", "minimax"])

@@ -94,6 +94,21 @@ def test_all_truncated_says_by_which_limit():
     )
 
 
+def test_a_step_that_is_masked_whole_names_the_mask_and_not_the_estimator():
+    reason = "a limit cut it (overlong.mask_truncated)"
+    cut = {"status": EpisodeStatus.TRUNCATED, "error": "1 model calls are the limit"}
+    masked = [
+        episode(member=m, reward=r, **cut).leave_out("overlong", reason)
+        for m, r in enumerate([1.0, 0.0, 0.0])
+    ]
+    told = f"all 3 episodes are left out of training: {reason}"
+    assert why_no_signal([group_of(*masked)], [], "grpo") == told
+    also_failed = group_of(*masked, failed(3, "ValueError: no key"))
+    assert why_no_signal([also_failed], [], "grpo") == f"{told}; the other 1 failed"
+    kept = [group_of(*masked, episode(member=3, reward=0.5))]
+    assert "left out" not in why_no_signal(kept, samples(kept), "grpo")
+
+
 def test_a_reply_cut_by_its_own_limit_counts_as_truncated():
     one, two = group(0.0, 0.0).trajectories
     first, last = one.turns

@@ -9,6 +9,7 @@ from ajet.core.errors import RunFailed
 from ajet.core.rollout.batch import BatchRollout, BatchSettings, top_by_variance
 from ajet.core.task.cursor import DataCursor
 from ajet.core.task.result_cursor import ResultCursor
+from ajet.core.trajectory.malformed import MalformedPolicy
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
 
 TOKENIZER = chat_tokenizer("qwen2_5")
@@ -135,6 +136,25 @@ async def test_an_episode_that_a_limit_cut_leaves_the_baseline_of_its_group_too(
         assert [t.workflow_task.rollout_index for t in group.valid] == [1, 2]
         assert group.trajectories[0].left_out == "overlong"
         assert group.trajectories[0].outcome == "truncated"
+
+
+async def test_a_malformed_episode_keeps_its_configured_reward_and_is_not_masked_as_truncated():
+    """Malformed replies end an episode early too, and its reward is what teaches the model to write
+    others."""
+    bad_call = "<tool_call>\n{not json}\n</tool_call>"
+    endpoint = ScriptedEndpoint(
+        TOKENIZER, lambda _, name: bad_call if name.rpartition("/")[0].endswith("-00") else "yes"
+    )
+    malformed = MalformedPolicy(("wrong_toolcall",), reward=-0.5)
+    rollout, _ = batch(
+        endpoint=endpoint, num_repeat=3, limits={"malformed": malformed}, mask_truncated=True
+    )
+    found = await rollout.rollout_step(1)
+    for group in found.groups:
+        assert group.trajectories[0].is_malformed
+        assert [t.left_out for t in group.trajectories] == [None] * 3
+        assert [t.workflow_task.rollout_index for t in group.valid] == [0, 1, 2]
+        assert group.trajectories[0].reward == -0.5
 
 
 async def test_a_greedy_episode_runs_in_the_world_of_each_group_that_is_kept():

@@ -100,6 +100,46 @@ def test_the_log_says_it_once_and_the_display_shows_it_until_it_is_over(tmp_path
     assert len(warnings) == 1
 
 
+@pytest.mark.parametrize("pause_s", [0.5, 3, 11])
+def test_a_step_that_a_slow_tool_holds_up_is_reported_once_and_nobody_is_to_be_stopped(
+    tmp_path, warnings, pause_s
+):
+    """A queue of programs drains on a busy machine: again and again another episode is its head."""
+    episodes, waves = Episodes(), Waves(None)
+    run = Run(tmp_path, episodes, waves)
+    for step in (3, 4):
+        queue = [f"00000{step}-train-0000-{n:02}" for n in range(40)]
+        for drained in range(40):
+            episodes.now = dict.fromkeys(queue[drained:], tool(600, "tool execute_python_code"))
+            waves.wait = WaveWait(step, 139 + drained, tuple(queue[drained:]))
+            run.look(pause_s)
+    assert len(warnings) == 2
+    assert "000003-train-0000" in warnings[0] and "000004-train-0000" in warnings[1]
+    assert not any("ajet stop" in line for line in warnings)
+
+
+def test_an_episode_is_slow_alone_where_the_others_have_only_begun(tmp_path, warnings):
+    episodes = Episodes(**{A: tool(60), B: tool(2)})
+    run = Run(tmp_path, episodes, Waves(WaveWait(7, 139, (A, B))))
+    for _ in range(60):
+        run.look(1)
+    assert warnings == [
+        f"139 episodes wait for {A}: tool get_weather, for 10 s; `ajet stop my_run {A}` ends it"
+    ]
+
+
+def test_the_last_of_several_that_stays_as_long_again_is_the_one_to_stop(tmp_path, warnings):
+    episodes, waves = Episodes(**{A: tool(600), B: tool(600)}), Waves(WaveWait(7, 139, (A, B)))
+    run = Run(tmp_path, episodes, waves)
+    for _ in range(13):
+        run.look(1)
+    episodes.now, waves.wait = {A: tool(600)}, WaveWait(7, 139, (A,))
+    for _ in range(60):
+        run.look(1)
+    assert [("ajet stop" in line) for line in warnings] == [False, True]
+    assert f"{A}: tool get_weather, for 26 s" in warnings[1]
+
+
 def test_an_episode_that_has_just_begun_its_call_holds_up_nobody(tmp_path, warnings):
     run = Run(tmp_path, Episodes(**{B: tool(3)}), Waves(WaveWait(7, 31, (B,))))
     run.look(0)

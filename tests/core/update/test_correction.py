@@ -70,6 +70,15 @@ def test_two_turns_of_one_timeline_have_weights_of_their_own():
     assert metrics["correction_ess"] == pytest.approx(49 / 50)
 
 
+def test_turns_at_the_same_place_of_two_episodes_have_weights_of_their_own():
+    one, two = (episode(name, "011", [r, r], (1, 3)) for name, r in (("a", 2), ("b", 1 / 2)))
+    weighted, _ = apply_correction([one, two], CorrectionSettings(level="turn", upper=100.0))
+    assert [w.weights[1:].tolist() for w in weighted] == [
+        pytest.approx([4, 4]),
+        pytest.approx([1 / 4, 1 / 4]),
+    ]
+
+
 def test_truncating_cuts_large_weights_alone_and_is_counted_in_tokens():
     weighted, metrics = apply_correction(SAMPLES, CorrectionSettings(level="turn", upper=3.0))
     found = np.concatenate([s.weights[s.loss_mask] for s in weighted])

@@ -68,6 +68,23 @@ def test_cispo_bounds_the_weight_and_keeps_every_gradient():
     assert gradient == pytest.approx([-2 * 2.0, 0.5])
 
 
+def test_gmpo_bounds_what_it_pushes_down_and_what_it_raises_apart():
+    log_ratios, advantages = [-0.3, 0.3, -0.6], [-1.0, 1.0, -1.0]
+    bounds = {"clip_low": 0.5, "clip_high": 0.1}
+    zeros = np.zeros(3)
+    tokens = MiniBatchTokens(
+        np.array(log_ratios), zeros, zeros, np.array(advantages), np.zeros(3, int)
+    )
+    numbers = LOSSES["gmpo"].of_mini_batch(tokens, UpdateSettings(policy_loss="gmpo", **bounds))
+    assert numbers["log_ratio"].tolist() == pytest.approx([(-0.3 + 0.1 - 0.5) / 3] * 3)
+    found, gradient = loss_of("gmpo", log_ratios, advantages, {"log_ratio": 0.0}, **bounds)
+    assert gradient == [1.0, 0.0, 0.0]
+    assert {name: where.tolist() for name, where in found.cuts.items()} == {
+        "low": [False, False, True],
+        "high": [False, True, False],
+    }
+
+
 def test_topr_does_not_push_down_what_is_unlearnt():
     _, gradient = loss_of("topr", [-3.0], [-1.0], {"log_product": -30.0})
     assert gradient[0] == pytest.approx(0.0, abs=1e-12)

@@ -115,6 +115,23 @@ def test_the_teacher_pulls_by_the_difference_of_the_log_probabilities():
     assert_same(found, gradients_of(0.5 * (difference * of_policy).mean(), model))
 
 
+def test_the_pull_of_the_teacher_is_weighted_by_the_correction():
+    plain = sample([1, 2, 3, 4], "0011", advantage=0.0)
+    ones = plain.loss_mask.astype(np.float32)
+    teacher = np.float32([0, 0, -1.5, -3.0])
+    scored = replace(plain, streams={"kl_teacher": ones}, teacher_logprobs=teacher)
+    model = tiny_model()
+    of_policy = logprobs(model, scored)
+    # The sampler gave the first token half of the policy's probability, the second a quarter more.
+    sampler = of_policy.detach() + torch.tensor([1 / 2, 5 / 4]).log()
+    scored.logprobs[scored.loss_mask] = sampler.numpy()
+    weights = torch.tensor([2.0, 4 / 5])
+    difference = of_policy.detach() - torch.from_numpy(teacher[2:])
+    correction = CorrectionSettings(level="token", upper=100.0)
+    found, _ = gradient([scored], old_logprobs="trainer", correction=correction)
+    assert_same(found, gradients_of((weights * difference * of_policy).mean(), model))
+
+
 def test_given_tokens_reach_neither_the_policy_loss_nor_the_comparison_with_the_sampler():
     sampled = sample([1, 2, 3], "001", logprobs=[-3.0])
     shown = given([1, 5, 6, 7], "0011", episode="b", logprobs=[-90.0, -90.0])

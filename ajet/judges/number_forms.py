@@ -1,0 +1,161 @@
+r"""Writes the numbers of an answer in one form, in which equal numbers are recognised as equal.
+
+    1e-05, 1.0E-5, 1 \times 10^{-5}, np.float64(1e-05)   ->  0.00001
+    full-width and other scripts' digits, 1_000, 1\,000  ->  ASCII digits without separators
+    10101_2, 10101_{\text{two}}, (10101)_2, 0b10101      ->  10101_{2}
+    7_8, 18_{10}                                         ->  7, 18 (the same number in base 10)
+
+Not covered: words, units, and the comparison itself (math.py).
+"""
+
+from __future__ import annotations
+
+import numbers
+import re
+import unicodedata
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+MAX_EXPONENT = 400
+"""Numbers with larger exponents keep their form: as decimals they would fill memory."""
+
+_SUBSCRIPTS = re.compile("[\u2080-\u2089]+")
+_SUPERSCRIPTS = re.compile("[\u207a\u207b]?[\u2070\u00b9\u00b2\u00b3\u2074-\u2079]+")
+_PRINTED = re.compile(r"\b(?:(?:np|numpy)\.(?:float|u?int)\d+|Decimal)\(['\"]?([-+.\deE]+)['\"]?\)")
+_GROUPED = re.compile(
+    r"(?<![\w.])\d{1,3}(?:(?:_|\\[,;: ]|,\\!|~|[\u00a0\u2009\u202f])\d{3})+(?!\w)"
+)
+_PREFIXED = re.compile(r"(?<![\w.])0([bBoOxX])([\dA-Fa-f]+)(?!\w)")
+_EXPONENT = re.compile(
+    r"(?<![\w.])(\d+(?:\.\d*)?|\.\d+)"
+    r"(?:[eE]([-+]?\d{1,4})(?![\w.])"
+    r"|\s*(?:\\times|\\cdot|[*\u00d7\u00b7])\s*10\s*(?:\^|\*\*)\s*"
+    r"(?:\{\s*([-+]?\d{1,4})\s*\}|([-+]?\d{1,4})(?!\w)))"
+)
+_DECIMAL = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)")
+_EULER = re.compile(r"\d[eE][-+][1-9]")
+
+_WORDS = {
+    "two": 2,
+    "three": 3,
+    "four": 4,
+    "five": 5,
+    "six": 6,
+    "seven": 7,
+    "eight": 8,
+    "nine": 9,
+    "ten": 10,
+    "eleven": 11,
+    "twelve": 12,
+    "sixteen": 16,
+}
+_TEXT = r"\\(?:text|textrm|textbf|mathrm|mbox)\s*"
+_BASE = rf"\(?\s*(?:base[\s~-]*)?(\d\d?|{'|'.join(_WORDS)})\s*\)?"
+_DIGITS = r"(?=[A-F]*\d)[\dA-F]+"
+_WITH_BASE = re.compile(
+    rf"(?<![\w.\\^}}])(?:\(({_DIGITS})\)|\{{({_DIGITS})\}}|{_TEXT}\{{({_DIGITS})\}}|({_DIGITS}))"
+    rf"(?:\s*_\s*(?:(\d\d?)(?!\d)|\{{\s*{_BASE}\s*\}}|\{{\s*{_TEXT}\{{\s*{_BASE}\s*\}}\s*\}}"
+    rf"|{_TEXT}\{{\s*{_BASE}\s*\}})"
+    rf"|\s+(?:{_TEXT}\{{\s*)?\(?(?:in\s+)?base[\s~-]*(\d\d?|{'|'.join(_WORDS)})\b\)?)"
+)
+_MARKED = re.compile(r"[\dA-F]+_\{\d+\}")
+
+
+def is_number(value: Any) -> bool:
+    """Returns whether a row's value is a number (of Python's, numpy's or Parquet's) that has a
+    decimal form. A bool is none."""
+    return isinstance(value, numbers.Real | Decimal) and not isinstance(value, bool | Fraction)
+
+
+def decimal_text(value: Any) -> str:
+    """Returns a number in decimals, without an exponent and without zeros at the end. Raises
+    ValueError for nan and infinity."""
+    number = Decimal(str(value))  # str gives a numpy.float32 the digits that it was written with
+    if not number.is_finite():
+        raise ValueError(f"is {value}")
+    if not number:
+        return "0"
+    if abs(number.adjusted()) > MAX_EXPONENT:
+        return str(value)
+    text = format(number, "f")
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def decimal_or_text(text: str) -> str:
+    """Returns the canonical decimals of a text that is nothing but a number, any other text
+    unchanged."""
+    plain = plain_numbers(text)
+    return decimal_text(plain) if _DECIMAL.fullmatch(plain) else text
+
+
+def plain_numbers(text: str) -> str:
+    """Returns the text with each number in it in one form."""
+    text = ascii_digits(text)
+    text = _PRINTED.sub(r"\1", text)
+    text = _GROUPED.sub(lambda grouped: re.sub(r"\D", "", grouped[0]), text)
+    text = _PREFIXED.sub(_from_prefix, text)
+    text = _WITH_BASE.sub(_from_subscript, text)
+    return _EXPONENT.sub(_from_exponent, text).strip()
+
+
+def with_base(text: str) -> list[str]:
+    """Returns the numbers of a text from `plain_numbers` that are written in another base than
+    ten. math-verify reads their digits as those of base ten."""
+    return _MARKED.findall(text)
+
+
+def may_be_euler(text: str) -> bool:
+    """Returns whether the text may mean Euler's number where `plain_numbers` has read an exponent:
+    2e-2 is 0.02 to a program and 2(e - 1) to a mathematician."""
+    return _EULER.search(text) is not None
+
+
+def ascii_digits(text: str) -> str:
+    """Returns the text with full-width characters, digits of all scripts, minus signs, raised and
+    lowered digits and fractions such as one half in ASCII and LaTeX."""
+    if text.isascii():
+        return text
+    text = _SUBSCRIPTS.sub(lambda run: f"_{{{_compatible(run[0])}}}", text)
+    text = _SUPERSCRIPTS.sub(lambda run: f"^{{{_compatible(run[0])}}}", text)
+    return "".join(map(_ascii, text))
+
+
+def _ascii(char: str) -> str:
+    if char.isdecimal():
+        return str(unicodedata.decimal(char))
+    if "\uff01" <= char <= "\uff5e":  # full-width forms
+        return _compatible(char)
+    if unicodedata.decomposition(char).startswith("<fraction>"):
+        above, _, below = _compatible(char).partition("\u2044")
+        return rf"\frac{{{above}}}{{{below}}}"
+    return "-" if char == "\u2212" else char
+
+
+def _compatible(text: str) -> str:
+    return unicodedata.normalize("NFKC", text).replace("\u2212", "-")
+
+
+def _from_prefix(number: re.Match[str]) -> str:
+    base = {"b": 2, "o": 8, "x": 16}[number[1].lower()]
+    return _marked(number[2].upper(), base)
+
+
+def _from_subscript(number: re.Match[str]) -> str:
+    digits, base = (group for group in number.groups() if group is not None)
+    radix = _WORDS.get(base) or int(base)
+    is_base = 2 <= radix <= 36 and (digits.isdecimal() or radix > 10)
+    return _marked(digits, radix) if is_base else number[0]
+
+
+def _marked(digits: str, base: int) -> str:
+    digits = digits.lstrip("0") or "0"
+    is_same_in_ten = digits.isdecimal() and (base == 10 or len(digits) == 1)
+    return digits if is_same_in_ten else f"{digits}_{{{base}}}"
+
+
+def _from_exponent(number: re.Match[str]) -> str:
+    mantissa, exponent = (group for group in number.groups() if group is not None)
+    return (
+        number[0] if abs(int(exponent)) > MAX_EXPONENT else decimal_text(f"{mantissa}e{exponent}")
+    )
