@@ -15,7 +15,7 @@ however they were sampled; a tokenizer without the token, where the spelling is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ajet.core.inference.chat_template import Tools, clean_text
@@ -29,7 +29,7 @@ class ToolCall:
     id: str
     name: str
     arguments: dict[str, Any]
-    has_sampled_id: bool = False
+    has_sampled_id: bool = field(default=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from ajet.core.trajectory.limits import EpisodeClosed, EpisodeLimits, EpisodeTru
 from ajet.core.trajectory.malformed import CheckedReply
 from ajet.core.trajectory.plain_trajectory import plain_messages
 from ajet.core.trajectory.reply_reader import ReplyReader
-from ajet.core.trajectory.turn import ADAPTER, GIVEN, HINTED, Turn
+from ajet.core.trajectory.turn import ADAPTER, GIVEN, HINTED, OTHER_FORM, Turn
 
 if TYPE_CHECKING:
     from ajet.core.inference.chat_template import ChatTemplate
@@ -151,6 +151,7 @@ class EpisodeRecorder(BaseRecorder):
             drift_checked=prompt.drift_checked or None,
             **self._hinted(prompt, sent, offered),
             malformed_calls=(takes_calls and list(decoded.parsed.malformed)) or None,
+            **{OTHER_FORM: (takes_calls and decoded.parsed.other_form) or None},
         )
         turn = Turn(
             completion=completion,
