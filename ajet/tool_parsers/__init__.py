@@ -114,5 +114,8 @@ def parser_for(template: ChatTemplate, name: str = "auto") -> ToolParser:
 
 
 def _noticing(parser: ToolParser, name: str) -> NoticingParser:
-    others = {other: PARSERS[other].from_template("") for other in PARSERS if other != name}
-    return NoticingParser(parser, others)
+    # Plain JSON comes late: it may be inside the tags of another form.
+    others = [*(other for other in PARSERS if other not in ("json", "llama3")), "json", "llama3"]
+    return NoticingParser(
+        parser, {other: PARSERS[other].from_template("") for other in others if other != name}
+    )

@@ -54,14 +54,16 @@ class PlainJsonParser(ThinkingParser):
         malformed."""
         names = offered_functions(tools).keys()
         while block := _BLOCK.search(text, position):
-            position = block.end()
-            found = self._read(text, position, tools)
+            body = block.end()
+            found, value = self._read(text, body, tools), read_json(text, body)
             if found and (tools is None or all(call.name in names for call in found[0])):
                 position = found[1]
                 yield CallSpan(block.start(), position, found[0])
-            elif not found and (name := _NAME.match(text, position)) and name[1] in names:
-                position = self._malformed_end(text, position)
+            elif not found and (name := _NAME.match(text, body)) and name[1] in names:
+                position = max(self._malformed_end(text, body + 1), body + 1)
                 yield CallSpan(block.start(), position, None)
+            else:
+                position = value[1] if value else body + 1
 
     def _read(self, text: str, body: int, tools: Tools | None) -> tuple[list[Call], int] | None:
         is_fenced = text.rfind(_FENCE, text.rfind("\n", 0, body - 1) + 1, body) >= 0

@@ -145,9 +145,8 @@ class RunRecorder:
         self._history.add(step, metrics)
         self._warn(metric_warnings(step, metrics))
         self._warn(credit_warnings(step, self._estimator, groups))
-        self._warn(
-            [call_form_warning(step, self._config, groups), self._no_signal(step, groups, samples)]
-        )
+        self._warn([call_form_warning(step, self._config, groups)])
+        self._warn([self._no_signal(step, groups, samples)])
         self._warn(check(self._history) for check in self._checks)
         for line in timeline_lines(self._config.ajet.context_tracker, groups, counts):
             logger.info(f"step {step}: {line}")
@@ -165,9 +164,8 @@ class RunRecorder:
         self._metrics.log(step, metrics)
         self._history.add(step, metrics)
         self.progress.held_out(step, report.success.value)
-        self._warn(
-            [call_form_warning(step, self._config, groups), reward_without_success(self._history)]
-        )
+        self._warn([call_form_warning(step, self._config, groups)])
+        self._warn([reward_without_success(self._history)])
 
     def validation_of_rows(self, step: int, groups: Sequence[Group], cross_entropy: float) -> None:
         """Records the held-out rows after `step` steps, and their cross-entropy."""
