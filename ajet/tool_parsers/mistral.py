@@ -30,7 +30,7 @@ from ajet.tool_parsers.scanning import (
 )
 
 _OPEN, _ARGS, _CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
-_THINK = Tags("[THINK]", "[/THINK]")
+MISTRAL_THINK = Tags("[THINK]", "[/THINK]")
 _NAME = re.compile(r"\s*([\w.:/-]+)(?:\[CALL_ID\](\w*))?(?:\[ARGS\])?")
 
 
@@ -38,18 +38,18 @@ class MistralParser(ThinkingParser):
     """Parses replies of Mistral's models. `thinking` holds the tags of thinking; with None it stays
     in the content. `names_first` is the newer form of forced calls."""
 
-    special_tokens = (_OPEN, _ARGS, _CALL_ID, *_THINK)
+    special_tokens = (_OPEN, _ARGS, _CALL_ID, *MISTRAL_THINK)
     call_opening = re.compile(re.escape(_OPEN))
     id_form = SHORT_ID
 
     def __init__(self, thinking: Tags | None = None, names_first: bool = True) -> None:
         super().__init__(splits_thinking=thinking is not None)
-        self.thinking_tags = thinking or _THINK
+        self.thinking_tags = thinking or MISTRAL_THINK
         self._names_first = names_first
 
     @classmethod
     def from_template(cls, template: str) -> MistralParser:
-        known = [tags for tags in (_THINK, THINK) if tags.closing in template]
+        known = [tags for tags in (MISTRAL_THINK, THINK) if tags.closing in template]
         return cls(thinking=known[0] if known else None, names_first=_ARGS in template)
 
     def _read(self, text: str, body: int, tools: Tools | None) -> tuple[list[Call], int] | None:
