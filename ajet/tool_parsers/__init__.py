@@ -62,9 +62,9 @@ PARSERS: dict[str, ParserFactory] = {
     "glm": GlmParser,
     "kimi_k2": KimiK2Parser,
     "minimax_m2": MiniMaxM2Parser,
+    "json": PlainJsonParser,
     "nemotron": NemotronParser,
     "gemma": GemmaParser,
-    "json": PlainJsonParser,
 }
 
 # Text in the source of the templates of each family; the first one found decides.

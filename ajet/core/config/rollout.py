@@ -276,9 +276,9 @@ class RolloutConfig(Section):
             "glm",
             "kimi_k2",
             "minimax_m2",
+            "json",
             "nemotron",
             "gemma",
-            "json",
         ],
         BeforeValidator(_parser_name),
     ] = Field(
