@@ -31,7 +31,8 @@ from ajet.tool_parsers.scanning import (
 )
 
 _FENCE = "```"
-_BLOCK = re.compile(rf"^[ \t]*(?P<fence>{_FENCE}\w*\s*)?(?=[{{\[])", re.MULTILINE)
+_BEGIN = r'[{\[][{\[\s]{0,60}"(?:name|arguments|parameters|function|type|id)"'  # of a call's JSON
+_BLOCK = re.compile(rf"^[ \t]*(?:{_FENCE}\w*\s*)?(?={_BEGIN})", re.MULTILINE)
 _NAME = re.compile(r'[\[{\s]*"name"\s*:\s*"([^"\n]*)"')
 _LINE_END = re.compile(r"[ \t]*(?:\n|\Z)")
 _FENCE_END = re.compile(rf"\s*(?:{_FENCE}|\Z)")
