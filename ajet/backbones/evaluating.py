@@ -168,7 +168,7 @@ async def _measure(
         gateway.close()
     if not any(t.turns for group in groups for t in group.trajectories):
         logger.warning(UNUSED_MODEL)
-    return EvaluationReport.of(
+    report = EvaluationReport.of(
         groups,
         subject=served.name,
         split=plan.split,
@@ -176,6 +176,9 @@ async def _measure(
         seed=config.ajet.seed,
         seconds=time.monotonic() - started_s,
     )
+    if (line := report.call_forms.line(config)) is not None:
+        logger.warning(line)
+    return report
 
 
 def load_subject(

@@ -17,6 +17,7 @@ from rich.text import Text
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.plain_value import plain_text
 from ajet.core.record.atomic_file import write_output
+from ajet.core.record.call_forms import CallForms
 from ajet.core.record.evaluation import Evaluation, IntervalEstimate, evaluate
 from ajet.core.trajectory.trajectory import Group, Trajectory
 
@@ -28,7 +29,7 @@ MAX_TEXT = 2000
 class EvaluationReport:
     """The figures of one evaluation. `subject` names what was evaluated; `tasks` has each task's
     episodes, for comparison in pairs; `first_prompt` has what the first call of the model was sent,
-    messages and tools."""
+    messages and tools. `call_forms` counts replies whose calls the run's parser does not read."""
 
     subject: str
     split: str
@@ -37,6 +38,7 @@ class EvaluationReport:
     seed: int
     seconds: float
     tasks: dict[str, dict[str, Any]]
+    call_forms: CallForms
     first_prompt: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -50,10 +52,16 @@ class EvaluationReport:
             }
             for group in groups
         }
-        turns = (turn for group in groups for t in group.trajectories for turn in t.turns)
-        first = next(turns, None)
+        trajectories = [t for group in groups for t in group.trajectories]
+        first = next((turn for t in trajectories for turn in t.turns), None)
         prompt = {} if first is None else {"messages": first.messages, "tools": first.tools}
-        return cls(figures=evaluate(groups), tasks=tasks, first_prompt=prompt, **about)
+        return cls(
+            figures=evaluate(groups),
+            tasks=tasks,
+            call_forms=CallForms.of(trajectories),
+            first_prompt=prompt,
+            **about,
+        )
 
     def write(self, file: Path) -> tuple[Path, ...]:
         """Writes the JSON file, and returns what was written."""
@@ -72,6 +80,7 @@ class EvaluationReport:
             "sampling": {name: drawn[name] for name in ("temperature", "top_p", "top_k")},
             "seed": self.seed,
             "seconds": round(self.seconds, 3),
+            "calls_in_other_form": asdict(self.call_forms),
             "tasks": self.tasks,
         }
 

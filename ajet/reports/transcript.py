@@ -145,6 +145,8 @@ def about_turn(number: int, turn: Turn) -> Text:
         parts.append("not trained")
     if reason := turn.notes.get("reason"):
         parts.append(f"new branch: {reason}")
+    if turn.other_form is not None:
+        parts.append(f"a call in the form of tool parser {turn.other_form}, which was not read")
     for name, why in turn.notes.get("malformed", {}).items():
         parts.append(f"malformed, {name}: {why}")
     return Text(", ".join(parts), style="dim")

@@ -20,6 +20,8 @@ from ajet.tool_parsers.llama3 import Llama3Parser
 from ajet.tool_parsers.minimax_m2 import MiniMaxM2Parser
 from ajet.tool_parsers.mistral import MistralParser
 from ajet.tool_parsers.nemotron import NemotronParser
+from ajet.tool_parsers.other_forms import NoticingParser
+from ajet.tool_parsers.plain_json import PlainJsonParser
 from ajet.tool_parsers.qwen3_coder import Qwen3CoderParser
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "MistralParser",
     "NemotronParser",
     "ParsedReply",
+    "PlainJsonParser",
     "Qwen3CoderParser",
     "ToolCall",
     "ToolParser",
@@ -59,6 +62,7 @@ PARSERS: dict[str, ParserFactory] = {
     "glm": GlmParser,
     "kimi_k2": KimiK2Parser,
     "minimax_m2": MiniMaxM2Parser,
+    "json": PlainJsonParser,
     "nemotron": NemotronParser,
     "gemma": GemmaParser,
 }
@@ -94,15 +98,24 @@ def parser_for(template: ChatTemplate, name: str = "auto") -> ToolParser:
     """Returns the parser called `name`; "auto" takes that of the template's family.
 
     Thinking is split off only if the template mentions it. Otherwise it is ordinary content, and
-    stays in the history as the model wrote it.
+    stays in the history as the model wrote it. Calls in the forms of other parsers are noticed, not
+    read (other_forms.py).
     """
     if name == "auto":
         family = detect_family(template)
         factory = PARSERS[family] if family else FallbackParser
-        return factory.from_template(template.text)
+        return _noticing(factory.from_template(template.text), family or "hermes")
     if name not in PARSERS:
         known = ", ".join(["auto", *PARSERS])
         raise ConfigError(
             f"no tool parser named {name!r}: choose one of {known}", code=Code.UNKNOWN_NAME
         )
-    return PARSERS[name].from_template(template.text)
+    return _noticing(PARSERS[name].from_template(template.text), name)
+
+
+def _noticing(parser: ToolParser, name: str) -> NoticingParser:
+    # Plain JSON comes late: it may be inside the tags of another form.
+    others = [*(other for other in PARSERS if other not in ("json", "llama3")), "json", "llama3"]
+    return NoticingParser(
+        parser, {other: PARSERS[other].from_template("") for other in others if other != name}
+    )

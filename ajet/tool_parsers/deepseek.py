@@ -17,12 +17,10 @@ from __future__ import annotations
 import re
 
 from ajet.core.inference.chat_template import Tools
-from ajet.core.inference.tool_parser import ParsedReply
-from ajet.tool_parsers.scanning import Calls, ThinkingParser, extract_calls, read_object
+from ajet.tool_parsers.scanning import Call, ThinkingParser, read_arguments
 
 _CALLS, _CALL, _SEP = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
 _CALL_END, _CALLS_END = "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
-_OPENING = re.compile(rf"{_CALLS}\s*(?:{_CALL})?|{_CALL}")
 _FENCED = re.compile(rf"\s*function{_SEP}([^\n{{}}<]+)\n\s*```(?:json)?\s*")
 _BARE = re.compile(rf"\s*+([^\n{{}}<]+){_SEP}")
 _FENCE = re.compile(r"\s*```")
@@ -33,6 +31,8 @@ class DeepSeekParser(ThinkingParser):
     """Parses replies of DeepSeek's models. `fenced` is the older form of forced calls."""
 
     special_tokens = (_CALLS, _CALL, _SEP, _CALL_END, _CALLS_END)
+    call_opening = re.compile(rf"{_CALLS}\s*(?:{_CALL})?|{_CALL}")
+    call_closing = _CALL_END
 
     def __init__(self, splits_thinking: bool = True, fenced: bool = True) -> None:
         super().__init__(splits_thinking)
@@ -42,8 +42,17 @@ class DeepSeekParser(ThinkingParser):
     def from_template(cls, template: str) -> DeepSeekParser:
         return cls(splits_thinking=cls.thinking_tags.closing in template, fenced="```" in template)
 
-    def _parse_rest(self, text: str, tools: Tools | None) -> ParsedReply:
-        return extract_calls(text, _OPENING, _read, _CALL_END)
+    def _read(self, text: str, body: int, tools: Tools | None) -> tuple[list[Call], int] | None:
+        fenced = _FENCED.match(text, body)
+        head = fenced or _BARE.match(text, body)
+        found = read_arguments(text, head.end()) if head else None
+        if not head or not found or not head[1].strip():
+            return None
+        fence = _FENCE.match(text, found[1]) if fenced else None
+        if fenced and not fence:
+            return None
+        closing = _CLOSING.match(text, fence.end() if fence else found[1])
+        return ([Call(head[1].strip(), found[0])], closing.end()) if closing else None
 
     def opening(self, name: str | None) -> str:
         if name is None:
@@ -51,16 +60,3 @@ class DeepSeekParser(ThinkingParser):
         if self._fenced:
             return f"{_CALLS}{_CALL}function{_SEP}{name}\n```json\n"
         return f"{_CALLS}{_CALL}{name}{_SEP}"
-
-
-def _read(text: str, body: int) -> tuple[Calls, int] | None:
-    fenced = _FENCED.match(text, body)
-    head = fenced or _BARE.match(text, body)
-    found = read_object(text, head.end()) if head else None
-    if not head or not found or not head[1].strip():
-        return None
-    fence = _FENCE.match(text, found[1]) if fenced else None
-    if fenced and not fence:
-        return None
-    closing = _CLOSING.match(text, fence.end() if fence else found[1])
-    return ([(head[1].strip(), found[0])], closing.end()) if closing else None

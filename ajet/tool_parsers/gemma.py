@@ -5,7 +5,8 @@
 
 Keys stand without quotation marks, or between the string tokens too; numbers, `true`, `false` and
 `null` (`None` in Gemma 4's first templates) are written as in JSON, and a string holds anything but
-its token. A value in any other form makes the call malformed. Gemma 4's thinking stands between
+its token. A value in any other form makes the call malformed; a call without arguments may lack the
+braces. Gemma 4's thinking stands between
 `<|channel>thought` and `<channel|>`.
 
 Source: the chat template of Gemma 4 and Google's documentation of both.
@@ -21,13 +22,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ajet.core.inference.chat_template import Tools
-from ajet.core.inference.tool_parser import ParsedReply
 from ajet.tool_parsers.scanning import (
     MAX_DEPTH,
-    Calls,
+    Call,
     Tags,
     ThinkingParser,
-    extract_calls,
     read_json,
     skip_space,
 )
@@ -43,7 +42,7 @@ GEMMA_4 = Tokens("<|tool_call>", "<tool_call|>", '<|"|>')
 FUNCTION_GEMMA = Tokens("<start_function_call>", "<end_function_call>", "<escape>")
 _CHANNEL, _CHANNEL_END = "<|channel>", "<channel|>"
 _THOUGHT = Tags(f"{_CHANNEL}thought", _CHANNEL_END)
-_NAME = re.compile(r"\s*call:([^\s<>{}]+)(?=\{)")
+_NAME = re.compile(r"\s*call:([^\s<>{}]+)")
 _KEY = re.compile(r'([^\s:,{}\[\]<"][^:,{}\[\]<"\n]*):')
 _SCALAR = re.compile(r"-?\d|true\b|false\b|null\b")
 _NONE = re.compile(r"None\b")
@@ -57,7 +56,8 @@ class GemmaParser(ThinkingParser):
     def __init__(self, tokens: Tokens = GEMMA_4, splits_thinking: bool = True) -> None:
         self._tokens = tokens
         super().__init__(splits_thinking)
-        self._opening = re.compile(re.escape(tokens.opening))
+        self.call_opening = re.compile(re.escape(tokens.opening))
+        self.call_closing = tokens.closing
         self.special_tokens = (*tokens, _CHANNEL, _CHANNEL_END)
 
     @classmethod
@@ -65,26 +65,25 @@ class GemmaParser(ThinkingParser):
         tokens = FUNCTION_GEMMA if FUNCTION_GEMMA.opening in template else GEMMA_4
         return cls(tokens, splits_thinking=_CHANNEL_END in template)
 
-    def _parse_rest(self, text: str, tools: Tools | None) -> ParsedReply:
-        return extract_calls(text, self._opening, self._read, self._tokens.closing)
-
     def opening(self, name: str | None) -> str:
         # Without the name it ends at a token boundary: the colon may be in one token with the name.
         begin = f"{self._tokens.opening}call"
         return begin if name is None else f"{begin}:{name}{{"
 
-    def _read(self, text: str, body: int) -> tuple[Calls, int] | None:
+    def _read(self, text: str, body: int, tools: Tools | None) -> tuple[list[Call], int] | None:
         name = _NAME.match(text, body)
         if not name:
             return None
-        try:
-            arguments, end = _ValueReader(text, self._tokens.quote).read_object(name.end(), depth=1)
-        except _ParseError:
-            return None
+        arguments, end = {}, name.end()
+        if text.startswith("{", end):
+            try:
+                arguments, end = _ValueReader(text, self._tokens.quote).read_object(end, depth=1)
+            except _ParseError:
+                return None
         end = skip_space(text, end)
-        if not text.startswith(self._tokens.closing, end):
+        if not text.startswith(self.call_closing, end):
             return None
-        return [(name[1], arguments)], end + len(self._tokens.closing)
+        return [Call(name[1], arguments)], end + len(self.call_closing)
 
 
 class _ParseError(ValueError):

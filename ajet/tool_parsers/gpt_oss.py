@@ -10,7 +10,7 @@ recipient may also stand before the channel. A message is
 
     analysis, closed                       reasoning
     final, or commentary to nobody         content (also where the reply was cut within it)
-    to functions.NAME, closed by <|call|>  a call, if it is one JSON object
+    to functions.NAME, closed by <|call|>  a call, if it is one JSON object or nothing
     anything else                          content as it was written; malformed, but for analysis
                                            that was cut
 
@@ -21,11 +21,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
 
 from ajet.core.inference.chat_template import Tools
 from ajet.core.inference.tool_parser import ParsedReply
-from ajet.tool_parsers.scanning import Calls, number_calls, read_object, skip_space
+from ajet.tool_parsers.scanning import Call, read_arguments, skip_space, with_ids
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _CONSTRAIN, _END, _CALL, _RETURN = "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"
@@ -41,7 +40,7 @@ _HEADER = re.compile(
 class _Parts:
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
-    calls: Calls = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
     malformed: list[str] = field(default_factory=list)
 
 
@@ -54,16 +53,18 @@ class GptOssParser:
     def from_template(cls, template: str) -> GptOssParser:
         return cls()
 
-    def parse(self, text: str, tools: Tools | None = None) -> ParsedReply:
+    def parse(
+        self, text: str, tools: Tools | None = None, prompt_end: str | None = None
+    ) -> ParsedReply:
         parts = _Parts()
         position = 0
-        for match in _ENDS.finditer(text):
-            _add_message(parts, text[position : match.start()], match.group())
-            position = match.end()
+        while end := _ENDS.search(text, _search_start(text, position)):
+            _add_message(parts, text[position : end.start()], end.group())
+            position = end.end()
         _add_message(parts, text[position:], "")
         return ParsedReply(
             content="\n".join(parts.content),
-            tool_calls=number_calls(parts.calls),
+            tool_calls=with_ids(parts.calls),
             reasoning="\n".join(parts.reasoning) if parts.reasoning else None,
             malformed=tuple(parts.malformed),
         )
@@ -94,9 +95,20 @@ def _add_message(parts: _Parts, message: str, end: str) -> None:
             parts.malformed.append(written)
 
 
-def _call(recipient: str, body: str) -> tuple[str, dict[str, Any]] | None:
+def _search_start(text: str, start: int) -> int:
+    """Returns where the end of the message at `start` is searched: after the token that begins it,
+    and after a call's arguments, which may spell the tokens that end a message."""
+    body = text.find(_MESSAGE, start)
+    header = _HEADER.fullmatch(text, start, body) if body >= 0 else None
+    if header and (header["before"] or header["after"]):
+        found = read_arguments(text, body + len(_MESSAGE))
+        return found[1] if found else body
+    return start + len(_START) if text.startswith(_START, start) else start
+
+
+def _call(recipient: str, body: str) -> Call | None:
     space, _, name = recipient.partition(".")
-    found = read_object(body, 0)
+    found = read_arguments(body, 0)
     if space != "functions" or not name or not found or skip_space(body, found[1]) < len(body):
         return None
-    return name, found[0]
+    return Call(name, found[0])

@@ -7,8 +7,8 @@
     </tool_call>
 
 gives reasoning "I need 2+3.", content "Let me compute." and one call. A call counts when it is
-closed and holds one JSON object with a name and, as `arguments`, an object (or a name and nothing
-else). Any other stays in the content as it was written.
+closed and holds one JSON object with a name and, as `arguments`, an object (scanning.as_arguments
+has the forms of none). Any other stays in the content as it was written.
 
 Not covered: whether `<tool_call>` was sampled as one token or spelled out; both count.
 """
@@ -17,23 +17,25 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
 
 from ajet.core.inference.chat_template import Tools
-from ajet.core.inference.tool_parser import ParsedReply
-from ajet.tool_parsers.scanning import Calls, ThinkingParser, extract_calls, read_json, skip_space
+from ajet.tool_parsers.scanning import Call, ThinkingParser, json_call, read_json, skip_space
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_OPENING = re.compile(_OPEN)
 
 
 class HermesParser(ThinkingParser):
     """Parses replies of Hermes, Qwen2.5 and Qwen3."""
 
     special_tokens: tuple[str, ...] = ()
+    call_opening = re.compile(_OPEN)
+    call_closing = _CLOSE
 
-    def _parse_rest(self, text: str, tools: Tools | None) -> ParsedReply:
-        return extract_calls(text, _OPENING, _read, _CLOSE)
+    def _read(self, text: str, body: int, tools: Tools | None) -> tuple[list[Call], int] | None:
+        found = read_json(text, body)
+        call = json_call(found[0]) if found else None
+        end = skip_space(text, found[1]) if found else body
+        return ([call], end + len(_CLOSE)) if call and text.startswith(_CLOSE, end) else None
 
     def opening(self, name: str | None) -> str:
         if name is None:
@@ -51,23 +53,3 @@ class FallbackParser(HermesParser):
             "this chat template's form of tool calls is not read, so no call can be forced: leave "
             "tool_choice out, or name the form in ajet.rollout.tool_parser"
         )
-
-
-def _read(text: str, body: int) -> tuple[Calls, int] | None:
-    found = read_json(text, body)
-    if not found or not _is_call(found[0]):
-        return None
-    value, end = found
-    end = skip_space(text, end)
-    if not text.startswith(_CLOSE, end):
-        return None
-    return [(value["name"], value.get("arguments", {}))], end + len(_CLOSE)
-
-
-def _is_call(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and isinstance(value.get("name"), str)
-        and bool(value["name"])
-        and (isinstance(value.get("arguments"), dict) or set(value) == {"name"})
-    )

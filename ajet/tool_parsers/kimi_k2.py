@@ -9,22 +9,22 @@ missing too.
 
 Source: the chat template and the tool calling guide of Kimi-K2-Instruct.
 
+An id in full is the call's id in the conversation too; for any other `ChatTemplate` writes one.
+
 Not covered: an id that is a number alone, as models sometimes write: it names no tool, so the call
-is malformed; the ids that a model gives its calls (`ChatTemplate` numbers them in a history).
+is malformed.
 """
 
 from __future__ import annotations
 
 import re
 
-from ajet.core.inference.chat_template import Tools
-from ajet.core.inference.tool_parser import ParsedReply
-from ajet.tool_parsers.scanning import Calls, ThinkingParser, extract_calls, read_object
+from ajet.core.inference.chat_template import NAMED_ID, Tools
+from ajet.tool_parsers.scanning import Call, ThinkingParser, read_arguments
 
 _CALLS, _CALLS_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 _CALL, _ARGUMENTS = "<|tool_call_begin|>", "<|tool_call_argument_begin|>"
 _CALL_END = "<|tool_call_end|>"
-_OPENING = re.compile(rf"{re.escape(_CALLS)}\s*(?:{re.escape(_CALL)})?|{re.escape(_CALL)}")
 _ID = re.compile(rf"\s*([^\s<>{{}}]+)\s*{re.escape(_ARGUMENTS)}")
 _CLOSING = re.compile(rf"\s*{re.escape(_CALL_END)}(?:\s*{re.escape(_CALLS_END)})?")
 
@@ -33,22 +33,23 @@ class KimiK2Parser(ThinkingParser):
     """Parses replies of the Kimi K2 models."""
 
     special_tokens = (_CALLS, _CALL, _ARGUMENTS, _CALL_END, _CALLS_END)
+    call_opening = re.compile(rf"{re.escape(_CALLS)}\s*(?:{re.escape(_CALL)})?|{re.escape(_CALL)}")
+    call_closing = _CALL_END
+    id_form = NAMED_ID
 
-    def _parse_rest(self, text: str, tools: Tools | None) -> ParsedReply:
-        return extract_calls(text, _OPENING, _read, _CALL_END)
+    def _read(self, text: str, body: int, tools: Tools | None) -> tuple[list[Call], int] | None:
+        call_id = _ID.match(text, body)
+        found = read_arguments(text, call_id.end()) if call_id else None
+        closing = _CLOSING.match(text, found[1]) if found else None
+        name = _name(call_id[1]) if call_id else ""
+        if not call_id or not name or not found or not closing:
+            return None
+        return [Call(name, found[0], call_id[1])], closing.end()
 
     def opening(self, name: str | None) -> str:
         # It ends at a token boundary: tokenizers join the dot with the name after it.
         begin = f"{_CALLS}{_CALL}functions"
         return begin if name is None else f"{begin}.{name}:0{_ARGUMENTS}"
-
-
-def _read(text: str, body: int) -> tuple[Calls, int] | None:
-    call_id = _ID.match(text, body)
-    found = read_object(text, call_id.end()) if call_id else None
-    closing = _CLOSING.match(text, found[1]) if found else None
-    name = _name(call_id[1]) if call_id else ""
-    return ([(name, found[0])], closing.end()) if name and found and closing else None
 
 
 def _name(call_id: str) -> str:

@@ -4,8 +4,8 @@
     <|python_tag|>{"name": "add", "parameters": {"a": 2, "b": 3}}
 
 Without the tag the whole reply must be the call, for an object within other text may be an answer;
-before the tag there may be content. `arguments` is read for `parameters`; beside it only a `type`
-and an `id` may stand.
+before the tag there may be content. `arguments` is read for `parameters`; besides it only a `type`
+and an `id` may stand. A name alone is a call after the tag, or if it is that of an offered tool.
 
 Not covered: several calls in one reply (the family's template refuses to write them, so they stay
 content); the built-in tools' code after the tag; Llama 4's calls in Python's form.
@@ -15,13 +15,21 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from collections.abc import Callable, Iterator
 
 from ajet.core.inference.chat_template import Tools
-from ajet.core.inference.tool_parser import ParsedReply
-from ajet.tool_parsers.scanning import Calls, ThinkingParser, number_calls, read_object, skip_space
+from ajet.tool_parsers.scanning import (
+    Call,
+    CallSpan,
+    ThinkingParser,
+    json_call,
+    offered_functions,
+    read_json,
+    skip_space,
+)
 
 _TAG = "<|python_tag|>"
+_ARGUMENTS = ("parameters", "arguments")
 _LOOKS_LIKE_A_CALL = re.compile(r'\s*\{\s*"(name|parameters)"')
 
 
@@ -29,12 +37,31 @@ class Llama3Parser(ThinkingParser):
     """Parses replies of Llama 3.1, 3.2 and 3.3."""
 
     special_tokens = (_TAG,)
+    call_opening = re.compile(re.escape(_TAG))
 
     def __init__(self, splits_thinking: bool = False) -> None:
         super().__init__(splits_thinking)
 
-    def _parse_rest(self, text: str, tools: Tools | None) -> ParsedReply:
-        return _parse(text)
+    def _read(self, text: str, body: int, tools: Tools | None) -> tuple[list[Call], int] | None:
+        return _read_whole(text, body, may_be_bare=lambda name: True)
+
+    def _find_calls(self, text: str, position: int, tools: Tools | None) -> Iterator[CallSpan]:
+        """Yields one span: all of the text, or the text from a tag on, whose spelling may be part
+        of the arguments."""
+        names = offered_functions(tools).keys()
+        whole = _read_whole(text, position, may_be_bare=names.__contains__)
+        if whole:
+            yield CallSpan(position, whole[1], whole[0])
+            return
+        tags = [*self.call_opening.finditer(text, position)]
+        reads = ((tag.start(), self._read(text, tag.end(), tools)) for tag in tags)
+        start, found = next((each for each in reads if each[1]), (None, None))
+        if start is not None and found:
+            yield CallSpan(start, found[1], found[0])
+        elif tags:
+            yield CallSpan(tags[-1].start(), len(text), None)
+        elif _LOOKS_LIKE_A_CALL.match(text, position):
+            yield CallSpan(position, len(text), None)
 
     def opening(self, name: str | None) -> str:
         # Both end at a token boundary: tokenizers join the space with the text after it.
@@ -43,33 +70,16 @@ class Llama3Parser(ThinkingParser):
         return f'{{"name": {json.dumps(name, ensure_ascii=False)}, "parameters":'
 
 
-def _parse(text: str) -> ParsedReply:
-    before, tagged, body = text.rpartition(_TAG)
-    calls = _read(body)
-    if calls:
-        return ParsedReply(before.strip(), number_calls(calls))
-    if tagged:
-        return ParsedReply(text, malformed=(tagged + body,))
-    return ParsedReply(text, malformed=(text,) if _LOOKS_LIKE_A_CALL.match(text) else ())
-
-
-def _read(body: str) -> Calls | None:
-    """Returns the call if `body` is one (white space aside), else None."""
-    found = read_object(body, 0)
-    if not found or skip_space(body, found[1]) < len(body) or not _is_call(found[0]):
+def _read_whole(
+    text: str, start: int, may_be_bare: Callable[[str], bool]
+) -> tuple[list[Call], int] | None:
+    """Returns the call if the rest of the text is one (white space aside), else None. A name
+    without arguments must be one that `may_be_bare`."""
+    found = read_json(text, start)
+    call = json_call(found[0], _ARGUMENTS) if found else None
+    if not found or not call or skip_space(text, found[1]) < len(text):
         return None
-    value = found[0]
-    return [(value["name"], _arguments(value))]
-
-
-def _is_call(value: dict[str, Any]) -> bool:
-    return (
-        isinstance(value.get("name"), str)
-        and bool(value["name"])
-        and isinstance(_arguments(value), dict)
-        and len(value.keys() - {"type", "id"}) == 2
-    )
-
-
-def _arguments(value: dict[str, Any]) -> Any:
-    return value.get("parameters", value.get("arguments"))
+    keys = found[0].keys() - {"name", "type", "id"}
+    if len(keys) > 1 or keys - set(_ARGUMENTS) or (not keys and not may_be_bare(call.name)):
+        return None
+    return [call], len(text)

@@ -2,8 +2,7 @@
 
     <TOOLCALL>[{"name": "add", "arguments": {"a": 2}}, {"name": "stop", "arguments": {}}]</TOOLCALL>
 
-A list counts as a whole: with one entry that is no call all of it stays content. Arguments may be a
-JSON text that holds an object.
+A list counts as a whole: with one entry that is no call all of it stays content.
 
 Source: the chat templates of NVIDIA-Nemotron-Nano-9B-v2 and Llama-3.3-Nemotron-Super-49B-v1.5.
 
@@ -16,37 +15,25 @@ import json
 import re
 
 from ajet.core.inference.chat_template import Tools
-from ajet.core.inference.tool_parser import ParsedReply
-from ajet.tool_parsers.scanning import (
-    Calls,
-    ThinkingParser,
-    extract_calls,
-    read_call_list,
-    skip_space,
-)
+from ajet.tool_parsers.scanning import Call, ThinkingParser, read_call_list, skip_space
 
 _OPEN, _CLOSE = "<TOOLCALL>", "</TOOLCALL>"
-_OPENING = re.compile(_OPEN)
 
 
 class NemotronParser(ThinkingParser):
     """Parses replies of the Nemotron models."""
 
     special_tokens = (_OPEN, _CLOSE)
+    call_opening = re.compile(_OPEN)
+    call_closing = _CLOSE
 
-    def _parse_rest(self, text: str, tools: Tools | None) -> ParsedReply:
-        return extract_calls(text, _OPENING, _read, _CLOSE)
+    def _read(self, text: str, body: int, tools: Tools | None) -> tuple[list[Call], int] | None:
+        found = read_call_list(text, body)
+        end = skip_space(text, found[1]) if found else body
+        return (found[0], end + len(_CLOSE)) if found and text.startswith(_CLOSE, end) else None
 
     def opening(self, name: str | None) -> str:
         if name is None:
             return _OPEN
         # It ends at a token boundary: tokenizers join the space before an object with its brace.
         return f'{_OPEN}[{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments":'
-
-
-def _read(text: str, body: int) -> tuple[Calls, int] | None:
-    if not text.startswith("[", skip_space(text, body)):
-        return None
-    found = read_call_list(text, body)
-    end = skip_space(text, found[1]) if found else 0
-    return (found[0], end + len(_CLOSE)) if found and text.startswith(_CLOSE, end) else None

@@ -9,26 +9,35 @@
     </tool_call>
 
 A value is text between one line break before and one after it; its type is that of the tool's
-schema (tagged_values.py).
+schema. `</parameter>` and `</function>` may be missing (tagged_values.py).
 
-Not covered: a value that holds the closing tags in their order; a call without `<tool_call>`, which
-stays content.
+Not covered: a value that holds `</parameter>` before another tag of the call, or a line that begins
+another of the tool's parameters, which no escape tells from the call's own; a call without
+`<tool_call>`, which stays content.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from ajet.core.inference.chat_template import Tools
-from ajet.core.inference.tool_parser import ParsedReply
-from ajet.tool_parsers.scanning import Calls, ThinkingParser, extract_calls
-from ajet.tool_parsers.tagged_values import coerce_types, read_values
+from ajet.tool_parsers.scanning import Call, ThinkingParser
+from ajet.tool_parsers.tagged_values import ParameterTags, ParameterTypes, read_values
 
-_OPENING, _CLOSE = re.compile("<tool_call>"), "</tool_call>"
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
-_PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?")
-_VALUE_END = re.compile(r"\n?</parameter>(?=\s*(?:<parameter=|</function>))")
-_END = re.compile(rf"\s*</function>\s*{_CLOSE}")
+_TAGS = ParameterTags(
+    key=re.compile(r"\s*<parameter=([^>\n]+)>\n?"),
+    end=re.compile(rf"\n?</parameter>(?=\s*(?:<parameter=|</function>|{_CLOSE}))"),
+    next_key=re.compile(r"\n(?=<parameter=([^>\n]+)>\n)"),
+    call_end=re.compile(rf"\n?(?=</function>\s*{_CLOSE})"),
+    next_call=re.compile(rf"{_OPEN}\s*<function="),
+)
+# In a call without line breaks a parameter may begin anywhere.
+_TAGS_INLINE = replace(_TAGS, next_key=re.compile(r"(?=<parameter=([^>\n]+)>)"))
+_FIRST_LINE = re.compile(r"\s*<parameter=[^>\n]+>\n")
+_END = re.compile(rf"\s*(?:</function>\s*)?{_CLOSE}")
 _PYTHON_LITERALS = {
     "True": True,
     "False": False,
@@ -40,20 +49,21 @@ class Qwen3CoderParser(ThinkingParser):
     """Parses replies of Qwen3-Coder."""
 
     special_tokens: tuple[str, ...] = ()
+    call_opening = re.compile(_OPEN)
+    call_closing = _CLOSE
 
-    def _parse_rest(self, text: str, tools: Tools | None) -> ParsedReply:
-        parsed = extract_calls(text, _OPENING, _read, _CLOSE)
-        return coerce_types(parsed, tools, _PYTHON_LITERALS)
+    def _read(self, text: str, body: int, tools: Tools | None) -> tuple[list[Call], int] | None:
+        function = _FUNCTION.match(text, body)
+        if not function:
+            return None
+        tags = _TAGS if _FIRST_LINE.match(text, function.end()) else _TAGS_INLINE
+        types = ParameterTypes(tools, function[1])
+        values = read_values(text, function.end(), tags, types.may_have)
+        end = _END.match(text, values[1]) if values else None
+        if not values or not end:
+            return None
+        return [Call(function[1], types.typed(values[0], _PYTHON_LITERALS))], end.end()
 
     def opening(self, name: str | None) -> str:
         # It ends at a token boundary: tokenizers join the equals sign with the name after it.
         return "<tool_call>\n<function" if name is None else f"<tool_call>\n<function={name}>\n"
-
-
-def _read(text: str, body: int) -> tuple[Calls, int] | None:
-    function = _FUNCTION.match(text, body)
-    if not function:
-        return None
-    values = read_values(text, function.end(), _PARAMETER, _VALUE_END)
-    end = _END.match(text, values[1]) if values else None
-    return ([(function[1], values[0])], end.end()) if values and end else None

@@ -1,7 +1,7 @@
-"""Holds what all parsers use: it extracts calls from a text, reads JSON, splits off thinking.
+"""Holds what all parsers use: it finds thinking and calls in a text, and reads JSON.
 
-    extract_calls(text, opening, read, close)    "a OPEN good CLOSE b OPEN bad CLOSE c"
-                                              calls [good], content "a  b OPEN bad CLOSE c"
+    <think>hm</think>a OPEN good CLOSE b OPEN bad CLOSE c
+        reasoning "hm", calls [good], content "a  b OPEN bad CLOSE c"
 
 JSON is read strictly: no NaN, no number beyond a float, at most MAX_DEPTH levels. Later code
 walks through arguments recursively and writes them as JSON again.
@@ -13,19 +13,30 @@ import json
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from ajet.core.inference.chat_template import Tools
 from ajet.core.inference.tool_parser import ParsedReply, ToolCall
 
 MAX_DEPTH = 64
 
-Calls = list[tuple[str, dict[str, Any]]]  # names and arguments
-ReadCalls = Callable[[str, int], tuple[Calls, int] | None]
-"""Takes (text, position after the opening) and returns the calls there and the position after them,
-or None if they are malformed."""
+
+class Call(NamedTuple):
+    """A call as a parser reads it. `id` is the one that the model wrote, if it wrote any."""
+
+    name: str
+    arguments: dict[str, Any]
+    id: str | None = None
+
+
+class CallSpan(NamedTuple):
+    """A part of a reply that is meant as calls. `calls` is None if they are malformed."""
+
+    start: int
+    end: int
+    calls: list[Call] | None
 
 
 class Tags(NamedTuple):
@@ -36,55 +47,19 @@ class Tags(NamedTuple):
 THINK = Tags("<think>", "</think>")
 
 
-def extract_calls(
-    text: str, opening: re.Pattern[str], read: ReadCalls, close: str = ""
-) -> ParsedReply:
-    """Returns the reply with its calls extracted. A call that `read` refuses stays in the content,
-    up to its `close`, the next opening or the end of the text."""
-    content_parts: list[str] = []
-    calls: Calls = []
-    malformed: list[str] = []
-    position = 0
-    while match := opening.search(text, position):
-        start, body = match.span()
-        content_parts.append(text[position:start])
-        found = read(text, body)
-        if found:
-            calls += found[0]
-            position = found[1]
-        else:
-            position = _malformed_end(text, body, opening, close)
-            malformed.append(text[start:position])
-            content_parts.append(text[start:position])
-    content = "".join(content_parts) + text[position:]
-    return ParsedReply(
-        content=content.strip() if calls else content,
-        tool_calls=number_calls(calls),
-        malformed=tuple(malformed),
-    )
-
-
-def number_calls(calls: Calls) -> tuple[ToolCall, ...]:
-    return tuple(ToolCall(f"call_{i}", name, values) for i, (name, values) in enumerate(calls))
-
-
-def split_thinking(text: str, tags: Tags = THINK) -> tuple[str | None, str]:
-    """Returns the thinking and the rest. The opening tag may be missing, since some templates write
-    it themselves. Without a closing tag nothing is thinking."""
-    head, closed, tail = text.partition(tags.closing)
-    if not closed:
-        return None, text
-    before, opened, thinking = head.partition(tags.opening)
-    if not opened:
-        before, thinking = "", head
-    return thinking.strip("\n"), before + tail.lstrip("\n")
-
-
 class ThinkingParser(ABC):
     """Base class of parsers whose replies may begin with thinking. With `splits_thinking=False`
-    thinking stays in the content."""
+    thinking stays in the content.
 
-    thinking_tags: ClassVar[Tags] = THINK
+    Thinking ends at the first closing tag that is not inside a call, where the arguments may hold
+    any text. It begins where the reply does: with the opening tag, or without it if the prompt
+    ended with that. Tags anywhere else are text.
+    """
+
+    thinking_tags: Tags = THINK
+    call_opening: re.Pattern[str]
+    call_closing: str = ""
+    id_form: re.Pattern[str] | None = None  # ids of calls that the family's template can write
 
     def __init__(self, splits_thinking: bool = True) -> None:
         self._splits_thinking = splits_thinking
@@ -94,16 +69,101 @@ class ThinkingParser(ABC):
         """Returns the parser for a chat template with this source."""
         return cls(splits_thinking=cls.thinking_tags.closing in template)
 
-    def parse(self, text: str, tools: Tools | None = None) -> ParsedReply:
+    def parse(
+        self, text: str, tools: Tools | None = None, prompt_end: str | None = None
+    ) -> ParsedReply:
         """Implements `ToolParser.parse`."""
-        if not self._splits_thinking:
-            return self._parse_rest(text, tools)
-        reasoning, rest = split_thinking(text, self.thinking_tags)
-        return replace(self._parse_rest(rest, tools), reasoning=reasoning)
+        thinking = self._thinking(text, tools, prompt_end) if self._splits_thinking else None
+        rest = text if thinking is None else text[thinking.stop :].lstrip("\n")
+        parsed = extract_calls(rest, self._find_calls(rest, 0, tools), self.id_form)
+        if thinking is None:
+            return parsed
+        tag = len(self.thinking_tags.closing)
+        reasoning = text[thinking.start : thinking.stop - tag].strip("\n")
+        return replace(parsed, reasoning=reasoning)
 
     @abstractmethod
-    def _parse_rest(self, text: str, tools: Tools | None) -> ParsedReply:
-        """Takes the reply without its thinking apart."""
+    def _read(self, text: str, body: int, tools: Tools | None) -> tuple[list[Call], int] | None:
+        """Takes the position after the opening of a call. Returns the calls there and the position
+        after them, or None if they are malformed."""
+
+    def _find_calls(self, text: str, position: int, tools: Tools | None) -> Iterator[CallSpan]:
+        """Yields the calls from `position` on. A malformed one goes up to its closing, the next
+        opening or the end of the text."""
+        while match := self.call_opening.search(text, position):
+            start, body = match.span()
+            found = self._read(text, body, tools)
+            calls, position = found or (None, self._malformed_end(text, body))
+            yield CallSpan(start, position, calls)
+
+    def _malformed_end(self, text: str, body: int) -> int:
+        following = self.call_opening.search(text, body)
+        stop = following.start() if following else len(text)
+        closed = text.find(self.call_closing, body, stop) if self.call_closing else -1
+        return closed + len(self.call_closing) if closed >= 0 else stop
+
+    def _thinking(self, text: str, tools: Tools | None, prompt_end: str | None) -> slice | None:
+        """Returns where the thinking is, with its closing tag; None if there is none or it has no
+        end. Without `prompt_end` nobody knows whether the prompt opened it: then text before a
+        closing tag is thinking if it holds no call and no opening tag."""
+        opening, closing = self.thinking_tags
+        begin = skip_space(text, 0)
+        has_opening = text.startswith(opening, begin)
+        start = begin + len(opening) if has_opening else 0
+        is_open = has_opening or (prompt_end or "").rstrip().endswith(opening)
+        end = text.find(closing, start)
+        if end < 0 or not (is_open or prompt_end is None):
+            return None
+        if not is_open and opening in text[:end]:
+            return None
+        for call in self._find_calls(text, start, tools):
+            if end < call.start:
+                break
+            if not is_open:
+                return None
+            # A call that was only begun in the thinking may seem to end with a later, real one.
+            if call.calls and end < call.end and not self.call_opening.search(text, end, call.end):
+                end = text.find(closing, call.end)
+                if end < 0:
+                    return None
+        return slice(start, end + len(closing))
+
+
+def extract_calls(
+    text: str, spans: Iterable[CallSpan], id_form: re.Pattern[str] | None = None
+) -> ParsedReply:
+    """Returns the reply with its calls extracted. Malformed calls stay in the content."""
+    content: list[str] = []
+    calls: list[Call] = []
+    malformed: list[str] = []
+    position = 0
+    for span in spans:
+        content.append(text[position : span.start])
+        if span.calls is None:
+            malformed.append(text[span.start : span.end])
+            content.append(malformed[-1])
+        calls += span.calls or ()
+        position = span.end
+    whole = "".join(content) + text[position:]
+    return ParsedReply(
+        content=whole.strip() if calls else whole,
+        tool_calls=with_ids(calls, id_form),
+        malformed=tuple(malformed),
+    )
+
+
+def with_ids(calls: Iterable[Call], id_form: re.Pattern[str] | None = None) -> tuple[ToolCall, ...]:
+    """Returns the calls with ids. One that the model wrote stays, if it has the family's form and
+    no earlier call of the reply has it."""
+    result: list[ToolCall] = []
+    taken: set[str] = set()
+    for number, (name, arguments, written) in enumerate(calls):
+        if written and written not in taken and id_form and id_form.fullmatch(written):
+            taken.add(written)
+            result.append(ToolCall(written, name, arguments, has_sampled_id=True))
+        else:
+            result.append(ToolCall(f"call_{number}", name, arguments))
+    return tuple(result)
 
 
 def read_json(text: str, start: int) -> tuple[Any, int] | None:
@@ -122,25 +182,55 @@ def read_object(text: str, start: int) -> tuple[dict[str, Any], int] | None:
     return found if found and isinstance(found[0], dict) else None
 
 
-def read_call_list(text: str, start: int) -> tuple[Calls, int] | None:
-    """Returns the calls in the JSON list at `start` and its end. Each entry is an object with
-    `name` and `arguments` (an object, or a JSON text that holds one); with any other entry the
-    function returns None."""
+def read_arguments(text: str, start: int) -> tuple[dict[str, Any], int] | None:
+    """Returns the arguments that are written at `start` as JSON, and their end. Where there is no
+    JSON the call has none, and its closing must follow."""
     found = read_json(text, start)
-    calls = [_listed_call(entry) for entry in found[0]] if found else []
-    valid = [call for call in calls if call]
-    return (valid, found[1]) if found and valid and len(valid) == len(calls) else None
+    if not found:
+        return {}, skip_space(text, start)
+    arguments = as_arguments(found[0])
+    return None if arguments is None else (arguments, found[1])
 
 
-def _listed_call(entry: Any) -> tuple[str, dict[str, Any]] | None:
-    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str) or not entry["name"]:
+def as_arguments(value: Any) -> dict[str, Any] | None:
+    """Returns a call's arguments. Models write those of a tool without parameters as an empty
+    object, null or an empty text, and some write objects as JSON text; anything else is None."""
+    if isinstance(value, str) and value.strip():
+        found = read_json(value, 0)
+        is_whole = found is not None and skip_space(value, found[1]) == len(value)
+        value = found[0] if found and is_whole and not isinstance(found[0], str) else value
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return {}
+    return value if isinstance(value, dict) else None
+
+
+def json_call(value: Any, keys: Sequence[str] = ("arguments",)) -> Call | None:
+    """Returns the call that an object with `name` and one of `keys` makes; a name alone is a call
+    without arguments."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
         return None
-    arguments = entry.get("arguments")
-    if isinstance(arguments, str):
-        found = read_object(arguments, 0)
-        is_whole = found and skip_space(arguments, found[1]) == len(arguments)
-        arguments = found[0] if found and is_whole else None
-    return (entry["name"], arguments) if isinstance(arguments, dict) else None
+    present = [key for key in keys if key in value]
+    if not present and value.keys() - {"name", "type", "id"}:
+        return None
+    arguments = as_arguments(value[present[0]]) if present else {}
+    call_id = value.get("id")
+    written = call_id if isinstance(call_id, str) else None
+    return None if arguments is None else Call(value["name"], arguments, written)
+
+
+def read_call_list(text: str, start: int) -> tuple[list[Call], int] | None:
+    """Returns the calls in the JSON list at `start` and its end, or None if an entry is no call."""
+    found = read_json(text, start)
+    if not found or not isinstance(found[0], list):
+        return None
+    calls = [call for call in map(json_call, found[0]) if call]
+    return (calls, found[1]) if calls and len(calls) == len(found[0]) else None
+
+
+def offered_functions(tools: Tools | None) -> dict[str, Mapping[str, Any]]:
+    """Returns the functions of the tools by their names."""
+    functions = [tool.get("function", tool) for tool in tools or ()]
+    return {str(each.get("name")): each for each in functions if isinstance(each, Mapping)}
 
 
 def skip_space(text: str, position: int) -> int:
@@ -150,13 +240,6 @@ def skip_space(text: str, position: int) -> int:
 
 
 _SPACE = re.compile(r"\s*")
-
-
-def _malformed_end(text: str, body: int, opening: re.Pattern[str], close: str) -> int:
-    following = opening.search(text, body)
-    stop = following.start() if following else len(text)
-    closed = text.find(close, body, stop) if close else -1
-    return closed + len(close) if closed >= 0 else stop
 
 
 def _finite(number: str) -> float:

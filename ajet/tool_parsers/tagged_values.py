@@ -1,28 +1,31 @@
 """Reads arguments that a family writes as text between tags, without escapes and without types.
 
-    read_values(text, position, …)           {"a": "2", "b": "2"}, and where they end
-    coerce_types(a reply of these, tools)    {"a": 2, "b": "2"}, where the schemas of the tool's
-                                             parameters are an integer and a string
+    read_values(text, position, …)          {"a": "2", "b": "2"}, and where they end
+    ParameterTypes(…).typed({"a": "2", …})  {"a": 2, "b": "2"}, where the schemas of the tool's
+                                            parameters are an integer and a string
 
-If the schema allows several types, or none is known, a value is read as JSON, and stays text if it
-is none. A value that is not of its type stays text too, and the tool answers with an error.
+A value that the schema allows as text and as JSON is read as JSON; so is one of which no schema is
+known. A value that is neither stays text, and the tool answers with an error.
 
-Not covered: schemas behind a `$ref`, which count as unknown.
+An end tag may be missing, as in Qwen's and vLLM's parsers: a value ends where the next parameter of
+the tool begins, and the last one with the call.
+
+Not covered: schemas outside of the tool's own, and what they demand beyond types and constants.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 from ajet.core.inference.chat_template import Tools
-from ajet.core.inference.tool_parser import ParsedReply
-from ajet.tool_parsers.scanning import read_json
+from ajet.tool_parsers.scanning import offered_functions, read_json
 
-Literals = Mapping[str, Any]
 _TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,),
     "integer": (int,),
     "number": (int, float),
     "boolean": (bool,),
@@ -30,85 +33,151 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "array": (list,),
     "object": (dict,),
 }
+MAX_REFERENCES = 32  # of a schema within another, before one counts as unknown
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterTags:
+    """The patterns around the values of a family. The first group of a key is its name."""
+
+    key: re.Pattern[str]  # from before a key up to its value
+    end: re.Pattern[str]  # the end of a value, with what must follow as a lookahead
+    next_key: re.Pattern[str]  # a further parameter in a value whose end tag is missing
+    call_end: re.Pattern[str]  # the end of a call in a value whose end tag is missing
+    next_call: re.Pattern[str]  # the beginning of a further call
 
 
 def read_values(
-    text: str, position: int, key: re.Pattern[str], value_end: re.Pattern[str]
+    text: str, position: int, tags: ParameterTags, may_have: Callable[[str], bool]
 ) -> tuple[dict[str, Any], int] | None:
-    """Returns the arguments at `position` as text, and their end. `key` matches from before a key,
-    which is its first group, up to the value; `value_end` matches the end of a value. Returns None
-    if a value is not closed or a key comes twice."""
+    """Returns the arguments at `position` as text, and their end. Returns None if a value has no
+    end or a key comes twice. A further parameter ends a value only if the call `may_have` it."""
     values: dict[str, Any] = {}
-    while found := key.match(text, position):
-        end = value_end.search(text, found.end())
+    while found := tags.key.match(text, position):
+        end = _end_of_value(text, found.end(), tags, may_have)
         name = found[1]
         if not end or name in values:
             return None
-        values[name] = text[found.end() : end.start()]
-        position = end.end()
+        values[name] = text[found.end() : end[0]]
+        position = end[1]
     return values, position
 
 
-def coerce_types(
-    parsed: ParsedReply, tools: Tools | None, literals: Literals | None = None
-) -> ParsedReply:
-    """Returns the reply with the arguments of its calls, which are text, converted to the types of
-    their schemas. `literals` are values that the family writes unlike JSON (Python's `True`)."""
-    schemas = _schemas(tools or ()) if parsed.tool_calls else {}
-    calls = (
-        replace(
-            call,
-            arguments=_coerce_arguments(call.arguments, schemas.get(call.name, {}), literals or {}),
+def _end_of_value(
+    text: str, start: int, tags: ParameterTags, may_have: Callable[[str], bool]
+) -> tuple[int, int] | None:
+    """Returns where a value ends, and where its end tag does."""
+    end = tags.end.search(text, start)
+    span = end.span() if end else None
+    call_end = tags.call_end.search(text, start)
+    if call_end and (span is None or call_end.start() < span[0]):
+        # A value that has its end tag may spell the end of a call, and one that was cut may be
+        # followed by another call: the value ends with the call only if that ends before another.
+        further = tags.next_call.search(text, start)
+        is_last = further is None or further.start() > call_end.start()
+        if is_last and (span is None or (further and further.start() < span[0])):
+            span = call_end.start(), call_end.start()
+    if span is None:
+        return None
+    for key in tags.next_key.finditer(text, start):
+        if key.start() >= span[0]:
+            break
+        if may_have(key[1]):
+            return key.start(), key.end()
+    return span
+
+
+class ParameterTypes:
+    """Gives the arguments of a tool's calls the types of its schema."""
+
+    def __init__(self, tools: Tools | None, name: str) -> None:
+        parameters = offered_functions(tools).get(name, {}).get("parameters")
+        self._root: Any = parameters
+        self._properties = dict(_properties(parameters, parameters, MAX_REFERENCES))
+        self._others = (
+            parameters.get("additionalProperties") if isinstance(parameters, Mapping) else None
         )
-        for call in parsed.tool_calls
-    )
-    return replace(parsed, tool_calls=tuple(calls))
 
+    def may_have(self, key: str) -> bool:
+        """Returns whether a parameter has this name; any may if none is known."""
+        return not self._properties or key in self._properties
 
-def _schemas(tools: Tools) -> dict[str, Mapping[str, Any]]:
-    """Returns the schemas of each tool's parameters by the tool's name, if they have any."""
-    found: dict[str, Mapping[str, Any]] = {}
-    for tool in tools:
-        function = tool.get("function", tool)
-        parameters = function.get("parameters") if isinstance(function, Mapping) else None
-        properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-        if isinstance(properties, Mapping):
-            found[str(function.get("name"))] = properties
-    return found
+    def typed(
+        self, values: Mapping[str, str], literals: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Returns the values with their types. `literals` are values that the family writes unlike
+        JSON (Python's `True`)."""
+        return {key: self._typed(key, text, literals or {}) for key, text in values.items()}
 
-
-def _coerce_arguments(
-    arguments: dict[str, Any], properties: Mapping[str, Any], literals: Literals
-) -> dict[str, Any]:
-    return {
-        key: _coerce_value(text, _types(properties.get(key)), literals)
-        for key, text in arguments.items()
-    }
-
-
-def _coerce_value(text: str, types: set[str], literals: Literals) -> Any:
-    if types == {"string"}:
+    def _typed(self, key: str, text: str, literals: Mapping[str, Any]) -> Any:
+        schema, stripped = self._properties.get(key, self._others), text.strip()
+        found = read_json(stripped, 0)
+        values: list[Any] = [literals[stripped]] if stripped in literals else []
+        if found and found[1] == len(stripped) and not isinstance(found[0], str):
+            values.append(found[0])
+        # A value of the right type that is not one of the constants stays typed.
+        for constants in (True, False):
+            for value in (*values, text):
+                if _accepts(schema, value, self._root, constants, MAX_REFERENCES):
+                    return value
         return text
-    stripped = text.strip()
-    found = (literals[stripped], len(stripped)) if stripped in literals else read_json(stripped, 0)
-    if not found or found[1] != len(stripped) or isinstance(found[0], str):
-        return text
-    if types and not any(type(found[0]) in _TYPES.get(name, ()) for name in types):
-        return text
-    return found[0]
 
 
-def _types(schema: Any) -> set[str]:
-    """Returns the types that a schema allows, or an empty set if it does not say."""
-    if not isinstance(schema, Mapping):
-        return set()
+def _accepts(schema: Any, value: Any, root: Any, constants: bool, depth: int) -> bool:
+    """Tells whether the schema takes a value of this type, with `constants` also whether its
+    constants do. It takes what it says nothing of."""
+    if not isinstance(schema, Mapping) or not depth:
+        return schema is not False
+
+    def accepts(part: Any) -> bool:
+        return _accepts(part, value, root, constants, depth - 1)
+
+    if value is None and schema.get("nullable") is True:  # OpenAPI
+        return True
     named = schema.get("type")
-    if isinstance(named, str):
-        return {named}
-    if isinstance(named, list):
-        return set(map(str, named))
-    if "enum" in schema and all(isinstance(value, str) for value in schema["enum"]):
-        return {"string"}
-    either = schema.get("anyOf") or schema.get("oneOf")
-    parts = [_types(part) for part in either] if isinstance(either, list) else []
-    return set[str]().union(*parts) if all(parts) else set()
+    types = [named] if isinstance(named, str) else named
+    if isinstance(types, list) and not any(type(value) in _TYPES.get(str(t), ()) for t in types):
+        return False
+    listed = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(listed, list):
+        alike = [constant for constant in listed if _type(constant) is _type(value)]
+        if not alike or (constants and value not in alike):
+            return False
+    if "$ref" in schema and not accepts(_referred(schema["$ref"], root)):
+        return False
+    parts = {name: schema.get(name) for name in ("allOf", "anyOf", "oneOf")}
+    of = {name: list(map(accepts, each)) for name, each in parts.items() if isinstance(each, list)}
+    return all(of.pop("allOf", ())) and all(any(each) for each in of.values() if each)
+
+
+def _type(value: Any) -> type:
+    return float if type(value) is int else type(value)
+
+
+def _properties(schema: Any, root: Any, depth: int) -> Iterator[tuple[str, Any]]:
+    """Yields the properties of an object's schema and of those that it refers to."""
+    if not isinstance(schema, Mapping) or not depth:
+        return
+    inner = schema.get("allOf")
+    for part in inner if isinstance(inner, list) else ():
+        yield from _properties(part, root, depth - 1)
+    if "$ref" in schema:
+        yield from _properties(_referred(schema["$ref"], root), root, depth - 1)
+    properties = schema.get("properties")
+    if isinstance(properties, Mapping):
+        yield from properties.items()
+
+
+def _referred(reference: Any, root: Any) -> Any:
+    """Returns the schema that a `$ref` names within `root`; None if there is none."""
+    path = str(reference).removeprefix("#")
+    if not str(reference).startswith("#") or (path and not path.startswith("/")):
+        return None
+    found = root
+    for step in path.split("/")[1:]:
+        name = unquote(step).replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and name.isdigit() and int(name) < len(found):
+            found = found[int(name)]
+        else:
+            found = found.get(name) if isinstance(found, Mapping) else None
+    return found

@@ -1,10 +1,6 @@
 """What every family's parser holds to, and what is particular to each (Hermes has its own file)."""
 
-import re
-
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.tool_parsers import (
@@ -12,18 +8,22 @@ from ajet.tool_parsers import (
     GemmaParser,
     GlmParser,
     GptOssParser,
+    HermesParser,
     KimiK2Parser,
     Llama3Parser,
     MiniMaxM2Parser,
     MistralParser,
     NemotronParser,
     ParsedReply,
+    PlainJsonParser,
     Qwen3CoderParser,
     ToolCall,
     detect_family,
     parser_for,
 )
-from tests.fakes import FAMILY_CALL, FAMILY_EOS, ONE_CALL, chat_tokenizer, reply_ids
+from ajet.tool_parsers.mistral import MISTRAL_THINK
+from ajet.tool_parsers.scanning import THINK
+from tests.fakes import FAMILY_CALL, FAMILY_EOS, chat_tokenizer
 
 TOKENIZERS = {family: chat_tokenizer(family) for family in FAMILY_EOS}
 TEMPLATES = {family: ChatTemplate(tokenizer) for family, tokenizer in TOKENIZERS.items()}
@@ -87,57 +87,6 @@ def test_a_call_as_the_family_writes_it_is_read(family):
     assert (reply.content, reply.malformed) == ("", ())
     thinks = "So I add." in FAMILY_CALL[family]
     assert reply.reasoning == ("So I add." if thinks else None)
-
-
-SPELLED = ["[TOOL_CALLS]", "[ARGS]", "<|call|>", "<｜tool▁call▁end｜>", "<|python_tag|>"]
-SPELLED += ['<|"|>', "<tool_call|>", "<|tool_call_end|>", "<arg_value>", "</TOOLCALL>"]
-SPELLED += ["<tool_call>", "</tool_call>", "<|im_end|>", "{", '"}', "\n", " the"]
-TEXT = st.lists(
-    st.sampled_from(SPELLED) | st.text(st.characters(exclude_categories=["Cs", "Cn"]), max_size=5),
-    max_size=4,
-).map("".join)
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | TEXT,
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXT, inner, max_size=2),
-    max_leaves=4,
-)
-ARGUMENTS = st.fixed_dictionaries(
-    {},
-    optional={
-        "s": TEXT,
-        "i": st.integers(),
-        "x": st.floats(allow_nan=False, allow_infinity=False),
-        "b": st.booleans(),
-        "n": st.none() | st.integers(),
-        "l": st.lists(JSON, max_size=2),
-        "o": st.dictionaries(TEXT, JSON, max_size=2),
-    },
-)
-ASKED = st.lists(st.tuples(st.sampled_from(["add", "sub"]), ARGUMENTS), min_size=1, max_size=3)
-
-
-def keys_are_words(value):
-    if isinstance(value, dict):
-        return all(re.fullmatch(r"\w+", key) for key in value) and keys_are_words([*value.values()])
-    return not isinstance(value, list | tuple) or all(map(keys_are_words, value))
-
-
-@settings(max_examples=300)
-@given(st.sampled_from(sorted(FAMILY_CALL)), ASKED)
-def test_calls_that_a_template_writes_are_read_back(family, asked):
-    """Several in one reply, where the family has them; special tokens in them stay text."""
-    asked = asked[:1] if family in ONE_CALL else asked
-    calls = [
-        {"id": f"call{i}0000", "type": "function", "function": {"name": n, "arguments": a}}
-        for i, (n, a) in enumerate(asked)
-    ]
-    reply = {"role": "assistant", "content": "", "tool_calls": calls}
-    results = [{"role": "tool", "content": "5", "tool_call_id": call["id"]} for call in calls]
-    # XML has no escapes: what closes a value in it does so wherever it stands.
-    assume("</parameter>" not in str(asked) and "</arg_value>" not in str(asked))
-    assume(family != "gemma4_v5" or keys_are_words(asked))  # which has none for keys
-    ids = reply_ids(TEMPLATES[family], QUESTION, TOOLS, reply, *results)
-    assert called(parsed(family, ids)) == asked
 
 
 CALL_OF_ANOTHER_TOOL = {family: call.replace("add", "fly") for family, call in FAMILY_CALL.items()}
@@ -252,11 +201,163 @@ def test_half_a_character_in_an_argument_is_replaced():
     assert called(reply.without_marks()) == [("add", {"a": "\ufffd"})]
 
 
+def of(parser, text, tools=None):
+    reply = parser.parse(text, tools)
+    return called(reply), reply.reasoning, len(reply.malformed)
+
+
+TAGGED = [  # each a call of `write` with VALUE as text
+    (
+        Qwen3CoderParser(),
+        "<tool_call>\n<function=write>\n<parameter=text>\nVALUE\n</parameter>\n</function>\n</tool_call>",
+    ),
+    (
+        GlmParser(),
+        "<tool_call>write\n<arg_key>text</arg_key>\n<arg_value>VALUE</arg_value>\n</tool_call>",
+    ),
+    (
+        MiniMaxM2Parser(),
+        '<minimax:tool_call><invoke name="write"><parameter name="text">VALUE</parameter></invoke>'
+        "</minimax:tool_call>",
+    ),
+    (
+        DeepSeekParser(),
+        '<｜tool▁call▁begin｜>write<｜tool▁sep｜>{"text": "VALUE"}<｜tool▁call▁end｜>',
+    ),
+    (
+        KimiK2Parser(),
+        '<|tool_call_begin|>functions.write:0<|tool_call_argument_begin|>{"text": "VALUE"}'
+        "<|tool_call_end|>",
+    ),
+    (NemotronParser(), '<TOOLCALL>[{"name": "write", "arguments": {"text": "VALUE"}}]</TOOLCALL>'),
+    (GemmaParser(), '<|tool_call>call:write{text:<|"|>VALUE<|"|>}<tool_call|>'),
+    (Llama3Parser(splits_thinking=True), '{"name": "write", "parameters": {"text": "VALUE"}}'),
+    (MistralParser(THINK), '[TOOL_CALLS]write[ARGS]{"text": "VALUE"}'),
+    (MistralParser(MISTRAL_THINK), '[TOOL_CALLS]write[ARGS]{"text": "VALUE"}'),
+    (
+        GptOssParser(),
+        '<|channel|>commentary to=functions.write<|message|>{"text": "VALUE"}<|call|>',
+    ),
+    (PlainJsonParser(), '```json\n{"name": "write", "arguments": {"text": "VALUE"}}\n```'),
+]
+THINKING_TAGS = ["<think> </think>", "[THINK] [/THINK]", "<|channel>thought <channel|>"]
+THINKING_TAGS += ["</think>", "[/THINK]", "<channel|>", "<|channel|>analysis<|message|>hm<|end|>"]
+
+
+@pytest.mark.parametrize(("parser", "text"), TAGGED, ids=[type(p).__name__ for p, _ in TAGGED])
+def test_thinking_tags_of_every_family_are_text_within_an_argument(parser, text):
+    for tags in THINKING_TAGS:
+        value = f"a {tags} b"
+        call = ("write", {"text": value})
+        assert of(parser, text.replace("VALUE", value)) == ([call], None, 0)
+
+
+@pytest.mark.parametrize(
+    ("parser", "text"), TAGGED[:7], ids=[type(p).__name__ for p, _ in TAGGED[:7]]
+)
+def test_a_cut_call_with_a_thinking_tag_is_malformed_in_every_family(parser, text):
+    closing = parser.thinking_tags.closing
+    cut = text.partition("VALUE")[0] + f"a {closing} b"
+    assert of(parser, cut) == ([], None, 1)
+
+
+EMPTY = ["null", '""', '" "', "{}", '"{}"', '"null"']  # what models write for no arguments
+WITHOUT_ARGUMENTS = [
+    (HermesParser(), '<tool_call>\n{"name": "now", "arguments": VALUE}\n</tool_call>'),
+    (Llama3Parser(), '{"name": "now", "parameters": VALUE}'),
+    (Llama3Parser(), '<|python_tag|>{"name": "now", "parameters": VALUE}'),
+    (MistralParser(), '[TOOL_CALLS][{"name": "now", "arguments": VALUE}]'),
+    (MistralParser(), "[TOOL_CALLS]now[ARGS]VALUE"),
+    (NemotronParser(), '<TOOLCALL>[{"name": "now", "arguments": VALUE}]</TOOLCALL>'),
+    (DeepSeekParser(), "<｜tool▁call▁begin｜>now<｜tool▁sep｜>VALUE<｜tool▁call▁end｜>"),
+    (
+        DeepSeekParser(),
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\nVALUE\n```<｜tool▁call▁end｜>",
+    ),
+    (
+        KimiK2Parser(),
+        "<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>VALUE<|tool_call_end|>",
+    ),
+    (GptOssParser(), "<|channel|>commentary to=functions.now<|message|>VALUE<|call|>"),
+    (PlainJsonParser(), '```json\n{"name": "now", "arguments": VALUE}\n```'),
+]
+
+
+@pytest.mark.parametrize(("parser", "text"), WITHOUT_ARGUMENTS)
+def test_null_and_empty_text_are_no_arguments(parser, text):
+    for value in EMPTY:
+        assert of(parser, text.replace("VALUE", value)) == ([("now", {})], None, 0)
+    zone = text.replace("VALUE", '"{\\"zone\\": \\"UTC\\"}"')  # an object as JSON text
+    assert of(parser, zone) == ([("now", {"zone": "UTC"})], None, 0)
+    for value in ("[]", "0", "false", '"no"', '"[1]"', '{"a": 1'):
+        assert of(parser, text.replace("VALUE", value))[0] == []
+
+
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        (HermesParser(), '<tool_call>\n{"name": "now"}\n</tool_call>'),
+        (HermesParser(), '<tool_call>\n{"type": "function", "name": "now"}\n</tool_call>'),
+        (Llama3Parser(), '<|python_tag|>{"name": "now"}'),
+        (MistralParser(), '[TOOL_CALLS][{"name": "now", "id": "abcdefghi"}]'),
+        (NemotronParser(), '<TOOLCALL>[{"name": "now"}]</TOOLCALL>'),
+        (DeepSeekParser(), "<｜tool▁call▁begin｜>now<｜tool▁sep｜><｜tool▁call▁end｜>"),
+        (
+            DeepSeekParser(),
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n```<｜tool▁call▁end｜>",
+        ),
+        (
+            KimiK2Parser(),
+            "<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|> <|tool_call_end|>",
+        ),
+        (
+            GptOssParser(),
+            "<|channel|>commentary to=functions.now <|constrain|>json<|message|><|call|>",
+        ),
+        (GemmaParser(), "<|tool_call>call:now<tool_call|>"),
+        (GemmaParser(), "<|tool_call>call:now{}<tool_call|>"),
+        (GlmParser(), "<tool_call>now</tool_call>"),
+        (Qwen3CoderParser(), "<tool_call>\n<function=now>\n</function>\n</tool_call>"),
+        (Qwen3CoderParser(), "<tool_call>\n<function=now>\n</tool_call>"),
+        (
+            MiniMaxM2Parser(),
+            '<minimax:tool_call>\n<invoke name="now">\n</invoke></minimax:tool_call>',
+        ),
+    ],
+)
+def test_a_call_may_have_no_arguments_at_all(parser, text):
+    assert of(parser, text) == ([("now", {})], None, 0)
+
+
+def test_llamas_name_alone_is_a_call_of_an_offered_tool_and_an_answer_otherwise():
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    assert of(Llama3Parser(), '{"name": "now"}', tools) == ([("now", {})], None, 0)
+    assert of(Llama3Parser(), '{"name": "Bob"}', tools)[0] == []
+
+
+def test_the_tokens_of_a_message_are_text_within_harmonys_arguments():
+    value = "<|end|><|start|>assistant<|call|><|return|>"
+    call = f'<|channel|>commentary to=functions.add<|message|>{{"a": "{value}"}}<|call|>'
+    assert of(GptOssParser(), ANALYSIS + call + FINAL) == ([("add", {"a": value})], "hm", 0)
+
+
+def test_llamas_tag_is_text_within_its_arguments():
+    for before in ("", "<|python_tag|>", "So: <|python_tag|>"):
+        text = before + '{"name": "add", "parameters": {"a": "<|python_tag|>{}"}}'
+        assert of(Llama3Parser(), text) == ([("add", {"a": "<|python_tag|>{}"})], None, 0)
+
+
 # --- qwen3_coder ---------------------------------------------------------------------------------
 
 
 def typed(text, schema):
-    tool = {"name": "f", "parameters": {"properties": {} if schema is None else {"a": schema}}}
+    defs = {
+        "Zip": {"type": "string"},
+        "Count": {"type": "integer"},
+        "Loop": {"$ref": "#/$defs/Loop"},
+    }
+    properties = {} if schema is None else {"a": schema}
+    tool = {"name": "f", "parameters": {"properties": properties, "$defs": defs}}
     call = f"<tool_call><function=f><parameter=a>\n{text}\n</parameter></function></tool_call>"
     reply = Qwen3CoderParser().parse(call, [{"type": "function", "function": tool}])
     return reply.tool_calls[0].arguments["a"]
@@ -286,6 +387,24 @@ def typed(text, schema):
         ('"7"', None, '"7"'),
         ("7", {"$ref": "#/x"}, 7),
         ("7", "no schema", 7),
+        ("007", {"$ref": "#/$defs/Zip"}, "007"),
+        ("7", {"$ref": "#/$defs/Zip"}, "7"),
+        ("7", {"$ref": "#/$defs/Count"}, 7),
+        ("7", {"$ref": "#/$defs/Loop"}, 7),
+        ("7", {"allOf": [{"$ref": "#/$defs/Zip"}, {"minLength": 1}]}, "7"),
+        ("7", {"allOf": [{"type": ["string", "integer"]}, {"type": "string"}]}, "7"),
+        ("7", {"anyOf": [{"$ref": "#/$defs/Zip"}, {"type": "null"}]}, "7"),
+        ("null", {"anyOf": [{"$ref": "#/$defs/Zip"}, {"type": "null"}]}, None),
+        ("null", {"type": "string", "nullable": True}, None),
+        ("null", {"type": "string"}, "null"),
+        ("7", {"const": "7"}, "7"),
+        ("7", {"const": 7}, 7),
+        ("1", {"enum": ["1", 2]}, "1"),
+        ("2", {"enum": ["1", 2]}, 2),
+        ("3", {"enum": [1, 2]}, 3),
+        ("7", {"oneOf": [{"const": "7"}, {"type": "boolean"}]}, "7"),
+        ("2026-11-28", {"type": ["string", "null"]}, "2026-11-28"),
+        ("7", {"type": ["string", "null"]}, "7"),
         ("a\n\n<b>&lt;", {"type": "string"}, "a\n\n<b>&lt;"),
         ("a</parameter>b</function>", {"type": "string"}, "a</parameter>b</function>"),
     ],
@@ -293,6 +412,68 @@ def typed(text, schema):
 def test_a_value_has_the_type_of_its_schema(text, schema, value):
     found = typed(text, schema)
     assert (type(found), found) == (type(value), value)
+
+
+XML = "<tool_call>\n<function=add>\nBODY</tool_call>"
+BLOCK = '<minimax:tool_call>\n<invoke name="add">\nBODY</minimax:tool_call>'
+KEYS = "<tool_call>add\nBODY</tool_call>"
+UNCLOSED = [
+    (Qwen3CoderParser(), XML, "<parameter=s>\n1\n<parameter=i>\n2\n</parameter>\n</function>\n"),
+    (Qwen3CoderParser(), XML, "<parameter=s>\n1\n</parameter>\n<parameter=i>\n2\n</function>\n"),
+    (Qwen3CoderParser(), XML, "<parameter=s>\n1\n</parameter>\n<parameter=i>\n2\n</parameter>\n"),
+    (Qwen3CoderParser(), XML, "<parameter=s>\n1\n<parameter=i>\n2\n</function>\n"),
+    (Qwen3CoderParser(), XML, "<parameter=s>1<parameter=i>2</parameter></function>"),
+    (
+        GlmParser(),
+        KEYS,
+        "<arg_key>s</arg_key>\n<arg_value>1\n<arg_key>i</arg_key>\n<arg_value>2</arg_value>\n",
+    ),
+    (
+        GlmParser(),
+        KEYS,
+        "<arg_key>s</arg_key>\n<arg_value>1</arg_value>\n<arg_key>i</arg_key>\n<arg_value>2\n",
+    ),
+    (
+        MiniMaxM2Parser(),
+        BLOCK,
+        '<parameter name="s">1\n<parameter name="i">2</parameter>\n</invoke>\n',
+    ),
+    (
+        MiniMaxM2Parser(),
+        BLOCK,
+        '<parameter name="s">1</parameter>\n<parameter name="i">2\n</invoke>\n',
+    ),
+    (
+        MiniMaxM2Parser(),
+        BLOCK,
+        '<parameter name="s">1</parameter>\n<parameter name="i">2</parameter>\n',
+    ),
+]
+
+
+@pytest.mark.parametrize(("parser", "form", "body"), UNCLOSED)
+def test_a_missing_end_tag_swallows_neither_a_parameter_nor_a_call(parser, form, body):
+    call, right = form.replace("BODY", body), ("add", {"s": "1", "i": 2})
+    assert of(parser, call, TOOLS) == ([right], None, 0)
+    assert of(parser, f"{call}\n{call}", TOOLS) == ([right, right], None, 0)
+
+
+def test_a_tag_that_names_no_parameter_of_the_tool_is_text():
+    value = "a\n<parameter=other>\nb"
+    text = XML.replace("BODY", f"<parameter=s>\n{value}\n</parameter>\n</function>\n")
+    assert of(Qwen3CoderParser(), text, TOOLS) == ([("add", {"s": value})], None, 0)
+
+
+def test_a_schema_may_stand_behind_the_one_of_the_parameters():
+    inner = {"properties": {"a": {"type": "string"}}}
+    for parameters in (
+        {"$ref": "#/$defs/A", "$defs": {"A": inner}},
+        {"allOf": [{"properties": {"b": {}}}, inner]},
+        {"type": "object", "additionalProperties": {"type": "string"}},
+    ):
+        tools = [{"function": {"name": "f", "parameters": parameters}}]
+        text = "<tool_call><function=f><parameter=a>7</parameter></function></tool_call>"
+        assert called(Qwen3CoderParser().parse(text, tools)) == [("f", {"a": "7"})]
 
 
 @pytest.mark.parametrize("tools", [None, [], [{"function": {"name": "f"}}], [{"name": "g"}], [{}]])
@@ -715,25 +896,3 @@ def test_what_stands_around_gemmas_calls_is_reasoning_and_content():
 def test_a_malformed_call_of_gemmas_stays_content(bad):
     assert GEMMA(f"x {bad}") == ParsedReply(f"x {bad}", malformed=(bad,))
     assert called(GEMMA(f"{bad}{gemma('', 'stop')}")) == [("stop", {})]
-
-
-WORD = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=4)
-VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | TEXT,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORD, inner, max_size=3),
-    max_leaves=6,
-)
-
-
-@settings(max_examples=100)
-@given(st.dictionaries(WORD, VALUES, max_size=3))
-def test_arguments_that_gemmas_template_writes_are_read_back(arguments):
-    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": arguments}}
-    reply = {"role": "assistant", "content": "", "tool_calls": [call]}
-    result = {"role": "tool", "content": "5", "tool_call_id": "c"}
-    ids = reply_ids(TEMPLATES["gemma4_v5"], QUESTION, TOOLS, reply, result)
-    assert called(parsed("gemma4_v5", ids)) == [("add", arguments)]

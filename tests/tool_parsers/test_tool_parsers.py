@@ -105,3 +105,52 @@ def test_without_thinking_every_letter_is_content_or_a_call(text):
     assert len(reply.content) <= len(text)
     if not reply.tool_calls:
         assert reply.content == text
+
+
+# --- thinking is known by its place ---------------------------------------------------------------
+
+OPENED = "<|im_start|>assistant\n<think>\n"  # the end of a prompt
+NOT_OPENED = "<|im_start|>assistant\n"
+
+
+def wrote(text):
+    return f'<tool_call>\n{{"name": "write", "arguments": {{"text": "{text}"}}}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("text", ["use <think> and </think> tags", "end with </think>.", "<think>"])
+@pytest.mark.parametrize("prompt_end", [None, NOT_OPENED, OPENED])
+def test_thinking_tags_within_an_argument_are_its_text(text, prompt_end):
+    reply = PARSE(f"{wrote(text)}", None, prompt_end)
+    assert [call.arguments for call in reply.tool_calls] == [{"text": text}]
+    assert (reply.content, reply.reasoning, reply.malformed) == ("", None, ())
+
+
+@pytest.mark.parametrize(
+    ("text", "prompt_end"),
+    [(f"<think>hm</think>{ADD}", None), (f"hm</think>{ADD}", OPENED)],
+)
+def test_thinking_before_a_call_with_thinking_tags_is_split_off(text, prompt_end):
+    reply = PARSE(f"{text}{wrote('</think>')}", None, prompt_end)
+    assert reply.reasoning == "hm"
+    assert [call.arguments for call in reply.tool_calls] == [{"a": 1}, {"text": "</think>"}]
+
+
+def test_a_cut_call_with_a_thinking_tag_is_counted_as_malformed():
+    cut = wrote("end with </think>.")[:-20]
+    for text, prompt_end in ((cut, None), (cut, NOT_OPENED), (f"hm</think>{cut}", OPENED)):
+        assert PARSE(text, None, prompt_end).malformed == (cut,)
+
+
+def test_a_call_that_was_begun_in_the_thinking_does_not_hide_its_end():
+    text = f"I write <tool_call> and then the JSON.</think>{ADD}"
+    reply = PARSE(text, None, OPENED)
+    assert reply.reasoning == "I write <tool_call> and then the JSON."
+    assert (reply.content, len(reply.tool_calls), reply.malformed) == ("", 1, ())
+
+
+def test_a_closing_tag_in_an_answer_is_text_where_no_thinking_was_opened():
+    text = "Write </think> at the end."
+    assert PARSE(text, None, NOT_OPENED) == ParsedReply(text)
+    assert PARSE(text, None, OPENED) == ParsedReply(" at the end.", reasoning="Write ")
+    text = "Use <think> and </think> tags."
+    assert PARSE(text, None, NOT_OPENED) == PARSE(text) == ParsedReply(text)

@@ -16,6 +16,7 @@ from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
 from ajet.core.judge import make_judge
 from ajet.core.judge.judge import BaseJudge
+from ajet.core.record.call_forms import CallForms
 from ajet.core.record.signal import equal_outcomes
 from ajet.core.record.step_warnings import UNUSED_MODEL
 from ajet.core.rollout.failure import has_failed
@@ -59,6 +60,8 @@ def debug_episodes(
     console.print(_summary(trajectories))
     if not any(turn.num_sampled_tokens for t in trajectories for turn in t.turns):
         console.print(Text(UNUSED_MODEL, style="yellow"), soft_wrap=True)
+    if (line := CallForms.of(trajectories).line(config)) is not None:
+        console.print(Text(line, style="yellow"), soft_wrap=True)
     if limits.max_response_length_in_one_turn < config.ajet.rollout.max_response_length_in_one_turn:
         _note_short_replies(console, trajectories, limits.max_response_length_in_one_turn)
     if len(trajectories) > 1 and (reason := equal_outcomes(trajectories)) is not None:

@@ -276,13 +276,15 @@ class RolloutConfig(Section):
             "glm",
             "kimi_k2",
             "minimax_m2",
+            "json",
             "nemotron",
             "gemma",
         ],
         BeforeValidator(_parser_name),
     ] = Field(
         default="auto",
-        description="How tool calls are read from replies; auto asks the chat template.",
+        description="How tool calls are read from replies; auto asks the chat template. "
+        "json: plain JSON in a fence or on lines of its own, which no template writes.",
     )
     force_disable_toolcalls: bool = Field(
         default=False, description="Offer no tools to the model, whatever the agent passes."

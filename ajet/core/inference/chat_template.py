@@ -89,7 +89,8 @@ _SURROGATES = re.compile(
 _LIKE_SPECIAL = re.compile("<[|｜][^<>]*[|｜]>")  # DeepSeek's tokenizer does not call these special
 _PROBE = "PROBE"
 _QUESTION = {"role": "user", "content": "a"}
-_NAMED_ID = re.compile(r"functions\.[^\s:]+:\d+")
+NAMED_ID = re.compile(r"functions\.[^\s:]+:\d+")
+SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
 _DATE = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")
 
 
@@ -407,7 +408,7 @@ def _break_up(text: str, names: Iterable[str]) -> str:
 
 def _short_id(call_id: Any) -> str:
     """Returns an id of nine letters and digits, the same one for the same `call_id`."""
-    if isinstance(call_id, str) and re.fullmatch("[a-zA-Z0-9]{9}", call_id):
+    if isinstance(call_id, str) and SHORT_ID.fullmatch(call_id):
         return call_id
     return hashlib.sha256(str(call_id).encode()).hexdigest()[:9]
 
@@ -423,7 +424,7 @@ def _with_named_ids(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         for call in message.get("tool_calls", ()):
             old = str(call.get("id"))
             numbered_id = f"functions.{call['function']['name']}:{number}"
-            new = old if _NAMED_ID.fullmatch(old) else numbered_id
+            new = old if NAMED_ID.fullmatch(old) else numbered_id
             number += 1
             named[old] = new
             calls.append({**call, "id": new})

@@ -15,7 +15,7 @@ however they were sampled; a tokenizer without the token, where the spelling is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ajet.core.inference.chat_template import Tools, clean_text
@@ -23,21 +23,25 @@ from ajet.core.inference.chat_template import Tools, clean_text
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One tool call of the model. Its `id` is unique within its reply only."""
+    """One tool call of the model. Its `id` is unique within its reply only; `has_sampled_id` says
+    that the model wrote it."""
 
     id: str
     name: str
     arguments: dict[str, Any]
+    has_sampled_id: bool = field(default=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedReply:
-    """The parts of a reply. Every text in `malformed` is also in `content`."""
+    """The parts of a reply. Every text in `malformed` is also in `content`. `other_form` names the
+    parser that would have read calls of offered tools in a reply in which this one found none."""
 
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
     reasoning: str | None = None
     malformed: tuple[str, ...] = ()
+    other_form: str | None = None
 
     def without_marks(self) -> ParsedReply:
         """Returns the reply as an agent gets it: without the marks of `ChatTemplate.decode`, and
@@ -51,6 +55,7 @@ class ParsedReply:
             tool_calls=tuple(calls),
             reasoning=None if self.reasoning is None else clean_text(self.reasoning),
             malformed=tuple(map(clean_text, self.malformed)),
+            other_form=self.other_form,
         )
 
 
@@ -62,9 +67,12 @@ class ToolParser(Protocol):
         """The special tokens that are part of the family's syntax."""
         ...
 
-    def parse(self, text: str, tools: Tools | None = None) -> ParsedReply:
+    def parse(
+        self, text: str, tools: Tools | None = None, prompt_end: str | None = None
+    ) -> ParsedReply:
         """Takes a reply apart. It never raises: what cannot be read as a call is content. `tools`
-        are those offered: some families write arguments without types, which the schemas give."""
+        are those offered: some families write arguments without types, which the schemas give.
+        `prompt_end` is the text before the reply, if it is known: it may have opened thinking."""
         ...
 
     def opening(self, name: str | None) -> str:

@@ -29,6 +29,7 @@ from ajet.core.record.selection import selections
 from ajet.core.record.signal import why_no_signal
 from ajet.core.record.step_metrics import held_out_metrics, step_metrics
 from ajet.core.record.step_warnings import (
+    call_form_warning,
     credit_warnings,
     metric_warnings,
     timeline_lines,
@@ -144,6 +145,7 @@ class RunRecorder:
         self._history.add(step, metrics)
         self._warn(metric_warnings(step, metrics))
         self._warn(credit_warnings(step, self._estimator, groups))
+        self._warn([call_form_warning(step, self._config, groups)])
         self._warn([self._no_signal(step, groups, samples)])
         self._warn(check(self._history) for check in self._checks)
         for line in timeline_lines(self._config.ajet.context_tracker, groups, counts):
@@ -162,6 +164,7 @@ class RunRecorder:
         self._metrics.log(step, metrics)
         self._history.add(step, metrics)
         self.progress.held_out(step, report.success.value)
+        self._warn([call_form_warning(step, self._config, groups)])
         self._warn([reward_without_success(self._history)])
 
     def validation_of_rows(self, step: int, groups: Sequence[Group], cross_entropy: float) -> None:

@@ -12,6 +12,8 @@
     turns/cut_by_length, turns/fresh_branches    replies without an end; calls that had to begin a
                                                  new branch though a recorded one matched
     turns/sampling_not_taken                     calls that asked for a temperature of their own
+    turns/calls_in_other_form                    replies with calls that only another tool parser
+                                                 reads (call_forms.py)
     turns/malformed_nonsense, …                  replies that failed the check
     compaction/episodes, compaction/summaries    share of episodes that were compacted; summaries,
     compaction/summary_tokens, …                 their mean length, how many were cut or empty; all
@@ -54,6 +56,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 
+from ajet.core.record.call_forms import CallForms
 from ajet.core.record.correlation import correlation_metrics
 from ajet.core.record.evaluation import Evaluation
 from ajet.core.record.selection import selection_metrics
@@ -90,6 +93,7 @@ def step_metrics(
         **_reward_metrics(trajectories),
         **_status_metrics(trajectories),
         **_turn_metrics(trajectories),
+        "turns/calls_in_other_form": float(CallForms.of(trajectories).num_other),
         **_compaction_metrics(trajectories),
         **_timeline_metrics(counts),
         "groups/total": float(len(groups)),

@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from loguru import logger
 
+from ajet.core.config import AjetConfig
 from ajet.core.config.services import ContextTrackerConfig
+from ajet.core.record.call_forms import CallForms
 from ajet.core.record.timeline_counts import TimelineCounts
 from ajet.core.record.warning_log import RunWarning
 from ajet.core.rollout.failure import descriptors_line, failures_line
@@ -23,6 +25,8 @@ OWN_SAMPLING = (
     "(ajet.rollout.temperature, top_p, top_k)"
 )
 
+MIN_IN_OTHER_FORM = 0.1
+"""The share of replies to an offer of tools from which a run warns of calls in another form."""
 NO_STATE_KEY = (
     "adv_estimator gigpo: no trained turn of the step has a state key, so no step is credited: a "
     "workflow notes it with model_tuner.credit_turn(state_key=…), an environment in info"
@@ -48,6 +52,16 @@ def metric_warnings(step: int, metrics: Mapping[str, float]) -> Iterator[RunWarn
         yield RunWarning(step, "unused_model", UNUSED_MODEL)
     if metrics["turns/sampling_not_taken"]:
         yield RunWarning(step, "own_sampling", OWN_SAMPLING)
+
+
+def call_form_warning(step: int, config: AjetConfig, groups: Sequence[Group]) -> RunWarning | None:
+    """Returns a warning where many replies have calls in a form that the run does not read."""
+    forms = CallForms.of(t for group in groups for t in group.trajectories)
+    line = forms.line(config)
+    if line is None or forms.num_other < MIN_IN_OTHER_FORM * forms.num_replies:
+        return None
+    values = {"replies": float(forms.num_other), "with_tools": float(forms.num_replies)}
+    return RunWarning(step, "call_form", f"step {step}: {line}", values)
 
 
 def credit_warnings(step: int, estimator: str, groups: Sequence[Group]) -> Iterator[RunWarning]:

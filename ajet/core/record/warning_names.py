@@ -17,6 +17,7 @@ WarningName = Literal[
     "sampler_gap",
     "unused_model",
     "own_sampling",
+    "call_form",
     "no_state_key",
     "no_turn_reward",
 ]
@@ -84,6 +85,13 @@ WARNINGS: dict[str, WarningKind] = {
         "A trained agent asked for a temperature, top_p or top_k of its own. It got those of the "
         "run, because the update assumes them.",
         "Set ajet.rollout.temperature, top_p and top_k, and leave them out of the agent's code.",
+    ),
+    "call_form": WarningKind(
+        "At least 10 % of a step's replies to an offer of tools had a call in a form that the "
+        "run's tool parser does not read, so their agent saw no call.",
+        "Set ajet.rollout.tool_parser to the parser that the line names, or teach the model the "
+        "form of its chat template, by the prompt or a supervised stage. A benchmark's functions "
+        "can be offered in its own prompt instead, with +suite.prompting=text.",
     ),
     "no_state_key": WarningKind(
         "With adv_estimator gigpo no trained turn of a step had a state key, so no step was "

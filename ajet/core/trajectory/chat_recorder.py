@@ -136,7 +136,9 @@ def _checked_reply(index: int, answer: ChatCompletion) -> tuple[dict[str, Any], 
     reply = {**answer.message, "role": "assistant", "content": answer.message.get("content") or ""}
     calls, malformed = [], []
     for order, call in enumerate(reply.pop("tool_calls", None) or ()):
-        call["function"]["arguments"] = call["function"].get("arguments") or "{}"
+        written = call["function"].get("arguments") or ""
+        is_empty = isinstance(written, str) and written.strip() in ("", "null")
+        call["function"]["arguments"] = "{}" if is_empty else written
         if _is_object(call["function"].get("arguments")):
             calls.append({**call, "id": call.get("id") or f"call_{index:04d}_{order}"})
         else:

@@ -37,7 +37,7 @@ from ajet.core.trajectory.malformed import CheckedReply
 from ajet.core.trajectory.plain_trajectory import plain_messages
 from ajet.core.trajectory.reply_reader import ReplyReader
 from ajet.core.trajectory.truncation import Limit
-from ajet.core.trajectory.turn import ADAPTER, CUT_BY_AGENT, GIVEN, HINTED, Turn
+from ajet.core.trajectory.turn import ADAPTER, CUT_BY_AGENT, GIVEN, HINTED, OTHER_FORM, Turn
 
 if TYPE_CHECKING:
     from ajet.core.inference.chat_template import ChatTemplate
@@ -152,6 +152,7 @@ class EpisodeRecorder(BaseRecorder):
             drift_checked=prompt.drift_checked or None,
             **self._hinted(prompt, sent, offered),
             malformed_calls=(takes_calls and list(decoded.parsed.malformed)) or None,
+            **{OTHER_FORM: (takes_calls and decoded.parsed.other_form) or None},
         )
         turn = Turn(
             completion=completion,

@@ -19,6 +19,9 @@ from ajet.core.inference.endpoint import Completion
 from ajet.core.inference.stop_strings import cut_at_stop
 from ajet.core.inference.tool_parser import ParsedReply, ToolCall, ToolParser
 
+PROMPT_END_TOKENS = 32
+"""The prompt's last tokens, which hold a tag that opens thinking even if it is spelled in bytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class DecodedReply:
@@ -62,8 +65,10 @@ class ReplyReader:
         (`calls_are_text`, for ``tool_choice: none``; without tools they do), and whether the first
         call alone is shown (`one_call`)."""
         marked = self._text(completion, notes.get("stopped_at"), self._parser.special_tokens)
-        marked = notes.get("opening", "") + marked
-        parsed = self._parser.parse(marked, tools).without_marks()
+        opening = notes.get("opening", "")
+        marked = opening + marked
+        prompt_end = self._prompt_end(completion, opening)
+        parsed = self._parser.parse(marked, tools, prompt_end).without_marks()
         text = clean_text(marked)
         if parsed.tool_calls and (not tools or notes.get("calls_are_text")):
             return DecodedReply(text, parsed, {"role": "assistant", "content": text})
@@ -73,6 +78,12 @@ class ReplyReader:
     def plain_text(self, completion: Completion, stopped_at: str | None = None) -> str:
         """Returns the reply's text without special tokens."""
         return self._text(completion, stopped_at, ())
+
+    def _prompt_end(self, completion: Completion, opening: str) -> str | None:
+        """Returns the end of the prompt before the opening, which is part of the reply here."""
+        ids = completion.prompt_ids
+        end = len(ids) - (len(self._template.encode(opening)) if opening else 0)
+        return self._template.text_of(ids[max(0, end - PROMPT_END_TOKENS) : end]) if ids else None
 
     def _text(self, completion: Completion, stopped_at: str | None, keep: Sequence[str]) -> str:
         """Decodes the reply up to its stop string, also where marks are inside that.
@@ -91,15 +102,17 @@ class ReplyReader:
 
 
 def assistant_message(parsed: ParsedReply, turn: int, *, parallel: bool = True) -> dict[str, Any]:
-    """Returns the reply in OpenAI's form; without `parallel` it has only the first tool call. Call
-    ids are ``call_<turn>_<order>``, so they are the same in a run that is resumed or replayed."""
+    """Returns the reply in OpenAI's form; without `parallel` it has only the first tool call. A
+    call keeps the id that the model wrote, so that its result cites it; the others are
+    ``call_<turn>_<order>``, the same in a run that is resumed or replayed."""
     message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
     if parsed.reasoning is not None:
         message["reasoning_content"] = parsed.reasoning
     calls = parsed.tool_calls if parallel else parsed.tool_calls[:1]
     if calls:
         message["tool_calls"] = [
-            _tool_call(call, f"call_{turn:04d}_{order}") for order, call in enumerate(calls)
+            _tool_call(call, call.id if call.has_sampled_id else f"call_{turn:04d}_{order}")
+            for order, call in enumerate(calls)
         ]
     return message
 

@@ -13,6 +13,9 @@ GIVEN = "given"
 """The note of a turn whose reply was given."""
 HINTED = "hinted_prompt"
 """The note with the ids of a conversation's first prompt as a teacher is shown it (hint.py)."""
+OTHER_FORM = "other_form"
+"""The note with the name of the tool parser that would have read calls of offered tools in the
+reply, where the run's read none."""
 SUMMARY = "summary"
 """The note of a turn whose reply is the summary of a compacted conversation."""
 
@@ -54,6 +57,12 @@ class Turn:
     def is_cut(self) -> bool:
         """Tells whether a limit cut the reply."""
         return self.completion.finish_reason == "length"
+
+    @property
+    def other_form(self) -> str | None:
+        """Returns the tool parser that would have read calls of offered tools in the reply, where
+        the run's read none."""
+        return self.notes.get(OTHER_FORM)
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -1,11 +1,14 @@
 from dataclasses import replace
 
+from ajet.core.config import AjetConfig
 from ajet.core.config.services import ContextTrackerConfig
+from ajet.core.record.call_forms import CallForms
 from ajet.core.record.step_warnings import (
     NO_STATE_KEY,
     NO_TURN_REWARD,
     OWN_SAMPLING,
     UNUSED_MODEL,
+    call_form_warning,
     credit_warnings,
     metric_warnings,
     timeline_lines,
@@ -34,6 +37,36 @@ def test_a_setting_that_misses_is_warned_of():
     found = list(metric_warnings(1, {"tokens/sampled": 0.0, "turns/sampling_not_taken": 3.0}))
     assert [(each.step, each.text) for each in found] == [(1, UNUSED_MODEL), (1, OWN_SAMPLING)]
     assert not list(metric_warnings(2, {"tokens/sampled": 5.0, "turns/sampling_not_taken": 0.0}))
+
+
+def in_another_form(form):
+    """An episode of two replies to an offer of tools; the first has a call in another form."""
+    first, second = episode().turns
+    return replace(episode(), turns=(replace(first, notes={"other_form": form}), second))
+
+
+def test_calls_in_another_form_are_warned_of_with_the_count_and_the_remedy():
+    group = group_of(in_another_form("json"), in_another_form("json"), in_another_form("hermes"))
+    warning = call_form_warning(3, AjetConfig(), [group])
+    assert warning is not None
+    assert warning.text == (
+        "step 3: 3 of 6 replies to an offer of tools have a call that "
+        "ajet.rollout.tool_parser=auto does not read, but others do (2 as json, 1 as hermes), so "
+        "the agent saw no call: set ajet.rollout.tool_parser=json, or teach the model its chat "
+        "template's form, by the prompt or a supervised stage"
+    )
+    assert warning.values == {"replies": 3.0, "with_tools": 6.0}
+    few = group_of(in_another_form("json"), *(episode() for _ in range(5)))  # 1 of 12
+    assert call_form_warning(3, AjetConfig(), [few]) is None
+    untooled = replace(episode(), turns=tuple(replace(t, tools=None) for t in episode().turns))
+    assert CallForms.of([untooled, episode()]) == CallForms(2, {})
+
+
+def test_the_remedy_for_a_suite_has_the_benchmarks_own_prompt():
+    line = CallForms(12, {"json": 12}).line(
+        AjetConfig.model_validate({"suite": {"prompting": "tools"}})
+    )
+    assert line is not None and "prompt (+suite.prompting=text), or teach the model" in line
 
 
 def wrong_call(group):

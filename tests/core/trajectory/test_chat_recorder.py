@@ -96,7 +96,7 @@ async def test_calls_are_checked_and_what_is_no_json_object_is_text():
     assert '"[1]"' in reply["content"] and len(reply["content"].splitlines()) == 3
 
 
-@pytest.mark.parametrize("nothing", ["", None])
+@pytest.mark.parametrize("nothing", ["", None, " ", "null"])
 async def test_a_call_without_arguments_is_a_call(nothing):
     _, episode = recorder({"content": "", "tool_calls": [call(nothing)]})
     [made] = (await episode.chat(HI, [ADD])).reply["tool_calls"]

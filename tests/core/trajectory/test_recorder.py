@@ -84,6 +84,62 @@ async def test_what_is_no_list_of_messages_is_told_the_form_of_one(messages, pro
     assert str(error.value) == f"{problem}; {form}"
 
 
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [
+        ('```json\n{"name": "add", "arguments": {"a": 1}}\n```', "json"),
+        ("<tool_call>\n<function=add>\n</function>\n</tool_call>", "qwen3_coder"),
+        ('```json\n{"name": "Ann", "arguments": {"a": 1}}\n```', None),
+        (CALL, None),
+    ],
+)
+async def test_a_turn_says_which_parser_would_have_read_its_call(text, form):
+    turn = await recorder(lambda *_: text).chat(HI, [ADD])
+    assert turn.other_form == form
+    assert (await recorder(lambda *_: text).chat(HI, [ADD], tool_choice="none")).other_form is None
+    assert (await recorder(lambda *_: text).chat(HI)).other_form is None
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "call_id", "cited"),
+    [
+        (
+            "mistral",
+            '[TOOL_CALLS][{"name": "add", "arguments": {"s": "a"}, "id": "AbCdEfGh1"}]',
+            "AbCdEfGh1",
+            '"call_id": "AbCdEfGh1"',
+        ),
+        (
+            "kimi_k2",
+            FAMILY_CALL["kimi_k2"].replace("add:0", "add:7"),
+            "functions.add:7",
+            "## Return of functions.add:7\n",
+        ),
+    ],
+)
+async def test_a_result_cites_the_id_that_the_model_gave_its_call(family, text, call_id, cited):
+    tokenizer = chat_tokenizer(family)
+    endpoint = ScriptedEndpoint(tokenizer, lambda *_: text)
+    episode = recorder(endpoint=endpoint, tokenizer=tokenizer, max_model_len=10**5)
+    first = await episode.chat(HI, [ADD])
+    [call] = first.reply["tool_calls"]
+    assert call["id"] == call_id
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "res"}
+    second = await episode.chat([*HI, first.reply, result], [ADD])
+    assert second.notes["continues"] is True
+    assert cited in tokenizer.decode(second.completion.prompt_ids)
+
+
+async def test_ids_that_are_not_the_templates_or_come_twice_are_not_kept():
+    tokenizer = chat_tokenizer("mistral")
+    calls = [{"name": "add", "arguments": {}, "id": i} for i in ("abcdefghi", "abcdefghi", "x")]
+    text = f"[TOOL_CALLS]{json.dumps(calls)}"
+    endpoint = ScriptedEndpoint(tokenizer, lambda *_: text)
+    turn = await recorder(endpoint=endpoint, tokenizer=tokenizer).chat(HI, [ADD])
+    ids = [call["id"] for call in turn.reply["tool_calls"]]
+    assert ids == ["abcdefghi", "call_0000_1", "call_0000_2"]
+
+
 async def test_a_tool_call_comes_back_in_openais_form_with_an_id_of_its_turn():
     turn = await recorder(lambda *_: f"Let me see.{CALL}").chat(HI, [ADD])
     assert turn.reply["content"] == "Let me see."

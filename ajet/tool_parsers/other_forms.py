@@ -1,0 +1,46 @@
+"""Notices calls in another form than the run's parser reads.
+
+    hermes reads ```json {"name": "add", "arguments": {…}}```    ParsedReply.other_form == "json"
+
+The reply stays as the run's parser read it: content, without a call. Only calls of offered tools
+count, since an answer may hold JSON or quote tags. What becomes of the name is in
+core/record/call_forms.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ajet.core.inference.chat_template import Tools
+from ajet.core.inference.tool_parser import ParsedReply, ToolParser
+from ajet.tool_parsers.scanning import offered_functions
+
+
+class NoticingParser:
+    """Reads as `parser` does, and tries `others`, by their names, where that finds no call."""
+
+    def __init__(self, parser: ToolParser, others: Mapping[str, ToolParser]) -> None:
+        self._parser = parser
+        self._others = others
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        return self._parser.special_tokens
+
+    def opening(self, name: str | None) -> str:
+        return self._parser.opening(name)
+
+    def parse(
+        self, text: str, tools: Tools | None = None, prompt_end: str | None = None
+    ) -> ParsedReply:
+        """Implements `ToolParser.parse`."""
+        parsed = self._parser.parse(text, tools, prompt_end)
+        names = offered_functions(tools).keys()
+        if parsed.tool_calls or not any(name in parsed.content for name in names):
+            return parsed
+        for label, other in self._others.items():
+            calls = other.parse(parsed.content, tools).tool_calls
+            if calls and all(call.name in names for call in calls):
+                return replace(parsed, other_form=label)
+        return parsed
