@@ -47,7 +47,7 @@ def _check(config: "AjetConfig", conf: Path) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from ajet.cli.findings import data_findings, engine_findings, run_findings
+    from ajet.cli.findings import column_findings, data_findings, engine_findings, run_findings
     from ajet.cli.machine_findings import machine_findings
     from ajet.cli.notices import show_notices
     from ajet.cli.preflight import check_agents, check_run, cluster_notices
@@ -90,6 +90,7 @@ def _check(config: "AjetConfig", conf: Path) -> None:
         *run_findings(config, kinds),
         *engine_findings(config),
         *data_findings(plan, tasks, validation_sample(held_out, config)),
+        *column_findings(config, reader.unread_columns),
         *machine_findings(config, plan),
     ]
     for finding in findings:

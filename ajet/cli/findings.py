@@ -5,7 +5,8 @@
     precision  is the number format slow on this processor?
     engine     which one samples on backbone debug, as far as that can be told without torch?
     reward     is there a judge, or does the workflow's source give a reward?
-    data       are there as many tasks as a step takes? is one both trained on and held out?
+    data       are there as many tasks as a step takes? is one both trained on and held out? which
+               columns does no setting read?
     clipping   do the bounds fit the loss?
     machine    has it what the numbers need? (machine_findings.py)
 
@@ -16,8 +17,9 @@ Each finding is one line: ok, warning or error, with what to do. `ajet check` sh
 
 import ast
 import inspect
+import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 
 from ajet.agents.environment_agent import EnvironmentAgent
 from ajet.backbones import runs_on_ray
@@ -28,6 +30,7 @@ from ajet.cli.model_findings import model_findings
 from ajet.cluster.gpus import local_gpus, missing_device
 from ajet.core.config import AjetConfig
 from ajet.core.config.precision import describe_precision, is_slow_here
+from ajet.core.config.section import leaves
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.judge import judge_spec
@@ -36,6 +39,9 @@ from ajet.core.run.overlap import overlap_line
 from ajet.core.task.task import Task
 from ajet.core.workflow.workflow import Workflow
 from ajet.servers.serving import engine_of_one_process
+
+MAX_COLUMNS = 12
+"""The most columns that one line names."""
 
 
 def run_findings(config: AjetConfig, workflows: Iterable[type[Workflow]]) -> list[Finding]:
@@ -64,6 +70,18 @@ def data_findings(
         )
     if (line := overlap_line(training, held_out)) is not None:
         yield Finding("warning", line)
+
+
+def column_findings(config: AjetConfig, unread: Set[str]) -> Iterator[Finding]:
+    """Yields, in one line, which columns of the rows no part of ajet reads and no setting names."""
+    texts = " ".join(str(leaf.value) for leaf in leaves(config.ajet, "ajet"))
+    columns = sorted(unread - set(re.findall(r"\w+", texts)))
+    if columns:
+        shown = ", ".join(columns[:MAX_COLUMNS]) + (", …" if len(columns) > MAX_COLUMNS else "")
+        readers = ""
+        if config.samples:
+            readers = "; a workflow or a judge of yours finds them in task.metadata"
+        yield Finding("ok", f"data: no setting reads the columns {shown}{readers}")
 
 
 # --- the device ----------------------------------------------------------------------------------
