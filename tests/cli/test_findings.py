@@ -11,7 +11,7 @@ import pytest
 from ajet import Workflow, WorkflowOutput
 from ajet.agents.step_env_agent import StepEnvAgent
 from ajet.agents.traj_env_agent import TrajEnvAgent
-from ajet.cli.findings import engine_findings, gives_reward, run_findings
+from ajet.cli.findings import column_findings, engine_findings, gives_reward, run_findings
 from ajet.cli.machine_findings import machine_findings
 from ajet.core.config import AjetConfig
 from ajet.core.descriptors import descriptors_needed
@@ -350,3 +350,16 @@ def test_a_light_install_is_told_which_extra_a_run_needs(monkeypatch):
     assert found[0] == (
         "warning: packages: a run needs torch, which this lacks: pip install 'ajet[train]'"
     )
+
+
+def test_columns_that_nothing_reads_are_told_once():
+    tagged = config_of(data={"curriculum": {"tag_field": "level"}})
+    [line] = map(str, column_findings(tagged, {"source", "level", "hint"}))
+    assert line == (
+        "ok: data: no setting reads the columns hint, source; a workflow or a judge of yours "
+        "finds them in task.metadata"
+    )
+    rows = config_of(kind="supervised")
+    [line] = map(str, column_findings(rows, {f"c{number:02}" for number in range(14)}))
+    assert line.endswith("columns c00, c01, c02, c03, c04, c05, c06, c07, c08, c09, c10, c11, …")
+    assert list(column_findings(rows, set())) == []

@@ -40,7 +40,7 @@ def current_form(
     waiting: dict[str, Any] = {}  # ids of calls without a result -> names
     for index, message in enumerate(map(dict, messages)):
         if "function_call" in message:
-            message = _with_tool_calls(message, f"{place}[{index}]", f"call_{index}")
+            message = _with_tool_calls(message, f"{place}[{index}]", f"call_{index}_0")
         elif message.get("role") == "function":
             name = message.get("name")
             call_id = next((i for i, each in waiting.items() if name in (None, each)), None)
