@@ -129,14 +129,11 @@ class DocumentReader(Section):
 class QueryReader(Section):
     """Configures a reader of its own for the generator's example questions."""
 
-    type: (
-        Literal["dataset", "jsonl_dataset_file", "huggingface_dat_repo", "random_dummy"] | None
-    ) = Field(
+    type: Literal["jsonl_dataset_file", "huggingface_dat_repo", "random_dummy"] | None = Field(
         default=None,
         description="Reader of the example questions, whose validation tasks are the run's; null "
         "has none.",
     )
-    dataset: Dataset = Field(default=Dataset(), description="Files, folders or a repo.")
     jsonl_dataset_file: JsonlDatasetFile = Field(
         default=JsonlDatasetFile(), description="JSON lines."
     )

@@ -34,12 +34,14 @@ def checked_messages(
 def current_form(
     messages: Sequence[Mapping[str, Any]], place: str = "messages"
 ) -> list[dict[str, Any]]:
-    """Returns the messages with OpenAI's former function calls as tool calls. A result belongs to
-    the first call of its name that has none yet; other messages are returned unchanged."""
+    """Returns the messages with OpenAI's former function calls as tool calls, and a developer's as
+    the system's. A result belongs to the first call of its name that has none yet."""
     result: list[dict[str, Any]] = []
     waiting: dict[str, Any] = {}  # ids of calls without a result -> names
     for index, message in enumerate(map(dict, messages)):
-        if "function_call" in message:
+        if message.get("role") == "developer":
+            message["role"] = "system"
+        elif "function_call" in message:
             message = _with_tool_calls(message, f"{place}[{index}]", f"call_{index}_0")
         elif message.get("role") == "function":
             name = message.get("name")
@@ -89,8 +91,6 @@ def _checked(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     role = result.get("role")
     if role not in ROLES:
         raise ValueError(f"{where}: unknown role {role!r}")
-    if role == "developer":
-        result["role"] = "system"
     content = result.get("content", "")
     if not isinstance(content, str | list | tuple):
         raise ValueError(f"{where}: content must be text or a list of parts")

@@ -79,7 +79,6 @@ class DataGenerationReader(BaseTaskReader):
         reader = self.config.ajet.task_reader.model_copy(
             update={
                 "type": query.type,
-                "dataset": query.dataset,
                 "jsonl_dataset_file": query.jsonl_dataset_file,
                 "huggingface_dat_repo": query.huggingface_dat_repo,
             }
