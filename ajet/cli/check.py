@@ -90,7 +90,7 @@ def _check(config: "AjetConfig", conf: Path) -> None:
         *run_findings(config, kinds),
         *engine_findings(config),
         *data_findings(plan, tasks, validation_sample(held_out, config)),
-        *column_findings(config, reader.unread_columns),
+        *column_findings(config, reader),
         *machine_findings(config, plan),
     ]
     for finding in findings:

@@ -19,7 +19,7 @@ import ast
 import inspect
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence
 
 from ajet.agents.environment_agent import EnvironmentAgent
 from ajet.backbones import runs_on_ray
@@ -36,6 +36,8 @@ from ajet.core.errors import ConfigError
 from ajet.core.judge import judge_spec
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.run.overlap import overlap_line
+from ajet.core.task.dataset import DatasetReader
+from ajet.core.task.reader import BaseTaskReader
 from ajet.core.task.task import Task
 from ajet.core.workflow.workflow import Workflow
 from ajet.servers.serving import engine_of_one_process
@@ -72,8 +74,9 @@ def data_findings(
         yield Finding("warning", line)
 
 
-def column_findings(config: AjetConfig, unread: Set[str]) -> Iterator[Finding]:
+def column_findings(config: AjetConfig, reader: BaseTaskReader) -> Iterator[Finding]:
     """Yields, in one line, which columns of the rows no part of ajet reads and no setting names."""
+    unread = reader.unread_columns if isinstance(reader, DatasetReader) else set[str]()
     texts = " ".join(str(leaf.value) for leaf in leaves(config.ajet, "ajet"))
     columns = sorted(unread - set(re.findall(r"\w+", texts)))
     if columns:

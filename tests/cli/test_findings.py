@@ -16,6 +16,7 @@ from ajet.cli.machine_findings import machine_findings
 from ajet.core.config import AjetConfig
 from ajet.core.descriptors import descriptors_needed
 from ajet.core.run.batch_plan import BatchPlan
+from ajet.core.task.dataset import DatasetReader
 from tests.fakes import installed
 
 
@@ -353,13 +354,17 @@ def test_a_light_install_is_told_which_extra_a_run_needs(monkeypatch):
 
 
 def test_columns_that_nothing_reads_are_told_once():
+    def told(config, *columns):
+        reader = DatasetReader(config)
+        reader.unread_columns.update(columns)
+        return [str(finding) for finding in column_findings(config, reader)]
+
     tagged = config_of(data={"curriculum": {"tag_field": "level"}})
-    [line] = map(str, column_findings(tagged, {"source", "level", "hint"}))
-    assert line == (
+    assert told(tagged, "source", "level", "hint") == [
         "ok: data: no setting reads the columns hint, source; a workflow or a judge of yours "
         "finds them in task.metadata"
-    )
+    ]
     rows = config_of(kind="supervised")
-    [line] = map(str, column_findings(rows, {f"c{number:02}" for number in range(14)}))
+    [line] = told(rows, *(f"c{number:02}" for number in range(14)))
     assert line.endswith("columns c00, c01, c02, c03, c04, c05, c06, c07, c08, c09, c10, c11, …")
-    assert list(column_findings(rows, set())) == []
+    assert told(rows) == []

@@ -114,7 +114,7 @@ def _form(row: Mapping[str, Any]) -> tuple[str, ...]:
     return next((form for form in FORMS if there.issuperset(form[:2])), ())
 
 
-def unread_fields(row: Mapping[str, Any]) -> set[str]:
+def unread_chat_fields(row: Mapping[str, Any]) -> set[str]:
     """Returns the fields of the row that are not null and are no part of its conversation."""
     there = {name for name, value in row.items() if value is not None}
     return there.difference(_form(row), COMMON_FIELDS)

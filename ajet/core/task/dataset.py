@@ -17,8 +17,9 @@ from loguru import logger
 from ajet.core.config.task_reader import Dataset
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.task.chat_rows import unread_chat_fields
 from ajet.core.task.jsonl import existing_file
-from ajet.core.task.reader import BaseTaskReader
+from ajet.core.task.reader import BaseTaskReader, unread_fields
 from ajet.core.task.row_files import one_split, read_place, read_split
 from ajet.core.task.task import Task
 
@@ -37,10 +38,12 @@ KEYS = {
 
 
 class DatasetReader(BaseTaskReader):
-    """Reads the two places, or the two splits of one place, that the config names."""
+    """Reads the two places, or the two splits of one place, that the config names.
+    `unread_columns` are those of the rows so far that ajet itself does not read."""
 
     def __init__(self, config: AjetConfig) -> None:
         super().__init__(config)
+        self.unread_columns: set[str] = set()
         reader = config.ajet.task_reader
         self._section = reader.dataset
         if reader.type == "jsonl_dataset_file":
@@ -93,10 +96,15 @@ class DatasetReader(BaseTaskReader):
         return []
 
     def _tasks(self, path: str, split: str, *, is_training: bool) -> list[Task]:
-        name, folders = self.config.ajet.task_reader.type, self.config.base_dirs
-        if name == "jsonl_dataset_file":
-            key = f"ajet.task_reader.{KEYS[name][0 if is_training else 1]}"
+        reader, folders = self.config.ajet.task_reader, self.config.base_dirs
+        if reader.type == "jsonl_dataset_file":
+            key = f"ajet.task_reader.{KEYS[reader.type][0 if is_training else 1]}"
             path = str(existing_file(path, folders, key))
         place = one_split(path, folders)
         rows = read_split(path, split, folders) if place is None else read_place(place)
-        return self.tasks_from_rows(rows, is_training=is_training, split=split, source=path)
+        tasks = self.tasks_from_rows(rows, is_training=is_training, split=split, source=path)
+        learns, query = self.config.learns_from_rows(is_training=is_training), reader.query_field
+        for row in rows:
+            unread = unread_chat_fields(row) if learns else unread_fields(row, query)
+            self.unread_columns |= unread
+        return tasks

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -49,10 +49,7 @@ QUERY_FIELDS = ("question", "main_query", "query", "prompt", "problem")
 
 class BaseTaskReader:
     """Base class of task readers: subclasses implement both methods. One object is made for each
-    run, with the whole config. `unread_columns` are those of the rows so far that ajet itself does
-    not read."""
-
-    unread_columns: Set[str] = frozenset()
+    run, with the whole config."""
 
     def __init__(self, config: AjetConfig) -> None:
         self.config = config
@@ -66,18 +63,14 @@ class BaseTaskReader:
         self, rows: Iterable[Mapping[str, Any]], *, is_training: bool, split: str, source: str
     ) -> list[Task]:
         """Returns a task for each row: a conversation where the run learns from given replies."""
-        ajet, rows = self.config.ajet, list(rows)
+        ajet = self.config.ajet
         if self.config.learns_from_rows(is_training=is_training):
-            from ajet.core.task.chat_rows import chat_tasks, unread_fields
+            from ajet.core.task.chat_rows import chat_tasks
 
             train_on = ajet.supervised.train_on
-            tasks = chat_tasks(rows, split=split, source=source, train_on=train_on)
-            self.unread_columns |= set[str]().union(*map(unread_fields, rows))
-            return tasks
+            return chat_tasks(rows, split=split, source=source, train_on=train_on)
         field = ajet.task_reader.query_field
-        tasks = tasks_from_rows(rows, split=split, source=source, query_field=field)
-        self.unread_columns |= set[str]().union(*(_unread_fields(row, field) for row in rows))
-        return tasks
+        return tasks_from_rows(rows, split=split, source=source, query_field=field)
 
     def get_training_tasks(self) -> list[Task]:
         """Returns every training task, in a fixed order."""
@@ -206,7 +199,7 @@ def task_from_row(
     )
 
 
-def _unread_fields(row: Mapping[str, Any], query_field: str | None) -> set[str]:
+def unread_fields(row: Mapping[str, Any], query_field: str | None) -> set[str]:
     """Returns the fields of the row, but those that are null, that neither its task nor one of
     ajet's agents and judges is made of. Settings may name more of them."""
     wanted = (query_field,) if query_field else QUERY_FIELDS
