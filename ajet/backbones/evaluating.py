@@ -125,6 +125,7 @@ def _no_validation_task(config: AjetConfig) -> DataError:
     """Returns the error for an empty validation split, whose figures would all be nan. (No reader
     returns an empty training split.)"""
     keys = {
+        "dataset": "dataset.validation",
         "huggingface_dat_repo": "huggingface_dat_repo.validation_split",
         "jsonl_dataset_file": "jsonl_dataset_file.validation.file_path",
         "random_dummy": "random_dummy.num_validation",

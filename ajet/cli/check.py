@@ -48,6 +48,7 @@ def _check(config: "AjetConfig", conf: Path) -> None:
     from rich.table import Table
 
     from ajet.cli.findings import (
+        column_findings,
         data_findings,
         engine_findings,
         reference_findings,
@@ -95,6 +96,7 @@ def _check(config: "AjetConfig", conf: Path) -> None:
         *run_findings(config, kinds),
         *engine_findings(config),
         *data_findings(plan, tasks, validation_sample(held_out, config)),
+        *column_findings(config, reader),
         *reference_findings(made_judge if config.samples else None, [*tasks, *held_out]),
         *machine_findings(config, plan),
     ]

@@ -6,7 +6,8 @@
     engine     which one samples on backbone debug, as far as that can be told without torch?
     reward     is there a judge, or does the workflow's source give a reward?
     agents     is a setting of agents read by those that play?
-    data       are there as many tasks as a step takes? is one both trained on and held out?
+    data       are there as many tasks as a step takes? is one both trained on and held out? which
+               columns does no setting read?
     clipping   do the bounds fit the loss?
     machine    has it what the numbers need? (machine_findings.py)
 
@@ -17,6 +18,7 @@ Each finding is one line: ok, warning or error, with what to do. `ajet check` sh
 
 import ast
 import inspect
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -37,6 +39,8 @@ from ajet.core.judge import JUDGES, judge_spec
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.run.overlap import overlap_line
+from ajet.core.task.dataset import DatasetReader
+from ajet.core.task.reader import BaseTaskReader
 from ajet.core.task.task import Task
 from ajet.core.workflow.workflow import Workflow
 from ajet.judges.answer import ReferenceJudge, UnusableReference
@@ -55,6 +59,8 @@ READ_FOR_ALL = (
 too."""
 MAX_IDS = 5
 """The number of tasks that a finding names for one reason."""
+MAX_COLUMNS = 12
+"""The most columns that one line names."""
 
 
 def run_findings(config: AjetConfig, workflows: Iterable[type[Workflow]]) -> list[Finding]:
@@ -110,6 +116,19 @@ def reference_findings(judge: BaseJudge | None, tasks: Sequence[Task]) -> Iterat
         f"equal, so {type(judge).__name__} fails their episodes ({'; '.join(listed)}); correct "
         "these rows or take them out",
     )
+
+
+def column_findings(config: AjetConfig, reader: BaseTaskReader) -> Iterator[Finding]:
+    """Yields, in one line, which columns of the rows no part of ajet reads and no setting names."""
+    unread = reader.unread_columns if isinstance(reader, DatasetReader) else set[str]()
+    texts = " ".join(str(leaf.value) for leaf in leaves(config.ajet, "ajet"))
+    columns = sorted(unread - set(re.findall(r"\w+", texts)))
+    if columns:
+        shown = ", ".join(columns[:MAX_COLUMNS]) + (", …" if len(columns) > MAX_COLUMNS else "")
+        readers = ""
+        if config.samples:
+            readers = "; a workflow or a judge of yours finds them in task.metadata"
+        yield Finding("ok", f"data: no setting reads the columns {shown}{readers}")
 
 
 # --- the device ----------------------------------------------------------------------------------

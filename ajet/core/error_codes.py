@@ -452,6 +452,7 @@ class Code(Enum):
             "the question is in a field of another name",
             "chat messages in another format",
             "a CSV's text has a comma and no quotes around it",
+            "an empty question or reply, or an image in a message",
         ),
         "Rename the field, or name it in ajet.task_reader.query_field; the line says which fields "
         "the row has.",
@@ -475,7 +476,7 @@ class Code(Enum):
         "a kind of file that is not read",
         "Files of this kind are not read as tasks or documents.",
         ("a spreadsheet", "a compressed file", "a folder without a data file"),
-        "Convert the file to JSON lines, CSV or Parquet.",
+        "Convert the file to JSON lines, JSON, CSV, Parquet or Arrow.",
     )
     DATA_UNREADABLE = (
         "AJ-DAT-007",

@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 
-from ajet.core.task.huggingface import EMBEDDED_DIR
 from ajet.core.task.jsonl import read_jsonl
+from ajet.core.task.row_files import EMBEDDED_DIR
 from ajet.projects.files import rendered
 
 TRAINED, HELD_OUT = 1024, 128

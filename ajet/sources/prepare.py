@@ -16,8 +16,8 @@ from ajet.core.error_codes import Code
 from ajet.core.error_text import extra_advice
 from ajet.core.errors import DataError
 from ajet.core.record.atomic_file import write_output, writing_output
-from ajet.core.task.huggingface import read_split, splits_of
 from ajet.core.task.jsonl import jsonl_text
+from ajet.core.task.row_files import read_split, splits_of
 from ajet.judges.answer import final_part
 from ajet.sources import arithmetic
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ajet.core.task.huggingface import read_split
 from ajet.core.task.reader import tasks_from_rows
+from ajet.core.task.row_files import read_split
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.workflow.workflow import Workflow

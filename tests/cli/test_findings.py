@@ -13,13 +13,14 @@ from ajet.agents.single_turn import SingleTurnAgent
 from ajet.agents.step_env_agent import StepEnvAgent
 from ajet.agents.tool_agent import ToolAgent
 from ajet.agents.traj_env_agent import TrajEnvAgent
-from ajet.cli.findings import engine_findings, gives_reward, run_findings
+from ajet.cli.findings import column_findings, engine_findings, gives_reward, run_findings
 from ajet.cli.machine_findings import machine_findings
 from ajet.cluster.model_shape import EMBEDDED
 from ajet.core.config import AjetConfig
 from ajet.core.descriptors import descriptors_needed
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.harness.cmd import Cmd
+from ajet.core.task.dataset import DatasetReader
 from tests.fakes import installed
 
 
@@ -451,3 +452,20 @@ def test_a_quantised_model_is_said_to_be_expanded(tmp_path):
 def test_the_line_of_an_own_judge_says_from_which_reward_on_an_episode_succeeds():
     line = lines(config_of(judge="mine.py->Mine"), GivesNone)[-1]
     assert "a reward of 0.5 or more is a success, unless the judge returns" in line
+
+
+def test_columns_that_nothing_reads_are_told_once():
+    def told(config, *columns):
+        reader = DatasetReader(config)
+        reader.unread_columns.update(columns)
+        return [str(finding) for finding in column_findings(config, reader)]
+
+    tagged = config_of(data={"curriculum": {"tag_field": "level"}})
+    assert told(tagged, "source", "level", "hint") == [
+        "ok: data: no setting reads the columns hint, source; a workflow or a judge of yours "
+        "finds them in task.metadata"
+    ]
+    rows = config_of(kind="supervised")
+    [line] = told(rows, *(f"c{number:02}" for number in range(14)))
+    assert line.endswith("columns c00, c01, c02, c03, c04, c05, c06, c07, c08, c09, c10, c11, …")
+    assert told(rows) == []

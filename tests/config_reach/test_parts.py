@@ -440,6 +440,29 @@ def test_tasks_are_the_splits_that_are_named(tmp_path):
 
 
 @shows(
+    f"{READER}.dataset.training",
+    f"{READER}.dataset.validation",
+    f"{READER}.dataset.training_split",
+    f"{READER}.dataset.validation_split",
+)
+def test_tasks_are_read_from_the_places_that_are_named(tmp_path):
+    for folder in ("a", "b"):
+        for split in ("train", "test", "extra", "dev"):
+            write(tmp_path / folder / f"{split}.jsonl", f"{folder}-{split}")
+    places = {"training": str(tmp_path / "a"), "validation": str(tmp_path / "b")}
+
+    def questions(**fields):
+        given = {f"{READER}.dataset.{name}": value for name, value in fields.items()}
+        tasks = RunTasks.read(config_of({f"{READER}.type": "dataset"} | given))
+        return [task.main_query for task in (*tasks.training, *tasks.held_out)]
+
+    assert questions(training=places["training"]) == ["a-train", "a-test"]
+    assert questions(**places) == ["a-train", "b-test"]
+    splits = {"training_split": "extra", "validation_split": "dev"}
+    assert questions(**places, **splits) == ["a-extra", "b-dev"]
+
+
+@shows(
     f"{READER}.random_dummy.num_training",
     f"{READER}.random_dummy.num_validation",
     "ajet.data.shuffle",

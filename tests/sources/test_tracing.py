@@ -90,6 +90,7 @@ def test_the_last_thing_the_user_said_is_the_question_and_the_last_reply_the_ans
         [user(" "), said("a")],
         [user("q"), said(" ")],
         [user("q"), said("let me see", ("calc", "1"))],
+        [user([{"type": "image_url"}]), said("a"), user("q"), said("b")],
     ],
 )
 def test_without_a_question_and_a_final_answer_it_is_no_conversation(messages):

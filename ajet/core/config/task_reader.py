@@ -10,6 +10,7 @@ from ajet.core.config.section import Section
 from ajet.core.config.tracing import DeduplicationParams, Tracing
 
 BUILT_IN_READERS = (
+    "dataset",
     "jsonl_dataset_file",
     "huggingface_dat_repo",
     "random_dummy",
@@ -27,9 +28,29 @@ def _reader_type(value: str) -> str:
         return value
     close = get_close_matches(value, BUILT_IN_READERS, 1)
     hint = f"did you mean {close[0]!r}?" if close else "or your own class as file.py->Class"
-    if value in ("csv", "json", "jsonl"):
-        hint = "a file, JSON lines or CSV, is jsonl_dataset_file"
+    if value in ("csv", "json", "jsonl", "parquet", "arrow"):
+        hint = "a file of any format is dataset"
     raise ValueError(f"no task reader {value!r}; there are {', '.join(BUILT_IN_READERS)}; {hint}")
+
+
+class Dataset(Section):
+    """Configures tasks from files, folders, or data sets of the Hugging Face Hub."""
+
+    training: str | None = Field(
+        default=None,
+        description="A file (.jsonl, .json, .csv, .parquet, .arrow), a folder of them or of "
+        "save_to_disk, or a Hub repository (name or name/config).",
+    )
+    validation: str | None = Field(
+        default=None,
+        description="The same for the validation tasks; null takes them from training.",
+    )
+    training_split: str = Field(
+        default="train", description="The split of the training tasks; a file has none."
+    )
+    validation_split: str | None = Field(
+        default="test", description="The split of the validation tasks; null has none."
+    )
 
 
 class JsonlSplit(Section):
@@ -39,10 +60,10 @@ class JsonlSplit(Section):
 
 
 class JsonlDatasetFile(Section):
-    """Configures tasks from files."""
+    """Configures tasks from two files: AgentJet's name for `dataset`."""
 
     training: JsonlSplit = Field(
-        default=JsonlSplit(), description="The training tasks: JSON lines, or a .csv with a header."
+        default=JsonlSplit(), description="The training tasks: a file as in dataset.training."
     )
     validation: JsonlSplit = Field(
         default=JsonlSplit(),
@@ -51,7 +72,7 @@ class JsonlDatasetFile(Section):
 
 
 class HuggingfaceDatRepo(Section):
-    """Configures tasks from a data set of the Hugging Face Hub or from a local folder or file."""
+    """Configures tasks from the splits of one place: AgentJet's name for `dataset`."""
 
     dataset_path: str | None = Field(
         default=None,
@@ -159,16 +180,20 @@ class TaskReaderConfig(Section):
 
     type: Annotated[str, AfterValidator(_reader_type)] = Field(
         default="huggingface_dat_repo",
-        description="jsonl_dataset_file, huggingface_dat_repo, random_dummy, env_service, "
-        "environment, data_generation, tracing, or your own BaseTaskReader as file.py->Class.",
+        description="dataset (jsonl_dataset_file and huggingface_dat_repo are AgentJet's names for "
+        "it), random_dummy, env_service, environment, data_generation, tracing, or your own "
+        "BaseTaskReader as file.py->Class.",
     )
     query_field: str | None = Field(
         default=None,
         description="The row's field with the question; null takes the first of question, "
         "main_query, query, prompt, problem.",
     )
+    dataset: Dataset = Field(
+        default=Dataset(), description="Files, folders or a Hub repository, in any format."
+    )
     jsonl_dataset_file: JsonlDatasetFile = Field(
-        default=JsonlDatasetFile(), description="JSON lines."
+        default=JsonlDatasetFile(), description="Two files."
     )
     huggingface_dat_repo: HuggingfaceDatRepo = Field(
         default=HuggingfaceDatRepo(), description="A Hub repository or local files."
@@ -182,11 +207,16 @@ class TaskReaderConfig(Section):
 
     @model_validator(mode="after")
     def _type_is_that_of_the_data(self) -> Self:
-        reads_repo = self.type == "huggingface_dat_repo"
-        file = self.jsonl_dataset_file.training.file_path
-        if reads_repo and file and not self.huggingface_dat_repo.dataset_path:
-            raise ValueError(
-                "type is huggingface_dat_repo, whose dataset_path is missing; to read "
-                f"jsonl_dataset_file.training.file_path ({file}), write type: jsonl_dataset_file"
-            )
+        if self.type != "huggingface_dat_repo" or self.huggingface_dat_repo.dataset_path:
+            return self
+        others = {
+            "jsonl_dataset_file.training.file_path": self.jsonl_dataset_file.training.file_path,
+            "dataset.training": self.dataset.training,
+        }
+        for key, place in others.items():
+            if place:
+                raise ValueError(
+                    "type is huggingface_dat_repo, whose dataset_path is missing; to read "
+                    f"{key} ({place}), write type: {key.partition('.')[0]}"
+                )
         return self

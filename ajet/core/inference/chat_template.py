@@ -2,7 +2,8 @@
 
 Messages have OpenAI's form. Before rendering they are brought to the form that templates expect:
 `content` is a string (None becomes "", text parts are joined), the `arguments` of a tool call are a
-dict (a string that is no JSON object stays a string), fields that are None are left out.
+dict (None and blank text an empty one; other text that is no JSON object stays a string), fields
+that are None are left out, and former function calls are tool calls (task/chat_messages.py).
 
 A special token that is spelled out in a message is text, never a token: a tool result with the text
 ``<|im_end|>`` cannot end its own turn. Such spellings are put between two marks (Unicode
@@ -39,6 +40,12 @@ from loguru import logger
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
+from ajet.core.task.chat_messages import (
+    current_form,
+    joined_text,
+    parsed_arguments,
+    why_not_text,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -204,7 +211,7 @@ class ChatTemplate:
             self._has_warned = True
             logger.warning("the chat template has no place for tools: the model does not see them")
         try:
-            plain = [normalised(message) for message in messages]
+            plain = [normalised(message) for message in current_form(messages)]
             if self._format.named_ids:
                 plain = _with_named_ids(plain)
             text = self._tokenizer.apply_chat_template(
@@ -439,7 +446,8 @@ def _with_named_ids(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def normalised(message: Message) -> dict[str, Any]:
     """Returns the message in the form that templates expect (see the module's docstring)."""
     result = {key: value for key, value in message.items() if value is not None}
-    result["content"] = _joined(message.get("content"))
+    content = message.get("content")
+    result["content"] = "" if content is None else joined_text(content)
     if message.get("tool_calls"):
         result["tool_calls"] = [_normalised_call(call) for call in message["tool_calls"]]
     else:
@@ -450,39 +458,11 @@ def normalised(message: Message) -> dict[str, Any]:
 def _only_text(message: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(message["content"], str):
         raise ModelError(
-            f"a message ({message.get('role')}) has content that is not text: the models served "
-            "here read text alone",
+            f"a message ({message.get('role')}) has content that is not text "
+            f"({why_not_text(message['content'])}): the models served here read text alone",
             code=Code.TEMPLATE_FAILS,
         )
     return message
-
-
-def parsed_arguments(arguments: Any) -> Any:
-    """Returns a JSON object as a dict, None as an empty one, and anything else as it is."""
-    if not isinstance(arguments, str):
-        return {} if arguments is None else arguments
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
-    return value if isinstance(value, dict) else arguments
-
-
-def _joined(content: Any) -> Any:
-    if content is None:
-        return ""
-    if isinstance(content, list) and all(map(_is_text, content)):
-        return "".join(part["text"] or "" for part in content)
-    return content
-
-
-def _is_text(part: Any) -> bool:
-    """Returns whether a content part is text. AgentScope writes an empty text as None."""
-    return (
-        isinstance(part, Mapping)
-        and "text" in part
-        and (part["text"] is None or isinstance(part["text"], str))
-    )
 
 
 def _normalised_call(call: Mapping[str, Any]) -> dict[str, Any]:

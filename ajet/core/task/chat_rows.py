@@ -2,11 +2,12 @@
 
     {"messages": [{"role": "user", …}, {"role": "assistant", …}], "tools": […]}         OpenAI
     {"conversations": [{"from": "human", "value": "…"}, {"from": "gpt", …}]}            ShareGPT
-    {"prompt": "…" or messages, "completion": "…" or messages}
+    {"prompt": "…" or messages, "completion": "…" or messages}                          TRL
+    {"instruction": "…", "input": "…", "output": "…", "history": [["…", "…"]]}          Alpaca
 
-A message is as OpenAI has it. An assistant message with `"weight": 0` is context; one that
-`ajet distill-data` wrote has the `token_ids` that were sampled. In Parquet and other columns a
-missing field is null, and tools may be JSON text.
+Beside each form `system` may have the system message, and `tools` (or `functions`) the tools, as
+a list or as JSON text. An assistant message with `"weight": 0` is context; one that `ajet
+distill-data` wrote has the `token_ids` that were sampled.
 
 Not covered: which messages are trained where no weight says so (`ajet.supervised.train_on`).
 """
@@ -14,27 +15,31 @@ Not covered: which messages are trained where no weight says so (`ajet.supervise
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
 from ajet.core.plain_value import plain_text
-from ajet.core.task.reader import MAX_ID_LENGTH, are_messages, check_split
+from ajet.core.task.reader import MAX_ID_LENGTH, check_split
+from ajet.core.task.row_messages import (
+    IMAGE_MARKS,
+    are_messages,
+    refuse_images,
+    row_messages,
+    with_system,
+)
 from ajet.core.task.task import Task
 
-SHAREGPT_ROLES = {
-    "system": "system",
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "assistant": "assistant",
-    "tool": "tool",
-    "observation": "tool",
-    "function_response": "tool",
-}
-SHAPES = "messages, conversations, or prompt and completion"
+SHAPES = "messages, conversations, or prompt and completion, or instruction and output"
+FORMS = (
+    ("messages",),
+    ("conversations",),
+    ("prompt", "completion"),
+    ("instruction", "output", "input", "history"),
+)
+"""The fields of each form; a row has the first two, or the one, of its form."""
+COMMON_FIELDS = ("system", "tools", "functions", *IMAGE_MARKS, "task_id", "vocabulary")
 
 
 def chat_tasks(
@@ -51,20 +56,30 @@ def chat_tasks(
 
 
 def _chat_task(row: Mapping[str, Any], own_id: str, where: str, train_on: str) -> Task:
-    messages = _with_weights(_messages(row, where), train_on)
-    if not any(is_trained(each) for each in messages):
+    messages = with_system(_messages(row, where), row.get("system"), where)
+    messages = _with_weights(messages, train_on)
+    refuse_images(row, [each["content"] for each in messages], where)
+    trained = [index for index, each in enumerate(messages) if is_trained(each)]
+    if not trained:
         raise DataError(
             f"{where}: none of its messages is an assistant's with a weight",
+            code=Code.ROW_NOT_TRAINABLE,
+        )
+    empty = next((index for index in trained if _is_empty(messages[index])), None)
+    if empty is not None:
+        raise DataError(
+            f"{where}: messages[{empty}], an assistant's, has neither text nor a tool call; leave "
+            'it out, or give it "weight": 0',
             code=Code.ROW_NOT_TRAINABLE,
         )
     questions = [each["content"] for each in messages if each["role"] == "user"]
     given_id = row.get("task_id")
     return Task(
         task_id=own_id if given_id is None else plain_text(given_id, MAX_ID_LENGTH),
-        main_query=next((each for each in questions if isinstance(each, str)), ""),
+        main_query=next(iter(questions), ""),
         init_messages=messages,
         metadata={
-            "tools": _tools(row.get("tools"), where),
+            "tools": _tools(row, where),
             "vocabulary": row.get("vocabulary"),
         },
     )
@@ -79,56 +94,54 @@ def _messages(row: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     """Returns the row's conversation in OpenAI's form."""
     if not isinstance(row, Mapping):
         raise DataError(f"{where} is a {type(row).__name__}, not an object", code=Code.ROW_FORM)
-    if row.get("messages") is not None:
-        return [_message(each, where) for each in _listed(row["messages"], f"{where}: messages")]
-    if row.get("conversations") is not None:
-        listed = _listed(row["conversations"], f"{where}: conversations")
-        return [_from_sharegpt(each, where) for each in listed]
-    if row.get("prompt") is not None and row.get("completion") is not None:
-        prompt = _as_messages(row["prompt"], "user", f"{where}: prompt")
-        return prompt + _as_messages(row["completion"], "assistant", f"{where}: completion")
+    match _form(row):
+        case ("messages" | "conversations" as name,):
+            return row_messages(row[name], f"{where}: {name}")
+        case ("prompt", "completion"):
+            prompt = _as_messages(row["prompt"], "user", f"{where}: prompt")
+            return prompt + _as_messages(row["completion"], "assistant", f"{where}: completion")
+        case ("instruction", *_):
+            return _from_instruction(row, where)
     raise DataError(
         f"{where} has neither {SHAPES}; it has {', '.join(map(str, row)) or 'no field'}",
         code=Code.ROW_FORM,
     )
 
 
-def _listed(value: Any, where: str) -> Sequence[Mapping[str, Any]]:
-    if not value or not are_messages(value):
-        raise DataError(f"{where} is no list of messages", code=Code.ROW_FORM)
-    return value
+def _form(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the fields of the row's form, the first one that it has."""
+    there = {name for name, value in row.items() if value is not None}
+    return next((form for form in FORMS if there.issuperset(form[:2])), ())
+
+
+def unread_chat_fields(row: Mapping[str, Any]) -> set[str]:
+    """Returns the fields of the row that are not null and are no part of its conversation."""
+    there = {name for name, value in row.items() if value is not None}
+    return there.difference(_form(row), COMMON_FIELDS)
 
 
 def _as_messages(value: Any, role: str, where: str) -> list[dict[str, Any]]:
-    if isinstance(value, str):
-        return [{"role": role, "content": value}]
-    return [_message(each, where) for each in _listed(value, where)]
+    return row_messages(
+        [{"role": role, "content": value}] if isinstance(value, str) else value, where
+    )
 
 
-def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
-    plain = {key: value for key, value in message.items() if value is not None}
-    role = plain.get("role")
-    if role not in ("system", "developer", "user", "assistant", "tool"):
-        raise DataError(f"{where}: a message's role is {role!r}", code=Code.ROW_FORM)
-    if plain.get("weight", 1) not in (0, 1):
+def _from_instruction(row: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+    """Returns the conversation of a row in Alpaca's form, as LLaMA-Factory reads it."""
+    history = row.get("history") or []
+    if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in history):
         raise DataError(
-            f"{where}: a message's weight is {plain['weight']!r}; give 0 or 1", code=Code.ROW_FORM
-        )
-    return {"content": None, **plain}
-
-
-def _from_sharegpt(message: Mapping[str, Any], where: str) -> dict[str, Any]:
-    if "role" in message:
-        return _message(message, where)
-    role = SHAREGPT_ROLES.get(str(message.get("from")))
-    if role is None:
-        raise DataError(
-            f"{where}: a message is from {message.get('from')!r}; there are "
-            f"{', '.join(SHAREGPT_ROLES)}",
+            f"{where}: history is not a list of pairs of a question and its reply",
             code=Code.ROW_FORM,
         )
-    weight = {} if message.get("weight") is None else {"weight": message["weight"]}
-    return _message({"role": role, "content": message.get("value"), **weight}, where)
+    given = [row["instruction"], row.get("input")]
+    if not all(isinstance(text, str | None) for text in given):
+        raise DataError(f"{where}: instruction or input is not text", code=Code.ROW_FORM)
+    pairs = [*history, ("\n".join(text for text in given if text), row["output"])]
+    texts = [text for pair in pairs for text in pair]
+    roles = ["user", "assistant"] * len(pairs)
+    messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
+    return row_messages(messages, where)
 
 
 def _with_weights(messages: list[dict[str, Any]], train_on: str) -> list[dict[str, Any]]:
@@ -142,20 +155,44 @@ def _with_weights(messages: list[dict[str, Any]], train_on: str) -> list[dict[st
     ]
 
 
-def _tools(given: Any, where: str) -> list[dict[str, Any]] | None:
+def _is_empty(message: Mapping[str, Any]) -> bool:
+    """Returns whether a reply has nothing that the model could write."""
+    texts = [message.get(name) for name in ("content", "reasoning_content")]
+    has_text = any(isinstance(text, str) and text.strip() for text in texts)
+    return not has_text and not message.get("tool_calls") and message.get("token_ids") is None
+
+
+def _tools(row: Mapping[str, Any], where: str) -> list[dict[str, Any]] | None:
     """Returns the tools in OpenAI's form; a bare function is put into one."""
-    if isinstance(given, str):
-        try:
-            given = json.loads(given) if given.strip() else None
-        except ValueError as error:
-            raise DataError(
-                f"{where}: tools is text and no JSON: {error}", code=Code.ROW_FORM
-            ) from error
+    names = [name for name in ("tools", "functions") if row.get(name)]
+    if len(names) == 2:
+        raise DataError(f"{where} has tools and functions; keep tools", code=Code.ROW_FORM)
+    if not names:
+        return None
+    given = _parsed(row[names[0]], f"{where}: {names[0]}")
     if not given:
         return None
     if not are_messages(given):
-        raise DataError(f"{where}: tools is no list of objects", code=Code.ROW_FORM)
-    return [
-        dict(each) if "function" in each else {"type": "function", "function": dict(each)}
-        for each in given
-    ]
+        raise DataError(f"{where}: {names[0]} is no list of objects", code=Code.ROW_FORM)
+    return [_tool(each, f"{where}: {names[0]}") for each in given]
+
+
+def _tool(given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    tool = dict(given) if "function" in given else {"type": "function", "function": dict(given)}
+    function = tool["function"]
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise DataError(f"{where}: a tool has no function with a name", code=Code.ROW_FORM)
+    if isinstance(function.get("parameters"), str):
+        parameters = _parsed(function["parameters"], f"{where}: parameters of {function['name']}")
+        return {**tool, "function": {**function, "parameters": parameters}}
+    return tool
+
+
+def _parsed(given: Any, where: str) -> Any:
+    """Returns what JSON text says, and other values unchanged."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return json.loads(given) if given.strip() else None
+    except ValueError as error:
+        raise DataError(f"{where} is text and no JSON: {error}", code=Code.ROW_FORM) from error

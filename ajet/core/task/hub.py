@@ -18,6 +18,7 @@ from urllib.request import getproxies
 from ajet.core.error_codes import Code
 from ajet.core.error_text import extra_advice
 from ajet.core.errors import DataError
+from ajet.core.task.arrow_rows import rows_of
 
 PROBE_TIMEOUT_S = 3.0
 
@@ -44,7 +45,8 @@ def _load(path: str, split: str) -> list[dict[str, Any]]:
     failure: Exception | None = None
     for name, config in _hub_names(path):
         try:
-            return [dict(row) for row in load_dataset(name, config, split=split)]  # pyright: ignore[reportArgumentType, reportCallIssue]
+            rows: Any = load_dataset(name, config, split=split)
+            return rows_of(rows, rows.features.arrow_schema)
         except ValueError as error:
             raise DataError(
                 f"{path}: {' '.join(str(error).split())}", code=Code.HUB_UNREACHABLE

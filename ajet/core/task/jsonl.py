@@ -1,7 +1,6 @@
-"""Reads `jsonl_dataset_file`: tasks from JSON-lines files in UTF-8, one object a line, or from CSV
-files (csv_rows.py).
+"""Reads and writes JSON lines in UTF-8, one object a line, and finds data files.
 
-Not covered: compressed files.
+Not covered: other formats (row_files.py), compressed files.
 """
 
 import json
@@ -9,33 +8,30 @@ from pathlib import Path
 from typing import Any
 
 from ajet.core.error_codes import Code
-from ajet.core.errors import ConfigError, DataError
-from ajet.core.task.csv_rows import rows_of_csv
-from ajet.core.task.reader import BaseTaskReader
-from ajet.core.task.task import Task
+from ajet.core.errors import DataError
 
-CSV = ".csv"
 REFUSED = {
-    CSV: "CSV is not read here; use .jsonl",
     ".tsv": "columns between tabs are not read; save it as .csv with commas, or as .jsonl",
-    ".parquet": "Parquet is read by ajet.task_reader.type=huggingface_dat_repo alone",
     ".gz": "compressed files are not read; unpack it first",
+    ".zst": "compressed files are not read; unpack it first",
     ".xlsx": "spreadsheets are not read; save it as .csv",
 }
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Returns the rows of a file of tasks, JSON lines or CSV."""
-    return rows_of_csv(read_text(path), path) if path.suffix == CSV else read_jsonl(path)
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """Returns the file's rows; empty lines are skipped."""
     if not path.is_file():
         raise DataError(f"{path.absolute()}: no such data file", code=Code.DATA_NOT_FOUND)
+    if path.suffix in (".csv", ".parquet", ".arrow"):
+        raise DataError(f"{path}: only JSON lines are read here; use .jsonl", code=Code.DATA_FORMAT)
+    refuse_format(path)
+    return rows_of_lines(read_text(path), path)
+
+
+def refuse_format(path: Path) -> None:
+    """Raises DataError for a file of a format that nothing reads."""
     if path.suffix in REFUSED:
         raise DataError(f"{path}: {REFUSED[path.suffix]}", code=Code.DATA_FORMAT)
-    return rows_of_lines(read_text(path), path)
 
 
 def rows_of_lines(text: str, path: Path) -> list[dict[str, Any]]:
@@ -113,28 +109,3 @@ def _parse(line: str, where: str) -> dict[str, Any]:
             f"{where}: a line is one JSON object, got a {type(row).__name__}", code=Code.ROW_FORM
         )
     return row
-
-
-class JsonlReader(BaseTaskReader):
-    """Reads `jsonl_dataset_file.training.file_path` and `.validation.file_path`."""
-
-    def get_training_tasks(self) -> list[Task]:
-        path = self.config.ajet.task_reader.jsonl_dataset_file.training.file_path
-        if path is None:
-            raise ConfigError(
-                "ajet.task_reader.jsonl_dataset_file.training.file_path is missing",
-                code=Code.KEY_MISSING,
-            )
-        return self._read(path, "train")
-
-    def get_validation_tasks(self) -> list[Task]:
-        path = self.config.ajet.task_reader.jsonl_dataset_file.validation.file_path
-        return self._read(path, "validation") if path else []
-
-    def _read(self, path: str, split: str) -> list[Task]:
-        key = "training" if split == "train" else split
-        where = f"ajet.task_reader.jsonl_dataset_file.{key}.file_path"
-        file = existing_file(path, self.config.base_dirs, where)
-        return self.tasks_from_rows(
-            read_rows(file), is_training=split == "train", split=split, source=str(file)
-        )

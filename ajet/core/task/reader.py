@@ -18,14 +18,17 @@ from loguru import logger
 from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
 from ajet.core.plain_value import plain_text
+from ajet.core.task.row_messages import are_messages, refuse_images, row_messages, with_system
 from ajet.core.task.task import Task
 
 if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
 
 READERS = {
-    "jsonl_dataset_file": "ajet.core.task.jsonl->JsonlReader",
-    "huggingface_dat_repo": "ajet.core.task.huggingface->HuggingFaceReader",
+    **dict.fromkeys(
+        ("dataset", "jsonl_dataset_file", "huggingface_dat_repo"),
+        "ajet.core.task.dataset->DatasetReader",
+    ),
     "random_dummy": "ajet.core.task.random_dummy->RandomDummyReader",
     "environment": "ajet.core.task.environment->EnvironmentReader",
     "env_service": "ajet.tools.env_service.reader->EnvServiceReader",
@@ -35,8 +38,12 @@ READERS = {
 """Maps `ajet.task_reader.type` to a reader, which is imported when it is chosen."""
 MAX_ID_LENGTH = 500
 NO_QUESTION = "Empty"
-IMAGE_MARKS = {"images": "<image>", "videos": "<video>"}
-"""Maps a field of a row to the text that stands for one of its entries in the question."""
+READ_FIELDS = {
+    *("task_id", "env_type", "init_messages", "system", "metadata", "images", "videos", "audios"),
+    *("agent_name", "agent_cfg_path", "extra_info", "tag", "split"),
+    *("answer", "solution", "reward_model", "data_source", "test_command"),
+}
+"""The fields beside the question that ajet itself reads from a row: the reader, agents, judges."""
 QUERY_FIELDS = ("question", "main_query", "query", "prompt", "problem")
 
 
@@ -104,10 +111,10 @@ def tasks_from_rows(
     rows: Iterable[Mapping[str, Any]], *, split: str, source: str, query_field: str | None = None
 ) -> list[Task]:
     """Returns one task for each row. Raises DataError when there is none, or a row has no question
-    though others do. Where none has, the rows are for a workflow that reads their other fields: the
-    question of each is `NO_QUESTION`, and a warning says so."""
+    though one has a field for it. Where none has, the rows are for a workflow that reads their
+    other fields: the question of each is `NO_QUESTION`, and a warning says so."""
     rows = list(rows)
-    lacks_question = query_field is None and not any(map(_has_question, rows))
+    lacks_question = query_field is None and not any(map(_has_question_field, rows))
     tasks = [
         task_from_row(
             row,
@@ -132,8 +139,8 @@ def tasks_from_rows(
     return tasks
 
 
-def _has_question(row: Any) -> bool:
-    return isinstance(row, Mapping) and any(row.get(name) is not None for name in QUERY_FIELDS)
+def _has_question_field(row: Any) -> bool:
+    return isinstance(row, Mapping) and any(name in row for name in QUERY_FIELDS)
 
 
 def task_from_row(
@@ -151,47 +158,58 @@ def task_from_row(
             f"{source}: row {index + 1} is a {type(row).__name__}, not an object",
             code=Code.ROW_FORM,
         )
+    where = f"{source}: row {index + 1}"
     wanted = (query_field,) if query_field else QUERY_FIELDS
-    name = next((field for field in wanted if row.get(field) is not None), None)
+    name = next((field for field in wanted if not _is_blank(row.get(field))), None)
     if name is None and not may_lack_question:
         empty = next((field for field in wanted if field in row), None)
         raise DataError(
-            f"{source}: row {index + 1}: the field {empty} is empty; it is the task's question"
+            f"{where}: the field {empty} is empty; it is the task's question"
             if empty
-            else f"{source}: row {index + 1} has none of the fields {', '.join(wanted)}; it has "
+            else f"{where} has none of the fields {', '.join(wanted)}; it has "
             f"{', '.join(map(str, row)) or 'no field'}. Name the question's field in "
             "ajet.task_reader.query_field",
             code=Code.ROW_FORM,
         )
-    where = f"{source}: row {index + 1}: {name}"
-    query, messages = _query_and_messages(row[name], where) if name else (NO_QUESTION, [])
-    _refuse_images(row, query, f"{source}: row {index + 1}")
-    own_messages = row.get("init_messages")
-    if own_messages and not are_messages(own_messages):
+    query, before = (
+        _query_and_messages(row[name], f"{where}: {name}") if name else (NO_QUESTION, [])
+    )
+    given = row.get("init_messages")
+    if given and not are_messages(given):
         raise DataError(
-            f"{source}: row {index + 1}: init_messages is not a list of chat messages",
+            f"{where}: init_messages is not a list of chat messages", code=Code.ROW_FORM
+        )
+    if given and before:
+        raise DataError(
+            f"{where} has init_messages, and messages before the question in {name}; keep one of "
+            "them",
             code=Code.ROW_FORM,
         )
+    messages = row_messages(given, f"{where}: init_messages") if given else before
+    messages = with_system(messages, row.get("system"), where)
+    refuse_images(row, [query, *(each["content"] for each in messages)], where)
     return Task(
         task_id=plain_text(row["task_id"], MAX_ID_LENGTH)
         if row.get("task_id") is not None
         else f"{split}-{index}",
         main_query=query,
-        init_messages=list(own_messages or messages),
+        init_messages=messages,
         env_type=str(row.get("env_type") or "no_env"),
         metadata=_metadata(row),
     )
 
 
-def _refuse_images(row: Mapping[str, Any], query: str, where: str) -> None:
-    """Raises DataError for a question with a place for an image or a video that the row has, in the
-    form of verl's and ChatLearn's data sets."""
-    for field, mark in IMAGE_MARKS.items():
-        if mark in query and row.get(field) is not None:
-            raise DataError(
-                f"{where}: {mark} stands for one of its {field}: questions are text",
-                code=Code.ROW_FORM,
-            )
+def unread_fields(row: Mapping[str, Any], query_field: str | None) -> set[str]:
+    """Returns the fields of the row, but those that are null, that neither its task nor one of
+    ajet's agents and judges is made of. Settings may name more of them."""
+    wanted = (query_field,) if query_field else QUERY_FIELDS
+    query = next((field for field in wanted if not _is_blank(row.get(field))), None)
+    there = {name for name, value in row.items() if value is not None}
+    return there - {query} - READ_FIELDS
+
+
+def _is_blank(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip())
 
 
 def _metadata(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -207,19 +225,12 @@ def _query_and_messages(value: Any, where: str) -> tuple[str, list[dict[str, Any
     if isinstance(value, str):
         return value, []
     if value and are_messages(value):
-        *before, last = [dict(message) for message in value]
-        if isinstance(last.get("content"), str) and last.get("role") == "user":
+        *before, last = row_messages(value, where)
+        if last["role"] == "user":
             return last["content"], before
     raise DataError(
         f"{where} is neither text nor chat messages that end with the user's", code=Code.ROW_FORM
     )
-
-
-def are_messages(value: Any) -> bool:
-    """Returns True if the value is a list of objects, as chat messages are."""
-    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-        return False
-    return all(isinstance(message, Mapping) for message in value)
 
 
 def check_split(tasks: Sequence[Task], *, split: str, source: str) -> None:

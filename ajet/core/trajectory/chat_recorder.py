@@ -20,8 +20,9 @@ from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.inference.chat_template import ChatTemplate, normalised
 from ajet.core.inference.endpoint import ChatCompletion, ChatEndpoint, Completion, SamplingParams
+from ajet.core.task.chat_messages import parsed_arguments
 from ajet.core.trajectory.base_recorder import BaseRecorder, SamplingOverrides, drop_none
-from ajet.core.trajectory.plain_trajectory import plain_messages
+from ajet.core.trajectory.plain_trajectory import plain_chat, plain_messages
 from ajet.core.trajectory.turn import Turn
 
 
@@ -44,7 +45,7 @@ class ChatRecorder(BaseRecorder):
         overrides: SamplingOverrides | None = None,
     ) -> Turn:
         index = await self._start_call()
-        sent = [_openai_form(message) for message in plain_messages(messages)]
+        sent = [_openai_form(message) for message in plain_chat(messages)]
         offered = None
         if tools and not self._limits.force_disable_toolcalls:
             offered = plain_messages(tools)
@@ -136,10 +137,10 @@ def _checked_reply(index: int, answer: ChatCompletion) -> tuple[dict[str, Any], 
     reply = {**answer.message, "role": "assistant", "content": answer.message.get("content") or ""}
     calls, malformed = [], []
     for order, call in enumerate(reply.pop("tool_calls", None) or ()):
-        written = call["function"].get("arguments") or ""
-        is_empty = isinstance(written, str) and written.strip() in ("", "null")
-        call["function"]["arguments"] = "{}" if is_empty else written
-        if _is_object(call["function"].get("arguments")):
+        arguments = call["function"].get("arguments")
+        if isinstance(parsed := parsed_arguments(arguments), dict):
+            is_written = isinstance(arguments, str) and parsed
+            call["function"]["arguments"] = arguments if is_written else json.dumps(parsed)
             calls.append({**call, "id": call.get("id") or f"call_{index:04d}_{order}"})
         else:
             malformed.append(json.dumps(call["function"], ensure_ascii=False))
@@ -148,10 +149,3 @@ def _checked_reply(index: int, answer: ChatCompletion) -> tuple[dict[str, Any], 
     if calls:
         reply["tool_calls"] = calls
     return reply, malformed
-
-
-def _is_object(arguments: Any) -> bool:
-    try:
-        return isinstance(json.loads(arguments), dict)
-    except (TypeError, ValueError):
-        return False

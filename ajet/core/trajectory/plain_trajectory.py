@@ -1,6 +1,6 @@
 """Reduces what an episode hands over to plain data, where it enters the record.
 
-    messages and tools of a call                  plain_messages      before the prompt is made
+    messages and tools of a call      plain_chat, plain_messages      before the prompt is made
     names, reply and notes of a call              plain_turn          as the call is recorded
     the output's metadata, the workflow's task    plain_trajectory    as the episode is over
 
@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from ajet.core.plain_value import PlainLimits, plain_text, plain_value, type_name, uncut_plain_value
+from ajet.core.task.chat_messages import current_form
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.trajectory import Trajectory
 from ajet.core.trajectory.turn import Turn
@@ -34,6 +35,11 @@ def plain_messages(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]
     if isinstance(messages, str | Mapping):
         raise TypeError(_NO_MESSAGES.format("messages is", type_name(type(messages))))
     return [uncut_plain_value(_checked(_as_dict(each)), _MESSAGE_LIMITS) for each in messages]
+
+
+def plain_chat(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns copies of the messages of a call, with former function calls as tool calls."""
+    return current_form(plain_messages(messages))
 
 
 def _as_dict(message: Any) -> dict[Any, Any]:

@@ -34,7 +34,7 @@ from ajet.core.trajectory.given_reply import given_reply_ids
 from ajet.core.trajectory.hint import with_hint
 from ajet.core.trajectory.limits import EpisodeClosed, EpisodeLimits
 from ajet.core.trajectory.malformed import CheckedReply
-from ajet.core.trajectory.plain_trajectory import plain_messages
+from ajet.core.trajectory.plain_trajectory import plain_chat, plain_messages
 from ajet.core.trajectory.reply_reader import ReplyReader
 from ajet.core.trajectory.truncation import Limit
 from ajet.core.trajectory.turn import ADAPTER, CUT_BY_AGENT, GIVEN, HINTED, OTHER_FORM, Turn
@@ -123,7 +123,7 @@ class EpisodeRecorder(BaseRecorder):
         call, which is context and not trained; the model writes the rest.
         """
         index = await self._start_call()
-        sent, offered = plain_messages(messages), self._offered(tools)
+        sent, offered = plain_chat(messages), self._offered(tools)
         self._check_length(index, num_characters([sent, offered]))
         forced = self._forced_opening(offered or [], tool_choice)
         prompt = self._session.prompt_for(sent, offered, forced)
@@ -192,7 +192,7 @@ class EpisodeRecorder(BaseRecorder):
         """
         index = await self._start_call()
         started_s = self._clock()
-        sent, [plain_reply] = plain_messages(messages), plain_messages([reply])
+        *sent, plain_reply = plain_chat([*messages, reply])
         offered = plain_messages(tools) if tools else None
         self._check_length(index, num_characters([sent, offered, plain_reply]))
         prompt = self._session.prompt_for(sent, offered)
@@ -277,7 +277,7 @@ class EpisodeRecorder(BaseRecorder):
     def num_prompt_tokens(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None
     ) -> int:
-        sent, offered = plain_messages(messages), self._offered(tools)
+        sent, offered = plain_chat(messages), self._offered(tools)
         length = num_characters([sent, offered])
         if length > self._limits.max_timeline * self._template.max_token_length:
             return length  # too many tokens, however they are cut: see _check_length
@@ -290,7 +290,7 @@ class EpisodeRecorder(BaseRecorder):
         tools: Sequence[dict[str, Any]] | None = None,
     ) -> None:
         offered = self._offered(tools)
-        self._session.carry_reply(plain_messages(source), plain_messages(target), offered)
+        self._session.carry_reply(plain_chat(source), plain_chat(target), offered)
 
     def _offered(self, tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
         """Returns the schemas that the model is shown."""

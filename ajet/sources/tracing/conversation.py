@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from ajet.core.errors import DataError
+from ajet.core.task.row_messages import row_messages
+
 Message = dict[str, Any]
 
 
@@ -71,13 +74,19 @@ class Conversation:
 
 def conversation_of(source_id: str, messages: list[Message], **fields: Any) -> Conversation | None:
     """Makes a conversation of messages that end with the answer; returns None if there is no
-    question or no answer."""
+    question or no answer, or a message before the question that no row may have (an image)."""
     if not messages or messages[-1].get("role") != "assistant" or messages[-1].get("tool_calls"):
         return None
     answer, before = text_of(messages[-1]).strip(), messages[:-1]
     if not answer or _last_user(before) < 0 or not text_of(before[_last_user(before)]).strip():
         return None
-    return Conversation(source_id, before, answer, **fields)
+    found = Conversation(source_id, before, answer, **fields)
+    if found.history:
+        try:
+            row_messages(found.history, source_id)
+        except DataError:
+            return None
+    return found
 
 
 def text_of(message: Message) -> str:

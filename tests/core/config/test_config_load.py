@@ -312,9 +312,10 @@ MISTAKES = [
     ),
     (
         "ajet:\n  task_reader:\n    type: jsonl\n",
-        "run.yaml:3: ajet.task_reader.type: no task reader 'jsonl'; there are jsonl_dataset_file, "
-        "huggingface_dat_repo, random_dummy, env_service, environment, data_generation, tracing; "
-        "a file, JSON lines or CSV, is jsonl_dataset_file",
+        "run.yaml:3: ajet.task_reader.type: no task reader 'jsonl'; there are dataset, "
+        "jsonl_dataset_file, huggingface_dat_repo, random_dummy, env_service, environment, "
+        "data_generation, tracing; "
+        "a file of any format is dataset",
     ),
     (
         "ajet:\n  task_reader:\n    jsonl_dataset_file: {training: {file_path: t.jsonl}}\n",

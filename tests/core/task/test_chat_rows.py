@@ -13,6 +13,11 @@ USER, REPLY = {"role": "user", "content": "2+2?"}, {"role": "assistant", "conten
 FUNCTION = {"name": "add", "parameters": {"type": "object"}}
 
 
+def with_call(arguments):
+    call = {"type": "function", "function": {"name": "add", "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
 def tasks(*rows, train_on="all"):
     return chat_tasks(rows, split="train", source="d.jsonl", train_on=train_on)
 
@@ -24,6 +29,7 @@ def tasks(*rows, train_on="all"):
         {"conversations": [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]},
         {"prompt": "2+2?", "completion": "4"},
         {"prompt": [USER], "completion": [REPLY]},
+        {"instruction": "2+2?", "input": "", "output": "4"},
         {"messages": [{**USER, "tool_calls": None}, {**REPLY, "name": None}]},  # as Parquet has it
     ],
 )
@@ -41,6 +47,28 @@ def test_tools_are_put_into_openais_form(tools):
     assert task.metadata["tools"] == [{"type": "function", "function": FUNCTION}]
 
 
+def test_the_functions_of_former_rows_are_tools_and_a_schema_may_be_text():
+    [task] = tasks({"messages": [USER, REPLY], "functions": [FUNCTION]})
+    assert task.metadata["tools"] == [{"type": "function", "function": FUNCTION}]
+    as_text = {**FUNCTION, "parameters": json.dumps(FUNCTION["parameters"])}
+    [task] = tasks({"messages": [USER, REPLY], "tools": [as_text]})
+    assert task.metadata["tools"] == [{"type": "function", "function": FUNCTION}]
+
+
+def test_a_row_of_alpaca_is_its_history_and_the_instruction_with_its_input():
+    row = {"instruction": "Add.", "input": "2, 2", "output": "4", "history": [["2+2?", "4"]]}
+    [task] = tasks(row)
+    assert task.init_messages == [USER, REPLY, {"role": "user", "content": "Add.\n2, 2"}, REPLY]
+
+
+def test_an_empty_reply_may_be_context_or_have_been_sampled():
+    empty = {"role": "assistant", "content": ""}
+    [task] = tasks({"messages": [USER, {**empty, "weight": 0}, USER, REPLY]})
+    assert task.init_messages[1]["content"] == ""
+    [task] = tasks({"messages": [USER, {**empty, "token_ids": [257]}]})
+    assert task.init_messages[1]["token_ids"] == [257]
+
+
 def test_train_on_last_leaves_the_earlier_replies_as_context():
     chat = [USER, REPLY, USER, REPLY]
     [task] = tasks({"messages": chat}, train_on="last")
@@ -50,14 +78,32 @@ def test_train_on_last_leaves_the_earlier_replies_as_context():
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"text": "a"}, "row 1 has neither messages, conversations, or prompt and completion"),
+        ({"text": "a"}, "row 1 has neither messages, conversations, or prompt and completion, or"),
         ({"messages": []}, "row 1: messages is no list of messages"),
         ({"messages": [USER]}, "none of its messages is an assistant's with a weight"),
         ({"messages": [USER, {**REPLY, "weight": 0}]}, "none of its messages"),
         ({"messages": [USER, {**REPLY, "weight": 0.5}]}, "weight is 0.5; give 0 or 1"),
-        ({"messages": [{"role": "robot"}]}, "role is 'robot'"),
+        ({"messages": [{"role": "robot"}]}, r"messages\[0\]: unknown role 'robot'"),
         ({"conversations": [{"from": "dog", "value": "w"}]}, "a message is from 'dog'"),
         ({"messages": [USER, REPLY], "tools": "{"}, "tools is text and no JSON"),
+        ({"messages": [USER, REPLY], "tools": [{"type": "function"}]}, "tools: a tool has no"),
+        ({"messages": [USER, REPLY], "tools": [FUNCTION], "functions": [FUNCTION]}, "keep tools"),
+        (
+            {"messages": [USER, {**REPLY, "content": " "}]},
+            r"messages\[1\], an assistant's, has nei",
+        ),
+        ({"messages": [USER, {"role": "assistant", "refusal": "no"}]}, "neither text nor a tool c"),
+        ({"messages": [{**USER, "content": " "}, REPLY]}, r"\[0\]: the user's message is empty"),
+        ({"messages": [USER, with_call("{")]}, "the arguments of its call of add are not a JSON"),
+        ({"messages": [USER, with_call([1])]}, "the arguments of its call of add are not a JSON"),
+        (
+            {"messages": [{"role": "user", "content": "<image>?"}, REPLY], "images": ["a"]},
+            "<image>",
+        ),
+        ({"conversations": [{"from": "function_call", "value": "add(1)"}]}, "is not JSON"),
+        ({"conversations": [{"from": "function_call", "value": "[]"}]}, "is not an object"),
+        ({"instruction": "a", "output": "b", "history": [["c"]]}, "history is not a list of pairs"),
+        ({"messages": [USER, REPLY], "system": {"text": "a"}}, "system is not text"),
     ],
 )
 def test_a_row_that_is_no_conversation_is_one_line(row, message):

@@ -8,8 +8,8 @@ import pytest
 from ajet.backbones.evaluating import Subject, evaluate_subject
 from ajet.core.config import AjetConfig, load_config
 from ajet.core.errors import AjetError, ConfigError, DataError
-from ajet.core.task.huggingface import read_split
 from ajet.core.task.reader import make_reader
+from ajet.core.task.row_files import read_split
 from ajet.sources.prepare import DataRecipe, write_splits
 
 HUGGINGFACE = ("type=huggingface_dat_repo", "huggingface_dat_repo.dataset_path=train.jsonl")

@@ -59,7 +59,7 @@ def test_behind_a_proxy_the_request_itself_is_made(unreachable, monkeypatch, dat
 
     def load_dataset(*_, **__):
         was_offline.append(datasets.config.HF_HUB_OFFLINE)
-        return [{"question": "q"}]
+        return datasets.Dataset.from_list([{"question": "q"}])
 
     monkeypatch.setenv("https_proxy", "http://proxy.invalid:1")
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)

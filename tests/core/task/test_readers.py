@@ -87,6 +87,21 @@ def test_the_config_can_name_the_questions_field(tmp_path):
     assert reader.get_training_tasks()[0].main_query == "this"
 
 
+def test_a_field_that_is_blank_is_no_question_and_the_next_one_is(tmp_path):
+    [task] = jsonl(tmp_path, lines([{"question": " ", "prompt": "q"}])).get_training_tasks()
+    assert task.main_query == "q"
+
+
+def test_columns_that_ajet_does_not_read_are_known(tmp_path):
+    rows = [
+        {"question": "q", "prompt": "p", "answer": "a", "level": 3, "none": None},
+        {"question": "q", "source": "s", "system": "b"},
+    ]
+    reader = jsonl(tmp_path, lines(rows))
+    reader.get_training_tasks()
+    assert reader.unread_columns == {"prompt", "level", "source"}
+
+
 def test_a_validation_file_is_optional(tmp_path):
     assert jsonl(tmp_path, lines(ROWS)).get_validation_tasks() == []
 
@@ -99,6 +114,22 @@ def test_a_validation_file_is_optional(tmp_path):
         ('{"question": "q"}\n{"q": 1, "a": 2}\n', "data.jsonl: row 2 has none of the fields"),
         ('{"question": "q"}\n{oops\n', "data.jsonl:2: not valid JSON: "),
         ("[1]\n", "data.jsonl:1: a line is one JSON object, got a list"),
+        ('{"question": "q"}\n{"question": " \\n"}\n', "row 2: the field question is empty"),
+        ('{"question": ""}\n', "row 1: the field question is empty; it is the task's question"),
+        ('{"question": null}\n', "row 1: the field question is empty; it is the task's question"),
+        (
+            '{"prompt": [{"role": "user", "content": ""}]}\n',
+            "row 1: prompt[0]: the user's message is empty",
+        ),
+        (
+            '{"prompt": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}',
+            "row 1: prompt is neither text nor chat messages that end with the user's",
+        ),
+        (
+            '{"prompt": [{"role": "system", "content": "a"}, {"role": "user", "content": "q"}], '
+            '"init_messages": [{"role": "system", "content": "b"}]}',
+            "row 1 has init_messages, and messages before the question in prompt; keep one",
+        ),
         ('{"question": 3}\n', "row 1: question is neither text nor chat messages"),
         ('{"question": "q", "task_id": 1}\n' * 2, "rows 1 and 2 have one task_id '1'"),
         (

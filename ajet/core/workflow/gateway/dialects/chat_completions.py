@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ajet.core.task.chat_messages import checked_messages
 from ajet.core.trajectory.turn import Turn
 from ajet.core.workflow.gateway.dialects.dialect import event, openai_error
 from ajet.core.workflow.gateway.keys import Grant
@@ -126,29 +127,12 @@ def read_messages(value: Any) -> list[dict[str, Any]]:
     """Returns the checked messages in OpenAI's form; the role "developer" becomes "system"."""
     if not value:
         raise RequestError("messages must be a list of at least one message", param="messages")
-    messages = []
-    for index, message in enumerate(object_list(value, "messages")):
-        role = message.get("role")
-        if role not in ("system", "developer", "user", "assistant", "tool"):
-            raise RequestError(f"messages[{index}]: unknown role {role!r}", param="messages")
-        given = {key: item for key, item in message.items() if item is not None}
-        _check_shape(given, f"messages[{index}]")
-        given.pop("refusal", None)
-        given.pop("annotations", None)
-        messages.append({**given, "role": "system" if role == "developer" else role})
-    return messages
-
-
-def _check_shape(message: Mapping[str, Any], where: str) -> None:
-    """Refuses content that is neither text nor parts, and calls without a named function."""
-    if not isinstance(message.get("content", ""), (str, list)):
-        raise RequestError(f"{where}: content must be text or a list of parts", param="messages")
-    for call in object_list(message.get("tool_calls", []), f"{where}.tool_calls"):
-        function = call.get("function")
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise RequestError(
-                f"{where}: a tool call has no function with a name", param="messages"
-            )
+    try:
+        messages = checked_messages(object_list(value, "messages"))
+    except ValueError as error:
+        raise RequestError(str(error), param="messages") from error
+    unread = ("refusal", "annotations")
+    return [{key: each[key] for key in each if key not in unread} for each in messages]
 
 
 def read_tool_choice(value: Any, tools: Sequence[Mapping[str, Any]]) -> str | None:

@@ -1,0 +1,116 @@
+"""Reads rows of Parquet and Arrow files, and takes out what columns of structs add to messages.
+
+    {"zone": "UTC"}, {"city": "Oslo"}      the arguments of two rows' calls
+      -> one type for the column           struct<zone: string, city: string>
+      -> {"zone": "UTC", "city": None}     what pyarrow and `datasets` return
+      -> {"zone": "UTC"}                   what the row has
+
+A field of a struct that is null is absent where messages and tools are: in a message's calls and
+parts, and in a tool's schema. A message's other fields and all other columns keep their nulls, and
+so do lists (`enum: ["a", null]`) and maps. What was written as `"default": null` cannot be told
+from an absent field there; JSON text keeps it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Set
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet.core.error_codes import Code
+from ajet.core.error_text import extra_advice
+from ajet.core.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+IPC_FILE_MAGIC = b"ARROW1"
+"""Begins an Arrow file with an index; without it a file is a stream, as `save_to_disk` writes."""
+
+
+def read_table(file: Path) -> list[dict[str, Any]]:
+    """Returns the rows of a .parquet or .arrow file."""
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ModuleNotFoundError as error:
+        kind = "Parquet" if file.suffix == ".parquet" else "Arrow"
+        raise DataError(
+            f"{file}: {kind} needs pyarrow: {extra_advice('pyarrow')}", code=Code.PACKAGE_MISSING
+        ) from error
+    try:
+        if file.suffix == ".parquet":
+            table = parquet.read_table(file)
+        else:
+            with file.open("rb") as source:
+                has_index = source.read(len(IPC_FILE_MAGIC)) == IPC_FILE_MAGIC
+                source.seek(0)
+                open_ipc = pa.ipc.open_file if has_index else pa.ipc.open_stream
+                table = open_ipc(source).read_all()
+        return rows_of(table.to_pylist(), table.schema)
+    except (pa.ArrowException, OSError) as error:
+        kind = "Parquet" if file.suffix == ".parquet" else "Arrow"
+        raise DataError(
+            f"{file}: not a readable {kind} file: {error}", code=Code.DATA_UNREADABLE
+        ) from error
+
+
+def rows_of(rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> list[dict[str, Any]]:
+    """Returns the rows of a table with this schema, without the fields that its types add."""
+    converters = {field.name: _converter(field.type, in_message=False) for field in schema}
+    return [
+        {name: _converted(value, converters.get(name)) for name, value in row.items()}
+        for row in rows
+    ]
+
+
+Converter = Callable[[Any], Any]
+
+
+def _converted(value: Any, convert: Converter | None) -> Any:
+    return value if value is None or convert is None else convert(value)
+
+
+def _converter(kind: pa.DataType, *, in_message: bool) -> Converter | None:
+    """Returns what makes of a value of this type what its author wrote; None where that is the
+    value itself."""
+    from pyarrow import types
+
+    if getattr(kind, "extension_name", None) == "arrow.json":
+        return lambda value: json.loads(value) if isinstance(value, str) else value
+    if types.is_map(kind) and in_message:
+        return dict
+    if types.is_struct(kind):
+        return _struct_converter(kind, in_message=in_message)
+    inner_kind = getattr(kind, "value_type", None)
+    if inner_kind is None or types.is_dictionary(kind):
+        return None
+    inner = _converter(inner_kind, in_message=in_message)
+    return None if inner is None else lambda value: [_converted(each, inner) for each in value]
+
+
+def _struct_converter(kind: pa.DataType, *, in_message: bool) -> Converter | None:
+    fields = {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}
+    inner = {
+        name: _converter(each, in_message=in_message or _is_message(fields.keys()))
+        for name, each in fields.items()
+    }
+    if not in_message and not any(inner.values()):
+        return None
+
+    def convert(value: Any) -> Any:
+        if not isinstance(value, Mapping):  # an image that `datasets` decoded
+            return value
+        return {
+            name: _converted(each, inner.get(name))
+            for name, each in value.items()
+            if not (in_message and each is None)
+        }
+
+    return convert
+
+
+def _is_message(names: Set[str]) -> bool:
+    """Returns whether a struct with these fields is a chat message or a tool."""
+    return bool(names & {"role", "from", "function"}) or names >= {"name", "parameters"}

@@ -1,0 +1,160 @@
+"""Brings chat messages to one form, that of OpenAI's API of today, wherever they come from.
+
+    {"role": "assistant", "function_call": {"name": "now", …}}    `tool_calls` with that call
+    {"role": "function", "name": "now", "content": "12:00"}       role "tool", with the call's id
+    {"role": "developer", …}                                      role "system"
+    {"content": [{"type": "text", "text": "a"}, …]}               "a…"
+    "arguments": {}, "{}", "" or null                             no arguments
+
+Rows of data sets (row_messages.py), requests over HTTP (workflow/gateway) and calls of workflows
+(trajectory/plain_trajectory.py) pass through here, so the same message is the same prompt in all
+three. What cannot be brought to that form raises ValueError, with its place in one line.
+
+Not covered: ids of calls in the form that a template takes (inference/chat_template.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+
+def checked_messages(
+    messages: Iterable[Mapping[str, Any]], place: str = "messages"
+) -> list[dict[str, Any]]:
+    """Returns the messages in the form of the module's docstring, without fields that are null.
+    Content that is not text stays as it is."""
+    checked = [_checked(message, f"{place}[{index}]") for index, message in enumerate(messages)]
+    return current_form(checked, place)
+
+
+def current_form(
+    messages: Sequence[Mapping[str, Any]], place: str = "messages"
+) -> list[dict[str, Any]]:
+    """Returns the messages with OpenAI's former function calls as tool calls, and a developer's as
+    the system's. A result belongs to the first call of its name that has none yet."""
+    result: list[dict[str, Any]] = []
+    waiting: dict[str, Any] = {}  # ids of calls without a result -> names
+    for index, message in enumerate(map(dict, messages)):
+        if message.get("role") == "developer":
+            message["role"] = "system"
+        elif "function_call" in message:
+            message = _with_tool_calls(message, f"{place}[{index}]", f"call_{index}_0")
+        elif message.get("role") == "function":
+            name = message.get("name")
+            call_id = next((i for i, each in waiting.items() if name in (None, each)), None)
+            message = {**message, "role": "tool"}
+            if call_id is not None:
+                message.setdefault("tool_call_id", call_id)
+        waiting |= _names_by_id(message.get("tool_calls"))
+        waiting.pop(str(message.get("tool_call_id")), None)
+        result.append(message)
+    return result
+
+
+def parsed_arguments(arguments: Any) -> Any:
+    """Returns a call's arguments as a dict: JSON text is parsed, and None, blank text and JSON's
+    null are those of a call without any. Anything else is returned unchanged."""
+    if not isinstance(arguments, str):
+        return {} if arguments is None else arguments
+    if not arguments.strip():
+        return {}
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return {} if value is None else value if isinstance(value, dict) else arguments
+
+
+def joined_text(content: Any) -> Any:
+    """Returns content that is a list of text parts as one text, and other content unchanged."""
+    if isinstance(content, list | tuple) and all(map(_is_text, content)):
+        return "".join(part.get("text") or "" for part in content)
+    return content
+
+
+def why_not_text(content: Any) -> str:
+    """Says what keeps content from being text."""
+    if not isinstance(content, list | tuple):
+        return f"it is of type {type(content).__name__}"
+    number, part = next((n, part) for n, part in enumerate(content, 1) if not _is_text(part))
+    if isinstance(part, Mapping):
+        return f"its part {number} is of type {part.get('type')!r}"
+    return f"its part {number} is a {type(part).__name__}, not an object"
+
+
+def _checked(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+    result = {key: value for key, value in message.items() if value is not None}
+    role = result.get("role")
+    if role not in ROLES:
+        raise ValueError(f"{where}: unknown role {role!r}")
+    content = result.get("content", "")
+    if not isinstance(content, str | list | tuple):
+        raise ValueError(f"{where}: content must be text or a list of parts")
+    if content:
+        result["content"] = joined_text(content)
+    calls = result.pop("tool_calls", None)
+    if calls:
+        result["tool_calls"] = _checked_calls(calls, where)
+    return result
+
+
+def _checked_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    """Returns the calls with the function in a field of each, where some data sets leave it out."""
+    if not isinstance(calls, list | tuple) or not all(isinstance(each, Mapping) for each in calls):
+        raise ValueError(f"{where}.tool_calls must be a list of objects")
+    checked = []
+    for call in calls:
+        function = call.get("function") or call
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise ValueError(f"{where}: a tool call has no function with a name")
+        if function is call:
+            rest = {key: call[key] for key in ("id", "type") if call.get(key) is not None}
+            fields = {"name": call["name"], "arguments": call.get("arguments")}
+            call = {"type": "function", **rest, "function": fields}
+        checked.append(dict(call))
+    return checked
+
+
+def _with_tool_calls(message: dict[str, Any], where: str, call_id: str) -> dict[str, Any]:
+    """Returns the message with its `function_call` as the only one of its `tool_calls`."""
+    call = message.pop("function_call")
+    if call is None or (isinstance(call, Mapping) and not any(call.values())):
+        return message  # an empty struct of a column is a message without a call
+    if message.get("role") != "assistant":
+        raise ValueError(f"{where}: function_call belongs to an assistant's message")
+    if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
+        raise ValueError(f"{where}: function_call has no function with a name")
+    function = {"name": call["name"], "arguments": call.get("arguments")}
+    if not message.get("tool_calls"):
+        message["tool_calls"] = [{"id": call_id, "type": "function", "function": function}]
+    elif [_meaning(each.get("function")) for each in message["tool_calls"]] != [_meaning(function)]:
+        raise ValueError(f"{where}: has function_call and other tool_calls; keep one of them")
+    return message
+
+
+def _meaning(function: Any) -> Any:
+    if not isinstance(function, Mapping):
+        return None
+    return function.get("name"), parsed_arguments(function.get("arguments"))
+
+
+def _names_by_id(calls: Any) -> dict[str, Any]:
+    """Returns the names of a message's calls by their ids, for those that have one."""
+    objects = [call for call in calls or () if isinstance(call, Mapping) and call.get("id")]
+    functions = {str(call["id"]): call.get("function") for call in objects}
+    return {key: each.get("name") for key, each in functions.items() if isinstance(each, Mapping)}
+
+
+def _is_text(part: Any) -> bool:
+    """Returns whether a content part is text. AgentScope writes an empty text as None, and in a
+    column of structs the text of an image is null."""
+    if not isinstance(part, Mapping) or not part:
+        return False
+    kind = part.get("type")
+    if kind is not None and not str(kind).endswith("text"):
+        return False
+    return isinstance(part.get("text"), str | None)

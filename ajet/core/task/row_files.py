@@ -1,0 +1,195 @@
+"""Reads the rows of data files, of folders of them, and of data sets on the Hub.
+
+    data/train.jsonl             one file: JSON lines, JSON, CSV, Parquet or Arrow
+    data/                        train.jsonl, test.parquet, train/…, data/train-0.parquet
+    saved/                       what `save_to_disk` of the package `datasets` writes
+    openai/gsm8k, gsm8k/main     a data set of the Hub, where no such folder is on disk (hub.py)
+    embedded:arithmetic          comes with this package
+
+No local file needs the package `datasets`. Not covered: compressed files.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ajet.core.error_codes import Code
+from ajet.core.errors import DataError
+from ajet.core.task.arrow_rows import read_table
+from ajet.core.task.csv_rows import rows_of_csv
+from ajet.core.task.hub import read_hub
+from ajet.core.task.jsonl import read_text, refuse_format, resolve, rows_of_lines
+from ajet.core.task.reader import QUERY_FIELDS
+
+EMBEDDED = "embedded:"
+EMBEDDED_DIR = Path(__file__).parents[2] / "embedded"
+TABLES = (".parquet", ".arrow")
+READABLE = (".jsonl", ".json", ".csv", *TABLES)
+NOT_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
+SAVED_STATE = "state.json"
+"""Stands in each folder that `Dataset.save_to_disk` wrote, and names its files."""
+ROW_FIELDS = {*QUERY_FIELDS, "messages", "conversations", "instruction"}
+"""The fields that show that a JSON object is a row, and not a file of rows."""
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """Returns the rows of one data file, in the format that its name ends with."""
+    if file.suffix in TABLES:
+        return read_table(file)
+    refuse_format(file)
+    text = read_text(file)
+    if file.suffix == ".csv":
+        return rows_of_csv(text, file)
+    return _rows_of_json(text, file) if file.suffix == ".json" else rows_of_lines(text, file)
+
+
+def _rows_of_json(text: str, file: Path) -> list[dict[str, Any]]:
+    """Returns the rows of a .json file: one list of objects, an object that holds such a list, or
+    JSON lines."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        if not text.lstrip().startswith("["):
+            return rows_of_lines(text, file)  # says what is wrong in which line
+        line = getattr(error, "lineno", 1)
+        problem = getattr(error, "msg", "its values are nested too deeply")
+        raise DataError(
+            f"{file}:{line}: not valid JSON: {problem}", code=Code.ROW_NOT_JSON
+        ) from error
+    rows = _held_rows(value, file) if isinstance(value, dict) else value
+    if not isinstance(rows, list):
+        raise DataError(f"{file}: a {type(value).__name__} is no list of rows", code=Code.ROW_FORM)
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise DataError(
+                f"{file}: row {number} is a {type(row).__name__}, not an object", code=Code.ROW_FORM
+            )
+    return rows
+
+
+def _held_rows(value: dict[str, Any], file: Path) -> list[dict[str, Any]]:
+    """Returns the rows that the only object of a file holds, as in `{"data": [row, …]}`; an object
+    that holds none is a row itself."""
+    lists = [name for name, held in value.items() if _is_list_of_objects(held)]
+    if value.keys() & ROW_FIELDS:
+        return [value]
+    if len(value) == len(lists) == 1:
+        return value[lists[0]]
+    if not any(value[name] for name in lists):
+        return [value]
+    raise DataError(
+        f"{file}: one object with {', '.join(value)}: it may be a row, or hold rows in "
+        f"{' or '.join(lists)}; write the rows as one list, or one object a line",
+        code=Code.ROW_FORM,
+    )
+
+
+def _is_list_of_objects(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
+
+
+def one_split(path: str, base_dirs: list[Path]) -> Path | None:
+    """Returns the file, or the folder of one saved `Dataset`, that has no splits to choose from;
+    None where the path is another place."""
+    place = resolve(path, base_dirs)
+    return place if place.is_file() or (place / SAVED_STATE).is_file() else None
+
+
+def read_place(place: Path) -> list[dict[str, Any]]:
+    """Returns all rows of a place that `one_split` found."""
+    return _read_files([place] if place.is_file() else saved_files(place))
+
+
+def read_split(path: str, split: str, base_dirs: list[Path]) -> list[dict[str, Any]]:
+    """Reads the rows of one split, from disk where `path` exists, else from the Hub. One file has
+    no splits: the caller that takes its rows decides what they are."""
+    if path.startswith(EMBEDDED):
+        return _read_folder(_embedded(path.removeprefix(EMBEDDED)), split)
+    path_on_disk = resolve(path, base_dirs)
+    if one_split(path, base_dirs) is not None:
+        what = "one file" if path_on_disk.is_file() else "one saved Dataset"
+        raise DataError(
+            f"{path_on_disk}: {what} has no split {split!r}; give a folder of splits",
+            code=Code.SPLIT_NOT_FOUND,
+        )
+    if path_on_disk.is_dir():
+        return _read_folder(path_on_disk, split)
+    if path.startswith((".", "/", "~")) or path.endswith(READABLE):
+        raise DataError(
+            f"{path}: no such data folder or file; looked in {', '.join(map(str, base_dirs))}",
+            code=Code.DATA_NOT_FOUND,
+        )
+    return read_hub(path, split)
+
+
+def _embedded(name: str) -> Path:
+    names = sorted(file.parent.name for file in EMBEDDED_DIR.glob("*/train.jsonl"))
+    if name not in names:
+        raise DataError(
+            f"{EMBEDDED}{name}: no such data in this package; there is {names}",
+            code=Code.DATA_NOT_FOUND,
+        )
+    return EMBEDDED_DIR / name
+
+
+def _read_folder(folder: Path, split: str) -> list[dict[str, Any]]:
+    splits = splits_of(folder)
+    if not splits:
+        raise DataError(
+            f"{folder}: no data file here; one of *{', *'.join(READABLE)} is needed",
+            code=Code.DATA_FORMAT,
+        )
+    if split not in splits:
+        raise DataError(
+            f"{folder}: no split {split!r}; there are {', '.join(sorted(splits))}",
+            code=Code.SPLIT_NOT_FOUND,
+        )
+    files = splits[split]
+    other = next((file for file in files if file.suffix != files[0].suffix), None)
+    if other is not None:
+        raise DataError(
+            f"{folder}: {files[0].relative_to(folder)} and {other.relative_to(folder)} are both "
+            f"the split {split!r}, in two formats; keep one",
+            code=Code.DATA_FORMAT,
+        )
+    return _read_files(files)
+
+
+def splits_of(folder: Path) -> dict[str, list[Path]]:
+    """Returns split names with their files: train.jsonl, train-00000-of-00002.parquet,
+    train/part.jsonl."""
+    saved = [state.parent for state in sorted(folder.glob(f"*/{SAVED_STATE}"))]
+    splits = {each.name: saved_files(each) for each in saved}
+    for file in sorted(_data_files(folder)):
+        if file.parent in saved:
+            continue
+        nested = file.parent not in (folder, folder / "data")
+        name = file.parent.name if nested else file.name.split(".")[0].split("-")[0]
+        splits.setdefault(name, []).append(file)
+    return splits
+
+
+def _data_files(folder: Path) -> Iterator[Path]:
+    for pattern in ("*", "*/*", "data/*/*"):
+        for file in folder.glob(pattern):
+            if file.suffix in READABLE and file.name not in NOT_DATA:
+                yield file
+
+
+def saved_files(folder: Path) -> list[Path]:
+    """Returns the files of a `Dataset` that was saved here. Others that end alike are the caches
+    of what was computed from it."""
+    state_file = folder / SAVED_STATE
+    try:
+        names = [each["filename"] for each in json.loads(read_text(state_file))["_data_files"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{state_file}: not written by save_to_disk of the package datasets",
+            code=Code.DATA_FORMAT,
+        ) from error
+    return [folder / name for name in names]
+
+
+def _read_files(files: list[Path]) -> list[dict[str, Any]]:
+    return [row for file in files for row in read_rows(file)]
