@@ -19,8 +19,8 @@ from ajet.cluster.model_shape import EMBEDDED
 from ajet.core.config import AjetConfig
 from ajet.core.descriptors import descriptors_needed
 from ajet.core.run.batch_plan import BatchPlan
-from ajet.harness.cmd import Cmd
 from ajet.core.task.dataset import DatasetReader
+from ajet.harness.cmd import Cmd
 from tests.fakes import installed
 
 
