@@ -1,7 +1,9 @@
 """The compiled kernels against torch, and how their library is made."""
 
 import itertools
+import os
 import shutil
+import stat
 import subprocess
 
 import pytest
@@ -10,7 +12,7 @@ from loguru import logger
 
 from ajet.core.model.kernels import segments as segments_module
 from ajet.core.model.kernels.functions import kernels, kernels_for
-from ajet.core.model.kernels.library import SLOWER, compiled, library
+from ajet.core.model.kernels.library import SLOWER, compiled, first_exchangeable, library
 from ajet.core.model.kernels.segments import AttentionSegment, SegmentTable
 from ajet.core.model.wide_layer import rotate
 
@@ -313,6 +315,45 @@ def test_the_library_is_made_once(tmp_path):
     assert compiled(COMPILER, tmp_path) == library
     assert library.stat().st_mtime_ns == made
     assert list(tmp_path.iterdir()) == [library]
+
+
+@pytest.mark.parametrize("harm", ["written by others", "of another user", "a link"])
+def test_a_library_that_somebody_else_could_have_written_is_compiled_anew(tmp_path, harm):
+    if harm == "of another user" and os.geteuid() != 0:
+        pytest.skip("only root gives files away")
+    library = compiled(COMPILER, tmp_path)
+    content = library.read_bytes()
+    (tmp_path / "other.so").write_bytes(b"not the library")
+    if harm == "a link":
+        library.unlink()
+        library.symlink_to(tmp_path / "other.so")
+        if os.geteuid() == 0:
+            os.chown(library, 12345, 12345, follow_symlinks=False)
+        else:
+            (tmp_path / "other.so").chmod(0o666)
+    else:
+        library.write_bytes(b"not the library")
+        library.chmod(0o666 if harm == "written by others" else 0o600)
+        os.chown(library, 12345 if harm == "of another user" else -1, -1)
+    assert compiled(COMPILER, tmp_path) == library
+    assert library.read_bytes() == content and not library.is_symlink()
+    assert stat.S_IMODE(library.stat().st_mode) == 0o700
+
+
+def test_a_folder_that_others_could_exchange_is_named(tmp_path):
+    folder = tmp_path / "cache" / "ajet"
+    folder.mkdir(parents=True)
+    assert first_exchangeable(folder) is None
+    folder.parent.chmod(0o777)
+    assert first_exchangeable(folder) == folder.parent
+    folder.parent.chmod(0o1777)  # as /tmp
+    assert first_exchangeable(folder) is None
+    folder.chmod(0o770)
+    assert first_exchangeable(folder) == folder
+    if os.geteuid() == 0:
+        folder.chmod(0o700)
+        os.chown(folder, 12345, 12345)
+        assert first_exchangeable(folder) == folder
 
 
 def test_a_compiler_that_fails_is_an_error(tmp_path):
