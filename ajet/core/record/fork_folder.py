@@ -68,7 +68,7 @@ def read_forks(run: RunFolder, episode_id: str) -> list[dict[str, Any]]:
             row = {**{name: table[name] for name in names}, "num_forks": len(table["forks"])}
             if table["episode"] == episode_id:
                 found.append({**row, "turn": int(row["turn"]), "folder": folder.name})
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue
     return sorted(found, key=lambda row: row["turn"])
 

@@ -59,7 +59,7 @@ class RunOrigin:
             raise CheckpointError(
                 f"{file}: no such file; is this the folder of a run?", code=Code.RUN_NOT_FOUND
             ) from error
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise CheckpointError(
                 f"{file} cannot be read: {error}", code=Code.RECORD_UNREADABLE
             ) from error

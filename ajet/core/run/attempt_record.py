@@ -76,7 +76,7 @@ def read_attempts(folder: RunFolder) -> list[AttemptRecord]:
     for file in sorted(folder.attempts.glob("*/attempt.json")):
         try:
             found.append(_from_json(json.loads(file.read_text(encoding="utf-8"))))
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
             continue
     return found
 
@@ -130,7 +130,7 @@ def earlier_identity(folder: RunFolder) -> RunIdentity | None:
         return RunIdentity(config=flatten(values))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(
             f"{folder.config_yaml} cannot be read: {reason}; begin anew with --no-resume",

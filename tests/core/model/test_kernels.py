@@ -321,23 +321,23 @@ def test_the_library_is_made_once(tmp_path):
 def test_a_library_that_somebody_else_could_have_written_is_compiled_anew(tmp_path, harm):
     if harm == "of another user" and os.geteuid() != 0:
         pytest.skip("only root gives files away")
-    library = compiled(COMPILER, tmp_path)
-    content = library.read_bytes()
-    (tmp_path / "other.so").write_bytes(b"not the library")
+    compiler, folder, other = tmp_path / "cc", tmp_path / "made", tmp_path / "other.so"
+    script = '[ $1 = --version ] && exit\nwhile [ "$1" != -o ]; do shift; done\necho made > "$2"\n'
+    compiler.write_text(f"#!/bin/sh\n{script}")
+    compiler.chmod(0o755)
+    folder.mkdir()
+    library = compiled(str(compiler), folder)
+    other.write_text("harm")
     if harm == "a link":
         library.unlink()
-        library.symlink_to(tmp_path / "other.so")
-        if os.geteuid() == 0:
-            os.chown(library, 12345, 12345, follow_symlinks=False)
-        else:
-            (tmp_path / "other.so").chmod(0o666)
+        library.symlink_to(other)
     else:
-        library.write_bytes(b"not the library")
+        library.write_text("harm")
         library.chmod(0o666 if harm == "written by others" else 0o600)
         os.chown(library, 12345 if harm == "of another user" else -1, -1)
-    assert compiled(COMPILER, tmp_path) == library
-    assert library.read_bytes() == content and not library.is_symlink()
-    assert stat.S_IMODE(library.stat().st_mode) == 0o700
+    assert compiled(str(compiler), folder) == library
+    assert library.read_text() == "made\n" and other.read_text() == "harm"
+    assert stat.S_IMODE(library.lstat().st_mode) == 0o700
 
 
 def test_a_folder_that_others_could_exchange_is_named(tmp_path):
@@ -360,6 +360,7 @@ def test_a_compiler_that_fails_is_an_error(tmp_path):
     broken = tmp_path / "cc"
     broken.write_text("#!/bin/sh\n[ $1 = --version ]\n")
     broken.chmod(0o755)
+    (tmp_path / "made").mkdir()
     with pytest.raises(subprocess.CalledProcessError):
         compiled(str(broken), tmp_path / "made")
     assert list((tmp_path / "made").iterdir()) == []
