@@ -20,7 +20,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
 from ajet.core.record.atomic_file import write_text_atomically
-from ajet.core.record.run_folder import is_file
+from ajet.core.record.run_folder import read_bytes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,7 @@ class RunOrigin:
     @classmethod
     def read(cls, file: Path) -> RunOrigin:
         try:
-            if not is_file(file):  # nor is a link to an endless device one
-                raise FileNotFoundError(file)
-            origin = cls(**json.loads(file.read_text(encoding="utf-8")))
+            origin = cls(**json.loads(read_bytes_of(file)))
             datetime.fromisoformat(origin.begun)
             return origin
         except FileNotFoundError as error:
