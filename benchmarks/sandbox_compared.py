@@ -126,7 +126,7 @@ def by_bubblewrap(bwrap: str, limits: Limits) -> Way:
 
     def call(code: str) -> str:
         reader, writer = os.pipe()
-        os.write(writer, seccomp.filter_for_this_machine(host_sockets_visible=False))
+        os.write(writer, seccomp.filter_for_this_machine(host_sockets_visible=False, own_pid=0))
         os.close(writer)
         whole = [*command, "--seccomp", str(reader), "--", *inner, "--core=0", "--", *_PYTHON]
         try:

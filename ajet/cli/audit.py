@@ -1,12 +1,33 @@
 """Implements `ajet audit RUN`: renders every recorded call again, counts drift and names faults."""
 
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from ajet.cli.notices import show_report
 from ajet.cli.options import Overwrite, Verbose, output_file
+
+if TYPE_CHECKING:
+    from ajet.core.record.episode_reader import EpisodeRecord
+
+
+LINE_EVERY_S = 10.0
+
+
+def counted(episodes: Iterable[EpisodeRecord], total: int) -> Iterator[EpisodeRecord]:
+    """Yields the episodes, and prints a line on how many there were now and then: for a screen
+    that cannot be redrawn."""
+    next_s = time.monotonic() + LINE_EVERY_S
+    for number, episode in enumerate(episodes, 1):
+        yield episode
+        if time.monotonic() >= next_s:
+            next_s = time.monotonic() + LINE_EVERY_S
+            typer.echo(f"{number:,} of {total:,} episodes", err=True)
 
 
 def audit(
@@ -53,14 +74,11 @@ def audit(
                 f"{run}: it has no episode of that step or mode; see ajet view",
                 code=Code.EPISODE_NOT_FOUND,
             )
-        episodes = track(
-            reader.walk(which, limit),
-            "episodes",
-            total=min(num, limit or num),
-            console=screen,
-            transient=True,
-            disable=not can_redraw(screen),
-        )
+        episodes, total = reader.walk(which, limit), min(num, limit or num)
+        if can_redraw(screen):
+            episodes = track(episodes, "episodes", total=total, console=screen, transient=True)
+        else:
+            episodes = counted(episodes, total)
         report = AuditReport.of(recorded, episodes)
     show_report(report, out)
     raise typer.Exit(0 if report.is_sound else 1)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from hashlib import sha256
+import tempfile
 from pathlib import Path
 from typing import IO
 
@@ -160,11 +160,14 @@ def make_weight_store(run_folder: Path, *, in_memory: bool, notice: str | None =
     the notice of `sync_method`."""
     if notice is not None:
         logger.warning(notice)
-    name = f"{PREFIX}{os.getuid()}-{sha256(str(run_folder.absolute()).encode()).hexdigest()[:12]}"
-    root = shared_memory_root(name) if in_memory else run_folder / "weights"
-    remove_abandoned(root.parent)
-    shutil.rmtree(root, ignore_errors=True)
-    root.mkdir(parents=True, exist_ok=True)
+    if in_memory:
+        # A new folder of this user alone, with a name that nobody else can have made before.
+        remove_abandoned(shared_memory_root())
+        root = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getuid()}-", dir=shared_memory_root()))
+    else:
+        root = run_folder / "weights"
+        shutil.rmtree(root, ignore_errors=True)
+        root.mkdir(parents=True, exist_ok=True)
     _locks[root] = (root / OWNER).open("w")
     take(_locks[root])
     return root
@@ -181,7 +184,8 @@ def remove_abandoned(folder: Path) -> list[Path]:
     """Removes the weight folders there whose run has ended; returns their paths."""
     removed = []
     for root in sorted(folder.glob(f"{PREFIX}{os.getuid()}-*")):
-        if root not in _locks and _is_abandoned(root):
+        is_ours = root.lstat().st_uid == os.getuid() and not root.is_symlink()
+        if is_ours and root not in _locks and _is_abandoned(root):
             shutil.rmtree(root, ignore_errors=True)
             removed.append(root)
     return removed

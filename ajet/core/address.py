@@ -1,9 +1,11 @@
-"""Checks the form of an HTTP address.
+"""Checks the form of an HTTP address, and whether a request names this machine.
 
 Not covered: whether anybody answers there.
 """
 
 from urllib.parse import urlsplit
+
+LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
 def checked_address(value: str) -> str:
@@ -21,6 +23,23 @@ def checked_address(value: str) -> str:
     if "@" in parts.netloc:
         raise ValueError(f"the address at {host}: leave the login out")
     return value
+
+
+def is_loopback_host(host: str) -> bool:
+    """Returns whether a Host header names this machine. Any port is accepted, because ssh may
+    forward another one."""
+    name, colon, port = host.rpartition(":")
+    if not colon or not (port.isascii() and port.isdigit()):
+        name = host
+    return name.lower() in LOOPBACK_NAMES
+
+
+def is_loopback_origin(origin: str) -> bool:
+    """Returns whether an Origin header names a page of this machine."""
+    try:
+        return is_loopback_host(urlsplit(origin).netloc)
+    except ValueError:  # "http://[" is no address
+        return False
 
 
 def checked_path_or_address(value: str) -> str:

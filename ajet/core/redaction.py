@@ -103,32 +103,46 @@ def _names_secret_variable(name: str) -> bool:
 
 # --- forms of secrets in a text ------------------------------------------------------------------
 
+# A model or a tool may have written these texts: each pattern takes time in proportion to their
+# length. What may be long is possessive (*+, ++), and begins where no other match could have begun,
+# or is bounded.
+
 _OWN_KEY = re.compile(f"{PREFIX}[0-9a-f]{{32}}")
-_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
-_DATABASE_LOGIN = re.compile(r"(?<=://)(?<!http://)(?<!https://)[^/@\s]*:[^@\s]+(?=@)")
-"""Database passwords, unlike those of HTTP addresses, may contain a slash."""
+_LOGIN = re.compile(r"(?<=://)[^/@\s]++(?=@)")
+_BEFORE_AT = re.compile(r"(?<![^@\s])[^@\s]++(?=@)")
+_DATABASE_LOGIN = re.compile(r"(?<=://)(?<!http://)(?<!https://)[^/:]*+:.+")
+"""Searched in what is before an ``@``. Database passwords, unlike those of HTTP addresses, may
+contain a slash."""
 _NAMED = (
     r"[\w.-]*(?:password|passwd|pwd|passphrase|secret|credential|authorization|cookie|"
-    r"api[_-]?key|access[_-]?key|private[_-]?key|auth[_-]?key|secret[_-]?key|token|[_-]pat)"
+    r"api[_-]?key|access[_-]?key|account[_-]?key|private[_-]?key|auth[_-]?key|secret[_-]?key|token|"
+    r"[_-]pat)"
 )
-_OPTION = re.compile(rf"(?<=[?&;])({_NAMED}[\w.-]*=|(?:key|sig|code|auth)=)[^&;\s'\"]+", re.I)
+_OPTION = re.compile(
+    rf"(?<=[?&;])(?=[\w.-]*+=)((?>{_NAMED}[\w.-]*+=)|(?:key|sig|code|auth)=)[^&;\s'\"]+", re.I
+)
 _PRIVATE_KEY = re.compile(
-    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]+-----|\Z)", re.S
+    r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z ]+-----|\Z)", re.S
 )
 _KEY_FORMS = re.compile(
-    r"\b(?:sk-(?!ajet-)[\w-]{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|"
-    r"hf_[A-Za-z0-9]{20,}|xox[abeoprs]-[\w-]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}|"
-    r"eyJ[\w-]{8,}\.eyJ[\w-]{8,}(?:\.[\w-]*)?)"
+    r"\b(?:sk-(?!ajet-)[\w-]{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|gl(?:pat|rt|dt|cbt)-[\w-]{16,}|"
+    r"hf_[A-Za-z0-9]{20,}|xox[abeoprs]-[\w-]{10,}|xapp-[\w-]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}|"
+    r"AIza[\w-]{30,}|ya29\.[\w-]{20,}|GOCSPX-[\w-]{20,}|[rs]k_(?:live|test)_\w{16,}|whsec_\w{16,}|"
+    r"npm_[A-Za-z0-9]{30,}|pypi-[\w-]{30,}|gsk_\w{20,}|xai-[\w-]{20,}|dapi[0-9a-f]{32}|r8_\w{30,}|"
+    r"hv[sbr]\.[\w-]{20,}|SG\.[\w-]{16,}\.[\w-]{16,}|SK[0-9a-f]{32}|key-[0-9a-f]{32})|"
+    r"(?<![\w-])(?=[\w-]++\.eyJ[\w-]{8})[\w-]*?\beyJ[\w-]{8,}+\.eyJ[\w-]{8,}+(?:\.[\w-]*+)?"
 )
 """Keys that say themselves what they are: OpenAI's and those that look like them, GitHub, GitLab,
-Hugging Face, Slack, AWS, Google, JSON web tokens."""
+Hugging Face, Slack, AWS, Google, Stripe, npm, PyPI, Groq, xAI, Databricks, Replicate, Vault,
+SendGrid, Twilio, Mailgun, JSON web tokens."""
+_CURL_USER = re.compile(r"(?<!\S)((?:-u|--user)[ =]?[\"']?[^\s:\"'=]+:)[^\s\"']+")
 _BEARER = re.compile(
     r"\b(Bearer(?=\s+\S{8})|(?:bearer|[Tt]oken|[Bb]asic)(?=\s+\S*\d)(?=\s+\S*[A-Za-z]))"
     r"\s+[\w.~+/=-]{6,}"
 )
 _AUTHORIZATION = re.compile(
     r"(authorization[\"']?\s*[:=]\s*[\"']?)(?!\*)"
-    r"(?:(?:bearer|basic|token|digest|apikey)\s+[^\s\"',}]+|(?=\S*\d)[^\s\"',}]{6,})",
+    r"(?:(?:bearer|basic|token|digest|apikey)\s+[^\s\"',}]+|(?=\S{0,200}\d)[^\s\"',}]{6,})",
     re.I,
 )
 _QUOTED = re.compile(
@@ -143,7 +157,8 @@ _FLAG = re.compile(rf"(?<!\S)(--?{_NAMED}[ =])(?!-)[^\s'\"]+", re.I)
 _STATED = re.compile(rf"(?<![\w.-])({_NAMED}: )(?=\S*\d)(?=\S*[a-z])(?=\S{{6}})[^\s,;'\"]+", re.I)
 """``password: S`` in a sentence: with letters and digits, because ``…api_key: no such key`` is no
 secret."""
-_RANDOM_SEGMENT = re.compile(r"://[^?#]*/((?=[^/?#]*\d)(?=[^/?#]*[A-Za-z])[\w:~-]{20,})")
+_ADDRESS = re.compile(r"://[^?#]*+")
+_RANDOM_SEGMENT = re.compile(r"/((?=[^/]*\d)(?=[^/]*[A-Za-z])[\w:~-]{20,})")
 """A part of an address's path that may be a secret, as those of webhooks are."""
 
 
@@ -162,7 +177,8 @@ def without_secret_forms(text: str) -> str:
     text = _AUTHORIZATION.sub(rf"\1{REDACTED}", text)
     text = _BEARER.sub(rf"\1 {REDACTED}", text)
     text = _QUOTED.sub(rf"\1\2{REDACTED}\2", text)
-    for form in (_ASSIGNED, _FLAG, _STATED):
+    forms = (_ASSIGNED, _FLAG, _STATED, *([_CURL_USER] if "curl" in text else []))
+    for form in forms:
         text = form.sub(rf"\1{REDACTED}", text)
     return text
 
@@ -173,7 +189,8 @@ def without_keys_and_logins(text: str) -> str:
     if PREFIX in text:
         text = _OWN_KEY.sub(f"{PREFIX}…", text)
     if "://" in text:
-        text = _DATABASE_LOGIN.sub(REDACTED, _LOGIN.sub(REDACTED, text))
+        text = _LOGIN.sub(REDACTED, text)
+        text = _BEFORE_AT.sub(lambda before: _DATABASE_LOGIN.sub(REDACTED, before[0]), text)
         text = _OPTION.sub(rf"\1{REDACTED}", text)
     return _KEY_FORMS.sub(REDACTED, _PRIVATE_KEY.sub(REDACTED, text))
 
@@ -302,7 +319,7 @@ class FreeForm:
             return text
         if context.is_secret or not (context.is_kept or context.is_harmless):
             return self._replaced(text, path, context)
-        if _RANDOM_SEGMENT.search(text):
+        if _random_segments(text):
             return self._replaced(text, path, context)
         return self._shown(text, without_secret_forms(text), path)
 
@@ -322,9 +339,12 @@ class FreeForm:
     def _remember_parts(self, text: str) -> None:
         """Notes the secrets within a text: keys, logins and passwords of addresses, what follows
         ``Bearer``."""
-        self.secrets.update((*_KEY_FORMS.findall(text), *_RANDOM_SEGMENT.findall(text)))
+        self.secrets.update((*_KEY_FORMS.findall(text), *_random_segments(text)))
         self.secrets.update(re.findall(r"\b(?:[Bb]earer|[Bb]asic|[Tt]oken)\s+(\S+)", text))
-        for login in (*_LOGIN.findall(text), *_DATABASE_LOGIN.findall(text)):
+        logins = _LOGIN.findall(text)
+        for before in _BEFORE_AT.findall(text):
+            logins += _DATABASE_LOGIN.findall(before)
+        for login in logins:
             password = login.partition(":")[2] or login
             self.secrets.update((login, password, unquote(password)))
         for option in _OPTION.finditer(text):
@@ -352,6 +372,12 @@ class _Context:
         self.is_kept = is_kept
         self.is_named = is_named
         self.is_harmless = is_harmless
+
+
+def _random_segments(text: str) -> list[str]:
+    """Returns the parts of the paths of addresses that may be secrets."""
+    addresses = _ADDRESS.findall(text)
+    return [segment for address in addresses for segment in _RANDOM_SEGMENT.findall(address)]
 
 
 def _has_letters_and_digits(text: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING
 
+from ajet.core.address import LOOPBACK_NAMES
 from ajet.core.workflow.gateway.gateway import HOST, Gateway
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from ajet.core.workflow.gateway.server import GatewayServer
 
 PORT_KEY = "ajet.serve.port"
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 class KeyedGateway(Gateway):
@@ -33,7 +33,7 @@ class KeyedGateway(Gateway):
     @property
     def is_on_loopback(self) -> bool:
         """Returns whether only this machine reaches the server."""
-        return self.host in LOOPBACK
+        return self.host in LOOPBACK_NAMES
 
     def is_server_key(self, key: str) -> bool:
         """Compares a key with the server's, in constant time."""

@@ -27,11 +27,11 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, get_args
-from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
+from ajet.core.address import is_loopback_host, is_loopback_origin
 from ajet.core.plain_value import plain_text, without_surrogates
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import Mode, WorkflowOutput
@@ -46,7 +46,7 @@ from ajet.core.workflow.gateway.server import (
     to_response,
 )
 from ajet.exchange.exchange import Abort, BeginRequest, Claim, Result, described, task_as_json
-from ajet.exchange.keyed_gateway import LOOPBACK, KeyedGateway
+from ajet.exchange.keyed_gateway import KeyedGateway
 
 if TYPE_CHECKING:
     from ajet.core.workflow.gateway.gateway import Address
@@ -219,11 +219,11 @@ def _refusal(error: RequestError) -> GatewayResponse:
 def _check_origin(gateway: KeyedGateway, request: Request) -> None:
     """Refuses the pages of web sites; on loopback also a name that only points at this machine."""
     origin = request.headers.get("origin")
-    if origin is not None and urlsplit(origin).hostname not in ("127.0.0.1", "localhost", "::1"):
+    if origin is not None and not is_loopback_origin(origin):
         raise RequestError("requests of web sites are not answered", status=403, code="origin")
-    name = request.headers.get("host", "").lower()
-    name = name if name.endswith("]") else name.rpartition(":")[0] or name
-    if gateway.is_on_loopback and name not in LOOPBACK:
+    names = request.headers.getlist("host") or [""]
+    name = next((name for name in names if not is_loopback_host(name)), None)
+    if gateway.is_on_loopback and name is not None:
         raise RequestError(
             f"the host {plain_text(name, MAX_NAME_LENGTH)!r} is not this machine: use 127.0.0.1",
             status=403,

@@ -20,7 +20,7 @@ import re
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from ajet.core.record.episode_schema import database_problem, open_for_reading
 from ajet.core.record.run_folder import is_file
 
 CHUNK = 2000
-MAX_LISTED_TEXT = 300
+MAX_LISTED_TEXT, MAX_TAGS = 300, 200
 Row = dict[str, Any]
 
 _COPIED = (
@@ -190,18 +190,23 @@ class EpisodeIndex:
                 f"SELECT count(*) FROM rows WHERE {where}", arguments
             ).fetchone()[0]
 
-    def menus(self) -> dict[str, list[str]]:
-        """Returns the values of mode, status and tag that occur, for menus."""
-        with self._current() as connection:
-            queries = {
-                "modes": "SELECT DISTINCT mode FROM rows ORDER BY 1",
-                "statuses": "SELECT DISTINCT status FROM rows ORDER BY 1",
-                "tags": "SELECT DISTINCT tag FROM tags ORDER BY 1 LIMIT 200",
+    def whole(self) -> dict[str, Any]:
+        """Returns the number of all episodes as `count`, and the values of mode, status and tag
+        that occur, for menus. It reads the run's own file, whose indexes have them: the page shows
+        this first, and the index of a long run takes seconds to make."""
+        queries = {
+            "modes": "SELECT DISTINCT mode FROM episodes ORDER BY 1",
+            "statuses": "SELECT DISTINCT status FROM episodes ORDER BY 1",
+        }
+        if not is_file(self._path):  # the run is still starting
+            return {"count": 0, **{name: [] for name in (*queries, "tags")}}
+        with self._reading(), closing(open_for_reading(self._path)) as source:
+            found = {n: [row[0] for row in source.execute(query)] for n, query in queries.items()}
+            tags = {
+                tag for (task,) in source.execute("SELECT task FROM tasks") if (tag := _tag(task))
             }
-            return {
-                name: [row[0] for row in connection.execute(query)]
-                for name, query in queries.items()
-            }
+            count = source.execute("SELECT count(*) FROM episodes").fetchone()[0]
+        return {"count": count, **found, "tags": sorted(tags)[:MAX_TAGS]}
 
     def group(self, step: int, mode: str, group_id: str) -> list[Row]:
         """Returns the members of one group in their order."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
+from ajet.core.record.run_folder import read_bytes_of
 
 Rows = dict[int, dict[str, float]]
 
@@ -33,7 +34,7 @@ class MetricSeries:
             stat = self._path.stat()
             seen = (stat.st_mtime_ns, stat.st_size)
             if self._read[0] != seen:
-                self._read = (seen, _rows(self._path.read_bytes()))
+                self._read = (seen, _rows(read_bytes_of(self._path)))
         except FileNotFoundError:  # the run is still starting
             return {}
         except OSError as error:

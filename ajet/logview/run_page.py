@@ -77,8 +77,7 @@ class RunPage:
             "summary": summary,
             "attempts": [text for name, text in starts_of(folder).items() if name],
             "warnings": self.warnings(),
-            "count": self._index.count(),
-            **self._index.menus(),
+            **self._index.whole(),
         }
 
     def origin(self) -> dict[str, Any]:
@@ -158,7 +157,7 @@ class RunPage:
         return {
             "step": step,
             "mode": mode,
-            "modes": self._index.menus()["modes"],
+            "modes": self._index.whole()["modes"],
             "previous": max((each for each in numbers if each < step), default=None),
             "following": min((each for each in numbers if each > step), default=None),
             "groups": [_group_row(group_id, rows) for group_id, rows in groups.items()],
@@ -169,7 +168,7 @@ class RunPage:
     def tasks(self, query: Query) -> dict[str, Any]:
         """Returns some tasks of one mode, those that fell most first unless `sort` says otherwise;
         `next` is what to give as `after` for the following ones, or None."""
-        modes = self._index.menus()["modes"]
+        modes = self._index.whole()["modes"]
         mode = query.get("mode") or ("train" if "train" in modes or not modes else modes[0])
         limit = min(max(_number(query, "limit", int) or 100, 1), MAX_PAGE)
         after, sort = max(_number(query, "after", int) or 0, 0), query.get("sort") or "change"

@@ -40,6 +40,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from loguru import logger
 
+from ajet.core.address import is_loopback_host, is_loopback_origin
 from ajet.core.error_codes import Code
 from ajet.core.error_text import one_line
 from ajet.core.errors import AjetError, ConfigError, DataError
@@ -51,7 +52,6 @@ from ajet.logview.run_page import RunPage, compared_configs, to_json
 DEFAULT_PORT = 8181
 HEADER_S, MAX_CONNECTIONS, MAX_STREAMS = 10.0, 64, 16
 LOOK_S = 1.0
-LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -274,10 +274,13 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         assert isinstance(self.server, _Server)
         self.server.has_request(self.connection)
-        url = urlsplit(self.path)
-        origin = self.headers.get("Origin")
-        if not is_loopback_host(self.headers.get("Host", "")) or (
-            origin is not None and not is_loopback_host(urlsplit(origin).netloc)
+        try:
+            url = urlsplit(self.path)
+        except ValueError as error:  # "http://["
+            return self._fail(HTTPStatus.BAD_REQUEST, f"this is no address: {error}")
+        origin, hosts = self.headers.get("Origin"), self.headers.get_all("Host") or [""]
+        if not all(map(is_loopback_host, hosts)) or not (
+            origin is None or is_loopback_origin(origin)
         ):
             return self._fail(HTTPStatus.FORBIDDEN, "this page answers to 127.0.0.1 and localhost")
         if url.path in STATIC:  # only these files, so that no path can leave the folder
@@ -360,15 +363,6 @@ def _static_files() -> dict[str, tuple[Traversable, str]]:
                 found[f"{path}/{file.name}"] = (file, kind)
     found["/"] = found.pop("/static/index.html")
     return found
-
-
-def is_loopback_host(host: str) -> bool:
-    """Returns whether a Host header names this machine. Any port is accepted, because ssh may
-    forward another one."""
-    name, colon, port = host.rpartition(":")
-    if not colon or not port.isdigit():
-        name = host
-    return name.lower() in LOOPBACK_NAMES
 
 
 def _bind(port: int | None) -> _Server:

@@ -43,7 +43,7 @@ class RecordedEvaluation:
             raise ConfigError(
                 f"{option} {file}: {error.strerror}", code=Code.RESULT_FILE
             ) from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(
                 f"{option} {file}: not a result of `ajet eval … --out {file.name}`",
                 code=Code.RESULT_FILE,

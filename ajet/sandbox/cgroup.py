@@ -44,14 +44,27 @@ class GroupFiles:
     swap: str
     swap_is_beside_memory: bool  # else it is the limit of both together
     events: str
+    peak: str  # of memory; with version 2 the events say whether the group reached its limit
     processes: str
 
 
 VERSIONS = {
     1: GroupFiles(
-        "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", False, "memory.oom_control", ""
+        memory="memory.limit_in_bytes",
+        swap="memory.memsw.limit_in_bytes",
+        swap_is_beside_memory=False,
+        events="memory.oom_control",
+        peak="memory.max_usage_in_bytes",
+        processes="",
     ),
-    2: GroupFiles("memory.max", "memory.swap.max", True, "memory.events", "pids.max"),
+    2: GroupFiles(
+        memory="memory.max",
+        swap="memory.swap.max",
+        swap_is_beside_memory=True,
+        events="memory.events",
+        peak="",
+        processes="pids.max",
+    ),
 }
 
 
@@ -178,6 +191,7 @@ class ProgramGroups:
 
     def __init__(self, fd: int, version: int, limits: Limits) -> None:
         self._fd, self._files, self._limits = fd, VERSIONS[version], limits
+        self._memory_bytes = limits.memory_bytes + limits.scratch_bytes + SPARE_BYTES
         self._number = 0
         self._ended: list[str] = []
 
@@ -187,7 +201,7 @@ class ProgramGroups:
         name = f"program-{self._number}"
         os.mkdir(name, dir_fd=self._fd)
         limits, files = self._limits, self._files
-        memory = limits.memory_bytes + limits.scratch_bytes + SPARE_BYTES
+        memory = self._memory_bytes
         self._write(name, files.memory, memory)
         with contextlib.suppress(OSError):  # a kernel that does not count swap
             self._write(name, files.swap, 0 if files.swap_is_beside_memory else memory)
@@ -201,11 +215,20 @@ class ProgramGroups:
         self._write(name, "cgroup.procs", 0)
 
     def has_killed(self, name: str) -> bool:
-        """Returns whether the kernel has ended a process of the group for want of memory."""
-        events = ""
-        with contextlib.suppress(OSError), self._open(name, self._files.events, "r") as file:
-            events = file.read()
-        return re.search(r"^oom_kill [1-9]", events, re.MULTILINE) is not None
+        """Returns whether the kernel has ended a process of the group for the group's own limit,
+        not because the machine had no memory left."""
+        events = self._read(name, self._files.events)
+        if not re.search(r"^oom_kill [1-9]", events, re.MULTILINE):
+            return False
+        if self._files.peak:
+            return int(self._read(name, self._files.peak) or 0) > self._memory_bytes - MIB
+        return re.search(r"^oom [1-9]", events, re.MULTILINE) is not None
+
+    def _read(self, name: str, file_name: str) -> str:
+        """Returns a file's text, nothing where the group is gone."""
+        with contextlib.suppress(OSError), self._open(name, file_name, "r") as file:
+            return file.read()
+        return ""
 
     def remove(self, *names: str) -> None:
         """Removes groups whose programs have ended, now or with a later call. A group that no

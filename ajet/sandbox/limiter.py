@@ -142,10 +142,16 @@ def descendants(root: int) -> Iterator[int]:
     for pid in found:  # grows while it is read: breadth first
         if pid != root:
             yield pid
-        with contextlib.suppress(OSError):
-            for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - names, not paths
-                children = Path(f"/proc/{pid}/task/{thread}/children").read_text()
-                found += [int(child) for child in children.split()]
+        found += children(pid)
+
+
+def children(pid: int) -> list[int]:
+    """Returns the children of a process, an empty list where it has ended."""
+    pids: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - names, not paths
+            pids += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+    return pids
 
 
 @dataclass(frozen=True)

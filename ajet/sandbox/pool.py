@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ajet.core.errors import EnvironmentFault
 from ajet.core.process_guard import guarded
 from ajet.sandbox import isolation, landlock, worker, zygote
 from ajet.sandbox.cgroup import ProgramsFolder, open_programs_folder
@@ -34,6 +35,7 @@ _END_TIMEOUT_S = 2  # in which the zygote ends all programs and removes their fo
 _ANSWER_GRACE_S = 30  # beyond the program's own time, on a busy machine
 _HEAD_BYTES = 1 << 16
 _ATTEMPTS = 3
+_MAX_KILLS = 2
 # Empty modules replace the packages above this one, so that the zygote runs none of their imports.
 _BOOT = """
 import sys, types
@@ -59,8 +61,9 @@ _ENVIRONMENT = {
 _FLAGS = ("-s", "-S", "-P", "-u")
 
 
-class SandboxError(RuntimeError):
-    """Raised if no worker could be started; the program is not the cause."""
+class SandboxError(EnvironmentFault):
+    """Raised if no worker could be started, or somebody else killed the program twice. The program
+    is not the cause, so it gets no answer."""
 
 
 @dataclass(frozen=True)
@@ -107,15 +110,27 @@ class SandboxPool:
         os.register_at_fork(after_in_child=self._forget)
 
     async def run(self, code: str, timeout: float) -> Outcome:
-        """Runs one program. Raises `SandboxError` if no worker can be started."""
+        """Runs one program, and once more if it or its supervisor is killed from outside: by a
+        user, or by a kernel without memory. Raises `SandboxError` if no worker can be started, or
+        it is killed again."""
         request = code.encode("utf-8", "surrogatepass") or b"\n"
         frame = worker.HEADER.pack(len(request)) + struct.pack("<d", timeout) + request
+        num_kills = 0
         for _ in range(_ATTEMPTS):
             running = self._running or await asyncio.to_thread(self.start)
             answer = await _call(running.inbox, frame, timeout, self.limits)
-            if answer is not None:
-                return _outcome(answer, timeout)
-            self._discard(running)
+            if answer is None:
+                self._discard(running)
+            elif (outcome := _outcome(answer, timeout)) is not None:
+                return outcome
+            else:
+                num_kills += 1
+                if num_kills == _MAX_KILLS:
+                    raise SandboxError(
+                        f"sandbox: the program's processes were killed {num_kills} times, by "
+                        "neither the program nor its limits: look for the kernel's out-of-memory "
+                        "killer (dmesg) or a process that kills others"
+                    )
         raise SandboxError(f"the sandbox died {_ATTEMPTS} times before it took a program")
 
     def start(self) -> _RunningZygote:
@@ -331,15 +346,19 @@ async def _send_call(inbox: socket.socket, call: socket.socket) -> bool:
             return False
 
 
-def _outcome(answer: bytes, timeout: float) -> Outcome:
+def _outcome(answer: bytes, timeout: float) -> Outcome | None:
+    """Returns the outcome, None if the supervisor did not answer or says that the program was
+    killed from outside."""
     if not answer:
-        return Outcome(-9, "", "SandboxError: the program's supervisor was killed (out of memory?)")
+        return None
     parts = []
     while answer:
         (length,) = worker.HEADER.unpack_from(answer)
         parts.append(answer[worker.HEADER.size : worker.HEADER.size + length])
         answer = answer[worker.HEADER.size + length :]
     head = json.loads(parts[0])
+    if head["killed_from_outside"]:
+        return None
     stdout, stderr = (part.decode("utf-8", "replace") for part in parts[1:])
     if head["stopped_by"] == worker.TIMEOUT:
         note = f"TimeoutError: The code execution exceeded the timeout of {timeout} seconds."

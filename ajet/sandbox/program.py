@@ -47,8 +47,9 @@ class Confinement:
     reads_as_root: bool  # ... but keeps the right to read, if only root can read Python's library
 
 
-def confine(confinement: Confinement, num_other_tasks: int) -> None:
-    """Gives up all rights that a program does not need. This cannot be undone."""
+def confine(confinement: Confinement, num_other_tasks: int) -> int:
+    """Gives up all rights that a program does not need. This cannot be undone. Returns the listener
+    of `seccomp.watch_sigkill`."""
     os.setsid()
     Path("/proc/self/oom_score_adj").write_text("1000")  # the first to go when memory is short
     if confinement.is_nobody:
@@ -69,6 +70,7 @@ def confine(confinement: Confinement, num_other_tasks: int) -> None:
     if not confinement.namespaces:
         landlock.restrict(confinement.view, os.getcwd())  # noqa: PTH109 - the scratch folder
     seccomp.install(host_sockets_visible=not confinement.namespaces)
+    return seccomp.watch_sigkill()
 
 
 def wait_and_run(
@@ -77,11 +79,13 @@ def wait_and_run(
     """Confines the process, waits for the program and runs it. `control` brings the program, or EOF
     if there is none."""
     try:
-        confine(confinement, num_other_tasks)
+        listener = confine(confinement, num_other_tasks)
     except OSError as error:
         control.sendall(f"the program's process: {error}".encode())
         os._exit(1)
-    control.sendall(READY)
+    socket.send_fds(control, [READY], [listener] if listener >= 0 else [])
+    if listener >= 0:
+        os.close(listener)
     text = _read_all(control)
     control.close()
     if not text:

@@ -5,25 +5,37 @@
     new namespaces, mounts, ptrace, keyrings, bpf, io_uring …   "operation not permitted"
     memfd_create, System V shared memory, queues, semaphores    "operation not permitted":
                            memory that belongs to no process, so that no limit could count it
+    prlimit, setpriority, sched_set*, ioprio_set, move_pages …  only of the caller (0) or of the
+                           program's first process: without namespaces the trainer's processes
+                           belong to the same user
 
 It is a second protection behind the namespaces, and without them the only one against the network.
 There are filters for x86-64 and AArch64; `is_available` says whether this machine has one.
+
+Signals are Landlock's part, since a program may send them to its own children. `watch_sigkill` only
+lets the supervisor see that a program has killed itself.
+NOT covered: a program's threads and children can't be bound to a CPU by number (OMP_PROC_BIND).
 """
 
 import ctypes
 import errno
-import functools
+import fcntl
+import os
 import platform
+import signal
 import struct
 
 from ajet.sandbox import kernel
 
 _LOAD, _JUMP_IF_EQUAL, _JUMP_IF_ANY, _AND, _RETURN = 0x20, 0x15, 0x45, 0x54, 0x06
-_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
-_OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_ARG0, _OFFSET_ARG1 = 0, 4, 16, 24
+_ALLOW, _ERRNO, _NOTIFY = 0x7FFF0000, 0x00050000, 0x7FC00000
+_OFFSET_NUMBER, _OFFSET_ARCH = 0, 4
 _NEW_NAMESPACE_FLAGS = 0x7E020080
 _X32_BIT = 0x40000000
 _FILTER_MODE = 2
+_SET_FILTER, _NEW_LISTENER = 1, 8  # operation and flag of seccomp(2)
+_RECEIVE, _SEND, _CONTINUE = 0xC0502100, 0xC0182101, 1  # ioctls of a listener, and the answer
+_NOTIFICATION, _ANSWER = 80, struct.Struct("=QqiI")  # seccomp_notif, seccomp_notif_resp
 _AF_UNIX = 1
 _SOCK_STREAM, _SOCK_SEQPACKET, _SOCK_TYPE_MASK = 1, 5, 0xF
 
@@ -34,6 +46,7 @@ _NUMBERS = {
     "connect": (42, 203),
     "clone": (56, 220),
     "clone3": (435, 435),
+    "seccomp": (317, 277),
 }
 _REFUSED = {
     "add_key": (248, 217),
@@ -42,6 +55,7 @@ _REFUSED = {
     "fsmount": (432, 432),
     "fsopen": (430, 430),
     "io_uring_setup": (425, 425),
+    "kcmp": (312, 272),
     "keyctl": (250, 219),
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
@@ -55,7 +69,10 @@ _REFUSED = {
     "open_by_handle_at": (304, 265),
     "open_tree": (428, 428),
     "perf_event_open": (298, 241),
+    "pidfd_getfd": (438, 438),
     "pivot_root": (155, 41),
+    "process_madvise": (440, 440),
+    "process_mrelease": (448, 448),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
     "ptrace": (101, 117),
@@ -72,6 +89,27 @@ _REFUSED = {
     "unshare": (272, 97),
     "userfaultfd": (323, 282),
 }
+# The same, with what its first argument must be where the second one is the process, else None.
+_OWN_PROCESS_ONLY = {
+    "ioprio_set": (251, 30, 1),  # IOPRIO_WHO_PROCESS
+    "migrate_pages": (256, 238, None),
+    "move_pages": (279, 239, None),
+    "prlimit64": (302, 261, None),
+    "sched_setaffinity": (203, 122, None),
+    "sched_setattr": (314, 274, None),
+    "sched_setparam": (142, 118, None),
+    "sched_setscheduler": (144, 119, None),
+    "setpriority": (141, 140, 0),  # PRIO_PROCESS
+}
+# Calls that send a signal, with the places of the target and of the signal in their arguments.
+_SIGNALS = {
+    "kill": (62, 129, 0, 1),
+    "pidfd_send_signal": (424, 424, None, 1),  # the target is a file descriptor: any
+    "rt_sigqueueinfo": (129, 138, 0, 1),
+    "rt_tgsigqueueinfo": (297, 240, 0, 2),
+    "tgkill": (234, 131, 0, 2),
+    "tkill": (200, 130, 0, 1),
+}
 _ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 
 
@@ -83,11 +121,15 @@ def _refuse(code: int) -> bytes:
     return _instruction(_RETURN, _ERRNO | code)
 
 
-@functools.cache  # filled in the zygote, used in every program
-def build_filter(architecture: int, column: int, host_sockets_visible: bool) -> bytes:
-    """Returns the BPF program: one test and one answer for each refused call, else allow."""
+def _load_argument(index: int) -> bytes:
+    """Loads the lower half of an argument: all that the kernel reads of an int."""
+    return _instruction(_LOAD, 16 + 8 * index)
+
+
+def build_filter(architecture: int, column: int, host_sockets_visible: bool, own_pid: int) -> bytes:
+    """Returns the BPF program: one test and one answer for each refused call, else allow.
+    `own_pid` is the program's first process."""
     load_number = _instruction(_LOAD, _OFFSET_NUMBER)
-    load_arg0 = _instruction(_LOAD, _OFFSET_ARG0)
     parts = [
         _instruction(_LOAD, _OFFSET_ARCH),
         _instruction(_JUMP_IF_EQUAL, architecture, 1, 0),
@@ -101,12 +143,15 @@ def build_filter(architecture: int, column: int, host_sockets_visible: bool) -> 
         refused.append(_NUMBERS["connect"][column])
     for number in refused:
         parts += [_instruction(_JUMP_IF_EQUAL, number, 0, 1), _refuse(errno.EPERM)]
+    for *numbers, required in _OWN_PROCESS_ONLY.values():
+        check = _check_of_process(required, own_pid)
+        parts += [_instruction(_JUMP_IF_EQUAL, numbers[column], 0, len(check)), *check]
     # The C library falls back to clone, whose flags can be looked at.
     parts += [
         _instruction(_JUMP_IF_EQUAL, _NUMBERS["clone3"][column], 0, 1),
         _refuse(errno.ENOSYS),
         _instruction(_JUMP_IF_EQUAL, _NUMBERS["clone"][column], 0, 4),
-        load_arg0,
+        _load_argument(0),
         _instruction(_JUMP_IF_ANY, _NEW_NAMESPACE_FLAGS, 0, 1),
         _refuse(errno.EPERM),
         _instruction(_RETURN, _ALLOW),
@@ -121,17 +166,33 @@ def build_filter(architecture: int, column: int, host_sockets_visible: bool) -> 
     return b"".join(parts)
 
 
+def _check_of_process(required: int | None, own_pid: int) -> list[bytes]:
+    """Returns instructions that allow a call for the caller or for `own_pid`, else refuse it."""
+    check = []
+    if required is not None:
+        check += [_load_argument(0), _instruction(_JUMP_IF_EQUAL, required, 1, 0)]
+        check += [_refuse(errno.EPERM)]
+    return [
+        *check,
+        _load_argument(0 if required is None else 1),
+        _instruction(_JUMP_IF_EQUAL, 0, 1, 0),
+        _instruction(_JUMP_IF_EQUAL, own_pid, 0, 1),
+        _instruction(_RETURN, _ALLOW),
+        _refuse(errno.EPERM),
+    ]
+
+
 def _check_of_new_socket(host_sockets_visible: bool) -> list[bytes]:
     """Returns instructions that refuse new sockets but those of AF_UNIX. If the host's sockets are
     visible, datagram sockets are refused too: they send to any address without `connect`."""
     check = [
-        _instruction(_LOAD, _OFFSET_ARG0),
+        _load_argument(0),
         _instruction(_JUMP_IF_EQUAL, _AF_UNIX, 1, 0),
         _refuse(errno.EACCES),
     ]
     if host_sockets_visible:
         check += [
-            _instruction(_LOAD, _OFFSET_ARG1),
+            _load_argument(1),
             _instruction(_AND, _SOCK_TYPE_MASK),
             _instruction(_JUMP_IF_EQUAL, _SOCK_STREAM, 2, 0),
             _instruction(_JUMP_IF_EQUAL, _SOCK_SEQPACKET, 1, 0),
@@ -140,10 +201,10 @@ def _check_of_new_socket(host_sockets_visible: bool) -> list[bytes]:
     return check
 
 
-def filter_for_this_machine(host_sockets_visible: bool) -> bytes:
-    """Returns the filter for this machine, or an empty one if its call numbers are not known."""
-    known = _ARCHITECTURES.get(platform.machine())
-    return build_filter(*known, host_sockets_visible) if known else b""
+def filter_for_this_machine(host_sockets_visible: bool, own_pid: int) -> bytes:
+    """Returns the filter for this machine, which `is_available` says there is."""
+    architecture, column = _ARCHITECTURES[platform.machine()]
+    return build_filter(architecture, column, host_sockets_visible, own_pid)
 
 
 def is_available() -> bool:
@@ -161,8 +222,52 @@ def install(host_sockets_visible: bool) -> None:
     """Installs the filter for the calling process and its children. Needs `PR_SET_NO_NEW_PRIVS`."""
     if not is_available():
         return
-    code = filter_for_this_machine(host_sockets_visible)
+    program, _buffer = _program(filter_for_this_machine(host_sockets_visible, os.getpid()))
+    kernel.prctl(kernel.PR_SET_SECCOMP, _FILTER_MODE, program)
+
+
+def _program(code: bytes) -> tuple[object, object]:
+    """Returns the kernel's description of a filter, and the memory that it points to."""
     buffer = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer))
-    pointer = ctypes.create_string_buffer(program, len(program))
-    kernel.prctl(kernel.PR_SET_SECCOMP, _FILTER_MODE, pointer)
+    return ctypes.create_string_buffer(program, len(program)), buffer
+
+
+def watch_sigkill() -> int:
+    """Returns a listener that is told when this process or a child of it sends SIGKILL to this
+    process or its group; -1 where the kernel has none to give. Each call waits for
+    `let_continue`."""
+    if not is_available():
+        return -1
+    _, column = _ARCHITECTURES[platform.machine()]
+    pid, everyone = os.getpid(), 0xFFFFFFFF
+    parts = [_instruction(_LOAD, _OFFSET_NUMBER)]
+    for *numbers, target, number in _SIGNALS.values():
+        check = [
+            _load_argument(number),
+            _instruction(_JUMP_IF_EQUAL, signal.SIGKILL, 1, 0),
+            _instruction(_RETURN, _ALLOW),
+        ]
+        if target is not None:
+            check.append(_load_argument(target))
+            targets = (0, pid, everyone, -pid & 0xFFFFFFFF)
+            for left, value in zip(range(len(targets), 0, -1), targets, strict=True):
+                check.append(_instruction(_JUMP_IF_EQUAL, value, left, 0))
+            check.append(_instruction(_RETURN, _ALLOW))
+        check.append(_instruction(_RETURN, _NOTIFY))
+        parts += [_instruction(_JUMP_IF_EQUAL, numbers[column], 0, len(check)), *check]
+    parts.append(_instruction(_RETURN, _ALLOW))
+    program, _buffer = _program(b"".join(parts))
+    operation, flags = ctypes.c_uint(_SET_FILTER), ctypes.c_uint(_NEW_LISTENER)
+    try:
+        return kernel.raw_call(_NUMBERS["seccomp"][column], operation, flags, program)
+    except OSError:  # an old kernel, or a container whose own filter has a listener already
+        return -1
+
+
+def let_continue(listener: int) -> None:
+    """Lets the call continue of which a listener has told."""
+    notification = bytearray(_NOTIFICATION)
+    fcntl.ioctl(listener, _RECEIVE, notification)
+    identity = struct.unpack_from("=Q", notification)[0]
+    fcntl.ioctl(listener, _SEND, _ANSWER.pack(identity, 0, 0, _CONTINUE))

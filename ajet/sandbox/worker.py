@@ -9,6 +9,7 @@ NOT covered: without namespaces a process may hide from `_kill_all` by racing it
 
 import contextlib
 import json
+import math
 import os
 import select
 import signal
@@ -19,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ajet.sandbox import isolation, kernel, program
+from ajet.sandbox import isolation, kernel, program, seccomp
 from ajet.sandbox.limiter import descendants
 from ajet.sandbox.limits import Limits
 from ajet.sandbox.program import Confinement
@@ -94,12 +95,14 @@ class Stream:
 
 @dataclass
 class Child:
-    """The program's process, and the supervisor's ends of its pipes."""
+    """The program's process, and the supervisor's ends of its pipes. `sigkills` is the listener of
+    `seccomp.watch_sigkill`, None where there is none."""
 
     pid: int
     control: socket.socket
     stdout: int
     stderr: int
+    sigkills: int | None
 
 
 def fork_program(
@@ -118,7 +121,7 @@ def fork_program(
     for fd in (stdout_inside, stderr_inside):
         os.close(fd)
     control_inside.close()
-    answer = control.recv(4096)
+    answer, listeners, _, _ = socket.recv_fds(control, 4096, 1)
     if answer != program.READY:
         raise OSError(answer.decode() or "the program's process ended before it was ready")
     if confinement.namespaces:
@@ -126,7 +129,7 @@ def fork_program(
     os.set_blocking(stdout, False)
     os.set_blocking(stderr, False)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # the program may not look into its supervisor
-    return Child(pid, control, stdout, stderr)
+    return Child(pid, control, stdout, stderr, listeners[0] if listeners else None)
 
 
 def _keep_only(kept: int, stdout: int, stderr: int) -> None:
@@ -193,6 +196,8 @@ class Supervisor:
         self.streams = [Stream(fd, limits.output_bytes) for fd in (child.stdout, child.stderr)]
         self.returncode: int | None = None
         self.stopped_by = ""  # TIMEOUT, ABANDONED or a line for the program's stderr
+        self.killed_itself = False
+        self.used_up_cpu = False
         self.signal = ChildSignal()
         self.next_memory_check = time.monotonic() + _CHECK_EVERY_S
 
@@ -202,14 +207,20 @@ class Supervisor:
         self._reap()  # it may have ended before the signal was set up
         while self.returncode is None and not self.stopped_by:
             self._wait_for_something()
-        if self.returncode == -signal.SIGKILL and self.out_of_memory():
+        was_killed = self.returncode == -signal.SIGKILL
+        if was_killed and self.out_of_memory():
             self.stopped_by = self._over_memory()
+        was_killed &= not (self.stopped_by or self.killed_itself or self.used_up_cpu)
         _kill_all(self.child.pid)
         self._reap_everything()
         for stream in self.streams:
             while stream.open and stream.read():
                 pass
-        head = {"returncode": self.returncode, "stopped_by": self.stopped_by}
+        head = {
+            "returncode": self.returncode,
+            "stopped_by": self.stopped_by,
+            "killed_from_outside": was_killed,
+        }
         stdout, stderr = (stream.text() for stream in self.streams)
         return json.dumps(head).encode(), stdout, stderr
 
@@ -217,6 +228,8 @@ class Supervisor:
         poll = select.poll()
         poll.register(self.signal, select.POLLIN)
         poll.register(self.call, select.POLLRDHUP)
+        if self.child.sigkills is not None:
+            poll.register(self.child.sigkills, select.POLLIN)
         for stream in self.streams:
             if stream.open:
                 poll.register(stream.fd, select.POLLIN)
@@ -225,12 +238,22 @@ class Supervisor:
         for stream in self.streams:
             if stream.fd in ready:
                 stream.read()
+        if self.child.sigkills is not None and ready.get(self.child.sigkills):
+            self._see_sigkill(self.child.sigkills, ready[self.child.sigkills])
         if self.signal.fileno() in ready:
             self.signal.clear()
             self._reap()
         if self.call.fileno() in ready:
             self.stopped_by = ABANDONED
         self._check_limits()
+
+    def _see_sigkill(self, listener: int, event: int) -> None:
+        if not event & select.POLLIN:  # hung up: no process of the program is left
+            self.child.sigkills = None
+            return
+        self.killed_itself = True
+        with contextlib.suppress(FileNotFoundError):  # the sender has ended meanwhile
+            seccomp.let_continue(listener)
 
     def _check_limits(self) -> None:
         if self.returncode is not None:
@@ -258,12 +281,17 @@ class Supervisor:
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
-            while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if pid == 0:
-                    return
+            while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                pid = ended.si_pid
+                cpu_limit_s = math.inf
+                if pid == self.child.pid and ended.si_status == signal.SIGKILL:
+                    # The program may have lowered its own limit.
+                    cpu_limit_s = _hard_cpu_limit_s(pid)
+                _, status, used = os.wait4(pid, 0)
                 if pid == self.child.pid:
                     self.returncode = os.waitstatus_to_exitcode(status)
+                    # The limit counts timer ticks: on a busy machine, far more than was used.
+                    self.used_up_cpu = cpu_limit_s / 2 <= used.ru_utime + used.ru_stime
 
     def _reap_everything(self) -> None:
         """Reaps all children, with adopted orphans. Outside a PID namespace each round may show new
@@ -275,6 +303,14 @@ class Supervisor:
                 pid, status = os.waitpid(-1, 0)
                 if pid == self.child.pid and self.returncode is None:
                     self.returncode = os.waitstatus_to_exitcode(status)
+
+
+def _hard_cpu_limit_s(pid: int) -> float:
+    """Returns a process's limit from /proc: prlimit needs a privilege for a process in a user
+    namespace."""
+    limits = Path(f"/proc/{pid}/limits").read_text()
+    hard = limits.partition("Max cpu time")[2].split()[1]
+    return math.inf if hard == "unlimited" else float(hard)
 
 
 def _kill_all(program_pid: int) -> None:

@@ -26,7 +26,7 @@ from typing import NoReturn
 
 from ajet.sandbox import isolation, kernel, landlock, seccomp, worker
 from ajet.sandbox.cgroup import ProgramGroups
-from ajet.sandbox.limiter import descendants
+from ajet.sandbox.limiter import children, descendants
 from ajet.sandbox.limits import Limits
 from ajet.sandbox.program import Confinement
 
@@ -116,7 +116,6 @@ class Zygote:
         self.group_of: dict[int, str] = {}  # by the pids of workers
         self.scratch = "" if self.namespaces else _make_scratch()
         self.num_other_tasks, self.counted_at = 0, -math.inf
-        seccomp.filter_for_this_machine(host_sockets_visible=not self.namespaces)
         gc.freeze()
 
     def start_first_worker(self) -> None:
@@ -143,6 +142,8 @@ class Zygote:
             self._read_status_messages()
             self.num_failures += len(ended & self.ready)
             self.forget(ended)
+            if ended and not self.namespaces:
+                self._kill_orphans()
             wait_ms = self._refill(quiet=not events)
 
     def end(self) -> None:
@@ -192,6 +193,14 @@ class Zygote:
             while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
                 ended.add(pid)
         return ended
+
+    def _kill_orphans(self) -> None:
+        """Kills the programs of workers that somebody else has killed. Namespaces end with their
+        first process. The zygote, a sub-reaper, adopts what is left otherwise; whatever an orphan
+        leaves is adopted as it ends, which calls this again."""
+        for pid in set(children(os.getpid())) - self.ready - self.running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def _refill(self, quiet: bool) -> int | None:
         """Forks the next worker in a pause, not while a program starts, unless few are left.

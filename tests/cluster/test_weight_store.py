@@ -1,6 +1,7 @@
 """Weights in shared memory: one folder a run, and none outlives the run that made it for long."""
 
 import os
+import stat
 
 import pytest
 
@@ -20,6 +21,30 @@ def test_a_run_has_a_place_of_its_own_and_gives_it_back(tmp_path, monkeypatch):
     weight_store.remove_weight_store(one)
     assert not one.exists() and other.exists()
     weight_store.remove_weight_store(other)
+
+
+def test_weights_in_shared_memory_are_this_users_alone_and_in_a_new_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder, "SHARED_MEMORY", tmp_path)
+    first = weight_store.make_weight_store(tmp_path / "run", in_memory=True)
+    again = weight_store.make_weight_store(tmp_path / "run", in_memory=True)
+    assert first != again  # no name can be made by somebody else before
+    assert stat.S_IMODE(again.stat().st_mode) == 0o700
+    for root in (first, again):
+        weight_store.remove_weight_store(root)
+
+
+def test_a_link_or_a_folder_of_another_user_is_not_removed(tmp_path):
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    (linked / weight_store.OWNER).touch()
+    (tmp_path / f"{weight_store.PREFIX}{os.getuid()}-link").symlink_to(linked)
+    foreign = tmp_path / f"{weight_store.PREFIX}{os.getuid()}-foreign"
+    if os.getuid() == 0:
+        foreign.mkdir()
+        (foreign / weight_store.OWNER).touch()
+        os.chown(foreign, 12345, 12345)
+    assert weight_store.remove_abandoned(tmp_path) == []
+    assert (linked / weight_store.OWNER).exists()
 
 
 def test_what_a_killed_run_left_is_removed_and_what_a_living_one_has_is_not(tmp_path):

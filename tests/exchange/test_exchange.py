@@ -504,7 +504,12 @@ async def test_only_the_servers_key_begins_and_ends_episodes():
 
 async def test_web_sites_and_other_names_of_this_machine_are_refused():
     async with served() as server:
-        for headers in ({"origin": "https://evil.example"}, {"host": "evil.example:80"}):
+        for headers in (
+            {"origin": "https://evil.example"},
+            {"origin": "http://["},
+            {"host": "evil.example:80"},
+            {"host": "127.0.0.1:1@evil.example"},
+        ):
             answer = await server.post("/pause", **headers)
             assert answer.status_code == 403
         page = await server.post("/resume", origin="http://localhost:3000")

@@ -213,10 +213,35 @@ def test_a_host_of_this_machine_is_known(host):
 
 
 @pytest.mark.parametrize(
-    "host", ["", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil", "a@localhost:x"]
+    "host",
+    [
+        "",
+        "evil.example:80",
+        "127.0.0.1.evil.example",
+        "localhost.evil",
+        "a@localhost:x",
+        "127.0.0.1:1@evil",
+    ],
 )
 def test_another_host_is_refused(host):
     assert not is_loopback_host(host)
+
+
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [
+        (["GET http://[ HTTP/1.0", "Host: localhost"], 400),
+        (["GET /api/runs HTTP/1.0", "Host: localhost", "Origin: http://["], 403),
+        (["GET /api/runs HTTP/1.0", "Host: localhost", "Host: evil.example"], 403),
+        (["GET /api/runs HTTP/1.0", "Host: localhost", "Host: localhost"], 200),
+    ],
+)
+def test_a_malformed_request_is_answered_with_a_status(client, lines, status):
+    host, _, port = client._address.partition(":")
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        connection.sendall("\r\n".join([*lines, "", ""]).encode())
+        answer = connection.makefile("rb").readline()
+    assert answer.split()[1] == str(status).encode()
 
 
 def test_stored_markup_reaches_the_page_as_json_only(client):

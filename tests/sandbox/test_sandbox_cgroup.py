@@ -133,6 +133,8 @@ def test_a_group_is_taken_where_the_controller_is_on(tmp_path, files, chosen) ->
     groups.enter(program.name)
     assert (program / "cgroup.procs").read_text() == "0"
     assert not groups.has_killed(program.name)
+    (program / "memory.events").write_text("low 0\noom 0\noom_kill 1\n")
+    assert not groups.has_killed(program.name)  # the whole machine was short of memory
     (program / "memory.events").write_text("low 0\noom 1\noom_kill 1\n")
     assert groups.has_killed(program.name)
     os.close(folder.fd)

@@ -284,6 +284,29 @@ def test_the_parent_cannot_be_killed(sandbox: Sandbox) -> None:
     assert sandbox.run("print(1)").stdout == "1\n"
 
 
+def test_limits_and_priorities_are_set_for_the_program_alone(sandbox: Sandbox) -> None:
+    sandbox.needs_seccomp()
+    code = """
+import os, resource
+def is_allowed(call, *arguments):
+    try:
+        call(*arguments)
+    except PermissionError:
+        return False
+    return True
+for pid in (0, os.getpid(), os.getppid(), 1):
+    print(
+        is_allowed(resource.prlimit, pid, resource.RLIMIT_CORE, (0, 0)),
+        is_allowed(os.sched_setaffinity, pid, os.sched_getaffinity(0)),
+        is_allowed(os.sched_setscheduler, pid, os.SCHED_BATCH, os.sched_param(0)),
+        is_allowed(os.sched_setparam, pid, os.sched_param(0)),
+        is_allowed(os.setpriority, os.PRIO_PROCESS, pid, 19),
+    )
+"""
+    allowed, refused = "True True True True True\n", "False False False False False\n"
+    assert sandbox.run(code).stdout == 2 * allowed + 2 * refused
+
+
 def test_nothing_can_be_written_outside_the_scratch_folder(sandbox: Sandbox) -> None:
     sandbox.needs_landlock()
     code = """

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from ajet.core.errors import EnvironmentFault
 from ajet.sandbox import landlock, zygote
 from ajet.sandbox.pool import Outcome, SandboxError, SandboxPool
 from ajet.tools import execute_python_code
@@ -201,21 +202,72 @@ def test_a_dead_zygote_is_replaced_at_the_next_call(pool: SandboxPool) -> None:
     assert run(pool, "print(1)").stdout == "1\n"
 
 
-def test_a_dead_supervisor_is_a_result_not_a_hang(pool: SandboxPool) -> None:
+@pytest.mark.parametrize("victim", ["supervisor", "program"])
+def test_a_program_killed_from_outside_runs_once_more(mode_pool: SandboxPool, victim: str) -> None:
     async def main() -> Outcome:
-        idle = set(processes_below(pool))
-        call = asyncio.create_task(pool.run("import time\ntime.sleep(1000)", 1000))
+        call = asyncio.create_task(mode_pool.run("import time\ntime.sleep(1)\nprint(7)", 60))
         await asyncio.sleep(0.5)
-        for pid in idle:  # the ones that were ready: one of them has taken the call
-            if pid in processes_below(pool):
-                os.kill(pid, signal.SIGKILL)
-        return await asyncio.wait_for(call, 10)
+        for pid in processes_below(mode_pool):
+            process = psutil.Process(pid)
+            if process.ppid() != zygote_of(mode_pool) and process.num_fds() == 3:  # it has begun
+                os.kill(pid if victim == "program" else process.ppid(), signal.SIGKILL)
+        return await call
 
-    run(pool, "pass")
+    run(mode_pool, "pass")
     time.sleep(0.5)
-    outcome = asyncio.run(main())
-    assert outcome.returncode == -9
-    assert run(pool, "print(1)").stdout == "1\n"
+    assert asyncio.run(main()) == Outcome(0, "7\n", "")
+
+
+def test_a_program_killed_again_is_a_fault_of_the_environment_and_leaves_no_daemon(
+    mode_pool: SandboxPool,
+) -> None:
+    daemon = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        while True:
+            time.sleep(0.01)
+    os._exit(0)
+time.sleep(1000)
+"""
+
+    async def main() -> None:
+        call = asyncio.create_task(mode_pool.run(daemon, 1000))
+        while not call.done():
+            await asyncio.sleep(0.3)
+            for worker in psutil.Process(zygote_of(mode_pool)).children():
+                if len(below(worker.pid)) > 1:  # it has taken the call
+                    worker.kill()
+        await call
+
+    mode_pool.start()
+    with pytest.raises(EnvironmentFault, match="killed 2 times"):
+        asyncio.run(main())
+    assert run(mode_pool, "print(1)").stdout == "1\n"
+    deadline = time.monotonic() + 10
+    while len(processes_below(mode_pool)) > 4 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(processes_below(mode_pool)) <= 4  # two ready workers and their programs
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os\nos.kill(os.getpid(), 9)",
+        "import os\nos.killpg(0, 9)",
+        "import os, time\nif os.fork() == 0: os.kill(os.getppid(), 9)\ntime.sleep(10)",
+        "import os, signal\nsignal.pidfd_send_signal(os.pidfd_open(os.getpid()), 9)",
+        "import signal, threading\nsignal.pthread_kill(threading.main_thread().ident, 9)",
+        "import resource, signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_CPU, (1, 1))\nwhile True: pass",
+    ],
+    ids=["itself", "its group", "a child", "by descriptor", "its thread", "its own CPU limit"],
+)
+def test_a_program_that_kills_itself_gets_that_as_its_result(
+    mode_pool: SandboxPool, code: str
+) -> None:
+    assert run(mode_pool, code) == Outcome(-9, "", "")
 
 
 def test_closing_leaves_no_process_and_no_zombie() -> None:
@@ -255,32 +307,68 @@ def test_workers_are_small(pool: SandboxPool) -> None:
 
 
 def test_a_user_without_privileges_gets_a_sandbox_too() -> None:
-    if os.geteuid() != 0:
-        pytest.skip("this whole run is without privileges")
-    python = "/usr/bin/python3"
     code = f"""
-import asyncio, os, sys
-assert sys.version_info >= (3, 11), "too old"
-sys.path.insert(0, {str(REPOSITORY)!r})
-from ajet.sandbox.pool import SandboxPool
 pool = SandboxPool(num_ready=2)
-def run(code): return asyncio.run(pool.run(code, 5))
 print(run("print(1+2)").stdout.strip(), run(f"open({str(REPOSITORY)!r})").returncode)
 print(run("import os, socket; os.kill({os.getpid()}, 9)").returncode)
 print(run("import os\\nwhile True: os.fork()").returncode != 0, run("print(3)").stdout.strip())
 print(run("import socket; socket.create_connection(('127.0.0.1', 1))").returncode)
-pool.close()
+"""
+    assert run_as_nobody(code) == ["3 1", "1", "True 3", "1"]
+
+
+def test_a_program_of_the_same_user_cannot_limit_or_slow_the_trainer() -> None:
+    code = """
+import resource
+pool = SandboxPool(num_ready=2, modes=["rlimits"])
+priority = os.getpriority(os.PRIO_PROCESS, 0)
+before = [resource.getrlimit(limit) for limit in (resource.RLIMIT_CPU, resource.RLIMIT_NOFILE)]
+print(run('''
+import os, resource
+for pid in (%d, os.getppid()):
+    for call in (
+        lambda: resource.prlimit(pid, resource.RLIMIT_CPU, (1, 1)),
+        lambda: resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, 0)),
+        lambda: os.setpriority(os.PRIO_PROCESS, pid, 19),
+        lambda: os.setpriority(os.PRIO_USER, 0, 19),
+        lambda: os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0)),
+        lambda: os.sched_setaffinity(pid, {0}),
+    ):
+        try:
+            call()
+            print("accepted")
+        except PermissionError:
+            pass
+''' % os.getpid()))
+after = [resource.getrlimit(limit) for limit in (resource.RLIMIT_CPU, resource.RLIMIT_NOFILE)]
+print(after == before, os.getpriority(os.PRIO_PROCESS, 0) == priority)
+"""
+    assert run_as_nobody(code) == ["Outcome(returncode=0, stdout='', stderr='')", "True True"]
+
+
+def run_as_nobody(code: str) -> list[str]:
+    """Runs code as an ordinary user, with a `run` that uses its `pool`; returns its lines."""
+    if os.geteuid() != 0:
+        pytest.skip("this whole run is without privileges")
+    start = f"""
+import asyncio, os, sys
+assert sys.version_info >= (3, 11), "too old"
+sys.path.insert(0, {str(REPOSITORY)!r})
+from ajet.sandbox.pool import SandboxPool
+def run(code): return asyncio.run(pool.run(code, 5))
 """
     try:
         done = subprocess.run(
-            [python, "-c", code], user=65534, group=65534, extra_groups=[], cwd="/",
+            ["/usr/bin/python3", "-c", f"{start}{code}pool.close()"],
+            user=65534, group=65534, extra_groups=[], cwd="/",
             env={}, capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
     except FileNotFoundError:
         pytest.skip("no interpreter that another user can read")
     if "too old" in done.stderr or "No module named 'ajet'" in done.stderr:
         pytest.skip("the system's interpreter cannot import ajet as another user")
-    assert done.stdout.splitlines() == ["3 1", "1", "True 3", "1"], done.stderr
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
 
 
 @pytest.mark.parametrize(

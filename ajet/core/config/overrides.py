@@ -57,7 +57,7 @@ def hydra_override(override: str) -> str:
     _refuse_foreign(override)
     try:
         parsed = parsed_override(override)
-    except HydraException:
+    except (HydraException, ValueError, RecursionError):  # too many digits, too deep
         override = f"{key}={_quote(value)}"
         parsed = parsed_override(override)
     if parsed.is_sweep_override():

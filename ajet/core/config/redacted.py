@@ -78,7 +78,7 @@ def shown_override(override: str, not_secret: Sequence[str] = ()) -> str:
     name = key.lstrip("+~").split("@", 1)[0]
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):  # too many digits, too deep
         value = text
     if value is None or redacted_value(name, value, not_secret) == value:
         return override

@@ -29,6 +29,8 @@ def saved_config(
     """Returns the config in `file`. The user's files are looked for where the config at `yaml_path`
     looked."""
     try:
+        if file.exists() and not file.is_file():  # a pipe, or a link to /dev/zero, never ends
+            raise ConfigError(f"{file} is no regular file", code=Code.RECORD_UNREADABLE)
         text = file.read_text(encoding="utf-8")
         node = root_of(text)
         if not isinstance(node, yaml.MappingNode):

@@ -40,6 +40,7 @@ from loguru import logger
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
+from ajet.core.plain_value import printable
 from ajet.core.task.chat_messages import (
     current_form,
     joined_text,
@@ -99,6 +100,9 @@ _QUESTION = {"role": "user", "content": "a"}
 NAMED_ID = re.compile(r"functions\.[^\s:]+:\d+")
 SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
 _DATE = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")
+TEMPLATE_FAULTS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+TEMPLATE_FAULTS += (MemoryError, RecursionError)
+"""What Python raises in a template's expressions, beside the errors of Jinja."""
 
 
 class ChatTemplate:
@@ -221,10 +225,11 @@ class ChatTemplate:
                 tokenize=False,
                 chat_template=self._with_run_date(tools) if self._writes_date else None,
             )
-        except (TemplateError, TypeError) as error:
+        except (TemplateError, *TEMPLATE_FAULTS) as error:
             roles = ", ".join(str(message.get("role")) for message in messages)
+            reason = printable(str(error) or type(error).__name__)
             raise ModelError(
-                f"the chat template cannot render messages ({roles}): {error}",
+                f"the chat template cannot render messages ({roles}): {reason}",
                 code=Code.TEMPLATE_FAILS,
             ) from error
         assert isinstance(text, str)

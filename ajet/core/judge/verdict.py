@@ -55,10 +55,10 @@ def checked_output(output: Any, workflow_name: str) -> WorkflowOutput:
         )
     name = f"{workflow_name}: WorkflowOutput"
     checked = copy.copy(output)
-    reward, is_success = _reward_and_success(output.reward)
-    if reward is not None:
+    is_success = None
+    if output.reward is not None:
         advice = "give one number or bool, or None to ask the judge"
-        checked.reward = _reward(reward, f"{name}.reward", advice)
+        checked.reward, is_success = _reward_and_success(output.reward, f"{name}.reward", advice)
     if output.is_success is not None:
         is_success = output.is_success
     checked.is_success = _success(is_success, f"{name}.is_success", "give a bool or None")
@@ -213,28 +213,38 @@ def _checked_verdicts(answer: Any, outputs: Sequence[WorkflowOutput], name: str)
 
 def _checked_verdict(answer: Any, output: WorkflowOutput, name: str) -> Verdict:
     """Returns the verdict that a judge's answer stands for: a number, a bool, or both."""
-    answer = _scalar(answer)
+    answer, reward_name = _scalar(answer), f"{name}: the reward"
     if _is_bool(answer) or isinstance(answer, numbers.Real):
-        answer = _reward_and_success(answer)
-    if not isinstance(answer, tuple | list) or len(answer) != 2:
+        reward, is_success = _reward_and_success(answer, reward_name, "return a number")
+    elif isinstance(answer, tuple | list) and len(answer) == 2:
+        reward = _reward(answer[0], reward_name, "return a number")
+        is_success = _success(answer[1], f"{name}: is_success", "return a bool")
+    else:
         raise TypeError(f"{name} returned {_kind(answer)}: return a reward or (reward, is_success)")
-    reward = _reward(answer[0], f"{name}: the reward", "return a number")
-    is_success = _success(answer[1], f"{name}: is_success", "return a bool")
     return Verdict(reward, is_success, checked_output(output, name))
 
 
-def _reward_and_success(value: Any) -> tuple[Any, bool | None]:
+def _reward_and_success(value: Any, name: str, advice: str) -> tuple[float, bool | None]:
     """Returns what one value stands for: a bool is a reward of 1 or 0 and a success, a number is a
     reward alone."""
     value = _scalar(value)
-    return (float(value), bool(value)) if _is_bool(value) else (value, None)
+    if _is_bool(value):
+        return float(value), bool(value)
+    return _reward(value, name, advice), None
 
 
 def _scalar(value: Any) -> Any:
-    """Returns the number or bool that an array or tensor of numpy or torch without dimensions
-    holds, and every other value unchanged."""
+    """Returns what an array or tensor of numpy or torch without dimensions holds (None where it is
+    masked), and every other value unchanged. Times stay as they are: their numbers count units."""
     is_array = type(value).__module__.partition(".")[0] in ("numpy", "torch")
-    return value.item() if is_array and getattr(value, "shape", None) == () else value
+    if not is_array or getattr(value, "shape", None) != () or _is_time(value):
+        return value
+    return None if getattr(value, "mask", False) else value.item()
+
+
+def _is_time(value: Any) -> bool:
+    """Says whether this is a time or a duration of numpy, which counts as an integer."""
+    return getattr(getattr(value, "dtype", None), "kind", "") in ("m", "M")
 
 
 def _reward(value: Any, name: str, advice: str) -> float:
@@ -249,7 +259,7 @@ def _finite(value: Any, name: str, advice: str) -> float:
     """Returns a number of Python's, numpy's or torch's as a float. A bool of a pair is refused:
     ``(is_success, reward)`` is a common slip."""
     value = _scalar(value)
-    if not isinstance(value, numbers.Real) or _is_bool(value):
+    if not isinstance(value, numbers.Real) or _is_bool(value) or _is_time(value):
         raise TypeError(f"{name} is {_kind(value)}: {advice}")
     try:
         number = float(value)

@@ -16,10 +16,12 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -38,6 +40,7 @@ from ajet.core.model.gguf_file import gguf_read_once
 from ajet.core.model.multimodal import load_text_model, text_config_of
 from ajet.core.model.precision import float64_device, to_float64
 from ajet.core.model.template_file import EMBEDDED, EMBEDDED_DIR, template_file
+from ajet.core.plain_value import printable
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 HUB_TIMEOUT_S = 10
@@ -49,7 +52,9 @@ TOKENIZER_FILES = (
     "vocab.json",
     "vocab.txt",
 )
-LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError)
+LOAD_ERRORS = (OSError, ValueError, TypeError, LookupError, ImportError, RuntimeError, MemoryError)
+LOAD_ERRORS += (AttributeError, ArithmeticError, SafetensorError, UnpicklingError)
+LOAD_ERRORS += (StrictDataclassError,)  # a value of config.json that transformers refuses
 DTYPES = {
     "float64": torch.float64,
     "float32": torch.float32,
@@ -112,6 +117,7 @@ def load_model(
             tokenizer.chat_template = _read_template(chat_template)
         text_config = None
         if not source.is_gguf:
+            _refuse_kernels_of_the_hub(path, source, options)
             text_config = _load(path, "model", text_config_of, source.name_or_path, **options)
         model = _load(
             path,
@@ -133,6 +139,25 @@ def load_model(
     if target.type == "cpu" and is_large(model):
         prepare_memory()
     return LoadedModel(model.to(target), tokenizer, path, whole)
+
+
+def _refuse_kernels_of_the_hub(path: str, source: ModelSource, options: dict[str, Any]) -> None:
+    """Refuses a config.json that names a repository of the hub as an implementation: transformers
+    would download its code and run it."""
+    config, _ = _load(
+        path, "model", PreTrainedConfig.get_config_dict, source.name_or_path, **options
+    )
+    sections = [config]
+    for section in sections:  # grows while it is read
+        for key, value in section.items():
+            if isinstance(value, dict):
+                sections.append(value)
+            elif key.endswith("_implementation") and "/" in str(value):
+                raise ModelError(
+                    f"model '{path}': its config.json asks for code of the hub "
+                    f"({key}: {printable(str(value))}), which ajet does not run: remove that line",
+                    code=Code.MODEL_NOT_LOADED,
+                )
 
 
 def _with_weights(

@@ -212,7 +212,14 @@ class EpisodeReader:
             raise CheckpointError(
                 database_problem(self._path, error), code=Code.RECORD_UNREADABLE
             ) from error
-        except (ValueError, TypeError, IndexError, AttributeError, zlib.error) as error:
+        except (
+            ValueError,
+            TypeError,
+            IndexError,
+            AttributeError,
+            RecursionError,
+            zlib.error,
+        ) as error:
             raise CheckpointError(
                 f"{self._path} is damaged: {one_line(error)}; restore a copy of it",
                 code=Code.RECORD_UNREADABLE,

@@ -50,6 +50,7 @@ from typing import Any
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
+from ajet.core.plain_value import printable
 from ajet.core.record.run_folder import is_file
 from ajet.core.trajectory.trained_tokens import NUMBERS
 
@@ -213,6 +214,13 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
         raise CheckpointError(database_problem(path, error), code=Code.RECORD_UNREADABLE) from error
     if not known:
         raise CheckpointError(f"{path} holds no episodes", code=Code.RUN_NOT_FOUND)
+    # A view may compute rows without end. No run writes one.
+    view = connection.execute("SELECT name FROM sqlite_master WHERE type = 'view'").fetchone()
+    if view is not None:
+        raise CheckpointError(
+            f"{path} has a view ({printable(view[0])}), which no run writes: don't use this file",
+            code=Code.RECORD_UNREADABLE,
+        )
     connection.row_factory = sqlite3.Row
     return connection
 

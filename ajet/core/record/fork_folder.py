@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.core.record.atomic_file import writing
 from ajet.core.record.episode_reader import EpisodeRecord, TurnRecord
 from ajet.core.record.episode_store import EpisodeStore
-from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.run_folder import RunFolder, read_bytes_of
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.trajectory import OF_AGENT, EpisodeStatus, Group, Trajectory
 from ajet.core.trajectory.turn import Turn
@@ -63,12 +63,12 @@ def read_forks(run: RunFolder, episode_id: str) -> list[dict[str, Any]]:
         if not folder.name.startswith(f"{episode_id}-turn-"):
             continue
         try:
-            table = json.loads((folder / FORK_JSON).read_text("utf-8"))
+            table = json.loads(read_bytes_of(folder / FORK_JSON))
             names = ("turn", "model", "success", "reward")
             row = {**{name: table[name] for name in names}, "num_forks": len(table["forks"])}
             if table["episode"] == episode_id:
                 found.append({**row, "turn": int(row["turn"]), "folder": folder.name})
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue
     return sorted(found, key=lambda row: row["turn"])
 

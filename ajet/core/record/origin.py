@@ -20,6 +20,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
 from ajet.core.record.atomic_file import write_text_atomically
+from ajet.core.record.run_folder import read_bytes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +53,14 @@ class RunOrigin:
     @classmethod
     def read(cls, file: Path) -> RunOrigin:
         try:
-            origin = cls(**json.loads(file.read_text(encoding="utf-8")))
+            origin = cls(**json.loads(read_bytes_of(file)))
             datetime.fromisoformat(origin.begun)
             return origin
         except FileNotFoundError as error:
             raise CheckpointError(
                 f"{file}: no such file; is this the folder of a run?", code=Code.RUN_NOT_FOUND
             ) from error
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise CheckpointError(
                 f"{file} cannot be read: {error}", code=Code.RECORD_UNREADABLE
             ) from error

@@ -28,6 +28,7 @@ from statistics import fmean, stdev
 from loguru import logger
 
 from ajet.core.record.evaluation import wilson
+from ajet.core.record.run_folder import read_bytes_of
 from ajet.core.record.warning_log import RunWarning
 from ajet.core.record.warning_names import WarningName
 
@@ -99,7 +100,7 @@ class MetricsHistory:
 def metrics_rows(path: Path) -> Iterator[tuple[int, Metrics]]:
     """Yields each row of `logs/metrics.jsonl` with its step; `time` is among its numbers. A row
     that cannot be read is left out and said."""
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+    for number, line in enumerate(read_bytes_of(path).splitlines(), 1):
         try:
             row = json.loads(line)
             step = int(row.pop("step"))

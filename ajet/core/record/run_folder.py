@@ -32,6 +32,7 @@ share a folder over NFS without lock support.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -265,6 +266,15 @@ def is_file(path: Path) -> bool:
         raise CheckpointError(
             f"{path} cannot be read: {error.strerror}", code=Code.RECORD_UNREADABLE
         ) from error
+
+
+def read_bytes_of(path: Path) -> bytes:
+    """Returns the content of a file of a run folder, which somebody else may have made. What is no
+    regular file is taken for absent (FileNotFoundError): a pipe, or a link to /dev/zero, never
+    ends."""
+    if not is_file(path):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    return path.read_bytes()
 
 
 def shown_path(path: Path) -> str:

@@ -23,6 +23,7 @@ from typing import Any
 from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
 from ajet.core.record.atomic_file import write_text_atomically
+from ajet.core.record.run_folder import read_bytes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class RunSummary:
     def read(cls, path: Path) -> RunSummary:
         """Reads the summary of a finished run."""
         try:
-            content = dict(json.loads(path.read_text(encoding="utf-8")))
+            content = dict(json.loads(read_bytes_of(path)))
             names = {f.name for f in fields(cls)} - {"extra"}
             known = {name: content.pop(name) for name in names if name in content}
             return cls(**known, extra=content)

@@ -25,6 +25,7 @@ from loguru import logger
 from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
 from ajet.core.record.atomic_file import write_text_atomically, writing
+from ajet.core.record.run_folder import read_bytes_of
 from ajet.core.record.warning_names import WarningName
 from ajet.core.redaction import redact
 
@@ -86,7 +87,7 @@ def read_warnings(path: Path) -> list[RunWarning]:
 def warning_rows(path: Path) -> list[RunWarning | None]:
     """Returns the rows of a run folder's file, in their order; None for one that cannot be read."""
     try:
-        return [_warning(line) for line in path.read_bytes().splitlines()]
+        return [_warning(line) for line in read_bytes_of(path).splitlines()]
     except FileNotFoundError:
         return []
     except OSError as error:

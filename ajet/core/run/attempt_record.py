@@ -27,7 +27,7 @@ from ajet.core.config.yaml_codec import from_yaml
 from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
 from ajet.core.record.atomic_file import write_text_atomically
-from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.run_folder import RunFolder, read_bytes_of
 from ajet.core.run.code_files import below_base_dirs, code_files
 from ajet.core.run.identity import Change, RunIdentity
 
@@ -75,8 +75,8 @@ def read_attempts(folder: RunFolder) -> list[AttemptRecord]:
     found = []
     for file in sorted(folder.attempts.glob("*/attempt.json")):
         try:
-            found.append(_from_json(json.loads(file.read_text(encoding="utf-8"))))
-        except (OSError, ValueError, TypeError, KeyError):
+            found.append(_from_json(json.loads(read_bytes_of(file))))
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
             continue
     return found
 
@@ -126,11 +126,11 @@ def earlier_identity(folder: RunFolder) -> RunIdentity | None:
     if attempts:
         return attempts[-1].identity
     try:
-        values = from_yaml(folder.config_yaml.read_text(encoding="utf-8"))
+        values = from_yaml(read_bytes_of(folder.config_yaml).decode())
         return RunIdentity(config=flatten(values))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(
             f"{folder.config_yaml} cannot be read: {reason}; begin anew with --no-resume",

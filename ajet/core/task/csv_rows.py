@@ -9,6 +9,7 @@ answer is a mistake that shows. Not covered: other separators, compressed files.
 
 import csv
 import io
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def rows_of_csv(text: str, path: Path) -> list[dict[str, Any]]:
 
 
 def _check_header(header: list[str], path: Path) -> None:
-    twice = next((name for name in header if header.count(name) > 1), None)
+    twice = next((name for name, number in Counter(header).items() if number > 1), None)
     if twice is not None:
         raise DataError(
             f"{path}:1: the header has {twice!r} twice; give each column a name of its own",

@@ -131,7 +131,7 @@ class ResultLog:
             taken = {int(index): TaskResults(*values) for index, values in state["tasks"].items()}
             self.num_taken = int(state["taken"])
             found = [taken.pop(index, TaskResults()) for index in range(len(self.of_task))]
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise CheckpointError(
                 "the checkpoint's results of tasks cannot be read: pass --no-resume",
                 code=Code.CHECKPOINT_DIFFERS,
@@ -155,7 +155,7 @@ def read_results(file: Path, tasks: Sequence[Task]) -> list[GroupResult]:
         ]
     except OSError as error:
         raise DataError(f"{WHERE}: {file}: {error.strerror}", code=Code.RESULT_FILE) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(
             f"{WHERE}: {file}: not a result of `ajet eval --split training --out FILE`",
             code=Code.RESULT_FILE,

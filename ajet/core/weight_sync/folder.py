@@ -40,12 +40,10 @@ UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
 """The errors of reading a damaged JSON file."""
 
 
-def shared_memory_root(name: str) -> Path:
-    """Returns a folder of this name in shared memory, or in the temporary folder where there is
-    none.
-    """
+def shared_memory_root() -> Path:
+    """Returns the folder of shared memory, or the temporary folder where there is none."""
     usable = SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK)
-    return (SHARED_MEMORY if usable else Path(tempfile.gettempdir())) / name
+    return SHARED_MEMORY if usable else Path(tempfile.gettempdir())
 
 
 @dataclass(frozen=True, slots=True)

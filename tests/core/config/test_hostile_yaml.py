@@ -36,6 +36,14 @@ def test_a_tag_that_would_run_code_is_refused_and_runs_none(tmp_path, tag):
     assert not (tmp_path / "made").exists()
 
 
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 5000 + "]" * 5000])
+def test_an_override_that_python_cannot_read_is_one_line(tmp_path, value):
+    file = written(tmp_path, "ajet: {model: {path: 'embedded:math'}}\n")
+    with pytest.raises(ConfigError, match="train_batch_size") as caught:
+        load_config(file, [f"ajet.data.train_batch_size={value}"])
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("name", ["../../escape", "..", ".", "a/b", "a\\b", "a\x00b"])
 def test_an_experiment_is_named_by_no_path(tmp_path, name):
     text = f"ajet: {{model: {{path: 'embedded:math'}}, experiment_name: {name!r}}}\n"

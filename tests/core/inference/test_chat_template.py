@@ -76,6 +76,26 @@ def test_a_conversation_that_the_template_refuses_is_one_line():
         ChatTemplate(tokenizer).render([{"role": "tool", "content": "a"}])
 
 
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{{ 'a' * 10 ** 15 }}", "MemoryError"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
+        ("{{ 'a'.index('b') }}", "substring not found"),
+        ("{{ raise_exception('\x1b[2Jgone') }}", r"\\x1b\[2Jgone"),
+    ],
+)
+def test_whatever_a_template_raises_is_one_line_without_control_characters(template, reason):
+    tokenizer = chat_tokenizer("qwen2_5")
+    tokenizer.chat_template = template
+    with pytest.raises(
+        ModelError, match=rf"cannot render messages \(user.*\): .*{reason}"
+    ) as caught:
+        ChatTemplate(tokenizer).render([{"role": "user", "content": "a"}])
+    assert str(caught.value).isprintable()
+
+
 def test_messages_are_brought_to_the_form_that_templates_expect():
     assert normalised({"role": "user", "content": None}) == {"role": "user", "content": ""}
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]

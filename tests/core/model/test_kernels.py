@@ -1,7 +1,9 @@
 """The compiled kernels against torch, and how their library is made."""
 
 import itertools
+import os
 import shutil
+import stat
 import subprocess
 
 import pytest
@@ -10,7 +12,7 @@ from loguru import logger
 
 from ajet.core.model.kernels import segments as segments_module
 from ajet.core.model.kernels.functions import kernels, kernels_for
-from ajet.core.model.kernels.library import SLOWER, compiled, library
+from ajet.core.model.kernels.library import SLOWER, compiled, first_exchangeable, library
 from ajet.core.model.kernels.segments import AttentionSegment, SegmentTable
 from ajet.core.model.wide_layer import rotate
 
@@ -315,10 +317,50 @@ def test_the_library_is_made_once(tmp_path):
     assert list(tmp_path.iterdir()) == [library]
 
 
+@pytest.mark.parametrize("harm", ["written by others", "of another user", "a link"])
+def test_a_library_that_somebody_else_could_have_written_is_compiled_anew(tmp_path, harm):
+    if harm == "of another user" and os.geteuid() != 0:
+        pytest.skip("only root gives files away")
+    compiler, folder, other = tmp_path / "cc", tmp_path / "made", tmp_path / "other.so"
+    script = '[ $1 = --version ] && exit\nwhile [ "$1" != -o ]; do shift; done\necho made > "$2"\n'
+    compiler.write_text(f"#!/bin/sh\n{script}")
+    compiler.chmod(0o755)
+    folder.mkdir()
+    library = compiled(str(compiler), folder)
+    other.write_text("harm")
+    if harm == "a link":
+        library.unlink()
+        library.symlink_to(other)
+    else:
+        library.write_text("harm")
+        library.chmod(0o666 if harm == "written by others" else 0o600)
+        os.chown(library, 12345 if harm == "of another user" else -1, -1)
+    assert compiled(str(compiler), folder) == library
+    assert library.read_text() == "made\n" and other.read_text() == "harm"
+    assert stat.S_IMODE(library.lstat().st_mode) == 0o700
+
+
+def test_a_folder_that_others_could_exchange_is_named(tmp_path):
+    folder = tmp_path / "cache" / "ajet"
+    folder.mkdir(parents=True)
+    assert first_exchangeable(folder) is None
+    folder.parent.chmod(0o777)
+    assert first_exchangeable(folder) == folder.parent
+    folder.parent.chmod(0o1777)  # as /tmp
+    assert first_exchangeable(folder) is None
+    folder.chmod(0o770)
+    assert first_exchangeable(folder) == folder
+    if os.geteuid() == 0:
+        folder.chmod(0o700)
+        os.chown(folder, 12345, 12345)
+        assert first_exchangeable(folder) == folder
+
+
 def test_a_compiler_that_fails_is_an_error(tmp_path):
     broken = tmp_path / "cc"
     broken.write_text("#!/bin/sh\n[ $1 = --version ]\n")
     broken.chmod(0o755)
+    (tmp_path / "made").mkdir()
     with pytest.raises(subprocess.CalledProcessError):
         compiled(str(broken), tmp_path / "made")
     assert list((tmp_path / "made").iterdir()) == []

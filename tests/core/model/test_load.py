@@ -1,6 +1,8 @@
 """Every place that a model comes from, and one line for each way that it fails."""
 
+import json
 import logging
+import pickle
 import shutil
 from pathlib import Path
 
@@ -95,6 +97,30 @@ def test_damaged_weights(folder, tmp_path):
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
     assert "its model does not load" in _error(tmp_path)
+
+
+def test_weights_that_are_a_pickle(folder, tmp_path):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps({"a": Path("/")}, protocol=2))
+    assert "its model does not load" in _error(tmp_path)
+
+
+@pytest.mark.parametrize("number", [1e9, "many", -1])
+def test_a_config_with_a_number_that_no_model_has(folder, tmp_path, number):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["num_hidden_layers"] = number
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert "does not load" in _error(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation"])
+def test_code_of_the_hub_that_a_config_asks_for_is_refused(folder, tmp_path, name):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {name: "kernels-community/x"}))
+    assert f"asks for code of the hub ({name}: kernels-community/x)" in _error(tmp_path)
 
 
 def test_an_architecture_that_nobody_knows(folder, tmp_path):

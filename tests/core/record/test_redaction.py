@@ -1,5 +1,7 @@
 """Keys to the model and logins are cut wherever a line of the log goes."""
 
+import time
+
 import pytest
 from loguru import logger
 
@@ -7,7 +9,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.config.redacted import redacted_config
 from ajet.core.record.run_log import run_log
 from ajet.core.record.screen_log import begin_screen_log
-from ajet.core.redaction import redact
+from ajet.core.redaction import FreeForm, redact
 
 KEY = "sk-ajet-" + "0123456789abcdef" * 2
 
@@ -56,3 +58,80 @@ def test_an_address_shows_nobody_how_to_log_in(text, shown):
     assert redact(f"notice: {text} is ignored") == f"notice: {shown} is ignored"
     config = AjetConfig.model_validate({"trinity": {"buffer": {"url": text}}})
     assert redacted_config(config)["trinity"]["buffer"]["url"] == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("mysql://me:a://b@db", "mysql://***@db"),
+        ("see mysql://me: x@db and http://a:b/c@d", "see mysql://me: x@db and http://a:b/c@d"),
+        ("id eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0.abc_-9 end", "id *** end"),
+        ("x-eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0 end", "*** end"),
+        (
+            "https://h/p?a=1&my_token_x=5 6&code=&sig=7",
+            "https://h/p?a=1&my_token_x=*** 6&code=&sig=***",
+        ),
+        ("stripe sk_live_" + "4eC39HqLyjWDarjtT1", "stripe ***"),
+        ("npm_" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8", "***"),
+        ("pypi-" + "AgEIcHlwaS5vcmcCJDU3YmQ5NTEyLWI5", "***"),
+        ("gsk_" + "a1B2c3D4e5F6g7H8i9J0", "***"),
+        ("xai-" + "a1B2c3D4e5F6g7H8i9J0", "***"),
+        ("dapi" + "0123456789abcdef" * 2, "***"),
+        ("hvs." + "CAESIJ1234567890abcdefgh", "***"),
+        ("-----BEGIN PGP PRIVATE KEY BLOCK-----\nlQ\n-----END PGP PRIVATE KEY BLOCK-----.", "***."),
+        ("curl -u me:s3cret https://h", "curl -u me:*** https://h"),
+        ("curl --user 'me:s3cret' https://h", "curl --user 'me:***' https://h"),
+        ("docker run -u 1000:1000 image", "docker run -u 1000:1000 image"),
+    ],
+)
+def test_secrets_of_a_known_form_are_replaced(text, shown):
+    assert redact(text) == shown
+
+
+REPEATED = [
+    "eyJ-",
+    "://a",
+    "://:",
+    "://a:b@ ",
+    "authorization:",
+    "authorization: ",
+    "token ",
+    "-u a",
+]
+REPEATED += [
+    "'token': \"",
+    "-----BEGIN ",
+    "-----END A",
+    "a_pat",
+    "?password",
+    "Bearer  ",
+    "SG.",
+    "sk-",
+]
+REPEATED += [
+    "password",
+    "://?password=&",
+    "://a/b1",
+    "--token",
+    "-----BEGIN PRIVATE KEY-----",
+    "_-",
+]
+
+
+@pytest.mark.parametrize("unit", REPEATED)
+@pytest.mark.parametrize(
+    ("before", "after"), [("", ""), ("://?", "=&"), ("curl 'token': \"", "\n")]
+)
+def test_the_work_grows_with_the_length_and_not_with_its_square(unit, before, after):
+    """A model or a tool may have written the text. Sixteen times the text takes 16 times the CPU,
+    or 256 times with a pattern that scans again from each place; times below a hundredth of a
+    second say nothing."""
+
+    def cpu_s(length):
+        text = before + unit * (length // len(unit)) + after
+        start_s = time.process_time()
+        redact(text)
+        FreeForm().allowed(text, "notes")
+        return time.process_time() - start_s
+
+    assert min(cpu_s(48_000) for _ in range(2)) < max(0.01, 80 * min(cpu_s(3000) for _ in range(3)))

@@ -58,6 +58,27 @@ def raises(error):
     return judge_that(act)
 
 
+def object_array(content):
+    array = np.empty((), dtype=object)
+    array[()] = content
+    return array
+
+
+NO_REWARDS = [
+    (object_array(None), "None"),
+    (np.ma.masked, "None"),
+    (np.ma.array(0.5, mask=True), "None"),
+    (np.datetime64("NaT"), "a value of type datetime64"),
+    (np.timedelta64("NaT"), "a value of type timedelta64"),
+    (np.timedelta64(5, "ns"), "a value of type timedelta64"),
+    (object_array(np.timedelta64(5)), "a value of type timedelta64"),
+    (object_array("1.0"), "str '1.0'"),
+    (np.array(1 + 2j), "a value of type complex"),
+    (np.array([1.0]), "a value of type ndarray"),
+]
+"""Values that a missing cell, or one of another column, may be; with what they are called."""
+
+
 class NotInitialised(WorkflowOutput):
     def __init__(self):
         """`super().__init__` is not called: there are no fields."""
@@ -75,6 +96,14 @@ class NotInitialised(WorkflowOutput):
             WorkflowOutput(reward=np.longdouble("1e4000")),
             "MyFlow: WorkflowOutput.reward is inf: return a finite number",
         ),
+        *[
+            (
+                WorkflowOutput(reward=reward),
+                f"MyFlow: WorkflowOutput.reward is {what}: give one number or bool, or None to ask "
+                "the judge",
+            )
+            for reward, what in NO_REWARDS
+        ],
         (
             WorkflowOutput(reward=1.0, log_metrics={"ok": 1, "moves": float("nan")}),
             "MyFlow: WorkflowOutput.log_metrics['moves'] is nan: return a finite number",
@@ -128,6 +157,11 @@ async def test_an_odd_output_is_an_agent_error_that_names_the_workflow(output, e
         ((-1e39, True), "judge 'MyJudge': the reward is -1e+39: give one of at most 1e+30 in size"),
         ((10**5000, True), "judge 'MyJudge': the reward is too large for a float"),
         ((np.array([1.0, 2.0]), True), "the reward is a value of type ndarray: return a number"),
+        *[
+            ((reward, True), f"the reward is {what}: return a number")
+            for reward, what in NO_REWARDS
+        ],
+        *[(reward, "judge 'MyJudge'") for reward, _ in NO_REWARDS],
         ((1.0, "False"), "judge 'MyJudge': is_success is str 'False': return a bool"),
         ((1.0, 0.3), "judge 'MyJudge': is_success is float '0.3': return a bool"),
         ((1.0, np.array([1, 0])), "is_success is a value of type ndarray: return a bool"),

@@ -247,7 +247,7 @@ def test_a_shard_is_on_disk_before_the_next_one_is_collected(tmp_path):
 
 
 def test_shared_memory_is_used_where_there_is_some(tmp_path):
-    root = shared_memory_root(f"ajet-test-{os.getpid()}")
+    root = shared_memory_root() / f"ajet-test-{os.getpid()}"
     folder = WeightFolder(root)
     try:
         targets = _zeros()

@@ -2,6 +2,9 @@
 
     ~/.cache/ajet/kernels-<digest>.so      the digest of sources, compiler, flags and processor
 
+Loading a library runs its code, so one that another user could have written is not loaded, and a
+folder that another user could exchange is not used.
+
 The library has no threads of its own: it takes those of the OpenMP runtime that torch has loaded.
 """
 
@@ -11,6 +14,7 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -45,7 +49,16 @@ def library() -> ctypes.CDLL | None:
         logger.warning(f"{SLOWER}: no C compiler (cc) is installed; gcc is one")
         return None
     try:
-        return ctypes.CDLL(str(compiled(compiler, cache_folder())))
+        folder = cache_folder()
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if (exchangeable := first_exchangeable(folder)) is None:
+            return ctypes.CDLL(str(compiled(compiler, folder)))
+        logger.warning(
+            f"{exchangeable} belongs to another user or can be written by others, so the kernels "
+            "are compiled anew for this process: set XDG_CACHE_HOME to a folder of yours"
+        )
+        with tempfile.TemporaryDirectory() as private:
+            return ctypes.CDLL(str(compiled(compiler, Path(private))))
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         logger.warning(f"{SLOWER}: {compiler} could not compile {SOURCES[0]}: {error}")
         return None
@@ -67,9 +80,12 @@ def compiled(compiler: str, folder: Path) -> Path:
     parts += [version, repr(FLAGS).encode(), processor().encode()]
     digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
     library = folder / f"kernels-{digest}.so"
-    if library.exists():
+    if (
+        os.path.lexists(library)
+        and not library.is_symlink()
+        and not _is_writable_by_others(library)
+    ):
         return library
-    folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as made:
         unlinked, linked = Path(made, "kernels.o"), Path(made, "kernels.so")
         # Linked without -fopenmp: its functions are then those of the runtime that torch has.
@@ -78,8 +94,28 @@ def compiled(compiler: str, folder: Path) -> Path:
             [compiler, "-shared", str(unlinked), "-o", str(linked), "-lm"],
         ):
             subprocess.run(guarded(command), capture_output=True, check=True, timeout=COMPILE_S)
+        linked.chmod(0o700)
         linked.replace(library)
     return library
+
+
+def first_exchangeable(folder: Path) -> Path | None:
+    """Returns the first of the folder and those above it whose content another user could replace,
+    None where there is none. In /tmp nobody can replace what isn't theirs (the sticky bit)."""
+    for path in (folder.absolute(), *folder.absolute().parents, *folder.resolve().parents):
+        if _is_writable_by_others(path):
+            return path
+    return None
+
+
+def _is_writable_by_others(path: Path) -> bool:
+    """Returns True where another user than root owns a path or may write to it. A link counts by
+    its owner."""
+    status = path.lstat()
+    if status.st_uid not in (0, os.geteuid()):
+        return True
+    is_guarded = stat.S_ISLNK(status.st_mode) or status.st_mode & stat.S_ISVTX
+    return not is_guarded and bool(status.st_mode & 0o022)
 
 
 def processor() -> str:

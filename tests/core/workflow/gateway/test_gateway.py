@@ -243,3 +243,38 @@ async def test_a_thousand_interleaved_episodes_get_only_their_own_tokens(tuner_o
         told = TOKENIZER.decode(second.completion.prompt_ids + second.completion.token_ids)
         assert told.count("episode-") == told.count(name) == 3
         assert second.notes["continues"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/chat/completions", {"type": "image_url", "image_url": {"url": "ADDRESS"}}),
+        ("/chat/completions", {"type": "file", "file": {"file_url": "ADDRESS"}}),
+        ("/responses", {"type": "input_image", "image_url": "ADDRESS"}),
+        ("/responses", {"type": "input_file", "file_url": "ADDRESS"}),
+        ("/messages", {"type": "image", "source": {"type": "url", "url": "ADDRESS"}}),
+        ("/messages", {"type": "document", "source": {"type": "url", "url": "ADDRESS"}}),
+    ],
+)
+@pytest.mark.parametrize("scheme", ["http", "file"])
+async def test_no_address_in_a_message_is_ever_opened(tuner_of, tmp_path, path, body, scheme):
+    asked = []
+    canary = await asyncio.start_server(lambda *_: asked.append(1), "127.0.0.1", 0)
+    port = canary.sockets[0].getsockname()[1]
+    (tmp_path / "secret").write_text("the secret")
+    address = f"http://127.0.0.1:{port}/" if scheme == "http" else f"file://{tmp_path}/secret"
+    part = json.loads(json.dumps(body).replace("ADDRESS", address))
+    messages = [{"role": "user", "content": [part]}]
+    field = "input" if path == "/responses" else "messages"
+    content = json.dumps({"model": "m", "max_tokens": 8, field: messages})
+    answer = await post(tuner_of().as_oai_baseurl_apikey(), content, path=path)
+    canary.close()
+    assert answer.status_code == 400
+    assert asked == [] and "the secret" not in answer.text
+
+
+async def test_requests_without_a_key_hold_up_no_episode(tuner_of):
+    address = tuner_of("red").as_oai_baseurl_apikey()
+    flood = [asyncio.create_task(post(address, key="none")) for _ in range(200)]
+    assert (await post(address)).json()["choices"][0]["message"]["content"] == "red"
+    assert {(await answer).status_code for answer in flood} == {401}
