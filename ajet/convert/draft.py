@@ -8,7 +8,7 @@ A system's own default is written if ajet's differs. Not covered: whether ajet's
 value (refusals.py).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
@@ -24,6 +24,7 @@ from ajet.core.redaction import FreeForm
 Category = Literal["algorithm", "machine", "unknown"]
 UNRESOLVED = "the value is not in the file: write it out, or give it as an override"
 DEFAULT = "'s default"
+NAMES = ("ajet.project_name", "ajet.experiment_name", "ajet.experiment_dir")
 NOTHING = (None, False, 0, "", [], {})
 
 
@@ -68,6 +69,7 @@ class Conversion:
     source: str
     values: dict[str, Any] = field(default_factory=dict)  # our dotted key -> value
     origins: dict[str, str] = field(default_factory=dict)  # our dotted key -> theirs
+    blanks: dict[str, str] = field(default_factory=dict)  # our dotted key -> theirs, not known
     sections: dict[str, Any] = field(default_factory=dict)  # the user's own, as they are
     left_out: list[OmittedKey] = field(default_factory=list)
     to_do: list[str] = field(default_factory=list)  # steps that only the user can do
@@ -80,6 +82,7 @@ class Conversion:
         """Returns how many keys went where."""
         return [
             (len(self.values) + len(self.sections), "written"),
+            (len(self.blanks), "left blank for you to fill in"),
             (len(self.of("algorithm")), "left out, and that changes the algorithm"),
             (len(self.of("unknown")), "left out, not known to ajet"),
             (len(self.of("machine")), "left out, no counterpart or no effect here"),
@@ -88,7 +91,7 @@ class Conversion:
     @property
     def changes_the_algorithm(self) -> bool:
         """Is true if an omitted key changes the algorithm or may do so, as an unknown key may."""
-        return any(each.category != "machine" for each in self.left_out)
+        return bool(self.blanks) or any(each.category != "machine" for each in self.left_out)
 
 
 class Draft:
@@ -102,6 +105,7 @@ class Draft:
         self._written = flatten(read.values)
         self._defaults = defaults
         self._taken: set[str] = set()
+        self._shown: set[str] = set()  # of the keys that are not known, those in a blank's line
 
     def has_key(self, key: str) -> bool:
         """Returns whether the source has this key, or keys below it."""
@@ -145,7 +149,12 @@ class Draft:
         return value
 
     def set(self, target: str, value: Any, *keys: str) -> None:
-        """Sets our key `target`. `keys` are the source's keys that the value comes from."""
+        """Sets our key `target`. `keys` are the source's keys that the value comes from; it is left
+        blank if one of them is not known."""
+        if unknown := [key for key in keys if key in self.read.unresolved]:
+            self._leave_blank(target, unknown)
+        if target in self.result.blanks:
+            return
         written = [key for key in keys if self.has_key(key)]
         if not written and value == ajet_defaults().get(target):
             return
@@ -156,17 +165,30 @@ class Draft:
     def copy(self, key: str, target: str, change: Callable[[Any], Any] | None = None) -> None:
         """Copies the key's value to `target`, converted by `change`; null is not copied."""
         value = self.take(key)
-        if value is not None:
+        if key in self.read.unresolved:
+            self._leave_blank(target, [key])
+        elif value is not None:
             self.set(target, change(value) if change else value, key)
 
     def choose(self, key: str, target: str, choices: Mapping[Any, Any], reason: str) -> None:
         """Copies one value out of several choices; a value that is not among them is left out."""
         value = self.take(key)
-        if isinstance(value, str | int | float | bool) and value in choices:
+        if key in self.read.unresolved:
+            self._leave_blank(target, [key])
+        elif isinstance(value, str | int | float | bool) and value in choices:
             self.set(target, choices[value], key)
         elif value is not None:
             known = ", ".join(map(str, choices))
             self.leave_out(key, f"{reason}; there are {known}", algorithm=True)
+
+    def _leave_blank(self, target: str, keys: Sequence[str]) -> None:
+        """Marks `target` as one that the user fills in, unless it is a name, which ajet gives too."""
+        if target in NAMES:
+            return
+        texts = [OmittedKey(key, self.read.unresolved[key], "", "unknown").shown for key in keys]
+        self.result.blanks[target] = f"{'; '.join(texts)}: not known"
+        self.result.values.pop(target, None)
+        self._shown |= set(keys)
 
     def leave_out(self, key: str, reason: str, *, algorithm: bool = False) -> None:
         """Marks the key as dealt with and lists it as omitted."""
@@ -184,6 +206,8 @@ class Draft:
     def classify_remaining(self, absent: Mapping[str, Absent]) -> None:
         """Lists every key that was not taken as omitted: known and absent here, or unknown."""
         for key, text in self.read.unresolved.items():
+            if key in self._shown:
+                continue
             if self._is_taken(key):
                 self.result.left_out.append(OmittedKey(key, text, UNRESOLVED, "unknown"))
             else:

@@ -14,6 +14,7 @@ import yaml
 
 from ajet.convert.draft import Conversion, OmittedKey
 from ajet.convert.source import unflatten
+from ajet.core.config.blanks import BLANK
 from ajet.core.config.tree import AjetConfig
 
 WIDTH = 100
@@ -41,15 +42,18 @@ _Dumper.add_representer(str, _text)
 
 def yaml_text(result: Conversion) -> str:
     """Returns the text of the whole file."""
-    tree = _ordered(unflatten(result.values), AjetConfig().model_dump()) | result.sections
-    return "\n".join([*_head(result), "", *_section(tree, "", 0, result.origins), ""])
+    values = result.values | dict.fromkeys(result.blanks, BLANK)
+    tree = _ordered(unflatten(values), AjetConfig().model_dump()) | result.sections
+    origins = result.origins | result.blanks
+    return "\n".join([*_head(result), "", *_section(tree, "", 0, origins), ""])
 
 
 def _head(result: Conversion) -> Iterator[str]:
     yield f"# Converted from {result.system}'s {result.source} by `ajet convert`."
-    if result.to_do:
+    blanks = [f"write a value at each {BLANK} below: {', '.join(result.blanks)}"]
+    if to_do := [*(blanks if result.blanks else []), *result.to_do]:
         yield from ["#", "# To do:"]
-        for text in result.to_do:
+        for text in to_do:
             yield from _wrapped(text)
     for category, heading in HEADINGS.items():
         entries = [each for each in result.left_out if each.category == category]

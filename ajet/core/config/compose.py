@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from ajet.core.config.agentjet_keys import FORMER_DEFAULTS, FORMER_SECTION
+from ajet.core.config.blanks import refuse_blanks
 from ajet.core.config.environment_reference import environment_references
 from ajet.core.config.explain import Origin, leaves_of_that_name, mapping_and_list_problem
 from ajet.core.config.overlay import PACKAGED, overlaid
@@ -77,6 +78,7 @@ def compose(path: Path, overrides: Sequence[str]) -> Composed:
     own_search_path = _own_search_path(boilerplate, path)
     defaults = _defaults(yaml_content.pop("defaults", None), path)
     parsed = [hydra_override(override) for override in overrides]
+    refuse_blanks(yaml_content, overrides, path)
     origin = Origin(path, overrides)
     values, references = None, dict[str, str]()
     if not own_search_path:
