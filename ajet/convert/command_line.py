@@ -42,7 +42,7 @@ class CommandLine:
     @property
     def values(self) -> dict[str, str]:
         """Returns the text of each option and key; the last one of a key counts."""
-        pairs = (override.partition("=") for override in self.overrides)
+        pairs = (override.partition("=") for override in self.overrides if "=" in override)
         return self.options | {key: value for key, _, value in pairs}
 
 
@@ -52,7 +52,7 @@ def read_script(path: Path, entry: Sequence[str]) -> CommandLine:
     with runs:
         for attempt in (runs.as_it_stands, runs.with_required_values, runs.with_files):
             launches = [_launches(run, entry) for run in attempt()]
-            if any(launches):
+            if any(launches) or runs.plain.exit_code is None:
                 break
     firsts = [calls[0] for calls in launches if calls]
     if not firsts:
@@ -86,10 +86,10 @@ def _unknown(calls: Sequence[CommandLine], runs: ScriptRuns) -> dict[str, str]:
     values = [call.values for call in calls]
     for key in dict.fromkeys(key for each in values for key in each):
         texts = [each.get(key) for each in values]
-        marked = next((text for text in texts if text and runs.holds_unknown(text)), None)
-        if runs.holds_unknown(key):  # a key that is made up of such a value
+        marked = max(texts, key=lambda text: runs.num_unknown(text or ""))
+        if runs.num_unknown(key):  # a key that is made up of such a value
             continue
-        if marked is not None:
+        if marked and runs.num_unknown(marked):
             unknown[key] = runs.without_unknown(marked)
         elif len(set(texts)) > 1 or texts[0] == "":
             unknown[key] = "…"

@@ -10,6 +10,7 @@ start a training (command_line.py).
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -29,7 +30,7 @@ wc sort uniq tr cut rev paste xargs bc jq column fold tac nl tar unzip gzip apt 
 printenv uuidgen openssl md5sum sha256sum
 """.split()  # noqa: SIM905  # one name a line would be a hundred lines
 """Commands that `command -v` finds. Any other has the same stand-in, by `command_not_found_handle`."""
-MOST_COMMANDS = 500
+MOST_RECORDS, MOST_CPU_S = 400, 2
 POLL_S = 0.02
 
 
@@ -68,6 +69,7 @@ def run_once(scratch: Path, settings: dict[str, Any], run: dict[str, Any]) -> di
             stdout=subprocess.DEVNULL,
             stderr=stream,
             start_new_session=True,
+            preexec_fn=limit_cpu,
         )
         exit_code = wait_for(process, scratch / "records", settings["timeout_s"])
     lines = errors.read_bytes()[-4000:].decode("utf-8", "replace").strip().splitlines()
@@ -79,6 +81,11 @@ def run_once(scratch: Path, settings: dict[str, Any], run: dict[str, Any]) -> di
         "home": str(home),
         "folder": str(folder),
     }
+
+
+def limit_cpu() -> None:
+    """Ends a loop without an end, also where the machine is busy and little time is its own."""
+    resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_S, MOST_CPU_S))
 
 
 def write_stand_ins(scratch: Path, settings: dict[str, Any], run: dict[str, Any]) -> Path:
@@ -104,11 +111,11 @@ def write_stand_ins(scratch: Path, settings: dict[str, Any], run: dict[str, Any]
 
 
 def wait_for(process: subprocess.Popen[bytes], records: Path, timeout_s: float) -> int | None:
-    """Waits for the script and what it started; returns None if it was ended: after `timeout_s`, or
-    `MOST_COMMANDS`."""
+    """Waits for the script and what it started; returns None if it was ended: after `timeout_s`,
+    `MOST_RECORDS` or `MOST_CPU_S`."""
     deadline = time.monotonic() + timeout_s
     while process.poll() is None:
-        if time.monotonic() > deadline or len(os.listdir(records)) > MOST_COMMANDS:
+        if time.monotonic() > deadline or len(os.listdir(records)) > MOST_RECORDS:
             break
         time.sleep(POLL_S)
     exit_code = process.poll()
@@ -117,7 +124,7 @@ def wait_for(process: subprocess.Popen[bytes], records: Path, timeout_s: float) 
     if has_group(process.pid):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    return exit_code
+    return None if exit_code is None or exit_code < 0 else exit_code
 
 
 def has_group(group: int) -> bool:
@@ -133,5 +140,5 @@ def commands(records: Path) -> list[list[str]]:
     texts = [(records / name).read_bytes() for name in sorted(os.listdir(records))]
     return [
         [word.decode("utf-8", "replace") for word in text.split(b"\0")[:-1]]
-        for text in texts[:MOST_COMMANDS]
+        for text in texts[:MOST_RECORDS]
     ]

@@ -26,14 +26,15 @@ from ajet.core.errors import ConfigError
 from ajet.sandbox.limits import MIB, Limits
 from ajet.sandbox.pool import SandboxError, SandboxPool
 
-RUN_S, ALL_S = 5.0, 45.0
-"""The seconds after which a script is stopped: one run of it, and all runs of one call."""
+RUN_S, ALL_S = 60.0, 240.0
+"""The seconds after which a script is stopped: one run of it, and all runs of one call. A run that uses
+the processor for long, or calls many commands, is stopped sooner (sandboxed.py)."""
 LIMITS = Limits(memory_bytes=512 * MIB, cpu_s=60, num_processes=128, output_bytes=16 * MIB)
 MOST_FILES, MOST_BYTES = 40, 1 << 19
 FROM_OUTSIDE, FROM_COMMAND = 790_001, 791_004
 """Numbers in the place of what is not known: the first of those of variables, and what a command
 prints. They are numbers, so that sums of them are sums."""
-SMALL, NUM_VARIED = 2, 4
+SMALL = 2
 _UNKNOWN = re.compile(r"(?<!\d)79[01]\d{3}(?!\d)")
 _HERE = Path(__file__).parent
 _NAME = r"[A-Za-z_]\w*"
@@ -46,7 +47,8 @@ _TESTED = re.compile(
     rf"""|\[\[\s+!?\s*"?\$\{{?({_NAME})\}}?"?\s*(?:\]\]|&&|\|\|)"""
     rf"""|\$\{{?({_NAME})\}}?"?\s*[!=]?=\s*(?:""|'')"""
 )
-_POSITIONAL = re.compile(r"\$\{?[1-9@*]")
+_POSITIONAL = re.compile(r"\$\{?[1-9]")
+_CHANGING = re.compile(r"\$\{?(?:S?RANDOM|SECONDS|EPOCH|BASHPID|\$)")
 _OF_BASH = re.compile(
     r"BASH\w*|_\w*|HOME|PATH|PWD|OLDPWD|IFS|OPT\w+|REPLY|LINENO|FUNCNAME|RANDOM|SECONDS|EPOCH\w+|"
     r"E?UID|PPID|GROUPS|SHELLOPTS|SHLVL|PIPESTATUS|DIRSTACK|PS\d|TERM|LANG|LC_\w+|TMPDIR|MACHTYPE|"
@@ -63,6 +65,12 @@ class Run:
     commands: list[list[str]]
     exit_code: int | None
     error: str
+
+    @property
+    def is_all_there_is(self) -> bool:
+        """Returns True if no stand-in printed anything that a later command may depend on: there was
+        one command with what it prints, or none."""
+        return len(self.commands) == 0 or (len(self.commands) == 2 and bool(self.commands[0]))
 
 
 class ScriptRuns:
@@ -87,13 +95,14 @@ class ScriptRuns:
         """Returns the runs of a script that nobody sets anything for."""
         tested = sorted(self._tested)
         required = sorted(self._referenced - self._tested)
-        settings = [_setting(), *_varied(required)]
-        if tested or self._takes_arguments:
-            all_set = _setting([*required, *tested], FROM_OUTSIDE, arguments=self._takes_arguments)
-            settings.append(all_set)
-        plain, *others = self._run(settings)
-        self.plain, self.if_all_were_set = plain, others[NUM_VARIED:]
-        return [plain, *others[:NUM_VARIED]]
+        (self.plain,) = self._run([_setting()])
+        depends = tested or required or self._takes_arguments or _CHANGING.search(self._text)
+        if self.plain.is_all_there_is and not depends:
+            return [self.plain]
+        all_set = _setting([*required, *tested], arguments=self._takes_arguments)
+        *varied, all_set = self._run([*_varied(required), all_set])
+        self.if_all_were_set = [all_set]
+        return [self.plain, *varied]
 
     def with_required_values(self) -> list[Run]:
         """Returns the runs of a script that ends without values from outside."""
@@ -108,8 +117,9 @@ class ScriptRuns:
         return self._run([each | {"has_files": "1"} for each in [_setting(), *_varied(names)]])
 
     @staticmethod
-    def holds_unknown(text: str) -> bool:
-        return _UNKNOWN.search(text) is not None
+    def num_unknown(text: str) -> int:
+        """Returns how many numbers of the text stand for what is not known."""
+        return len(_UNKNOWN.findall(text))
 
     @staticmethod
     def without_unknown(text: str, filler: str = "…") -> str:
@@ -176,7 +186,7 @@ class ScriptRuns:
         if outcome.returncode != 0:
             lines = outcome.stderr.strip().splitlines() or [f"exit code {outcome.returncode}"]
             raise ConfigError(
-                f"{self._path}: bash did not come to an end of it in the sandbox: {lines[-1]}; give "
+                f"{self._path}: bash did not finish it in the sandbox: {lines[-1]}; give "
                 "the YAML itself",
                 code=Code.NOT_CONVERTIBLE,
             )

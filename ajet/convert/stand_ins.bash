@@ -10,6 +10,8 @@
 # __ajet_bin, __ajet_bash, __ajet_records, __ajet_root, __ajet_output, __ajet_status, __ajet_takes_branches,
 # __ajet_has_files.
 #
+# What a stand-in prints is recorded too, as a command without words: the script depends on it, perhaps.
+#
 # The trap DEBUG sees each command before it runs. It covers what PATH does not: programs that are named by a path,
 # output that is sent into folders that are not here, and conditions on what a stand-in printed. It runs no regex in
 # the script's own shell, whose BASH_REMATCH would change.
@@ -22,11 +24,12 @@ __ajet_is_unknown() {
     [[ "$*" == *"$__ajet_unknown"* ]]
 }
 
-__ajet_record() {
+__ajet_record() { # NAME ARGUMENT…, or nothing
     printf '%s\0' "$@" >"$__ajet_records/${EPOCHREALTIME-$SECONDS}.$BASHPID" 2>/dev/null
 }
 
 __ajet_print_unknown() {
+    __ajet_record
     printf '%s\n' "$__ajet_output"
     return "$__ajet_status"
 }
@@ -43,7 +46,11 @@ __ajet_run() { # NAME ARGUMENT…
         return 0
         ;;
     tee) /usr/bin/cat ;;
-    rm | mv | rmdir | sleep | clear | sync | stty | tput | reset | pkill | killall | module | true | ulimit) return 0 ;;
+    sleep)
+        __ajet_record # a loop that waits for something ends after so many
+        return 0
+        ;;
+    rm | mv | rmdir | clear | sync | stty | tput | reset | pkill | killall | module | true | ulimit) return 0 ;;
     false) return 1 ;;
     dirname | basename | seq | expr | realpath | readlink | mktemp | uname) __ajet_text "" "$name" "$@" ;;
     cat | grep | egrep | sed | awk | gawk | head | tail | wc | sort | uniq | tr | cut | rev | paste | xargs | bc | jq | column | fold | tac | nl)

@@ -21,9 +21,9 @@ from ajet.core.judge import make_judge
 
 SOURCES = Path(__file__).parents[1] / "data" / "convert"
 LAKE = SOURCES / "roll" / "lake" / "lake_grpo.yaml"
-TOOLS = SOURCES / "verl" / "gsm8k_tool_agent.sh"
+TOOLS = SOURCES / "verl" / "gsm8k_tool_agent.yaml"
 PPO = SOURCES / "verl" / "ppo.yaml"
-GRAPH = SOURCES / "chatlearn" / "train_agent.sh"
+GRAPH = SOURCES / "chatlearn" / "train_agent.yaml"
 GRPO = SOURCES / "chatlearn" / "grpo_fsdp.yaml"
 MATH = SOURCES / "agentjet" / "math_agent.yaml"
 VERL = Path(sys.prefix) / "references/verl/trainer/config/_generated_ppo_trainer.yaml"
