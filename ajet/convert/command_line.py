@@ -3,9 +3,9 @@
     script ── bash, in the sandbox, with stand-ins for all commands ──> the words of each command
     python3 -m verl.trainer.main_ppo --config-name=x data.seed=1  ──>  options, overrides
 
-bash itself runs the script (script_runs.py), so the words are those that the system would get. It runs
-several times, with other values of what is not known before the real run: a value that differs from
-run to run, or that holds such a value, is unknown.
+bash itself runs the script (script_runs.py), so the words are those that the system would get. It
+runs several times, with other values of what is not known before the real run: a value that differs
+from run to run, or that holds such a value, is unknown.
 
 Not covered: `"$@"`, which is empty here; what a program computes that the script calls.
 """
@@ -67,9 +67,7 @@ def read_script(path: Path, entry: Sequence[str]) -> CommandLine:
     line.unknown = _unknown(firsts, runs)
     unset = [calls[0] for calls in [_launches(run, entry) for run in runs.if_all_were_set] if calls]
     line.unknown |= _empty_from_outside(line, unset, runs)
-    line.overrides = [
-        each for each in line.overrides if each.partition("=")[0] not in line.unknown
-    ]
+    line.overrides = [each for each in line.overrides if each.partition("=")[0] not in line.unknown]
     if runs.needs_files:
         line.to_do.append(
             f"{path.name} starts the training only where files exist that it looks for: it was "
@@ -105,8 +103,7 @@ def _empty_from_outside(
         key: runs.without_unknown(other)
         for call in calls
         for key, text in line.values.items()
-        if (other := call.values.get(key, text)) != text
-        and runs.without_unknown(other, "") == text
+        if (other := call.values.get(key, text)) != text and runs.without_unknown(other, "") == text
     }
 
 
@@ -129,14 +126,13 @@ def _other_launches(path: Path, line: CommandLine, others: Sequence[CommandLine]
 
 
 def _nothing_started(path: Path, entry: Sequence[str], run: Run) -> str:
-    names = " or ".join(each.strip(".") for each in entry)
-    ended = "bash was stopped, since it came to no end" if run.exit_code is None else ""
+    ended = ", bash was stopped, since it came to no end" if run.exit_code is None else ""
     if run.exit_code:
-        ended = f"bash ended with {run.exit_code}"
+        ended = f", bash ended with {run.exit_code}"
         ended += f" ({run.error})" if run.error else ""
     return (
-        f"{path}: no command here calls {names}{f', {ended}' if ended else ''}; give the YAML "
-        "itself, or the script that starts the training"
+        f"{path}: no command here calls {entry[0].strip('.')}{ended}; give the YAML itself, or the "
+        "script that starts the training"
     )
 
 
@@ -185,7 +181,7 @@ def override_value(key: str, text: str) -> Any:
 
 
 def _launches(run: Run, entry: Sequence[str]) -> list[CommandLine]:
-    """Returns the calls of the system in one run of the script: trainings, or else what there is."""
+    """Returns the calls of the system in one run of the script: trainings, or else any others."""
     calls: list[CommandLine] = []
     for words in run.commands:
         for position, word in enumerate(words):

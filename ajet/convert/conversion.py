@@ -53,7 +53,12 @@ SYSTEMS = {
         ("start_agentic_pipeline",),
     ),
     "verl": System(
-        "verl", verl.take, verl_absent.ABSENT, verl_keys.DEFAULTS, ("ppo_*trainer",), ("verl.", "recipe.", "main_ppo")
+        "verl",
+        verl.take,
+        verl_absent.ABSENT,
+        verl_keys.DEFAULTS,
+        ("ppo_*trainer",),
+        ("verl.", "recipe.", "main_ppo"),
     ),
     "chatlearn": System(
         "ChatLearn",

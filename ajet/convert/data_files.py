@@ -88,7 +88,7 @@ def _repository(
 
 
 def _is_folder(file: str) -> bool:
-    """Returns True for a name without the suffix of a file: a folder, or a repository of the Hub."""
+    """Returns True for a name without a file's suffix: a folder, or a repository of the Hub."""
     return Path(file).suffix.lower() not in FILES
 
 

@@ -182,7 +182,7 @@ class Draft:
             self.leave_out(key, f"{reason}; there are {known}", algorithm=True)
 
     def _leave_blank(self, target: str, keys: Sequence[str]) -> None:
-        """Marks `target` as one that the user fills in, unless it is a name, which ajet gives too."""
+        """Marks `target` as one that the user fills in, unless it is a name: ajet has its own."""
         if target in NAMES:
             return
         texts = [OmittedKey(key, self.read.unresolved[key], "", "unknown").shown for key in keys]

@@ -3,9 +3,9 @@
     settings: {"files": {path: text}, "script": …, "folder": …, "runs": [{…}, …], …}
     prints:   [{"commands": [[word, …], …], "exit_code": …, "error": …}, …]
 
-Each run starts with the same files, below the folder `root` of the scratch folder, at their paths of
-the host. It uses the standard library alone and imports nothing of ajet. Not covered: which commands
-start a training (command_line.py).
+Each run starts with the same files, below the folder `root` of the scratch folder, at their paths
+of the host. It uses the standard library alone and imports nothing of ajet. Not covered: which
+commands start a training (command_line.py).
 """
 
 import json
@@ -19,17 +19,18 @@ from pathlib import Path
 from typing import Any
 
 NAMES = """
-python python2 python3 python3.8 python3.9 python3.10 python3.11 python3.12 python3.13 python3.14
-uv poetry torchrun ray accelerate deepspeed srun sbatch salloc scontrol squeue sinfo mpirun nohup ssh
-pdsh docker podman singularity apptainer kubectl tmux screen numactl taskset nice stdbuf setsid
-timeout sudo env bash sh dash zsh git git-lfs pip pip3 conda mamba nvidia-smi hostname date whoami id
-nproc free df du ls find ps lsof netstat ss ip ifconfig curl wget huggingface-cli hf modelscope wandb
-swanlab mkdir touch cp ln chmod tee rm mv rmdir sleep clear sync stty tput reset pkill killall which
-module dirname basename seq expr realpath readlink mktemp uname cat grep egrep sed awk gawk head tail
-wc sort uniq tr cut rev paste xargs bc jq column fold tac nl tar unzip gzip apt apt-get hdfs aws gsutil
-printenv uuidgen openssl md5sum sha256sum
+python python2 python3 python3.8 python3.9 python3.10 python3.11 python3.12 python3.13
+python3.14 uv poetry torchrun ray accelerate deepspeed srun sbatch salloc scontrol squeue sinfo
+mpirun nohup ssh pdsh docker podman singularity apptainer kubectl tmux screen numactl taskset
+nice stdbuf setsid timeout sudo env bash sh dash zsh git git-lfs pip pip3 conda mamba nvidia-smi
+hostname date whoami id nproc free df du ls find ps lsof netstat ss ip ifconfig curl wget
+huggingface-cli hf modelscope wandb swanlab mkdir touch cp ln chmod tee rm mv rmdir sleep clear
+sync stty tput reset pkill killall which module dirname basename seq expr realpath readlink
+mktemp uname cat grep egrep sed awk gawk head tail wc sort uniq tr cut rev paste xargs bc jq
+column fold tac nl tar unzip gzip apt apt-get hdfs aws gsutil printenv uuidgen openssl md5sum
+sha256sum
 """.split()  # noqa: SIM905  # one name a line would be a hundred lines
-"""Commands that `command -v` finds. Any other has the same stand-in, by `command_not_found_handle`."""
+"""Commands that `command -v` finds. `command_not_found_handle` is the stand-in of all others."""
 MOST_RECORDS, MOST_CPU_S = 400, 2
 POLL_S = 0.02
 
@@ -115,7 +116,7 @@ def wait_for(process: subprocess.Popen[bytes], records: Path, timeout_s: float) 
     `MOST_RECORDS` or `MOST_CPU_S`."""
     deadline = time.monotonic() + timeout_s
     while process.poll() is None:
-        if time.monotonic() > deadline or len(os.listdir(records)) > MOST_RECORDS:
+        if time.monotonic() > deadline or len(list(records.iterdir())) > MOST_RECORDS:
             break
         time.sleep(POLL_S)
     exit_code = process.poll()
@@ -137,7 +138,7 @@ def has_group(group: int) -> bool:
 
 def commands(records: Path) -> list[list[str]]:
     """Returns the recorded commands in the order in which they were called."""
-    texts = [(records / name).read_bytes() for name in sorted(os.listdir(records))]
+    texts = [record.read_bytes() for record in sorted(records.iterdir())]
     return [
         [word.decode("utf-8", "replace") for word in text.split(b"\0")[:-1]]
         for text in texts[:MOST_RECORDS]

@@ -1,11 +1,11 @@
 """Runs a shell script with bash, in ajet's sandbox, and returns the commands that it calls.
 
     plain      variables that the script expects from outside are unset
-    large      they are large numbers, each another one; conditions on what a command printed are true
-    small      they are small numbers, commands print another one and fail
+    large      they are large numbers; conditions on what a command printed are true
+    small      they are small numbers; commands print another one, and fail
 
-No command runs for real (stand_ins.bash), and there is no network, home folder or environment of the
-user's. Files that the script names (`source env.sh`, `bash run.sh`) are there too, at their paths.
+No command runs for real (stand_ins.bash), and there is no network, home folder or environment of
+the user's. Scripts that the script names (`source env.sh`, `bash run.sh`) are there too.
 
 Not covered: other files, which the script does not find.
 """
@@ -27,8 +27,8 @@ from ajet.sandbox.limits import MIB, Limits
 from ajet.sandbox.pool import SandboxError, SandboxPool
 
 RUN_S, ALL_S = 60.0, 240.0
-"""The seconds after which a script is stopped: one run of it, and all runs of one call. A run that uses
-the processor for long, or calls many commands, is stopped sooner (sandboxed.py)."""
+"""The seconds after which a script is stopped: one run of it, and all runs of one call. A run that
+uses the processor for long, or calls many commands, is stopped sooner (sandboxed.py)."""
 LIMITS = Limits(memory_bytes=512 * MIB, cpu_s=60, num_processes=128, output_bytes=16 * MIB)
 MOST_FILES, MOST_BYTES = 40, 1 << 19
 FROM_OUTSIDE, FROM_COMMAND = 790_001, 791_004
@@ -68,9 +68,9 @@ class Run:
 
     @property
     def is_all_there_is(self) -> bool:
-        """Returns True if no stand-in printed anything that a later command may depend on: there was
-        one command with what it prints, or none."""
-        return len(self.commands) == 0 or (len(self.commands) == 2 and bool(self.commands[0]))
+        """Returns True if no stand-in printed anything that a later command may depend on: there
+        was one command with what it prints, or none."""
+        return not self.commands or (len(self.commands) == 2 and bool(self.commands[0]))
 
 
 class ScriptRuns:
@@ -146,7 +146,7 @@ class ScriptRuns:
 
     def _free(self, names: Iterable[str]) -> set[str]:
         defaults = set(_HAS_DEFAULT.findall(self._text))
-        # A variable of the environment is exported, so that other scripts see what this one assigns.
+        # What the environment sets is exported: other scripts would see what this one assigns.
         assigned = set(_ASSIGNED.findall(self._text)) if len(self._files) > 1 else set()
         found = {name for name in names if name and not _OF_BASH.fullmatch(name)}
         return found - defaults - assigned

@@ -1,7 +1,7 @@
-"""A script's conversion has the arguments that bash gives verl, and what bash cannot know is left blank.
+"""A script is converted with the arguments that bash gives verl; what bash cannot know is a blank.
 
-`SCRIPTS` holds scripts in the styles that people write, each with its arguments, worked out by hand.
-A second witness is bash without ajet, with three commands that write down their arguments.
+`SCRIPTS` holds scripts in the styles that people write, each with its arguments, worked out by
+hand. A second witness is bash without ajet, with three commands that write down their arguments.
 """
 
 import subprocess
@@ -106,7 +106,8 @@ SCRIPTS = {
         USE_KL=${USE_KL:-true}
         EXTRA=()
         if [[ "$USE_KL" == "true" ]]; then
-            EXTRA+=(actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_coef=0.01)
+            EXTRA+=(actor_rollout_ref.actor.use_kl_loss=True
+                    actor_rollout_ref.actor.kl_loss_coef=0.01)
         elif [ "$USE_KL" = reward ]; then
             EXTRA+=(algorithm.use_kl_in_reward=True)
         fi
@@ -162,7 +163,8 @@ SCRIPTS = {
         srun --nodes=1 -w "$head" ray start --head --block &
         sleep 30
         srun --overlap -w "$head" bash -lc "cd /code && python3 -u -m verl.trainer.main_ppo \\
-            trainer.nnodes=2 trainer.logger='[\\"console\\"]' actor_rollout_ref.actor.optim.lr=2e-6" \\
+            trainer.nnodes=2 \\
+            trainer.logger='[\\"console\\"]' actor_rollout_ref.actor.optim.lr=2e-6" \\
             2>&1 | tee verl.log
         """,
         ["trainer.nnodes=2", 'trainer.logger=["console"]', "actor_rollout_ref.actor.optim.lr=2e-6"],
@@ -233,7 +235,8 @@ SCRIPTS = {
         """
         VENV=/opt/venvs/verl
         PY="$VENV/bin/python"
-        CUDA_VISIBLE_DEVICES=0,1 "$PY" -u -m verl.trainer.main_ppo data.seed=19 2>&1 | tee -a out.log
+        CUDA_VISIBLE_DEVICES=0,1 "$PY" -u -m verl.trainer.main_ppo data.seed=19 \\
+            2>&1 | tee -a out.log
         """,
         ["data.seed=19"],
     ),
@@ -263,7 +266,8 @@ SCRIPTS = {
         [[ $MODEL =~ ([0-9]+)B ]] && size=${BASH_REMATCH[1]}
         org=${MODEL%/*}
         printf -v name '%s-%03d' "$org" "$size"
-        python3 -m verl.trainer.main_ppo trainer.experiment_name=$short trainer.project_name=$name \\
+        python3 -m verl.trainer.main_ppo trainer.experiment_name=$short \\
+            trainer.project_name=$name \\
             trainer.nnodes=${#org} data.seed=${MODEL:9:1}
         """,
         ["trainer.experiment_name=qwen2_5_7b_instruct", "trainer.project_name=Qwen-007",
@@ -277,12 +281,15 @@ SCRIPTS = {
         double=$(expr $batch \\* 2)
         steps=$(seq 1 3 | wc -l)
         name=$(echo "a/b" | sed 's#/#-#g' | tr a-z A-Z)
-        python3 -m verl.trainer.main_ppo data.train_batch_size=$double trainer.experiment_name=$name \\
-            actor_rollout_ref.actor.ppo_mini_batch_size=$half actor_rollout_ref.actor.optim.lr=$lr \\
+        python3 -m verl.trainer.main_ppo data.train_batch_size=$double \\
+            trainer.experiment_name=$name \\
+            actor_rollout_ref.actor.ppo_mini_batch_size=$half \\
+            actor_rollout_ref.actor.optim.lr=$lr \\
             trainer.total_training_steps=$steps
         """,
         ["data.train_batch_size=128", "trainer.experiment_name=A-B",
-         "actor_rollout_ref.actor.ppo_mini_batch_size=32", "actor_rollout_ref.actor.optim.lr=2.0e-06",
+         "actor_rollout_ref.actor.ppo_mini_batch_size=32",
+         "actor_rollout_ref.actor.optim.lr=2.0e-06",
          "trainer.total_training_steps=3"],
     ),
     "options with defaults": (
@@ -361,7 +368,8 @@ SCRIPTS = {
         total=0; for ((i = 1; i <= a; i++)); do total=$((total + i)); done
         for f in {1..3}; do list="$list${list:+,}part-$f.parquet"; done
         n=1; until (( n >= b )); do (( n *= 2 )); done
-        python3 -m verl.trainer.main_ppo data.seed=$total data.train_files="[$list]" trainer.nnodes=$n
+        python3 -m verl.trainer.main_ppo data.seed=$total \\
+            data.train_files="[$list]" trainer.nnodes=$n
         """,
         ["data.seed=10", "data.train_files=[part-1.parquet,part-2.parquet,part-3.parquet]",
          "trainer.nnodes=8"],
@@ -374,10 +382,12 @@ SCRIPTS = {
         python3 -m verl.trainer.main_ppo data.train_batch_size=$batch data.seed=$seed \\
             $( [ "$batch" -ge 64 ] && echo "actor_rollout_ref.actor.use_dynamic_bsz=True" )
         """,
-        ["data.train_batch_size=72", "data.seed=53", "actor_rollout_ref.actor.use_dynamic_bsz=True"],
+        ["data.train_batch_size=72", "data.seed=53",
+         "actor_rollout_ref.actor.use_dynamic_bsz=True"],
     ),
 }  # fmt: skip
-BY_AJET_ALONE = ("slurm", "in the background", "a strict shell on another machine", "another machine",
+BY_AJET_ALONE = ("slurm", "in the background", "a strict shell on another machine",
+                 "another machine",
                  "a program by its path", "commands that nobody has", "a job of ray",
                  "a launcher in an array")  # fmt: skip
 """Scripts that name what the second witness lacks."""
@@ -428,7 +438,8 @@ UNKNOWN = {
     "the number of GPUs": (
         """
         GPUS=$(nvidia-smi -L | wc -l)
-        python3 -m verl.trainer.main_ppo trainer.n_gpus_per_node=$GPUS data.train_batch_size=$((GPUS * 8)) \\
+        python3 -m verl.trainer.main_ppo trainer.n_gpus_per_node=$GPUS \\
+            data.train_batch_size=$((GPUS * 8)) \\
             data.seed=1
         """,
         ["data.seed=1"], {"trainer.n_gpus_per_node", "data.train_batch_size"},
@@ -442,7 +453,8 @@ UNKNOWN = {
     ),
     "a sum of what is not set": (
         """
-        python3 -m verl.trainer.main_ppo data.train_batch_size=$((GROUPS_OF_A_NODE * 16)) data.seed=3
+        python3 -m verl.trainer.main_ppo data.train_batch_size=$((GROUPS_OF_A_NODE * 16)) \\
+            data.seed=3
         """,
         ["data.seed=3"], {"data.train_batch_size"},
     ),
@@ -470,7 +482,8 @@ UNKNOWN = {
             actor_rollout_ref.actor.optim.lr=$lr actor_rollout_ref.rollout.n=$n
         """,
         ["data.seed=6"],
-        {"data.train_batch_size", "actor_rollout_ref.actor.optim.lr", "actor_rollout_ref.rollout.n"},
+        {"data.train_batch_size", "actor_rollout_ref.actor.optim.lr",
+         "actor_rollout_ref.rollout.n"},
     ),
     "a branch on how a command ended": (
         """
@@ -483,7 +496,8 @@ UNKNOWN = {
         """
         NAME=grpo-$(date +%m%d)-x
         python3 -m verl.trainer.main_ppo trainer.experiment_name=$NAME data.seed=$RANDOM \\
-            trainer.project_name=$(hostname)-$USER data.shuffle=True data.val_batch_size=$(cat /n.txt)
+            trainer.project_name=$(hostname)-$USER data.shuffle=True \\
+            data.val_batch_size=$(cat /n.txt)
         """,
         ["data.shuffle=True"],
         {"trainer.experiment_name", "data.seed", "trainer.project_name", "data.val_batch_size"},
@@ -593,10 +607,13 @@ def test_nothing_of_the_script_runs_for_real(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("script", "problem"),
     [
-        ("echo hello", "no command here calls verl or recipe or main_ppo; give the YAML"),
+        ("echo hello", "no command here calls verl; give the YAML"),
         ("while true; do :; done", "bash was stopped, since it came to no end"),
         ("if then", "bash ended with 2"),
-        ("torchrun -m verl.trainer.sft_trainer data.seed=1", "which is not a reinforcement training"),
+        (
+            "torchrun -m verl.trainer.sft_trainer data.seed=1",
+            "which is not a reinforcement training",
+        ),
     ],
 )
 def test_a_script_that_starts_no_training_is_one_line(script, problem, folder):
@@ -627,7 +644,7 @@ def converted(folder: Path, arguments: str, before: str = "") -> Conversion:
 
 
 def test_a_value_that_is_not_known_is_a_blank_and_no_default(folder):
-    before = 'BATCH=$((NODES * 8)); LENGTH=$((1024 * 28))'
+    before = "BATCH=$((NODES * 8)); LENGTH=$((1024 * 28))"
     result = converted(
         folder, "data.train_batch_size=$BATCH data.max_response_length=$LENGTH", before
     )
@@ -641,7 +658,9 @@ def test_a_value_that_is_not_known_is_a_blank_and_no_default(folder):
     assert "train_batch_size: ???" in text.replace("'", "") and "1024" not in text
     file = folder / "mine.yaml"
     file.write_text(text)
-    with pytest.raises(ConfigError, match=r"mine\.yaml: ajet\.data\.train_batch_size is left blank"):
+    with pytest.raises(
+        ConfigError, match=r"mine\.yaml: ajet\.data\.train_batch_size is left blank"
+    ):
         load_config(file)
     filled = ["ajet.data.train_batch_size=64", "ajet.trainer_common.mini_batch_num=2"]
     assert load_config(file, filled).ajet.data.train_batch_size == 64
@@ -649,7 +668,8 @@ def test_a_value_that_is_not_known_is_a_blank_and_no_default(folder):
 
 def test_an_override_replaces_what_is_not_known(folder):
     path = written(
-        folder, "python3 -m verl.trainer.main_ppo data.train_batch_size=$B data.train_files=d/a.jsonl"
+        folder,
+        "python3 -m verl.trainer.main_ppo data.train_batch_size=$B data.train_files=d/a.jsonl",
     )
     result = convert("verl", path, ["data.train_batch_size=48"])
     assert result.values["ajet.data.train_batch_size"] == 48 and not result.blanks
@@ -694,7 +714,8 @@ REPO = "ajet.task_reader.huggingface_dat_repo"
 def test_a_folder_of_rows_keeps_its_name(folder):
     script = """
         python3 -m verl.trainer.main_ppo data.train_files="['sets/Lots-Of-Sums']" \\
-            data.val_files="['sets/Few-Sums']" data.custom_cls.path=rows.py data.custom_cls.name=Rows
+            data.val_files="['sets/Few-Sums']" data.custom_cls.path=rows.py \\
+            data.custom_cls.name=Rows
         """
     result = convert("verl", written(folder, script))
     assert result.values[f"{REPO}.dataset_path"] == "sets/Lots-Of-Sums"
@@ -704,12 +725,17 @@ def test_a_folder_of_rows_keeps_its_name(folder):
     reasons = {each.key: (each.category, each.reason) for each in result.left_out}
     assert reasons["data.custom_cls.path"] == (
         "algorithm",
-        "this class makes the rows: write a BaseTaskReader, and ajet.task_reader.type: file.py->Class",
+        "this class makes the rows: write a BaseTaskReader, and "
+        "ajet.task_reader.type: file.py->Class",
     )
 
 
 def test_a_yaml_beside_the_script_is_below_its_overrides(folder):
-    written(folder, "data: {train_batch_size: 32, seed: 1}\nactor_rollout_ref: {rollout: {n: 3}}", "config/my_run.yaml")
+    written(
+        folder,
+        "data: {train_batch_size: 32, seed: 1}\nactor_rollout_ref: {rollout: {n: 3}}",
+        "config/my_run.yaml",
+    )
     script = """
         HERE="$(cd "$(dirname "$0")" && pwd)"
         python3 -m verl.trainer.main_ppo --config-path="$HERE/../config" --config-name=my_run \\
