@@ -89,7 +89,7 @@ def _unknown(calls: Sequence[CommandLine], runs: ScriptRuns) -> dict[str, str]:
             continue
         if marked and runs.num_unknown(marked):
             unknown[key] = runs.without_unknown(marked)
-        elif len(set(texts)) > 1 or texts[0] == "":
+        elif len(set(texts)) > 1:
             unknown[key] = "…"
     return unknown
 

@@ -22,6 +22,12 @@ FILES = (".parquet", ".jsonl", ".json", ".csv", ".arrow")
 
 def take_files(draft: Draft, train_key: str, held_out_key: str) -> None:
     """Converts the paths of the tasks; what ajet's readers cannot express is left out."""
+    if train_key in draft.read.unresolved:
+        draft.set(f"{REPO}.dataset_path", draft.take(train_key), train_key)
+        if draft.has_key(held_out_key):
+            reason = f"the files of {train_key}, beside which it is read, are not known"
+            draft.leave_out(held_out_key, reason, algorithm=True)
+        return
     train, held_out = _files(draft, train_key, "train"), _files(draft, held_out_key, "test")
     if not train:
         if held_out:

@@ -78,6 +78,7 @@ def run_once(scratch: Path, settings: dict[str, Any], run: dict[str, Any]) -> di
         "commands": commands(scratch / "records"),
         "exit_code": exit_code,
         "error": lines[-1][-300:] if lines else "",
+        "bin": str(scratch / "bin"),
         "root": str(root),
         "home": str(home),
         "folder": str(folder),

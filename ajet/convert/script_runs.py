@@ -48,7 +48,7 @@ _TESTED = re.compile(
     rf"""|\$\{{?({_NAME})\}}?"?\s*[!=]?=\s*(?:""|'')"""
 )
 _POSITIONAL = re.compile(r"\$\{?[1-9]")
-_CHANGING = re.compile(r"\$\{?(?:S?RANDOM|SECONDS|EPOCH|BASHPID|\$)")
+_CHANGING = re.compile(r"\$\{?(?:S?RANDOM|SECONDS|EPOCH|BASHPID|\$)|\bmktemp\b")
 _OF_BASH = re.compile(
     r"BASH\w*|_\w*|HOME|PATH|PWD|OLDPWD|IFS|OPT\w+|REPLY|LINENO|FUNCNAME|RANDOM|SECONDS|EPOCH\w+|"
     r"E?UID|PPID|GROUPS|SHELLOPTS|SHLVL|PIPESTATUS|DIRSTACK|PS\d|TERM|LANG|LC_\w+|TMPDIR|MACHTYPE|"
@@ -176,13 +176,11 @@ class ScriptRuns:
 
     async def _outcome(self, program: str) -> list[dict[str, Any]]:
         try:
-            holds = await asyncio.to_thread(lambda: self._pool.holds)
-            if holds:
-                outcome = await self._pool.run(program, ALL_S)
+            if not await asyncio.to_thread(lambda: self._pool.holds):
+                raise self._no_sandbox(self._pool.report())
+            outcome = await self._pool.run(program, ALL_S)
         except SandboxError as error:
             raise self._no_sandbox(str(error)) from error
-        if not holds:
-            raise self._no_sandbox(self._pool.report())
         if outcome.returncode != 0:
             lines = outcome.stderr.strip().splitlines() or [f"exit code {outcome.returncode}"]
             raise ConfigError(
@@ -246,7 +244,8 @@ def _varied(names: Sequence[str], *, arguments: bool = False) -> list[dict[str, 
 
 def _outside(word: str, result: Mapping[str, Any]) -> str:
     """Returns a word of the sandbox with paths of the host: `~` for the home folder, `.` for the
-    current one."""
+    current one; a stand-in has its name alone."""
+    word = word.replace(f"{result['bin']}/", "")
     for inside, outside in ((result["home"], "~"), (result["folder"], "."), (result["root"], "")):
         word = re.sub(rf"{re.escape(inside)}(?![\w-])", outside, word)
     return word

@@ -675,6 +675,18 @@ def test_an_override_replaces_what_is_not_known(folder):
     assert result.values["ajet.data.train_batch_size"] == 48 and not result.blanks
 
 
+def test_files_that_are_not_known_are_a_blank(folder):
+    files = "data.train_files=$DATA/train.parquet data.val_files=d/test.parquet"
+    path = written(
+        folder, f"python3 -m verl.trainer.main_ppo {files} trainer.project_name=$(which python3)"
+    )
+    result = convert("verl", path)
+    target = "ajet.task_reader.huggingface_dat_repo.dataset_path"
+    assert result.blanks == {target: "data.train_files = …/train.parquet: not known"}
+    assert [each.key for each in result.of("algorithm")] == ["data.val_files"]
+    assert result.values["ajet.project_name"] == "python3"
+
+
 def test_a_name_that_is_not_known_is_listed_and_no_blank(folder):
     result = converted(folder, "trainer.experiment_name=q-$(date +%F)")
     assert not result.blanks and "ajet.experiment_name" not in result.values
