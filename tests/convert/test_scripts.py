@@ -687,6 +687,13 @@ def test_files_that_are_not_known_are_a_blank(folder):
     assert result.values["ajet.project_name"] == "python3"
 
 
+def test_what_omegaconf_cannot_read_is_a_blank_and_no_traceback(folder):
+    result = converted(folder, "'actor_rollout_ref.rollout.n=${N:?how many}'")
+    assert result.blanks == {
+        "ajet.rollout.num_repeat": "actor_rollout_ref.rollout.n = ${N:?how many}: not known"
+    }
+
+
 def test_a_name_that_is_not_known_is_listed_and_no_blank(folder):
     result = converted(folder, "trainer.experiment_name=q-$(date +%F)")
     assert not result.blanks and "ajet.experiment_name" not in result.values
