@@ -22,7 +22,7 @@ from ajet.core.errors import ConfigError
 from ajet.core.redaction import FreeForm
 
 Category = Literal["algorithm", "machine", "unknown"]
-UNRESOLVED = "the value is not in the file: write it out, or give it as an override"
+UNRESOLVED = "its value is not known before it runs: give it as key=value"
 DEFAULT = "'s default"
 NAMES = ("ajet.project_name", "ajet.experiment_name", "ajet.experiment_dir")
 NOTHING = (None, False, 0, "", [], {})
@@ -109,7 +109,8 @@ class Draft:
 
     def has_key(self, key: str) -> bool:
         """Returns whether the source has this key, or keys below it."""
-        return any(name == key or name.startswith(f"{key}.") for name in self._written)
+        names = (*self._written, *self.read.unresolved)
+        return any(name == key or name.startswith(f"{key}.") for name in names)
 
     def take(self, key: str) -> Any:
         """Returns the key's value, or the system's default, or None, and marks the key as dealt
@@ -117,12 +118,16 @@ class Draft:
         self._taken.add(key)
         if key in self._written:
             return self._written[key]
-        if self.has_key(key):
+        if any(name.startswith(f"{key}.") for name in self._written):
             value: Any = self.read.values
             for name in key.split("."):
                 value = value[name]
             return value
         return self._defaults.get(key)
+
+    def unknown(self, *keys: str) -> list[str]:
+        """Returns those of the keys whose values are not known."""
+        return [key for key in keys if key in self.read.unresolved]
 
     def number(self, key: str) -> Any:
         """Does the same for a key that is a number; it is 0 if there is none."""
@@ -151,7 +156,7 @@ class Draft:
     def set(self, target: str, value: Any, *keys: str) -> None:
         """Sets our key `target`. `keys` are the source's keys that the value comes from; it is left
         blank if one of them is not known."""
-        if unknown := [key for key in keys if key in self.read.unresolved]:
+        if unknown := self.unknown(*keys):
             self._leave_blank(target, unknown)
         if target in self.result.blanks:
             return

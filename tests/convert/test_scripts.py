@@ -727,6 +727,30 @@ def test_pools_whose_sizes_are_sums_are_of_the_same_size(folder):
     assert result.values["ajet.rollout.n_vllm_engine"] == 4
 
 
+def test_pools_whose_sizes_are_not_known_are_blanks(folder):
+    result = converted(
+        folder,
+        "trainer.nnodes=1 trainer.n_gpus_per_node=$(nproc) rollout.nnodes=1 "
+        "rollout.n_gpus_per_node=4",
+    )
+    assert list(result.blanks) == [
+        "ajet.trainer_common.nnodes", "ajet.trainer_common.n_gpus_per_node",
+    ]  # fmt: skip
+    assert not result.of("machine") and result.values["ajet.rollout.n_vllm_engine"] == 4
+    engines = "trainer.nnodes=1 trainer.n_gpus_per_node=4 rollout.nnodes=1 "
+    result = converted(folder, engines + "rollout.n_gpus_per_node=$(nproc)")
+    assert "ajet.trainer_common.n_gpus_per_node" in result.blanks
+    assert "ajet.rollout.n_vllm_engine" in result.blanks
+
+
+def test_a_warm_up_in_steps_of_an_unknown_batch_is_a_blank(folder):
+    arguments = "data.train_batch_size=$(nproc) actor_rollout_ref.actor.optim.lr_warmup_steps=10"
+    assert "ajet.trainer_common.optim.warmup_steps" in converted(folder, arguments).blanks
+    steps = "data.train_batch_size=64 trainer.total_training_steps=$(nproc) "
+    ratio = "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.1"
+    assert "ajet.trainer_common.optim.warmup_steps" in converted(folder, steps + ratio).blanks
+
+
 REPO = "ajet.task_reader.huggingface_dat_repo"
 
 
