@@ -646,7 +646,10 @@ def converted(folder: Path, arguments: str, before: str = "") -> Conversion:
 def test_a_value_that_is_not_known_is_a_blank_and_no_default(folder):
     before = "BATCH=$((NODES * 8)); LENGTH=$((1024 * 28))"
     result = converted(
-        folder, "data.train_batch_size=$BATCH data.max_response_length=$LENGTH", before
+        folder,
+        "algorithm.adv_estimator=grpo data.train_batch_size=$BATCH "
+        "data.max_response_length=$LENGTH",
+        before,
     )
     assert result.blanks == {
         "ajet.data.train_batch_size": "data.train_batch_size = …: not known",
