@@ -81,6 +81,8 @@ def _show(result: "Conversion", out: Path | None) -> None:
         table.add_row(str(count), escape(text))
     console = Console(stderr=out is None)
     console.print(table)
+    for key, origin in result.blanks.items():
+        console.print(escape(f"left blank: {key}: {origin}"), soft_wrap=True)
     for each in [*result.of("algorithm"), *result.of("unknown")]:
         console.print(escape(f"left out: {each.shown}: {each.reason}"), soft_wrap=True)
     for text in result.to_do:

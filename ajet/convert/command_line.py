@@ -1,162 +1,149 @@
 """Reads a shell script that starts another system: its config file and its overrides.
 
-    export exp=math
-    DATA=(data.train_batch_size=256)
-    python -m verl.trainer.main_ppo \\                  entry: the word that holds `verl.`
-        "${DATA[@]}" \\                                 elements of an array
-        trainer.n_gpus_per_node=8 \\                    override
-        trainer.experiment_name=${exp} "$@"             variables of the script are put in
+    script ── bash, in the sandbox, with stand-ins for all commands ──> the words of each command
+    python3 -m verl.trainer.main_ppo --config-name=x data.seed=1  ──>  options, overrides
 
-Not covered: what loops and conditions assign (`[ -n "$X" ] && Y=1` too), what a command prints;
-such a value is unresolved.
+bash itself runs the script (script_runs.py), so the words are those that the system would get. It
+runs several times, with other values of what is not known before the real run: a value that differs
+from run to run, or that holds such a value, is unknown.
+
+Not covered: `"$@"`, which is empty here; what a program computes that the script calls.
 """
 
 import re
-import shlex
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ajet.convert.script_runs import Run, ScriptRuns
 from ajet.convert.source import SourceConfig, set_at
 from ajet.core.config.nested import flatten
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-_ARRAY = re.compile(r"([A-Za-z_]\w*)(\+?)=\((.*)", re.DOTALL)
-_ELEMENTS = re.compile(r"\$\{(\w+)\[[@*]\]\}")
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^{}]*))?\})")
-_COMMENT = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.|(?<!\S)\#[^\n]*""", re.DOTALL)
-"""A comment, or what a # is no comment in."""
-_FROM_SHELL = re.compile(r"\$[\w(@*#?!]|\$\{\w+\W*\}|\$\{[^}]*(\[|:-)|`")
-_COMMAND = re.compile(r"\$\([^()\n]*\)")
-_SPACE = "\u00a0"  # keeps $(date +%F) one word
-_DOLLAR = "\ue000"  # a $ that is in a value already, and is not looked at again
-_SEPARATORS = re.compile(r"[;|&\n]+")
-_SUCCEEDS = {".", ":", "cd", "declare", "echo", "export", "mkdir", "set", "source"}
-"""Commands behind which `&&` is no condition: a script whose `cd` fails is lost anyway."""
-_BLOCK_BEGINS, _BLOCK_ENDS = {"if", "case", "for", "while", "until"}, {"fi", "esac", "done"}
 _KEY = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/-]*")
+_OTHER_JOBS = re.compile(r"sft|generation|eval|merger|preprocess|checkpoint")
+"""Parts of the names of modules that train nothing, or not by reinforcement."""
+_MOST_SHOWN = 4
 
 
 @dataclass
 class CommandLine:
-    """One call of the other system."""
+    """One call of the other system. `unknown` has the keys whose values are not known before the
+    script really runs, each with what is known of its value."""
 
+    module: str = ""
     options: dict[str, str] = field(default_factory=dict)  # such as --config-file x
-    overrides: list[str] = field(default_factory=list)  # key=value, as the shell passes them
+    overrides: list[str] = field(default_factory=list)  # key=value, as bash passes them
+    unknown: dict[str, str] = field(default_factory=dict)
+    to_do: list[str] = field(default_factory=list)
 
-
-@dataclass(frozen=True)
-class ScriptCommand:
-    """The words of one command; `is_conditional` where it runs only if others end well, or do
-    not: `[ -n "$X" ] && Y=1`."""
-
-    words: list[str]
-    is_conditional: bool
+    @property
+    def values(self) -> dict[str, str]:
+        """Returns the text of each option and key; the last one of a key counts."""
+        pairs = (override.partition("=") for override in self.overrides if "=" in override)
+        return self.options | {key: value for key, _, value in pairs}
 
 
 def read_script(path: Path, entry: Sequence[str]) -> CommandLine:
-    """Returns the first command of the script in which a word contains one of `entry`."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}", code=Code.NOT_CONVERTIBLE) from error
-    variables = ScriptVariables()
-    for command in _commands(_without_comments(text), path):
-        if variables.read_array(command):
+    """Returns the first call of a module, or of a file, whose name contains one of `entry`."""
+    runs = ScriptRuns(path)
+    with runs:
+        for attempt in (runs.as_it_stands, runs.with_required_values, runs.with_files):
+            launches = [_launches(run, entry) for run in attempt()]
+            if any(launches) or runs.plain.exit_code is None:
+                break
+    firsts = [calls[0] for calls in launches if calls]
+    if not firsts:
+        raise ConfigError(_nothing_started(path, entry, runs.plain), code=Code.NOT_CONVERTIBLE)
+    line = firsts[0]
+    if _OTHER_JOBS.search(line.module):
+        raise ConfigError(
+            f"{path}: it starts {line.module}, which is not a reinforcement training; give the "
+            "script that starts one",
+            code=Code.NOT_CONVERTIBLE,
+        )
+    line.unknown = _unknown(firsts, runs)
+    unset = [calls[0] for calls in [_launches(run, entry) for run in runs.if_all_were_set] if calls]
+    line.unknown |= _empty_from_outside(line, unset, runs)
+    line.overrides = [each for each in line.overrides if each.partition("=")[0] not in line.unknown]
+    if runs.needs_files:
+        line.to_do.append(
+            f"{path.name} starts the training only where files exist that it looks for: it was "
+            "read as if they did"
+        )
+    others = next(calls for calls in launches if calls)[1:]
+    line.to_do += _other_launches(path, line, others)
+    return line
+
+
+def _unknown(calls: Sequence[CommandLine], runs: ScriptRuns) -> dict[str, str]:
+    """Returns the keys whose values differ between the runs, or hold what is not known."""
+    unknown: dict[str, str] = {}
+    values = [call.values for call in calls]
+    for key in dict.fromkeys(key for each in values for key in each):
+        texts = [each.get(key) for each in values]
+        marked = max(texts, key=lambda text: runs.num_unknown(text or ""))
+        if runs.num_unknown(key):  # a key that is made up of such a value
             continue
-        words = variables.expand(command.words)
-        start = next((i for i, word in enumerate(words) if any(e in word for e in entry)), None)
-        if start is not None:
-            return _command_line(words[start + 1 :])
-        variables.read(replace(command, words=words))
-    names = " or ".join(each.strip(".") for each in entry)
-    raise ConfigError(
-        f"{path}: no command here calls {names}; give the YAML itself, or the script that starts "
-        "the training",
-        code=Code.NOT_CONVERTIBLE,
+        if marked and runs.num_unknown(marked):
+            unknown[key] = runs.without_unknown(marked)
+        elif len(set(texts)) > 1:
+            unknown[key] = "…"
+    return unknown
+
+
+def _empty_from_outside(
+    line: CommandLine, calls: Sequence[CommandLine], runs: ScriptRuns
+) -> dict[str, str]:
+    """Returns the keys that lack what a variable or an argument from outside would put there: it is
+    set in `calls` alone."""
+    return {
+        key: runs.without_unknown(other)
+        for call in calls
+        for key, text in line.values.items()
+        if (other := call.values.get(key, text)) != text and runs.without_unknown(other, "") == text
+    }
+
+
+def _other_launches(path: Path, line: CommandLine, others: Sequence[CommandLine]) -> list[str]:
+    """Says that the script starts several trainings, and in what they differ."""
+    calls = [line, *others]
+    texts = [call.values for call in calls]
+    keys = dict.fromkeys(key for values in texts for key in values)
+    differences = {
+        key: dict.fromkeys(values.get(key, "not set") for values in texts) for key in keys
+    }
+    shown = [f"{key} ({', '.join(texts)})" for key, texts in differences.items() if len(texts) > 1]
+    if not shown:
+        return []
+    more = f" and {len(shown) - _MOST_SHOWN} more" if len(shown) > _MOST_SHOWN else ""
+    return [
+        f"{path.name} starts {len(calls)} trainings, and the first is converted; they differ in "
+        f"{', '.join(shown[:_MOST_SHOWN])}{more}: give another's values as key=value"
+    ]
+
+
+def _nothing_started(path: Path, entry: Sequence[str], run: Run) -> str:
+    ended = ", bash was stopped, since it came to no end" if run.exit_code is None else ""
+    if run.exit_code:
+        ended = f", bash ended with {run.exit_code}"
+        ended += f" ({run.error})" if run.error else ""
+    return (
+        f"{path}: no command here calls {entry[0].strip('.')}{ended}; give the YAML itself, or the "
+        "script that starts the training"
     )
 
 
-class ScriptVariables:
-    """The variables and arrays that the script has assigned so far. A name that is assigned within
-    a condition or a loop stands for itself, since only the shell knows its value."""
-
-    def __init__(self) -> None:
-        self._values = {"HOME": "~", "PWD": "."}
-        self._arrays: dict[str, list[str]] = {}
-        self._open: str | None = None  # the array whose elements follow
-        self._open_is_sure = True
-        self._depth = 0  # of conditions and loops
-
-    def expand(self, words: Sequence[str]) -> list[str]:
-        """Puts in the values of variables, and the elements of arrays."""
-        expanded: list[str] = []
-        for word in words:
-            array = _ELEMENTS.fullmatch(word)
-            if array is not None and array[1] in self._arrays:
-                expanded += self._arrays[array[1]]
-            else:
-                expanded.append(_filled(word, self._values))
-        return expanded
-
-    def read(self, command: ScriptCommand) -> None:
-        """Takes the assignments of a command, and where a condition or a loop begins or ends."""
-        words = command.words
-        if _BLOCK_BEGINS & set(words[:2]):  # the second word behind else, do or a pattern
-            self._depth += 1
-        elif _BLOCK_ENDS & set(words[:1]):
-            self._depth = max(0, self._depth - 1)
-        is_sure = not (self._depth or command.is_conditional)
-        for word in words:
-            if match := _ASSIGNMENT.fullmatch(word):
-                name, value = match.groups()
-                self._values[name] = value if is_sure else f"${{{name}}}"
-
-    def read_array(self, command: ScriptCommand) -> bool:
-        """Takes the elements of an array, which may go on over several lines; returns False if the
-        words are not of one."""
-        words = command.words
-        if self._open is None:
-            heads = [i for i, word in enumerate(words[:2]) if _ARRAY.fullmatch(word)]
-            if not heads:
-                return False
-            self._open_is_sure = not (self._depth or command.is_conditional)
-            words = self._begin_array(words[heads[0] :])
-        for word in words:
-            closes = word.count(")") > word.count("(")
-            element, ends, _ = word.rpartition(")") if closes else (word, "", "")
-            if element and self._open_is_sure:
-                self._elements.extend(self.expand([element]))
-            if ends:
-                self._open = None
-                break
-        return True
-
-    def _begin_array(self, words: Sequence[str]) -> list[str]:
-        """Returns the first elements of the array that the first word begins."""
-        match = _ARRAY.fullmatch(words[0])
-        assert match is not None
-        name, added, first = match.groups()
-        self._open = name
-        if not added:
-            self._arrays[name] = []
-        if not self._open_is_sure:
-            self._elements.append(f"${{{name}[@]}}")
-        return [first, *words[1:]]
-
-    @property
-    def _elements(self) -> list[str]:
-        assert self._open is not None
-        return self._arrays.setdefault(self._open, [])
-
-
-def with_overrides(read: SourceConfig, overrides: Sequence[str]) -> dict[str, str]:
-    """Applies the overrides to what was read, and returns those whose value only the shell
-    knows."""
-    unresolved: dict[str, str] = {}
+def with_overrides(
+    read: SourceConfig, overrides: Sequence[str], unknown: Mapping[str, str]
+) -> dict[str, str]:
+    """Applies the overrides to what was read, and returns what is unknown all the same. `unknown`
+    replaces the values of a YAML, and overrides replace it."""
+    unresolved = {key.lstrip("+~"): text for key, text in unknown.items()}
+    for key in unresolved:
+        _remove(read.values, key)
     for override in overrides:
         key, sign, text = override.partition("=")
         name = key.lstrip("+~")
@@ -165,13 +152,9 @@ def with_overrides(read: SourceConfig, overrides: Sequence[str]) -> dict[str, st
                 f"override {override!r}: write key=value, with a key of that system's",
                 code=Code.OVERRIDE_FORM,
             )
+        unresolved.pop(name, None)
         if key.startswith("~"):
             _remove(read.values, name)
-        elif _FROM_SHELL.search(text):
-            _remove(
-                read.values, name
-            )  # the override replaces the YAML's value, and only the shell knows it
-            unresolved[name] = text
         else:
             value = override_value(name, text)
             set_at(read.values, name, value)
@@ -197,77 +180,32 @@ def override_value(key: str, text: str) -> Any:
     return text if isinstance(inner, str) and "${" in text else inner
 
 
-def _command_line(words: Sequence[str]) -> CommandLine:
-    found = CommandLine()
+def _launches(run: Run, entry: Sequence[str]) -> list[CommandLine]:
+    """Returns the calls of the system in one run of the script: trainings, or else any others."""
+    calls: list[CommandLine] = []
+    for words in run.commands:
+        for position, word in enumerate(words):
+            is_program = position == 0 or words[position - 1] == "-m" or word.endswith(".py")
+            if is_program and any(part in word for part in entry):
+                calls.append(_command_line(word, words[position + 1 :]))
+                break
+    trainings = [call for call in calls if call.values and not _OTHER_JOBS.search(call.module)]
+    return trainings or calls
+
+
+def _command_line(module: str, words: Sequence[str]) -> CommandLine:
+    line = CommandLine(module)
     option = ""
     for word in words:
-        if re.match(r"\d?[<>]", word):
-            break
         if word.startswith("--"):
             option, equals, value = word.partition("=")
             if equals:
-                found.options[option.replace("_", "-")], option = value, ""
+                line.options[option.replace("_", "-")], option = value, ""
         elif option:
-            found.options[option.replace("_", "-")], option = word, ""
+            line.options[option.replace("_", "-")], option = word, ""
         elif _KEY.fullmatch(word.partition("=")[0]) and ("=" in word or word.startswith("~")):
-            found.overrides.append(word)
-        elif word.startswith("${") and "[" in word:
-            found.overrides.append(f"{word.strip('${}')}={word}")
-    return found
-
-
-def _commands(text: str, path: Path) -> Iterator[ScriptCommand]:
-    """Yields the commands, their words without quotes. Those in braces behind a condition are
-    conditional too."""
-    lexer = shlex.shlex(text.replace("\\\n", " "), posix=True, punctuation_chars=";|&\n")
-    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
-    words: list[str] = []
-    is_conditional, braces = False, list[bool]()
-    try:
-        for word in [*lexer, "\n"]:
-            if not _SEPARATORS.fullmatch(word):
-                words.append(word.replace(_SPACE, " "))
-                continue
-            if not words:  # a line that goes on behind && or ||
-                continue
-            if words[0] == "{":
-                braces.append(is_conditional)
-            yield ScriptCommand(words, is_conditional or any(braces))
-            if words[0] == "}" and braces:
-                braces.pop()
-            operator = word.strip("\n")
-            succeeds = words[0] in _SUCCEEDS or all(map(_ASSIGNMENT.fullmatch, words))
-            if operator == "||" or (operator == "&&" and not succeeds):
-                is_conditional = True
-            elif operator not in ("&&", "|"):
-                is_conditional = False
-            words = []
-    except ValueError as error:
-        raise ConfigError(
-            f"{path}: not a shell script that can be read: {error}", code=Code.NOT_CONVERTIBLE
-        ) from error
-
-
-def _without_comments(text: str) -> str:
-    text = _COMMENT.sub(lambda match: "" if match[0].startswith("#") else match[0], text)
-    text = _COMMAND.sub(lambda match: match[0].replace(" ", _SPACE), text)
-    return text.replace("$(pwd)", ".")
-
-
-def _filled(word: str, variables: dict[str, str]) -> str:
-    """Replaces `$NAME`, `${NAME}` and `${NAME:-else}`, the innermost first; a name that the script
-    does not set stays."""
-
-    def value(match: re.Match[str]) -> str:
-        name, other = match[1] or match[2], match[3]
-        found = variables.get(name)
-        if other is not None and not found:
-            return other
-        return (match[0] if found is None else found).replace("$", _DOLLAR)
-
-    while (filled := _VARIABLE.sub(value, word)) != word:
-        word = filled
-    return word.replace(_DOLLAR, "$")
+            line.overrides.append(word)
+    return line
 
 
 def _remove(values: dict[str, Any], key: str) -> None:

@@ -56,7 +56,12 @@ SYSTEMS = {
         ("start_agentic_pipeline",),
     ),
     "verl": System(
-        "verl", verl.take, verl_absent.ABSENT, verl_keys.DEFAULTS, ("ppo_*trainer",), ("verl.",)
+        "verl",
+        verl.take,
+        verl_absent.ABSENT,
+        verl_keys.DEFAULTS,
+        ("ppo_*trainer",),
+        ("verl.", "recipe.", "main_ppo"),
     ),
     "chatlearn": System(
         "ChatLearn",
@@ -80,11 +85,11 @@ def convert(system: str, path: Path | str, overrides: Sequence[str] = ()) -> Con
     """Converts the file. Every key of it is in the result, as a value or as something left out."""
     kind, path = SYSTEMS[system], Path(path)
     result = Conversion(kind.name, path.name)
-    read, listed = _read(kind, path)
-    from_shell = with_overrides(read, [*listed, *overrides])
+    read, line = _read(kind, path)
+    unknown = with_overrides(read, [*line.overrides, *overrides], line.unknown)
     _refuse_other_systems(system, read.values, path)
     resolved = resolve(read)
-    resolved.unresolved |= from_shell
+    resolved.unresolved |= unknown
     draft = Draft(resolved, result, kind.defaults)
     try:
         kind.take(draft)
@@ -98,6 +103,7 @@ def convert(system: str, path: Path | str, overrides: Sequence[str] = ()) -> Con
     drop_refused(result)
     if "ajet.model.path" not in result.values | result.blanks:
         draft.to_do("name the model: ajet.model.path")
+    result.to_do += line.to_do
     return result
 
 
@@ -131,10 +137,10 @@ def _refuse_other_scripts(kind: System, path: Path) -> None:
         )
 
 
-def _read(kind: System, path: Path) -> tuple[SourceConfig, list[str]]:
-    """Returns the YAML, or what the script's command reads, and the command's overrides."""
+def _read(kind: System, path: Path) -> tuple[SourceConfig, CommandLine]:
+    """Returns the YAML, or what the script's command reads, and the command."""
     if path.suffix in YAML:
-        return read_file(path, kind.known_defaults), []
+        return read_file(path, kind.known_defaults), CommandLine()
     if not path.is_file():
         raise ConfigError(
             f"{path}: no such file (the current folder is {Path.cwd()})", code=Code.NOT_CONVERTIBLE
@@ -147,12 +153,12 @@ def _read(kind: System, path: Path) -> tuple[SourceConfig, list[str]]:
     command = read_script(path, kind.entry)
     name = _config_name(command)
     if not name:
-        return SourceConfig(), command.overrides
+        return SourceConfig(), command
     file = _found(name, path)
     if file is None:
         known = Path(name).stem in ("ppo_trainer", "ppo_megatron_trainer")
-        return SourceConfig(missing=[] if known else [name]), command.overrides
-    return read_file(file, kind.known_defaults), command.overrides
+        return SourceConfig(missing=[] if known else [name]), command
+    return read_file(file, kind.known_defaults), command
 
 
 def _config_name(command: CommandLine) -> str:

@@ -8,7 +8,7 @@ A system's own default is written if ajet's differs. Not covered: whether ajet's
 value (refusals.py).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
@@ -22,8 +22,9 @@ from ajet.core.errors import ConfigError
 from ajet.core.redaction import FreeForm
 
 Category = Literal["algorithm", "machine", "unknown"]
-UNRESOLVED = "the value is not in the file: write it out, or give it as an override"
+UNRESOLVED = "its value is not known before it runs: give it as key=value"
 DEFAULT = "'s default"
+NAMES = ("ajet.project_name", "ajet.experiment_name", "ajet.experiment_dir")
 NOTHING = (None, False, 0, "", [], {})
 
 
@@ -105,10 +106,12 @@ class Draft:
         self._defaults = defaults
         self._taken: set[str] = set()
         self._unrecognised: set[str] = set()
+        self._shown: set[str] = set()  # of the keys that are not known, those in a blank's line
 
     def has_key(self, key: str) -> bool:
         """Returns whether the source has this key, or keys below it."""
-        return any(name == key or name.startswith(f"{key}.") for name in self._written)
+        names = (*self._written, *self.read.unresolved)
+        return any(name == key or name.startswith(f"{key}.") for name in names)
 
     def take(self, key: str) -> Any:
         """Returns the key's value, or the system's default, or None, and marks the key as dealt
@@ -116,12 +119,16 @@ class Draft:
         self._taken.add(key)
         if key in self._written:
             return self._written[key]
-        if self.has_key(key):
+        if any(name.startswith(f"{key}.") for name in self._written):
             value: Any = self.read.values
             for name in key.split("."):
                 value = value[name]
             return value
         return self._defaults.get(key)
+
+    def unknown(self, *keys: str) -> list[str]:
+        """Returns those of the keys whose values are not known."""
+        return [key for key in keys if key in self.read.unresolved]
 
     def number(self, key: str) -> Any:
         """Does the same for a key that is a number; it is 0 if there is none."""
@@ -148,7 +155,12 @@ class Draft:
         return value
 
     def set(self, target: str, value: Any, *keys: str) -> None:
-        """Sets our key `target`. `keys` are the source's keys that the value comes from."""
+        """Sets our key `target`. `keys` are the source's keys that the value comes from; it is left
+        blank if one of them is not known."""
+        if unknown := self.unknown(*keys):
+            self._leave_blank(target, unknown)
+        if target in self.result.blanks:
+            return
         written = [key for key in keys if self.has_key(key)]
         if not written and value == ajet_defaults().get(target):
             return
@@ -167,17 +179,30 @@ class Draft:
     def copy(self, key: str, target: str, change: Callable[[Any], Any] | None = None) -> None:
         """Copies the key's value to `target`, converted by `change`; null is not copied."""
         value = self.take(key)
-        if value is not None:
+        if key in self.read.unresolved:
+            self._leave_blank(target, [key])
+        elif value is not None:
             self.set(target, change(value) if change else value, key)
 
     def choose(self, key: str, target: str, choices: Mapping[Any, Any], reason: str) -> None:
         """Copies one value out of several choices; a value that is not among them is left out."""
         value = self.take(key)
-        if isinstance(value, str | int | float | bool) and value in choices:
+        if key in self.read.unresolved:
+            self._leave_blank(target, [key])
+        elif isinstance(value, str | int | float | bool) and value in choices:
             self.set(target, choices[value], key)
         elif value is not None:
             known = ", ".join(map(str, choices))
             self.leave_out(key, f"{reason}; there are {known}", algorithm=True)
+
+    def _leave_blank(self, target: str, keys: Sequence[str]) -> None:
+        """Marks `target` as one that the user fills in, unless it is a name: ajet has its own."""
+        if target in NAMES:
+            return
+        texts = [OmittedKey(key, self.read.unresolved[key], "", "unknown").shown for key in keys]
+        self.result.blanks[target] = f"{'; '.join(texts)}: not known"
+        self.result.values.pop(target, None)
+        self._shown |= set(keys)
 
     def leave_out(self, key: str, reason: str, *, algorithm: bool = False) -> None:
         """Marks the key as dealt with and lists it as omitted."""
@@ -195,6 +220,8 @@ class Draft:
     def classify_remaining(self, absent: Mapping[str, Absent]) -> None:
         """Lists every key that was not taken as omitted: known and absent here, or unknown."""
         for key, text in self.read.unresolved.items():
+            if key in self._shown:
+                continue
             if self._is_taken(key):
                 self.result.left_out.append(OmittedKey(key, text, UNRESOLVED, "unknown"))
             else:

@@ -136,15 +136,27 @@ def _plain(node: Any, prefix: str, unresolved: dict[str, str]) -> Any:
     return list(found.values()) if isinstance(node, ListConfig) else found
 
 
+def _is_readable(text: str) -> bool:
+    """Returns False for a text that begins an interpolation and is none: ``${X:?message}``."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import GrammarParseError
+
+    try:
+        OmegaConf.create({"text": text})
+    except GrammarParseError:
+        return False
+    return True
+
+
 def _without_foreign(value: Any, prefix: str, unresolved: dict[str, str]) -> Any:
     """Returns the value without interpolations whose result is in no file: environment variables,
-    which may be secret, and the time."""
+    which may be secret, and the time; and without those that OmegaConf cannot read."""
     if not isinstance(value, Mapping):
         return value
     remaining: dict[str, Any] = {}
     for key, inner in value.items():
         name = f"{prefix}{key}"
-        if isinstance(inner, str) and _FOREIGN.search(inner):
+        if isinstance(inner, str) and (_FOREIGN.search(inner) or not _is_readable(inner)):
             unresolved[name] = inner
         else:
             remaining[key] = _without_foreign(inner, f"{name}.", unresolved)

@@ -127,13 +127,16 @@ def _warmup(draft: Draft, updates: int) -> None:
     """Converts the warm-up: verl counts training steps, ajet counts optimizer steps."""
     keys = [f"{ACTOR}.optim.lr_warmup_steps", f"{ACTOR}.optim.lr_warmup_steps_ratio"]
     steps, ratio = (draft.number(key) for key in keys)
-    if steps > 0:
-        draft.set(f"{TRAINER}.optim.warmup_steps", steps * updates, keys[0])
+    batch = ("data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size", f"{ACTOR}.ppo_epochs")
+    unknown = draft.unknown(*keys, *batch) if steps > 0 or ratio else draft.unknown(*keys)
+    if steps > 0 or unknown:
+        draft.set(f"{TRAINER}.optim.warmup_steps", steps * updates, keys[0], *unknown)
     elif ratio:
         total = draft.number("trainer.total_training_steps")
-        if total:
+        unknown = draft.unknown("trainer.total_training_steps")
+        if total or unknown:
             warm = int(ratio * total) * updates
-            draft.set(f"{TRAINER}.optim.warmup_steps", warm, keys[1])
+            draft.set(f"{TRAINER}.optim.warmup_steps", warm, keys[1], *unknown)
         else:
             reason = "warmup_steps counts steps, and trainer.total_training_steps is not set"
             draft.leave_out(keys[1], reason, algorithm=True)
@@ -188,7 +191,8 @@ def _critic(draft: Draft) -> None:
     )
     tasks = draft.number("data.train_batch_size")
     parts = max(1, -(-tasks // max(1, part)))
-    draft.set(f"{TRAINER}.critic.mini_batch_num", parts, "critic.ppo_mini_batch_size")
+    unknown = draft.unknown("data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size")
+    draft.set(f"{TRAINER}.critic.mini_batch_num", parts, "critic.ppo_mini_batch_size", *unknown)
 
 
 def _rewards_of_gdpo(draft: Draft) -> None:
@@ -250,17 +254,22 @@ def _devices(draft: Draft) -> None:
         return
     nodes, gpus = draft.number(keys[0]) or 1, draft.number(keys[1]) or GPUS_OF_A_NODE
     more, of_each = (draft.number(key) for key in own)
-    size = draft.number(f"{ROLLOUT}.tensor_model_parallel_size") or 1
-    if nodes == more and gpus + of_each <= GPUS_OF_A_NODE:
+    parallel = f"{ROLLOUT}.tensor_model_parallel_size"
+    size = draft.number(parallel) or 1
+    pools = draft.unknown(*keys, *own)
+    if pools:  # both counts are left blank below
+        pass
+    elif nodes == more and gpus + of_each <= GPUS_OF_A_NODE:
         gpus += of_each
     elif gpus == of_each:
         nodes += more
     else:
         draft.leave_out(own[0], f"nodes of {gpus} and of {of_each} GPUs: all have as many here")
         return
-    draft.set(f"{TRAINER}.nnodes", nodes, keys[0], own[0])
-    draft.set(f"{TRAINER}.n_gpus_per_node", gpus, keys[1], own[1])
-    draft.set("ajet.rollout.n_vllm_engine", max(1, more * of_each // size), *own)
+    draft.set(f"{TRAINER}.nnodes", nodes, keys[0], own[0], *pools)
+    draft.set(f"{TRAINER}.n_gpus_per_node", gpus, keys[1], own[1], *pools)
+    engines = max(1, more * of_each // size)
+    draft.set("ajet.rollout.n_vllm_engine", engines, *own, *draft.unknown(parallel))
 
 
 def _overlong(draft: Draft) -> None:

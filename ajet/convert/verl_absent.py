@@ -111,7 +111,11 @@ ABSENT: dict[str, Absent] = {
     "data.filter_overlong_prompts": Absent("a longer first prompt is truncated and counted"),
     "data.filter_overlong_prompts_workers": Absent("prompts are not filtered"),
     "data.return_raw_chat": Absent("agents get messages", off=(True, *NOTHING)),
-    "data.custom_cls.*": Absent("write a BaseTaskReader: ajet.task_reader.type: file.py->Class"),
+    "data.custom_cls.*": Absent(
+        "this class makes the rows: write a BaseTaskReader, and ajet.task_reader.type: "
+        "file.py->Class",
+        algorithm=True,
+    ),
     "data.sampler.*": Absent("the order is drawn from the seed", algorithm=True),
     "data.datagen.*": Absent("see ajet.task_reader.type: data_generation", algorithm=True),
     "data.apply_chat_template_kwargs*": Absent("the template is rendered as it is", algorithm=True),

@@ -38,6 +38,8 @@ _PASSWORD_WORDS |= {"secret", "secrets", "credential", "credentials", "creds"}
 _SECRET_WORDS = _PASSWORD_WORDS | {"token", "apikey", "accesskey", "secretkey", "privatekey"}
 _SECRET_WORDS |= {"auth", "authorization", "authentication", "oauth", "bearer", "jwt", "signature"}
 _SECRET_WORDS |= {"cookie", "cookies", "dsn", "pat", "webhook"}
+_MEASURES = {"len", "length", "count", "limit", "budget"}
+"""Words behind which `token` counts tokens: ``max_token_len_per_gpu``."""
 _SECRET_ENDINGS = ("password", "passwd", "secret", "token", "apikey")
 _OPAQUE = ("header", "headers", "env", "environ", "env_vars", "environment_variables")
 """Sections in which every text is taken for a secret, whatever its key."""
@@ -72,6 +74,11 @@ def is_secret_key(key: str) -> bool:
     words = _words(key)
     if not words:
         return False
+    words = tuple(
+        word
+        for word, following in zip(words, (*words[1:], ""), strict=True)
+        if not (word == "token" and following in _MEASURES)
+    )
     return (
         words[-1] in ("key", "keys")
         or not _SECRET_WORDS.isdisjoint(words)

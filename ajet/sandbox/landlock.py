@@ -22,7 +22,7 @@ _CREATE, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same numbers on every 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
 _NUM_FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # 16 from version 5 on
 _NO_TCP, _NO_OUTSIDE_SIGNALS_OR_SOCKETS = 3, 3
-_SIGNALS_SINCE, _TCP_SINCE, _TRUNCATION_SINCE = 6, 4, 3
+_SIGNALS_SINCE, _TCP_SINCE, TRUNCATION_SINCE = 6, 4, 3
 
 
 def version() -> int:
@@ -37,7 +37,7 @@ def describe(abi: int) -> str:
     """Returns a short description of what this version forbids to programs and what it does not."""
     if abi >= _SIGNALS_SINCE:
         return "Landlock holds back reads, writes, truncation and signals"
-    if abi >= _TRUNCATION_SINCE:
+    if abi >= TRUNCATION_SINCE:
         return "Landlock holds back reads, writes and truncation, NOT signals"
     return "Landlock holds back reads and writes, NOT truncation, NOT signals"
 

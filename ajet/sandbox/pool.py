@@ -152,6 +152,13 @@ class SandboxPool:
         return f"{line} ({'; '.join(self._refusals)})" if self._refusals else line
 
     @property
+    def holds(self) -> bool:
+        """Returns True if programs have no network, and see and change none of the user's files."""
+        running = self.start()
+        is_confined = running.seccomp and running.landlock >= landlock.TRUNCATION_SINCE
+        return running.mode != zygote.RLIMITS or is_confined
+
+    @property
     def is_weak(self) -> bool:
         return self.start().mode == zygote.RLIMITS
 

@@ -9,7 +9,7 @@ import pytest
 from ajet.cluster.placement import Node, ResourceRequest, place_processes
 from ajet.compat.verl_reward import RewardFunctionJudge
 from ajet.convert import Conversion, convert, yaml_text
-from ajet.convert.command_line import override_value, read_script
+from ajet.convert.command_line import override_value
 from ajet.convert.roll import device_numbers
 from ajet.convert.roll_envs import one_group
 from ajet.convert.source import read_file
@@ -21,9 +21,9 @@ from ajet.core.judge import make_judge
 
 SOURCES = Path(__file__).parents[1] / "data" / "convert"
 LAKE = SOURCES / "roll" / "lake" / "lake_grpo.yaml"
-TOOLS = SOURCES / "verl" / "gsm8k_tool_agent.sh"
+TOOLS = SOURCES / "verl" / "gsm8k_tool_agent.yaml"
 PPO = SOURCES / "verl" / "ppo.yaml"
-GRAPH = SOURCES / "chatlearn" / "train_agent.sh"
+GRAPH = SOURCES / "chatlearn" / "train_agent.yaml"
 GRPO = SOURCES / "chatlearn" / "grpo_fsdp.yaml"
 MATH = SOURCES / "agentjet" / "math_agent.yaml"
 VERL = Path(sys.prefix) / "references/verl/trainer/config/_generated_ppo_trainer.yaml"
@@ -374,14 +374,16 @@ def test_the_environment_is_not_read(tmp_path, monkeypatch):
 def test_what_an_interpolation_does_not_find_is_said(tmp_path):
     file = written(tmp_path, "data: {train_batch_size: '${sizes.batch}', max_prompt_length: 9}")
     result = convert("verl", file)
-    assert left_out(result)["data.train_batch_size"] == "unknown"
+    origin = "data.train_batch_size = ${sizes.batch}: not known"
+    assert result.blanks["ajet.data.train_batch_size"] == origin
     assert result.values["ajet.data.max_prompt_length"] == 9
 
 
 def test_what_refers_to_itself_is_said(tmp_path):
     file = written(tmp_path, "seed: '${max_steps}'\nmax_steps: '${seed}'\na: {b: '${a}'}")
-    found = left_out(convert("roll", file))
-    assert [found[key] for key in ("seed", "max_steps", "a.b")] == ["unknown"] * 3
+    result = convert("roll", file)
+    assert list(result.blanks) == ["ajet.seed", "ajet.trainer_common.total_training_steps"]
+    assert left_out(result)["a.b"] == "unknown"
 
 
 def test_a_variable_is_no_unknown_key(tmp_path):
@@ -814,88 +816,18 @@ def test_the_action_is_the_patterns_only_group():
 # ---- command lines ----
 
 
-def test_the_words_of_a_script_are_the_shells(tmp_path):
-    script = written(
-        tmp_path,
-        """
-        A=1; export B="two words"
-        # python -m verl.trainer.main_ppo data.x=0
-        python3 -m verl.trainer.main_ppo --config-name=my_run \\
-            data.a=$A data.b="${B}" 'data.c=[x,"y"]' data.d=${C:-4} data.e=$D \\
-            +data.f=1 ~data.g "$@" > log 2>&1 && echo data.h=1
-        """,
-        "run.sh",
-    )
-    line = read_script(script, ("verl.",))
-    assert line.options == {"--config-name": "my_run"}
-    assert line.overrides == [
-        "data.a=1", "data.b=two words", 'data.c=[x,"y"]', "data.d=4", "data.e=$D", "+data.f=1",
-        "~data.g",
-    ]  # fmt: skip
+@pytest.mark.parametrize(("system", "path"), [("verl", TOOLS), ("chatlearn", GRAPH)])
+def test_a_script_is_converted_as_the_yaml_of_its_values(system, path):
+    script, expected = convert(system, path.with_suffix(".sh")), convert(system, path)
+    assert script.values == expected.values
+    assert list(script.blanks) == list(expected.blanks)
+    assert left_out(script) == left_out(expected) and script.to_do == expected.to_do
 
 
-def overrides(folder, script):
-    return read_script(written(folder, script, "run.sh"), ("verl.",)).overrides
-
-
-def test_the_elements_of_arrays_are_words_of_the_command(tmp_path):
-    script = """
-        MODEL=${MODEL:-Qwen/Qwen3-8B}    # don't set it here
-        files="['$HOME/a', '$HOME/b']"
-        DATA=(
-            data.files="$files"          # two of them
-            # data.old=1
-            data.truncation='error'
-        )
-        ACTOR=(actor.path="$MODEL" actor.keys='["a b", "c"]')
-        EXTRA=(
-        )
-        ALL=("${DATA[@]}" "${ACTOR[@]}")
-        ALL+=(trainer.f='g(x)')
-        LAUNCH=(python3)
-        if [ "${UV:-1}" != 0 ]; then
-            LAUNCH=(uv run python3)
-        fi
-        "${LAUNCH[@]}" -m verl.trainer.main_ppo \\
-            "${ALL[@]}" "${EXTRA[@]}" "${UNKNOWN[@]}" "$@"
-        """
-    assert overrides(tmp_path, script) == [
-        "data.files=['~/a', '~/b']", "data.truncation=error", "actor.path=Qwen/Qwen3-8B",
-        'actor.keys=["a b", "c"]', "trainer.f=g(x)", "UNKNOWN[@]=${UNKNOWN[@]}",
-    ]  # fmt: skip
-
-
-def test_an_empty_variable_has_its_default_and_defaults_may_be_variables(tmp_path):
-    script = """
-        A=${A:-}
-        B=${B:-32}
-        A=${A:-${B}}
-        C='a$C'
-        verl.main a=$A b=${C:-1} c=${D:-${E:-$HOME/x}} d=${F}
-        """
-    assert overrides(tmp_path, script) == ["a=32", "b=a$C", "c=~/x", "d=${F}"]
-
-
-def test_what_a_condition_assigns_is_not_guessed(tmp_path):
-    script = """
-        GPUS=8
-        ARGS=(trainer.a=1)
-        case "${DEVICE}" in
-            npu) GPUS=16 ;;
-        esac
-        for n in 1 2; do if [ $n = 2 ]; then ARGS+=(trainer.b=$n); fi; done
-        SURE=1
-        verl.main trainer.n=$GPUS "${ARGS[@]}" trainer.c=$SURE
-        """
-    assert overrides(tmp_path, script) == [
-        "trainer.n=${GPUS}", "trainer.a=1", "ARGS[@]=${ARGS[@]}", "trainer.c=1",
-    ]  # fmt: skip
-
-
-def test_a_value_of_the_shells_is_said_and_not_guessed():
+def test_a_name_with_the_time_in_it_is_listed_and_not_guessed():
     result = convert("verl", TOOLS)
     each = next(each for each in result.left_out if each.key == "trainer.experiment_name")
-    assert (each.value, each.category) == ("qwen-$(date +%F)", "unknown")
+    assert (each.value, each.category) == ("qwen-${now:%F}", "unknown")
     assert "ajet.experiment_name" not in result.values
 
 
@@ -932,9 +864,8 @@ def test_a_script_names_its_config_by_folder_and_name():
 @pytest.mark.skipif(not VERL.is_file(), reason="verl is not in .venv/references")
 def test_no_key_of_verls_own_config_is_unknown():
     result = convert("verl", VERL)
-    assert {each.key: each.value for each in result.of("unknown")} == {
-        "actor_rollout_ref.rollout.name": "???"  # to be set, in verl too
-    }
+    assert not result.of("unknown")
+    assert list(result.blanks) == ["ajet.rollout.name"]  # to be set, in verl too
     assert not result.of("algorithm")
 
 
@@ -977,51 +908,16 @@ def test_the_tokens_that_a_loss_of_verls_chooses_are_those_of_another_batch(tmp_
     assert algorithm_of(tmp_path, kl_cov)[0].kl_cov_coef == 0.1  # verl's default
 
 
-def test_what_stands_behind_a_condition_in_one_line_is_not_guessed(tmp_path):
-    script = """
-        GPUS=8; MODE=a; LR=1; KEPT=1; BATCH=4
-        ARGS=(trainer.a=1)
-        [ -n "$NPU" ] && GPUS=16
-        [[ $X = 1 && $Y = 2 ]] || { echo "no"; MODE=b; }
-        nvidia-smi | grep -q H100 &&
-            LR=2
-        test -f x && ARGS+=(trainer.b=2)
-        export SURE=1 && cd verl && BATCH=8
-        [ -d $OUT ] && mkdir -p out; KEPT=2
-        verl.main trainer.n=$GPUS trainer.m=$MODE trainer.lr=$LR "${ARGS[@]}" trainer.c=$SURE \\
-            trainer.d=$BATCH trainer.e=$KEPT
-        """
-    assert overrides(tmp_path, script) == [
-        "trainer.n=${GPUS}", "trainer.m=${MODE}", "trainer.lr=${LR}", "trainer.a=1",
-        "ARGS[@]=${ARGS[@]}", "trainer.c=1", "trainer.d=8", "trainer.e=2",
-    ]  # fmt: skip
-
-
-def test_a_setting_behind_a_condition_is_reported_and_not_taken(tmp_path):
-    script = """
-        LR=1e-6
-        [ "$SIZE" = large ] && LR=1e-7
-        python -m verl.trainer.main_ppo actor_rollout_ref.actor.optim.lr=$LR
-        """
-    result = convert("verl", written(tmp_path, script, "run.sh"))
-    each = next(each for each in result.left_out if each.key == "actor_rollout_ref.actor.optim.lr")
-    assert (each.value, each.category) == ("${LR}", "unknown")
-    assert "ajet.trainer_common.optim.lr" not in result.values
-
-
 REPO = "ajet.task_reader.huggingface_dat_repo"
 
 
-def files_of(folder, train, held_out="['$HOME/math/test.parquet']"):
-    script = f"""
-        train_files="{train}"
-        python -m verl.trainer.main_ppo data.train_files="$train_files" data.val_files="{held_out}"
-        """
-    return convert("verl", written(folder, script, "run.sh"))
+def files_of(folder, train, held_out="['~/math/test.parquet']"):
+    files = f"data: {{train_files: {train}, val_files: {held_out}}}"
+    return convert("verl", written(folder, files, "run.yaml"))
 
 
 def test_several_training_files_of_several_folders_are_left_out_with_what_to_do(tmp_path):
-    result = files_of(tmp_path, "['$HOME/gsm8k/train.parquet', '$HOME/math/train.parquet']")
+    result = files_of(tmp_path, "['~/gsm8k/train.parquet', '~/math/train.parquet']")
     reasons = {each.key: each.reason for each in result.of("algorithm")}
     assert reasons["data.train_files"] == (
         "a split is one file, or files of one folder: copy them into one as train-0.parquet to "

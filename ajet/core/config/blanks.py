@@ -13,7 +13,7 @@ BLANK = "???"
 
 
 def refuse_blanks(values: Mapping[str, Any], overrides: Sequence[str], path: Path) -> None:
-    """Raises `ConfigError` for the first value that is blank and that no override sets."""
+    """Raises `ConfigError` for the first blank value of a YAML that no override sets."""
     set_keys = {override_key(override).lstrip("+~") for override in overrides}
     blanks = [
         key for key, value in flatten(values).items() if value == BLANK and key not in set_keys
