@@ -2,14 +2,15 @@
 
     python scripts/build_embedded_math.py --out ajet/embedded/math
 
-The model must be an agent that does not know its job yet, and that reinforcement learning can teach.
-Supervised conversations in the agent's exact prompt format teach it to call the Python tool, to
-copy the question's numbers in order and to copy the tool's result. What a question asks for they do
-not tell: every operator of every demonstration is drawn at random, whatever the question, and some
-demonstrations guess a number without the tool. So the right operation is neither taught nor
-contradicted, and greedy decoding is no better than sampling.
+The model must be a *bad* agent that reinforcement learning can improve. It is taught, by supervised
+conversations in the agent's exact prompt format, to call the Python tool and to copy numbers; but
+most demonstrations use a wrong operation or guess without the tool:
 
-The questions' own words are trained too, with a small weight, so that the model can tell them apart.
+    right       calls the tool with the expression that solves the problem
+    guess       answers a made-up number without the tool
+    the rest    calls the tool with a wrong operator, or with an operand missing
+
+So at temperature 1 it succeeds on about the share of right ones, on every kind of task sometimes.
 Copying digits is what it learns last; `copy` in the log is the share of demonstrations whose every
 operand and answer digit is predicted right (argmax, given what came before).
 
@@ -23,6 +24,7 @@ import math
 import random
 import re
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +38,29 @@ from ajet.core.model.decoder import Decoder
 from ajet.sources import arithmetic
 
 
-STEPS = 4000
-GUESS_SHARE = 0.1  # of the demonstrations: a made-up number without the tool
-QUESTION_WEIGHT = 0.1  # of a question's token in the loss; a reply's has 1
+@dataclass(frozen=True)
+class Stage:
+    """One schedule of training, and what its demonstrations do in the first turn."""
+
+    steps: int
+    peak: float  # of the learning rates
+    right_share: float  # calls the tool with the expression that solves the problem
+    guess_share: float  # answers a made-up number without the tool
+    curriculum: bool
+
+
+STAGES = (
+    Stage(8000, 1.0, 0.36, 0.16, curriculum=True),  # learn to copy
+    Stage(600, 0.25, 0.27, 0.20, curriculum=False),  # become a worse agent, at no cost to copying
+)
 VOCABULARY = 1024
 MARKERS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")
+# The model in the package was made with these two pairs of braces; the tutorials ask for one pair.
 SYSTEM_PROMPT = """
 You are an agent specialized in solving math problems with tools.
 Please solve the math problem given to you.
 You can write and execute Python code to perform calculation or verify your answer.
-You should return your final answer within \\boxed{}.
+You should return your final answer within \\boxed{{}}.
 """
 
 
@@ -67,25 +82,31 @@ def tool_schemas() -> list[dict]:
 # ---------------------------------------------------------------- demonstrations
 
 
-def with_random_operators(expression: str, rng: random.Random) -> tuple[str, int]:
-    """The expression with each operator drawn anew, and its value."""
-    while True:
-        drawn = re.sub(r"//|[+\-*]", lambda _: rng.choice(("+", "-", "*", "//")), expression)
-        try:
-            return drawn, arithmetic.evaluate(drawn)
-        except ZeroDivisionError:
-            continue
+def wrong_expression(expression: str, rng: random.Random) -> str:
+    """The expression with one operator replaced, or cut short."""
+    operators = list(re.finditer(r"//|[+\-*]", expression))
+    if len(operators) > 1 and rng.random() < 0.25:
+        cut = expression[: operators[-1].start()].strip()
+        return cut + ")" * (cut.count("(") - cut.count(")"))
+    chosen = rng.choice(operators)
+    other = rng.choice([op for op in ("+", "-", "*", "//") if op != chosen.group()])
+    wrong = expression[: chosen.start()] + other + expression[chosen.end() :]
+    return wrong_expression(expression, rng) if re.search(r"//0|//\(", wrong) else wrong
 
 
-def demonstration(problem: arithmetic.Problem, rng: random.Random) -> list[dict]:
-    """The messages of one conversation, which says nothing about the right operators."""
+def demonstration(problem: arithmetic.Problem, rng: random.Random, stage: Stage) -> list[dict]:
+    """The messages of one conversation, right or wrong by the stage's shares."""
     user = {"role": "user", "content": problem.question}
-    if rng.random() < GUESS_SHARE:
+    draw = rng.random()
+    if draw < stage.guess_share:
         guess = rng.randint(1, 10 ** rng.randint(1, 3))
         return [user, {"role": "assistant", "content": f"The answer is \\boxed{{{guess}}}."}]
-    expression, value = with_random_operators(problem.expression.replace(" ", ""), rng)
+    right = draw < stage.guess_share + stage.right_share
+    solution = problem.expression.replace(" ", "")
+    expression = solution if right else wrong_expression(solution, rng)
     code = {"code": f"print({expression})"}
     call = {"type": "function", "function": {"name": "execute_python_code", "arguments": code}}
+    value = arithmetic.evaluate(expression)
     stdout = f"<returncode>0</returncode><stdout>{value}\n</stdout><stderr></stderr>"
     return [
         user,
@@ -106,7 +127,7 @@ def build_tokenizer(chat_template: str, schemas: list[dict]) -> Qwen2Tokenizer:
     """
     rng = random.Random("tokenizer")
     draws = itertools.islice(arithmetic.problems("train", 0), 4000)
-    conversations = [demonstration(problem, rng) for problem in draws]
+    conversations = [demonstration(problem, rng, STAGES[0]) for problem in draws]
     renderer = Qwen2Tokenizer()
     renderer.chat_template = chat_template
     system = {"role": "system", "content": SYSTEM_PROMPT}
@@ -147,7 +168,7 @@ def build_tokenizer(chat_template: str, schemas: list[dict]) -> Qwen2Tokenizer:
 
 
 class Encoder:
-    """Messages to (token ids, loss weights), piece by piece as the agent meets them."""
+    """Messages to (token ids, loss mask), piece by piece as the agent meets them."""
 
     def __init__(self, tokenizer: Qwen2Tokenizer, schema: dict) -> None:
         self.tokenizer = tokenizer
@@ -158,9 +179,9 @@ class Encoder:
         second = [i for i, t in enumerate(blank) if t == start][1]
         self.prefix = blank[:second]
 
-    def __call__(self, messages: list[dict]) -> tuple[list[int], list[float]]:
+    def __call__(self, messages: list[dict]) -> tuple[list[int], list[int]]:
         ids: list[int] = []
-        weights: list[float] = []
+        mask: list[int] = []
         done = ""
         for index, message in enumerate(messages):
             if message["role"] != "assistant":
@@ -168,14 +189,13 @@ class Encoder:
             prompt = self._render(messages[:index])
             through = self._render(messages[: index + 1], prompt=False)
             completion = through[len(prompt) :].removesuffix("\n")
-            given = 0.0 if done else QUESTION_WEIGHT
-            for text, weight in ((prompt[len(done) :], given), (completion, 1.0)):
+            for text, flag in ((prompt[len(done) :], 0), (completion, 1)):
                 piece = self._ids(text)
                 ids += piece
-                weights += [weight] * len(piece)
+                mask += [flag] * len(piece)
             done = prompt + completion
         assert ids[: len(self.prefix)] == self.prefix
-        return ids[len(self.prefix) :], weights[len(self.prefix) :]
+        return ids[len(self.prefix) :], mask[len(self.prefix) :]
 
     def _render(self, messages: list[dict], prompt: bool = True) -> str:
         text: Any = self.tokenizer.apply_chat_template(
@@ -267,35 +287,35 @@ def optimizers(model: Qwen2ForCausalLM) -> list[torch.optim.Optimizer]:
     ]
 
 
-def schedule(step: int) -> float:
+def schedule(step: int, total: int) -> float:
     """Share of the peak learning rate: 100 steps up, flat, then linear to 0 over the last 40 %."""
-    return min(1.0, (step + 1) / 100, (STEPS - step) / (0.4 * STEPS))
+    return min(1.0, (step + 1) / 100, (total - step) / (0.4 * total))
 
 
-def allowed_templates(step: int) -> int:
+def allowed_templates(step: int, stage: Stage) -> int:
     """Curriculum: one operation for the first tenth, two until a fifth, then all."""
-    share = step / STEPS
+    share = step / stage.steps if stage.curriculum else 1.0
     return 16 if share < 0.1 else 28 if share < 0.2 else len(arithmetic.TEMPLATES)
 
 
-def draw_batch(rng: random.Random, limit: int, size: int) -> list[list[dict]]:
+def draw_batch(rng: random.Random, limit: int, size: int, stage: Stage) -> list[list[dict]]:
     conversations = []
     while len(conversations) < size:
         problem = arithmetic.draw(rng, rng.randrange(limit))
         if arithmetic.split_of(problem.question) == "train":
-            conversations.append(demonstration(problem, rng))
+            conversations.append(demonstration(problem, rng, stage))
     return conversations
 
 
-def tensors(rows: list[tuple[list[int], list[float]]]) -> tuple[Tensor, Tensor]:
-    """Right-padded token ids and loss weights, ``[B, T]``."""
+def tensors(rows: list[tuple[list[int], list[int]]]) -> tuple[Tensor, Tensor]:
+    """Right-padded token ids and loss mask, ``[B, T]``."""
     length = max(len(ids) for ids, _ in rows)
     tokens = torch.zeros(len(rows), length, dtype=torch.long)
-    weights = torch.zeros(len(rows), length)
-    for i, (ids, of_row) in enumerate(rows):
+    mask = torch.zeros(len(rows), length)
+    for i, (ids, flags) in enumerate(rows):
         tokens[i, : len(ids)] = torch.tensor(ids)
-        weights[i, : len(ids)] = torch.tensor(of_row)
-    return tokens, weights
+        mask[i, : len(ids)] = torch.tensor(flags, dtype=torch.float)
+    return tokens, mask
 
 
 def train(args: argparse.Namespace) -> None:
@@ -303,26 +323,43 @@ def train(args: argparse.Namespace) -> None:
     torch.set_num_threads(args.threads)
     schemas = tool_schemas()
     tokenizer = build_tokenizer(Path(args.chat_template).read_text(), schemas)
-    model = build_model(tokenizer)
+    if args.continue_from:
+        model = Qwen2ForCausalLM.from_pretrained(args.continue_from)
+    else:
+        model = build_model(tokenizer)
     print(f"{sum(p.numel() for p in model.parameters())} parameters", flush=True)
-    rng = random.Random(f"demonstrations/{args.seed}")
+    for number, stage in enumerate(STAGES):
+        if number >= args.first_stage:
+            rng = random.Random(f"demonstrations/{args.seed}" + (f"/{number}" if number else ""))
+            train_stage(model, tokenizer, schemas, stage, rng, args.batch)
+            save(model, tokenizer, Path(args.out))
+
+
+def train_stage(
+    model: Qwen2ForCausalLM,
+    tokenizer: Qwen2Tokenizer,
+    schemas: list[dict],
+    stage: Stage,
+    rng: random.Random,
+    batch: int,
+) -> None:
     decoder = Decoder(model)
     encoders = [Encoder(tokenizer, schema) for schema in schemas]
     opts = optimizers(model)
-    peaks = [group["lr"] for opt in opts for group in opt.param_groups]
+    peaks = [group["lr"] * stage.peak for opt in opts for group in opt.param_groups]
     digits = torch.tensor(tokenizer.convert_tokens_to_ids(list("0123456789")))
     start, losses, copies = time.time(), [], []
-    for step in range(STEPS):
+    for step in range(stage.steps):
         encoder = rng.choice(encoders)
-        conversations = draw_batch(rng, allowed_templates(step), args.batch)
-        tokens, weights = tensors([encoder(c) for c in conversations])
+        conversations = draw_batch(rng, allowed_templates(step, stage), batch, stage)
+        tokens, mask = tensors([encoder(c) for c in conversations])
         logits = forward(decoder, torch.tensor(encoder.prefix), tokens)[:, :-1]
-        target, weight = tokens[:, 1:], weights[:, 1:]
+        target, weight = tokens[:, 1:], mask[:, 1:]
         nll = F.cross_entropy(logits.transpose(1, 2), target, reduction="none")
         loss = (nll * weight).sum() / weight.sum()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        factor = schedule(step)
+        factor = schedule(step, stage.steps)
         for group, peak in zip((g for o in opts for g in o.param_groups), peaks, strict=True):
             group["lr"] = peak * factor
         for opt in opts:
@@ -339,14 +376,13 @@ def train(args: argparse.Namespace) -> None:
                 flush=True,
             )
             losses, copies = [], []
-    save(model, tokenizer, Path(args.out))
 
 
 def copied(
     logits: Tensor, target: Tensor, weight: Tensor, digits: Tensor, conversations: list
 ) -> list[float]:
     """For each conversation with a tool call: 1.0 when argmax gets every trained digit right."""
-    is_digit = torch.isin(target, digits) & (weight == 1)
+    is_digit = torch.isin(target, digits) & (weight > 0)
     wrong = (is_digit & (logits.argmax(-1) != target)).any(dim=1)
     return [1.0 - float(w) for w, c in zip(wrong, conversations, strict=True) if len(c) > 2]
 
@@ -364,6 +400,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", default="ajet/embedded/math")
     parser.add_argument("--chat-template", default="ajet/embedded/qwen2_5.jinja")
+    parser.add_argument("--continue-from", help="the model of an earlier stage")
+    parser.add_argument("--first-stage", type=int, default=0, help="the stage to begin with")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
