@@ -32,7 +32,7 @@ from statistics import median
 from typing import Any
 
 import psutil
-from learning import DEMO, ROOT
+from learning import CONF, ROOT
 
 BACKBONES = ("debug", "verl", "trinity")
 GOAL = 1.3
@@ -82,7 +82,7 @@ def cpu_seconds(command: list[str], folder: Path) -> dict[str, float]:
 def run(backbone: str, steps: int, number: int, folder: Path) -> dict[str, Any]:
     """One training run: its seconds, and those of its processes."""
     name = f"{backbone}-{number}"
-    command = [sys.executable, "-m", "ajet.cli.launcher", "--conf", str(DEMO)]
+    command = [sys.executable, "-m", "ajet.cli.launcher", *CONF]
     command += ["--backbone", backbone, "--exp-dir", str(folder)]
     command += ["--with-ray"] if backbone != "debug" else []
     command += [f"ajet.experiment_name={name}"]

@@ -1,17 +1,21 @@
-"""Does the demo learn, and only when it should? Five seeds and two controls, as whole runs.
+"""Does the demo learn, and only when it should? Five seeds and four controls, as whole runs.
 
     python benchmarks/learning.py                      # about an hour on two cores
     python benchmarks/learning.py --seeds 1 --only learn --out one.json
 
-Each run is the demo's own command in a process of its own:
+Each run is the demo's own command in its own process:
 
-    learn       as in `make demo`; held-out success must rise from <= 0.40 to >= 0.85 in <= 480 s
+    learn       as in `make demo`; greedy held-out success must rise from <= 0.40 to >= 0.85, in
+                <= 480 s
     shuffled    rewards are those of other episodes of the run: the interval of the change holds 0
-    lr0         learning rate 0: the same
+    lr0         learning rate 0, for 20 steps (nothing moves, however long): the same
+    rejection   controls.py; so is `temperatures`, measured once, since every seed starts from the
+                same model
 
-The unit is the run: a change's 95 % interval is Student's over the seeds, beside it what each run
-changed. `wall_seconds` is the run's own, from the start of training; with `--workers 2` two runs
-share the cores. `--only` keeps what the file has of the other arms.
+The unit is the run: a change's 95 % interval is Student's over the seeds. `adds` is what `learn`
+reaches greedily beyond the better control of its seed. `wall_seconds` is the run's own, from the
+start of training; with `--workers 2` two runs share the cores. `--only` keeps the file's results of
+the other arms.
 """
 
 import argparse
@@ -26,22 +30,27 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+from controls import rejection_sampling, temperatures
 
 from ajet import BaseJudge, WorkflowOutput, WorkflowTask
 
 ROOT = Path(__file__).parents[1]
-DEMO = ROOT / "tutorial/example_math_agent/demo.yaml"
+CONF = ["--conf", str(ROOT / "tutorial/example_math_agent/demo.yaml")]
 MATH_JUDGE = "tutorial.example_math_agent.math_answer_as_judge->MathAnswerAsJudge"
 ARMS: dict[str, list[str]] = {
     "learn": [],
     "shuffled": [f"ajet.task_judge.judge_protocol={Path(__file__).resolve()}->ShuffledJudge"],
-    "lr0": ["ajet.trainer_common.optim.lr=0.0"],
+    "lr0": ["ajet.trainer_common.optim.lr=0.0", "ajet.trainer_common.total_training_steps=20"],
+    "rejection": [],
 }
 KEPT = (
     "success_before",
     "success_after",
+    "success_by_decoding",
     "num_held_out",
     "wall_seconds",
     "peak_rss_bytes",
@@ -72,21 +81,11 @@ class ShuffledJudge(BaseJudge):
 
 
 def run(arm: str, seed: int, folder: Path) -> dict[str, Any]:
-    """One training run, and what its summary says."""
+    """One training run, and what its summary says; of rejection sampling, what it comes to."""
     name = f"{arm}-{seed}"
-    command = [
-        sys.executable,
-        "-m",
-        "ajet.cli.launcher",
-        "--conf",
-        str(DEMO),
-        "--backbone",
-        "debug",
-    ]
-    command += ["--exp-dir", str(folder), f"ajet.experiment_name={name}", f"ajet.seed={seed}"]
-    subprocess.run(command + ARMS[arm], check=True, cwd=folder, stdout=subprocess.DEVNULL)
-    summary = json.loads((folder / name / "summary.json").read_text())
-    return {"arm": arm, "seed": seed, **{key: summary[key] for key in KEPT}}
+    if arm == "rejection":
+        return {"arm": arm, "seed": seed, **rejection_sampling(CONF, folder, name, seed)}
+    return {"arm": arm, "seed": seed, **run_training([*CONF, *ARMS[arm]], folder, name, seed)}
 
 
 def run_training(arguments: list[str], folder: Path, experiment: str, seed: int) -> dict[str, Any]:
@@ -128,18 +127,39 @@ def kept_runs(out: Path, again: list[str]) -> list[dict[str, Any]]:
     return [run for run in json.loads(out.read_text())["runs"] if run["arm"] not in again]
 
 
-def verdict(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the runs show, one entry an arm."""
-    shown: dict[str, Any] = {}
-    for arm in {r["arm"]: None for r in runs}:
-        of_arm = [r for r in runs if r["arm"] == arm]
+def greedy(run: dict[str, Any], moment: str = "after") -> float:
+    return run["success_by_decoding"]["greedy"][moment]
+
+
+def verdict(runs: list[dict[str, Any]], start: dict[str, float]) -> dict[str, Any]:
+    """What the runs show, one entry an arm; `start` is the start model's success by temperature."""
+    shown: dict[str, Any] = {"temperatures": start}
+    arms: dict[str, list[dict[str, Any]]] = {}
+    for each in runs:
+        arms.setdefault(each["arm"], []).append(each)
+    for arm, of_arm in arms.items():
+        if arm == "rejection":
+            shown[arm] = {"greedy": [greedy(r) for r in of_arm]}
+            continue
         changes = [r["success_after"] - r["success_before"] for r in of_arm]
-        shown[arm] = {"changes": changes, **interval(changes)}
+        by_greedy = [greedy(r) - greedy(r, "before") for r in of_arm]
+        shown[arm] = {"changes": changes, **interval(changes), "greedy": interval(by_greedy)}
         if arm == "learn":
             shown[arm]["seeds_that_learn"] = sum(map(has_learnt, of_arm))
         elif len(changes) > 1:
             shown[arm]["flat"] = shown[arm]["low"] <= 0 <= shown[arm]["high"]
+    if added := beyond_controls(arms.get("learn", []), arms.get("rejection", []), start):
+        shown["adds"] = interval(added)
     return shown
+
+
+def beyond_controls(
+    learnt: list[dict[str, Any]], rejection: list[dict[str, Any]], start: dict[str, float]
+) -> list[float]:
+    """By how much each run's greedy success is above the better of its controls'."""
+    of_seed = {run["seed"]: greedy(run) for run in rejection}
+    best = max(start.values(), default=1.0)
+    return [greedy(r) - max(best, of_seed[r["seed"]]) for r in learnt if r["seed"] in of_seed]
 
 
 def interval(changes: list[float]) -> dict[str, float]:
@@ -154,25 +174,34 @@ def interval(changes: list[float]) -> dict[str, float]:
 def has_learnt(run: dict[str, Any]) -> bool:
     """The demo's promise, all of it."""
     return (
-        run["success_before"] <= 0.40
-        and run["success_after"] >= 0.85
+        greedy(run, "before") <= 0.40
+        and greedy(run) >= 0.85
         and run["num_held_out"] >= 200
         and run["wall_seconds"] <= 480
         and run["peak_rss_bytes"] < 2e9
     )
 
 
-def write(runs: list[dict[str, Any]], out: Path, note: str | None) -> None:
-    runs.sort(key=lambda run: (list(ARMS).index(run["arm"]), run["seed"]))
-    write_report(out, verdict(runs), runs, note)
+def measured_on() -> dict[str, Any]:
+    """The machine, its processor's widest vectors, the commit and the day."""
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    widest = next((n for n in ("avx512_bf16", "avx512f", "avx2") if n in flags), "unknown")
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short=8", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    ).stdout.strip()
+    return {
+        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "vectors": os.environ.get("ATEN_CPU_CAPABILITY", widest),
+        "commit": commit,
+        "date": f"{datetime.now():%Y-%m-%d}",
+    }
 
 
 def write_report(
     out: Path, verdict: Any, runs: list[dict[str, Any]], note: str | None = None
 ) -> None:
     """What the runs come to, and the runs."""
-    machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
-    report = {"machine": machine, "verdict": verdict, "runs": runs}
+    report = {**measured_on(), "verdict": verdict, "runs": runs}
     if note is not None:
         report["note"] = note
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -188,11 +217,16 @@ def main() -> None:
     parser.add_argument("--note", help="what else the machine did, for example")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="ajet-learning-"))
-    runs = kept_runs(args.out, args.only)
+    runs, start = kept_runs(args.out, args.only), temperatures(CONF, folder)
+
+    def write() -> None:
+        runs.sort(key=lambda run: (list(ARMS).index(run["arm"]), run["seed"]))
+        write_report(args.out, verdict(runs, start), runs, args.note)
+
     wanted = [(arm, seed, folder) for arm in args.only for seed in range(args.seeds)]
-    run_all(run, wanted, args.workers, runs, lambda: write(runs, args.out, args.note))
+    run_all(run, wanted, args.workers, runs, write)
     shutil.rmtree(folder)
-    print(json.dumps(verdict(runs), indent=2))
+    print(json.dumps(verdict(runs, start), indent=2))
 
 
 if __name__ == "__main__":

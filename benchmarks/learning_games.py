@@ -1,4 +1,4 @@
-"""Do the games' tutorials learn, and only when they should? Three games, five seeds, two controls.
+"""Do the games' tutorials learn, and only when they should? Three games, five seeds, four controls.
 
     python benchmarks/learning_games.py                                # some hours of one core
     python benchmarks/learning_games.py --games countdown --seeds 1 --only learn --out one.json
@@ -11,6 +11,7 @@ after:
     shuffled    rewards are those of other episodes of the run (shuffled_agents.py): the interval of
                 the change holds 0
     lr0         learning rate 0, for 20 steps (nothing moves, however long): the same
+    rejection   controls.py; so is `temperatures`, measured once a game
 
 The unit is the run: a change's 95 % interval is Student's over the seeds. `cpu_seconds` is what a
 run took of the processor, all told; `wall_seconds` is the run's own, from the start of training.
@@ -25,13 +26,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from learning import interval, run_all, run_training, write_report
+from controls import rejection_sampling, temperatures
+from learning import beyond_controls, greedy, interval, run_all, run_training, write_report
 
 from ajet.envs.guess_number import GuessNumber
 
 ROOT = Path(__file__).parents[1]
 SHUFFLED_AGENTS = Path(__file__).with_name("shuffled_agents.py")
-ARMS = ("learn", "shuffled", "lr0")
+ARMS = ("learn", "shuffled", "lr0", "rejection")
 MOST_SECONDS = 600
 OPTIMUM = GuessNumber(high=20, max_guesses=5).optimal_success()
 
@@ -72,26 +74,41 @@ GAMES = {
 
 def run(name: str, arm: str, seed: int, folder: Path) -> dict[str, Any]:
     """One training run, and what its summary says."""
-    experiment = f"{name}-{arm}-{seed}"
-    arguments = ["--conf", str(ROOT / f"tutorial/example_{name}/demo.yaml")]
-    found = run_training([*arguments, *GAMES[name].overrides(arm)], folder, experiment, seed)
-    return {"game": name, "arm": arm, "seed": seed, **found}
+    experiment, about = f"{name}-{arm}-{seed}", {"game": name, "arm": arm, "seed": seed}
+    if arm == "rejection":
+        return {**about, **rejection_sampling(conf(name), folder, experiment, seed)}
+    arguments = [*conf(name), *GAMES[name].overrides(arm)]
+    return {**about, **run_training(arguments, folder, experiment, seed)}
 
 
-def verdict(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the runs show, one entry a game and arm."""
+def conf(name: str) -> list[str]:
+    return ["--conf", str(ROOT / f"tutorial/example_{name}/demo.yaml")]
+
+
+def verdict(runs: list[dict[str, Any]], start: dict[str, dict[str, float]]) -> dict[str, Any]:
+    """What the runs show, one entry a game and arm; `start` is the success of each game's start
+    model by temperature."""
     shown: dict[str, Any] = {}
     for name, arm in dict.fromkeys((run["game"], run["arm"]) for run in runs):
         found = [run for run in runs if (run["game"], run["arm"]) == (name, arm)]
+        of_game = shown.setdefault(name, {"temperatures": start.get(name, {})})
+        if arm == "rejection":
+            of_game[arm] = {"greedy": [greedy(run) for run in found]}
+            learnt = [run for run in runs if (run["game"], run["arm"]) == (name, "learn")]
+            if added := beyond_controls(learnt, found, of_game["temperatures"]):
+                of_game["adds"] = interval(added)
+            continue
         changes = [run["success_after"] - run["success_before"] for run in found]
+        by_greedy = [greedy(run) - greedy(run, "before") for run in found]
         entry: dict[str, Any] = {"changes": changes, **interval(changes)}
+        entry["greedy"] = interval(by_greedy)
         if arm == "learn":
             entry["goal"] = GAMES[name].goal
             entry["seeds_that_learn"] = sum(map(GAMES[name].has_learnt, found))
             entry["passed"] = entry["seeds_that_learn"] == len(found)
         elif len(changes) > 1:
             entry["passed"] = entry["low"] <= 0 <= entry["high"]
-        shown.setdefault(name, {})[arm] = entry
+        of_game[arm] = entry
     return shown
 
 
@@ -101,12 +118,6 @@ def kept_runs(out: Path, begun: list[tuple[str, str, int]]) -> list[dict[str, An
         return []
     runs = json.loads(out.read_text())["runs"]
     return [run for run in runs if (run["game"], run["arm"], run["seed"]) not in begun]
-
-
-def write(runs: list[dict[str, Any]], out: Path) -> None:
-    order = (list(GAMES), list(ARMS))
-    runs.sort(key=lambda r: (order[0].index(r["game"]), order[1].index(r["arm"]), r["seed"]))
-    write_report(out, verdict(runs), runs)
 
 
 def main() -> None:
@@ -122,10 +133,18 @@ def main() -> None:
     seeds = range(args.first_seed, args.seeds)
     wanted = [(g, a, s) for g in args.games for a in args.only for s in seeds]
     runs = kept_runs(args.out, wanted)
-    begun = [(*each, folder) for each in wanted]
-    run_all(run, begun, args.workers, runs, lambda: write(runs, args.out))
+    known = json.loads(args.out.read_text())["verdict"] if args.out.exists() else {}
+    start = {name: known[name].get("temperatures", {}) for name in known}
+    start |= {name: temperatures(conf(name), folder) for name in args.games}
+    order = (list(GAMES), ARMS)
+
+    def write() -> None:
+        runs.sort(key=lambda r: (order[0].index(r["game"]), order[1].index(r["arm"]), r["seed"]))
+        write_report(args.out, verdict(runs, start), runs)
+
+    run_all(run, [(*each, folder) for each in wanted], args.workers, runs, write)
     shutil.rmtree(folder)
-    print(json.dumps(verdict(runs), indent=2))
+    print(json.dumps(verdict(runs, start), indent=2))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from learning import DEMO, ROOT, interval, write_report
+from learning import CONF, ROOT, interval, write_report
 
 BACKBONES = ("verl", "trinity")
 KEPT = ("success_before", "success_after", "num_held_out", "wall_seconds", "episodes", "steps")
@@ -31,7 +31,7 @@ MOST_BEFORE = 0.40
 def run(backbone: str, seed: int, folder: Path) -> dict[str, Any]:
     """One training run, and what its summary says."""
     name = f"{backbone}-{seed}"
-    command = [sys.executable, "-m", "ajet.cli.launcher", "--conf", str(DEMO), "--with-ray"]
+    command = [sys.executable, "-m", "ajet.cli.launcher", *CONF, "--with-ray"]
     command += ["--backbone", backbone, "--exp-dir", str(folder)]
     command += [f"ajet.experiment_name={name}", f"ajet.seed={seed}"]
     begun = time.monotonic()

@@ -262,7 +262,7 @@ def episode_runner(
         of_mode=lambda mode: EpisodeParts(
             lambda task: workflow(),
             judge,
-            SamplingParams(temperature=0.0 if mode == "baseline" else 1.0),
+            SamplingParams(temperature={"baseline": 0.0, "eval": 0.5, "train": 1.0}[mode]),
         ),
         limits=RolloutLimits(**limits),
         run_seed=7,

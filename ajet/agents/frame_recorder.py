@@ -65,6 +65,7 @@ def frame_recorder_for(config: AjetConfig, workflow_task: WorkflowTask) -> Frame
     is_recorded = (
         section.render_save_dir is not None
         and workflow_task.mode == "eval"
+        and workflow_task.decoding is None
         and workflow_task.rollout_index == 0
         and workflow_task.task_batch_index < section.max_rendered_episodes
     )

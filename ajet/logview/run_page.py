@@ -17,8 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from statistics import fmean, pvariance
-from typing import Any
+from typing import Any, get_args
 
+from ajet.core.config.rollout import Decoding
 from ajet.core.environment.frames import gif_file
 from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError, ConfigError, DataError
@@ -122,12 +123,22 @@ class RunPage:
             "before": _success(before),
             "after": _success(after) if len(steps) > 1 else None,
             "difference": _interval(difference) if len(steps) > 1 and both else None,
+            "second": self._second_decoding(),
             "num_rose": len(rose),
             "num_fell": len(fell),
             "num_same": len(both) - len(rose) - len(fell),
             "rose": [_change(*pair) for pair in rose[:MAX_TASKS]],
             "fell": [_change(*pair) for pair in fell[:MAX_TASKS]],
         }
+
+    def _second_decoding(self) -> dict[str, Any] | None:
+        """Returns the held-out success before and after by the decoding that is not that of the
+        run's validations, as far as it was measured."""
+        for decoding in get_args(Decoding):
+            before, after = self.metrics_of_run.ends(f"held_out_{decoding}/success")
+            if before is not None:
+                return {"decoding": decoding, "before": before, "after": after}
+        return None
 
     def steps(self) -> dict[str, Any]:
         """Returns each step that has episodes, with their number and successes, by mode."""

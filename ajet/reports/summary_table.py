@@ -11,7 +11,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.markup import escape
 from rich.table import Table
@@ -61,8 +61,9 @@ def summary_table(summary: RunSummary, folder: Path) -> Table:
     elif not _has_held_out(summary):
         table.add_row("success on held-out tasks", "not measured: the task reader has none")
     else:
-        table.add_row(f"{name}, before", _success(summary.success_before, summary.num_held_out))
-        table.add_row(f"{name}, after", _success(summary.success_after, summary.num_held_out))
+        for what, before, after in _rates(summary):
+            table.add_row(f"{name}, {what}before", _success(before, num))
+            table.add_row(f"{name}, {what}after", _success(after, num))
     table.add_section()
     table.add_row("steps / episodes", f"{summary.steps:,} / {summary.episodes:,}")
     table.add_row("time", _duration(summary.wall_seconds))
@@ -87,16 +88,23 @@ def print_stages(console: Console, stages: Sequence[StageResult], folder: Path) 
     for each in stages:
         summary = each.summary
         entropies = summary.extra.get("cross_entropy", {})
-        rates = {"before": summary.success_before, "after": summary.success_after}
-        values = ["–" if rate is None else f"{rate:.1%}" for rate in rates.values()]
+        moments = ("before", "after")
+        values = [_rate_of_stage(summary, moment) for moment in moments]
         if entropies:
-            values = [f"{entropies[m]:.4f} nats" if m in entropies else "–" for m in rates]
+            values = [f"{entropies[m]:.4f} nats" if m in entropies else "–" for m in moments]
         numbers = [f"{summary.steps:,}", _duration(summary.wall_seconds), *values]
         table.add_row(*map(escape, [each.name, each.kind, *numbers]))
     console.print(table)
     console.print(Text(f"in numbers: {shown_path(folder)}/summary.json", style="dim"))
     for each in stages:
         console.print(Text(f"  {_program('ajet')} view {shown_path(each.folder)}", style="cyan"))
+
+
+def _rate_of_stage(summary: RunSummary, moment: Literal["before", "after"]) -> str:
+    rates = {name: rate[moment] for name, rate in summary.success_by_decoding.items()}
+    rates = rates or {"": getattr(summary, f"success_{moment}")}
+    measured = [f"{name} {rate:.1%}".strip() for name, rate in rates.items() if rate is not None]
+    return ", ".join(measured) or "–"
 
 
 def warning_lines(summary: RunSummary) -> list[str]:
@@ -185,6 +193,15 @@ def _program(name: str) -> str:
     its name."""
     beside = Path(sys.executable).parent / name
     return shown_path(beside) if shutil.which(name) is None and beside.exists() else name
+
+
+def _rates(summary: RunSummary) -> Iterator[tuple[str, float | None, float | None]]:
+    """Yields success before and after by each decoding that was measured, with its name; a summary
+    of an earlier version does not name its only one."""
+    for decoding, rates in summary.success_by_decoding.items():
+        yield f"{decoding}, ", rates["before"], rates["after"]
+    if not summary.success_by_decoding:
+        yield "", summary.success_before, summary.success_after
 
 
 def _has_held_out(summary: RunSummary) -> bool:

@@ -121,6 +121,10 @@ class CompactionConfig(Section):
     )
 
 
+Decoding = Literal["greedy", "sampled"]
+"""How a validation's replies are drawn: greedily, or sampled as in training."""
+
+
 class ValidationSampling(Section):
     """Configures how tokens are sampled in validation episodes. With null it is as in training."""
 

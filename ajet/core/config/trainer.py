@@ -139,6 +139,11 @@ class TrainerConfig(Section):
         ge=1,
         description="Episodes of one validation task; null is 4, or 1 where validation is greedy.",
     )
+    val_second_decoding: bool = Field(
+        default=True,
+        description="Where held-out tasks are validated: before the first step and after the last "
+        "also in the other decoding, greedy, or sampled as in training where validation is greedy.",
+    )
     test_freq: int = Field(default=20, description="Validate every N steps; 0 or less never.")
     save_freq: int = Field(
         default=20, description="Save a checkpoint every N steps; 0 or less at the end."

@@ -22,7 +22,7 @@ from ajet.core.config.environment import EnvironmentConfig
 from ajet.core.config.harness import HarnessConfig
 from ajet.core.config.kinds import DistillationConfig, Kind, SupervisedConfig
 from ajet.core.config.model import ModelConfig
-from ajet.core.config.rollout import RolloutConfig
+from ajet.core.config.rollout import Decoding, RolloutConfig
 from ajet.core.config.section import NoEffect, Section
 from ajet.core.config.services import (
     ContextTrackerConfig,
@@ -304,8 +304,24 @@ class AjetConfig(BaseModel):
         if number is None:
             # Greedy, the model answers each repeat alike. Tools and environments may be random all
             # the same, so a number that is given is played as it is, and `notices` has a line.
-            return 1 if self.ajet.rollout.val_kwargs.is_greedy else 4
+            return self.repeats_by_default(self.validation_decoding)
         return number
+
+    @staticmethod
+    def repeats_by_default(decoding: Decoding) -> int:
+        """Returns the number of episodes of a validation task where the config has none."""
+        return 1 if decoding == "greedy" else 4
+
+    @property
+    def validation_decoding(self) -> Decoding:
+        """Returns how the run's validations draw replies."""
+        return "greedy" if self.ajet.rollout.val_kwargs.is_greedy else "sampled"
+
+    @property
+    def second_decoding(self) -> Decoding:
+        """Returns the other way to draw replies, in which success is measured before the first step
+        and after the last."""
+        return "sampled" if self.ajet.rollout.val_kwargs.is_greedy else "greedy"
 
     def user_sections(self) -> dict[str, Any]:
         """Returns the user's own top-level sections."""

@@ -167,6 +167,14 @@ class RunRecorder:
         self._warn([call_form_warning(step, self._config, groups)])
         self._warn([reward_without_success(self._history)])
 
+    def second_validation(self, step: int, decoding: str, groups: Sequence[Group]) -> None:
+        """Records the success on the held-out tasks after `step` steps, by a decoding that is not
+        that of the run's validations. The episodes are not stored."""
+        warn_of_failures(f"held-out tasks after step {step}, {decoding}", groups)
+        success = evaluate(groups).success.value
+        self._metrics.log(step, {f"held_out_{decoding}/success": success})
+        self.progress.note(f"held-out success after step {step}, {decoding}: {success:.3f}")
+
     def validation_of_rows(self, step: int, groups: Sequence[Group], cross_entropy: float) -> None:
         """Records the held-out rows after `step` steps, and their cross-entropy."""
         warn_of_failures(f"held-out rows after step {step}", groups)

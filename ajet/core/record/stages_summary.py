@@ -26,6 +26,7 @@ SHOWN = (
     "wall_seconds",
     "success_before",
     "success_after",
+    "success_by_decoding",
     "num_held_out",
     "cross_entropy",
 )

@@ -1,6 +1,7 @@
 """Writes the result of a run in numbers: `summary.json`.
 
     {"success_before": 0.31, "success_after": 0.88, "num_held_out": 200, "wall_seconds": 412.0,
+     "success_by_decoding": {"sampled": {"before": 0.31, "after": 0.88}, "greedy": {…}},
      "peak_rss_bytes": 1523000000, "episodes": 15360, "steps": 60, "seed": 0,
      "timelines": {"calls": 38000, "timelines": 15400, "tokens": {…}, "drift": {…}, …}, …}
 
@@ -30,7 +31,8 @@ from ajet.core.record.run_folder import read_bytes_of
 class RunSummary:
     """Holds the content of `summary.json`; `extra` is written beside the other fields, flat.
 
-    Success is the share of held-out tasks solved, None when it was not evaluated. `timelines` is
+    Success is the share of held-out tasks solved, None when it was not evaluated;
+    `success_by_decoding` has it "greedy" and "sampled", "before" and "after". `timelines` is
     `TimelineCounts.report()` over all steps. `signal` counts groups and steps with something to
     learn from (`RunRecorder.signal`), `warnings` are the rows of logs/warnings.jsonl.
     """
@@ -42,6 +44,7 @@ class RunSummary:
     peak_rss_bytes: int
     success_before: float | None = None
     success_after: float | None = None
+    success_by_decoding: dict[str, dict[str, float | None]] = field(default_factory=dict)
     num_held_out: int = 0
     num_held_out_available: int = 0
     timelines: dict[str, Any] = field(default_factory=dict)

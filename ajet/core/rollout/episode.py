@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from loguru import logger
 
 from ajet.core.activity import Activity, CurrentCall, in_call
+from ajet.core.config.rollout import Decoding
 from ajet.core.error_codes import Code
 from ajet.core.error_text import one_line
 from ajet.core.errors import AjetError, ConfigError, EnvironmentFault
@@ -274,7 +275,7 @@ class EpisodeRunner:
         path = (*seed_path_of_step(plan.mode, plan.step), plan.task_batch_index)
         episode: dict[str, Any] = {
             "limits": self.limits,
-            "sampling": self.of_mode(plan.mode).sampling,
+            "sampling": self._sampling(plan),
             "episode_id": plan.episode_id,
             "seed_path": (self.run_seed, "rollout", *path, plan.rollout_index, number),
             "trainable_targets": workflow.trainable_targets,
@@ -293,6 +294,10 @@ class EpisodeRunner:
             adapters=None if self._adapters is None else self._adapters.for_task(plan.task),
             **episode,
         )
+
+    def _sampling(self, plan: WorkflowTask) -> SamplingParams:
+        modes: dict[Decoding, Mode] = {"greedy": "baseline", "sampled": "train"}
+        return self.of_mode(plan.mode if plan.decoding is None else modes[plan.decoding]).sampling
 
     async def _judge_output(
         self, trajectory: Trajectory, judge_in_group: JudgeInGroup | None

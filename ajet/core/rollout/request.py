@@ -16,6 +16,7 @@ from typing import Protocol
 
 from ajet.core import seeding
 from ajet.core.activity import CurrentCall
+from ajet.core.config.rollout import Decoding
 from ajet.core.error_codes import Code
 from ajet.core.error_text import one_line
 from ajet.core.errors import DataError
@@ -45,7 +46,8 @@ class RolloutRequest:
     `redundancy` further episodes start in each group, which then ends with `num_repeat` of them
     (group.py). `numbers` are the groups' indices in the step, where a step has several rollouts;
     None counts from 0. `failure_rate_total` is the number of episodes that `max_failure_rate` is a
-    share of; None takes this rollout's own number.
+    share of; None takes this rollout's own number. `decoding` replaces the sampling parameters of
+    the mode (`WorkflowTask.decoding`).
     """
 
     tasks: Sequence[Task]
@@ -55,6 +57,7 @@ class RolloutRequest:
     redundancy: int = 0
     numbers: Sequence[int] | None = None
     failure_rate_total: int | None = None
+    decoding: Decoding | None = None
 
     @property
     def group_size(self) -> int:
@@ -69,7 +72,8 @@ class RolloutRequest:
     @property
     def group_ids(self) -> list[str]:
         """Returns the id of each task's group."""
-        return [group_id_of(self.step, self.mode, number) for number in self.group_numbers]
+        name = self.mode if self.decoding is None else f"{self.mode}-{self.decoding}"
+        return [group_id_of(self.step, name, number) for number in self.group_numbers]
 
     @property
     def num_episodes(self) -> int:
@@ -93,6 +97,7 @@ class RolloutRequest:
                 self.step,
                 self.mode,
                 seeding.derive(run_seed, "environment", *seed_path, number),
+                self.decoding,
             )
             for number, group_id, task in zip(
                 self.group_numbers, self.group_ids, self.tasks, strict=True
@@ -126,9 +131,10 @@ class EpisodeJournal(Protocol):
         ...
 
 
-def group_id_of(step: int, mode: Mode, number: int) -> str:
-    """Returns the id of the group with this index in its step."""
-    return f"{step:06d}-{mode}-{number:04d}"
+def group_id_of(step: int, rollout: str, number: int) -> str:
+    """Returns the id of the group with this index in a rollout of its step; `rollout` is the mode,
+    with the decoding behind it where that is set."""
+    return f"{step:06d}-{rollout}-{number:04d}"
 
 
 def episode_id_of(group_id: str, member: int) -> str:

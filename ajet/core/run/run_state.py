@@ -10,6 +10,7 @@ from typing import Any, NotRequired
 from pydantic import ConfigDict
 from typing_extensions import TypedDict
 
+from ajet.core.config.rollout import Decoding
 from ajet.core.record.timeline_counts import TimelineCounts
 
 SuccessByTask = dict[str, float]
@@ -32,11 +33,12 @@ class RunState:
     """Holds the state after the last complete step.
 
     `cursor` is the position in the data. `held_out` holds the success on each held-out task
-    "before" training and "after" `validated_step` steps, and `cross_entropy` that of held-out rows
-    of a supervised run. `seconds` is the duration of training.
-    `begun` is the date that a chat template may write into prompts (ISO 8601). `timelines` holds
-    the counts of all steps. `staleness` counts trained tokens by their age in updates (empty where
-    every token is of its own step). `explorer` is the state of backbone trinity's explorer.
+    "before" training and "after" `validated_step` steps, `second_held_out` the same by the second
+    decoding, and `cross_entropy` that of held-out rows of a supervised run. `seconds` is the
+    duration of training. `begun` is the date that a chat template may write into prompts (ISO
+    8601). `timelines` holds the counts of all steps. `staleness` counts trained tokens by their age
+    in updates (empty where every token is of its own step). `explorer` is the state of backbone
+    trinity's explorer.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -48,6 +50,7 @@ class RunState:
     validated_step: int = -1
     begun: str = field(default_factory=lambda: datetime.now().isoformat())
     held_out: dict[str, SuccessByTask] = field(default_factory=dict)
+    second_held_out: dict[Decoding, dict[str, SuccessByTask]] = field(default_factory=dict)
     cross_entropy: dict[str, float] = field(default_factory=dict)
     timelines: TimelineCounts = field(default_factory=TimelineCounts)
     staleness: dict[str, int] = field(default_factory=dict)
@@ -61,5 +64,18 @@ class RunState:
 
     def success(self, moment: str) -> float | None:
         """Returns the mean success over the held-out tasks; None where there was no validation."""
-        success_by_task = self.held_out.get(moment)
-        return sum(success_by_task.values()) / len(success_by_task) if success_by_task else None
+        return _mean(self.held_out.get(moment))
+
+    def success_by_decoding(self, own: Decoding) -> dict[str, dict[str, float | None]]:
+        """Returns the mean success by decoding and moment, that of the run's own validations
+        first."""
+        results = {own: self.held_out} | self.second_held_out
+        return {
+            decoding: {moment: _mean(by_moment.get(moment)) for moment in ("before", "after")}
+            for decoding, by_moment in results.items()
+            if by_moment
+        }
+
+
+def _mean(success_by_task: SuccessByTask | None) -> float | None:
+    return sum(success_by_task.values()) / len(success_by_task) if success_by_task else None

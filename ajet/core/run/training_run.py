@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Any
 
 from ajet.core.config import AjetConfig
+from ajet.core.config.rollout import Decoding
 from ajet.core.error_codes import Code
 from ajet.core.errors import RunFailed
 from ajet.core.interrupt import Interrupt, nothing
@@ -182,11 +183,7 @@ class TrainingRun:
         self._attach(runner)
         is_given = self.config.learns_from_rows(is_training=False)
         step, num_repeat = self.state.step, 1 if is_given else self.config.validation_repeats
-        self.progress.phase("held-out", len(self.tasks.held_out) * num_repeat)
-        groups = await runner.rollout(
-            RolloutRequest(self.tasks.held_out, step=step, mode="eval", num_repeat=num_repeat),
-            on_episode=self.progress.episode_ended,
-        )
+        groups = await self._held_out_episodes(runner, num_repeat)
         if is_given:
             assert score is not None
             self.state.cross_entropy[moment] = cross_entropy = await score(groups)
@@ -194,9 +191,29 @@ class TrainingRun:
         else:
             self.recorder.validation(step, groups)
             self.state.held_out[moment] = success_by_task(groups)
+            if self._trainer.val_second_decoding and step in (0, self.tasks.total_steps):
+                await self._validate_second_decoding(runner, moment)
         self.state.validated_step = step
         self._is_saved = False
         return True
+
+    async def _validate_second_decoding(self, runner: GroupRunner, moment: str) -> None:
+        decoding = self.config.second_decoding
+        number = self._trainer.val_pass_n or self.config.repeats_by_default(decoding)
+        groups = await self._held_out_episodes(runner, number, decoding)
+        self.recorder.second_validation(self.state.step, decoding, groups)
+        by_moment = self.state.second_held_out.setdefault(decoding, {})
+        by_moment[moment] = success_by_task(groups)
+
+    async def _held_out_episodes(
+        self, runner: GroupRunner, num_repeat: int, decoding: Decoding | None = None
+    ) -> list[Group]:
+        tasks = self.tasks.held_out
+        self.progress.phase("held-out", len(tasks) * num_repeat)
+        request = RolloutRequest(
+            tasks, step=self.state.step, mode="eval", num_repeat=num_repeat, decoding=decoding
+        )
+        return await runner.rollout(request, on_episode=self.progress.episode_ended)
 
     async def save_if_due(self) -> None:
         """Writes a checkpoint every `save_freq` steps."""
@@ -281,6 +298,8 @@ class TrainingRun:
     def _summary(self) -> RunSummary:
         stale = {"staleness": self.state.staleness} if self.state.staleness else {}
         given = {"cross_entropy": self.state.cross_entropy} if self.state.cross_entropy else {}
+        other = self.state.second_held_out
+        second = {f"held_out_{decoding}": by_moment for decoding, by_moment in other.items()}
         return RunSummary(
             steps=self.state.step,
             episodes=self.state.num_episodes,
@@ -289,10 +308,11 @@ class TrainingRun:
             peak_rss_bytes=peak_rss_bytes(),
             success_before=self.state.success("before"),
             success_after=self.state.success("after"),
+            success_by_decoding=self.state.success_by_decoding(self.config.validation_decoding),
             num_held_out=len(self.tasks.held_out),
             num_held_out_available=self.tasks.num_held_out_available,
             timelines=self.state.timelines.report(),
             signal=self.recorder.signal,
             warnings=[asdict(each) for each in self.recorder.warnings],
-            extra={"held_out": self.state.held_out, **stale, **given},
+            extra={"held_out": self.state.held_out, **second, **stale, **given},
         )

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ajet.core.task.task import Task
+
+if TYPE_CHECKING:
+    from ajet.core.config.rollout import Decoding
 
 Mode = Literal["train", "eval", "baseline"]
 """A baseline is a greedy episode beside a training group; it is not trained."""
@@ -51,7 +54,8 @@ class WorkflowTask:
     """Describes one run of one task, as plain data.
 
     `group_id` names the task within its step; the members of a group (`rollout_index` 0, 1, …) run
-    the same task and share the environment's seed, `seed`.
+    the same task and share the environment's seed, `seed`. `decoding`, if set, replaces the
+    mode's own sampling parameters.
     """
 
     task: Task
@@ -61,6 +65,7 @@ class WorkflowTask:
     step: int
     mode: Mode
     seed: int
+    decoding: Decoding | None = None
 
     @property
     def task_id(self) -> str:

@@ -16,6 +16,7 @@ import { storedAnswer, storedAnswers } from "./stored.js";
  * @typedef {{task_id: string, query: string, before: [number, number], after: [number, number]}} Change
  * @typedef {{steps: number[], before: (Interval & {step: number, num_tasks: number}) | null,
  *   after: (Interval & {step: number, num_tasks: number}) | null, difference: Interval | null,
+ *   second: {decoding: string, before: number, after: number | null} | null,
  *   num_rose: number, num_fell: number, num_same: number, rose: Change[], fell: Change[]}} Changes
  * @typedef {{group_id: string, task_id: string, query: string, reward: number | null,
  *   variance: number | null, tokens: number, seconds: number, has_signal: boolean | null,

@@ -152,6 +152,29 @@ def test_a_run_is_validated_before_and_after_and_trains_the_same_weights_without
     assert all(np.array_equal(with_it[name], without[name]) for name in without)
 
 
+def test_success_is_measured_greedily_and_sampled_before_the_first_step_and_after_the_last(toy):
+    three = "ajet.trainer_common.total_training_steps=3"
+    summary = train(*VALIDATED, three, "ajet.trainer_common.test_freq=1")
+    assert logged(toy, "held_out/success") == [0, 1, 2, 3]  # greedy, as the default is
+    assert logged(toy, "held_out_sampled/success") == [0, 3]
+    rates = summary.success_by_decoding
+    assert list(rates) == ["greedy", "sampled"]
+    assert rates["greedy"] == {"before": summary.success_before, "after": summary.success_after}
+    assert None not in rates["sampled"].values()
+    with sqlite3.connect(toy.path / "episodes.sqlite") as connection:
+        (played,) = connection.execute(
+            "SELECT count(*) FROM episodes WHERE mode = 'eval'"
+        ).fetchone()
+    assert played == 4 * 2  # those of the run's own validations alone
+
+
+def test_the_second_decoding_can_be_turned_off(toy):
+    one = "ajet.trainer_common.total_training_steps=1"
+    summary = train(*VALIDATED, one, "ajet.trainer_common.val_second_decoding=false")
+    assert list(summary.success_by_decoding) == ["greedy"]
+    assert logged(toy, "held_out_sampled/success") == []
+
+
 def test_what_a_run_is_measured_on_is_said_on_the_screen_and_in_the_record(toy):
     output = io.StringIO()
     given = ["ajet.trainer_common.total_training_steps=1", "ajet.data.val_max_tasks=1"]

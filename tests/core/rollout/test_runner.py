@@ -117,6 +117,17 @@ async def test_every_call_has_its_own_seed_and_an_evaluation_repeats_its_seeds_a
     assert await seeds("eval", 0) == await seeds("eval", 5)
 
 
+@pytest.mark.parametrize(("decoding", "temperature"), [("greedy", 0.0), ("sampled", 1.0)])
+async def test_a_decoding_replaces_the_modes_own_sampling(decoding, temperature):
+    scripted = endpoint()
+    runner = episode_runner(OneCall, scripted, TOKENIZER, Fixed())
+    request = RolloutRequest(TASKS[:1], step=5, mode="eval", num_repeat=1, decoding=decoding)
+    [group] = await runner.rollout(request)
+    assert group.group_id == f"000005-eval-{decoding}-0000"
+    assert group.trajectories[0].workflow_task.task_batch_index == 0
+    assert [each.temperature for each in scripted.sampling.values()] == [temperature]
+
+
 async def test_a_workflow_that_raises_is_an_agent_error_that_names_the_line():
     async def execute(self, workflow_task, tuner):
         await tuner.chat([{"role": "user", "content": "hi"}])

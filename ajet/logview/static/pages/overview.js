@@ -57,7 +57,7 @@ export async function show({ run, query, set }) {
 
 /** @param {string} run @param {import("../data.js").Changes} changes @param {Record<string, string>} query @param {(changes: any) => void} set */
 function changed(run, changes, query, set) {
-  const { before, after, difference } = changes;
+  const { before, after, difference, second } = changes;
   if (!before) return [el("p", { class: "dim" }, "No held-out task has been played yet.")];
   if (!after || !difference) {
     return [el("p", { class: "headline" }, `Held-out success ${percent(before.value)}`),
@@ -70,10 +70,12 @@ function changed(run, changes, query, set) {
     el("p", {}, `${points(difference.value)} points, 95 % interval ${points(difference.low)} to ${points(difference.high)}`
       + `, over ${plural(after.num_tasks, "task")}, from step ${before.step} to step ${after.step}. `,
     `${plural(changes.num_rose, "task")} rose, ${changes.num_fell} fell, ${changes.num_same} are as before.`),
+    second && second.after !== null ? el("p", {}, `${second.decoding === "greedy" ? "Greedy" : "Sampled"}, the same tasks: `
+      + `${percent(second.before)} → ${percent(second.after)}.`) : null,
     el("div", { class: "two" },
       moved(run, "Fell", "fell", changes.fell, changes.num_fell, query, set),
       moved(run, "Rose", "rose", changes.rose, changes.num_rose, query, set)),
-  ];
+  ].filter((each) => each !== null);
 }
 
 /** @param {string} run @param {string} title @param {string} name @param {import("../data.js").Change[]} tasks
