@@ -457,7 +457,7 @@ def test_a_config_of_another_system_is_refused_with_its_name(system, text, probl
 @pytest.mark.parametrize("system", ["roll", "chatlearn", "agentjet", "trinity"])
 def test_a_script_that_starts_another_system_is_refused_with_its_name(system):
     with pytest.raises(ConfigError, match=r"it starts verl: ajet convert --from verl "):
-        convert(system, TOOLS)
+        convert(system, TOOLS.with_suffix(".sh"))
 
 
 def test_agentjets_yaml_may_hold_sections_of_verl(tmp_path):
