@@ -192,7 +192,7 @@ async def weight_sync(
     args: argparse.Namespace, engine: Replica, policy: Policy, folder: Path
 ) -> dict[str, dict[str, float]]:
     """Seconds and bytes of one transfer, by each way."""
-    memory = WeightFolder(shared_memory_root("ajet-gpu-step"))
+    memory = WeightFolder(shared_memory_root() / "ajet-gpu-step")
     roots = {"checkpoint": WeightFolder(folder / "weights"), "memory": memory}
     found, version = {}, 1
     for way, root in roots.items():

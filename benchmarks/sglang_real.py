@@ -55,7 +55,7 @@ async def claims(bench: Bench | AdapterBench, contract: list[Any]) -> list[dict[
 
 async def loads(bench: Bench, on_device: Any) -> dict[str, Any]:
     """Seconds and bytes of one load, by each way."""
-    memory = WeightFolder(shared_memory_root("ajet-sglang-real"))
+    memory = WeightFolder(shared_memory_root() / "ajet-sglang-real")
     version = bench.next_version
     sources = {
         "checkpoint": bench.folder.write(version(), bench.models[0].named_parameters()),

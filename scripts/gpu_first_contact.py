@@ -767,7 +767,7 @@ def sync(args: Namespace) -> Figures:
         report = load_tensors(own, receiver)
         figures[f"{way}_s"] = now(args) - started
         assert report.checksum == sending.end(), f"{way}: this process has other weights"
-    folder = WeightFolder(shared_memory_root("ajet-first-contact"))
+    folder = WeightFolder(shared_memory_root() / "ajet-first-contact")
     started = now(args)
     load_tensors(own, folder.write(3, own.items()))
     figures["files_s"] = now(args) - started
