@@ -69,8 +69,10 @@ def _without_braces(text: str, start: int) -> str | None:
 class UnusableReference(DataError):
     """Raised for a task whose row has no reference that a reply could equal."""
 
+    usual_code = Code.ROW_FORM
+
     def __init__(self, task: Task, problem: str) -> None:
-        super().__init__(f"task {task.task_id}: {problem}", code=Code.ROW_FORM)
+        super().__init__(f"task {task.task_id}: {problem}")
         self.problem = problem
 
 

@@ -17,6 +17,7 @@ RESTRICTED = Path(__file__).with_name("restricted.py")
 LIGHT = {"modules": sorted(EXTRAS), "names": []}
 DEMO = "tutorial/example_math_agent/demo.yaml"
 GAME = "tutorial/example_guess_number/demo.yaml"
+VERL = Path(__file__).parents[1] / "data/convert/verl/ppo.yaml"
 WINDOWS = {
     "modules": ["fcntl", "resource", "pwd", "grp", "termios", "tty", "pty"],
     "names": [
@@ -65,7 +66,7 @@ LIGHT_COMMANDS = (
     "examples math_agent guess_number",
     f"check --conf {DEMO}",
     "schema --out schema.json",
-    f"convert --from verl {DEMO} --out converted.yaml",
+    f"convert --from verl {VERL} --out converted.yaml",
     "view recorded --export page.html",
     "servers",
     "env-check guess_number",

@@ -248,7 +248,7 @@ class Validator:
         self.asked = []
 
     async def rollout(self, request, on_episode=None):
-        self.asked.append((request.step, request.num_repeat, len(request.tasks)))
+        self.asked.append((request.step, request.num_repeat, len(request.tasks), request.decoding))
         return [group_of(episode(step=request.step, mode="eval"))]
 
 
@@ -312,8 +312,18 @@ async def test_a_gap_between_sampler_and_trainer_is_said_or_stops_the_run(tmp_pa
 )
 async def test_a_run_validates_when_the_config_says(tmp_path, before, frequency, steps):
     given = {f"{T}.val_before_train": before, f"{T}.test_freq": frequency, f"{T}.val_pass_n": 3}
+    given |= {f"{T}.val_second_decoding": False, "ajet.data.val_max_tasks": 5}
+    validated, _ = await train(tmp_path, **given)
+    assert validated == [(step, 3, 5, None) for step in steps]
+
+
+@shows(f"{T}.val_second_decoding")
+@pytest.mark.parametrize(("temperature", "second"), [(0.0, ("sampled", 4)), (1.0, ("greedy", 1))])
+async def test_a_run_validates_by_the_second_decoding_at_its_ends(tmp_path, temperature, second):
+    given = {"ajet.rollout.val_kwargs.temperature": temperature, f"{T}.test_freq": 3}
     validated, _ = await train(tmp_path, **given, **{"ajet.data.val_max_tasks": 5})
-    assert validated == [(step, 3, 5) for step in steps]
+    decoded = [(step, decoding, repeats) for step, repeats, _, decoding in validated if decoding]
+    assert decoded == [(0, *second), (6, *second)]
 
 
 @shows(f"{T}.save_freq")

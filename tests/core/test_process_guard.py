@@ -140,8 +140,8 @@ def _pids(path, within_s=30.0):
     return [int(pid) for pid in path.read_text().split()]
 
 
-UNDER_A_GUARD = {"loopback.py", "limiter.py"}
-"""Scripts that runtime.py starts behind a guard, which ends their children too."""
+UNDER_A_GUARD = {"loopback.py", "limiter.py", "sandboxed.py"}
+"""Scripts that the sandbox runs behind a guard, which ends their children too."""
 
 
 def test_no_file_of_ajet_starts_a_child_without_a_guard():

@@ -214,8 +214,10 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
         raise CheckpointError(database_problem(path, error), code=Code.RECORD_UNREADABLE) from error
     if not known:
         raise CheckpointError(f"{path} holds no episodes", code=Code.RUN_NOT_FOUND)
-    # A view may compute rows without end. No run writes one.
-    view = connection.execute("SELECT name FROM sqlite_master WHERE type = 'view'").fetchone()
+    try:  # A view may compute rows without end. No run writes one.
+        view = connection.execute("SELECT name FROM sqlite_master WHERE type = 'view'").fetchone()
+    except sqlite3.DatabaseError as error:  # a damaged schema
+        raise CheckpointError(database_problem(path, error), code=Code.RECORD_UNREADABLE) from error
     if view is not None:
         raise CheckpointError(
             f"{path} has a view ({printable(view[0])}), which no run writes: don't use this file",

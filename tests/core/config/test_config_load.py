@@ -347,7 +347,8 @@ MISTAKES = [
     (
         "ajet:\n  rollout: {tool_parser: qwen}\n",
         "run.yaml:2: ajet.rollout.tool_parser: 'auto', 'hermes', 'qwen3_coder', 'llama3', "
-        "'mistral', 'deepseek', 'gpt_oss', 'glm', 'kimi_k2', 'minimax_m2', 'nemotron' or 'gemma' "
+        "'mistral', 'deepseek', 'gpt_oss', 'glm', 'kimi_k2', 'minimax_m2', 'json', 'nemotron' or "
+        "'gemma' "
         "is expected, got 'qwen'",
     ),
     ("defaults: 3\n", "run.yaml: defaults: a list is expected, got 3"),
