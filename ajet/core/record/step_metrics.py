@@ -48,6 +48,8 @@
     run/attempt                                  the start of the run that made the step
     held_out/…                                   of a validation, logged at the step it came after;
                                                  held_out/success/TAG of one tag's tasks
+    held_out_greedy/success, held_out_sampled/success   by the second decoding, of the validations
+                                                 before the first step and after the last
 
 Not covered: metrics of single episodes (episodes.sqlite has those).
 """
