@@ -29,12 +29,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 CHECKED = "tutorial/example_token_loop/demo.yaml"
+OF_VERL = str(ROOT / "tests/data/convert/verl/ppo.yaml")
 LIGHT = (
     ("--version",),
     ("examples", "math_agent", "token_loop"),
     ("check", "--conf", CHECKED),
     ("schema", "--out", "schema.json"),
-    ("convert", "--from", "verl", CHECKED, "--out", "converted.yaml"),
+    ("convert", "--from", "verl", OF_VERL, "--out", "converted.yaml"),
 )
 TRAINED = {"train": "token_loop", "train,agentscope": "math_agent"}
 """Maps extras to the example that needs no other."""
