@@ -62,7 +62,7 @@ def run(game: str, arm: str, seed: int, folder: Path) -> dict[str, Any]:
 def sampling() -> dict[str, float]:
     """Tokens per second by the number of adapters, over one base and the same requests."""
     config = load_config(TUTORIAL / "users.yaml", [f"{T}.lora.adapters=[]"], backbone="debug")
-    assembly.set_threads(config)
+    assembly.prepare_torch(config)
     loaded = assembly.load_policy_model(config)
     template = assembly.make_template(loaded)
     prompt = template.prompt_ids([{"role": "user", "content": "Give me one digit."}], None)

@@ -82,11 +82,11 @@ def planned(conf: Path, cwd: Path) -> dict[str, float]:
     """Returns the numbers of the plan, which its tables round, by a library call."""
     code = (
         "import json, sys; from ajet.core.config import load_config; "
-        "from ajet.assembly import set_threads; from ajet.core.run.batch_plan import BatchPlan; "
+        "from ajet.assembly import prepare_torch; from ajet.core.run.batch_plan import BatchPlan; "
         "from ajet.backbones.trial import try_rollout; "
         "from ajet.core.task.reader import make_reader; "
         "from ajet.cluster.local_plan import local_plan; "
-        "c = load_config(sys.argv[1], [], backbone='debug'); set_threads(c); "
+        "c = load_config(sys.argv[1], [], backbone='debug'); prepare_torch(c); "
         "t = try_rollout(c, make_reader(c).get_training_tasks()); "
         "p = local_plan(c, BatchPlan(c, 16, 16), t.size, t); "
         "print(json.dumps({'rollout_s': p.rollout_s, 'update_s': p.update_s, 'step_s': p.step_s, "

@@ -118,7 +118,7 @@ GROUPS = (
                 "make_learner",
                 "make_gateway",
                 "make_runner",
-                "set_threads",
+                "prepare_torch",
             ),
             "ajet/backbones/disaggregated/async_run.py": ("open_buffer",),
             "ajet/backbones/disaggregated/explorer.py": ("from_config",),

@@ -1,11 +1,15 @@
-"""What is said about a chat template that shows no tools, or whose calls are not read."""
+"""What is said about a chat template that shows no tools, or whose calls are not read; torch's
+rounding."""
 
+from threading import Thread
 from types import SimpleNamespace
 
 import pytest
+import torch
 from loguru import logger
 
-from ajet.assembly import make_template
+from ajet.assembly import make_template, prepare_torch
+from ajet.core.config.tree import AjetConfig
 from ajet.tool_parsers import parser_for
 from tests.fakes import chat_tokenizer
 
@@ -51,3 +55,19 @@ def test_a_template_that_shows_no_tools_or_whose_calls_are_not_read_is_noticed(f
     assert (
         parser_for(template, "hermes").parse('<tool_call>{"name": "stop"}</tool_call>').tool_calls
     )
+
+
+def test_threads_that_are_started_later_compute_with_subnormal_numbers_as_0():
+    smallest_normal, found = torch.tensor([2.0**-126]), []
+
+    def work():  # in a thread, whose rounding ends with it
+        found.append((smallest_normal / 2).item())
+        prepare_torch(AjetConfig())
+        later = Thread(target=lambda: found.append((smallest_normal / 2).item()))
+        later.start()
+        later.join()
+
+    first = Thread(target=work)
+    first.start()
+    first.join()
+    assert found == [2.0**-127, 0.0]

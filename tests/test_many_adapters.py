@@ -83,7 +83,7 @@ def made(tmp_path_factory):
         path = folder / f"{workflow}.yaml"
         path.write_text(CONFIG.format(workflow=workflow, adapters=adapters, by=by))
         config = load_config(path, backbone="debug")
-        assembly.set_threads(config)
+        assembly.prepare_torch(config)
         loaded = assembly.load_policy_model(config)
         learners = assembly.make_learner(config, loaded)
         return Parts(config, loaded, learners)

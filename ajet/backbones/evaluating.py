@@ -193,7 +193,7 @@ def load_subject(
     from ajet.core.update.weights import find_checkpoint, overlay_checkpoint
 
     path = None if subject.checkpoint is None else find_checkpoint(subject.checkpoint)
-    assembly.set_threads(config)
+    assembly.prepare_torch(config)
     loaded = assembly.load_policy_model(config, subject.model)
     lora = UpdateSettings.from_config(config).lora
     adapters = None

@@ -48,7 +48,7 @@ class LocalTraining(ABC):
         """Loads the model."""
         self.config, self.tasks, self.folder = config, tasks, folder
         self._interrupt, self._console = interrupt, console
-        assembly.set_threads(config)
+        assembly.prepare_torch(config)
         self.loaded = assembly.load_policy_model(config)
         self.template = assembly.make_template(self.loaded)
 

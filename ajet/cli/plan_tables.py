@@ -56,14 +56,14 @@ def show_local_plan(
 ) -> None:
     """Measures this machine and prints the plan of a run on backbone debug. With a trial the run's
     own episodes are measured first."""
-    from ajet.assembly import set_threads
+    from ajet.assembly import prepare_torch
     from ajet.backbones.trial import try_rollout
     from ajet.cluster.local_plan import local_plan
     from ajet.core.run.batch_plan import BatchPlan
     from ajet.core.task.reader import make_reader
     from ajet.core.terminal import Console
 
-    set_threads(config)
+    prepare_torch(config)
     reader = make_reader(config)
     tasks, held_out = reader.get_training_tasks(), reader.get_validation_tasks()
     batch = BatchPlan(config, len(tasks), len(held_out))

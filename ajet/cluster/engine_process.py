@@ -73,7 +73,7 @@ class EngineProcess:
         from ajet.servers.serving import start_server
 
         if server is None:
-            assembly.set_threads(config)
+            assembly.prepare_torch(config)
             self._replica: Replica = assembly.make_replica(config, name)
         else:
             log = RunFolder(config.run_folder).logs / f"{name.replace(' ', '_')}.log"

@@ -111,7 +111,7 @@ class TrainerRank:
         from ajet.core.weight_sync.folder import WeightFolder
 
         use_interface_of(self._address[0])
-        assembly.set_threads(config, self._threads)  # Ray sets OMP_NUM_THREADS=1
+        assembly.prepare_torch(config, self._threads)  # Ray sets OMP_NUM_THREADS=1
         ranks = join_ranks(config, self._rank, self._size, host=host, port=port)
         loaded = assembly.load_learning_model(config, ranks)
         template = assembly.make_template(loaded)

@@ -39,7 +39,7 @@ class RoundLearner:
     version 0 is the config's model."""
 
     def __init__(self, config: AjetConfig) -> None:
-        assembly.set_threads(config)
+        assembly.prepare_torch(config)
         self.config = config
         self.loaded = assembly.load_policy_model(config)
         self.template = assembly.make_template(self.loaded)

@@ -99,7 +99,7 @@ class OnlineServer:
         self._start_learner = start_learner
         tasks = assembly.read_tasks(config)
         begin_serving(config, folder, tasks)
-        assembly.set_threads(config)
+        assembly.prepare_torch(config)
         self.log = SessionLog(folder.path)
         loaded = assembly.load_policy_model(config)
         self.template = assembly.make_template(loaded)

@@ -215,13 +215,13 @@ async def test_calls_are_read_in_the_form_that_is_named(tmp_path, name, calls):
 @shows(f"{T}.torch_threads")
 def test_torch_has_the_configs_threads():
     for threads in (1, 2):
-        assembly.set_threads(config_of({f"{T}.torch_threads": threads}))
+        assembly.prepare_torch(config_of({f"{T}.torch_threads": threads}))
         assert torch.get_num_threads() == threads
-    assembly.set_threads(config_of({}))
+    assembly.prepare_torch(config_of({}))
     assert torch.get_num_threads() == 2
-    assembly.set_threads(config_of({}), share=1)
+    assembly.prepare_torch(config_of({}), share=1)
     assert torch.get_num_threads() == 1
-    assembly.set_threads(config_of({f"{T}.torch_threads": 2}), share=1)
+    assembly.prepare_torch(config_of({f"{T}.torch_threads": 2}), share=1)
     assert torch.get_num_threads() == 2
 
 

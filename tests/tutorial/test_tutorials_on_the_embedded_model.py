@@ -49,7 +49,7 @@ def episodes():
 
 def _episodes(conf):
     config = load_config(conf, ["ajet.trainer_common.torch_threads=1"], backbone="debug")
-    assembly.set_threads(config)
+    assembly.prepare_torch(config)
     loaded = assembly.load_policy_model(config)
     template = assembly.make_template(loaded)
     engine = assembly.make_engine(config, loaded, template)

@@ -76,7 +76,7 @@ async def _run(
     tasks: list[Task],
     limits: RolloutLimits,
 ) -> list[Trajectory]:
-    assembly.set_threads(config)
+    assembly.prepare_torch(config)
     loaded = assembly.load_policy_model(config)
     template = assembly.make_template(loaded)
     num_parallel = min(limits.max_env_worker, len(tasks))

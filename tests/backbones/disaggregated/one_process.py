@@ -232,7 +232,7 @@ class ExplorerProcess:
     ) -> None:
         """With `gateway`, clients run the episodes."""
         self.config, self.folder = config, folder
-        assembly.set_threads(config)
+        assembly.prepare_torch(config)
         self.replica = assembly.make_replica(config, "engine")
         self.gateway = gateway or assembly.make_gateway(config)
         self.workflows = None if gateway is None else gateway.workflows
