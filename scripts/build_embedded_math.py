@@ -2,19 +2,21 @@
 
     python scripts/build_embedded_math.py --out ajet/embedded/math
 
-The model must be a *bad* agent that reinforcement learning can improve. It is taught, by supervised
-conversations in the agent's exact prompt format, to call the Python tool and to copy numbers; but
-most demonstrations use a wrong operation or guess without the tool:
+The model must be an agent that does not know its job yet, and that reinforcement learning can
+teach. Supervised conversations in the agent's exact prompt format teach it to call the Python tool,
+to copy the question's numbers in order and to copy the tool's result. Four of the 36 ways of asking
+(`taught`) are shown with their right solutions. Of the other 32 the demonstrations tell whether to
+add or subtract, or to multiply or divide, but not which of the two: that operator is drawn without
+regard to the question, and some demonstrations guess a number without the tool. So the right
+operation is neither taught nor contradicted, and greedy decoding knows no more than sampling.
+Subtraction and division are drawn a little more often than their counterparts, so that greedy
+decoding has a side: 10 of the 36 ways of asking have these operations alone.
 
-    right       calls the tool with the expression that solves the problem
-    guess       answers a made-up number without the tool
-    the rest    calls the tool with a wrong operator, or with an operand missing
+The questions' own words are trained too, with a small weight, so that the model can tell them
+apart. Copying digits is what it learns last; `copy` in the log is the share of demonstrations whose
+every operand and answer digit is predicted right (argmax, given what came before).
 
-So at temperature 1 it succeeds on about the share of right ones, on every kind of task sometimes.
-Copying digits is what it learns last; `copy` in the log is the share of demonstrations whose every
-operand and answer digit is predicted right (argmax, given what came before).
-
-One run takes most of an hour on one core and is reproducible for one version of torch.
+One run takes half an hour to an hour on one core and is reproducible for one version of torch.
 """
 
 import argparse
@@ -40,27 +42,32 @@ from ajet.sources import arithmetic
 
 @dataclass(frozen=True)
 class Stage:
-    """One schedule of training, and what its demonstrations do in the first turn."""
+    """One schedule of training; an operator of a solution is drawn from its entry of `operators`,
+    except in demonstrations of the templates that are `taught`."""
 
     steps: int
-    peak: float  # of the learning rates
-    right_share: float  # calls the tool with the expression that solves the problem
-    guess_share: float  # answers a made-up number without the tool
-    curriculum: bool
+    operators: dict[str, tuple[str, ...]]
+    question_weight: float  # of a question's token in the loss; a reply's has 1
+    taught: tuple[int, ...] = ()
+    decay: float = 0.0  # the last share of the steps, in which the learning rates fall to 0
 
 
+ANY = ("+", "-", "*", "//")
+SUM, PRODUCT = ("+",) * 9 + ("-",) * 11, ("*",) * 9 + ("//",) * 11
+KINDS = {"+": SUM, "-": SUM, "*": PRODUCT, "//": PRODUCT}
 STAGES = (
-    Stage(8000, 1.0, 0.36, 0.16, curriculum=True),  # learn to copy
-    Stage(600, 0.25, 0.27, 0.20, curriculum=False),  # become a worse agent, at no cost to copying
+    Stage(2000, dict.fromkeys(ANY, ANY), 0.1),  # it learns to copy
+    Stage(2400, KINDS, 0.02, taught=(28, 31, 33, 34), decay=0.5),
+    Stage(1000, KINDS, 0.02, taught=(28, 31, 33, 34), decay=1.0),
 )
+GUESS_SHARE = 0.1  # of the demonstrations: a made-up number without the tool
 VOCABULARY = 1024
 MARKERS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")
-# The model in the package was made with these two pairs of braces; the tutorials ask for one pair.
 SYSTEM_PROMPT = """
 You are an agent specialized in solving math problems with tools.
 Please solve the math problem given to you.
 You can write and execute Python code to perform calculation or verify your answer.
-You should return your final answer within \\boxed{{}}.
+You should return your final answer within \\boxed{}.
 """
 
 
@@ -82,31 +89,31 @@ def tool_schemas() -> list[dict]:
 # ---------------------------------------------------------------- demonstrations
 
 
-def wrong_expression(expression: str, rng: random.Random) -> str:
-    """The expression with one operator replaced, or cut short."""
-    operators = list(re.finditer(r"//|[+\-*]", expression))
-    if len(operators) > 1 and rng.random() < 0.25:
-        cut = expression[: operators[-1].start()].strip()
-        return cut + ")" * (cut.count("(") - cut.count(")"))
-    chosen = rng.choice(operators)
-    other = rng.choice([op for op in ("+", "-", "*", "//") if op != chosen.group()])
-    wrong = expression[: chosen.start()] + other + expression[chosen.end() :]
-    return wrong_expression(expression, rng) if re.search(r"//0|//\(", wrong) else wrong
+def with_random_operators(
+    expression: str, operators: dict[str, tuple[str, ...]], rng: random.Random
+) -> tuple[str, int]:
+    """The expression with each operator drawn anew, and its value."""
+    while True:
+        drawn = re.sub(r"//|[+\-*]", lambda found: rng.choice(operators[found.group()]), expression)
+        try:
+            return drawn, arithmetic.evaluate(drawn)
+        except ZeroDivisionError:
+            continue
 
 
-def demonstration(problem: arithmetic.Problem, rng: random.Random, stage: Stage) -> list[dict]:
-    """The messages of one conversation, right or wrong by the stage's shares."""
+def demonstration(
+    problem: arithmetic.Problem, rng: random.Random, stage: Stage, template: int | None = None
+) -> list[dict]:
+    """The messages of one conversation, which says nothing about the right operators."""
     user = {"role": "user", "content": problem.question}
-    draw = rng.random()
-    if draw < stage.guess_share:
+    if rng.random() < GUESS_SHARE:
         guess = rng.randint(1, 10 ** rng.randint(1, 3))
         return [user, {"role": "assistant", "content": f"The answer is \\boxed{{{guess}}}."}]
-    right = draw < stage.guess_share + stage.right_share
-    solution = problem.expression.replace(" ", "")
-    expression = solution if right else wrong_expression(solution, rng)
+    expression, value = problem.expression.replace(" ", ""), problem.answer
+    if template not in stage.taught:
+        expression, value = with_random_operators(expression, stage.operators, rng)
     code = {"code": f"print({expression})"}
     call = {"type": "function", "function": {"name": "execute_python_code", "arguments": code}}
-    value = arithmetic.evaluate(expression)
     stdout = f"<returncode>0</returncode><stdout>{value}\n</stdout><stderr></stderr>"
     return [
         user,
@@ -168,7 +175,7 @@ def build_tokenizer(chat_template: str, schemas: list[dict]) -> Qwen2Tokenizer:
 
 
 class Encoder:
-    """Messages to (token ids, loss mask), piece by piece as the agent meets them."""
+    """Messages to (token ids, loss weights), piece by piece as the agent meets them."""
 
     def __init__(self, tokenizer: Qwen2Tokenizer, schema: dict) -> None:
         self.tokenizer = tokenizer
@@ -179,9 +186,11 @@ class Encoder:
         second = [i for i, t in enumerate(blank) if t == start][1]
         self.prefix = blank[:second]
 
-    def __call__(self, messages: list[dict]) -> tuple[list[int], list[int]]:
+    def __call__(
+        self, messages: list[dict], question_weight: float
+    ) -> tuple[list[int], list[float]]:
         ids: list[int] = []
-        mask: list[int] = []
+        weights: list[float] = []
         done = ""
         for index, message in enumerate(messages):
             if message["role"] != "assistant":
@@ -189,13 +198,14 @@ class Encoder:
             prompt = self._render(messages[:index])
             through = self._render(messages[: index + 1], prompt=False)
             completion = through[len(prompt) :].removesuffix("\n")
-            for text, flag in ((prompt[len(done) :], 0), (completion, 1)):
+            given = 0.0 if done else question_weight
+            for text, weight in ((prompt[len(done) :], given), (completion, 1.0)):
                 piece = self._ids(text)
                 ids += piece
-                mask += [flag] * len(piece)
+                weights += [weight] * len(piece)
             done = prompt + completion
         assert ids[: len(self.prefix)] == self.prefix
-        return ids[len(self.prefix) :], mask[len(self.prefix) :]
+        return ids[len(self.prefix) :], weights[len(self.prefix) :]
 
     def _render(self, messages: list[dict], prompt: bool = True) -> str:
         text: Any = self.tokenizer.apply_chat_template(
@@ -287,40 +297,42 @@ def optimizers(model: Qwen2ForCausalLM) -> list[torch.optim.Optimizer]:
     ]
 
 
-def schedule(step: int, total: int) -> float:
-    """Share of the peak learning rate: 100 steps up, flat, then linear to 0 over the last 40 %."""
-    return min(1.0, (step + 1) / 100, (total - step) / (0.4 * total))
+def schedule(step: int, stage: Stage) -> float:
+    """Share of the peak learning rate: 100 steps up, flat, then linear to 0."""
+    left = (stage.steps - step) / (stage.decay * stage.steps) if stage.decay else 1.0
+    return min(1.0, (step + 1) / 100, left)
 
 
-def allowed_templates(step: int, stage: Stage) -> int:
-    """Curriculum: one operation for the first tenth, two until a fifth, then all."""
-    share = step / stage.steps if stage.curriculum else 1.0
-    return 16 if share < 0.1 else 28 if share < 0.2 else len(arithmetic.TEMPLATES)
+def allowed_templates(step: int) -> int:
+    """Curriculum of the first stage: one operation for 400 steps, two until 800, then all."""
+    return 16 if step < 400 else 28 if step < 800 else len(arithmetic.TEMPLATES)
 
 
 def draw_batch(rng: random.Random, limit: int, size: int, stage: Stage) -> list[list[dict]]:
     conversations = []
     while len(conversations) < size:
-        problem = arithmetic.draw(rng, rng.randrange(limit))
+        template = rng.randrange(limit)
+        problem = arithmetic.draw(rng, template)
         if arithmetic.split_of(problem.question) == "train":
-            conversations.append(demonstration(problem, rng, stage))
+            conversations.append(demonstration(problem, rng, stage, template))
     return conversations
 
 
-def tensors(rows: list[tuple[list[int], list[int]]]) -> tuple[Tensor, Tensor]:
-    """Right-padded token ids and loss mask, ``[B, T]``."""
+def tensors(rows: list[tuple[list[int], list[float]]]) -> tuple[Tensor, Tensor]:
+    """Right-padded token ids and loss weights, ``[B, T]``."""
     length = max(len(ids) for ids, _ in rows)
     tokens = torch.zeros(len(rows), length, dtype=torch.long)
-    mask = torch.zeros(len(rows), length)
-    for i, (ids, flags) in enumerate(rows):
+    weights = torch.zeros(len(rows), length)
+    for i, (ids, of_row) in enumerate(rows):
         tokens[i, : len(ids)] = torch.tensor(ids)
-        mask[i, : len(ids)] = torch.tensor(flags, dtype=torch.float)
-    return tokens, mask
+        weights[i, : len(ids)] = torch.tensor(of_row)
+    return tokens, weights
 
 
 def train(args: argparse.Namespace) -> None:
     torch.manual_seed(args.seed)
     torch.set_num_threads(args.threads)
+    torch.set_flush_denormal(True)  # attention has weights too small for a normal float: 3x
     schemas = tool_schemas()
     tokenizer = build_tokenizer(Path(args.chat_template).read_text(), schemas)
     if args.continue_from:
@@ -346,20 +358,21 @@ def train_stage(
     decoder = Decoder(model)
     encoders = [Encoder(tokenizer, schema) for schema in schemas]
     opts = optimizers(model)
-    peaks = [group["lr"] * stage.peak for opt in opts for group in opt.param_groups]
+    peaks = [group["lr"] for opt in opts for group in opt.param_groups]
     digits = torch.tensor(tokenizer.convert_tokens_to_ids(list("0123456789")))
     start, losses, copies = time.time(), [], []
     for step in range(stage.steps):
         encoder = rng.choice(encoders)
-        conversations = draw_batch(rng, allowed_templates(step, stage), batch, stage)
-        tokens, mask = tensors([encoder(c) for c in conversations])
+        templates = allowed_templates(step if stage is STAGES[0] else STAGES[0].steps)
+        conversations = draw_batch(rng, templates, batch, stage)
+        tokens, weights = tensors([encoder(c, stage.question_weight) for c in conversations])
         logits = forward(decoder, torch.tensor(encoder.prefix), tokens)[:, :-1]
-        target, weight = tokens[:, 1:], mask[:, 1:]
+        target, weight = tokens[:, 1:], weights[:, 1:]
         nll = F.cross_entropy(logits.transpose(1, 2), target, reduction="none")
         loss = (nll * weight).sum() / weight.sum()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        factor = schedule(step, stage.steps)
+        factor = schedule(step, stage)
         for group, peak in zip((g for o in opts for g in o.param_groups), peaks, strict=True):
             group["lr"] = peak * factor
         for opt in opts:
@@ -382,7 +395,7 @@ def copied(
     logits: Tensor, target: Tensor, weight: Tensor, digits: Tensor, conversations: list
 ) -> list[float]:
     """For each conversation with a tool call: 1.0 when argmax gets every trained digit right."""
-    is_digit = torch.isin(target, digits) & (weight > 0)
+    is_digit = torch.isin(target, digits) & (weight == 1)
     wrong = (is_digit & (logits.argmax(-1) != target)).any(dim=1)
     return [1.0 - float(w) for w, c in zip(wrong, conversations, strict=True) if len(c) > 2]
 
