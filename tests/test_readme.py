@@ -16,7 +16,7 @@ from ajet.core.config.section import leaves
 from ajet.core.config.tree import AjetConfig
 from ajet.core.environment.registry import BUILT_IN, PREFIXED
 from ajet.core.update.losses import LOSSES
-from benchmarks.table import BEGIN, END, PAGE, table
+from benchmarks.table import BEGIN, END, PAGE, RESULTS, table
 from scripts.guide_blocks import run
 from tests.test_guides import ENVIRONMENT
 
@@ -148,6 +148,13 @@ def test_the_figures_of_function_calling_are_those_of_its_file():
 def test_the_figures_are_those_of_the_files():
     text = PAGE.read_text()
     assert text.partition(BEGIN)[2].partition(END)[0].strip() == table().strip()
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_every_result_names_its_day_and_its_commit(path):
+    found = json.loads(path.read_text())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", found["date"])
+    assert re.fullmatch(r"[0-9a-f]{8}", found["commit"][:8])
 
 
 def test_the_figures_of_the_readme_are_among_them():
