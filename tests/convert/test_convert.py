@@ -916,6 +916,42 @@ def files_of(folder, train, held_out="['~/math/test.parquet']"):
     return convert("verl", written(folder, files, "run.yaml"))
 
 
+def test_chatlearns_values_that_depend_on_an_unknown_one_are_blank(tmp_path):
+    path = tmp_path / "grpo.yaml"
+    path.write_text(
+        """
+        runtime_args: {sample_per_episode: "${oc.env:S}", train_global_batch_size: 64}
+        models:
+          policy_trainer: {kl_coef: "${oc.env:KL}"}
+          policy:
+            max_prompt_tokens_length: ${oc.env:P}
+            max_response_tokens_length: 64
+            seq_length: 2048
+        """
+    )
+    result = convert("chatlearn", path)
+    assert set(result.blanks) == {
+        "ajet.data.train_batch_size",
+        "ajet.trainer_common.mini_batch_num",
+        "ajet.trainer_common.use_kl_loss",
+        "ajet.trainer_common.kl_loss_coef",
+        "ajet.data.max_prompt_length",
+        "ajet.rollout.max_model_len",
+    }
+    assert result.values["ajet.data.max_response_length"] == 64
+
+
+def test_chatlearns_batch_is_a_blank_where_the_file_has_none(tmp_path):
+    path = tmp_path / "grpo.yaml"
+    path.write_text("runtime_args: {train_global_batch_size: 64, num_episode: 2}")
+    result = convert("chatlearn", path)
+    blanks = ["ajet.data.train_batch_size", "ajet.trainer_common.mini_batch_num"]
+    assert list(result.blanks) == blanks
+    path.write_text(yaml_text(result))
+    with pytest.raises(ConfigError, match=r"ajet\.data\.train_batch_size"):
+        load_config(path)
+
+
 def test_several_training_files_of_several_folders_are_left_out_with_what_to_do(tmp_path):
     result = files_of(tmp_path, "['~/gsm8k/train.parquet', '~/math/train.parquet']")
     reasons = {each.key: each.reason for each in result.of("algorithm")}
