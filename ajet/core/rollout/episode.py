@@ -51,7 +51,7 @@ from ajet.core.trajectory.base_recorder import BaseRecorder, CallObserver
 from ajet.core.trajectory.chat_recorder import ChatRecorder
 from ajet.core.trajectory.hint import hint_for
 from ajet.core.trajectory.recorder import EpisodeRecorder
-from ajet.core.trajectory.trajectory import OF_AGENT, EpisodeStatus, Trajectory
+from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 from ajet.core.workflow.tuner import ModelTuner
 from ajet.core.workflow.workflow import Workflow
 
@@ -371,13 +371,12 @@ async def with_verdict(
     is_success = judged.is_success
     if is_success is None:
         is_success = judged.reward >= limits.success_threshold
-    of_agents = {f"{OF_AGENT}{name}": r for name, r in judged.output.agent_rewards.items()}
     return replace(
         trajectory,
         output=judged.output,
         reward=judged.reward,
         is_success=is_success,
-        reward_breakdown={source: judged.reward} | of_agents,
+        reward_breakdown={source: judged.reward},
         timings=trajectory.timings | {"judge_s": time.perf_counter() - started_s},
     )
 
