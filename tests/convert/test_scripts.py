@@ -728,9 +728,10 @@ def test_files_that_are_not_known_are_a_blank(folder):
         folder, f"python3 -m verl.trainer.main_ppo {files} trainer.project_name=$(which python3)"
     )
     result = convert("verl", path)
-    target = "ajet.task_reader.huggingface_dat_repo.dataset_path"
-    assert result.blanks == {target: "data.train_files = …/train.parquet: not known"}
-    assert [each.key for each in result.of("algorithm")] == ["data.val_files"]
+    dataset = "ajet.task_reader.dataset"
+    assert result.blanks == {f"{dataset}.training": "data.train_files = …/train.parquet: not known"}
+    assert result.values[f"{dataset}.validation"] == "d/test.parquet"
+    assert result.values["ajet.task_reader.type"] == "dataset"
     assert result.values["ajet.project_name"] == "python3"
 
 
@@ -798,9 +799,6 @@ def test_a_warm_up_in_steps_of_an_unknown_batch_is_a_blank(folder):
     assert "ajet.trainer_common.optim.warmup_steps" in converted(folder, steps + ratio).blanks
 
 
-REPO = "ajet.task_reader.huggingface_dat_repo"
-
-
 def test_a_folder_of_rows_keeps_its_name(folder):
     script = """
         python3 -m verl.trainer.main_ppo data.train_files="['sets/Lots-Of-Sums']" \\
@@ -808,10 +806,11 @@ def test_a_folder_of_rows_keeps_its_name(folder):
             data.custom_cls.name=Rows
         """
     result = convert("verl", written(folder, script))
-    assert result.values[f"{REPO}.dataset_path"] == "sets/Lots-Of-Sums"
-    assert f"{REPO}.training_split" not in result.values
-    assert result.values[f"{REPO}.validation_split"] is None
-    assert [text for text in result.to_do if "put sets/Lots-Of-Sums and sets/Few-Sums into" in text]
+    dataset = "ajet.task_reader.dataset"
+    assert result.values[f"{dataset}.training"] == "sets/Lots-Of-Sums"
+    assert result.values[f"{dataset}.validation"] == "sets/Few-Sums"
+    assert not [key for key in result.values if key.endswith("_split")]
+    assert [text for text in result.to_do if "see that the split test of sets/Few-Sums is" in text]
     reasons = {each.key: (each.category, each.reason) for each in result.left_out}
     assert reasons["data.custom_cls.path"] == (
         "algorithm",
