@@ -42,7 +42,7 @@ from ajet.core.rollout.admission import Slot
 from ajet.core.rollout.attempt import STOPPED, Attempt, OnError, TaskEnvironment
 from ajet.core.rollout.failure import RETRIED
 from ajet.core.rollout.limits import RolloutLimits
-from ajet.core.rollout.request import seed_path_of_step
+from ajet.core.rollout.request import copy_of, seed_path_of_step
 from ajet.core.rollout.stops import Stop
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import Mode, WorkflowOutput, WorkflowTask
@@ -182,7 +182,9 @@ class EpisodeRunner:
         activity: Activity | None = None
         async with AsyncExitStack() as resources:
             while True:
-                attempt = self._attempt(plan, len(failed), resources)
+                # A workflow may append to its task's messages, and another attempt may follow.
+                task = copy_of(plan.task)
+                attempt = self._attempt(replace(plan, task=task), len(failed), resources)
                 if isinstance(attempt, Trajectory):
                     trajectory = attempt
                 else:
