@@ -275,6 +275,8 @@ def database_problem(path: Path, error: sqlite3.Error) -> str:
             f"{path} is damaged: {error}; move it away to go on without the episodes in it, or "
             "restore a copy"
         )
+    if path.is_dir():
+        return f"{path} is a folder, where a file is written; move it away"
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN):
         return f"{path} cannot be written or opened: {error}; check its permissions"
     if code == sqlite3.SQLITE_FULL:
