@@ -358,6 +358,7 @@ def _record(trajectory: Trajectory) -> dict[str, str]:
     answer = metadata.get("final_answer") or (last.reply.get("content") if last else "")
     verdict = [f"reward {_reward(trajectory):g}, {'a' if trajectory.is_success else 'no'} success"]
     verdict += [f"{name}: {value:g}" for name, value in trajectory.reward_breakdown.items()]
+    verdict += [f"agent {name}: {value:g}" for name, value in trajectory.agent_rewards.items()]
     if (expected := task.metadata.get("answer")) is not None:
         verdict.append(f"expected: {expected}")
     if trajectory.error is not None or str(trajectory.outcome) != "ok":

@@ -23,6 +23,14 @@ def convert(
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Overrides of that system's keys."),
     ] = None,
+    launch: Annotated[
+        int | None,
+        typer.Option(
+            "--launch",
+            min=1,
+            help="Which training of a script that starts several, by its number. [default: 1]",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="The YAML that is written. [default: stdout]")
     ] = None,
@@ -46,7 +54,7 @@ def convert(
     from ajet.core.errors import ConfigError
     from ajet.core.record.atomic_file import write_output, writing_output
 
-    result = converted(system, source, overrides or [])
+    result = converted(system, source, overrides or [], launch)
     if out is not None and out.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"--out {out}: a config ends in .yaml", code=Code.OPTION_VALUE)
     if out is not None and out.exists() and out.samefile(source):

@@ -11,6 +11,7 @@ Not covered: Megatron's own settings.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -170,12 +171,16 @@ def _batches(draft: Draft) -> None:
     """Converts batch sizes: ChatLearn counts answers, ajet counts tasks."""
     keys = (f"{RUN}.sample_per_episode", f"{POLICY}.num_inference_per_prompt")
     samples, answers = (draft.number(key) for key in keys)
-    if not samples:
-        return
-    draft.set("ajet.data.train_batch_size", max(1, samples // max(1, answers)), *keys)
+    targets = ("ajet.data.train_batch_size", f"{TRAINER}.mini_batch_num")
     key = f"{RUN}.train_global_batch_size"
+    draft.ignore(key)
+    if not samples and not draft.unknown(keys[0]):
+        advice = "ChatLearn requires it: the tasks of a step, and the optimizer steps of one"
+        draft.leave_blank(*targets, key=keys[0], advice=advice)
+        return
+    draft.set(targets[0], max(1, samples // max(1, answers)), *keys)
     update = draft.number(key) or samples
-    draft.set(f"{TRAINER}.mini_batch_num", max(1, -(-samples // update)), key)
+    draft.set(targets[1], max(1, -(-samples // max(1, update))), key, *draft.unknown(keys[0]))
 
 
 def _loss(draft: Draft) -> None:
@@ -202,31 +207,36 @@ def _loss(draft: Draft) -> None:
     kl = f"{TRAIN}.kl_coef"
     coefficient = float(draft.number(kl))
     draft.set(f"{TRAINER}.use_kl_loss", coefficient > 0, kl)
-    if coefficient > 0:
+    if coefficient > 0 or draft.unknown(kl):
         draft.set(f"{TRAINER}.kl_loss_coef", coefficient, kl)
 
 
 def _lengths(draft: Draft) -> None:
     """Converts the limits of length. Newer files have two limits, older ones have one for both."""
-    prompt = draft.number(f"{POLICY}.max_prompt_tokens_length")
-    key = f"{POLICY}.max_response_tokens_length"
-    response = draft.number(key) or draft.number(f"{POLICY}.max_new_tokens")
-    whole = draft.number(f"{POLICY}.seq_length")
+    prompt_keys = (f"{POLICY}.max_prompt_tokens_length", f"{POLICY}.seq_length")
+    response_keys = (
+        f"{POLICY}.max_response_tokens_length", f"{POLICY}.max_new_tokens", f"{POLICY}.seq_length"
+    )  # fmt: skip
+    draft.ignore(*prompt_keys, *response_keys)
+    prompt, response = _first_set(draft, prompt_keys), _first_set(draft, response_keys)
     if prompt:
-        draft.set("ajet.data.max_prompt_length", prompt, f"{POLICY}.max_prompt_tokens_length")
-    elif whole:
-        draft.set("ajet.data.max_prompt_length", whole, f"{POLICY}.seq_length")
-    keys = (key, f"{POLICY}.max_new_tokens", f"{POLICY}.seq_length")
-    if response or whole:
-        draft.set("ajet.rollout.max_response_length_in_one_turn", response or whole, *keys)
+        draft.set("ajet.data.max_prompt_length", draft.number(prompt), prompt)
+    if response:
+        target = "ajet.rollout.max_response_length_in_one_turn"
+        draft.set(target, draft.number(response), response)
     if _is_agentic(draft):
         _conversation_bound(draft)
-    elif response or whole:
-        draft.set("ajet.data.max_response_length", response or whole, *keys)
-        if prompt and response:
-            draft.set("ajet.rollout.max_model_len", prompt + response, key)
-        elif whole:
-            draft.set("ajet.rollout.max_model_len", whole, f"{POLICY}.seq_length")
+    elif response:
+        draft.set("ajet.data.max_response_length", draft.number(response), response)
+        # The older key bounds both together.
+        keys = [prompt_keys[-1]] if prompt_keys[-1] in (prompt, response) else [prompt, response]
+        if all(keys):
+            draft.set("ajet.rollout.max_model_len", sum(map(draft.number, keys)), *keys)
+
+
+def _first_set(draft: Draft, keys: Sequence[str]) -> str:
+    """Returns the first of the keys that the source sets, whether its value is known or not."""
+    return next((key for key in keys if draft.unknown(key) or draft.number(key)), "")
 
 
 def _conversation_bound(draft: Draft) -> None:

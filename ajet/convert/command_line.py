@@ -25,7 +25,7 @@ from ajet.core.errors import ConfigError
 _KEY = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/-]*")
 _OTHER_JOBS = re.compile(r"sft|generation|eval|merger|preprocess|checkpoint")
 """Parts of the names of modules that train nothing, or not by reinforcement."""
-_MOST_SHOWN = 4
+_MOST_SHOWN, _MOST_LISTED = 4, 12
 
 
 @dataclass
@@ -46,35 +46,47 @@ class CommandLine:
         return self.options | {key: value for key, _, value in pairs}
 
 
-def read_script(path: Path, entry: Sequence[str]) -> CommandLine:
-    """Returns the first call of a module, or of a file, whose name contains one of `entry`."""
+def read_script(path: Path, entry: Sequence[str], launch: int = 1) -> CommandLine:
+    """Returns a call of a module, or of a file, whose name contains one of `entry`: of several, the
+    one with the number `launch`."""
     runs = ScriptRuns(path)
     with runs:
         for attempt in (runs.as_it_stands, runs.with_required_values, runs.with_files):
             launches = [_launches(run, entry) for run in attempt()]
             if any(launches) or runs.plain.exit_code is None:
                 break
-    firsts = [calls[0] for calls in launches if calls]
-    if not firsts:
+    listed = next((calls for calls in launches if calls), None)
+    if listed is None:
         raise ConfigError(_nothing_started(path, entry, runs.plain), code=Code.NOT_CONVERTIBLE)
-    line = firsts[0]
+    if launch > len(listed):
+        raise ConfigError(
+            f"{path}: --launch {launch}: it starts {_counted(listed, runs)}",
+            code=Code.OPTION_VALUE,
+        )
+    # A run with other values of what is unknown may come to fewer trainings.
+    chosen = [calls[launch - 1] for calls in launches if len(calls) >= launch]
+    line = chosen[0]
     if _OTHER_JOBS.search(line.module):
         raise ConfigError(
             f"{path}: it starts {line.module}, which is not a reinforcement training; give the "
             "script that starts one",
             code=Code.NOT_CONVERTIBLE,
         )
-    line.unknown = _unknown(firsts, runs)
-    unset = [calls[0] for calls in [_launches(run, entry) for run in runs.if_all_were_set] if calls]
-    line.unknown |= _empty_from_outside(line, unset, runs)
+    if len({tuple(call.values.items()) for call in listed}) > 1:
+        line.to_do.append(
+            f"{path.name} starts {_counted(listed, runs)}: number {launch} is converted, and "
+            "--launch takes another"
+        )
+    line.unknown = _unknown(chosen, runs)
+    all_set = [_launches(run, entry) for run in runs.if_all_were_set]
+    set_calls = [calls[launch - 1] for calls in all_set if len(calls) >= launch]
+    line.unknown |= _empty_from_outside(line, set_calls, runs)
     line.overrides = [each for each in line.overrides if each.partition("=")[0] not in line.unknown]
     if runs.needs_files:
         line.to_do.append(
             f"{path.name} starts the training only where files exist that it looks for: it was "
             "read as if they did"
         )
-    others = next(calls for calls in launches if calls)[1:]
-    line.to_do += _other_launches(path, line, others)
     return line
 
 
@@ -107,22 +119,24 @@ def _empty_from_outside(
     }
 
 
-def _other_launches(path: Path, line: CommandLine, others: Sequence[CommandLine]) -> list[str]:
-    """Says that the script starts several trainings, and in what they differ."""
-    calls = [line, *others]
+def _counted(calls: Sequence[CommandLine], runs: ScriptRuns) -> str:
+    """Says how many trainings these are, and lists them by number with the values that differ."""
+    if len(calls) == 1:
+        return "1 training"
     texts = [call.values for call in calls]
     keys = dict.fromkeys(key for values in texts for key in values)
-    differences = {
-        key: dict.fromkeys(values.get(key, "not set") for values in texts) for key in keys
-    }
-    shown = [f"{key} ({', '.join(texts)})" for key, texts in differences.items() if len(texts) > 1]
-    if not shown:
-        return []
-    more = f" and {len(shown) - _MOST_SHOWN} more" if len(shown) > _MOST_SHOWN else ""
-    return [
-        f"{path.name} starts {len(calls)} trainings, and the first is converted; they differ in "
-        f"{', '.join(shown[:_MOST_SHOWN])}{more}: give another's values as key=value"
-    ]
+    differ = [key for key in keys if len({values.get(key) for values in texts}) > 1]
+    listed = []
+    for number, values in enumerate(texts[:_MOST_LISTED], 1):
+        shown = [
+            f"{key}={runs.without_unknown(values[key])}"
+            for key in differ[:_MOST_SHOWN]
+            if key in values
+        ]
+        more = [f"and {len(differ) - _MOST_SHOWN} more"] if len(differ) > _MOST_SHOWN else []
+        listed.append(f"{number}: {', '.join(shown + more)}")
+    rest = ["…"] if len(texts) > _MOST_LISTED else []
+    return f"{len(calls)} trainings ({'; '.join(listed + rest)})"
 
 
 def _nothing_started(path: Path, entry: Sequence[str], run: Run) -> str:

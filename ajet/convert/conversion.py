@@ -81,11 +81,14 @@ SYSTEMS = {
 }
 
 
-def convert(system: str, path: Path | str, overrides: Sequence[str] = ()) -> Conversion:
-    """Converts the file. Every key of it is in the result, as a value or as something left out."""
+def convert(
+    system: str, path: Path | str, overrides: Sequence[str] = (), launch: int | None = None
+) -> Conversion:
+    """Converts the file. Every key of it is in the result, as a value or as something left out.
+    `launch` is the number of the training that a script starts, if it starts several."""
     kind, path = SYSTEMS[system], Path(path)
     result = Conversion(kind.name, path.name)
-    read, line = _read(kind, path)
+    read, line = _read(kind, path, launch)
     unknown = with_overrides(read, [*line.overrides, *overrides], line.unknown)
     _refuse_other_systems(system, read.values, path)
     resolved = resolve(read)
@@ -137,8 +140,13 @@ def _refuse_other_scripts(kind: System, path: Path) -> None:
         )
 
 
-def _read(kind: System, path: Path) -> tuple[SourceConfig, CommandLine]:
+def _read(kind: System, path: Path, launch: int | None) -> tuple[SourceConfig, CommandLine]:
     """Returns the YAML, or what the script's command reads, and the command."""
+    if path.suffix in YAML and launch is not None:
+        raise ConfigError(
+            f"--launch {launch}: {path} is a YAML; only a script starts trainings",
+            code=Code.OPTION_VALUE,
+        )
     if path.suffix in YAML:
         return read_file(path, kind.known_defaults), CommandLine()
     if not path.is_file():
@@ -150,7 +158,7 @@ def _read(kind: System, path: Path) -> tuple[SourceConfig, CommandLine]:
         raise ConfigError(
             f"{path}: a config of {kind.name} ends in .yaml", code=Code.NOT_CONVERTIBLE
         )
-    command = read_script(path, kind.entry)
+    command = read_script(path, kind.entry, launch or 1)
     name = _config_name(command)
     if not name:
         return SourceConfig(), command

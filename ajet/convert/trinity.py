@@ -12,6 +12,7 @@ Not covered: `stages`; the file of `trainer_config_path`.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ajet.convert.data_files import DATASET, FILES, READER
 from ajet.convert.draft import Draft, OmittedKey
 from ajet.convert.schedule import take_schedule
 from ajet.convert.trinity_algorithm import take_algorithm
@@ -26,9 +27,6 @@ from ajet.convert.trinity_keys import (
     TRAINER,
 )
 
-READER = "ajet.task_reader"
-REPO = f"{READER}.huggingface_dat_repo"
-LINES = f"{READER}.jsonl_dataset_file"
 ENGINES = {"vllm": "vllm", "vllm_async": "vllm", "sglang": "sglang"}
 MODES = {name: name for name in ("both", "explore", "train", "bench", "serve", "colocate")}
 LOGGERS = {name: name for name in ("tensorboard", "wandb", "mlflow", "swanlab")}
@@ -273,25 +271,17 @@ class _Taskset:
         first = held_out[0] if held_out else {}
         name = self.written.get("subset_name")
         is_same = (first.get("path"), first.get("subset_name")) == (path, name)
-        if str(path).endswith((".jsonl", ".csv")):
-            self.draft.set(f"{READER}.type", "jsonl_dataset_file", key)
-            self.draft.set(f"{LINES}.training.file_path", path, key)
-            if first:
-                target = f"{LINES}.validation.file_path"
-                self.draft.set(target, first.get("path"), f"{INPUT}.eval_tasksets")
-        else:
-            repository = f"{path}/{name}" if name else path
+        self.draft.set(f"{READER}.type", "dataset", key)
+        self.draft.set(f"{DATASET}.training", _place(self.written), key, f"{self.key}.subset_name")
+        if not _is_file(path):
             split = self.written.get("split") or "train"
-            self.draft.set(f"{READER}.type", "huggingface_dat_repo", key)
-            self.draft.set(f"{REPO}.dataset_path", repository, key, f"{self.key}.subset_name")
-            self.draft.set(f"{REPO}.training_split", split, f"{self.key}.split")
-            validation = first.get("split", "train") if is_same else None
-            self.draft.set(f"{REPO}.validation_split", validation, f"{INPUT}.eval_tasksets")
-            if first and not is_same:
-                self.draft.to_do(
-                    f"put {path} and {first.get('path')} into one folder, as two splits, and name "
-                    f"it at {REPO}.dataset_path: there is no validation until then"
-                )
+            self.draft.set(f"{DATASET}.training_split", split, f"{self.key}.split")
+        evaluated = f"{INPUT}.eval_tasksets"
+        if first and (not is_same or _is_file(path)):
+            self.draft.set(f"{DATASET}.validation", _place(first), evaluated)
+        if not (first and _is_file(first.get("path"))):
+            held_out_split = (first.get("split") or "train") if first else None
+            self.draft.set(f"{DATASET}.validation_split", held_out_split, evaluated)
         if len(held_out) > 1:
             reason = "a run has one set of validation tasks: put their rows into one"
             self.draft.leave_out(f"{INPUT}.eval_tasksets", reason)
@@ -381,6 +371,16 @@ class _Taskset:
         self.draft.leave_out(f"{self.key}.{name}", reason, algorithm=algorithm)
 
 
+def _is_file(path: Any) -> bool:
+    return str(path).endswith(FILES)
+
+
+def _place(taskset: Mapping[str, Any]) -> str:
+    """Returns a file, a folder, or a data set of the Hub with its configuration."""
+    path, name = taskset.get("path"), taskset.get("subset_name")
+    return f"{path}/{name}" if name and not _is_file(path) else str(path)
+
+
 def _supervised(draft: Draft) -> None:
     """Converts the rows of given replies, which are Trinity-RFT's experience buffer there."""
     sizes = ("buffer.train_batch_size", "buffer.batch_size")
@@ -390,15 +390,12 @@ def _supervised(draft: Draft) -> None:
     name, form = draft.take(f"{EXPERIENCES}.subset_name"), f"{EXPERIENCES}.format"
     if not path:
         draft.to_do("say where the rows are: ajet.task_reader")
-    elif str(path).endswith((".jsonl", ".csv")):
-        draft.set(f"{READER}.type", "jsonl_dataset_file", key)
-        draft.set(f"{LINES}.training.file_path", path, key)
     else:
-        draft.set(f"{READER}.type", "huggingface_dat_repo", key)
-        draft.set(f"{REPO}.dataset_path", f"{path}/{name}" if name else path, key)
+        draft.set(f"{READER}.type", "dataset", key)
+        draft.set(f"{DATASET}.training", _place({"path": path, "subset_name": name}), key)
         split = draft.take(f"{EXPERIENCES}.split") or "train"
-        draft.set(f"{REPO}.training_split", split, f"{EXPERIENCES}.split")
-        draft.set(f"{REPO}.validation_split", None, key)
+        draft.set(f"{DATASET}.training_split", split, f"{EXPERIENCES}.split")
+        draft.set(f"{DATASET}.validation_split", None, key)
     written = draft.section(form)
     is_plain = written.get("prompt_type") == "plaintext"
     names = ("prompt_key", "response_key") if is_plain else ("messages_key",)

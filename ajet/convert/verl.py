@@ -43,6 +43,11 @@ ESTIMATORS = {
 } | {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo", "grpo_passk": "pass_at_k"}  # fmt: skip
 ENGINES = {"vllm": "vllm", "sglang": "sglang"}
 RESUMES = {"auto": "auto", "disable": "disable"}
+DECIDING = {
+    "algorithm.adv_estimator": "a critic's keys and those of gdpo's rewards",
+    f"{ACTOR}.policy_loss.loss_mode": "the loss's bounds",
+}
+"""Keys whose values decide how others are converted."""
 CHARACTERS_OF_A_TOKEN = 4
 GPUS_OF_A_NODE = 8
 """verl's default number of GPUs of a node."""
@@ -54,6 +59,8 @@ def take(draft: Draft) -> None:
         draft.copy(key, target)
     for key, target in AS_FLOAT.items():
         draft.copy(key, target, float)
+    for key in draft.unknown(*DECIDING):
+        draft.to_do(f"convert again with {key}=…: it decides how {DECIDING[key]} are converted")
     _choices(draft)
     take_loss(draft)
     take_files(draft, "data.train_files", "data.val_files")
@@ -178,6 +185,9 @@ def _agent(draft: Draft) -> None:
 
 
 def _critic(draft: Draft) -> None:
+    if draft.unknown("algorithm.adv_estimator"):
+        draft.ignore("critic", "trainer.critic_warmup")
+        return
     if draft.take("algorithm.adv_estimator") != "gae":
         if draft.has_key("critic") or draft.has_key("trainer.critic_warmup"):
             unread = [key for key in ("critic", "trainer.critic_warmup") if draft.take(key)]

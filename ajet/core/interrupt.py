@@ -13,6 +13,10 @@ def nothing() -> None:
     """Does nothing when a stop is asked for."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """Raised at once, wherever the main thread is, by a person's second Ctrl-C."""
+
+
 class Interrupt:
     """Stores whether somebody asked the run to stop after this step, and whether it did stop before
     its end because of that."""
@@ -28,7 +32,7 @@ class Interrupt:
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         self.exit_code = SIGNALLED + number
         if self.requested:
-            raise KeyboardInterrupt
+            raise Interrupted
         self.requested = True
         self.on_first()
 
@@ -36,7 +40,7 @@ class Interrupt:
 @contextmanager
 def catch_interrupts(interrupt: Interrupt | None = None) -> Iterator[Interrupt]:
     """Lets SIGINT and SIGTERM set `requested` within the block; a second one raises
-    KeyboardInterrupt."""
+    `Interrupted`."""
     interrupt = interrupt or Interrupt()
     before = {
         number: signal.signal(number, interrupt._handle)
@@ -47,3 +51,10 @@ def catch_interrupts(interrupt: Interrupt | None = None) -> Iterator[Interrupt]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def is_from_user_code(error: BaseException) -> bool:
+    """Tells a KeyboardInterrupt that user code raises itself from a person's Ctrl-C. Without
+    `catch_interrupts` they are the same, and it is taken for a person's."""
+    handler = getattr(signal.getsignal(signal.SIGINT), "__self__", None)
+    return isinstance(handler, Interrupt) and not isinstance(error, Interrupted)

@@ -164,7 +164,9 @@ def closing_rows(trajectory: Trajectory) -> Iterator[tuple[str, Text]]:
     if expected is not None:
         yield "expected", Text(_cut(str(expected).strip(), MAX_OUTPUT_CHARACTERS))
     if trajectory.reward is not None:
-        by = ", ".join(f"{name} {value:g}" for name, value in trajectory.reward_breakdown.items())
+        givers = [f"{name} {value:g}" for name, value in trajectory.reward_breakdown.items()]
+        agents = [f"agent {name} {value:g}" for name, value in trajectory.agent_rewards.items()]
+        by = ", ".join(givers + agents)
         success = {True: ", success", False: ", no success", None: ""}[trajectory.is_success]
         yield "reward", Text(f"{trajectory.reward:g} ({by}){success}")
     sampled = sum(turn.num_sampled_tokens for turn in trajectory.turns)

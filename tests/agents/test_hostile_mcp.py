@@ -180,6 +180,75 @@ async def test_a_pattern_of_a_server_holds_up_no_other_call(tmp_path):
     assert texts(t) == [""]
 
 
+LISTS = {
+    "a name of two lines": ({"name": "a\nb"}, r"tool 'a\nb': a name is a word of 1 to 128 char"),
+    "a name of codes": ({"name": "\x1b[2J"}, r"tool '\x1b[2J': a name is a word of 1 to 128 char"),
+    "no name": ({"name": ""}, "tool '': a name is a word of 1 to 128 characters"),
+    "a name without end": ({"name": "x" * 100_000}, f"tool '{'x' * 128}': a name is a word"),
+    "a list": (
+        {"inputSchema": {"type": "array"}},
+        "tool 'odd': its parameters are of type 'arr",
+    ),
+    "an endless reference": (
+        {"inputSchema": {"properties": {"x": {"$ref": "#/properties/x"}}}},
+        "tool 'odd': its parameters refer to themselves",
+    ),
+    "a circle of references": (
+        {"inputSchema": {"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#"}]}}}},
+        "tool 'odd': its parameters refer to themselves",
+    ),
+    "no schema": ({"inputSchema": {"properties": []}}, "tool 'odd': its parameters are no JSON"),
+}
+
+
+@pytest.mark.parametrize(("tool", "told"), LISTS.values(), ids=LISTS)
+async def test_a_tool_that_no_model_could_call_is_the_episodes_fault_in_one_line(
+    tmp_path, tool, told
+):
+    offered = json.dumps([{"name": "odd", "inputSchema": {}} | tool])
+    listed = f"RESULTS['tools/list'] = {{'tools': json.loads({offered!r})}}\n"
+    t = await run(config(tmp_path, listed + SERVE), "done", max_failure_rate=1.0)
+    assert t.status is EpisodeStatus.ENV_ERROR
+    assert t.error.startswith(f"EnvironmentFault: MCP server 'python server.py': {told}")
+    assert "\n" not in t.error and len(t.error) < 600
+
+
+CHANGING = """
+import pathlib
+
+started = pathlib.Path("started")
+if started.exists():  # from the second start on it has another tool
+    RESULTS["tools/list"]["tools"][0]["name"] = "other"
+started.touch()
+"""
+
+
+async def test_a_server_that_changes_its_tools_fails_the_episode_that_meets_it(tmp_path):
+    made = config(tmp_path, CHANGING + SERVE)
+    listing = json.loads((tmp_path / "tools.yaml").read_text())
+    listing["tools"][0] |= {"tools": ["odd"], "scope": "episode"}
+    (tmp_path / "tools.yaml").write_text(json.dumps(listing))
+    first = await run(made, call("odd", kind="no json"), "done")
+    assert texts(first) == ["fine"]
+    second = await run(made, "done", max_failure_rate=1.0)
+    assert (second.status, second.error) == (
+        EpisodeStatus.ENV_ERROR,
+        "EnvironmentFault: MCP server 'python server.py' has no tool 'odd'; it has other",
+    )
+
+
+@pytest.mark.parametrize("silent_at", ["initialize", "tools/list"])
+async def test_a_server_that_never_answers_fails_the_episode_after_a_time(
+    tmp_path, monkeypatch, silent_at
+):
+    monkeypatch.setattr(mcp_session, "START_TIMEOUT_S", 1.0)
+    t = await run(config(tmp_path, f"RESULTS.pop({silent_at!r})\n" + SERVE), max_failure_rate=1.0)
+    assert t.status is EpisodeStatus.ENV_ERROR
+    assert t.error.startswith(
+        "EnvironmentFault: MCP server 'python server.py' does not start: no answer in 1 s"
+    )
+
+
 STARTS = {
     "a line without end": ('flood(b"x", 64)', f"McpLineTooLong: {TOO_LONG}"),
     "another version": (

@@ -1,6 +1,7 @@
 """AgentJet's swarm scripts import unchanged, and their threads run the episodes of `ajet serve`."""
 
 import asyncio
+import threading
 from concurrent.futures import wait
 
 import pytest
@@ -82,6 +83,51 @@ def test_a_share_of_the_batch_is_refused_when_an_episode_begins():
     swarm = names["SwarmClient"]("http://127.0.0.1:9")
     with pytest.raises(TypeError, match="throttle_policy has no counterpart"):
         swarm.begin_episode(task=Task("a", "q"), throttle_policy=share)
+
+
+async def test_a_thread_of_the_scripts_own_begins_the_episode_of_its_argument():
+    names = names_of(FROZEN_LAKE)
+    async with served(exchange=EpisodeExchange(tasks="client")) as server:
+        step = server.rollout(TASKS[:2])
+
+        def program():
+            swarm = names["SwarmClient"](server.url)
+
+            def play(task, swarm):
+                episode_uuid, _ = swarm.begin_episode(
+                    discard_episode_timeout=60, max_episode_time=240
+                )
+                swarm.end_episode(task, episode_uuid, WorkflowOutput(reward=1.0))
+
+            def rollout(task):
+                inner = threading.Thread(target=play, args=(task, swarm), daemon=True)
+                inner.start()
+                inner.join()
+
+            tasks = [Task(name, f"my {name}") for name in ("a", "a", "b", "b")]
+            names["run_episodes_until_all_complete"](tasks, func=rollout)
+
+        await asyncio.to_thread(program)
+        groups = await step
+    assert sorted(group.trajectories[0].workflow_task.task_id for group in groups) == ["a", "b"]
+    assert [t.reward for group in groups for t in group.trajectories] == [1.0] * 4
+
+
+async def test_a_forced_restart_is_taken_before_the_first_episode_and_refused_after_it():
+    names = names_of(MATH)
+    async with served(exchange=EpisodeExchange(tasks="client")) as server:
+        step = server.rollout(TASKS[:1], num_repeat=1)
+
+        def program():
+            swarm, job = names["SwarmClient"](server.url), names["AgentJetJob"]()
+            swarm.auto_sync_train_config_and_start_engine(job, force_restart=True)
+            episode_uuid, _ = swarm.begin_episode(task=Task("a", "my a"))
+            with pytest.raises(RuntimeError, match="force_restart=True would stop a run in step 0"):
+                swarm.auto_sync_train_config_and_start_engine(job, force_restart=True)
+            swarm.end_episode(Task("a", "my a"), episode_uuid, WorkflowOutput(reward=1.0))
+
+        await asyncio.to_thread(program)
+        await step
 
 
 async def test_the_threads_of_a_script_run_episodes_of_the_task_that_they_get():

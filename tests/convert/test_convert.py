@@ -83,10 +83,9 @@ LAKE_VALUES = {
 TOOLS_VALUES = {
     "ajet.model.path": "Qwen/Qwen2.5-3B-Instruct",
     "ajet.project_name": "gsm8k_tool_agent",
-    "ajet.task_reader.type": "huggingface_dat_repo",
-    "ajet.task_reader.huggingface_dat_repo.dataset_path": "~/data/gsm8k",
-    "ajet.task_reader.huggingface_dat_repo.training_split": "train",
-    "ajet.task_reader.huggingface_dat_repo.validation_split": "test",
+    "ajet.task_reader.type": "dataset",
+    "ajet.task_reader.dataset.training": "~/data/gsm8k/train.parquet",
+    "ajet.task_reader.dataset.validation": "~/data/gsm8k/test.parquet",
     "ajet.task_judge.judge_protocol": "math",
     "ajet.data.train_batch_size": 256,
     "ajet.data.max_prompt_length": 1024,
@@ -125,9 +124,9 @@ TOOLS_VALUES = {
 }
 PPO_VALUES = {
     "ajet.experiment_name": "ppo_math",  # an interpolation
-    "ajet.task_reader.type": "jsonl_dataset_file",
-    "ajet.task_reader.jsonl_dataset_file.training.file_path": "data/math/train.jsonl",
-    "ajet.task_reader.jsonl_dataset_file.validation.file_path": "held_out/test.jsonl",
+    "ajet.task_reader.type": "dataset",
+    "ajet.task_reader.dataset.training": "data/math/train.jsonl",
+    "ajet.task_reader.dataset.validation": "held_out/test.jsonl",
     "ajet.data.val_max_tasks": 64,
     "ajet.trainer_common.algorithm.adv_estimator": "gae",  # verl's default
     "ajet.trainer_common.algorithm.lam": 0.95,
@@ -150,9 +149,8 @@ PPO_VALUES = {
 GRAPH_VALUES = {
     "ajet.experiment_name": "agent_math",
     "ajet.model.path": "Qwen/Qwen3-8B",
-    "ajet.task_reader.huggingface_dat_repo.dataset_path": "dataset/MATH-lighteval",
-    "ajet.task_reader.huggingface_dat_repo.training_split": "train_agent",
-    "ajet.task_reader.huggingface_dat_repo.validation_split": "test_agent",
+    "ajet.task_reader.dataset.training": "./dataset/MATH-lighteval/train_agent.json",
+    "ajet.task_reader.dataset.validation": "./dataset/MATH-lighteval/test_agent.json",
     "ajet.data.train_batch_size": 128,  # 2048 answers, 16 to a prompt
     "ajet.data.max_prompt_length": 1024,
     "ajet.rollout.max_response_length_in_one_turn": 2048,  # of a call
@@ -908,7 +906,7 @@ def test_the_tokens_that_a_loss_of_verls_chooses_are_those_of_another_batch(tmp_
     assert algorithm_of(tmp_path, kl_cov)[0].kl_cov_coef == 0.1  # verl's default
 
 
-REPO = "ajet.task_reader.huggingface_dat_repo"
+DATASET = "ajet.task_reader.dataset"
 
 
 def files_of(folder, train, held_out="['~/math/test.parquet']"):
@@ -916,30 +914,66 @@ def files_of(folder, train, held_out="['~/math/test.parquet']"):
     return convert("verl", written(folder, files, "run.yaml"))
 
 
+def test_chatlearns_values_that_depend_on_an_unknown_one_are_blank(tmp_path):
+    path = tmp_path / "grpo.yaml"
+    path.write_text(
+        """
+        runtime_args: {sample_per_episode: "${oc.env:S}", train_global_batch_size: 64}
+        models:
+          policy_trainer: {kl_coef: "${oc.env:KL}"}
+          policy:
+            max_prompt_tokens_length: ${oc.env:P}
+            max_response_tokens_length: 64
+            seq_length: 2048
+        """
+    )
+    result = convert("chatlearn", path)
+    assert set(result.blanks) == {
+        "ajet.data.train_batch_size",
+        "ajet.trainer_common.mini_batch_num",
+        "ajet.trainer_common.use_kl_loss",
+        "ajet.trainer_common.kl_loss_coef",
+        "ajet.data.max_prompt_length",
+        "ajet.rollout.max_model_len",
+    }
+    assert result.values["ajet.data.max_response_length"] == 64
+
+
+def test_chatlearns_batch_is_a_blank_where_the_file_has_none(tmp_path):
+    path = tmp_path / "grpo.yaml"
+    path.write_text("runtime_args: {train_global_batch_size: 64, num_episode: 2}")
+    result = convert("chatlearn", path)
+    blanks = ["ajet.data.train_batch_size", "ajet.trainer_common.mini_batch_num"]
+    assert list(result.blanks) == blanks
+    path.write_text(yaml_text(result))
+    with pytest.raises(ConfigError, match=r"ajet\.data\.train_batch_size"):
+        load_config(path)
+
+
 def test_several_training_files_of_several_folders_are_left_out_with_what_to_do(tmp_path):
     result = files_of(tmp_path, "['~/gsm8k/train.parquet', '~/math/train.parquet']")
     reasons = {each.key: each.reason for each in result.of("algorithm")}
     assert reasons["data.train_files"] == (
         "a split is one file, or files of one folder: copy them into one as train-0.parquet to "
-        f"train-1.parquet, and name it at {REPO}.dataset_path"
+        f"train-1.parquet, and name it at {DATASET}.training"
     )
-    assert reasons["data.val_files"] == "there are no training files beside it"
     assert "say where the tasks are: ajet.task_reader" in result.to_do
-    assert not [key for key in result.values if key.startswith("ajet.task_reader")]
+    assert f"{DATASET}.training" not in result.values
+    assert result.values[f"{DATASET}.validation"] == "~/math/test.parquet"
 
 
 def test_several_training_files_of_one_folder_are_its_split(tmp_path):
     train = "['~/math/train-0.parquet', '~/math/train-1.parquet']"
     result = files_of(tmp_path, train)
-    assert [result.values[f"{REPO}.{key}"] for key in ("dataset_path", "validation_split")] == [
-        "~/math", "test",
-    ]  # fmt: skip
+    assert result.values[f"{DATASET}.training"] == "~/math"
+    assert result.values.get(f"{DATASET}.training_split", "train") == "train"  # ajet's default
+    assert result.values[f"{DATASET}.validation"] == "~/math/test.parquet"
     assert any("has no more files whose names begin with 'train'" in each for each in result.to_do)
     assert not result.of("algorithm")
 
 
 def test_several_held_out_files_are_not_dropped_in_silence(tmp_path):
     result = files_of(tmp_path, "~/math/train.parquet", "['~/a/test.parquet', '~/b/test.parquet']")
-    assert result.values[f"{REPO}.dataset_path"] == "~/math"
+    assert result.values[f"{DATASET}.training"] == "~/math/train.parquet"
     assert left_out(result)["data.val_files"] == "algorithm"
-    assert result.values[f"{REPO}.validation_split"] is None
+    assert result.values[f"{DATASET}.validation_split"] is None

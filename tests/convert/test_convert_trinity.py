@@ -80,10 +80,10 @@ FORM_VALUES = {
     "ajet.rollout.max_retries": 2,  # Trinity-RFT's default
     "ajet.rollout.val_kwargs.temperature": 0.1,
     "ajet.rollout.user_workflow": None,
-    "ajet.task_reader.type": "huggingface_dat_repo",
-    "ajet.task_reader.huggingface_dat_repo.dataset_path": "sets/sums/main",
-    "ajet.task_reader.huggingface_dat_repo.training_split": "train",
-    "ajet.task_reader.huggingface_dat_repo.validation_split": "test",
+    "ajet.task_reader.type": "dataset",
+    "ajet.task_reader.dataset.training": "sets/sums/main",
+    "ajet.task_reader.dataset.training_split": "train",
+    "ajet.task_reader.dataset.validation_split": "test",
     "ajet.task_judge.judge_protocol": "math",
     "ajet.trainer_common.total_training_steps": 50,
     "ajet.trainer_common.mini_batch_num": 2,  # 16 tasks of 4 episodes, 32 to an update
@@ -229,9 +229,9 @@ trainer: {save_interval: 10}
 def test_trinitys_sft_is_a_supervised_run_of_its_rows(tmp_path):
     result = converted(tmp_path, text=SUPERVISED)
     config = loaded(result, tmp_path)
-    repository = config.ajet.task_reader.huggingface_dat_repo
+    dataset = config.ajet.task_reader.dataset
     assert (config.ajet.kind, config.ajet.data.train_batch_size) == ("supervised", 8)
-    assert (repository.dataset_path, repository.validation_split) == ("sets/chat", None)
+    assert (dataset.training, dataset.validation_split) == ("sets/chat", None)
     assert config.ajet.trainer_common.total_epochs == 2
     assert result.to_do == []
 

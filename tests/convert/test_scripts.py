@@ -559,18 +559,62 @@ def test_a_script_reads_the_scripts_that_it_names(folder):
     ]  # fmt: skip
 
 
-def test_of_several_trainings_the_first_is_taken_and_the_difference_is_said(folder):
-    script = """
-        for N in 2 4; do
-            python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.n=$N data.seed=1
-        done
-        """
-    line = read_script(written(folder, script), VERL)
-    assert line.overrides == ["actor_rollout_ref.rollout.n=2", "data.seed=1"]
+SEVERAL = """
+    for N in 2 4; do
+        python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.n=$N data.seed=1
+    done
+    python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.n=4 data.seed=2 trainer.nnodes=$NODES
+    """
+LISTED = (
+    "3 trainings (1: actor_rollout_ref.rollout.n=2, data.seed=1; "
+    "2: actor_rollout_ref.rollout.n=4, data.seed=1; "
+    "3: actor_rollout_ref.rollout.n=4, data.seed=2, trainer.nnodes=)"
+)
+
+
+@pytest.mark.parametrize(
+    ("number", "arguments", "unknown"),
+    [
+        (1, ["actor_rollout_ref.rollout.n=2", "data.seed=1"], set()),
+        (2, ["actor_rollout_ref.rollout.n=4", "data.seed=1"], set()),
+        (3, ["actor_rollout_ref.rollout.n=4", "data.seed=2"], {"trainer.nnodes"}),
+    ],
+)
+def test_of_several_trainings_the_chosen_one_is_taken_and_all_are_listed(
+    folder, number, arguments, unknown
+):
+    line = read_script(written(folder, SEVERAL), VERL, launch=number)
+    assert (line.overrides, set(line.unknown)) == (arguments, unknown)
     assert line.to_do == [
-        "run.sh starts 2 trainings, and the first is converted; they differ in "
-        "actor_rollout_ref.rollout.n (2, 4): give another's values as key=value"
+        f"run.sh starts {LISTED}: number {number} is converted, and --launch takes another"
     ]
+
+
+def test_what_an_unknown_estimator_decides_is_not_verls_default(folder):
+    script = """
+        python3 -m verl.trainer.main_ppo algorithm.adv_estimator=$ADV critic.optim.lr=1e-4 \\
+            actor_rollout_ref.actor.policy_loss.loss_mode=$LOSS
+        """
+    result = convert("verl", written(folder, script))
+    algorithm = "ajet.trainer_common.algorithm"
+    assert set(result.blanks) == {f"{algorithm}.adv_estimator", f"{algorithm}.policy_loss"}
+    assert not [key for key in result.values if ".critic." in key]
+    assert result.to_do[:2] == [
+        "convert again with algorithm.adv_estimator=…: it decides how a critic's keys and those of "
+        "gdpo's rewards are converted",
+        "convert again with actor_rollout_ref.actor.policy_loss.loss_mode=…: it decides how the "
+        "loss's bounds are converted",
+    ]
+
+
+def test_a_number_that_no_training_has_is_one_line_with_those_there_are(folder):
+    path = written(folder, SEVERAL)
+    with pytest.raises(ConfigError) as error:
+        convert("verl", path, launch=4)
+    assert str(error.value) == f"{path}: --launch 4: it starts {LISTED}"
+    one = written(folder, "python3 -m verl.trainer.main_ppo data.seed=1", "one.sh")
+    with pytest.raises(ConfigError, match=r"--launch 2: it starts 1 training$"):
+        convert("verl", one, launch=2)
 
 
 def test_a_script_that_ends_without_its_files_is_read_as_if_they_were_there(folder):
@@ -684,9 +728,10 @@ def test_files_that_are_not_known_are_a_blank(folder):
         folder, f"python3 -m verl.trainer.main_ppo {files} trainer.project_name=$(which python3)"
     )
     result = convert("verl", path)
-    target = "ajet.task_reader.huggingface_dat_repo.dataset_path"
-    assert result.blanks == {target: "data.train_files = …/train.parquet: not known"}
-    assert [each.key for each in result.of("algorithm")] == ["data.val_files"]
+    dataset = "ajet.task_reader.dataset"
+    assert result.blanks == {f"{dataset}.training": "data.train_files = …/train.parquet: not known"}
+    assert result.values[f"{dataset}.validation"] == "d/test.parquet"
+    assert result.values["ajet.task_reader.type"] == "dataset"
     assert result.values["ajet.project_name"] == "python3"
 
 
@@ -754,9 +799,6 @@ def test_a_warm_up_in_steps_of_an_unknown_batch_is_a_blank(folder):
     assert "ajet.trainer_common.optim.warmup_steps" in converted(folder, steps + ratio).blanks
 
 
-REPO = "ajet.task_reader.huggingface_dat_repo"
-
-
 def test_a_folder_of_rows_keeps_its_name(folder):
     script = """
         python3 -m verl.trainer.main_ppo data.train_files="['sets/Lots-Of-Sums']" \\
@@ -764,10 +806,11 @@ def test_a_folder_of_rows_keeps_its_name(folder):
             data.custom_cls.name=Rows
         """
     result = convert("verl", written(folder, script))
-    assert result.values[f"{REPO}.dataset_path"] == "sets/Lots-Of-Sums"
-    assert f"{REPO}.training_split" not in result.values
-    assert result.values[f"{REPO}.validation_split"] is None
-    assert [text for text in result.to_do if "put sets/Lots-Of-Sums and sets/Few-Sums into" in text]
+    dataset = "ajet.task_reader.dataset"
+    assert result.values[f"{dataset}.training"] == "sets/Lots-Of-Sums"
+    assert result.values[f"{dataset}.validation"] == "sets/Few-Sums"
+    assert not [key for key in result.values if key.endswith("_split")]
+    assert [text for text in result.to_do if "see that the split test of sets/Few-Sums is" in text]
     reasons = {each.key: (each.category, each.reason) for each in result.left_out}
     assert reasons["data.custom_cls.path"] == (
         "algorithm",

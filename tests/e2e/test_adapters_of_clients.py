@@ -41,15 +41,14 @@ def test_the_tutorials_client_trains_both_adapters_of_a_server(tmp_path, backbon
     [run] = (tmp_path / "launcher_record").iterdir()
     with sqlite3.connect(run / "episodes.sqlite") as record:
         turns = record.execute("SELECT agent_name, notes FROM turns").fetchall()
-        rewards = record.execute("SELECT reward, reward_breakdown FROM episodes").fetchall()
+        rewards = record.execute("SELECT reward, agent_rewards FROM episodes").fetchall()
     assert {(name, json.loads(notes)["adapter"]) for name, notes in turns} == {
         ("high", "high"),
         ("low", "low"),
     }
     assert len(rewards) == 8
-    for reward, breakdown in rewards:
-        of = json.loads(breakdown)
-        assert (of["agent high"], of["agent low"]) == (reward, -reward)
+    for reward, of_agents in rewards:
+        assert json.loads(of_agents) == {"high": reward, "low": -reward}
     tensors = load_file(run / "checkpoints" / "step_000001" / "model.safetensors")
     for side in ("high", "low"):  # the factor that began as zero
         learnt = [t for name, t in tensors.items() if name.startswith(side) and "lora_B" in name]

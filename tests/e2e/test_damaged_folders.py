@@ -60,7 +60,19 @@ DAMAGES = {
     "flipped": flipped,
     "garbage": garbage,
     "not utf-8": lambda content: content[:10] + b"\xff\xfe" + content[10:],
+    "a folder": None,
 }
+
+
+def damage(file, name):
+    """Damages the file, or puts a folder in its place."""
+    of = DAMAGES[name]
+    content = file.read_bytes()
+    if of is None:
+        file.unlink()
+        file.mkdir()
+    else:
+        file.write_bytes(of(content))
 
 
 def files_of(run):
@@ -111,14 +123,13 @@ def damaged_copies(good, folder, resumes):
     for name in files_of(good):
         if name.startswith(unread):
             continue
-        for damage, of in DAMAGES.items():
-            if resumes and damage != list(DAMAGES)[len(name) % len(DAMAGES)]:
+        for how in DAMAGES:
+            if resumes and how != list(DAMAGES)[len(name) % len(DAMAGES)]:
                 continue  # a run takes seconds: one damage for each file
             shutil.rmtree(copy.folder, ignore_errors=True)
             shutil.copytree(good.folder, copy.folder)
-            file = copy.path / name
-            file.write_bytes(of(file.read_bytes()))
-            yield copy, f"{name}, {damage}"
+            damage(copy.path / name, how)
+            yield copy, f"{name}, {how}"
 
 
 def test_every_damaged_file_is_one_line_or_no_matter_to_those_who_look(good, tmp_path):
@@ -135,6 +146,55 @@ def test_every_damaged_file_is_one_line_or_no_matter_to_a_resumed_run(good, tmp_
     for copy, what in damaged_copies(good, tmp_path, resumes=True):
         print(what)
         one_line_or_well(command(copy, *copy.arguments, THREE))
+
+
+def test_no_damaged_file_of_a_checkpoint_is_exported(good, tmp_path):
+    copy = ToyRun(tmp_path / "copy", *SMALL)
+    newest = copy.path / "checkpoints" / "step_000002"
+    names = [path.name for path in (good.path / "checkpoints" / "step_000002").iterdir()]
+    assert "model.safetensors" in names
+    for name in names:
+        for how in ("half", "flipped", "a folder"):
+            print(name, how)
+            shutil.rmtree(copy.folder)
+            shutil.copytree(good.folder, copy.folder)
+            damage(newest / name, how)
+            alone = command(copy, "export", str(newest), "--out", str(tmp_path / "out"))
+            assert alone.exit_code == 1 and not (tmp_path / "out").exists()
+            assert f"error: checkpoint {newest} cannot be used: {name} " in alone.stderr
+            result = command(copy, "export", str(copy.path), "--out", str(tmp_path / "out"))
+            assert result.exit_code == 0, result.output
+            assert f"{newest} is damaged ({name} " in result.stderr
+            assert "step_000001" in result.stdout.splitlines()[-1]
+            shutil.rmtree(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.yaml",
+        "origin.json",
+        "episodes.sqlite",
+        "logs/metrics.jsonl",
+        "logs/run.log",
+        "logs/warnings.jsonl",
+        "tokenizer/tokenizer.json",
+    ],
+)
+def test_a_folder_in_the_place_of_a_file_is_named_by_the_command_that_needs_it(
+    good, tmp_path, name
+):
+    copy = ToyRun(tmp_path / "copy", *SMALL)
+    shutil.rmtree(copy.folder)
+    shutil.copytree(good.folder, copy.folder)
+    damage(copy.path / name, "a folder")
+    read = name.startswith("tokenizer")
+    arguments = ["audit", str(copy.path)] if read else [*copy.arguments, THREE]
+    result = command(copy, *arguments)
+    one_line_or_well(result)
+    [error] = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert str(copy.path / name) in error
+    assert ("no such file" if read else "is a folder, where a file is written") in error
 
 
 def test_weights_that_lie_under_a_forged_manifest_are_one_line_of_every_command(good, tmp_path):

@@ -29,11 +29,14 @@ from ajet.agents.tools.source import OpenTool, ToolEpisode
 from ajet.core.bounded_loop import run_bounded
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, EnvironmentFault
+from ajet.core.inference.tool_schema import check_parameters
+from ajet.core.plain_value import printable
 
 if TYPE_CHECKING:
     from mcp.types import CallToolResult
 
 Scope = Literal["episode", "run"]
+MAX_LISTED_CHARACTERS = 300
 
 
 class McpTools:
@@ -96,19 +99,20 @@ class McpTools:
         return self._session
 
     def _tools(self, session: McpSession) -> list[OpenTool]:
-        offered = {tool.name: tool for tool in session.tools}
+        """Returns the tools that the config asks for. A server may offer others in an episode than
+        at the check, so what is wrong with them is the episode's fault."""
+        server, offered = f"MCP server {str(self._address)!r}", {t.name: t for t in session.tools}
         if len(offered) < len(session.tools):
-            raise ConfigError(
-                f"{self._where}: MCP server {str(self._address)!r} has several tools of one name",
-                code=Code.TOOL_TWICE,
-            )
+            raise EnvironmentFault(f"{server} has several tools of one name")
         if missing := [name for name in self._names or () if name not in offered]:
-            raise ConfigError(
-                f"{self._where}: MCP server {str(self._address)!r} has no tool {missing[0]!r}; "
-                f"it has {', '.join(offered) or 'none'}",
-                code=Code.TOOL_SERVER,
-            )
+            has = printable(", ".join(offered))[:MAX_LISTED_CHARACTERS] or "none"
+            raise EnvironmentFault(f"{server} has no tool {missing[0]!r}; it has {has}")
         chosen = offered if self._names is None else {name: offered[name] for name in self._names}
+        try:
+            for name, tool in chosen.items():
+                check_parameters(name, tool.inputSchema)
+        except ConfigError as error:
+            raise EnvironmentFault(f"{server}: {error}") from error
         return [
             OpenTool(
                 tool_schema(name, tool.inputSchema, tool.description), partial(_call, session, name)

@@ -36,6 +36,7 @@ from ajet.core.environment.returns import (
 )
 from ajet.core.error_text import one_line
 from ajet.core.errors import EnvironmentFault
+from ajet.core.interrupt import is_from_user_code
 
 Isolation = Literal["auto", "inline", "thread", "process"]
 Result = TypeVar("Result")
@@ -135,12 +136,9 @@ class InlineEnvironment:
         )
 
     async def step(self, action: str) -> StepResult:
-        try:
-            return checked_step(self._step(action), self._step_name)
-        except EnvironmentFault:
-            raise
-        except (Exception, SystemExit) as error:  # the environment may raise anything
-            raise _fault(self._step_name, error) from error
+        return call_environment(
+            lambda: checked_step(self._step(action), self._step_name), self._step_name
+        )
 
     async def render(self) -> Frame:
         return call_environment(self._environment.render, f"{self._name}.render()")
@@ -236,7 +234,9 @@ def call_environment(call: Callable[[], Result], call_name: str) -> Result:
         return call()
     except EnvironmentFault:
         raise
-    except (Exception, SystemExit) as error:  # the environment may raise anything
+    except BaseException as error:  # the environment may raise anything
+        if isinstance(error, KeyboardInterrupt) and not is_from_user_code(error):
+            raise
         raise _fault(call_name, error) from error
 
 

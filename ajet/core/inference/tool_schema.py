@@ -23,17 +23,31 @@ from ajet.core.errors import ConfigError
 if TYPE_CHECKING:
     from jsonschema import ValidationError
 
+MAX_NAME_CHARACTERS = 128
+
 
 def check_parameters(name: str, parameters: Any) -> None:
-    """Raises a `ConfigError` if the parameters are no JSON schema."""
+    """Raises a `ConfigError` if the parameters are no JSON schema of an object, or the name is none
+    that a model could write in a call."""
+    if not name.isprintable() or len(name.split()) != 1 or len(name) > MAX_NAME_CHARACTERS:
+        shown = name[:MAX_NAME_CHARACTERS]
+        raise ConfigError(
+            f"tool {shown!r}: a name is a word of 1 to {MAX_NAME_CHARACTERS} characters",
+            code=Code.TOOL_SCHEMA,
+        )
     if not isinstance(parameters, Mapping):
         raise ConfigError(
             f"tool {name!r}: its parameters are no JSON schema: no object", code=Code.TOOL_SCHEMA
         )
     with _schema_errors(name):
         validator = _validator(name, _as_json(parameters))
-        _follow_references(validator.schema, type(validator))
-        next(validator.iter_errors({}), None)
+        _follow_references(validator)
+    if "object" not in parameters.get("type", "object"):  # a name of a type, or a list of them
+        raise ConfigError(
+            f"tool {name!r}: its parameters are of type {parameters['type']!r}, and those of a "
+            "call are an object",
+            code=Code.TOOL_SCHEMA,
+        )
 
 
 def first_violation(
@@ -82,13 +96,14 @@ def _validator(name: str, schema: str) -> Any:
     return validator_class(parameters, registry=Registry())  # the default one goes to the net
 
 
-def _follow_references(schema: Any, validator_class: Any) -> None:
-    """Looks up each `$ref`, since validation follows only those that the arguments lead to."""
+def _follow_references(validator: Any) -> None:
+    """Looks up each `$ref`, and applies each part of the schema to an object, since validation
+    follows only what the arguments lead to: one that ends nowhere ends in RecursionError."""
     from referencing import Registry, Resource
     from referencing.jsonschema import DRAFT202012, specification_with
 
-    dialect = validator_class.META_SCHEMA.get("$schema", "")
-    root = Resource(schema, specification_with(dialect, default=DRAFT202012))
+    dialect = validator.META_SCHEMA.get("$schema", "")
+    root = Resource(validator.schema, specification_with(dialect, default=DRAFT202012))
     pending = [(root, Registry().resolver_with_root(root))]
     while pending:
         resource, resolver = pending.pop()
@@ -98,5 +113,7 @@ def _follow_references(schema: Any, validator_class: Any) -> None:
             )
             if isinstance(reference, str):
                 resolver.lookup(reference)
+        for _ in validator.descend({}, resource.contents, resolver=resolver):
+            pass
         subresources = resource.subresources()
         pending += [(each, resolver.in_subresource(each)) for each in subresources]

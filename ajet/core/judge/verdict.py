@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 from ajet.core.bounded_loop import is_being_cancelled
 from ajet.core.error_text import first_line, message_of, one_line
 from ajet.core.errors import BlockingCall
+from ajet.core.interrupt import is_from_user_code
 from ajet.core.judge.judge import BaseJudge, GroupJudge
 from ajet.core.plain_value import plain_text, printable
 from ajet.core.task.workflow_task import LARGEST_REWARD, WorkflowOutput, WorkflowTask
@@ -176,6 +177,12 @@ async def _call(ask: Callable[[], Any]) -> Any:
     except SystemExit as error:
         message = f"it called sys.exit({error.code!r})"
         raise RuntimeError(message).with_traceback(error.__traceback__) from error
+    except KeyboardInterrupt as error:
+        if not is_from_user_code(error):
+            raise
+        raise RuntimeError("it raised KeyboardInterrupt") from error
+    except GeneratorExit as error:
+        raise RuntimeError("it raised GeneratorExit") from error
     except asyncio.CancelledError as error:
         if is_being_cancelled():
             raise

@@ -25,9 +25,16 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # the tokenizers library raises plain exceptions for a damaged file
         one_line = " ".join(str(error).split())[:300]
         raise ModelError(
             f"{folder}: the tokenizer does not load: {one_line}", code=Code.NO_TOKENIZER
         ) from error
+    # Without its file a fast tokenizer loads too, and has no vocabulary.
+    if tokenizer.is_fast and not (folder / "tokenizer.json").is_file():
+        raise ModelError(
+            f"{folder / 'tokenizer.json'}: no such file; restore a copy of it",
+            code=Code.NO_TOKENIZER,
+        )
+    return tokenizer

@@ -60,6 +60,12 @@ def writing(what: Path | str) -> Iterator[None]:
     """Turns an error of the disk within the block into a `CheckpointError` that names `what`."""
     try:
         yield
+    except IsADirectoryError as error:
+        path = error.filename2 or error.filename or what
+        raise CheckpointError(
+            f"{path} is a folder, where a file is written; move it away, then resume",
+            code=Code.RECORD_UNWRITABLE,
+        ) from error
     except OSError as error:
         raise CheckpointError(
             f"{what} cannot be written: {error.strerror or first_line(str(error))}; make room, or "

@@ -167,6 +167,9 @@ class EpisodeRecord:
 
     row: EpisodeRow
     reward_breakdown: dict[str, float]
+    """The reward by who gave it: judge, workflow."""
+    agent_rewards: dict[str, float]
+    """The reward of each trained agent by its name; empty where all earned the episode's."""
     timings: dict[str, float]
     """The seconds of each phase."""
     began_unix_s: float | None
@@ -295,9 +298,11 @@ class EpisodeReader:
         content = {name: _of_type(json.loads(row[name]), dict) for name in extras}
         began_unix_s = _of_type(content["timings"].pop("began_unix_s", None), (*_REAL, NoneType))
         calls = _of_type(content["timings"].pop("calls", []), list)
+        content["reward_breakdown"], agent_rewards = _rewards(row, content["reward_breakdown"])
         return EpisodeRecord(
             row=_episode_row(row),
             **content,
+            agent_rewards=agent_rewards,
             began_unix_s=began_unix_s,
             calls=tuple(_timed_call(*call) for call in calls),
             turns=_turns(turns, trained),
@@ -382,6 +387,19 @@ def _episode_row(row: sqlite3.Row) -> EpisodeRow:
         _of_type(value, _TYPES[name])
     fields["is_success"] = None if row["is_success"] is None else bool(row["is_success"])
     return EpisodeRow(**fields)
+
+
+def _rewards(
+    row: sqlite3.Row, breakdown: dict[str, float]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Returns the rewards by who gave them, and those of agents. Earlier releases wrote the latter
+    into the breakdown too, as "agent NAME"."""
+    if "agent_rewards" in row.keys() and row["agent_rewards"] is not None:  # noqa: SIM118  a sqlite3.Row
+        return breakdown, _of_type(json.loads(row["agent_rewards"]), dict)
+    before = "agent "
+    agents = {name for name in breakdown if name.startswith(before)}
+    by_giver = {name: value for name, value in breakdown.items() if name not in agents}
+    return by_giver, {name.removeprefix(before): breakdown[name] for name in agents}
 
 
 def _truncation(row: sqlite3.Row) -> Truncation | None:

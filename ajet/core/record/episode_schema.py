@@ -3,7 +3,8 @@
 `episodes`: one row an episode. `step` counts from 1 (0: before training), `mode` is train, eval or
 baseline (ReMax's greedy ones), `status` an `EpisodeStatus`, `ended_as` what it was before a policy
 for failures or a selection replaced it; `truncation` is {"limit": …, "detail": …} where a limit
-ended the episode (JSON; files of earlier releases lack the column, and the first write adds it);
+ended the episode (JSON); `agent_rewards` has the reward of each trained agent by its name (JSON);
+files of earlier releases lack these two columns, and the first write adds them;
 `advantage` is the mean over its trained tokens (NULL: not trained); `seconds` is from its first
 call to its last answer; `seed` is the environment's.
 `tasks_id` names a row of `tasks`, which stores each distinct task once, as the workflow was given
@@ -79,6 +80,7 @@ EPISODE_COLUMNS = (
     "query",
     "error",
     "reward_breakdown",
+    "agent_rewards",
     "timings",
     "metadata",
     "log_metrics",
@@ -133,6 +135,7 @@ CREATE TABLE episodes (
     query TEXT NOT NULL,
     error TEXT,
     reward_breakdown TEXT NOT NULL,
+    agent_rewards TEXT,
     timings TEXT NOT NULL,
     metadata TEXT NOT NULL,
     log_metrics TEXT NOT NULL
@@ -195,8 +198,9 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
         if not _is_current(connection, path):
             connection.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
         connection.execute(_ADDED)
-        if "truncation" not in columns(connection):
-            connection.execute("ALTER TABLE episodes ADD COLUMN truncation TEXT")
+        for name in ("truncation", "agent_rewards"):
+            if name not in columns(connection):
+                connection.execute(f"ALTER TABLE episodes ADD COLUMN {name} TEXT")
     except sqlite3.Error as error:
         raise CheckpointError(database_problem(path, error), code=Code.RECORD_UNREADABLE) from error
     return connection
@@ -271,6 +275,8 @@ def database_problem(path: Path, error: sqlite3.Error) -> str:
             f"{path} is damaged: {error}; move it away to go on without the episodes in it, or "
             "restore a copy"
         )
+    if path.is_dir():
+        return f"{path} is a folder, where a file is written; move it away"
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN):
         return f"{path} cannot be written or opened: {error}; check its permissions"
     if code == sqlite3.SQLITE_FULL:

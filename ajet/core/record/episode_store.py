@@ -260,6 +260,7 @@ def _episode_row(
         plain_text(plan.task.main_query, MAX_QUERY_LENGTH),
         trajectory.error,
         _to_json(trajectory.reward_breakdown),
+        _to_json(trajectory.agent_rewards),
         _to_json(_times(trajectory)),
         _to_json(trajectory.output.metadata if trajectory.output else {}),
         _to_json(trajectory.output.log_metrics if trajectory.output else {}),

@@ -23,7 +23,7 @@ from ajet.core.record.episode_reader import EpisodeRecord, TurnRecord
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.run_folder import RunFolder, read_bytes_of
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
-from ajet.core.trajectory.trajectory import OF_AGENT, EpisodeStatus, Group, Trajectory
+from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
 from ajet.core.trajectory.turn import Turn
 
 if TYPE_CHECKING:
@@ -81,11 +81,7 @@ def recorded_trajectory(record: EpisodeRecord, plan: WorkflowTask) -> Trajectory
     output = WorkflowOutput(
         metadata=record.metadata,
         log_metrics=record.log_metrics,
-        agent_rewards={
-            name.removeprefix(OF_AGENT): reward
-            for name, reward in record.reward_breakdown.items()
-            if name.startswith(OF_AGENT)
-        },
+        agent_rewards=record.agent_rewards,
     )
     return Trajectory(
         plan,

@@ -38,6 +38,7 @@ from loguru import logger
 from ajet.core.activity import Activity, in_call
 from ajet.core.error_text import first_line, message_of, one_line
 from ajet.core.errors import BlockingCall
+from ajet.core.interrupt import is_from_user_code
 from ajet.core.judge.verdict import checked_output
 from ajet.core.rollout.failure import status_of
 from ajet.core.rollout.limits import RolloutLimits
@@ -188,6 +189,10 @@ class Attempt:
             return await result if inspect.isawaitable(result) else result
         except SystemExit as error:
             raise RuntimeError(f"the workflow called sys.exit({error.code!r})") from error
+        except KeyboardInterrupt as error:  # it would end the event loop
+            if not is_from_user_code(error):
+                raise
+            raise RuntimeError("the workflow raised KeyboardInterrupt") from error
 
     def _note_blocking(self) -> None:
         """Notes that the workflow blocks the event loop, unless it is in a thread: then another

@@ -42,7 +42,7 @@ from ajet.core.rollout.admission import Slot
 from ajet.core.rollout.attempt import STOPPED, Attempt, OnError, TaskEnvironment
 from ajet.core.rollout.failure import RETRIED
 from ajet.core.rollout.limits import RolloutLimits
-from ajet.core.rollout.request import seed_path_of_step
+from ajet.core.rollout.request import copy_of, seed_path_of_step
 from ajet.core.rollout.stops import Stop
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import Mode, WorkflowOutput, WorkflowTask
@@ -51,7 +51,7 @@ from ajet.core.trajectory.base_recorder import BaseRecorder, CallObserver
 from ajet.core.trajectory.chat_recorder import ChatRecorder
 from ajet.core.trajectory.hint import hint_for
 from ajet.core.trajectory.recorder import EpisodeRecorder
-from ajet.core.trajectory.trajectory import OF_AGENT, EpisodeStatus, Trajectory
+from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 from ajet.core.workflow.tuner import ModelTuner
 from ajet.core.workflow.workflow import Workflow
 
@@ -182,7 +182,9 @@ class EpisodeRunner:
         activity: Activity | None = None
         async with AsyncExitStack() as resources:
             while True:
-                attempt = self._attempt(plan, len(failed), resources)
+                # A workflow may append to its task's messages, and another attempt may follow.
+                task = copy_of(plan.task)
+                attempt = self._attempt(replace(plan, task=task), len(failed), resources)
                 if isinstance(attempt, Trajectory):
                     trajectory = attempt
                 else:
@@ -371,13 +373,12 @@ async def with_verdict(
     is_success = judged.is_success
     if is_success is None:
         is_success = judged.reward >= limits.success_threshold
-    of_agents = {f"{OF_AGENT}{name}": r for name, r in judged.output.agent_rewards.items()}
     return replace(
         trajectory,
         output=judged.output,
         reward=judged.reward,
         is_success=is_success,
-        reward_breakdown={source: judged.reward} | of_agents,
+        reward_breakdown={source: judged.reward},
         timings=trajectory.timings | {"judge_s": time.perf_counter() - started_s},
     )
 

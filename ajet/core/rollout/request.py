@@ -81,8 +81,8 @@ class RolloutRequest:
         return self.failure_rate_total or self.group_size * len(self.tasks)
 
     def plans(self, run_seed: int) -> list[WorkflowTask]:
-        """Returns all episodes, group by group. Each has its own copy of the task, because a
-        workflow may append to its messages.
+        """Returns all episodes, group by group. Members share the task: each attempt at an episode
+        gets its own copy.
 
         The seeds of evaluation leave out the step, so that two checkpoints are measured under the
         same conditions. A baseline has the seeds of the group that it is compared with.
@@ -90,7 +90,7 @@ class RolloutRequest:
         seed_path = seed_path_of_step("train" if self.mode == "baseline" else self.mode, self.step)
         return [
             WorkflowTask(
-                _copy_of(task),
+                task,
                 episode_id_of(group_id, member),
                 group_id,
                 member,
@@ -106,7 +106,7 @@ class RolloutRequest:
         ]
 
 
-def _copy_of(task: Task) -> Task:
+def copy_of(task: Task) -> Task:
     """Returns a deep copy. A task of a user's reader may hold any object."""
     try:
         return copy.deepcopy(task)

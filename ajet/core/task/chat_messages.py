@@ -4,6 +4,7 @@
     {"role": "function", "name": "now", "content": "12:00"}       role "tool", with the call's id
     {"role": "developer", …}                                      role "system"
     {"content": [{"type": "text", "text": "a"}, …]}               "a…"
+    {"role": "assistant", "refusal": "no"}, a refusal part        "no"
     "arguments": {}, "{}", "" or null                             no arguments
 
 Rows of data sets (row_messages.py), requests over HTTP (workflow/gateway) and calls of workflows
@@ -39,6 +40,11 @@ def current_form(
     result: list[dict[str, Any]] = []
     waiting: dict[str, Any] = {}  # ids of calls without a result -> names
     for index, message in enumerate(map(dict, messages)):
+        refusal = message.pop("refusal", None)
+        if refusal and message.get("content"):
+            raise ValueError(f"{place}[{index}] has content and a refusal; keep one of them")
+        if refusal:
+            message["content"] = refusal
         if message.get("role") == "developer":
             message["role"] = "system"
         elif "function_call" in message:
@@ -70,9 +76,10 @@ def parsed_arguments(arguments: Any) -> Any:
 
 
 def joined_text(content: Any) -> Any:
-    """Returns content that is a list of text parts as one text, and other content unchanged."""
+    """Returns content that is a list of text parts as one text, and other content unchanged. A
+    refusal is text of the model's."""
     if isinstance(content, list | tuple) and all(map(_is_text, content)):
-        return "".join(part.get("text") or "" for part in content)
+        return "".join(part.get("text") or part.get("refusal") or "" for part in content)
     return content
 
 
@@ -155,6 +162,6 @@ def _is_text(part: Any) -> bool:
     if not isinstance(part, Mapping) or not part:
         return False
     kind = part.get("type")
-    if kind is not None and not str(kind).endswith("text"):
+    if kind is not None and kind != "refusal" and not str(kind).endswith("text"):
         return False
-    return isinstance(part.get("text"), str | None)
+    return all(isinstance(part.get(name), str | None) for name in ("text", "refusal"))

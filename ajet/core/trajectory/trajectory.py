@@ -47,10 +47,6 @@ class Selection:
     reason: str
 
 
-OF_AGENT = "agent "
-"""What an agent's name has before it in a `reward_breakdown`."""
-
-
 @dataclass(frozen=True, slots=True)
 class Trajectory:
     """Holds the turns of one episode in the order they were made, its outcome and its reward.

@@ -343,6 +343,30 @@ def test_the_limit_that_cut_an_episode_is_read_back_also_where_a_selection_left_
     assert [each.row.error for each in read] == ["its 2 calls", "it was cut", None]
 
 
+def test_rewards_of_agents_are_read_back_and_those_in_a_breakdown_of_before_too(path, store):
+    rewards = {"pro": 1.0, "agent con": -1.0}
+    judged = episode()
+    judged = replace(
+        judged,
+        output=replace(judged.output, agent_rewards=rewards),
+        reward_breakdown={"workflow": 1.0},
+    )
+    store.write(1, [group_of(judged)])
+    store.close()
+    with EpisodeReader(path) as reader:
+        record = reader.episode("000001-train-0000-00")
+    assert (record.reward_breakdown, record.agent_rewards) == ({"workflow": 1.0}, rewards)
+    with sqlite3.connect(path) as connection:
+        connection.execute("ALTER TABLE episodes DROP COLUMN agent_rewards")
+        before = '{"workflow": 1.0, "agent pro": 1.0, "agent agent con": -1.0}'
+        connection.execute("UPDATE episodes SET reward_breakdown = ?", [before])
+    for _ in range(2):  # as it is, and with the column that a resumed run adds
+        with EpisodeReader(path) as reader:
+            record = reader.episode("000001-train-0000-00")
+        assert (record.reward_breakdown, record.agent_rewards) == ({"workflow": 1.0}, rewards)
+        EpisodeStore(path).close()
+
+
 def test_a_file_of_a_release_without_the_limits_opens_and_says_that_they_are_unknown(path, store):
     used = "the episode used its 2 calls (max_steps)"
     store.write(

@@ -96,6 +96,14 @@ FORMS = {
         [TIME, user([{"type": "text", "text": "And in Oslo?"}, {"type": "text", "text": None}])],
         [TIME, NEXT],
     ),
+    "a refusal": (
+        [TIME, {"role": "assistant", "content": None, "refusal": "No clock."}, NEXT],
+        [TIME, {"role": "assistant", "content": "No clock."}, NEXT],
+    ),
+    "a part that is a refusal": (
+        [TIME, {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}, NEXT],
+        [TIME, {"role": "assistant", "content": "No."}, NEXT],
+    ),
     "a developer's message": ([SYSTEM[0] | {"role": "developer"}, TIME], SYSTEM),
 }
 SHAREGPT = {
@@ -131,6 +139,10 @@ REFUSED = {
     "a former call of the user's": (
         [TIME | {"function_call": {"name": "now"}}],
         "[0]: function_call belongs to an assistant's message",
+    ),
+    "content and a refusal": (
+        [TIME, {"role": "assistant", "content": "12:00", "refusal": "No clock."}, NEXT],
+        "[1] has content and a refusal; keep one of them",
     ),
     "calls as text": ([TIME, calling("", tool_calls="[]"), NEXT], "[1].tool_calls must be a list"),
     "a call without a name": (

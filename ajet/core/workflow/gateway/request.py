@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ajet.core.trajectory.base_recorder import SamplingOverrides
 
@@ -85,6 +85,13 @@ async def sample(grant: Grant, request: ChatRequest) -> list[Turn]:
             task.cancel()
 
 
+class Unserved(NamedTuple):
+    """Says why a field of an API is refused and what to do, and which values change nothing."""
+
+    reason: str
+    harmless: Sequence[Any] = ()
+
+
 class Fields:
     """Reads a request's body field by field; `refuse_rest` refuses the fields that are left."""
 
@@ -104,16 +111,14 @@ class Fields:
             raise RequestError(f"{name} must be {names}, not {type(value).__name__}", param=name)
         return value
 
-    def refuse(self, name: str, reason: str, *, unless: Sequence[Any] = ()) -> None:
-        """Refuses the field unless it is absent or has one of these values."""
-        if name in self._left and self._left.pop(name) not in unless:
-            raise RequestError(
-                f"{name} is not served: {reason}", param=name, code="unsupported_parameter"
-            )
-
-    def refuse_rest(self) -> None:
-        for name in self._left:
-            raise RequestError(f"unknown field {name}", param=name, code="unknown_parameter")
+    def refuse_rest(self, unserved: Mapping[str, Unserved] | None = None) -> None:
+        for name, value in self._left.items():
+            entry = (unserved or {}).get(name)
+            if entry is None:
+                raise RequestError(f"unknown field {name}", param=name, code="unknown_parameter")
+            if value not in entry.harmless:
+                line = f"{name} is not served: {entry.reason}"
+                raise RequestError(line, param=name, code="unsupported_parameter")
 
 
 def object_list(value: Any, name: str) -> list[dict[str, Any]]:

@@ -84,7 +84,8 @@ export function value(recorded) {
 /** @param {any} data */
 function verdict(data) {
   const failed = !/^(ok|truncated)$/.test(data.status);
-  const judged = Object.entries(data.reward_breakdown);
+  const ofAgents = Object.entries(data.agent_rewards).map(([name, reward]) => [`agent ${name}`, reward]);
+  const judged = [...Object.entries(data.reward_breakdown), ...ofAgents];
   const reason = data.metadata.judge_reason;
   const success = data.is_success === null ? "not judged" : data.is_success ? "success" : "no success";
   return el("section", { class: "verdict", "aria-label": "Result" },

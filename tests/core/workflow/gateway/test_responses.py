@@ -82,7 +82,7 @@ async def test_a_reply_that_was_cut_is_incomplete(tuner_of):
     ("fields", "said"),
     [
         ({"tools": [{"type": "web_search"}]}, "only functions are served"),
-        ({"text": {"format": {"type": "json_object"}}}, "text is not served"),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format is not served"),
         ({"background": True}, "background is not served"),
         ({"input": [{"type": "computer_call"}]}, "'computer_call' are not served"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "'input_image'"),
@@ -92,6 +92,19 @@ async def test_what_cannot_be_honoured_is_refused_in_one_line(tuner_of, fields, 
     client = tuner_of().as_raw_openai_sdk_client()
     with pytest.raises(openai.BadRequestError, match=said):
         await client.responses.create(**{"model": "m", "input": "hi", **fields})
+
+
+async def test_a_refusal_is_text_of_the_assistants(tuner_of):
+    tuner = tuner_of()
+    refusal = {"type": "refusal", "refusal": "No clock."}
+    items = [
+        {"role": "user", "content": "time?"},
+        {"type": "message", "role": "assistant", "content": [refusal]},
+        {"role": "user", "content": "Why?"},
+    ]
+    await tuner.as_raw_openai_sdk_client().responses.create(model="m", input=items)
+    [turn] = tuner._recorder.turns
+    assert turn.messages[1] == {"role": "assistant", "content": "No clock."}
 
 
 async def test_another_episodes_response_is_not_found(tuner_of):

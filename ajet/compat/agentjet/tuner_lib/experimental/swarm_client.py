@@ -5,8 +5,8 @@
     swarm.end_episode(task, episode_uuid, workflow_output)
 
 One argument is new: the task, when the episode begins, because a group is planned with its task. It
-may be left out in a thread of `run_episodes_until_all_complete` or of AgentJet's executors, which
-get the task.
+may be left out in a thread that gets the task as an argument: one of
+`run_episodes_until_all_complete`, of AgentJet's executors, or of the script's own.
 The server has `ajet.serve.tasks=client`. Not covered: what configures, starts or stops the server
 over HTTP, which is refused; throttle policies.
 """
@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from loguru import logger
 
 from ajet.client import Episode, EpisodeClient, ServeError, ServerUnreachable
-from ajet.compat.agentjet.swarm import task_of_the_thread
+from ajet.compat.agentjet.swarm import task_of_this_thread
 from ajet.compat.agentjet.tuner_lib.as_oai_baseurl_apikey import OpenaiBaseUrlAndApiKey
 from ajet.compat.agentjet.utils.thread_executors import BoundedThreadPoolExecutor
 from ajet.core.task.task import Task
@@ -49,7 +49,7 @@ class SwarmClient:
     ) -> tuple[str, OpenaiBaseUrlAndApiKey]:
         """Waits for an episode of `task`. `discard_episode_timeout` is the server's
         `ajet.serve.heartbeat_s`; a larger one is said to have no effect."""
-        task = task or task_of_the_thread.get()
+        task = task or task_of_this_thread()
         if task is None:
             raise TypeError(
                 "begin_episode: give task=…, the one that end_episode gets: a group is planned "
@@ -125,10 +125,15 @@ class SwarmClient:
         self, agent_jet_job: Any, force_restart: bool = False
     ) -> None:
         """Returns if the server runs, as AgentJet's does where it runs already: `agent_jet_job` is
-        not sent."""
-        state, _ = self.get_engine_status()
-        if force_restart or state != ROLLING:
+        not sent. A restart of a server that has had no episode yet changes nothing."""
+        state, status = self.get_engine_status()
+        if state != ROLLING:
             self._refuse(f"auto_sync_train_config_and_start_engine ({state})")
+        if force_restart and (status["step"] or status["num_claimed"] or status["num_ended"]):
+            self._refuse(
+                "auto_sync_train_config_and_start_engine: force_restart=True would stop a run in "
+                f"step {status['step']}; leave it out to take part in this run"
+            )
         logger.warning(f"the settings of AgentJetJob are not sent: {SERVED}")
 
     def sync_train_config(self, agent_jet_job: Any) -> NoReturn:

@@ -4,9 +4,8 @@ Served: messages of text, tools, `tool_choice`, `parallel_tool_calls`, `n`, `sto
 `max_tokens`, `logprobs` of what was sampled, `stream` with `stream_options`. Temperature, `top_p`
 and `top_k` hold for agents that are not trained; for the others the run's do, which is counted.
 
-Refused: `response_format` other than text (sampling under a grammar is not sampling from the
-policy: offer a tool with the schema and require it), `top_logprobs`, penalties, `logit_bias`,
-images and audio. A tool's `strict` is removed, since nothing enforces it.
+Refused: images, and the fields in `UNSERVED`. A tool's `strict` is removed, since nothing enforces
+it.
 """
 
 from __future__ import annotations
@@ -24,13 +23,16 @@ from ajet.core.workflow.gateway.request import (
     ChatRequest,
     Fields,
     RequestError,
+    Unserved,
     object_list,
     overrides,
 )
 
 IGNORED_FIELDS = (
     "metadata",
+    "prediction",
     "prompt_cache_key",
+    "prompt_cache_options",
     "prompt_cache_retention",
     "safety_identifier",
     "service_tier",
@@ -41,7 +43,26 @@ NO_GRAMMAR = (
     "sampling under a grammar is not sampling from the policy; offer a tool with this schema and "
     "set tool_choice"
 )
-NOT_APPLIED = "no engine here applies it"
+NOT_MODERATED = "ajet moderates nothing; leave it out"
+SAMPLED_ALONE = "only the sampled tokens' are known; leave it out"
+_FORMER = "it is the former form of tools; send tools and tool_choice"
+_NOT_APPLIED = "no engine here applies it; leave it out"
+UNSERVED = {
+    "audio": Unserved("replies are text; leave it out"),
+    "frequency_penalty": Unserved(_NOT_APPLIED, [0]),
+    "function_call": Unserved(_FORMER),
+    "functions": Unserved(_FORMER),
+    "logit_bias": Unserved(_NOT_APPLIED, [{}]),
+    "modalities": Unserved("replies are text; leave it out", [["text"]]),
+    "moderation": Unserved(NOT_MODERATED),
+    "presence_penalty": Unserved(_NOT_APPLIED, [0]),
+    "reasoning_effort": Unserved("the chat template decides how the model thinks; leave it out"),
+    "response_format": Unserved(NO_GRAMMAR, [{"type": "text"}]),
+    "top_logprobs": Unserved(SAMPLED_ALONE, [0]),
+    "verbosity": Unserved("ask for short or long replies in the prompt", ["medium"]),
+    "web_search_options": Unserved("ajet does not search the web; leave it out"),
+}
+"""The fields of the API that are known and refused."""
 
 
 class ChatCompletions:
@@ -52,12 +73,6 @@ class ChatCompletions:
     def parse(self, body: Mapping[str, Any], grant: Grant) -> ChatRequest:
         fields = Fields(body, IGNORED_FIELDS)
         tools = object_list(fields.take("tools", list, []), "tools")
-        fields.refuse("response_format", NO_GRAMMAR, unless=[{"type": "text"}])
-        fields.refuse("top_logprobs", "only the sampled tokens' are known", unless=[0])
-        fields.refuse("frequency_penalty", NOT_APPLIED, unless=[0])
-        fields.refuse("presence_penalty", NOT_APPLIED, unless=[0])
-        fields.refuse("logit_bias", NOT_APPLIED, unless=[{}])
-        fields.refuse("modalities", "replies are text", unless=[["text"]])
         options = fields.take("stream_options", dict, {})
         request = ChatRequest(
             messages=read_messages(fields.take("messages", list)),
@@ -78,7 +93,7 @@ class ChatCompletions:
             logprobs=fields.take("logprobs", bool, False),
             model=fields.take("model", str, "ajet"),
         )
-        fields.refuse_rest()
+        fields.refuse_rest(UNSERVED)
         if request.logprobs and not grant.recorder.shows_tokens:
             raise RequestError("logprobs: this endpoint shows no tokens", param="logprobs")
         return request
@@ -131,8 +146,7 @@ def read_messages(value: Any) -> list[dict[str, Any]]:
         messages = checked_messages(object_list(value, "messages"))
     except ValueError as error:
         raise RequestError(str(error), param="messages") from error
-    unread = ("refusal", "annotations")
-    return [{key: each[key] for key in each if key not in unread} for each in messages]
+    return [{key: each[key] for key in each if key != "annotations"} for each in messages]
 
 
 def read_tool_choice(value: Any, tools: Sequence[Mapping[str, Any]]) -> str | None:

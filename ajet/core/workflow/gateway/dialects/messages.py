@@ -4,8 +4,8 @@ Served: `system`, also among the messages, text, tool-use, tool-result and think
 the client, `tool_choice` with `disable_parallel_tool_use`, `stop_sequences`, streaming. The
 signature of a thinking block is empty, and is not checked.
 
-Refused: images and documents, the provider's own tools, a last message of the assistant's (the
-reply cannot be begun for the model).
+Refused: images and documents, the provider's own tools, the fields in `UNSERVED`, a last message of
+the assistant's (the reply cannot be begun for the model).
 """
 
 from __future__ import annotations
@@ -22,12 +22,31 @@ from ajet.core.workflow.gateway.request import (
     ChatRequest,
     Fields,
     RequestError,
+    Unserved,
     object_list,
     overrides,
 )
 
-IGNORED_FIELDS = ("metadata", "service_tier", "container", "context_management", "cache_control")
+IGNORED_FIELDS = (
+    "cache_control",
+    "container",
+    "context_management",
+    "diagnostics",
+    "inference_geo",
+    "metadata",
+    "service_tier",
+    "speed",
+    "user_profile_id",
+    "workspace_id",
+)
 IGNORED_OUTPUT_CONFIG = {"effort"}
+UNSERVED = {
+    "thinking": Unserved(
+        "the chat template decides how the model thinks; leave it out", [{"type": "disabled"}]
+    ),
+    "thread": Unserved("send the whole conversation: thread=False", [False]),
+}
+"""The fields of the API that are known and refused."""
 _ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -48,8 +67,6 @@ class Messages:
         choice = fields.take("tool_choice", dict, {})
         system = _text(fields.take("system", (str, list), ""), "system")
         given = object_list(fields.take("messages", list, []), "messages")
-        fields.refuse("thinking", "the chat template decides", unless=[{"type": "disabled"}])
-        fields.refuse("thread", "send the whole conversation: thread=False", unless=[False])
         output_config = fields.take("output_config", dict, {})
         if output_config.keys() - IGNORED_OUTPUT_CONFIG:
             raise RequestError(
@@ -76,7 +93,7 @@ class Messages:
             stream=fields.take("stream", bool, False),
             model=fields.take("model", str, "ajet"),
         )
-        fields.refuse_rest()
+        fields.refuse_rest(UNSERVED)
         return request
 
     def reply(self, request: ChatRequest, turns: Sequence[Turn], grant: Grant) -> dict[str, Any]:

@@ -5,8 +5,7 @@ Served: `input` as text or items (messages, function calls and their outputs, re
 same key (until the episode ends), streaming. The items of one reply are merged into one message
 again, so that the conversation goes on with the recorded tokens.
 
-Refused: built-in tools (web search, …), structured output (`text.format`), `background`, images,
-`conversation`.
+Refused: built-in tools (web search, …), images, and the fields in `UNSERVED`.
 """
 
 from __future__ import annotations
@@ -17,25 +16,31 @@ from typing import Any
 
 from ajet.core.trajectory.turn import Turn
 from ajet.core.workflow.gateway.dialects.chat_completions import (
-    NO_GRAMMAR,
+    NOT_MODERATED,
+    SAMPLED_ALONE,
     finish_reason,
     read_messages,
     read_tool_choice,
 )
+from ajet.core.workflow.gateway.dialects.chat_completions import UNSERVED as UNSERVED_IN_CHAT
 from ajet.core.workflow.gateway.dialects.dialect import event, openai_error
 from ajet.core.workflow.gateway.keys import Grant
 from ajet.core.workflow.gateway.request import (
     ChatRequest,
     Fields,
     RequestError,
+    Unserved,
     object_list,
     overrides,
 )
 
 IGNORED_FIELDS = (
+    "access_programs",
     "client_metadata",
+    "max_tool_calls",  # counts calls of built-in tools alone, and there are none
     "metadata",
     "prompt_cache_key",
+    "prompt_cache_options",
     "prompt_cache_retention",
     "safety_identifier",
     "service_tier",
@@ -43,11 +48,30 @@ IGNORED_FIELDS = (
     "stream_options",
     "user",
 )
-PLAIN_TEXT = {"format": {"type": "text"}}
-IGNORED_INCLUDES = (["reasoning.encrypted_content"],)
-IGNORED_REASONING = tuple({"summary": kind} for kind in ("auto", "concise", "detailed", "none"))
-"""There is no summary: the reasoning itself is in the reply, where the template shows it."""
-_TEXT_PARTS = ("input_text", "output_text", "text")
+# There is no summary: the reasoning itself is in the reply, where the template shows it.
+_SUMMARIES = [{"summary": form} for form in ("auto", "concise", "detailed", "none")]
+_AT_ONCE = "the answer comes at once; leave it out"
+UNSERVED = {
+    "background": Unserved(_AT_ONCE, [False]),
+    "background_options": Unserved(_AT_ONCE, [{}]),
+    "context_management": Unserved("the agent shortens its history; leave it out", [[]]),
+    "conversation": Unserved("ajet stores none; send input, or previous_response_id"),
+    "image": Unserved("models here read text alone; leave it out", [{}]),
+    "include": Unserved(
+        "nothing more is known of a reply; leave it out", [[], ["reasoning.encrypted_content"]]
+    ),
+    "moderation": Unserved(NOT_MODERATED),
+    "prompt": Unserved("ajet stores no prompts; send input and instructions"),
+    "reasoning": Unserved(
+        "the chat template decides how the model thinks; leave it out", [{}, *_SUMMARIES]
+    ),
+    "text.format": UNSERVED_IN_CHAT["response_format"],
+    "text.verbosity": UNSERVED_IN_CHAT["verbosity"],
+    "top_logprobs": Unserved(SAMPLED_ALONE, [0]),
+    "truncation": Unserved("the agent shortens its history; leave it out", ["disabled"]),
+}
+"""The fields of the API that are known and refused."""
+_TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "refusal")
 
 
 class Responses:
@@ -58,12 +82,8 @@ class Responses:
     def parse(self, body: Mapping[str, Any], grant: Grant) -> ChatRequest:
         fields = Fields(body, IGNORED_FIELDS)
         tools, namespaces = _tools(object_list(fields.take("tools", list, []), "tools"))
-        fields.refuse("text", f"but as free text; {NO_GRAMMAR}", unless=[PLAIN_TEXT, {}])
-        fields.refuse("include", "nothing more is known of a reply", unless=[[], *IGNORED_INCLUDES])
-        fields.refuse("truncation", "the agent shortens its history", unless=["disabled"])
-        fields.refuse("reasoning", "the chat template decides", unless=[{}, *IGNORED_REASONING])
-        fields.refuse("background", "the answer comes at once", unless=[False])
-        fields.refuse("top_logprobs", "only the sampled tokens' are known", unless=[0])
+        text = fields.take("text", dict, {})
+        Fields({f"text.{name}": text[name] for name in text}).refuse_rest(UNSERVED)
         earlier_messages = _stored_conversation(fields.take("previous_response_id", str), grant)
         instructions = fields.take("instructions", str)
         given_messages = _messages(fields.take("input", (str, list), []))
@@ -83,7 +103,7 @@ class Responses:
             stream=fields.take("stream", bool, False),
             model=fields.take("model", str, "ajet"),
         )
-        fields.refuse_rest()
+        fields.refuse_rest(UNSERVED)
         return request
 
     def reply(self, request: ChatRequest, turns: Sequence[Turn], grant: Grant) -> dict[str, Any]:
@@ -223,11 +243,11 @@ def _text(content: Any) -> str:
         return content
     parts = object_list(content, "input")
     for part in parts:
-        if part.get("type") not in (*_TEXT_PARTS, "reasoning_text"):
+        if part.get("type") not in _TEXT_PARTS:
             raise RequestError(
                 f"input: {part.get('type')!r} is not served: text only", param="input"
             )
-    return "".join(str(part.get("text") or "") for part in parts)
+    return "".join(str(part.get("text") or part.get("refusal") or "") for part in parts)
 
 
 def _output_items(
