@@ -246,6 +246,14 @@ class EpisodeReader:
         with self._reading():
             return self._connection.execute(query, arguments).fetchone()[0]
 
+    def ids(self, which: EpisodeFilter | None = None, limit: int | None = None) -> Sequence[int]:
+        """Returns the ids of the newest `limit` episodes, newest first."""
+        where, arguments = (which or EpisodeFilter()).where()
+        query = f"SELECT id FROM episodes WHERE {where} ORDER BY id DESC LIMIT ?"
+        with self._reading():
+            rows = self._connection.execute(query, [*arguments, -1 if limit is None else limit])
+            return [row[0] for row in rows]
+
     def newer_than(self, id: int, limit: int = PAGE_SIZE) -> list[EpisodeRow]:
         """Returns the rows that were written after the one with this id, oldest first."""
         with self._reading():
