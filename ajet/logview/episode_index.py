@@ -28,7 +28,11 @@ from typing import Any
 from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError, ConfigError
 from ajet.core.record.episode_reader import RowSelection, where_clause
-from ajet.core.record.episode_schema import database_problem, open_for_reading
+from ajet.core.record.episode_schema import (
+    attached_for_reading,
+    database_problem,
+    open_for_reading,
+)
 from ajet.core.record.run_folder import is_file
 
 CHUNK = 2000
@@ -139,7 +143,9 @@ class EpisodeIndex:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._connection = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        self._connection = sqlite3.connect(
+            "", isolation_level=None, check_same_thread=False, uri=True
+        )
         self._connection.row_factory = sqlite3.Row
         self._empty()
 
@@ -285,45 +291,36 @@ class EpisodeIndex:
         self._tasks_of: dict[str, tuple[int, list[Row]]] = {}  # by mode, as of an episode's id
 
     def _refresh(self) -> None:
-        source = open_for_reading(self._path)
-        try:
-            source.execute("BEGIN")  # one state of the file for all that follows
-            if self._last_id and not self._is_beginning_of(source):
+        with attached_for_reading(self._connection, self._path):
+            if self._last_id and not self._is_beginning_of_run():
                 self._empty()
-            with _transaction(self._connection):
-                self._copy_rows(source)
-            known = self._connection.execute("SELECT count(*) FROM rows").fetchone()[0]
-            if known != source.execute("SELECT count(*) FROM episodes").fetchone()[0]:
+            if not self._copy_rows():
                 self._empty()
-                with _transaction(self._connection):
-                    self._copy_rows(source)
-        finally:
-            source.close()
+                self._copy_rows()
 
-    def _is_beginning_of(self, source: sqlite3.Connection) -> bool:
+    def _is_beginning_of_run(self) -> bool:
         """Tells whether the run still has the newest episode of the index. An id may be given again
         after a resume, and the episode's name as well, but not the time that it took."""
         query = "SELECT episode_id, seconds FROM {} WHERE id = ?"
         mine = self._connection.execute(query.format("rows"), [self._last_id]).fetchone()
-        found = source.execute(query.format("episodes"), [self._last_id]).fetchone()
+        found = self._connection.execute(query.format("run.episodes"), [self._last_id]).fetchone()
         return found is not None and tuple(mine) == tuple(found)
 
-    def _copy_rows(self, source: sqlite3.Connection) -> None:
-        plain = source.cursor()
-        plain.row_factory = None
-        new = plain.execute(
-            f"SELECT {_COPIED} FROM episodes WHERE id > ? ORDER BY id", [self._last_id]
-        )
-        self._connection.executemany(f"INSERT INTO rows VALUES ({', '.join('?' * 21)})", new)
-        known = self._connection.execute("SELECT max(tasks_id) FROM tags").fetchone()[0] or 0
-        tasks = source.execute("SELECT id, task FROM tasks WHERE id > ?", [known])
-        self._connection.executemany(
-            "INSERT INTO tags VALUES (?, ?)",
-            ((task_id, tag) for task_id, task in tasks if (tag := _tag(task))),
-        )
-        self._last_id = (
-            self._connection.execute("SELECT max(id) FROM rows").fetchone()[0] or self._last_id
-        )
+    def _copy_rows(self) -> bool:
+        """Copies the new episodes. Returns whether the index has as many as the run now."""
+        with _transaction(self._connection) as connection:
+            connection.execute(
+                f"INSERT INTO rows SELECT {_COPIED} FROM run.episodes WHERE id > ? ORDER BY id",
+                [self._last_id],
+            )
+            known = connection.execute("SELECT max(tasks_id) FROM tags").fetchone()[0] or 0
+            tasks = connection.execute("SELECT id, task FROM run.tasks WHERE id > ?", [known])
+            tags = [(task_id, tag) for task_id, task in tasks if (tag := _tag(task))]
+            connection.executemany("INSERT INTO tags VALUES (?, ?)", tags)
+            num, last_id = connection.execute("SELECT count(*), max(id) FROM rows").fetchone()
+            in_run = connection.execute("SELECT count(*) FROM run.episodes").fetchone()[0]
+        self._last_id = last_id or 0
+        return num == in_run
 
     def _add_words(self) -> bool:
         """Indexes the conversations of some more episodes; returns whether any were left."""
@@ -369,11 +366,11 @@ class EpisodeIndex:
 
 
 @contextmanager
-def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+def _transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
     """Commits what is written within it, or nothing of it."""
     connection.execute("BEGIN")
     try:
-        yield
+        yield connection
     except BaseException:
         with suppress(sqlite3.Error):
             connection.execute("ROLLBACK")
