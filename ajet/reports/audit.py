@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 ROUNDING = 1e-5
 """A log-probability in float32 may be this far above 0."""
 SHOWN_FAULTS = 100
+TOGETHER = 32
+"""The number of episodes that are rendered together."""
 TRAINED_STATUSES = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)
 
 
@@ -90,9 +92,17 @@ class Audit:
         self._template = template
         self._reader = ReplyReader(template, parser)
         self._pieces = PromptPieces(template)
-        self._rendered: dict[int, tuple[str, Any, str]] = {}  # by turn: messages, tools, the render
+        self._rendered: dict[tuple[int, str], str] = {}  # by the ids of tools and by messages
 
-    def add(self, episode: EpisodeRecord) -> None:
+    def add_all(self, episodes: Iterable[EpisodeRecord]) -> None:
+        """Adds up the episodes. Some at a time are in memory."""
+        waiting = iter(episodes)
+        while batch := list(islice(waiting, TOGETHER)):
+            self._render_together(batch)
+            for episode in batch:
+                self._add(episode)
+
+    def _add(self, episode: EpisodeRecord) -> None:
         figures, turns = self.figures, episode.turns
         figures.episodes += 1
         figures.calls += len(turns)
@@ -203,15 +213,24 @@ class Audit:
         self.figures.drift[self._cause(turn, episode.turns, at, fresh)] += 1
         self.figures.drift_at.append(at)
 
+    def _render_together(self, episodes: Sequence[EpisodeRecord]) -> None:
+        """Renders the episodes' messages, equal ones once, with the tools prepared once."""
+        self._rendered.clear()
+        turns = [turn for episode in episodes for turn in episode.turns if turn.messages]
+        for tools in {id(turn.tools): turn.tools for turn in turns}.values():
+            texts = {repr(turn.messages): turn.messages for turn in turns if turn.tools is tools}
+            try:
+                renders = self._template.render_marked_all(list(texts.values()), tools)
+            except ModelError:
+                continue  # `_render` finds out whose fault it is
+            self._rendered |= {
+                (id(tools), key): text for key, text in zip(texts, renders, strict=True)
+            }
+
     def _render(self, turn: TurnRecord) -> str:
-        """Returns the template's text of the turn's messages. The members of a group follow each
-        other and begin alike, so the render before is kept."""
-        key = repr(turn.messages)  # equal messages may render differently: 1 == True
-        before, tools, text = self._rendered.get(turn.turn_index, ("", None, ""))
-        if key != before or tools is not turn.tools:
-            text = self._template.render_marked(turn.messages, turn.tools)
-            self._rendered[turn.turn_index] = (key, turn.tools, text)
-        return text
+        # repr, as equal messages may render differently: 1 == True
+        text = self._rendered.get((id(turn.tools), repr(turn.messages)))
+        return self._template.render_marked(turn.messages, turn.tools) if text is None else text
 
     def _opening(self, turn: TurnRecord) -> list[int]:
         """Returns the ids that end the prompt of a forced call. They belong to no message, so a

@@ -88,8 +88,7 @@ def _audited(part: Part) -> AuditFigures:
     run, audit = _opened(part.run)
     audit.figures = AuditFigures()
     with run.reader() as reader:
-        for episode in reader.walk(part.which, part.size, part.after):
-            audit.add(episode)
+        audit.add_all(reader.walk(part.which, part.size, part.after))
     return audit.figures
 
 

@@ -41,8 +41,7 @@ class AuditReport:
         """Returns the report on these episodes of the run."""
         parser = parser_for(run.template, run.config.ajet.rollout.tool_parser)
         audit = Audit(run.template, parser)
-        for episode in episodes:
-            audit.add(episode)
+        audit.add_all(episodes)
         return cls.from_parts(run, [audit.figures])
 
     @classmethod
