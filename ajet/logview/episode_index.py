@@ -7,8 +7,9 @@
 A run folder may be read-only and belongs to the run, so the index is a private temporary database
 of SQLite, which is gone with the process. It holds one narrow row an episode, and grows by the new
 episodes before each answer; where the run has taken episodes back (a resume), it is made again. The
-words of the conversations are indexed when the first search asks for them: all that was said in an
-episode, its calls of tools and its agents, without system prompts.
+words of the conversations are indexed when the first search asks for them, the newest first: all
+that was said in an episode, its calls of tools and its agents, without system prompts. A long run
+takes seconds, so a caller may search what `add_words` indexed until now.
 
 Not covered: tokens and whole conversations (episode_reader.py reads them from the run's file).
 """
@@ -19,6 +20,7 @@ import json
 import re
 import sqlite3
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -35,7 +37,7 @@ from ajet.core.record.episode_schema import (
 )
 from ajet.core.record.run_folder import is_file
 
-CHUNK = 2000
+CHUNK = 500
 MAX_LISTED_TEXT, MAX_TAGS = 300, 200
 Row = dict[str, Any]
 
@@ -140,8 +142,10 @@ class EpisodeIndex:
     """Answers questions about a run's episodes (see the module's docstring). It may be used by
     several threads, one after another. Raises `CheckpointError` where the run's file is damaged."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, chunk: int = CHUNK) -> None:
+        """`chunk` episodes at a time are indexed, while others wait."""
         self._path = path
+        self._chunk = chunk
         self._lock = threading.Lock()
         self._connection = sqlite3.connect(
             "", isolation_level=None, check_same_thread=False, uri=True
@@ -160,9 +164,11 @@ class EpisodeIndex:
         sort: str = NEWEST_FIRST,
         limit: int = 50,
         after: int | None = None,
+        whole: bool = True,
     ) -> tuple[list[Row], int | None]:
         """Returns one page of the list, and what to give as `after` for the following page, None
-        at the end. `sort` is a name of `SORTS`, with a minus for the highest first."""
+        at the end. `sort` is a name of `SORTS`, with a minus for the highest first. Without `whole`
+        only the conversations that are indexed are searched."""
         which = which or Selection()
         where, arguments = which.where()
         sign, name = ("DESC", sort[1:]) if sort.startswith("-") else ("ASC", sort)
@@ -170,7 +176,7 @@ class EpisodeIndex:
             raise ConfigError(
                 f"sort={sort!r}: choose from {', '.join(SORTS)}", code=Code.OPTION_VALUE
             )
-        with self._current(which.needs_words) as connection:
+        with self._current(whole and which.needs_words) as connection:
             if sort == NEWEST_FIRST:  # later episodes do not shift its pages
                 where, arguments = f"{where} AND id < ?", [*arguments, after or 2**62]
                 order, offset = "id DESC", 0
@@ -187,11 +193,11 @@ class EpisodeIndex:
             return rows, None
         return rows, rows[-1]["id"] if sort == NEWEST_FIRST else offset + limit
 
-    def count(self, which: Selection | None = None) -> int:
-        """Returns the number of episodes that pass."""
+    def count(self, which: Selection | None = None, *, whole: bool = True) -> int:
+        """Returns the number of episodes that pass; `whole` is that of `list`."""
         which = which or Selection()
         where, arguments = which.where()
-        with self._current(which.needs_words) as connection:
+        with self._current(whole and which.needs_words) as connection:
             return connection.execute(
                 f"SELECT count(*) FROM rows WHERE {where}", arguments
             ).fetchone()[0]
@@ -270,7 +276,7 @@ class EpisodeIndex:
         with self._lock, self._reading():
             if is_file(self._path):  # else the run is still starting
                 self._refresh()
-        while needs_words and self._add_words():  # a chunk at a time: others may come in between
+        while needs_words and self._add_chunk():  # others may come in between
             pass
         with self._lock, self._reading():
             yield self._connection
@@ -287,7 +293,8 @@ class EpisodeIndex:
 
     def _empty(self) -> None:
         self._connection.executescript(_EMPTIED + _TABLES)
-        self._last_id = self._last_words_id = 0
+        self._last_id = 0
+        self._with_words = (0, 0)  # ids above the first, up to the second
         self._tasks_of: dict[str, tuple[int, list[Row]]] = {}  # by mode, as of an episode's id
 
     def _refresh(self) -> None:
@@ -322,27 +329,39 @@ class EpisodeIndex:
         self._last_id = last_id or 0
         return num == in_run
 
-    def _add_words(self) -> bool:
-        """Indexes the conversations of some more episodes; returns whether any were left."""
+    def add_words(self, seconds: float) -> int:
+        """Indexes conversations for about so long. Returns the number of episodes that are left."""
+        end_s = time.monotonic() + seconds
+        with self._current():
+            pass
+        while self._add_chunk() and time.monotonic() < end_s:
+            pass
+        with self._lock:
+            query = "SELECT count(*) FROM rows WHERE id <= ? OR id > ?"
+            return self._connection.execute(query, self._with_words).fetchone()[0]
+
+    def _add_chunk(self) -> bool:
+        """Indexes the conversations of some episodes: new ones, then those before the indexed ones.
+        Returns whether any were left."""
         with self._lock, self._reading():
-            if self._last_words_id >= self._last_id or not is_file(self._path):
+            first, last = self._with_words if self._with_words[1] else (self._last_id,) * 2
+            ids = f"SELECT id FROM rows WHERE id {{}} LIMIT {self._chunk}"
+            newer = [last, f"max(id) FROM ({ids.format('> ? ORDER BY id')})"]
+            older = [first, f"min(id) FROM ({ids.format('<= ? ORDER BY id DESC')})"]
+            bound, query = newer if last < self._last_id else older
+            end = self._connection.execute(f"SELECT {query}", [bound]).fetchone()[0]
+            if end is None or not is_file(self._path):
                 return False
-            end = self._connection.execute(
-                "SELECT max(id) FROM (SELECT id FROM rows WHERE id > ? ORDER BY id LIMIT ?)",
-                [self._last_words_id, CHUNK],
-            ).fetchone()[0]
-            source = open_for_reading(self._path)
-            try:
+            chunk = (last, end) if last < self._last_id else (end - 1, first)
+            with closing(open_for_reading(self._path)) as source:
                 turns = source.execute(
                     "SELECT id, query, agent_name, messages, reply FROM episodes "
                     "LEFT JOIN turns USING (episode_id) WHERE id > ? AND id <= ? ORDER BY id",
-                    [self._last_words_id, end],
+                    chunk,
                 ).fetchall()
-            finally:
-                source.close()
             with _transaction(self._connection):
                 self._store_words(turns)
-            self._last_words_id = end
+            self._with_words = (min(first, chunk[0]), max(last, chunk[1]))
             return True
 
     def _store_words(self, turns: Sequence[sqlite3.Row]) -> None:

@@ -45,15 +45,17 @@ def audit_parts(
     run: RecordedRun,
     which: EpisodeFilter,
     limit: int | None = None,
+    *,
     num_processes: int | None = None,
+    part_size: int = EPISODES_A_PART,
 ) -> Iterator[AuditFigures]:
     """Yields the figures of the newest `limit` episodes part by part, the newest part first. Their
     sum does not depend on the number of processes, which by default is that of processors."""
     with run.reader() as reader:
         ids = reader.ids(which, limit)
     parts = [
-        Part(run.folder.path, which, ids[at] + 1, len(ids[at : at + EPISODES_A_PART]))
-        for at in range(0, len(ids), EPISODES_A_PART)
+        Part(run.folder.path, which, ids[at] + 1, len(ids[at : at + part_size]))
+        for at in range(0, len(ids), part_size)
     ]
     if num_processes is None:
         num_processes = _num_processors() if len(ids) >= PARALLEL_FROM else 1
