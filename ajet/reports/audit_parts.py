@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 
 from ajet.core.error_codes import Code
@@ -83,7 +84,16 @@ def _num_processors() -> int:
 
 def _begin_process() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command ends its processes itself
+    threading.Thread(target=_end_with_command, daemon=True).start()
     begin_screen_log(verbose=False)
+
+
+def _end_with_command() -> None:
+    """Ends this process when the command was killed: the pool's queues would wait for ever."""
+    command = parent_process()
+    assert command is not None
+    command.join()
+    os._exit(1)
 
 
 def _audited(part: Part) -> AuditFigures:
