@@ -13,21 +13,34 @@ from ajet.cli.notices import show_report
 from ajet.cli.options import Overwrite, Verbose, output_file
 
 if TYPE_CHECKING:
-    from ajet.core.record.episode_reader import EpisodeRecord
+    from ajet.core.terminal import Console
+    from ajet.reports.audit import AuditFigures
 
 
 LINE_EVERY_S = 10.0
 
 
-def counted(episodes: Iterable[EpisodeRecord], total: int) -> Iterator[EpisodeRecord]:
-    """Yields the episodes, and prints a line on how many there were now and then: for a screen
-    that cannot be redrawn."""
-    next_s = time.monotonic() + LINE_EVERY_S
-    for number, episode in enumerate(episodes, 1):
-        yield episode
+def with_lines(parts: Iterable[AuditFigures], total: int) -> Iterator[AuditFigures]:
+    """Yields the parts, and prints a line on how many episodes there were now and then: for a
+    screen that cannot be redrawn."""
+    next_s, num = time.monotonic() + LINE_EVERY_S, 0
+    for part in parts:
+        yield part
+        num += part.episodes
         if time.monotonic() >= next_s:
             next_s = time.monotonic() + LINE_EVERY_S
-            typer.echo(f"{number:,} of {total:,} episodes", err=True)
+            typer.echo(f"{num:,} of {total:,} episodes", err=True)
+
+
+def with_bar(parts: Iterable[AuditFigures], total: int, screen: Console) -> Iterator[AuditFigures]:
+    """Yields the parts below a bar of how many episodes there were."""
+    from rich.progress import Progress
+
+    with Progress(console=screen, transient=True) as progress:
+        bar = progress.add_task("episodes", total=total)
+        for part in parts:
+            yield part
+            progress.advance(bar, part.episodes)
 
 
 def audit(
@@ -53,14 +66,13 @@ def audit(
     hold does (drift is no fault), 1: a trained token that was not sampled, a continuation that is
     none, a log-probability above 0.
     """
-    from rich.progress import track
-
     from ajet.core.error_codes import Code
     from ajet.core.errors import DataError
     from ajet.core.record.episode_reader import EpisodeFilter
     from ajet.core.record.recorded_run import RecordedRun
     from ajet.core.record.screen_log import begin_screen_log
     from ajet.core.terminal import Console, can_redraw
+    from ajet.reports.audit_parts import audit_parts
     from ajet.reports.audit_report import AuditReport
 
     begin_screen_log(verbose)
@@ -74,11 +86,8 @@ def audit(
                 f"{run}: it has no episode of that step or mode; see ajet view",
                 code=Code.EPISODE_NOT_FOUND,
             )
-        episodes, total = reader.walk(which, limit), min(num, limit or num)
-        if can_redraw(screen):
-            episodes = track(episodes, "episodes", total=total, console=screen, transient=True)
-        else:
-            episodes = counted(episodes, total)
-        report = AuditReport.of(recorded, episodes)
+    parts, total = audit_parts(recorded, which, limit), min(num, limit or num)
+    parts = with_bar(parts, total, screen) if can_redraw(screen) else with_lines(parts, total)
+    report = AuditReport.from_parts(recorded, parts)
     show_report(report, out)
     raise typer.Exit(0 if report.is_sound else 1)

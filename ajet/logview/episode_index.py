@@ -7,8 +7,9 @@
 A run folder may be read-only and belongs to the run, so the index is a private temporary database
 of SQLite, which is gone with the process. It holds one narrow row an episode, and grows by the new
 episodes before each answer; where the run has taken episodes back (a resume), it is made again. The
-words of the conversations are indexed when the first search asks for them: all that was said in an
-episode, its calls of tools and its agents, without system prompts.
+words of the conversations are indexed when the first search asks for them, the newest first: all
+that was said in an episode, its calls of tools and its agents, without system prompts. A long run
+takes seconds, so a caller may search what `add_words` indexed until now.
 
 Not covered: tokens and whole conversations (episode_reader.py reads them from the run's file).
 """
@@ -19,6 +20,7 @@ import json
 import re
 import sqlite3
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -28,10 +30,14 @@ from typing import Any
 from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError, ConfigError
 from ajet.core.record.episode_reader import RowSelection, where_clause
-from ajet.core.record.episode_schema import database_problem, open_for_reading
+from ajet.core.record.episode_schema import (
+    attached_for_reading,
+    database_problem,
+    open_for_reading,
+)
 from ajet.core.record.run_folder import is_file
 
-CHUNK = 2000
+CHUNK = 500
 MAX_LISTED_TEXT, MAX_TAGS = 300, 200
 Row = dict[str, Any]
 
@@ -136,10 +142,14 @@ class EpisodeIndex:
     """Answers questions about a run's episodes (see the module's docstring). It may be used by
     several threads, one after another. Raises `CheckpointError` where the run's file is damaged."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, chunk: int = CHUNK) -> None:
+        """`chunk` episodes at a time are indexed, while others wait."""
         self._path = path
+        self._chunk = chunk
         self._lock = threading.Lock()
-        self._connection = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        self._connection = sqlite3.connect(
+            "", isolation_level=None, check_same_thread=False, uri=True
+        )
         self._connection.row_factory = sqlite3.Row
         self._empty()
 
@@ -154,9 +164,11 @@ class EpisodeIndex:
         sort: str = NEWEST_FIRST,
         limit: int = 50,
         after: int | None = None,
+        whole: bool = True,
     ) -> tuple[list[Row], int | None]:
         """Returns one page of the list, and what to give as `after` for the following page, None
-        at the end. `sort` is a name of `SORTS`, with a minus for the highest first."""
+        at the end. `sort` is a name of `SORTS`, with a minus for the highest first. Without `whole`
+        only the conversations that are indexed are searched."""
         which = which or Selection()
         where, arguments = which.where()
         sign, name = ("DESC", sort[1:]) if sort.startswith("-") else ("ASC", sort)
@@ -164,7 +176,7 @@ class EpisodeIndex:
             raise ConfigError(
                 f"sort={sort!r}: choose from {', '.join(SORTS)}", code=Code.OPTION_VALUE
             )
-        with self._current(which.needs_words) as connection:
+        with self._current(whole and which.needs_words) as connection:
             if sort == NEWEST_FIRST:  # later episodes do not shift its pages
                 where, arguments = f"{where} AND id < ?", [*arguments, after or 2**62]
                 order, offset = "id DESC", 0
@@ -181,11 +193,11 @@ class EpisodeIndex:
             return rows, None
         return rows, rows[-1]["id"] if sort == NEWEST_FIRST else offset + limit
 
-    def count(self, which: Selection | None = None) -> int:
-        """Returns the number of episodes that pass."""
+    def count(self, which: Selection | None = None, *, whole: bool = True) -> int:
+        """Returns the number of episodes that pass; `whole` is that of `list`."""
         which = which or Selection()
         where, arguments = which.where()
-        with self._current(which.needs_words) as connection:
+        with self._current(whole and which.needs_words) as connection:
             return connection.execute(
                 f"SELECT count(*) FROM rows WHERE {where}", arguments
             ).fetchone()[0]
@@ -264,7 +276,7 @@ class EpisodeIndex:
         with self._lock, self._reading():
             if is_file(self._path):  # else the run is still starting
                 self._refresh()
-        while needs_words and self._add_words():  # a chunk at a time: others may come in between
+        while needs_words and self._add_chunk():  # others may come in between
             pass
         with self._lock, self._reading():
             yield self._connection
@@ -281,71 +293,75 @@ class EpisodeIndex:
 
     def _empty(self) -> None:
         self._connection.executescript(_EMPTIED + _TABLES)
-        self._last_id = self._last_words_id = 0
+        self._last_id = 0
+        self._with_words = (0, 0)  # ids above the first, up to the second
         self._tasks_of: dict[str, tuple[int, list[Row]]] = {}  # by mode, as of an episode's id
 
     def _refresh(self) -> None:
-        source = open_for_reading(self._path)
-        try:
-            source.execute("BEGIN")  # one state of the file for all that follows
-            if self._last_id and not self._is_beginning_of(source):
+        with attached_for_reading(self._connection, self._path):
+            if self._last_id and not self._is_beginning_of_run():
                 self._empty()
-            with _transaction(self._connection):
-                self._copy_rows(source)
-            known = self._connection.execute("SELECT count(*) FROM rows").fetchone()[0]
-            if known != source.execute("SELECT count(*) FROM episodes").fetchone()[0]:
+            if not self._copy_rows():
                 self._empty()
-                with _transaction(self._connection):
-                    self._copy_rows(source)
-        finally:
-            source.close()
+                self._copy_rows()
 
-    def _is_beginning_of(self, source: sqlite3.Connection) -> bool:
+    def _is_beginning_of_run(self) -> bool:
         """Tells whether the run still has the newest episode of the index. An id may be given again
         after a resume, and the episode's name as well, but not the time that it took."""
         query = "SELECT episode_id, seconds FROM {} WHERE id = ?"
         mine = self._connection.execute(query.format("rows"), [self._last_id]).fetchone()
-        found = source.execute(query.format("episodes"), [self._last_id]).fetchone()
+        found = self._connection.execute(query.format("run.episodes"), [self._last_id]).fetchone()
         return found is not None and tuple(mine) == tuple(found)
 
-    def _copy_rows(self, source: sqlite3.Connection) -> None:
-        plain = source.cursor()
-        plain.row_factory = None
-        new = plain.execute(
-            f"SELECT {_COPIED} FROM episodes WHERE id > ? ORDER BY id", [self._last_id]
-        )
-        self._connection.executemany(f"INSERT INTO rows VALUES ({', '.join('?' * 21)})", new)
-        known = self._connection.execute("SELECT max(tasks_id) FROM tags").fetchone()[0] or 0
-        tasks = source.execute("SELECT id, task FROM tasks WHERE id > ?", [known])
-        self._connection.executemany(
-            "INSERT INTO tags VALUES (?, ?)",
-            ((task_id, tag) for task_id, task in tasks if (tag := _tag(task))),
-        )
-        self._last_id = (
-            self._connection.execute("SELECT max(id) FROM rows").fetchone()[0] or self._last_id
-        )
+    def _copy_rows(self) -> bool:
+        """Copies the new episodes. Returns whether the index has as many as the run now."""
+        with _transaction(self._connection) as connection:
+            connection.execute(
+                f"INSERT INTO rows SELECT {_COPIED} FROM run.episodes WHERE id > ? ORDER BY id",
+                [self._last_id],
+            )
+            known = connection.execute("SELECT max(tasks_id) FROM tags").fetchone()[0] or 0
+            tasks = connection.execute("SELECT id, task FROM run.tasks WHERE id > ?", [known])
+            tags = [(task_id, tag) for task_id, task in tasks if (tag := _tag(task))]
+            connection.executemany("INSERT INTO tags VALUES (?, ?)", tags)
+            num, last_id = connection.execute("SELECT count(*), max(id) FROM rows").fetchone()
+            in_run = connection.execute("SELECT count(*) FROM run.episodes").fetchone()[0]
+        self._last_id = last_id or 0
+        return num == in_run
 
-    def _add_words(self) -> bool:
-        """Indexes the conversations of some more episodes; returns whether any were left."""
+    def add_words(self, seconds: float) -> int:
+        """Indexes conversations for about so long. Returns the number of episodes that are left."""
+        end_s = time.monotonic() + seconds
+        with self._current():
+            pass
+        while self._add_chunk() and time.monotonic() < end_s:
+            pass
+        with self._lock:
+            query = "SELECT count(*) FROM rows WHERE id <= ? OR id > ?"
+            return self._connection.execute(query, self._with_words).fetchone()[0]
+
+    def _add_chunk(self) -> bool:
+        """Indexes the conversations of some episodes: new ones, then those before the indexed ones.
+        Returns whether any were left."""
         with self._lock, self._reading():
-            if self._last_words_id >= self._last_id or not is_file(self._path):
+            first, last = self._with_words if self._with_words[1] else (self._last_id,) * 2
+            ids = f"SELECT id FROM rows WHERE id {{}} LIMIT {self._chunk}"
+            newer = [last, f"max(id) FROM ({ids.format('> ? ORDER BY id')})"]
+            older = [first, f"min(id) FROM ({ids.format('<= ? ORDER BY id DESC')})"]
+            bound, query = newer if last < self._last_id else older
+            end = self._connection.execute(f"SELECT {query}", [bound]).fetchone()[0]
+            if end is None or not is_file(self._path):
                 return False
-            end = self._connection.execute(
-                "SELECT max(id) FROM (SELECT id FROM rows WHERE id > ? ORDER BY id LIMIT ?)",
-                [self._last_words_id, CHUNK],
-            ).fetchone()[0]
-            source = open_for_reading(self._path)
-            try:
+            chunk = (last, end) if last < self._last_id else (end - 1, first)
+            with closing(open_for_reading(self._path)) as source:
                 turns = source.execute(
                     "SELECT id, query, agent_name, messages, reply FROM episodes "
                     "LEFT JOIN turns USING (episode_id) WHERE id > ? AND id <= ? ORDER BY id",
-                    [self._last_words_id, end],
+                    chunk,
                 ).fetchall()
-            finally:
-                source.close()
             with _transaction(self._connection):
                 self._store_words(turns)
-            self._last_words_id = end
+            self._with_words = (min(first, chunk[0]), max(last, chunk[1]))
             return True
 
     def _store_words(self, turns: Sequence[sqlite3.Row]) -> None:
@@ -369,11 +385,11 @@ class EpisodeIndex:
 
 
 @contextmanager
-def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+def _transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
     """Commits what is written within it, or nothing of it."""
     connection.execute("BEGIN")
     try:
-        yield
+        yield connection
     except BaseException:
         with suppress(sqlite3.Error):
             connection.execute("ROLLBACK")

@@ -40,6 +40,7 @@ from ajet.logview.same_prefix import same_prefix
 from ajet.logview.token_text import TokenText
 
 MAX_PAGE, MAX_TASKS = 500, 500
+SEARCH_S = 0.5  # until a search answers with what it knows
 MAX_PICTURE_BYTES = 4_000_000
 RENDER_SAVE_DIR = "ajet.environment.render_save_dir"
 MAX_NUMBER = 2**62  # SQLite's integers have 64 bits
@@ -146,16 +147,20 @@ class RunPage:
 
     def episodes(self, query: Query) -> dict[str, Any]:
         """Returns one page of the list, newest first unless `sort` says otherwise; `next` is what
-        to give as `after` for the following page, or None."""
+        to give as `after` for the following page, or None. A search takes about `SEARCH_S`, and
+        `not_searched` is the number of older episodes whose words the next one will know."""
         which = selection_of(query)
         limit = min(max(_number(query, "limit", int) or 50, 1), MAX_PAGE)
+        left = self._index.add_words(SEARCH_S) if which.needs_words else 0
         rows, following = self._index.list(
             which,
             sort=query.get("sort") or NEWEST_FIRST,
             limit=limit,
             after=_number(query, "after", int),
+            whole=False,
         )
-        return {"episodes": rows, "next": following, "count": self._index.count(which)}
+        count = self._index.count(which, whole=False)
+        return {"episodes": rows, "next": following, "count": count, "not_searched": left}
 
     def step(self, query: Query) -> dict[str, Any]:
         """Returns the groups of one step, each with its members in their order."""

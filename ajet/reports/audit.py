@@ -16,8 +16,9 @@ Not covered: whether the log-probabilities are those of the model (that needs it
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,8 +30,9 @@ from ajet.core.inference.session import COMPACTED
 from ajet.core.record.episode_reader import EpisodeRecord, TurnRecord
 from ajet.core.trajectory.reply_reader import ReplyReader
 from ajet.core.trajectory.trajectory import EpisodeStatus
-from ajet.core.trajectory.trie import timelines
+from ajet.core.trajectory.trie import num_timelines
 from ajet.core.trajectory.turn import Turn
+from ajet.reports.prompt_pieces import PromptPieces
 
 if TYPE_CHECKING:
     from ajet.core.inference.chat_template import ChatTemplate
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 ROUNDING = 1e-5
 """A log-probability in float32 may be this far above 0."""
 SHOWN_FAULTS = 100
+TOGETHER = 32
+"""The number of episodes that are rendered together."""
 TRAINED_STATUSES = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)
 
 
@@ -67,6 +71,18 @@ class AuditFigures:
     num_faults: int = 0
     faults: list[str] = field(default_factory=list)
 
+    def add(self, other: AuditFigures) -> None:
+        """Adds the figures of episodes that come after these."""
+        for each in fields(self):
+            mine, theirs = getattr(self, each.name), getattr(other, each.name)
+            if isinstance(mine, Counter):
+                mine.update(theirs)  # which keeps counts of 0
+            elif isinstance(mine, list):
+                mine += theirs
+            else:
+                setattr(self, each.name, mine + theirs)
+        del self.faults[SHOWN_FAULTS:]
+
 
 class Audit:
     """Adds up episodes in `figures`."""
@@ -75,12 +91,23 @@ class Audit:
         self.figures = AuditFigures()
         self._template = template
         self._reader = ReplyReader(template, parser)
+        self._pieces = PromptPieces(template)
+        self._rendered: dict[tuple[int, str], str] = {}  # by the ids of tools and by messages
 
-    def add(self, episode: EpisodeRecord) -> None:
+    def add_all(self, episodes: Iterable[EpisodeRecord]) -> None:
+        """Adds up the episodes. Some at a time are in memory."""
+        waiting = iter(episodes)
+        while batch := list(islice(waiting, TOGETHER)):
+            self._render_together(batch)
+            for episode in batch:
+                self._add(episode)
+
+    def _add(self, episode: EpisodeRecord) -> None:
         figures, turns = self.figures, episode.turns
         figures.episodes += 1
         figures.calls += len(turns)
-        for turn in turns:
+        completions = [_completion(turn) for turn in turns]
+        for turn, completion in zip(turns, completions, strict=True):
             self._check_logprobs(episode, turn)
             self._count_trained(episode, turn)
             if not len(turn.prompt_ids):
@@ -88,13 +115,18 @@ class Audit:
                 continue
             parent = _parent(turn, turns)
             self._count_branch(episode, turn, parent)
-            self._read_again(turn)
+            self._read_again(turn, completion)
             if not turn.messages:
                 figures.calls_with_ids_alone += 1
             else:
-                self._render_again(episode, turn, parent)
-        trained = [_turn(turn) for turn in turns if _why_not_trained(episode, turn) is None]
-        figures.timelines += len(timelines(trained))
+                self._render_again(episode, turn, completion, parent)
+        figures.timelines += num_timelines(
+            [
+                Turn(completion, turn.messages, turn.tools, turn.reply, trainable=turn.trainable)
+                for turn, completion in zip(turns, completions, strict=True)
+                if _why_not_trained(episode, turn) is None
+            ]
+        )
 
     def _fault(self, episode: EpisodeRecord, turn: TurnRecord, what: str) -> None:
         self.figures.num_faults += 1
@@ -106,6 +138,10 @@ class Audit:
         num, logprobs = len(turn.token_ids), turn.logprobs
         if len(logprobs) != num:
             self._fault(episode, turn, f"{num} tokens have {len(logprobs)} log-probabilities")
+        if not num or (
+            logprobs.max(initial=0.0) <= ROUNDING and logprobs.min(initial=0.0) > -np.inf
+        ):
+            return  # NaN is the largest and the smallest, and passes neither
         wrong = int((~np.isfinite(logprobs) | (logprobs > ROUNDING)).sum())
         if wrong:
             self._fault(episode, turn, f"{wrong} log-probabilities are above 0 or not finite")
@@ -138,9 +174,8 @@ class Audit:
         elif turn.messages:
             self.figures.branches[turn.notes.get("reason") or "a conversation begins"] += 1
 
-    def _read_again(self, turn: TurnRecord) -> None:
+    def _read_again(self, turn: TurnRecord, completion: Completion) -> None:
         """Counts a reply that the parser today reads differently from the same sampled ids."""
-        completion = _completion(turn)
         if turn.messages:
             read = self._reader.read(turn.turn_index, completion, turn.tools, turn.notes).message
         else:
@@ -150,24 +185,52 @@ class Audit:
         self.figures.replies_read_otherwise += _without_ids(read) != _without_ids(turn.reply)
 
     def _render_again(
-        self, episode: EpisodeRecord, turn: TurnRecord, parent: TurnRecord | None
+        self,
+        episode: EpisodeRecord,
+        turn: TurnRecord,
+        completion: Completion,
+        parent: TurnRecord | None,
     ) -> None:
         try:
-            fresh = self._template.prompt_ids(turn.messages, turn.tools)
+            text = self._render(turn)
         except ModelError as error:
             self.figures.not_rendered[str(error)] += 1
             return
-        fresh += self._opening(turn)
         self.figures.rendered += 1
-        new = _new_part(turn, parent)
-        if new and fresh[-len(new) :] != new:
-            self._fault(episode, turn, "goes on otherwise than the template writes its messages")
-        at = first_difference(turn.prompt_ids.tolist(), fresh)
+        opening = self._opening(turn)
+        at = _first_difference(
+            completion.prompt_ids, chain(self._pieces.encode(text), [tuple(opening)])
+        )
         if at is None:
             self.figures.same += 1
             return
+        fresh: list[int] = []
+        if turn.notes.get("continues"):  # only then the position may be in what was sampled
+            fresh = [i for ids in self._pieces.encode(text) for i in ids] + opening
+        new = _new_part(turn, parent)
+        if new and fresh[-len(new) :] != new:
+            self._fault(episode, turn, "goes on otherwise than the template writes its messages")
         self.figures.drift[self._cause(turn, episode.turns, at, fresh)] += 1
         self.figures.drift_at.append(at)
+
+    def _render_together(self, episodes: Sequence[EpisodeRecord]) -> None:
+        """Renders the episodes' messages, equal ones once, with the tools prepared once."""
+        self._rendered.clear()
+        turns = [turn for episode in episodes for turn in episode.turns if turn.messages]
+        for tools in {id(turn.tools): turn.tools for turn in turns}.values():
+            texts = {repr(turn.messages): turn.messages for turn in turns if turn.tools is tools}
+            try:
+                renders = self._template.render_marked_all(list(texts.values()), tools)
+            except ModelError:
+                continue  # `_render` finds out whose fault it is
+            self._rendered |= {
+                (id(tools), key): text for key, text in zip(texts, renders, strict=True)
+            }
+
+    def _render(self, turn: TurnRecord) -> str:
+        # repr, as equal messages may render differently: 1 == True
+        text = self._rendered.get((id(turn.tools), repr(turn.messages)))
+        return self._template.render_marked(turn.messages, turn.tools) if text is None else text
 
     def _opening(self, turn: TurnRecord) -> list[int]:
         """Returns the ids that end the prompt of a forced call. They belong to no message, so a
@@ -246,8 +309,8 @@ def _begins_with(turn: TurnRecord, other: TurnRecord) -> bool:
     prompt = turn.prompt_ids
     return (
         len(prompt) >= stop > 0
-        and np.array_equal(prompt[start:stop], other.token_ids)
-        and np.array_equal(prompt[:start], other.prompt_ids)
+        and prompt[start:stop].tobytes() == other.token_ids.tobytes()
+        and prompt[:start].tobytes() == other.prompt_ids.tobytes()
     )
 
 
@@ -288,9 +351,15 @@ def _completion(turn: TurnRecord) -> Completion:
     return Completion(prompt_ids, token_ids, logprobs, reason, turn.policy_version)  # type: ignore[arg-type]
 
 
-def _turn(turn: TurnRecord) -> Turn:
-    fields = _completion(turn), turn.messages, turn.tools, turn.reply
-    return Turn(*fields, trainable=turn.trainable)
+def _first_difference(ids: tuple[int, ...], pieces: Iterable[tuple[int, ...]]) -> int | None:
+    """Returns the first position at which `ids` differ from the pieces one after another, or None.
+    It takes no more pieces than it needs."""
+    at = 0
+    for piece in pieces:
+        before, at = at, at + len(piece)
+        if ids[before:at] != piece:
+            return before + (first_difference(ids[before:at], piece) or 0)
+    return None if at == len(ids) else at
 
 
 def _without_ids(reply: dict[str, Any]) -> dict[str, Any]:

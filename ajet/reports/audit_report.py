@@ -39,13 +39,20 @@ class AuditReport:
     @classmethod
     def of(cls, run: RecordedRun, episodes: Iterable[EpisodeRecord]) -> AuditReport:
         """Returns the report on these episodes of the run."""
-        template = run.template
-        audit = Audit(template, parser_for(template, run.config.ajet.rollout.tool_parser))
-        for episode in episodes:
-            audit.add(episode)
-        fingerprint = sha256(template.text.encode()).hexdigest()[:12]
+        parser = parser_for(run.template, run.config.ajet.rollout.tool_parser)
+        audit = Audit(run.template, parser)
+        audit.add_all(episodes)
+        return cls.from_parts(run, [audit.figures])
+
+    @classmethod
+    def from_parts(cls, run: RecordedRun, parts: Iterable[AuditFigures]) -> AuditReport:
+        """Returns the report on parts of the run."""
+        figures = AuditFigures()
+        for part in parts:
+            figures.add(part)
+        fingerprint = sha256(run.template.text.encode()).hexdigest()[:12]
         model = str(run.config.ajet.model.path)
-        return cls(str(run.folder.path), model, fingerprint, audit.figures)
+        return cls(str(run.folder.path), model, fingerprint, figures)
 
     @property
     def is_sound(self) -> bool:

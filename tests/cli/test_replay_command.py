@@ -10,6 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
+from ajet.core.record.episode_reader import EpisodeFilter
+from ajet.core.record.recorded_run import RecordedRun
+from ajet.reports.audit_parts import audit_parts
+from ajet.reports.audit_report import AuditReport
 from tests.cli.dap_client import AttachedClient
 from tests.e2e.toy_run import WORKFLOW, ToyRun, ended, environment
 
@@ -160,6 +164,17 @@ def test_an_audit_can_be_of_some_episodes_and_print_json_alone(folder):
     none = run("audit", RUN, "--mode", "eval", "--out", "-")
     assert none.exit_code == 1 and none.stdout == ""  # nothing was looked at: not sound
     assert "it has no episode of that step or mode" in none.stderr
+
+
+def test_an_audit_has_the_same_figures_in_any_number_of_parts_and_processes(folder):
+    run, which = RecordedRun(folder / RUN), EpisodeFilter(mode="train")
+    whole = AuditReport.from_parts(run, audit_parts(run, which)).as_json()
+    for num_processes in (1, 2):
+        parts = list(audit_parts(run, which, num_processes=num_processes, part_size=3))
+        assert [part.episodes for part in parts] == [3, 3, 3, 3, 3, 1]
+        assert AuditReport.from_parts(run, parts).as_json() == whole
+    newest = audit_parts(run, which, 4, part_size=3)
+    assert [part.episodes for part in newest] == [3, 1]
 
 
 def test_an_audit_that_finds_a_fault_names_it_and_exits_with_1(folder, tmp_path):

@@ -127,6 +127,25 @@ def test_the_index_follows_a_run_that_goes_on_and_one_that_goes_back(store, inde
     assert index.count() == 0
 
 
+def test_a_search_may_stop_before_it_knows_the_older_episodes(folder, store):
+    def found(words="times"):
+        return names(index, Selection(text=words), whole=False)
+
+    store.write(1, [group_of(*(episode(member=member) for member in range(3)))])
+    index = EpisodeIndex(folder.episodes_db, chunk=1)
+    assert (index.add_words(0.0), found()) == (2, ["0000-02"])
+    assert index.count(Selection(text="times"), whole=False) == 1
+    later = episode(step=2, query="Who?", turns=two_turns("Who?"))
+    store.write(2, [group_of(later)])  # comes before the older ones
+    assert (index.add_words(0.0), found(), found("who")) == (2, ["0000-02"], ["0000-00"])
+    assert (index.add_words(0.0), found()) == (1, ["0000-02", "0000-01"])
+    assert (index.add_words(60.0), found()) == (0, ["0000-02", "0000-01", "0000-00"])
+    store.truncate_from(2)  # a run that goes back begins again
+    assert (index.add_words(0.0), found()) == (2, ["0000-02"])
+    assert len(names(index, Selection(text="times"))) == 3
+    index.close()
+
+
 def test_the_index_writes_nothing_into_the_run_folder(folder, store, index):
     store.write(1, [group_of(episode())])
     before = {path: path.stat().st_size for path in folder.path.rglob("*")}

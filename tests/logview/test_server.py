@@ -323,7 +323,12 @@ def test_the_page_follows_a_run_that_goes_on(tmp_path):
     path = tmp_path / "run"
     with LogviewServer([path], port=0) as server, RunFolder.open(path) as folder:
         client = Client(server)
-        assert client.json("/api/episodes") == {"episodes": [], "next": None, "count": 0}
+        assert client.json("/api/episodes") == {
+            "episodes": [],
+            "next": None,
+            "count": 0,
+            "not_searched": 0,
+        }
         with EpisodeStore(folder.episodes_db) as store:
             store.write(1, [group_of(episode())])
             assert client.json("/api/episodes")["count"] == 1

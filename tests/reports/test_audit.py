@@ -105,8 +105,7 @@ def figures(path, tokenizer=TOKENIZER):
     template = ChatTemplate(tokenizer)
     audit = Audit(template, parser_for(template))
     with EpisodeReader(path) as reader:
-        for episode in reader.walk():
-            audit.add(episode)
+        audit.add_all(reader.walk())
     return audit.figures
 
 

@@ -209,31 +209,45 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
     ) -> str:
         """Renders like `render`, with marks around the special tokens that messages spell out."""
+        return self.render_marked_all([messages], tools, add_generation_prompt)[0]
+
+    def render_marked_all(
+        self,
+        conversations: Sequence[Sequence[Message]],
+        tools: Tools | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[str]:
+        """Renders conversations with the same tools, which are prepared once."""
         from jinja2 import TemplateError
 
         if tools and not self._has_warned:
             self._has_warned = True
             logger.warning("the chat template has no place for tools: the model does not see them")
         try:
-            plain = [normalised(message) for message in current_form(messages)]
-            if self._format.named_ids:
-                plain = _with_named_ids(plain)
-            text = self._tokenizer.apply_chat_template(
-                [self._mark(self._formatted(message)) for message in plain],
+            plain = [self._plain(messages) for messages in conversations]
+            texts = self._tokenizer.apply_chat_template(
+                plain if len(plain) > 1 else plain[0],
                 tools=self._mark(list(map(self._formatted_tool, tools))) if tools else None,
                 add_generation_prompt=add_generation_prompt,
                 tokenize=False,
                 chat_template=self._with_run_date(tools) if self._writes_date else None,
             )
         except (TemplateError, *TEMPLATE_FAULTS) as error:
-            roles = ", ".join(str(message.get("role")) for message in messages)
+            roles = ", ".join(
+                str(each.get("role")) for messages in conversations for each in messages
+            )
             reason = printable(str(error) or type(error).__name__)
             raise ModelError(
                 f"the chat template cannot render messages ({roles}): {reason}",
                 code=Code.TEMPLATE_FAILS,
             ) from error
-        assert isinstance(text, str)
-        return text
+        return [texts] if isinstance(texts, str) else [str(text) for text in texts]
+
+    def _plain(self, messages: Sequence[Message]) -> list[Any]:
+        plain = [normalised(message) for message in current_form(messages)]
+        if self._format.named_ids:
+            plain = _with_named_ids(plain)
+        return [self._mark(self._formatted(message)) for message in plain]
 
     def marked(self, text: str) -> str:
         """Returns `text` with marks around every special token that it spells out."""

@@ -15,7 +15,7 @@ import json
 import re
 import sqlite3
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -188,6 +188,7 @@ class EpisodeRecord:
     """The task as it was given to the workflow; None where JSON cannot hold it."""
 
 
+_HAS_TRAINED = "SELECT 1 FROM sqlite_master WHERE name = 'trained_tokens'"  # added later
 _REAL = (int, float)
 _TYPES = dict.fromkeys(EpisodeRow.__dataclass_fields__, str) | {
     **dict.fromkeys(("id", "step", "rollout_index", "num_turns", "num_sampled_tokens"), int),
@@ -248,6 +249,14 @@ class EpisodeReader:
         with self._reading():
             return self._connection.execute(query, arguments).fetchone()[0]
 
+    def ids(self, which: EpisodeFilter | None = None, limit: int | None = None) -> Sequence[int]:
+        """Returns the ids of the newest `limit` episodes, newest first."""
+        where, arguments = (which or EpisodeFilter()).where()
+        query = f"SELECT id FROM episodes WHERE {where} ORDER BY id DESC LIMIT ?"
+        with self._reading():
+            rows = self._connection.execute(query, [*arguments, -1 if limit is None else limit])
+            return [row[0] for row in rows]
+
     def newer_than(self, id: int, limit: int = PAGE_SIZE) -> list[EpisodeRow]:
         """Returns the rows that were written after the one with this id, oldest first."""
         with self._reading():
@@ -263,65 +272,59 @@ class EpisodeReader:
             return self._connection.execute(query).fetchone()[0]
 
     def walk(
-        self, which: EpisodeFilter | None = None, limit: int | None = None
+        self, which: EpisodeFilter | None = None, limit: int | None = None, after: int | None = None
     ) -> Iterator[EpisodeRecord]:
-        """Yields the newest `limit` episodes complete, newest first; None yields all of them."""
-        after: int | None = None
+        """Yields the newest `limit` episodes complete, newest first; None yields all of them.
+        `after` leaves out the episode with this id and the newer ones."""
+        where, arguments = (which or EpisodeFilter()).where()
         while limit is None or limit > 0:
-            page = self.list(which, limit=min(PAGE_SIZE, limit or PAGE_SIZE), after=after)
-            yield from (self.episode(row.episode_id) for row in page)
+            size = min(PAGE_SIZE, limit or PAGE_SIZE)
+            with self._reading():
+                page = self._records(
+                    f"{where} AND episodes.id < ? ORDER BY episodes.id DESC LIMIT ?",
+                    [*arguments, 2**62 if after is None else after, size],
+                )
+            yield from page
             if not page:
                 return
-            after = page[-1].id
+            after = page[-1].row.id
             limit = None if limit is None else limit - len(page)
 
     def episode(self, episode_id: str) -> EpisodeRecord:
         """Returns one complete episode. Raises `DataError` when it does not exist."""
         with self._reading():
-            return self._episode(episode_id)
-
-    def _episode(self, episode_id: str) -> EpisodeRecord:
-        row = self._connection.execute(
-            "SELECT episodes.*, tasks.task FROM episodes LEFT JOIN tasks ON tasks.id = tasks_id "
-            "WHERE episode_id = ?",
-            [episode_id],
-        ).fetchone()
-        if row is None:
+            records = self._records("episode_id = ?", [episode_id])
+        if not records:
             raise DataError(f"no episode {episode_id!r}", code=Code.EPISODE_NOT_FOUND)
-        turns = self._connection.execute(
-            "SELECT turns.*, tools.tools FROM turns LEFT JOIN tools ON tools.id = turns.tools_id "
-            "WHERE episode_id = ? ORDER BY turn_index",
-            [episode_id],
-        )
-        trained = self._trained(episode_id)
-        extras = ("reward_breakdown", "timings", "metadata", "log_metrics")
-        content = {name: _of_type(json.loads(row[name]), dict) for name in extras}
-        began_unix_s = _of_type(content["timings"].pop("began_unix_s", None), (*_REAL, NoneType))
-        calls = _of_type(content["timings"].pop("calls", []), list)
-        content["reward_breakdown"], agent_rewards = _rewards(row, content["reward_breakdown"])
-        return EpisodeRecord(
-            row=_episode_row(row),
-            **content,
-            agent_rewards=agent_rewards,
-            began_unix_s=began_unix_s,
-            calls=tuple(_timed_call(*call) for call in calls),
-            turns=_turns(turns, trained),
-            outcome=row["ended_as"],
-            truncation=_truncation(row),
-            seed=row["seed"],
-            task=None if row["task"] is None else Task(**json.loads(row["task"])),
-        )
+        return records[0]
 
-    def _trained(self, episode_id: str) -> dict[int, TurnNumbers]:
-        """Returns what the update computed for the episode's turns, by their indices. Files of
-        earlier releases have nothing of it."""
-        named = "SELECT 1 FROM sqlite_master WHERE name = 'trained_tokens'"
-        if self._connection.execute(named).fetchone() is None:
-            return {}
+    def _records(self, where: str, arguments: Sequence[Any]) -> Sequence[EpisodeRecord]:
+        """Returns the complete episodes of a condition. It takes three queries, however many there
+        are. Equal lists of tools are one object."""
         rows = self._connection.execute(
-            "SELECT * FROM trained_tokens WHERE episode_id = ?", [episode_id]
-        )
-        return {row["turn_index"]: _turn_numbers(row) for row in rows}
+            "SELECT episodes.*, tasks.task FROM episodes LEFT JOIN tasks ON tasks.id = tasks_id "
+            f"WHERE {where}",
+            arguments,
+        ).fetchall()
+        ids = [row["episode_id"] for row in rows]
+        among = f"WHERE episode_id IN ({', '.join('?' * len(ids))})"
+        turns: dict[str, list[sqlite3.Row]] = {}
+        for turn in self._connection.execute(
+            "SELECT turns.*, tools.tools FROM turns LEFT JOIN tools ON tools.id = turns.tools_id "
+            f"{among} ORDER BY episode_id, turn_index",
+            ids,
+        ):
+            turns.setdefault(turn["episode_id"], []).append(turn)
+        trained: dict[str, dict[int, TurnNumbers]] = {}
+        if self._connection.execute(_HAS_TRAINED).fetchone() is not None:
+            for turn in self._connection.execute(f"SELECT * FROM trained_tokens {among}", ids):
+                numbers = trained.setdefault(turn["episode_id"], {})
+                numbers[turn["turn_index"]] = _turn_numbers(turn)
+        tools: dict[str, Any] = {}
+        return [
+            _episode_record(row, _turns(turns.get(name, ()), trained.get(name, {}), tools))
+            for name, row in zip(ids, rows, strict=True)
+        ]
 
     def find(self, name: str) -> str:
         """Returns the id that equals `name`, or the only id that begins with it. Raises
@@ -389,6 +392,26 @@ def _episode_row(row: sqlite3.Row) -> EpisodeRow:
     return EpisodeRow(**fields)
 
 
+def _episode_record(row: sqlite3.Row, turns: tuple[TurnRecord, ...]) -> EpisodeRecord:
+    extras = ("reward_breakdown", "timings", "metadata", "log_metrics")
+    content = {name: _of_type(json.loads(row[name]), dict) for name in extras}
+    began_unix_s = _of_type(content["timings"].pop("began_unix_s", None), (*_REAL, NoneType))
+    calls = _of_type(content["timings"].pop("calls", []), list)
+    content["reward_breakdown"], agent_rewards = _rewards(row, content["reward_breakdown"])
+    return EpisodeRecord(
+        row=_episode_row(row),
+        **content,
+        agent_rewards=agent_rewards,
+        began_unix_s=began_unix_s,
+        calls=tuple(_timed_call(*call) for call in calls),
+        turns=turns,
+        outcome=row["ended_as"],
+        truncation=_truncation(row),
+        seed=row["seed"],
+        task=None if row["task"] is None else Task(**json.loads(row["task"])),
+    )
+
+
 def _rewards(
     row: sqlite3.Row, breakdown: dict[str, float]
 ) -> tuple[dict[str, float], dict[str, float]]:
@@ -418,15 +441,23 @@ def _turn_numbers(row: sqlite3.Row) -> TurnNumbers:
 
 
 def _turns(
-    rows: Iterable[sqlite3.Row], trained: Mapping[int, TurnNumbers]
+    rows: Iterable[sqlite3.Row], trained: Mapping[int, TurnNumbers], tools: dict[str, Any]
 ) -> tuple[TurnRecord, ...]:
+    """Restores an episode's turns. `tools` has the lists of tools by their JSON, and gets new
+    ones."""
     turns: list[TurnRecord] = []
     for row in rows:
-        turns.append(_turn(row, turns, trained.get(row["turn_index"])))
+        text = row["tools"]
+        if text is not None and text not in tools:
+            tools[text] = json.loads(text)
+        offered = None if text is None else tools[text]
+        turns.append(_turn(row, turns, offered, trained.get(row["turn_index"])))
     return tuple(turns)
 
 
-def _turn(row: sqlite3.Row, earlier: list[TurnRecord], trained: TurnNumbers | None) -> TurnRecord:
+def _turn(
+    row: sqlite3.Row, earlier: list[TurnRecord], tools: Any, trained: TurnNumbers | None
+) -> TurnRecord:
     """Restores a turn whose beginning is stored with its base turn."""
     base = None if row["base_turn"] is None else earlier[row["base_turn"]]
     messages = _of_type(json.loads(row["messages"]), list)
@@ -446,7 +477,7 @@ def _turn(row: sqlite3.Row, earlier: list[TurnRecord], trained: TurnNumbers | No
         ended_s=row["ended_s"],
         trainable=bool(row["trainable"]),
         messages=messages,
-        tools=None if row["tools"] is None else json.loads(row["tools"]),
+        tools=tools,
         reply=_of_type(json.loads(row["reply"]), dict),
         notes=_of_type(json.loads(row["notes"]), dict),
         prompt_ids=prompt_ids,

@@ -46,6 +46,8 @@ Not covered: migration; a file of another version is refused with one line.
 """
 
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +231,26 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
         )
     connection.row_factory = sqlite3.Row
     return connection
+
+
+@contextmanager
+def attached_for_reading(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
+    """Makes the file's tables those of a schema `run` of another connection, which was opened with
+    `uri`. Statements over both copy rows without making Python objects of them."""
+    open_for_reading(path).close()  # raises where the file is not to be read
+    for options in ("mode=ro", "immutable=1"):  # as open_for_reading tries them
+        connection.execute("ATTACH ? AS run", [f"{path.absolute().as_uri()}?{options}"])
+        try:
+            connection.execute("SELECT 1 FROM run.episodes").fetchone()
+            break
+        except sqlite3.OperationalError:
+            if options == "immutable=1":
+                raise
+            connection.execute("DETACH run")
+    try:
+        yield
+    finally:
+        connection.execute("DETACH run")
 
 
 def _not_a_run(path: Path) -> str:

@@ -15,7 +15,7 @@ timeline each, even when their ids are equal.
 Not covered: timelines that would train nothing (turns of agents that are not trained) are not made.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,20 +51,28 @@ def timelines(turns: Sequence[Turn]) -> list[Timeline]:
     """Returns the episode's timelines; every sampled token of a trainable turn is in exactly
     one mask.
     """
+    return [_timeline(path, chain, turns) for path, chain in _chains(turns)]
+
+
+def num_timelines(turns: Sequence[Turn]) -> int:
+    """Returns the number of the episode's timelines without making them."""
+    return sum(1 for _ in _chains(turns))
+
+
+def _chains(turns: Sequence[Turn]) -> Iterator[tuple[Ids, list[int]]]:
+    """Yields the path of each timeline with the turns that it trains."""
     left = {
         index: (*turn.completion.prompt_ids, *turn.completion.token_ids)
         for index, turn in enumerate(turns)
         if turn.trainable and turn.completion.token_ids
     }
     parents = _parents(left)
-    result: list[Timeline] = []
     while left:  # a second round is only for turns that sampled the same positions as another
         for leaf in _leaves(left, parents):
             chain = _chain(leaf, left, parents, turns)
-            result.append(_timeline(left[leaf], chain, turns))
+            yield left[leaf], chain
             for index in chain:
                 del left[index]
-    return result
 
 
 def _parents(paths: dict[int, Ids]) -> dict[int, int | None]:

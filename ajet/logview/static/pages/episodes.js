@@ -40,6 +40,7 @@ export async function show({ run, query, set }) {
     if (mine !== asked) return;
     if (after === null) list.replaceChildren(...listed(run, data, state, load, sortBy));
     else append(list, run, data, state, load);
+    if (data.not_searched && after === null && list.isConnected) await load(); // the server searches some at a time
   };
   const change = (/** @type {Record<string, any>} */ changes) => {
     Object.assign(state, changes);
@@ -129,7 +130,8 @@ function chosenColumns(state) {
 /** @param {string} run @param {any} data @param {Record<string, string>} state
  * @param {(after: number | null) => Promise<void>} load @param {(name: string) => void} sortBy */
 function listed(run, data, state, load, sortBy) {
-  if (data.count === 0) return [el("p", { class: "dim", id: "count" }, "No episode passes.")];
+  const left = data.not_searched ? `; ${plural(data.not_searched, "older episode")} not searched yet` : "";
+  if (data.count === 0) return [el("p", { class: "dim", id: "count" }, left ? `No episode so far${left}` : "No episode passes.")];
   const sort = state.sort || "-step";
   const head = [el("th", { scope: "col", class: "wide" }, "question"), ...chosenColumns(state).map((column) => {
     const order = sort.replace("-", "") === column.sort ? (sort.startsWith("-") ? "descending" : "ascending") : null;
@@ -140,7 +142,7 @@ function listed(run, data, state, load, sortBy) {
   const shown = table("Episodes", head, data.episodes.map((/** @type {import("../data.js").Row} */ row) => line(run, row, state)));
   /** @type {HTMLElement} */ (shown.querySelector("tbody")).id = "rows";
   /** @type {HTMLElement} */ (shown.querySelector("thead")).prepend(groupsRow(chosenColumns(state)));
-  return [el("p", { class: "dim", id: "count", role: "status" }, plural(data.count, "episode")), shown, further(data, load)].filter((each) => each !== null);
+  return [el("p", { class: "dim", id: "count", role: "status" }, plural(data.count, "episode") + left), shown, further(data, load)].filter((each) => each !== null);
 }
 
 /** Returns the row above the columns' names: what each group of columns is about. @param {Column[]} columns */
