@@ -43,9 +43,9 @@ def by_decoding(runs: list[dict[str, Any]], form: str = ".0%") -> str:
         of_runs = [run.get("success_by_decoding", {}).get(decoding) for run in runs]
         if None not in of_runs:
             ends = (span([each[when] for each in of_runs], form) for when in ("before", "after"))
-            found.append(f"{decoding} {' → '.join(ends)}")
+            found.append(f"{' → '.join(ends)} {decoding}")
     before, after = ([run[f"success_{when}"] for run in runs] for when in ("before", "after"))
-    return "; ".join(found) or f"sampled {span(before, form)} → {span(after, form)}"
+    return "; ".join(found) or f"{span(before, form)} → {span(after, form)} sampled"
 
 
 def controls(name: str, shown: dict[str, Any], script: str) -> list[Row]:
