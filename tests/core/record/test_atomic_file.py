@@ -42,6 +42,6 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
 
 def test_what_fails_at_its_name_leaves_nothing_aside(tmp_path):
     (tmp_path / "a").mkdir()
-    with pytest.raises(CheckpointError, match="a is a folder, where a file is written; move it away"):
+    with pytest.raises(CheckpointError, match="a is a folder, where a file is written; move"):
         write_text_atomically(tmp_path / "a", "x")
     assert [each.name for each in tmp_path.iterdir()] == ["a"]
