@@ -86,7 +86,9 @@ def test_it_trains_and_says_what_has_no_effect(trained):
     assert process.returncode == 0, process.stderr
     assert "step 2/2" in process.stdout
     lines = process.stderr.splitlines()
-    assert all(line.startswith("notice: ignored by backbone debug: ") for line in lines), lines
+    # Two steps of four tasks may have nothing to learn from.
+    expected = ("notice: ignored by backbone debug: ", "warning: step ")
+    assert all(line.startswith(expected) for line in lines), lines
 
 
 def test_the_run_folder_has_what_is_documented(trained):

@@ -102,8 +102,7 @@ def audit_of(path, group):
     template = ChatTemplate(TOKENIZER)
     audit = Audit(template, parser_for(template))
     with EpisodeReader(path) as reader:
-        for episode in reader.walk():
-            audit.add(episode)
+        audit.add_all(reader.walk())
     return audit.figures
 
 

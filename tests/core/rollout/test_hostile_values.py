@@ -170,7 +170,7 @@ def check_everything_after(groups, tmp_path):
         console = Console(file=screen, force_terminal=True, width=100, no_color=True)
         for member in trajectories[:: 1 + len(groups) // 4]:
             assert b'"members"' in to_json(page.episode(member.episode_id))
-            audit.add(reader.episode(member.episode_id))
+            audit.add_all([reader.episode(member.episode_id)])
             console.print(transcript(member))
     untrained = "tokens should be trained and are not"  # nothing is, here
     assert [fault for fault in audit.figures.faults if untrained not in fault] == []
