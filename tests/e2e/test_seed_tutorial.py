@@ -87,7 +87,7 @@ def test_it_trains_and_says_what_has_no_effect(trained):
     assert "step 2/2" in process.stdout
     lines = process.stderr.splitlines()
     # Two steps of four tasks may have nothing to learn from.
-    expected = ("notice: ignored by backbone debug: ", "warning: step ")
+    expected = ("notice: ignored by backbone debug: ", "warning: no group of step ")
     assert all(line.startswith(expected) for line in lines), lines
 
 
