@@ -146,8 +146,7 @@ def learning_on_ray() -> list[Row]:
             (
                 f"demo on {backbone}, {own[0]['steps']} steps, held-out success before → after, "
                 f"{len(own)} seeds; longest in s",
-                f"{min(before):.0%} to {max(before):.0%} → {min(after):.0%} to {max(after):.0%}; "
-                f"{longest:.0f}",
+                f"{span(before, '.0%')} → {span(after, '.0%')}; {longest:.0f}",
                 "≤ 40 % → ≥ 85 %",
                 "learning_on_ray",
             )
@@ -183,35 +182,31 @@ def compaction() -> list[Row]:
     for run in found["runs"]:
         arms.setdefault(run["arm"], []).append(run)
 
-    def span(arm: str, when: str) -> str:
-        values = [run[f"success_{when}"] for run in arms[arm]]
-        return f"{min(values):.0%} to {max(values):.0%}"
+    def success(arm: str, when: str) -> str:
+        return span([run[f"success_{when}"] for run in arms[arm]], ".0%")
 
     carried = [run["code_in_summaries"] for run in arms["learn"]]
-    kept = (
-        f"{min(each[w] for each in carried):.0%} to {max(each[w] for each in carried):.0%}"
-        for w in ("before", "after")
-    )
+    kept = (span([each[when] for each in carried], ".0%") for when in ("before", "after"))
     shuffled = found["verdict"]["shuffled"]
     what = "a game longer than the context"
     return [
         (
             f"{what}, compacted: held-out success before → after, {len(carried)} seeds",
-            f"{span('learn', 'before')} → {span('learn', 'after')}",
+            f"{success('learn', 'before')} → {success('learn', 'after')}",
             "more than +30 points on each",
             script,
         ),
         (f"{what}: episodes whose summaries are the code", " → ".join(kept), "", script),
         (
             f"{what}, compacted, shuffled rewards: change",
-            f"{shuffled['mean']:+.3f} [{shuffled['low']:+.3f}, {shuffled['high']:+.3f}]",
+            with_interval(shuffled),
             "holds 0 or less",
             script,
         ),
-        (f"{what}, truncated: held-out success after", span("truncated", "after"), "0", script),
+        (f"{what}, truncated: held-out success after", success("truncated", "after"), "0", script),
         (
             f"{what}, oldest messages dropped: held-out success after",
-            span("dropped", "after"),
+            success("dropped", "after"),
             "a guess: 6%",
             script,
         ),
@@ -739,7 +734,7 @@ def elsewhere() -> list[Row]:
         rows.append(
             (
                 f"TextWorld's Coin Collector, {name}: change, {len(change['changes'])} runs",
-                f"{change['mean']:+.3f} [{change['low']:+.3f}, {change['high']:+.3f}]",
+                with_interval(change),
                 goal,
                 "learning_elsewhere",
             )

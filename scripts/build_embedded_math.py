@@ -16,7 +16,7 @@ The questions' own words are trained too, with a small weight, so that the model
 apart. Copying digits is what it learns last; `copy` in the log is the share of demonstrations whose
 every operand and answer digit is predicted right (argmax, given what came before).
 
-One run takes half an hour to an hour on one core and is reproducible for one version of torch.
+One run takes about an hour on one slow core and is reproducible for one version of torch.
 """
 
 import argparse
@@ -105,7 +105,8 @@ def with_random_operators(
 def demonstration(
     problem: arithmetic.Problem, rng: random.Random, stage: Stage, template: int | None = None
 ) -> list[dict]:
-    """The messages of one conversation, which says nothing about the right operators."""
+    """The messages of one conversation, with the right operators only where the stage teaches the
+    template."""
     user = {"role": "user", "content": problem.question}
     if rng.random() < GUESS_SHARE:
         guess = rng.randint(1, 10 ** rng.randint(1, 3))

@@ -299,8 +299,6 @@ class EpisodeIndex:
 
     def _refresh(self) -> None:
         with attached_for_reading(self._connection, self._path):
-            if self._last_id and not self._is_beginning_of_run():
-                self._empty()
             if not self._copy_rows():
                 self._empty()
                 self._copy_rows()
@@ -314,8 +312,11 @@ class EpisodeIndex:
         return found is not None and tuple(mine) == tuple(found)
 
     def _copy_rows(self) -> bool:
-        """Copies the new episodes. Returns whether the index has as many as the run now."""
-        with _transaction(self._connection) as connection:
+        """Copies the new episodes. Returns False if the run has taken back some of those that were
+        copied before."""
+        with _transaction(self._connection) as connection:  # one state of the file for all reads
+            if self._last_id and not self._is_beginning_of_run():
+                return False
             connection.execute(
                 f"INSERT INTO rows SELECT {_COPIED} FROM run.episodes WHERE id > ? ORDER BY id",
                 [self._last_id],

@@ -92,7 +92,7 @@ class Audit:
         self._template = template
         self._reader = ReplyReader(template, parser)
         self._pieces = PromptPieces(template)
-        self._rendered: dict[tuple[int, str], str] = {}  # by the ids of tools and by messages
+        self._rendered: dict[int, str] = {}  # by the id of a turn of this batch
 
     def add_all(self, episodes: Iterable[EpisodeRecord]) -> None:
         """Adds up the episodes. Some at a time are in memory."""
@@ -218,18 +218,21 @@ class Audit:
         self._rendered.clear()
         turns = [turn for episode in episodes for turn in episode.turns if turn.messages]
         for tools in {id(turn.tools): turn.tools for turn in turns}.values():
-            texts = {repr(turn.messages): turn.messages for turn in turns if turn.tools is tools}
+            same: dict[str, list[TurnRecord]] = {}
+            for turn in turns:
+                if turn.tools is tools:
+                    # repr, as equal messages may render differently: 1 == True
+                    same.setdefault(repr(turn.messages), []).append(turn)
+            messages = [some[0].messages for some in same.values()]
             try:
-                renders = self._template.render_marked_all(list(texts.values()), tools)
+                renders = self._template.render_marked_all(messages, tools)
             except ModelError:
                 continue  # `_render` finds out whose fault it is
-            self._rendered |= {
-                (id(tools), key): text for key, text in zip(texts, renders, strict=True)
-            }
+            for some, text in zip(same.values(), renders, strict=True):
+                self._rendered |= {id(turn): text for turn in some}
 
     def _render(self, turn: TurnRecord) -> str:
-        # repr, as equal messages may render differently: 1 == True
-        text = self._rendered.get((id(turn.tools), repr(turn.messages)))
+        text = self._rendered.get(id(turn))
         return self._template.render_marked(turn.messages, turn.tools) if text is None else text
 
     def _opening(self, turn: TurnRecord) -> list[int]:

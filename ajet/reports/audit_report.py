@@ -18,10 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ajet.core.record.atomic_file import write_output
-from ajet.core.record.episode_reader import EpisodeRecord
 from ajet.core.record.recorded_run import RecordedRun
-from ajet.reports.audit import Audit, AuditFigures
-from ajet.tool_parsers import parser_for
+from ajet.reports.audit import AuditFigures
 
 SHOWN = 10
 Row = tuple[str, int | str, str]
@@ -35,14 +33,6 @@ class AuditReport:
     model: str
     template: str
     figures: AuditFigures
-
-    @classmethod
-    def of(cls, run: RecordedRun, episodes: Iterable[EpisodeRecord]) -> AuditReport:
-        """Returns the report on these episodes of the run."""
-        parser = parser_for(run.template, run.config.ajet.rollout.tool_parser)
-        audit = Audit(run.template, parser)
-        audit.add_all(episodes)
-        return cls.from_parts(run, [audit.figures])
 
     @classmethod
     def from_parts(cls, run: RecordedRun, parts: Iterable[AuditFigures]) -> AuditReport:

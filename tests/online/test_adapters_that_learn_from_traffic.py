@@ -19,6 +19,7 @@ from ajet.core.update.weights import find_checkpoint
 from ajet.online.log import FILE, Feedback, SessionLog
 from ajet.online.rebuild import rebuild
 from ajet.online.sessions import conversation_keys
+from ajet.reports.audit_parts import audit_parts
 from ajet.reports.audit_report import AuditReport
 from tests.online.online_server import (
     ASKED,
@@ -157,8 +158,7 @@ def test_a_version_is_measured_by_the_seeds_of_the_one_before_it(finished):
 
 def test_the_record_is_sound_and_an_adapter_is_exported_from_it(finished, tmp_path):
     run = RecordedRun(finished[0])
-    with run.reader() as reader:
-        report = AuditReport.of(run, reader.walk(EpisodeFilter(mode="train"), None))
+    report = AuditReport.from_parts(run, audit_parts(run, EpisodeFilter(mode="train")))
     assert report.is_sound
     assert json.loads(report.as_json())["episodes"] == 144
     loaded, lora = load_policy_model(run.config), UpdateSettings.from_config(run.config).lora

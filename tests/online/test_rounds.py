@@ -14,6 +14,7 @@ from ajet.online.log import FILE, Feedback, SessionLog
 from ajet.online.rebuild import rebuild
 from ajet.online.sessions import conversation_keys
 from ajet.online.setup import check_can_learn
+from ajet.reports.audit_parts import audit_parts
 from ajet.reports.audit_report import AuditReport
 from tests.online.online_server import YAML, LearnerAtOnce, served
 from tests.online.test_served_sessions import turn_of
@@ -127,8 +128,7 @@ def test_a_log_that_was_changed_makes_another_version_which_is_named(
 
 def test_the_record_of_a_served_run_is_sound(finished):
     run = RecordedRun(finished[0])
-    with run.reader() as reader:
-        report = AuditReport.of(run, reader.walk(EpisodeFilter(mode="train"), None))
+    report = AuditReport.from_parts(run, audit_parts(run, EpisodeFilter(mode="train")))
     assert report.is_sound
     assert json.loads(report.as_json())["episodes"] == 12
 
