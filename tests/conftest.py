@@ -61,13 +61,16 @@ def pytest_collection_finish():
 
 
 @pytest.fixture(autouse=True)
-def same_number_of_threads():
-    """A test may set torch's threads; the next one gets the number that was there before."""
+def same_torch():
+    """A test may set torch's threads and its rounding; the next one gets the number that was there
+    before, and subnormal numbers."""
     torch = sys.modules.get("torch")
     before = torch.get_num_threads() if torch else None
     yield
     if torch and torch.get_num_threads() != before:
         torch.set_num_threads(before)
+    if torch := sys.modules.get("torch"):  # the test may have imported it
+        torch.set_flush_denormal(False)
 
 
 @pytest.fixture

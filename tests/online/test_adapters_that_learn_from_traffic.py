@@ -71,6 +71,7 @@ def finished(tmp_path_factory):
         "ajet.serve.learn.sessions_per_round=24",
         "ajet.trainer_common.val_pass_n=8",
         "ajet.trainer_common.max_checkpoints_to_keep=3",
+        "ajet.model.path=embedded:guess_number",  # answers with a number, whatever it is asked
     )
     with served(folder, *more, config_in=several_in) as here:
         seen["models"] = [each["id"] for each in here.http.get("/v1/models").json()["data"]]
