@@ -152,7 +152,9 @@ def write_run(path: Path, num_episodes: int) -> int:
             ]
             members = [t for g in groups for t in g.trajectories]
             advantages = {
-                t.episode_id: [np.ones(len(turn.completion.token_ids)) for turn in t.turns]
+                t.episode_id: [
+                    np.ones(len(turn.completion.token_ids), np.float32) for turn in t.turns
+                ]
                 for t in members
             }
             store.write(step, groups, advantages, to_samples(groups, advantages))
