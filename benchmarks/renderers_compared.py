@@ -14,7 +14,7 @@ For every template family of the tests, both sides get the same tokenizer, messa
 
 The library picks a renderer by the model's name; here the right one is given by hand, and its
 `DefaultRenderer` where it has none. Cases that one side refuses, or that a template does, are
-counted and not compared. Decision record: docs/adr/0023-renderers.md.
+counted and not compared. Decision record: docs/adr/0013-tool-parsers.md.
 
 Not covered: real tokenizers. The tests' byte-level ones have each family's special tokens and a few
 merges, so that ids can be compared but the library's vocabulary of gpt-oss cannot be loaded (it is

@@ -13,7 +13,7 @@ who gives honest feedback contradicts the others in `HONEST` of its comparisons 
 is left out.
 
 Pure functions of the log. Not covered: feedback without a client's name, conversations that nobody
-else had, and clients of whom most lie (docs/adr/0068-reliability.md).
+else had, and clients of whom most lie (docs/adr/0061-learning-server.md).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 
 A look-up takes some ten microseconds, so it is made on the event loop. The file has no
 write-ahead log: workers on several machines may share it in a run folder on a network disk, where
-such a log does not work (docs/adr/0074-buffer-on-a-network-disk.md). Not covered: forgetting
+such a log does not work (docs/adr/0021-staleness.md). Not covered: forgetting
 (delete the file), file systems without locks.
 """
 

@@ -15,7 +15,7 @@ throughout and round otherwise. Those of bfloat16 go to oneDNN anyway. The gradi
 a kernel: 505 to 520 GFLOP/s where oneDNN has 404 to 439.
 
 On CUDA products are torch's. What stands between them is computed by Triton's kernels, which read
-and write memory once (docs/adr/0079-triton-kernels.md).
+and write memory once (docs/adr/0073-cuda-graphs.md).
 
 Not covered: on a CPU, models narrower than `MIN_WIDTH`, where calls cost more than products; CUDA
 without Triton; float64, adapters, other devices: `is_wide` says no, and the caller uses torch's

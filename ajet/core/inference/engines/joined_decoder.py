@@ -5,7 +5,7 @@
 
 A decode step of a small model takes as long as its launches: each kernel of few rows takes some
 microseconds, however little it computes. `JoinedDecoder` launches 9 for a layer in place of 15.
-docs/adr/0088-joined-weights.md has the figures.
+docs/adr/0073-cuda-graphs.md has the figures.
 
 Not covered: what `supports` refuses: other devices, float64, sharded weights, LoRA layers, biases
 of o_proj and the MLP, and models whose copies would take more than `COPIED_SHARE` of the GPU's
