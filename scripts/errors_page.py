@@ -8,7 +8,9 @@ link to it (errors.md#aj-cfg-004) stays when a title is improved.
 """
 
 import argparse
+import re
 import sys
+import textwrap
 from pathlib import Path
 
 from ajet.core.error_codes import Code, codes_by_area
@@ -41,11 +43,20 @@ def page() -> str:
 
 
 def _section(code: Code) -> str:
-    causes = "".join(f"- {_escaped(cause)}\n" for cause in code.causes)
-    return (
-        f"### {code}\n\n**{_escaped(code.title[0].upper() + code.title[1:])}.** "
-        f"{_escaped(code.meaning)}\n\nUsual causes:\n\n{causes}\n"
-        f"What to do: {_escaped(code.remedy)}\n\n"
+    title = code.title[0].upper() + code.title[1:]
+    paragraphs = (
+        f"**{_escaped(title)}.** {_escaped(code.meaning)}",
+        f"*Usual causes:* {_escaped('; '.join(code.causes))}.",
+        f"*What to do:* {_escaped(code.remedy)}",
+    )
+    return "\n\n".join([f"### {code}", *map(_wrapped, paragraphs)]) + "\n\n"
+
+
+def _wrapped(paragraph: str) -> str:
+    """Returns the paragraph in lines of at most 110 columns, code spans unbroken."""
+    unbroken = re.sub(r"`[^`]*`", lambda span: span[0].replace(" ", "\0"), paragraph)
+    return textwrap.fill(unbroken, 110, break_long_words=False, break_on_hyphens=False).replace(
+        "\0", " "
     )
 
 
