@@ -27,7 +27,7 @@ error: x.yaml:7: ajet.rollout.temprature: no such key; did you mean 'temperature
 
 `ajet explain AJ-CFG-004` prints what is here, without a network; `ajet explain` lists all codes. A
 code keeps its meaning from version to version. Exit codes: 0 done, 1 an error in one line, 2 wrong
-usage, 130 stopped by Ctrl-C, 143 by SIGTERM. What a run warns of has names and no codes: see
+usage, 130 stopped by Ctrl-C, 143 by SIGTERM. Warnings of a run have names instead of codes: see
 [warnings](warnings.md).
 
 This page is written by `scripts/errors_page.py` from `ajet/core/error_codes.py`.

@@ -244,7 +244,7 @@ def metrics_page() -> str:
         "# Metrics\n\nEach step is a line of `logs/metrics.jsonl` in the run folder, and goes to "
         "every tracker of `ajet.trainer_common.logger`. The part before the `/` is the group under "
         "which a page shows it; `…` stands for any ending. "
-        "[What a run warns of](../warnings.md) is computed from them.\n\n"
+        "[Warnings of a run](../warnings.md) is computed from them.\n\n"
         + table(("metric", "what it is", "computed in"), rows)
     )
 
