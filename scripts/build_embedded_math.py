@@ -50,16 +50,19 @@ class Stage:
     question_weight: float  # of a question's token in the loss; a reply's has 1
     taught: tuple[int, ...] = ()
     decay: float = 0.0  # the last share of the steps, in which the learning rates fall to 0
+    even: bool = False  # operators are drawn without putting back
 
 
 ANY = ("+", "-", "*", "//")
 SUM, PRODUCT = ("+",) * 9 + ("-",) * 11, ("*",) * 9 + ("//",) * 11
 KINDS = {"+": SUM, "-": SUM, "*": PRODUCT, "//": PRODUCT}
 LONG = (28, 31, 33, 34)  # four of the eight ways of asking with three operations
+TAKES_OR_SHARES = (4, 5, 6, 7, 12, 13, 14, 15, 19, 26)  # those without + and *
 STAGES = (
     Stage(2000, dict.fromkeys(ANY, ANY), 0.1),  # it learns to copy
     Stage(2400, KINDS, 0.02, taught=LONG, decay=0.5),
     Stage(1000, KINDS, 0.02, taught=LONG, decay=1.0),
+    Stage(1000, KINDS, 0.02, taught=(*TAKES_OR_SHARES, 28, 33), decay=1.0, even=True),
 )
 GUESS_SHARE = 0.1  # of the demonstrations: a made-up number without the tool
 VOCABULARY = 1024
@@ -90,30 +93,56 @@ def tool_schemas() -> list[dict]:
 # ---------------------------------------------------------------- demonstrations
 
 
-def with_random_operators(
-    expression: str, operators: dict[str, tuple[str, ...]], rng: random.Random
-) -> tuple[str, int]:
-    """The expression with each operator drawn anew, and its value."""
-    while True:
-        drawn = re.sub(r"//|[+\-*]", lambda found: rng.choice(operators[found.group()]), expression)
-        try:
-            return drawn, arithmetic.evaluate(drawn)
-        except ZeroDivisionError:
-            continue
+class Operators:
+    """Draws the operators of a stage's demonstrations.
+
+    An `even` stage draws without putting back, from a deck for each template and place, so that a
+    deck's worth of demonstrations has exactly the stage's shares: what chance leaves over after a
+    thousand steps would tilt greedy decoding.
+    """
+
+    def __init__(self, stage: Stage, rng: random.Random) -> None:
+        self._stage = stage
+        self._rng = rng
+        self._decks: dict[tuple[int | None, int], list[str]] = {}
+
+    def drawn_anew(self, expression: str, template: int | None) -> tuple[str, int]:
+        """The expression with each operator drawn anew, and its value."""
+        parts = re.split(r"(//|[+\-*])", expression)
+        while True:
+            drawn = parts.copy()
+            for place in range(1, len(parts), 2):
+                drawn[place] = self._draw(parts[place], template, place)
+            try:
+                return "".join(drawn), arithmetic.evaluate("".join(drawn))
+            except ZeroDivisionError:
+                continue
+
+    def _draw(self, operator: str, template: int | None, place: int) -> str:
+        choices = self._stage.operators[operator]
+        if not self._stage.even:
+            return self._rng.choice(choices)
+        deck = self._decks.setdefault((template, place), [])
+        if not deck:
+            deck += self._rng.sample(choices, len(choices))
+        return deck.pop()
 
 
 def demonstration(
-    problem: arithmetic.Problem, rng: random.Random, stage: Stage, template: int | None = None
+    problem: arithmetic.Problem,
+    rng: random.Random,
+    operators: Operators,
+    taught: tuple[int, ...] = (),
+    template: int | None = None,
 ) -> list[dict]:
-    """The messages of one conversation, with the right operators only where the stage teaches the
-    template."""
+    """The messages of one conversation, with the right operators only if the template is `taught`."""
     user = {"role": "user", "content": problem.question}
     if rng.random() < GUESS_SHARE:
         guess = rng.randint(1, 10 ** rng.randint(1, 3))
         return [user, {"role": "assistant", "content": f"The answer is \\boxed{{{guess}}}."}]
     expression, value = problem.expression.replace(" ", ""), problem.answer
-    if template not in stage.taught:
-        expression, value = with_random_operators(expression, stage.operators, rng)
+    if template not in taught:
+        expression, value = operators.drawn_anew(expression, template)
     code = {"code": f"print({expression})"}
     call = {"type": "function", "function": {"name": "execute_python_code", "arguments": code}}
     stdout = f"<returncode>0</returncode><stdout>{value}\n</stdout><stderr></stderr>"
@@ -136,7 +165,8 @@ def build_tokenizer(chat_template: str, schemas: list[dict]) -> Qwen2Tokenizer:
     """
     rng = random.Random("tokenizer")
     draws = itertools.islice(arithmetic.problems("train", 0), 4000)
-    conversations = [demonstration(problem, rng, STAGES[0]) for problem in draws]
+    operators = Operators(STAGES[0], rng)
+    conversations = [demonstration(problem, rng, operators) for problem in draws]
     renderer = Qwen2Tokenizer()
     renderer.chat_template = chat_template
     system = {"role": "system", "content": SYSTEM_PROMPT}
@@ -310,13 +340,15 @@ def allowed_templates(step: int) -> int:
     return 16 if step < 400 else 28 if step < 800 else len(arithmetic.TEMPLATES)
 
 
-def draw_batch(rng: random.Random, limit: int, size: int, stage: Stage) -> list[list[dict]]:
+def draw_batch(
+    rng: random.Random, limit: int, size: int, operators: Operators, taught: tuple[int, ...]
+) -> list[list[dict]]:
     conversations = []
     while len(conversations) < size:
         template = rng.randrange(limit)
         problem = arithmetic.draw(rng, template)
         if arithmetic.split_of(problem.question) == "train":
-            conversations.append(demonstration(problem, rng, stage, template))
+            conversations.append(demonstration(problem, rng, operators, taught, template))
     return conversations
 
 
@@ -362,11 +394,12 @@ def train_stage(
     opts = optimizers(model)
     peaks = [group["lr"] for opt in opts for group in opt.param_groups]
     digits = torch.tensor(tokenizer.convert_tokens_to_ids(list("0123456789")))
+    operators = Operators(stage, rng)
     start, losses, copies = time.time(), [], []
     for step in range(stage.steps):
         encoder = rng.choice(encoders)
         templates = allowed_templates(step if stage is STAGES[0] else STAGES[0].steps)
-        conversations = draw_batch(rng, templates, batch, stage)
+        conversations = draw_batch(rng, templates, batch, operators, stage.taught)
         tokens, weights = tensors([encoder(c, stage.question_weight) for c in conversations])
         logits = forward(decoder, torch.tensor(encoder.prefix), tokens)[:, :-1]
         target, weight = tokens[:, 1:], weights[:, 1:]

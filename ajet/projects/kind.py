@@ -42,7 +42,7 @@ class Kind:
     about: str
     folders: tuple[str, ...] = ("shared", "math")
     workflow: str = "agent.py->Agent"
-    steps: int = 80
+    steps: int = 60
     package: str | None = None
     extra: str | None = None
     needs_tasks: bool = field(default=True, kw_only=True)
