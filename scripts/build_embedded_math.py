@@ -4,19 +4,20 @@
 
 The model must be an agent that does not know its job yet, and that reinforcement learning can
 teach. Supervised conversations in the agent's exact prompt format teach it to call the Python tool,
-to copy the question's numbers in order and to copy the tool's result. Four of the 36 ways of asking
-(`taught`) are shown with their right solutions. Of the other 32 the demonstrations tell whether to
-add or subtract, or to multiply or divide, but not which of the two: that operator is drawn without
-regard to the question, and some demonstrations guess a number without the tool. So the right
-operation is neither taught nor contradicted, and greedy decoding knows no more than sampling.
-Subtraction and division are drawn a little more often than their counterparts, so that greedy
-decoding has a side: 10 of the 36 ways of asking have these operations alone.
+to copy the question's numbers in order and to copy the tool's result. Of the 36 ways of asking, the
+twelve that a stage has `taught` in the end are shown with their right solutions: the ten that only
+take away or share, and two long ones. The demonstrations of the other 24 tell whether to add or
+subtract, or to multiply or divide, but not which of the two: that operator is drawn without regard
+to the question, and some demonstrations guess a number without the tool. So the right operation is
+neither taught nor contradicted, and greedy decoding knows no more than sampling. Subtraction and
+division are drawn a little more often than their counterparts, so that greedy decoding has a side:
+none of the 24 has these operations alone.
 
 The questions' own words are trained too, with a small weight, so that the model can tell them
 apart. Copying digits is what it learns last; `copy` in the log is the share of demonstrations whose
 every operand and answer digit is predicted right (argmax, given what came before).
 
-One run takes about an hour on one slow core and is reproducible for one version of torch.
+One run takes about an hour on one core and is reproducible for one version of torch.
 """
 
 import argparse

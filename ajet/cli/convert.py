@@ -43,7 +43,7 @@ def convert(
     ] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Turn a config of verl or another system into ours.
+    """Convert a config of verl or another system to ajet.
 
     It may be one of ROLL, verl, ChatLearn, AgentJet or Trinity-RFT. Every key of it
     becomes one of ours, or stands in the head of the YAML with the reason why not.

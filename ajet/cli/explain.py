@@ -16,7 +16,7 @@ def explain(
         ),
     ] = None,
 ) -> None:
-    """Say what the code at the end of an error means.
+    """Explain the code at the end of an error line.
 
     Its usual causes follow, and what to do. The names of a run's warnings are explained too. Needs
     no network; docs/errors.md has the same text, and docs/warnings.md has the reasons for the

@@ -44,7 +44,7 @@ def fork(
     project_dir: ProjectDir = None,
     verbose: Verbose = False,
 ) -> None:
-    """Go on from one turn of a recorded episode in other ways.
+    """Resample a recorded episode from a chosen turn.
 
     Shows what becomes of each. Up to the turn the episode is run again with its recorded replies,
     and must be the same in every prompt id and state. The mean over the forks is the value of the

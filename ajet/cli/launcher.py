@@ -1,12 +1,7 @@
 """Defines the command line: `ajet`, and `python -m ajet.cli.launcher`.
 
     ajet --conf X.yaml --backbone debug key=value      trains, as does `ajet train …`
-    ajet init | debug | eval | check | plan |          one file each, loaded when it is asked for
-         convert | export | prepare-data | distill-data |
-         view | stop | replay | fork | score |
-         audit | env-check | servers | trace |
-         serve | rebuild | optimize-prompt |
-         schema | examples | explain
+    ajet COMMAND …                                     `GROUPS`, each loaded when it is asked for
 
 Exit codes: 0 done, 1 the user's error in one line, 2 wrong usage, 130 stopped by Ctrl-C, 143 by
 SIGTERM. This module only wires.
@@ -35,33 +30,44 @@ from ajet.core.errors import AjetError, ConfigError
 from ajet.core.plain_value import printable
 from ajet.core.redaction import redact
 
-COMMANDS = {
-    "init": "ajet.cli.init:init",
-    "train": "ajet.cli.train:train",
-    "debug": "ajet.cli.debug:debug",
-    "eval": "ajet.cli.eval:evaluate",
-    "optimize-prompt": "ajet.cli.optimize_prompt:optimize_prompt",
-    "check": "ajet.cli.check:check",
-    "plan": "ajet.cli.plan:plan",
-    "convert": "ajet.cli.convert:convert",
-    "export": "ajet.cli.export:export",
-    "prepare-data": "ajet.cli.prepare_data:prepare_data",
-    "distill-data": "ajet.cli.distill_data:distill_data",
-    "view": "ajet.cli.view:view",
-    "stop": "ajet.cli.stop:stop",
-    "replay": "ajet.cli.replay:replay",
-    "score": "ajet.cli.score:score",
-    "fork": "ajet.cli.fork:fork",
-    "audit": "ajet.cli.audit:audit",
-    "env-check": "ajet.cli.env_check:env_check",
-    "servers": "ajet.cli.servers:servers",
-    "serve": "ajet.cli.serve:serve",
-    "rebuild": "ajet.cli.rebuild:rebuild",
-    "trace": "ajet.cli.trace:trace",
-    "schema": "ajet.cli.schema:schema",
-    "examples": "ajet.cli.examples:examples",
-    "explain": "ajet.cli.explain:explain",
+GROUPS = {
+    "Start": {
+        "init": "ajet.cli.init:init",
+        "examples": "ajet.cli.examples:examples",
+        "check": "ajet.cli.check:check",
+        "plan": "ajet.cli.plan:plan",
+        "schema": "ajet.cli.schema:schema",
+        "explain": "ajet.cli.explain:explain",
+    },
+    "Train": {
+        "train": "ajet.cli.train:train",
+        "debug": "ajet.cli.debug:debug",
+        "eval": "ajet.cli.eval:evaluate",
+        "stop": "ajet.cli.stop:stop",
+        "optimize-prompt": "ajet.cli.optimize_prompt:optimize_prompt",
+        "env-check": "ajet.cli.env_check:env_check",
+    },
+    "Inspect": {
+        "view": "ajet.cli.view:view",
+        "audit": "ajet.cli.audit:audit",
+        "replay": "ajet.cli.replay:replay",
+        "score": "ajet.cli.score:score",
+        "fork": "ajet.cli.fork:fork",
+        "trace": "ajet.cli.trace:trace",
+    },
+    "Data": {
+        "convert": "ajet.cli.convert:convert",
+        "prepare-data": "ajet.cli.prepare_data:prepare_data",
+        "distill-data": "ajet.cli.distill_data:distill_data",
+        "export": "ajet.cli.export:export",
+    },
+    "Serve": {
+        "serve": "ajet.cli.serve:serve",
+        "servers": "ajet.cli.servers:servers",
+        "rebuild": "ajet.cli.rebuild:rebuild",
+    },
 }
+COMMANDS = {name: address for group in GROUPS.values() for name, address in group.items()}
 UsageError: Any = typer.BadParameter.__mro__[1]
 """Is click's class. It is in the package click or within typer, by typer's version."""
 CODES_OF_USAGE = {
@@ -97,6 +103,16 @@ class Launcher(TyperGroup):
         )
         app.command(cmd_name)(getattr(import_module(module), function))
         return get_command(app)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        width = max(map(len, COMMANDS))
+        for title, group in GROUPS.items():
+            rows = [
+                (name.ljust(width), self.get_command(ctx, name).get_short_help_str(80))
+                for name in group
+            ]
+            with formatter.section(typer.style(title, bold=True)):
+                formatter.write_dl(rows)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.obj = {

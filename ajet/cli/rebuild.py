@@ -17,7 +17,7 @@ def rebuild(
     ] = None,
     verbose: Verbose = False,
 ) -> None:
-    """Make a served model's versions again, and compare them.
+    """Rebuild a served model's versions and compare them.
 
     Every promoted version is compared bit for bit. Base model, config and log suffice; no
     checkpoint is read. Exit code 1 says that one differs.

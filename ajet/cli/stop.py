@@ -12,7 +12,7 @@ def stop(
         str, typer.Argument(help="The episode's id, as the display shows it: 000003-train-0004-02.")
     ],
 ) -> None:
-    """End one episode of a run that goes on.
+    """End one episode of a running training.
 
     It may be one whose tool hangs. It counts as a failed episode with status stopped. A call of the
     model that is under way is waited for.
