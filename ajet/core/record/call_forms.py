@@ -1,8 +1,6 @@
 """Counts replies whose calls are in another form than the run's parser reads.
 
     CallForms.of(trajectories)    12 of 12 replies with tools, {"json": 12}
-
-Not covered: how such a call is noticed (tool_parsers/other_forms.py).
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ from typing import Self
 from ajet.core.config import AjetConfig
 from ajet.core.trajectory.trajectory import Trajectory
 
+REPORTED_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class CallForms:
@@ -36,8 +35,9 @@ class CallForms:
         return sum(self.by_parser.values())
 
     def line(self, config: AjetConfig) -> str | None:
-        """Returns the count and the remedy in one line; None if there is nothing to report."""
-        if not self.by_parser:
+        """Returns the count and the remedy in one line; None if the share is below
+        `REPORTED_SHARE`: a model that knows its form writes a stray call now and then."""
+        if not self.by_parser or self.num_other < REPORTED_SHARE * self.num_replies:
             return None
         best = max(self.by_parser, key=lambda name: self.by_parser[name])
         listed = ", ".join(f"{num} as {name}" for name, num in self.by_parser.items())

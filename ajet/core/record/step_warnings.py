@@ -25,8 +25,6 @@ OWN_SAMPLING = (
     "(ajet.rollout.temperature, top_p, top_k)"
 )
 
-MIN_IN_OTHER_FORM = 0.1
-"""The share of replies to an offer of tools from which a run warns of calls in another form."""
 NO_STATE_KEY = (
     "adv_estimator gigpo: no trained turn of the step has a state key, so no step is credited: a "
     "workflow notes it with model_tuner.credit_turn(state_key=…), an environment in info"
@@ -58,7 +56,7 @@ def call_form_warning(step: int, config: AjetConfig, groups: Sequence[Group]) ->
     """Returns a warning where many replies have calls in a form that the run does not read."""
     forms = CallForms.of(t for group in groups for t in group.trajectories)
     line = forms.line(config)
-    if line is None or forms.num_other < MIN_IN_OTHER_FORM * forms.num_replies:
+    if line is None:
         return None
     values = {"replies": float(forms.num_other), "with_tools": float(forms.num_replies)}
     return RunWarning(step, "call_form", f"step {step}: {line}", values)

@@ -58,6 +58,7 @@ def test_calls_in_another_form_are_warned_of_with_the_count_and_the_remedy():
     assert warning.values == {"replies": 3.0, "with_tools": 6.0}
     few = group_of(in_another_form("json"), *(episode() for _ in range(5)))  # 1 of 12
     assert call_form_warning(3, AjetConfig(), [few]) is None
+    assert CallForms(12, {"json": 1}).line(AjetConfig()) is None
     untooled = replace(episode(), turns=tuple(replace(t, tools=None) for t in episode().turns))
     assert CallForms.of([untooled, episode()]) == CallForms(2, {})
 
