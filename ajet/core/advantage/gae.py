@@ -5,26 +5,30 @@
 
 Schulman et al. 2015 (arXiv 1506.02438), equation 16. A chain has an agent's trained tokens
 over all its turns: the last token before a tool result is followed by the first one after it
-(token_chain.py). verl whitens inside its estimator; here estimate.py does.
-
-Not covered: bootstrapping a value at the end of a truncated episode, which counts as ended.
+(token_chain.py). No value is bootstrapped at the end of a truncated episode: it counts as ended.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
-from ajet.core.advantage.credit import (
-    AdvantageOptions,
-    Advantages,
-    EpisodeCredit,
-    GroupCredit,
-    TokenArrays,
-)
+from ajet.core.advantage.credit import Advantages, EpisodeCredit, GroupCredit, TokenArrays
+from ajet.core.advantage.estimator import Estimator
+from ajet.core.advantage.reinforce import ReinforceOptions
 from ajet.core.advantage.token_chain import discounted_sums, token_chains
 
 
-def gae(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
+@dataclass(frozen=True)
+class GaeOptions(ReinforceOptions):
+    """Options of GAE."""
+
+    lam: Annotated[float, Field(ge=0, le=1, description="GAE's lambda, per token.")] = 1.0
+
+
+def gae(groups: Sequence[GroupCredit], options: GaeOptions) -> Advantages:
     """Computes advantages from `EpisodeCredit.values`, the critic's values of the state before each
     token.
     """
@@ -53,3 +57,6 @@ def returns(groups: Sequence[GroupCredit], advantages: Advantages) -> Advantages
 def _values(episode: EpisodeCredit) -> TokenArrays:
     assert episode.values is not None, f"episode {episode.episode_id}: gae needs a critic's values"
     return episode.values
+
+
+GAE = Estimator(gae, GaeOptions, whitens=True, needs_critic=True)

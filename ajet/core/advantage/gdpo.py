@@ -11,24 +11,44 @@ different rewards one advantage where their sums are equal, and a reward of smal
 The rewards are `log_metrics` of the workflow or the judge, named by `reward_weights`; an episode
 whose reward ajet has set itself (a malformed one, say) has that reward for each. This function
 gives A before whitening, which is over tokens as in verl; TRL whitens over episodes.
-
-Not covered: shaping and normalisation of the episode's reward, which this estimator does not read.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
 from ajet.core.advantage.comparison import Comparison, compare_scores, episodes_of, spread_evenly
-from ajet.core.advantage.credit import AdvantageOptions, Advantages, GroupCredit
+from ajet.core.advantage.credit import Advantages, GroupCredit
+from ajet.core.advantage.estimator import Estimator
+from ajet.core.advantage.grpo import GrpoOptions, relative
 
 
-def gdpo(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
+@dataclass(frozen=True)
+class GdpoOptions(GrpoOptions):
+    """Options of GDPO."""
+
+    reward_weights: Annotated[
+        dict[str, float],
+        Field(
+            default={},
+            description="gdpo: the rewards that it normalises apart, by their names in "
+            "log_metrics, each with its weight.",
+        ),
+    ] = field(default_factory=dict)
+
+
+def gdpo(groups: Sequence[GroupCredit], options: GdpoOptions) -> Advantages:
     """Adds the weighted comparisons of each reward with its group."""
     episodes, sets_N = episodes_of(groups), compare_scores(groups).sets_N
     total_N = np.zeros(len(episodes))
     for name, weight in options.reward_weights.items():
         rewards_N = np.array([e.log_metrics.get(name, e.reward) for e in episodes], np.float64)
         compared = Comparison(rewards_N, sets_N)
-        total_N += weight * compared.centred(normalize_std=options.normalize_std)
+        total_N += weight * relative(compared, options.normalize_std)
     return spread_evenly(groups, total_N)
+
+
+GDPO = Estimator(gdpo, GdpoOptions, whitens=True, compares_group=True, compares_named_rewards=True)

@@ -27,13 +27,11 @@ from typing import Any
 import numpy as np
 
 from ajet.core.advantage.comparison import episodes_of, spread_evenly
-from ajet.core.advantage.credit import AdvantageOptions, Advantages, EpisodeCredit, GroupCredit
-from ajet.core.config import AjetConfig
+from ajet.core.advantage.credit import Advantages, EpisodeCredit, GroupCredit
+from ajet.core.advantage.registry import AdvantageOptions
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.core.importing import ARROW, load_function, run_user_code
-
-ALGORITHM = "ajet.trainer_common.algorithm"
+from ajet.core.importing import run_user_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +40,6 @@ class OwnEstimator:
 
     where: str
     function: Callable[..., Any]
-
-    @classmethod
-    def of(cls, config: AjetConfig) -> OwnEstimator | None:
-        """Loads the estimator that the config names; None where it names one of ajet's."""
-        spec = config.ajet.trainer_common.algorithm.adv_estimator
-        if ARROW not in spec:
-            return None
-        where = f"{ALGORITHM}.adv_estimator"
-        return cls(where, load_function(spec, base_dirs=config.base_dirs, where=where))
 
     def __call__(self, groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
         result = run_user_code(partial(self.function, groups, options), self.where)
@@ -90,15 +79,6 @@ class OwnShaping:
 
     where: str
     function: Callable[..., Any]
-
-    @classmethod
-    def of(cls, config: AjetConfig) -> OwnShaping | None:
-        """Loads the shaping that the config names, if any."""
-        spec = config.ajet.trainer_common.algorithm.reward_shaping
-        if spec is None:
-            return None
-        where = f"{ALGORITHM}.reward_shaping"
-        return cls(where, load_function(spec, base_dirs=config.base_dirs, where=where))
 
     def __call__(self, groups: Sequence[GroupCredit]) -> list[float]:
         result = run_user_code(partial(self.function, groups), self.where)

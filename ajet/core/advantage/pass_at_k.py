@@ -16,23 +16,41 @@ favours groups of different answers. Equal rewards, and a group of less than k, 
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import comb
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from ajet.core.advantage.comparison import compare_scores, spread_evenly
-from ajet.core.advantage.credit import AdvantageOptions, Advantages, GroupCredit
+from ajet.core.advantage.credit import Advantages, GroupCredit
+from ajet.core.advantage.estimator import Estimator
+from ajet.core.advantage.grpo import GrpoOptions, over_std
 
 
-def pass_at_k(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
+@dataclass(frozen=True)
+class PassAtKOptions(GrpoOptions):
+    """Options of pass@k."""
+
+    pass_k: Annotated[
+        int | None,
+        Field(
+            ge=2,
+            description="pass_at_k: episodes of which the best one counts; null is num_repeat.",
+        ),
+    ] = None
+
+
+def pass_at_k(groups: Sequence[GroupCredit], options: PassAtKOptions) -> Advantages:
     """Gives each episode its mean gain over the best of the others in sets of `pass_k`."""
     compared = compare_scores(groups)
     advantages_N = np.zeros(len(compared.values_N))
     for number in range(len(groups)):
         members = np.flatnonzero(compared.sets_N == number)
         advantages_N[members] = gains(compared.values_N[members], options.pass_k)
-    return spread_evenly(groups, compared.scaled(advantages_N, options.normalize_std))
+    return spread_evenly(groups, over_std(advantages_N, compared, options.normalize_std))
 
 
 def gains(rewards_G: NDArray[np.float64], k: int | None) -> NDArray[np.float64]:
@@ -48,3 +66,6 @@ def gains(rewards_G: NDArray[np.float64], k: int | None) -> NDArray[np.float64]:
     weights_G /= comb(size - 1, k - 1)
     gains_G[order] = [float(weights_G[:i] @ (sorted_G[i] - sorted_G[:i])) for i in range(size)]
     return gains_G
+
+
+PASS_AT_K = Estimator(pass_at_k, PassAtKOptions, compares_group=True)

@@ -20,20 +20,35 @@ normalisation: as unbiased, of higher variance.
 
 Turns are counted for each agent. Where all members got as far with equal returns, and for
 a lone episode, advantages are exactly 0. `step_reward_gamma` discounts once for each turn.
-
-Not covered: division by a deviation, which would weight turns by how certain their outcome is.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field
 
-from ajet.core.advantage.agent_steps import StepTable, step_table
+from ajet.core.advantage.agent_steps import StepOptions, StepTable, step_table
 from ajet.core.advantage.comparison import Comparison
-from ajet.core.advantage.credit import AdvantageOptions, Advantages, GroupCredit
+from ajet.core.advantage.credit import Advantages, GroupCredit
+from ajet.core.advantage.estimator import Estimator
 
 
-def step_reinforce(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
+@dataclass(frozen=True)
+class StepReinforceOptions(StepOptions):
+    """Options of step-wise REINFORCE."""
+
+    step_baseline: Annotated[
+        Literal["others", "none"],
+        Field(
+            description="What step_reinforce subtracts: the others' mean return at the same turn, "
+            "or nothing."
+        ),
+    ] = "others"
+
+
+def step_reinforce(groups: Sequence[GroupCredit], options: StepReinforceOptions) -> Advantages:
     """Subtracts the others' mean return at the same step; an episode that ended counts with a
     return of 0.
     """
@@ -55,3 +70,11 @@ def _compare_same_turns(table: StepTable) -> Comparison:
         for step in table.steps_N
     ]
     return Comparison(table.returns_N, np.array(sets_N, np.int64))
+
+
+STEP_REINFORCE = Estimator(
+    step_reinforce,
+    StepReinforceOptions,
+    compares_group=lambda options: options.step_baseline == "others",
+    credits_by="reward",
+)

@@ -198,6 +198,7 @@ def _adapter_refusals(config: AjetConfig) -> list[tuple[str, str]]:
     """Returns why several adapters cannot be trained apart with the other settings."""
     ajet = config.ajet
     lora, key = ajet.trainer_common.lora, "ajet.trainer_common.lora.adapters"
+    algorithm = ajet.trainer_common.algorithm
     if not lora.adapters:
         return []
     reasons = {
@@ -209,9 +210,8 @@ def _adapter_refusals(config: AjetConfig) -> list[tuple[str, str]]:
         f"ajet.kind is {ajet.kind}; several learn apart from rewards (reinforcement)": (
             ajet.kind != "reinforcement"
         ),
-        "adv_estimator gae needs a critic for each, which backbone debug alone has": (
-            ajet.trainer_common.algorithm.adv_estimator == "gae" and ajet.backbone != "debug"
-        ),
+        f"adv_estimator {algorithm.adv_estimator} needs a critic for each, which backbone debug "
+        "alone has": algorithm.estimator.needs_critic and ajet.backbone != "debug",
         "a stage hands over one model; stages with several adapters are not built": (
             config.stage is not None
         ),
