@@ -154,6 +154,7 @@ class UpdateSettings(OptimizerSettings, LossSettings):
     """
 
     # Objective.
+    clip_high: float = 0.2  # as in GRPO; the config's default is DAPO's
     policy_loss: str = "ppo"  # a name of losses/, or that of a loss of the user's own
     off_policy_mask: float | None = None  # nats; negative episodes further away are masked
     temperature: float = 1.0  # the sampler's; the policy's logits are divided by it
