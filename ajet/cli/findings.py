@@ -47,8 +47,6 @@ from ajet.servers.serving import engine_of_one_process
 
 READ_FOR_ALL = (
     "rollout.multi_turn.max_steps",
-    "rollout.multi_turn.max_sample_per_task",
-    "rollout.multi_turn.expected_steps",
     "harness.sandbox",
     "harness.image",
     "harness.limits",
