@@ -19,7 +19,6 @@ from ajet.core.advantage.gae import returns
 from ajet.core.advantage.metrics import advantage_metrics
 from ajet.core.advantage.registry import ESTIMATORS, AdvantageOptions
 from ajet.core.advantage.shaping import RewardShaping, shape_rewards
-from ajet.core.advantage.whiten import whiten
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
@@ -107,3 +106,20 @@ def _clip_advantages(
         for name, turns in advantages.items()
     }
     return cut, {"advantage/clipped": share}
+
+
+def whiten(advantages: Advantages) -> Advantages:
+    """Returns (x - mean) / sqrt(var + 1e-8) over all tokens of the batch.
+
+    As in verl the variance is divided by n - 1. Every token has the same weight, so long episodes
+    weigh more. If all advantages are equal, or there is one, they become exactly 0.
+    """
+    arrays = [array for turns in advantages.values() for array in turns]
+    flat = np.concatenate(arrays).astype(np.float64) if arrays else np.zeros(0)
+    if not len(flat) or (flat == flat[0]).all():
+        return {name: tuple(map(np.zeros_like, turns)) for name, turns in advantages.items()}
+    mean, scale = flat.mean(), 1 / np.sqrt(flat.var(ddof=1) + 1e-8)
+    return {
+        name: tuple(((array - mean) * scale).astype(np.float32) for array in turns)
+        for name, turns in advantages.items()
+    }

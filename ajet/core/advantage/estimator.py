@@ -18,18 +18,13 @@ Compute = Callable[[Sequence[GroupCredit], Any], Advantages]
 and the estimator's options."""
 
 
-@dataclass(frozen=True)
-class NoOptions:
-    """The options of an estimator that has none."""
-
-
 @dataclass(frozen=True, slots=True)
 class Estimator:
     """Holds an estimator: what computes it, and what others must know about it."""
 
     compute: Compute
-    options: type = NoOptions
-    """A dataclass; its fields are keys of `trainer_common.algorithm`."""
+    options: type | None = None
+    """A dataclass whose fields are keys of `trainer_common.algorithm`."""
     whitens: bool = False
     """Its definition includes whitening; `whiten_advantages` overrides it if not null."""
     needs_critic: bool = False
@@ -45,7 +40,7 @@ class Estimator:
     @property
     def reads(self) -> frozenset[str]:
         """Returns the keys of the config that it reads."""
-        return frozenset(field.name for field in fields(self.options))
+        return frozenset(f.name for f in fields(self.options)) if self.options else frozenset()
 
     def compares(self, options: Any) -> bool:
         """Tells whether, with these options, a lone episode has no advantage."""

@@ -30,7 +30,7 @@ from ajet.core.advantage.grpo import GrpoOptions, relative
 
 
 @dataclass(frozen=True)
-class GigpoOptions(GrpoOptions, StepOptions):
+class GigpoOptions(StepOptions, GrpoOptions):
     """Options of GiGPO."""
 
     episode_reward_weight: Annotated[

@@ -15,10 +15,10 @@ import numpy as np
 
 from ajet.core.advantage.comparison import compare_scores, episodes_of, spread_evenly
 from ajet.core.advantage.credit import Advantages, GroupCredit
-from ajet.core.advantage.estimator import Estimator, NoOptions
+from ajet.core.advantage.estimator import Estimator
 
 
-def opo(groups: Sequence[GroupCredit], options: NoOptions) -> Advantages:
+def opo(groups: Sequence[GroupCredit], options: object) -> Advantages:
     """Subtracts the group's length-weighted mean from each reward."""
     compared = compare_scores(groups)
     lengths_N = np.array([episode.num_tokens for episode in episodes_of(groups)], np.float64)

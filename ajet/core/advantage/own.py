@@ -50,26 +50,20 @@ class OwnEstimator:
     def _turns(self, episode: EpisodeCredit, result: dict[Any, Any]) -> tuple[Any, ...]:
         name, wanted = episode.episode_id, episode.lengths_T.tolist()
         if name not in result:
-            raise ConfigError(
-                f"{self.where}: it returned nothing for episode {name}", code=Code.OWN_RESULT
-            )
+            raise _misfit(f"{self.where}: it returned nothing for episode {name}")
         try:
             turns = tuple(np.array(turn, np.float32) for turn in result[name])
         except (TypeError, ValueError) as error:
-            raise ConfigError(
-                f"{self.where}: episode {name}: give one array of numbers for each turn ({error})",
-                code=Code.OWN_RESULT,
+            raise _misfit(
+                f"{self.where}: episode {name}: give one array of numbers for each turn ({error})"
             ) from error
         if [turn.shape for turn in turns] != [(length,) for length in wanted]:
-            raise ConfigError(
+            raise _misfit(
                 f"{self.where}: episode {name}: its turns have {wanted} trained tokens, the arrays "
-                f"{[turn.shape for turn in turns]}",
-                code=Code.OWN_RESULT,
+                f"{[turn.shape for turn in turns]}"
             )
         if not all(np.isfinite(turn).all() for turn in turns):
-            raise ConfigError(
-                f"{self.where}: episode {name}: a number is not finite", code=Code.OWN_RESULT
-            )
+            raise _misfit(f"{self.where}: episode {name}: a number is not finite")
         return turns
 
 
@@ -85,21 +79,21 @@ class OwnShaping:
         return numbers_of(result, groups, self.where)
 
 
+def _misfit(text: str) -> ConfigError:
+    return ConfigError(text, code=Code.OWN_RESULT)
+
+
 def numbers_of(result: Any, groups: Sequence[GroupCredit], where: str) -> list[float]:
     """Returns one finite number for each episode; a ConfigError says what does not fit."""
     num_episodes = sum(map(len, groups))
     try:
         numbers = [float(number) for number in result]
     except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{where}: give a list of {num_episodes} numbers, one for each episode ({error})",
-            code=Code.OWN_RESULT,
+        raise _misfit(
+            f"{where}: give a list of {num_episodes} numbers, one for each episode ({error})"
         ) from error
     if len(numbers) != num_episodes:
-        raise ConfigError(
-            f"{where}: it returned {len(numbers)} numbers for {num_episodes} episodes",
-            code=Code.OWN_RESULT,
-        )
+        raise _misfit(f"{where}: it returned {len(numbers)} numbers for {num_episodes} episodes")
     if not all(map(math.isfinite, numbers)):
-        raise ConfigError(f"{where}: a number that it returned is not finite", code=Code.OWN_RESULT)
+        raise _misfit(f"{where}: a number that it returned is not finite")
     return numbers

@@ -6,7 +6,7 @@ from ajet.core.advantage.estimator import Estimator
 from ajet.core.advantage.gae import GAE, GaeOptions
 from ajet.core.advantage.gdpo import GDPO, GdpoOptions
 from ajet.core.advantage.gigpo import GIGPO, GigpoOptions
-from ajet.core.advantage.grpo import GRPO
+from ajet.core.advantage.grpo import GRPO, GrpoOptions
 from ajet.core.advantage.opo import OPO
 from ajet.core.advantage.pass_at_k import PASS_AT_K, PassAtKOptions
 from ajet.core.advantage.reinforce import REINFORCE, REINFORCE_PLUS_PLUS
@@ -34,5 +34,7 @@ ESTIMATORS: dict[str, Estimator] = {
 
 
 @dataclass(frozen=True)
-class AdvantageOptions(GaeOptions, StepReinforceOptions, GigpoOptions, GdpoOptions, PassAtKOptions):
+class AdvantageOptions(
+    PassAtKOptions, GdpoOptions, StepReinforceOptions, GigpoOptions, GaeOptions, GrpoOptions
+):
     """Holds the options of all estimators, which a function of the user's reads."""

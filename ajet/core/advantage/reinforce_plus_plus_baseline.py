@@ -13,11 +13,11 @@ from collections.abc import Sequence
 
 from ajet.core.advantage.comparison import compare_scores, spread_evenly
 from ajet.core.advantage.credit import Advantages, GroupCredit
-from ajet.core.advantage.estimator import Estimator, NoOptions
+from ajet.core.advantage.estimator import Estimator
 from ajet.core.advantage.grpo import relative
 
 
-def reinforce_plus_plus_baseline(groups: Sequence[GroupCredit], options: NoOptions) -> Advantages:
+def reinforce_plus_plus_baseline(groups: Sequence[GroupCredit], options: object) -> Advantages:
     """Subtracts the group's mean from each reward."""
     return spread_evenly(groups, relative(compare_scores(groups)))
 

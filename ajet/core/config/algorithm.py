@@ -141,11 +141,11 @@ OWN_ESTIMATOR = Estimator(_loaded_later, AdvantageOptions)
 OWN_LOSS = PolicyLoss(_loaded_later, settings=LossSettings)
 
 
-class AlgorithmConfig(Section, AdvantageOptions, LossSettings):
+class AlgorithmConfig(Section, AdvantageOptions, LossSettings):  # pyright: ignore[reportGeneralTypeIssues]
     """Configures the way from rewards to a loss.
 
-    The keys of single estimators and losses are fields of the two bases, which are declared in the
-    files of these.
+    Two of its bases are dataclasses, whose fields pydantic takes as its own: the keys of single
+    estimators and losses, declared in their files.
     """
 
     adv_estimator: EstimatorName | ImportPath = Field(

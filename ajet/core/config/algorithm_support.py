@@ -49,16 +49,14 @@ def _unread_by_sampler(data: DataConfig) -> dict[str, str]:
 
 def _unread_by_choice(algorithm: AlgorithmConfig) -> dict[str, str]:
     """Returns the keys that only other estimators or other losses read."""
-    of_estimators = dict.fromkeys(field.name for field in fields(AdvantageOptions))
-    of_losses = dict.fromkeys(field.name for field in fields(LossSettings))
     return {
-        f"{ALGORITHM}.{key}": _setting(algorithm, chooser)
-        for chooser, keys, read in (
-            ("adv_estimator", of_estimators, algorithm.estimator.reads),
-            ("policy_loss", of_losses, algorithm.loss.reads),
+        f"{ALGORITHM}.{field.name}": _setting(algorithm, chooser)
+        for chooser, keys, row in (
+            ("adv_estimator", AdvantageOptions, algorithm.estimator),
+            ("policy_loss", LossSettings, algorithm.loss),
         )
-        for key in keys
-        if key not in read
+        for field in fields(keys)
+        if field.name not in row.reads
     }
 
 

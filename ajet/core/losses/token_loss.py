@@ -55,11 +55,6 @@ class TokenLoss:
     cuts: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class NoSettings:
-    """The settings of a loss that has none."""
-
-
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
     """Holds a loss: its two functions, and what others must know about it.
@@ -75,8 +70,8 @@ class PolicyLoss:
     of_mini_batch: Callable[[MiniBatchTokens, Any], TokenNumbers] | None = None
     scope: Literal["token", "episode", "mini_batch"] = "token"
     needs_advantage: bool = True
-    settings: type = NoSettings
-    """A dataclass; its fields are keys of `trainer_common.algorithm`."""
+    settings: type | None = None
+    """A dataclass whose fields are keys of `trainer_common.algorithm`."""
     weighs_by_sampler: bool = False
     """Its own weight is the policy over the sampler, which importance weights would repeat."""
     warnings: Callable[[Any], Iterator[str]] | None = None
@@ -85,4 +80,4 @@ class PolicyLoss:
     @property
     def reads(self) -> frozenset[str]:
         """Returns the keys of the config that it reads."""
-        return frozenset(field.name for field in fields(self.settings))
+        return frozenset(f.name for f in fields(self.settings)) if self.settings else frozenset()

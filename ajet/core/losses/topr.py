@@ -9,20 +9,14 @@ advantages have full weight, however unlikely. The paper sums over an episode: `
 """
 
 from ajet.core.losses.mini_batch_tokens import MiniBatchTokens, TokenNumbers
-from ajet.core.losses.token_loss import (
-    MAX_LOG_RATIO,
-    LossInputs,
-    NoSettings,
-    PolicyLoss,
-    TokenLoss,
-)
+from ajet.core.losses.token_loss import MAX_LOG_RATIO, LossInputs, PolicyLoss, TokenLoss
 
 
-def episode_log_product(tokens: MiniBatchTokens, settings: NoSettings) -> TokenNumbers:
+def episode_log_product(tokens: MiniBatchTokens, settings: object) -> TokenNumbers:
     return {"log_product": tokens.episode_sums(tokens.log_ratio_M)}
 
 
-def topr(tokens: LossInputs, settings: NoSettings) -> TokenLoss:
+def topr(tokens: LossInputs, settings: object) -> TokenLoss:
     import torch
 
     log_product_M = tokens.mini_batch["log_product"]

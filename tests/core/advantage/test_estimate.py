@@ -10,7 +10,7 @@ from ajet.core.advantage import (
     RewardShaping,
     estimate,
 )
-from ajet.core.advantage.whiten import whiten
+from ajet.core.advantage.estimation import whiten
 from ajet.core.config import load_config
 from ajet.core.learning.credit import estimator_settings, make_kl_controller
 from tests.core.advantage.advantage_fixtures import credited, per_token, per_turn, random_groups

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from ajet.core.advantage import ESTIMATORS, AdvantageOptions, EstimatorSettings, estimate
+from ajet.core.advantage.estimation import whiten
 from ajet.core.advantage.kl_controller import AdaptiveKLController
 from ajet.core.advantage.kl_in_reward import penalise_kl
-from ajet.core.advantage.whiten import whiten
 from tests.core.advantage.advantage_fixtures import random_groups
 
 TOLERANCE = {"rtol": 1e-6, "atol": 1e-6}

@@ -13,6 +13,7 @@ from ajet.core.config.agentjet_keys import ABSENT
 from ajet.core.config.compose import PACKAGED, compose, read_yaml
 from ajet.core.config.environment import CustomEnv
 from ajet.core.config.rollout import RolloutConfig
+from ajet.core.config.saved import saved_config
 from ajet.core.config.section import Section
 from ajet.core.config.task_reader import BUILT_IN_READERS
 from ajet.core.errors import ConfigError
@@ -186,6 +187,16 @@ def test_a_dropped_key_gets_one_line_with_the_reason_unless_it_says_what_holds(k
     if error is not None:
         line = str(error.value)
         assert line == f"{key}=other is refused: {absent.reason}; leave it out"
+
+
+def test_an_old_run_folder_with_dropped_keys_opens(tmp_path):
+    values = AjetConfig().to_dict()
+    values["ajet"]["task_runner"] = {"wrapper_type": "asyncio-with-gc"}
+    values["ajet"]["debug"]["debug_vllm_port"] = 18000
+    values["ajet"]["rollout"]["val_kwargs"]["num_repeat"] = 1
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(values))
+    assert saved_config(file, yaml_path=file, project_dir=None) == AjetConfig()
 
 
 def test_a_stage_takes_a_dropped_key(yaml_path):
