@@ -1,8 +1,10 @@
 """The computation of advantages from judged episodes, in the order of its stages.
 
-credits -> shaping -> estimator -> (returns for the critic) -> whitening -> clipping
+    credits -> shaping -> estimator -> (returns for the critic) -> whitening -> clipping
 
-estimate(credits, EstimatorSettings("gae")).advantages["e1"]   one array per turn
+    estimate(credits, EstimatorSettings("gae")).advantages["e1"]   one array per turn
+
+The order is part of the definition: shaping changes what is compared, whitening what is clipped.
 """
 
 from __future__ import annotations

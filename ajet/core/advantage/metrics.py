@@ -1,11 +1,13 @@
 """Metrics of a step's advantages.
 
-advantage/zero_tokens       share of trained tokens with advantage 0
-advantage/zero_episodes     share of episodes with advantage 0 on every token
-advantage/mean, abs_mean    over tokens, after whitening and clipping
-gigpo/anchor_group_size     mean number of steps in an anchor group (in gigpo's row)
-gigpo/singleton_steps       share of steps that are alone in their anchor group
-remax/no_baseline           share of episodes whose greedy episode failed (in remax's row)
+    advantage/zero_tokens       share of trained tokens with advantage 0
+    advantage/zero_episodes     share of episodes with advantage 0 on every token
+    advantage/mean, abs_mean    over tokens, after whitening and clipping
+    gigpo/anchor_group_size     mean number of steps in an anchor group
+    gigpo/singleton_steps       share of steps that are alone in their anchor group
+    remax/no_baseline           share of episodes whose greedy episode failed
+
+Those of one estimator are computed in its row.
 """
 
 from collections.abc import Sequence

@@ -79,7 +79,7 @@ class OwnTokens:
         if not isinstance(loss_M, Tensor) or tuple(loss_M.shape) != wanted:
             is_tensor = isinstance(loss_M, Tensor)
             given = f"a tensor of {tuple(loss_M.shape)}" if is_tensor else type(loss_M).__name__
-            raise ConfigError(
+            raise _misfit(
                 f"it returned {given}: return a tensor of {wanted}, a loss for each token"
             )
         if torch.is_grad_enabled() and len(loss_M) and not loss_M.requires_grad:
