@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from ajet.agents.react import ReactAgent
     from ajet.agents.tools.tool import BaseTool, ToolResponse
     from ajet.compat.agentjet.copilot.job import AgentJetJob
-    from ajet.core.advantage.credit import EpisodeCredit
-    from ajet.core.advantage.registry import AdvantageOptions
+    from ajet.core.advantage.credit import AdvantageOptions, EpisodeCredit
     from ajet.core.breakpoint import bp
     from ajet.core.config.tree import AjetConfig
     from ajet.core.environment.environment import Environment
@@ -84,7 +83,7 @@ __all__ = [
 
 _HOMES = {
     "Address": "ajet.core.workflow.gateway.gateway",
-    "AdvantageOptions": "ajet.core.advantage.registry",
+    "AdvantageOptions": "ajet.core.advantage.credit",
     "AgentGraphOutput": "ajet.core.workflow.graph",
     "AgentJetJob": "ajet.copilot.job",
     "AjetConfig": "ajet.core.config.tree",

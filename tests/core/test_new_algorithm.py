@@ -9,7 +9,6 @@ ROOT = Path(__file__).parents[2]
 NEW_FILE = """
 from ajet.core.advantage.comparison import episodes_of, spread_evenly
 from ajet.core.advantage.estimator import Estimator
-from ajet.core.advantage.grpo import GrpoOptions
 from ajet.core.losses.ppo import ClipBounds
 from ajet.core.losses.token_loss import PolicyLoss, TokenLoss
 
@@ -27,7 +26,7 @@ def warnings(settings):
         yield "is odd"
 
 
-SIGNS = Estimator(signs, GrpoOptions, compares_group=True)
+SIGNS = Estimator(signs, reads=("lam",), compares_group=True)
 LIKELIHOOD = PolicyLoss(likelihood, settings=ClipBounds, warnings=warnings)
 """
 RUN = """
@@ -61,7 +60,7 @@ def load(*overrides):
     return load_config(Path("run.yaml"), [*names, *overrides])
 
 
-config = load(f"{A}.clip_low=0.9")
+config = load(f"{A}.clip_low=0.9", f"{A}.lam=0.5")
 assert config.notices == []
 assert [finding.text for finding in _clip_findings(config)] == [
     f"{A}: policy_loss=likelihood is odd"

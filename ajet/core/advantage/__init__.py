@@ -5,9 +5,10 @@ where the turn is not trained); invalid episodes are absent. Ignored: tokens' te
 batch's layout, the config, which imports the registry.
 """
 
+from ajet.core.advantage.credit import AdvantageOptions
 from ajet.core.advantage.estimation import EstimatorSettings, estimate
 from ajet.core.advantage.estimator import Estimator
-from ajet.core.advantage.registry import ESTIMATORS, AdvantageOptions
+from ajet.core.advantage.registry import ESTIMATORS
 from ajet.core.advantage.shaping import RewardShaping
 
 __all__ = [

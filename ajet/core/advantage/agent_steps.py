@@ -17,24 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from ajet.core.advantage.comparison import episodes_of
 from ajet.core.advantage.credit import Advantages, EpisodeCredit, GroupCredit
-
-
-@dataclass(frozen=True)
-class StepOptions:
-    """Options of the estimators that credit single steps."""
-
-    step_reward_gamma: Annotated[
-        float,
-        Field(ge=0, le=1, description="Discount per turn, of gigpo and step_reinforce."),
-    ] = 1.0
 
 
 @dataclass(frozen=True, slots=True)

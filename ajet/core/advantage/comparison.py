@@ -4,7 +4,7 @@
     sets_N      0   0   0   0    1    1   2
     counts_N    4   4   4   4    2    2   1
     means_N    .5  .5  .5  .5   .3   .3   2
-    stds_N   .577 (divided by counts_N - 1) ...
+    stds_N    .58 .58 .58 .58  0    0   0       divided by counts_N - 1
 
 Means, deviations and counts are given for each value, so that formulas read as in the papers.
 """

@@ -18,14 +18,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 TokenArrays = tuple[NDArray[np.float32], ...]
 """Token arrays: one for each turn, with one number for each trained token."""
 Advantages = dict[str, TokenArrays]
 """The keys are episode ids."""
+StdScale = bool | Literal["batch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +84,50 @@ class EpisodeCredit:
 
 GroupCredit = tuple[EpisodeCredit, ...]
 """The valid episodes of one task, in the order of `rollout_index`."""
+
+
+@dataclass(frozen=True)
+class AdvantageOptions:
+    """Holds the options of all estimators, whose rows say which they read. The config has the same
+    keys: it inherits them."""
+
+    normalize_std: Annotated[
+        StdScale,
+        Field(
+            description="Divide advantages by the group's standard deviation; batch by that of all "
+            "rewards of the batch."
+        ),
+    ] = True
+    gamma: Annotated[float, Field(ge=0, le=1, description="Discount per token.")] = 1.0
+    lam: Annotated[float, Field(ge=0, le=1, description="GAE's lambda, per token.")] = 1.0
+    step_reward_gamma: Annotated[
+        float, Field(ge=0, le=1, description="Discount per turn, of gigpo and step_reinforce.")
+    ] = 1.0
+    episode_reward_weight: Annotated[
+        float, Field(ge=0, description="Weight of gigpo's episode advantage.")
+    ] = 1.0
+    step_reward_weight: Annotated[
+        float, Field(ge=0, description="Weight of gigpo's step advantage.")
+    ] = 1.0
+    step_baseline: Annotated[
+        Literal["others", "none"],
+        Field(
+            description="What step_reinforce subtracts: the others' mean return at the same turn, "
+            "or nothing."
+        ),
+    ] = "others"
+    reward_weights: Annotated[
+        dict[str, float],
+        Field(
+            default={},
+            description="gdpo: the rewards that it normalises apart, by their names in "
+            "log_metrics, each with its weight.",
+        ),
+    ] = field(default_factory=dict)
+    pass_k: Annotated[
+        int | None,
+        Field(
+            ge=2,
+            description="pass_at_k: episodes of which the best one counts; null is num_repeat.",
+        ),
+    ] = None

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ajet.core.advantage.agent_views import agent_views, merge_views
-from ajet.core.advantage.credit import Advantages, GroupCredit
+from ajet.core.advantage.credit import AdvantageOptions, Advantages, GroupCredit
 from ajet.core.advantage.estimator import Compute, Estimator
 from ajet.core.advantage.gae import returns
 from ajet.core.advantage.metrics import advantage_metrics
-from ajet.core.advantage.registry import ESTIMATORS, AdvantageOptions
+from ajet.core.advantage.registry import ESTIMATORS
 from ajet.core.advantage.shaping import RewardShaping, shape_rewards
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
@@ -38,7 +38,7 @@ class EstimatorSettings:
 
     @property
     def estimator(self) -> Estimator:
-        return ESTIMATORS[self.name] if self.own is None else Estimator(self.own, AdvantageOptions)
+        return Estimator(self.own) if self.own else ESTIMATORS[self.name]
 
     @property
     def whitens(self) -> bool:

@@ -9,26 +9,21 @@ over all its turns: the last token before a tool result is followed by the first
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
-from pydantic import Field
 
-from ajet.core.advantage.credit import Advantages, EpisodeCredit, GroupCredit, TokenArrays
+from ajet.core.advantage.credit import (
+    AdvantageOptions,
+    Advantages,
+    EpisodeCredit,
+    GroupCredit,
+    TokenArrays,
+)
 from ajet.core.advantage.estimator import Estimator
-from ajet.core.advantage.reinforce import ReinforceOptions
 from ajet.core.advantage.token_chain import discounted_sums, token_chains
 
 
-@dataclass(frozen=True)
-class GaeOptions(ReinforceOptions):
-    """Options of GAE."""
-
-    lam: Annotated[float, Field(ge=0, le=1, description="GAE's lambda, per token.")] = 1.0
-
-
-def gae(groups: Sequence[GroupCredit], options: GaeOptions) -> Advantages:
+def gae(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
     """Computes advantages from `EpisodeCredit.values`, the critic's values of the state before each
     token.
     """
@@ -59,4 +54,4 @@ def _values(episode: EpisodeCredit) -> TokenArrays:
     return episode.values
 
 
-GAE = Estimator(gae, GaeOptions, whitens=True, needs_critic=True)
+GAE = Estimator(gae, reads=("gamma", "lam"), whitens=True, needs_critic=True)

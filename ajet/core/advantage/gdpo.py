@@ -14,33 +14,16 @@ gives A before whitening, which is over tokens as in verl; TRL whitens over epis
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Annotated
 
 import numpy as np
-from pydantic import Field
 
 from ajet.core.advantage.comparison import Comparison, compare_scores, episodes_of, spread_evenly
-from ajet.core.advantage.credit import Advantages, GroupCredit
+from ajet.core.advantage.credit import AdvantageOptions, Advantages, GroupCredit
 from ajet.core.advantage.estimator import Estimator
-from ajet.core.advantage.grpo import GrpoOptions, relative
+from ajet.core.advantage.grpo import relative
 
 
-@dataclass(frozen=True)
-class GdpoOptions(GrpoOptions):
-    """Options of GDPO."""
-
-    reward_weights: Annotated[
-        dict[str, float],
-        Field(
-            default={},
-            description="gdpo: the rewards that it normalises apart, by their names in "
-            "log_metrics, each with its weight.",
-        ),
-    ] = field(default_factory=dict)
-
-
-def gdpo(groups: Sequence[GroupCredit], options: GdpoOptions) -> Advantages:
+def gdpo(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
     """Adds the weighted comparisons of each reward with its group."""
     episodes, sets_N = episodes_of(groups), compare_scores(groups).sets_N
     total_N = np.zeros(len(episodes))
@@ -51,4 +34,10 @@ def gdpo(groups: Sequence[GroupCredit], options: GdpoOptions) -> Advantages:
     return spread_evenly(groups, total_N)
 
 
-GDPO = Estimator(gdpo, GdpoOptions, whitens=True, compares_group=True, compares_named_rewards=True)
+GDPO = Estimator(
+    gdpo,
+    reads=("reward_weights", "normalize_std"),
+    whitens=True,
+    compares_group=True,
+    compares_named_rewards=True,
+)

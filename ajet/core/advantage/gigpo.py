@@ -16,32 +16,17 @@ returns get a step advantage of exactly 0. The episode level does the same (see 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
-from pydantic import Field
 
-from ajet.core.advantage.agent_steps import StepOptions, StepTable, step_table
+from ajet.core.advantage.agent_steps import StepTable, step_table
 from ajet.core.advantage.comparison import Comparison, compare_scores
-from ajet.core.advantage.credit import Advantages, GroupCredit
+from ajet.core.advantage.credit import AdvantageOptions, Advantages, GroupCredit
 from ajet.core.advantage.estimator import Estimator
-from ajet.core.advantage.grpo import GrpoOptions, relative
+from ajet.core.advantage.grpo import relative
 
 
-@dataclass(frozen=True)
-class GigpoOptions(StepOptions, GrpoOptions):
-    """Options of GiGPO."""
-
-    episode_reward_weight: Annotated[
-        float, Field(ge=0, description="Weight of gigpo's episode advantage.")
-    ] = 1.0
-    step_reward_weight: Annotated[
-        float, Field(ge=0, description="Weight of gigpo's step advantage.")
-    ] = 1.0
-
-
-def gigpo(groups: Sequence[GroupCredit], options: GigpoOptions) -> Advantages:
+def gigpo(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
     """Adds the advantages of the episode and the step level; `normalize_std` applies to both
     levels.
     """
@@ -80,5 +65,9 @@ def anchor_metrics(groups: Sequence[GroupCredit]) -> dict[str, float]:
 
 
 GIGPO = Estimator(
-    gigpo, GigpoOptions, compares_group=True, credits_by="state_key", metrics=anchor_metrics
+    gigpo,
+    reads=("normalize_std", "step_reward_gamma", "episode_reward_weight", "step_reward_weight"),
+    compares_group=True,
+    credits_by="state_key",
+    metrics=anchor_metrics,
 )

@@ -12,35 +12,18 @@ et al. 2025, RAGEN, arXiv 2504.20073) compares all turns of a trajectory as one 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from ajet.core.advantage.comparison import Comparison, compare_scores, spread_evenly
-from ajet.core.advantage.credit import Advantages, GroupCredit
+from ajet.core.advantage.credit import AdvantageOptions, Advantages, GroupCredit, StdScale
 from ajet.core.advantage.estimator import Estimator
 
 EPSILON = 1e-6
-StdScale = bool | Literal["batch"]
 
 
-@dataclass(frozen=True)
-class GrpoOptions:
-    """Options of GRPO, and of the estimators that compare as it does."""
-
-    normalize_std: Annotated[
-        StdScale,
-        Field(
-            description="Divide advantages by the group's standard deviation; batch by that of all "
-            "rewards of the batch."
-        ),
-    ] = True
-
-
-def grpo(groups: Sequence[GroupCredit], options: GrpoOptions) -> Advantages:
+def grpo(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
     """Compares each episode with its group; without `normalize_std` as Dr. GRPO does."""
     return spread_evenly(groups, relative(compare_scores(groups), options.normalize_std))
 
@@ -65,4 +48,4 @@ def over_std(
     return differences_N * (1 / (rewards.stds_N + EPSILON))
 
 
-GRPO = Estimator(grpo, GrpoOptions, compares_group=True)
+GRPO = Estimator(grpo, reads=("normalize_std",), compares_group=True)

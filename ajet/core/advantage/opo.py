@@ -14,11 +14,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from ajet.core.advantage.comparison import compare_scores, episodes_of, spread_evenly
-from ajet.core.advantage.credit import Advantages, GroupCredit
+from ajet.core.advantage.credit import AdvantageOptions, Advantages, GroupCredit
 from ajet.core.advantage.estimator import Estimator
 
 
-def opo(groups: Sequence[GroupCredit], options: object) -> Advantages:
+def opo(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
     """Subtracts the group's length-weighted mean from each reward."""
     compared = compare_scores(groups)
     lengths_N = np.array([episode.num_tokens for episode in episodes_of(groups)], np.float64)

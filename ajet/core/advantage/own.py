@@ -27,8 +27,7 @@ from typing import Any
 import numpy as np
 
 from ajet.core.advantage.comparison import episodes_of, spread_evenly
-from ajet.core.advantage.credit import Advantages, EpisodeCredit, GroupCredit
-from ajet.core.advantage.registry import AdvantageOptions
+from ajet.core.advantage.credit import AdvantageOptions, Advantages, EpisodeCredit, GroupCredit
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.importing import run_user_code

@@ -16,34 +16,18 @@ favours groups of different answers. Equal rewards, and a group of less than k, 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import comb
-from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from ajet.core.advantage.comparison import compare_scores, spread_evenly
-from ajet.core.advantage.credit import Advantages, GroupCredit
+from ajet.core.advantage.credit import AdvantageOptions, Advantages, GroupCredit
 from ajet.core.advantage.estimator import Estimator
-from ajet.core.advantage.grpo import GrpoOptions, over_std
+from ajet.core.advantage.grpo import over_std
 
 
-@dataclass(frozen=True)
-class PassAtKOptions(GrpoOptions):
-    """Options of pass@k."""
-
-    pass_k: Annotated[
-        int | None,
-        Field(
-            ge=2,
-            description="pass_at_k: episodes of which the best one counts; null is num_repeat.",
-        ),
-    ] = None
-
-
-def pass_at_k(groups: Sequence[GroupCredit], options: PassAtKOptions) -> Advantages:
+def pass_at_k(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
     """Gives each episode its mean gain over the best of the others in sets of `pass_k`."""
     compared = compare_scores(groups)
     advantages_N = np.zeros(len(compared.values_N))
@@ -68,4 +52,4 @@ def gains(rewards_G: NDArray[np.float64], k: int | None) -> NDArray[np.float64]:
     return gains_G
 
 
-PASS_AT_K = Estimator(pass_at_k, PassAtKOptions, compares_group=True)
+PASS_AT_K = Estimator(pass_at_k, reads=("pass_k", "normalize_std"), compares_group=True)

@@ -12,28 +12,17 @@ batch, unless `whiten_advantages` is false; use_kl_in_reward puts its KL into th
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated
 
-from pydantic import Field
-
-from ajet.core.advantage.credit import Advantages, GroupCredit
+from ajet.core.advantage.credit import AdvantageOptions, Advantages, GroupCredit
 from ajet.core.advantage.estimator import Estimator
 from ajet.core.advantage.token_chain import token_chains
 
 
-@dataclass(frozen=True)
-class ReinforceOptions:
-    """Options of REINFORCE, and of the estimators that discount token by token."""
-
-    gamma: Annotated[float, Field(ge=0, le=1, description="Discount per token.")] = 1.0
-
-
-def reinforce(groups: Sequence[GroupCredit], options: ReinforceOptions) -> Advantages:
+def reinforce(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
     """Gives each token its return-to-go; without comparison, a lone episode keeps its return."""
     chains = token_chains(groups)
     return chains.to_turns(chains.returns_to_go(options.gamma))
 
 
-REINFORCE = Estimator(reinforce, ReinforceOptions)
-REINFORCE_PLUS_PLUS = Estimator(reinforce, ReinforceOptions, whitens=True)
+REINFORCE = Estimator(reinforce, reads=("gamma",))
+REINFORCE_PLUS_PLUS = Estimator(reinforce, reads=("gamma",), whitens=True)

@@ -12,12 +12,14 @@ raw reward.)
 from collections.abc import Sequence
 
 from ajet.core.advantage.comparison import compare_scores, spread_evenly
-from ajet.core.advantage.credit import Advantages, GroupCredit
+from ajet.core.advantage.credit import AdvantageOptions, Advantages, GroupCredit
 from ajet.core.advantage.estimator import Estimator
 from ajet.core.advantage.grpo import relative
 
 
-def reinforce_plus_plus_baseline(groups: Sequence[GroupCredit], options: object) -> Advantages:
+def reinforce_plus_plus_baseline(
+    groups: Sequence[GroupCredit], options: AdvantageOptions
+) -> Advantages:
     """Subtracts the group's mean from each reward."""
     return spread_evenly(groups, relative(compare_scores(groups)))
 

@@ -12,12 +12,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from ajet.core.advantage.comparison import episodes_of
-from ajet.core.advantage.credit import Advantages, EpisodeCredit, GroupCredit, TokenArrays
+from ajet.core.advantage.credit import (
+    AdvantageOptions,
+    Advantages,
+    EpisodeCredit,
+    GroupCredit,
+    TokenArrays,
+)
 from ajet.core.advantage.estimator import Estimator
-from ajet.core.advantage.reinforce import ReinforceOptions, reinforce
+from ajet.core.advantage.reinforce import reinforce
 
 
-def remax(groups: Sequence[GroupCredit], options: ReinforceOptions) -> Advantages:
+def remax(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
     """Subtracts `EpisodeCredit.baseline`, the greedy episode's reward, from each return-to-go."""
     returns = reinforce(groups, options)
     return {e.episode_id: _relative(e, returns[e.episode_id]) for e in episodes_of(groups)}
@@ -35,4 +41,4 @@ def baseline_metrics(groups: Sequence[GroupCredit]) -> dict[str, float]:
     return {"remax/no_baseline": float(np.mean(unknown))}
 
 
-REMAX = Estimator(remax, ReinforceOptions, needs_greedy_episode=True, metrics=baseline_metrics)
+REMAX = Estimator(remax, reads=("gamma",), needs_greedy_episode=True, metrics=baseline_metrics)

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from ajet.core.advantage.comparison import compare_scores, spread_evenly
-from ajet.core.advantage.credit import Advantages, GroupCredit
+from ajet.core.advantage.credit import AdvantageOptions, Advantages, GroupCredit
 from ajet.core.advantage.estimator import Estimator
 from ajet.core.advantage.grpo import relative
 
 
-def rloo(groups: Sequence[GroupCredit], options: object) -> Advantages:
+def rloo(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
     """Subtracts the mean reward of the other episodes from each reward."""
     compared = compare_scores(groups)
     scale_N = compared.counts_N / np.maximum(compared.counts_N - 1, 1)

@@ -23,32 +23,16 @@ a lone episode, advantages are exactly 0. `step_reward_gamma` discounts once for
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field
 
-from ajet.core.advantage.agent_steps import StepOptions, StepTable, step_table
+from ajet.core.advantage.agent_steps import StepTable, step_table
 from ajet.core.advantage.comparison import Comparison
-from ajet.core.advantage.credit import Advantages, GroupCredit
+from ajet.core.advantage.credit import AdvantageOptions, Advantages, GroupCredit
 from ajet.core.advantage.estimator import Estimator
 
 
-@dataclass(frozen=True)
-class StepReinforceOptions(StepOptions):
-    """Options of step-wise REINFORCE."""
-
-    step_baseline: Annotated[
-        Literal["others", "none"],
-        Field(
-            description="What step_reinforce subtracts: the others' mean return at the same turn, "
-            "or nothing."
-        ),
-    ] = "others"
-
-
-def step_reinforce(groups: Sequence[GroupCredit], options: StepReinforceOptions) -> Advantages:
+def step_reinforce(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
     """Subtracts the others' mean return at the same step; an episode that ended counts with a
     return of 0.
     """
@@ -74,7 +58,7 @@ def _compare_same_turns(table: StepTable) -> Comparison:
 
 STEP_REINFORCE = Estimator(
     step_reinforce,
-    StepReinforceOptions,
+    reads=("step_reward_gamma", "step_baseline"),
     compares_group=lambda options: options.step_baseline == "others",
     credits_by="reward",
 )

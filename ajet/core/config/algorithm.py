@@ -1,5 +1,6 @@
 """Defines `ajet.trainer_common.algorithm`: from rewards to advantages to a loss."""
 
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -137,7 +138,7 @@ def _loaded_later(*arguments: Any) -> Any:
     raise AssertionError("a function of the user's is loaded where it is used")
 
 
-OWN_ESTIMATOR = Estimator(_loaded_later, AdvantageOptions)
+OWN_ESTIMATOR = Estimator(_loaded_later, reads=tuple(f.name for f in fields(AdvantageOptions)))
 OWN_LOSS = PolicyLoss(_loaded_later, settings=LossSettings)
 
 

@@ -100,6 +100,21 @@ def test_nothing_is_nan_whatever_is_combined(name):
     assert all(np.isfinite(turn).all() for turns in found.advantages.values() for turn in turns)
 
 
+@pytest.mark.parametrize("name", list(ESTIMATORS))
+def test_an_estimator_reads_the_options_of_its_row_alone(name):
+    class Watched(AdvantageOptions):
+        def __getattribute__(self, key):
+            read.add(key)
+            return super().__getattribute__(key)
+
+    read = set()
+    groups = random_groups(3, values=True, states=2)
+    row, options = ESTIMATORS[name], Watched(reward_weights={"r": 1.0})
+    read.clear()
+    row.compute(groups, options)
+    assert read == set(row.reads)
+
+
 def test_the_config_says_it_all(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text(
