@@ -10,8 +10,9 @@ from ajet.core.config.import_path import ImportPath
 from ajet.core.config.section import Section
 from ajet.core.losses import LOSSES, LossSettings, PolicyLoss
 
-if TYPE_CHECKING:
-    EstimatorName = PolicyLossName = str
+if TYPE_CHECKING:  # a checker cannot follow names that are computed
+    EstimatorName = str
+    PolicyLossName = str
 else:
     EstimatorName, PolicyLossName = Literal[*ESTIMATORS], Literal[*LOSSES]
 
