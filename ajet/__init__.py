@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from ajet.core.inference.chat_client import ChatClient
     from ajet.core.inference.endpoint import Completion
     from ajet.core.judge.judge import BaseJudge, GroupJudge
+    from ajet.core.losses.mini_batch_tokens import MiniBatchTokens
+    from ajet.core.losses.token_loss import LossInputs, TokenLoss
     from ajet.core.task.reader import BaseTaskReader
     from ajet.core.task.results import TaskResults
     from ajet.core.task.task import Task
     from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
-    from ajet.core.update.losses.token_loss import LossInputs, TokenLoss
-    from ajet.core.update.mini_batch_tokens import MiniBatchTokens
     from ajet.core.update.settings import UpdateSettings
     from ajet.core.workflow.chat_reply import ChatReply
     from ajet.core.workflow.compaction import Compaction
@@ -104,13 +104,13 @@ _HOMES = {
     "EnvironmentFault": "ajet.core.errors",
     "EpisodeCredit": "ajet.core.advantage.credit",
     "GroupJudge": "ajet.core.judge.judge",
-    "LossInputs": "ajet.core.update.losses.token_loss",
-    "MiniBatchTokens": "ajet.core.update.mini_batch_tokens",
+    "LossInputs": "ajet.core.losses.token_loss",
+    "MiniBatchTokens": "ajet.core.losses.mini_batch_tokens",
     "ModelTuner": "ajet.core.workflow.tuner",
     "ReactAgent": "ajet.agents.react",
     "Task": "ajet.core.task.task",
     "TaskResults": "ajet.core.task.results",
-    "TokenLoss": "ajet.core.update.losses.token_loss",
+    "TokenLoss": "ajet.core.losses.token_loss",
     "ToolResponse": "ajet.agents.tools.tool",
     "UpdateSettings": "ajet.core.update.settings",
     "Workflow": "ajet.core.workflow.workflow",

@@ -283,17 +283,17 @@ def make_learner(
     """Makes the policy and the models that learn beside it, over `ranks` if there are several; a
     learner for each of several adapters. It must be called before a checkpoint is loaded: the
     reference is the policy as it is now."""
-    from ajet.core.advantage.kl_controller import make_kl_controller
     from ajet.core.learning.adapter_learners import AdapterLearners
+    from ajet.core.learning.credit import make_kl_controller
     from ajet.core.learning.learner import Learner, LearnerSettings
-    from ajet.core.update.losses.own import own_loss
     from ajet.core.update.many_adapters import adapter_policies
+    from ajet.core.update.own_loss import own_loss
     from ajet.core.update.policy import Policy
     from ajet.core.update.ranks import ONE_RANK
     from ajet.core.update.settings import UpdateSettings
 
     def learner_of(policy: Policy) -> Learner:
-        needs_critic = config.ajet.trainer_common.algorithm.adv_estimator == "gae"
+        needs_critic = config.ajet.trainer_common.algorithm.estimator.needs_critic
         critic = make_critic(config, loaded, ranks) if needs_critic else None
         teaches = config.ajet.kind == "distillation"
         teacher = make_teacher(config, loaded, policy, ranks) if teaches else None

@@ -27,9 +27,10 @@ import torch
 from timeline_merging import rows
 
 from ajet import assembly
-from ajet.core.advantage.credit import AdvantageOptions, credit_of
+from ajet.core.advantage import AdvantageOptions
 from ajet.core.advantage.grpo import grpo
 from ajet.core.config import AjetConfig, load_config
+from ajet.core.learning.credit import credit_of
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.reader import make_reader
 from ajet.core.trajectory.sample import TrainingSample

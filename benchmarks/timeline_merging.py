@@ -33,10 +33,11 @@ import torch
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from ajet import ModelTuner, Task, Workflow, WorkflowOutput, WorkflowTask
-from ajet.core.advantage import EstimatorSettings, credit_of, estimate
+from ajet.core.advantage import EstimatorSettings, estimate
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.engines.scripted import ScriptedEngine
+from ajet.core.learning.credit import credit_of
 from ajet.core.record.timeline_counts import TimelineCounts
 from ajet.core.rollout.episode import EpisodeParts, EpisodeRunner
 from ajet.core.rollout.group import GroupRunner

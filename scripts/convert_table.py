@@ -20,7 +20,7 @@ from pathlib import Path
 import yaml
 
 from ajet.convert import convert
-from ajet.convert.yaml_text import grouped
+from ajet.convert.writing import grouped
 
 ROOT = Path(__file__).parents[1]
 ROWS = Path(__file__).with_suffix(".yaml")

@@ -123,8 +123,6 @@ GROUPS = (
             "ajet/backbones/disaggregated/async_run.py": ("open_buffer",),
             "ajet/backbones/disaggregated/explorer.py": ("from_config",),
             "ajet/cluster/placement.py": ("from_config",),
-            "ajet/core/advantage/estimate.py": ("from_config",),
-            "ajet/core/advantage/kl_controller.py": ("make_kl_controller",),
             "ajet/core/buffer/staleness.py": ("from_config",),
             "ajet/core/inference/endpoint.py": ("from_config",),
             "ajet/core/inference/router.py": ("from_config",),
@@ -146,7 +144,7 @@ GROUPS = (
         16,
         files=(
             "ajet/core/update/loss.py",
-            "ajet/core/update/losses/*.py",
+            "ajet/core/losses/*.py",
             "ajet/core/update/correction.py",
             "ajet/core/update/rejection.py",
             "ajet/core/update/units.py",
@@ -156,7 +154,7 @@ GROUPS = (
             "ajet/core/update/critic.py",
             "ajet/core/update/mini_batches.py",
             "ajet/core/update/micro_batch_balancing.py",
-            "ajet/core/update/mini_batch_tokens.py",
+            "ajet/core/losses/mini_batch_tokens.py",
             "ajet/core/update/layouts/*.py",
             "ajet/core/update/update_metrics.py",
         ),
@@ -230,7 +228,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         f"{UPDATE}/test_micro_batch_balancing.py",
         f"{UPDATE}/test_policy.py",
     ),
-    "ajet/core/update/mini_batch_tokens.py": (
+    "ajet/core/losses/mini_batch_tokens.py": (
         f"{UPDATE}/test_losses_of_papers.py",
         f"{UPDATE}/test_policy_losses.py",
     ),
@@ -247,7 +245,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         f"{UPDATE}/test_losses_of_papers.py",
         f"{UPDATE}/test_policy.py",
     ),
-    "ajet/core/update/losses": (
+    "ajet/core/losses": (
         f"{UPDATE}/test_loss.py",
         f"{UPDATE}/test_ppo_clip.py",
         f"{UPDATE}/test_losses_of_papers.py",

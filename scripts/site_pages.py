@@ -32,7 +32,7 @@ from typer.testing import CliRunner
 
 import ajet
 from ajet.cli.launcher import COMMANDS, app
-from ajet.core.config.section import ALL_BACKBONES, NoEffect, NotBuilt, Section, Since
+from ajet.core.config.section import ALL_BACKBONES, NoEffect, Section, Since
 from ajet.core.config.tree import AjetConfig
 from ajet.core.record import episode_schema, run_folder
 
@@ -162,13 +162,13 @@ def key_rows(path: str, field: FieldInfo) -> Iterator[Sequence[str]]:
 def _honoured(field: FieldInfo) -> str:
     """Returns which backbones honour a key; of the others, what they make of it, and why."""
     said = [
-        (mark.on, f"{'refused' if isinstance(mark, NotBuilt) else 'no effect'}: {mark.reason}")
+        (mark.on, f"no effect: {mark.reason}")
         for mark in field.metadata
-        if isinstance(mark, NotBuilt | NoEffect)
+        if isinstance(mark, NoEffect)
     ]
     honour = [name for name in ALL_BACKBONES if not any(name in on for on, _ in said)]
     yes = "all" if len(honour) == len(ALL_BACKBONES) else ", ".join(honour)
-    others = [f"{'all' if on == ALL_BACKBONES else ', '.join(on)}: *{text}*" for on, text in said]
+    others = [f"{', '.join(on)}: *{text}*" for on, text in said]
     return "; ".join(filter(None, [yes, *others]))
 
 

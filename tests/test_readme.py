@@ -15,7 +15,7 @@ from ajet.core.advantage import ESTIMATORS
 from ajet.core.config.section import leaves
 from ajet.core.config.tree import AjetConfig
 from ajet.core.environment.registry import BUILT_IN, PREFIXED
-from ajet.core.update.losses import LOSSES
+from ajet.core.losses import LOSSES
 from benchmarks.table import BEGIN, END, PAGE, RESULTS, table
 from scripts.guide_blocks import run
 from tests.test_guides import ENVIRONMENT

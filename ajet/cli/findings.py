@@ -24,7 +24,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ajet.agents.environment_agent import EnvironmentAgent
 from ajet.backbones import runs_on_ray
-from ajet.cli.clip_bounds import bounds_that_do_not_fit
 from ajet.cli.finding import Finding, Level
 from ajet.cli.machine_findings import has_gpu
 from ajet.cli.model_findings import model_findings
@@ -48,8 +47,6 @@ from ajet.servers.serving import engine_of_one_process
 
 READ_FOR_ALL = (
     "rollout.multi_turn.max_steps",
-    "rollout.multi_turn.max_sample_per_task",
-    "rollout.multi_turn.expected_steps",
     "harness.sandbox",
     "harness.image",
     "harness.limits",
@@ -297,6 +294,14 @@ def _unread_findings(config: AjetConfig, workflows: Sequence[type[Workflow]]) ->
 
 def _clip_findings(config: AjetConfig) -> Iterator[Finding]:
     algorithm = config.ajet.trainer_common.algorithm
-    for problem in bounds_that_do_not_fit(algorithm):
-        where = f"ajet.trainer_common.algorithm: policy_loss={algorithm.policy_loss}"
-        yield Finding("warning", f"{where} {problem}")
+    loss, where = algorithm.loss, "ajet.trainer_common.algorithm: policy_loss="
+    problems = list(loss.warnings(algorithm)) if loss.warnings else []
+    unread = [
+        f"{key}={getattr(algorithm, key):g}"
+        for key in ("clip_low", "clip_high", "dual_clip")
+        if key in algorithm.model_fields_set and getattr(algorithm, key) is not None
+    ]
+    if unread and "clip_low" not in loss.reads:
+        problems.append(f"with {', '.join(unread)}: it clips nothing, so they have no effect")
+    for problem in problems:
+        yield Finding("warning", f"{where}{algorithm.policy_loss} {problem}")

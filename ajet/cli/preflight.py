@@ -79,7 +79,7 @@ def check_run(config: AjetConfig, *, stops_at_findings: bool = True) -> list[str
 def _check_update(config: AjetConfig) -> None:
     """Raises ConfigError for settings of the update that do not go together."""
     UpdateSettings.from_config(config)
-    if config.ajet.trainer_common.algorithm.adv_estimator == "gae":
+    if config.ajet.trainer_common.algorithm.estimator.needs_critic:
         CriticSettings.from_config(config)
 
 

@@ -242,7 +242,7 @@ def trainer_memory_inputs(config: AjetConfig, ranks: int) -> TrainerMemoryInputs
         keeps_gathered=trainer.fsdp_config.keep_gathered,
         lora_rank=trainer.lora.total_rank,
         has_reference=has_reference(config),
-        has_critic=trainer.algorithm.adv_estimator == "gae",
+        has_critic=trainer.algorithm.estimator.needs_critic,
     )
 
 

@@ -9,11 +9,11 @@ classes that are named exist (`ajet check`).
     command_line.py              what its runs have in common: the arguments, and what is unknown
     draft.py                     each key in turn: taken, left out with a reason, or unknown
     roll.py, verl.py, …          each system: tables of keys, conversion of values
-    refusals.py, yaml_text.py   what our tree refuses is left out too; the text
+    refusals.py, writing.py   what our tree refuses is left out too; the text
 """
 
 from ajet.convert.conversion import convert
 from ajet.convert.draft import Conversion
-from ajet.convert.yaml_text import yaml_text
+from ajet.convert.writing import yaml_text
 
 __all__ = ["Conversion", "convert", "yaml_text"]

@@ -57,9 +57,6 @@ SAME = {
     f"{TRAIN}.max_token_in_packing": "verl.trainer.max_token_len_per_gpu",
     f"{TRAIN}.ulysses_sequence_parallel_size": f"{TRAINER}.ulysses_sequence_parallel_size",
     f"{TRAIN}.free_gpu_memory.offload_weights": f"{TRAINER}.fsdp_config.param_offload",
-    f"{TRAIN}.free_gpu_memory.offload_optimizer_states": (
-        f"{TRAINER}.fsdp_config.optimizer_offload"
-    ),
     f"{POLICY}.top_k": "ajet.rollout.top_k",
     f"{POLICY}.eval_top_k": "ajet.rollout.val_kwargs.top_k",
     f"{POLICY}.tensor_model_parallel_size": "ajet.rollout.tensor_model_parallel_size",
@@ -93,6 +90,9 @@ MODEL = (
 """Keys that each of ChatLearn's models has."""
 PENALTY = Absent("tokens are sampled as the model has them", algorithm=True)
 ABSENT: dict[str, Absent] = {
+    f"{TRAIN}.free_gpu_memory.offload_optimizer_states": Absent(
+        "the optimizer's state lies with the weights", off=(False, None)
+    ),
     f"{RUN}.task_type": Absent("a row's agent_name says who plays", off=("agent", "chat", None)),
     f"{RUN}.use_rollout_manager": Absent("every episode runs on its own", off=(True, False, None)),
     f"{RUN}.use_partial_rollout": Absent("an episode is rolled out to its end", algorithm=True),

@@ -2,7 +2,7 @@
 
     read (YAML, or the script's command)  ->  resolve  ->  the system's own file  ->  drop_refused
 
-Not covered: writing the result (yaml_text.py).
+Not covered: writing the result (writing.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence

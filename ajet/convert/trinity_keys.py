@@ -65,7 +65,6 @@ SAME = {
     "trainer.max_checkpoints_to_keep": f"{TRAINER}.max_checkpoints_to_keep",
     f"{ACTOR}.ppo_epochs": f"{TRAINER}.ppo_epochs",
     f"{ACTOR}.fsdp_config.param_offload": f"{TRAINER}.fsdp_config.param_offload",
-    f"{ACTOR}.fsdp_config.optimizer_offload": f"{TRAINER}.fsdp_config.optimizer_offload",
 }
 AS_FLOAT = {
     f"{OPTIMIZER}.lr": f"{TRAINER}.optim.lr",

@@ -70,7 +70,6 @@ SAME = {
     f"{ACTOR}.optim.weight_decay": f"{TRAINER}.optim.weight_decay",
     f"{ACTOR}.grad_clip": f"{TRAINER}.optim.grad_clip",
     f"{ACTOR}.fsdp_config.param_offload": f"{TRAINER}.fsdp_config.param_offload",
-    f"{ACTOR}.fsdp_config.optimizer_offload": f"{TRAINER}.fsdp_config.optimizer_offload",
     f"{ACTOR}.fsdp_config.reshard_after_forward": f"{TRAINER}.fsdp_config.reshard_after_forward",
     f"{MODEL}.enable_gradient_checkpointing": f"{TRAINER}.fsdp_config.activation_checkpointing",
     f"{ACTOR}.ulysses_sequence_parallel_size": f"{TRAINER}.ulysses_sequence_parallel_size",

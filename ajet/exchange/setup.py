@@ -15,7 +15,7 @@ from ajet.exchange.gateway import ExchangeGateway
 def check_can_serve(config: AjetConfig) -> None:
     """Raises a `ConfigError` of one line for what `ajet serve` does not do."""
     ajet = config.ajet
-    algorithm = ajet.trainer_common.algorithm.adv_estimator
+    algorithm = ajet.trainer_common.algorithm
     trinity = config.trinity if ajet.backbone == "trinity" else None
     refusals = {
         "trinity.mode": trinity
@@ -29,8 +29,9 @@ def check_can_serve(config: AjetConfig) -> None:
         "ajet.kind": ajet.kind == "supervised"
         and "supervised: rows have their replies, so no client runs an episode: use `ajet --conf`",
         "ajet.stages": bool(ajet.stages) and "serve one stage at a time: a config without stages",
-        "ajet.trainer_common.algorithm.adv_estimator": algorithm == "remax"
-        and "remax: its greedy episodes need the client's own tasks again: use another estimator",
+        "ajet.trainer_common.algorithm.adv_estimator": algorithm.estimator.needs_greedy_episode
+        and f"{algorithm.adv_estimator}: its greedy episodes need the client's own tasks again: "
+        "use another estimator",
     }
     for key, reason in refusals.items():
         if reason:

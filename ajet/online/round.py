@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ajet import assembly
+from ajet.core.advantage import ESTIMATORS
 from ajet.core.config import AjetConfig
 from ajet.core.inference.engines.in_process import InProcessEngine
 from ajet.core.learning.checkpoints import LearnerCheckpoints
@@ -30,7 +31,11 @@ from ajet.core.update.policy import Policy
 from ajet.core.weight_sync.manifest import Manifest, TensorInfo
 from ajet.online.log import RatedSession, episode_of
 
-ESTIMATORS = ("reinforce", "reinforce_plus_plus", "gae")
+LONE_ESTIMATORS = [
+    name
+    for name, row in ESTIMATORS.items()
+    if not row.compares_group and not row.needs_greedy_episode
+]
 """The estimators that give a lone episode an advantage."""
 
 

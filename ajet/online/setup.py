@@ -26,7 +26,7 @@ from ajet.core.trajectory.adapter_choice import METADATA
 from ajet.online.feedback import NextMessage
 from ajet.online.held_out import tasks_of
 from ajet.online.log import FILE
-from ajet.online.round import ESTIMATORS
+from ajet.online.round import LONE_ESTIMATORS
 
 DECIDES_ROUNDING = (
     "ajet.model.device",
@@ -51,9 +51,10 @@ def check_can_learn(config: AjetConfig) -> None:
         "ajet.stages": bool(ajet.stages) and "serve one stage at a time: a config without stages",
         "ajet.rollout.name": ajet.rollout.name not in ("auto", "in_process")
         and f"{ajet.rollout.name}: versions are served by the in-process engine: set in_process",
-        "ajet.trainer_common.algorithm.adv_estimator": algorithm.adv_estimator not in ESTIMATORS
+        "ajet.trainer_common.algorithm.adv_estimator": algorithm.adv_estimator
+        not in LONE_ESTIMATORS
         and f"{algorithm.adv_estimator}: traffic has no groups to compare within: set one of "
-        f"{', '.join(ESTIMATORS)}",
+        f"{', '.join(LONE_ESTIMATORS)}",
         "ajet.trainer_common.lora.adapter_by": bool(lora.adapters)
         and not lora.adapter_by.startswith(METADATA)
         and f"{lora.adapter_by}: a held-out task says whose it is: set metadata.KEY, its key",

@@ -26,7 +26,7 @@ from ajet.backbones.debug.debugging import debug_episodes
 from ajet.backbones.debug.training import DebugTraining
 from ajet.backbones.disaggregated.async_run import open_buffer
 from ajet.core.buffer.priority import PRIORITIES
-from ajet.core.config.section import ALL_BACKBONES, NoEffect, NotBuilt, leaves
+from ajet.core.config.section import leaves
 from ajet.core.errors import ModelError, RunFailed
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import ContextOverflow, SamplingParams
@@ -1050,17 +1050,11 @@ ELSEWHERE: dict[str, dict[str, list[str]]] = {
 BY_TEST = {test: keys for tests in ELSEWHERE.values() for test, keys in tests.items()}
 
 
-def has_effect(leaf):
-    """Whether some backbone honours the key."""
-    marks = [m for m in leaf.field.metadata if isinstance(m, NotBuilt | NoEffect)]
-    return not any(mark.on == ALL_BACKBONES for mark in marks)
-
-
 def test_every_key_that_is_honoured_has_a_row_here():
     config = config_of({})
     roots = ("ajet", "verl", "trinity")
     found = [leaf for root in roots for leaf in leaves(getattr(config, root), root)]
-    honoured = {leaf.path for leaf in found if has_effect(leaf)}
+    honoured = {leaf.path for leaf in found}
     held = [*SETTINGS, *PARTS, *(key for keys in BY_TEST.values() for key in keys)]
     assert honoured - set(held) == set(), "keys without a row"
     assert set(held) - honoured == set(), "rows of keys that the config does not honour"

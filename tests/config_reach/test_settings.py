@@ -14,13 +14,13 @@ import pytest
 from ajet.backbones.disaggregated.explorer import ExplorerSettings
 from ajet.cluster.placement import Node, ResourceRequest, place_processes
 from ajet.cluster.weight_store import sync_method
-from ajet.core.advantage.kl_controller import make_kl_controller
 from ajet.core.buffer.staleness import StalenessBound
 from ajet.core.config import AjetConfig
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.router import RouterSettings
 from ajet.core.judge import judge_spec
 from ajet.core.judge.judge_client import judge_client
+from ajet.core.learning.credit import make_kl_controller
 from ajet.core.learning.learner import LearnerSettings
 from ajet.core.record.selection import selections
 from ajet.core.rollout.batch import BatchSettings

@@ -4,12 +4,9 @@
     sets_N      0   0   0   0    1    1   2
     counts_N    4   4   4   4    2    2   1
     means_N    .5  .5  .5  .5   .3   .3   2
-    centred    .5 -.5 -.5  .5    0    0   0
+    stds_N    .58 .58 .58 .58  0    0   0       divided by counts_N - 1
 
-Equal values, and a single one, give exactly 0. Equality is tested instead of subtracting the mean,
-because the mean's rounding error, divided by a deviation of 1e-6, would leave a spurious signal.
-
-Not covered: means that leave the value itself out (rloo, step_reinforce).
+Means, deviations and counts are given for each value, so that formulas read as in the papers.
 """
 
 from __future__ import annotations
@@ -20,10 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ajet.core.advantage.credit import Advantages, EpisodeCredit, GroupCredit, StdScale
-
-EPSILON = 1e-6
-"""Added to a standard deviation before dividing by it."""
+from ajet.core.advantage.credit import Advantages, EpisodeCredit, GroupCredit
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,32 +52,10 @@ class Comparison:
         return self.sum_of(differs_N) == 0
 
     @property
-    def scales_N(self) -> NDArray[np.float64]:
-        """Returns one over the unbiased standard deviation of each value's set; 1 where all are
-        equal.
-        """
-        centred_N = self.centred()
-        stds_N = np.sqrt(self.sum_of(centred_N**2) / np.maximum(self.counts_N - 1, 1))
-        return np.where(self.are_equal_N, 1.0, 1 / (stds_N + EPSILON))
-
-    def centred(self, *, normalize_std: StdScale = False) -> NDArray[np.float64]:
-        """Subtracts the mean of its set from each value; `normalize_std` also divides by the
-        deviation of the set, or of all values.
-        """
-        centred_N = np.where(self.are_equal_N, 0.0, self.values_N - self.means_N)
-        return self.scaled(centred_N, normalize_std)
-
-    def scaled(
-        self, differences_N: NDArray[np.float64], normalize_std: StdScale
-    ) -> NDArray[np.float64]:
-        """Divides differences between the values by the deviation that `normalize_std` names;
-        where all are 0 they stay 0."""
-        if normalize_std == "batch":
-            is_zero = not differences_N.any()  # as of a single value, which has no deviation
-            return (
-                differences_N if is_zero else differences_N / (self.values_N.std(ddof=1) + EPSILON)
-            )
-        return differences_N * self.scales_N if normalize_std else differences_N
+    def stds_N(self) -> NDArray[np.float64]:
+        """Returns the unbiased standard deviation of each value's set."""
+        squares_N = (self.values_N - self.means_N) ** 2
+        return np.sqrt(self.sum_of(squares_N) / np.maximum(self.counts_N - 1, 1))
 
 
 def compare_scores(groups: Sequence[GroupCredit]) -> Comparison:

@@ -18,21 +18,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-
-from ajet.core.trajectory.trajectory import Group, Trajectory
-from ajet.core.trajectory.turn import Turn
+from pydantic import Field
 
 TokenArrays = tuple[NDArray[np.float32], ...]
 """Token arrays: one for each turn, with one number for each trained token."""
 Advantages = dict[str, TokenArrays]
 """The keys are episode ids."""
-StepBaseline = Literal["others", "none"]
 StdScale = bool | Literal["batch"]
-"""Whether differences are divided by a standard deviation: that of their set, or of the batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,75 +86,48 @@ GroupCredit = tuple[EpisodeCredit, ...]
 """The valid episodes of one task, in the order of `rollout_index`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AdvantageOptions:
-    """Holds the options of all estimators; each estimator reads its own."""
+    """Holds the options of all estimators, whose rows say which they read. The config has the same
+    keys: it inherits them."""
 
-    normalize_std: StdScale = True  # grpo, gigpo: divide by the group's standard deviation
-    gamma: float = 1.0  # per token: gae, reinforce, reinforce_plus_plus, remax
-    lam: float = 1.0  # gae
-    step_reward_gamma: float = 1.0  # per turn: gigpo, step_reinforce
-    episode_reward_weight: float = 1.0  # gigpo
-    step_reward_weight: float = 1.0  # gigpo
-    step_baseline: StepBaseline = "others"  # step_reinforce
-    reward_weights: Mapping[str, float] = field(default_factory=dict)  # gdpo
-    pass_k: int | None = None  # pass_at_k; None: the group's size
-
-
-RewardGrouping = Literal["none", "group", "tag", "batch"]
-
-
-def credit_of(group: Group) -> GroupCredit:
-    """Returns the numbers of the group's valid episodes."""
-    ordered = sorted(group.valid, key=lambda t: t.workflow_task.rollout_index)
-    return tuple(_episode(trajectory, group.baseline) for trajectory in ordered)
-
-
-def _episode(trajectory: Trajectory, baseline: float | None) -> EpisodeCredit:
-    turns = trajectory.turns
-    reward = trajectory.reward or 0.0
-    return EpisodeCredit(
-        episode_id=trajectory.episode_id,
-        group_id=trajectory.group_id,
-        reward=reward,
-        turn_rewards_T=_turn_rewards(trajectory, reward),
-        state_keys_T=tuple(turn.state_key for turn in turns),
-        lengths_T=np.array(
-            [len(turn.completion.token_ids) if turn.trainable else 0 for turn in turns], np.int64
+    normalize_std: Annotated[
+        StdScale,
+        Field(
+            description="Divide advantages by the group's standard deviation; batch by that of all "
+            "rewards of the batch."
         ),
-        agents_T=tuple(map(_agent, turns)),
-        tag=str(trajectory.workflow_task.task.metadata.get("tag", "")),
-        response_length=_response_length(trajectory),
-        baseline=baseline,
-        log_metrics=trajectory.output.log_metrics if trajectory.output else {},
-        agent_rewards={
-            _agent(turn): trajectory.agent_rewards[turn.agent_name]
-            for turn in turns
-            if turn.trainable and trajectory.agent_rewards
-        },
-    )
-
-
-def _agent(turn: Turn) -> str:
-    return f"{turn.agent_name}/{turn.target_tag}"
-
-
-def _response_length(trajectory: Trajectory) -> int:
-    """Returns the longest timeline's response length, which `data.max_response_length` limits."""
-    completions = [turn.completion for turn in trajectory.turns]
-    if not completions:
-        return 0
-    longest = max(len(each.prompt_ids) + len(each.token_ids) for each in completions)
-    return longest - len(completions[0].prompt_ids)
-
-
-def _turn_rewards(trajectory: Trajectory, reward: float) -> NDArray[np.float64]:
-    """Returns a reward for each turn; they add up to `reward`.
-
-    What no turn was given (a judge's reward, or one for a limit) goes to the last trained turn.
-    """
-    rewards_T = np.array([turn.reward or 0.0 for turn in trajectory.turns], np.float64)
-    trained = [index for index, turn in enumerate(trajectory.turns) if turn.trainable]
-    if trained:
-        rewards_T[trained[-1]] += reward - rewards_T.sum()
-    return rewards_T
+    ] = True
+    gamma: Annotated[float, Field(ge=0, le=1, description="Discount per token.")] = 1.0
+    lam: Annotated[float, Field(ge=0, le=1, description="GAE's lambda, per token.")] = 1.0
+    step_reward_gamma: Annotated[
+        float, Field(ge=0, le=1, description="Discount per turn, of gigpo and step_reinforce.")
+    ] = 1.0
+    episode_reward_weight: Annotated[
+        float, Field(ge=0, description="Weight of gigpo's episode advantage.")
+    ] = 1.0
+    step_reward_weight: Annotated[
+        float, Field(ge=0, description="Weight of gigpo's step advantage.")
+    ] = 1.0
+    step_baseline: Annotated[
+        Literal["others", "none"],
+        Field(
+            description="What step_reinforce subtracts: the others' mean return at the same turn, "
+            "or nothing."
+        ),
+    ] = "others"
+    reward_weights: Annotated[
+        dict[str, float],
+        Field(
+            default={},
+            description="gdpo: the rewards that it normalises apart, by their names in "
+            "log_metrics, each with its weight.",
+        ),
+    ] = field(default_factory=dict)
+    pass_k: Annotated[
+        int | None,
+        Field(
+            ge=2,
+            description="pass_at_k: episodes of which the best one counts; null is num_repeat.",
+        ),
+    ] = None

@@ -5,9 +5,7 @@
 
 Schulman et al. 2015 (arXiv 1506.02438), equation 16. A chain has an agent's trained tokens
 over all its turns: the last token before a tool result is followed by the first one after it
-(token_chain.py). verl whitens inside its estimator; here estimate.py does.
-
-Not covered: bootstrapping a value at the end of a truncated episode, which counts as ended.
+(token_chain.py). No value is bootstrapped at the end of a truncated episode: it counts as ended.
 """
 
 from collections.abc import Sequence
@@ -21,6 +19,7 @@ from ajet.core.advantage.credit import (
     GroupCredit,
     TokenArrays,
 )
+from ajet.core.advantage.estimator import Estimator
 from ajet.core.advantage.token_chain import discounted_sums, token_chains
 
 
@@ -53,3 +52,6 @@ def returns(groups: Sequence[GroupCredit], advantages: Advantages) -> Advantages
 def _values(episode: EpisodeCredit) -> TokenArrays:
     assert episode.values is not None, f"episode {episode.episode_id}: gae needs a critic's values"
     return episode.values
+
+
+GAE = Estimator(gae, reads=("gamma", "lam"), whitens=True, needs_critic=True)

@@ -11,8 +11,6 @@ different rewards one advantage where their sums are equal, and a reward of smal
 The rewards are `log_metrics` of the workflow or the judge, named by `reward_weights`; an episode
 whose reward ajet has set itself (a malformed one, say) has that reward for each. This function
 gives A before whitening, which is over tokens as in verl; TRL whitens over episodes.
-
-Not covered: shaping and normalisation of the episode's reward, which this estimator does not read.
 """
 
 from collections.abc import Sequence
@@ -21,6 +19,8 @@ import numpy as np
 
 from ajet.core.advantage.comparison import Comparison, compare_scores, episodes_of, spread_evenly
 from ajet.core.advantage.credit import AdvantageOptions, Advantages, GroupCredit
+from ajet.core.advantage.estimator import Estimator
+from ajet.core.advantage.grpo import relative
 
 
 def gdpo(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
@@ -30,5 +30,14 @@ def gdpo(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages
     for name, weight in options.reward_weights.items():
         rewards_N = np.array([e.log_metrics.get(name, e.reward) for e in episodes], np.float64)
         compared = Comparison(rewards_N, sets_N)
-        total_N += weight * compared.centred(normalize_std=options.normalize_std)
+        total_N += weight * relative(compared, options.normalize_std)
     return spread_evenly(groups, total_N)
+
+
+GDPO = Estimator(
+    gdpo,
+    reads=("reward_weights", "normalize_std"),
+    whitens=True,
+    compares_group=True,
+    compares_named_rewards=True,
+)

@@ -13,8 +13,6 @@ and w_S omega there, F_norm is F.
 An anchor group has the steps of one group, agent and state key, including an episode's second visit
 to the state. A step that is alone with its state, a step without a key, and steps with equal
 returns get a step advantage of exactly 0. The episode level does the same (see grpo.py).
-
-Not covered: keys that are similar but not equal; the environment says which states are the same.
 """
 
 from collections.abc import Sequence
@@ -24,6 +22,8 @@ import numpy as np
 from ajet.core.advantage.agent_steps import StepTable, step_table
 from ajet.core.advantage.comparison import Comparison, compare_scores
 from ajet.core.advantage.credit import AdvantageOptions, Advantages, GroupCredit
+from ajet.core.advantage.estimator import Estimator
+from ajet.core.advantage.grpo import relative
 
 
 def gigpo(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
@@ -31,9 +31,9 @@ def gigpo(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantage
     levels.
     """
     normalize_std = options.normalize_std
-    episode_level = compare_scores(groups).centred(normalize_std=normalize_std)
+    episode_level = relative(compare_scores(groups), normalize_std)
     table = step_table(groups, options.step_reward_gamma)
-    step_level_N = anchor_groups(table).centred(normalize_std=normalize_std)
+    step_level_N = relative(anchor_groups(table), normalize_std)
     episode_level_N = episode_level[[step.episode for step in table.steps_N]]
     return table.spread(
         options.episode_reward_weight * episode_level_N + options.step_reward_weight * step_level_N
@@ -62,3 +62,12 @@ def anchor_metrics(groups: Sequence[GroupCredit]) -> dict[str, float]:
         "gigpo/anchor_group_size": float(sets.mean()),
         "gigpo/singleton_steps": float((sets == 1).sum() / sets.sum()),
     }
+
+
+GIGPO = Estimator(
+    gigpo,
+    reads=("normalize_std", "step_reward_gamma", "episode_reward_weight", "step_reward_weight"),
+    compares_group=True,
+    credits_by="state_key",
+    metrics=anchor_metrics,
+)

@@ -7,11 +7,7 @@ Ziegler et al. 2019 (arXiv 1909.08593). After `horizon` episodes whose KL is far
 the target, the coefficient has moved by a fifth. A step of more episodes moves it by no more: with
 five times the horizon the paper's formula gives a coefficient of 0, and with more a negative one,
 which would reward the distance to the reference. A checkpoint contains the coefficient.
-
-Not covered: the coefficient of the KL in the loss.
 """
-
-from ajet.core.config import AjetConfig
 
 MAX_ERROR = 0.2
 
@@ -52,11 +48,3 @@ class AdaptiveKLController(FixedKLController):
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         self.coef = state["coef"]
-
-
-def make_kl_controller(config: AjetConfig) -> FixedKLController:
-    """Builds the controller that ``algorithm.kl_ctrl`` names."""
-    section = config.ajet.trainer_common.algorithm.kl_ctrl
-    if section.type == "fixed":
-        return FixedKLController(section.kl_coef)
-    return AdaptiveKLController(section.kl_coef, section.target_kl, section.horizon)

@@ -7,24 +7,21 @@
     gigpo/singleton_steps       share of steps that are alone in their anchor group
     remax/no_baseline           share of episodes whose greedy episode failed
 
-Not covered: the metrics of shaping and clipping (shaping.py, estimate.py).
+Those of one estimator are computed in its row.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from ajet.core.advantage.comparison import episodes_of
 from ajet.core.advantage.credit import Advantages, GroupCredit
-from ajet.core.advantage.gigpo import anchor_metrics
+from ajet.core.advantage.estimator import Estimator
 
 
 def advantage_metrics(
-    name: str, groups: Sequence[GroupCredit], advantages: Advantages
+    estimator: Estimator, groups: Sequence[GroupCredit], advantages: Advantages
 ) -> dict[str, float]:
-    """Computes the metrics of the estimator `name` from its inputs and its advantages; an empty
-    batch has none.
-    """
+    """Computes the metrics of an estimator's advantages; an empty batch has none."""
     episodes = [np.concatenate(turns) for turns in advantages.values() if any(map(len, turns))]
     if not episodes:
         return {}
@@ -35,13 +32,4 @@ def advantage_metrics(
         "advantage/mean": float(tokens.mean(dtype=np.float64)),
         "advantage/abs_mean": float(np.abs(tokens).mean(dtype=np.float64)),
     }
-    return metrics | _estimator_metrics(name, groups)
-
-
-def _estimator_metrics(name: str, groups: Sequence[GroupCredit]) -> dict[str, float]:
-    if name == "gigpo":
-        return anchor_metrics(groups)
-    if name == "remax":
-        unknown = [episode.baseline is None for episode in episodes_of(groups)]
-        return {"remax/no_baseline": float(np.mean(unknown))}
-    return {}
+    return metrics | (estimator.metrics(groups) if estimator.metrics else {})

@@ -7,8 +7,6 @@
 Hao et al. 2025 (On-Policy RL with Optimal Reward Baseline, arXiv 2505.23585): the baseline
 of least variance if the squared gradient of an episode grows with its trained tokens.
 Equal rewards, and a lone episode, give exactly 0. (verl gives a lone episode its raw reward.)
-
-Not covered: weights from the actual squared gradients, which need a backward pass per episode.
 """
 
 from collections.abc import Sequence
@@ -17,10 +15,11 @@ import numpy as np
 
 from ajet.core.advantage.comparison import compare_scores, episodes_of, spread_evenly
 from ajet.core.advantage.credit import AdvantageOptions, Advantages, GroupCredit
+from ajet.core.advantage.estimator import Estimator
 
 
 def opo(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
-    """Subtracts the group's length-weighted mean from each reward; it reads no options."""
+    """Subtracts the group's length-weighted mean from each reward."""
     compared = compare_scores(groups)
     lengths_N = np.array([episode.num_tokens for episode in episodes_of(groups)], np.float64)
     tokens_N = np.maximum(
@@ -28,3 +27,6 @@ def opo(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
     )  # a group without tokens has nothing to train
     baselines_N = compared.sum_of(lengths_N * compared.values_N) / tokens_N
     return spread_evenly(groups, np.where(compared.are_equal_N, 0, compared.values_N - baselines_N))
+
+
+OPO = Estimator(opo, compares_group=True)

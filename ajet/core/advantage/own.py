@@ -28,12 +28,9 @@ import numpy as np
 
 from ajet.core.advantage.comparison import episodes_of, spread_evenly
 from ajet.core.advantage.credit import AdvantageOptions, Advantages, EpisodeCredit, GroupCredit
-from ajet.core.config import AjetConfig
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.core.importing import ARROW, load_function, run_user_code
-
-ALGORITHM = "ajet.trainer_common.algorithm"
+from ajet.core.importing import run_user_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +39,6 @@ class OwnEstimator:
 
     where: str
     function: Callable[..., Any]
-
-    @classmethod
-    def of(cls, config: AjetConfig) -> OwnEstimator | None:
-        """Loads the estimator that the config names; None where it names one of ajet's."""
-        spec = config.ajet.trainer_common.algorithm.adv_estimator
-        if ARROW not in spec:
-            return None
-        where = f"{ALGORITHM}.adv_estimator"
-        return cls(where, load_function(spec, base_dirs=config.base_dirs, where=where))
 
     def __call__(self, groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
         result = run_user_code(partial(self.function, groups, options), self.where)
@@ -61,26 +49,20 @@ class OwnEstimator:
     def _turns(self, episode: EpisodeCredit, result: dict[Any, Any]) -> tuple[Any, ...]:
         name, wanted = episode.episode_id, episode.lengths_T.tolist()
         if name not in result:
-            raise ConfigError(
-                f"{self.where}: it returned nothing for episode {name}", code=Code.OWN_RESULT
-            )
+            raise _misfit(f"{self.where}: it returned nothing for episode {name}")
         try:
             turns = tuple(np.array(turn, np.float32) for turn in result[name])
         except (TypeError, ValueError) as error:
-            raise ConfigError(
-                f"{self.where}: episode {name}: give one array of numbers for each turn ({error})",
-                code=Code.OWN_RESULT,
+            raise _misfit(
+                f"{self.where}: episode {name}: give one array of numbers for each turn ({error})"
             ) from error
         if [turn.shape for turn in turns] != [(length,) for length in wanted]:
-            raise ConfigError(
+            raise _misfit(
                 f"{self.where}: episode {name}: its turns have {wanted} trained tokens, the arrays "
-                f"{[turn.shape for turn in turns]}",
-                code=Code.OWN_RESULT,
+                f"{[turn.shape for turn in turns]}"
             )
         if not all(np.isfinite(turn).all() for turn in turns):
-            raise ConfigError(
-                f"{self.where}: episode {name}: a number is not finite", code=Code.OWN_RESULT
-            )
+            raise _misfit(f"{self.where}: episode {name}: a number is not finite")
         return turns
 
 
@@ -91,18 +73,13 @@ class OwnShaping:
     where: str
     function: Callable[..., Any]
 
-    @classmethod
-    def of(cls, config: AjetConfig) -> OwnShaping | None:
-        """Loads the shaping that the config names, if any."""
-        spec = config.ajet.trainer_common.algorithm.reward_shaping
-        if spec is None:
-            return None
-        where = f"{ALGORITHM}.reward_shaping"
-        return cls(where, load_function(spec, base_dirs=config.base_dirs, where=where))
-
     def __call__(self, groups: Sequence[GroupCredit]) -> list[float]:
         result = run_user_code(partial(self.function, groups), self.where)
         return numbers_of(result, groups, self.where)
+
+
+def _misfit(text: str) -> ConfigError:
+    return ConfigError(text, code=Code.OWN_RESULT)
 
 
 def numbers_of(result: Any, groups: Sequence[GroupCredit], where: str) -> list[float]:
@@ -111,15 +88,11 @@ def numbers_of(result: Any, groups: Sequence[GroupCredit], where: str) -> list[f
     try:
         numbers = [float(number) for number in result]
     except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{where}: give a list of {num_episodes} numbers, one for each episode ({error})",
-            code=Code.OWN_RESULT,
+        raise _misfit(
+            f"{where}: give a list of {num_episodes} numbers, one for each episode ({error})"
         ) from error
     if len(numbers) != num_episodes:
-        raise ConfigError(
-            f"{where}: it returned {len(numbers)} numbers for {num_episodes} episodes",
-            code=Code.OWN_RESULT,
-        )
+        raise _misfit(f"{where}: it returned {len(numbers)} numbers for {num_episodes} episodes")
     if not all(map(math.isfinite, numbers)):
-        raise ConfigError(f"{where}: a number that it returned is not finite", code=Code.OWN_RESULT)
+        raise _misfit(f"{where}: a number that it returned is not finite")
     return numbers

@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 
 from ajet.core.advantage.comparison import compare_scores, spread_evenly
 from ajet.core.advantage.credit import AdvantageOptions, Advantages, GroupCredit
+from ajet.core.advantage.estimator import Estimator
+from ajet.core.advantage.grpo import over_std
 
 
 def pass_at_k(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
@@ -32,7 +34,7 @@ def pass_at_k(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advan
     for number in range(len(groups)):
         members = np.flatnonzero(compared.sets_N == number)
         advantages_N[members] = gains(compared.values_N[members], options.pass_k)
-    return spread_evenly(groups, compared.scaled(advantages_N, options.normalize_std))
+    return spread_evenly(groups, over_std(advantages_N, compared, options.normalize_std))
 
 
 def gains(rewards_G: NDArray[np.float64], k: int | None) -> NDArray[np.float64]:
@@ -48,3 +50,6 @@ def gains(rewards_G: NDArray[np.float64], k: int | None) -> NDArray[np.float64]:
     weights_G /= comb(size - 1, k - 1)
     gains_G[order] = [float(weights_G[:i] @ (sorted_G[i] - sorted_G[:i])) for i in range(size)]
     return gains_G
+
+
+PASS_AT_K = Estimator(pass_at_k, reads=("pass_k", "normalize_std"), compares_group=True)

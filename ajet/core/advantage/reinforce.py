@@ -8,16 +8,13 @@ Williams 1992; Sutton and Barto 2018, section 13.3. Prompts, tool results and ot
 are skipped (token_chain.py).
 
 REINFORCE++ (Hu et al. 2025, arXiv 2501.03262) is the same, whitened over all trained tokens of the
-batch (estimate.py), unless `whiten_advantages` is false; use_kl_in_reward puts its KL into the
-rewards.
-
-Not covered: a baseline; `whiten_advantages` or `reward_normalization` add one, and so does
-reinforce_plus_plus_baseline.py.
+batch, unless `whiten_advantages` is false; use_kl_in_reward puts its KL into the rewards.
 """
 
 from collections.abc import Sequence
 
 from ajet.core.advantage.credit import AdvantageOptions, Advantages, GroupCredit
+from ajet.core.advantage.estimator import Estimator
 from ajet.core.advantage.token_chain import token_chains
 
 
@@ -25,3 +22,7 @@ def reinforce(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advan
     """Gives each token its return-to-go; without comparison, a lone episode keeps its return."""
     chains = token_chains(groups)
     return chains.to_turns(chains.returns_to_go(options.gamma))
+
+
+REINFORCE = Estimator(reinforce, reads=("gamma",))
+REINFORCE_PLUS_PLUS = Estimator(reinforce, reads=("gamma",), whitens=True)

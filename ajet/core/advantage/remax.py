@@ -3,10 +3,8 @@
     A_t = G_t - R(greedy)       Li et al. 2023 (ReMax, arXiv 2310.10505), algorithm 1
 
 The greedy episode has the same task, is sampled at temperature 0 and is not trained. A group whose
-greedy episode failed has advantages of 0 and is counted (metrics.py). `gamma` discounts G_t once
+greedy episode failed has advantages of 0 and is counted. `gamma` discounts G_t once
 for each token; the paper has 1.
-
-Not covered: a greedy baseline for the rest of an episode from each turn on.
 """
 
 from collections.abc import Sequence
@@ -21,6 +19,7 @@ from ajet.core.advantage.credit import (
     GroupCredit,
     TokenArrays,
 )
+from ajet.core.advantage.estimator import Estimator
 from ajet.core.advantage.reinforce import reinforce
 
 
@@ -34,3 +33,12 @@ def _relative(episode: EpisodeCredit, returns: TokenArrays) -> TokenArrays:
     if episode.baseline is None:
         return tuple(np.zeros_like(turn) for turn in returns)
     return tuple((turn - episode.baseline).astype(np.float32) for turn in returns)
+
+
+def baseline_metrics(groups: Sequence[GroupCredit]) -> dict[str, float]:
+    """Returns the share of episodes whose greedy episode failed."""
+    unknown = [episode.baseline is None for episode in episodes_of(groups)]
+    return {"remax/no_baseline": float(np.mean(unknown))}
+
+
+REMAX = Estimator(remax, reads=("gamma",), needs_greedy_episode=True, metrics=baseline_metrics)

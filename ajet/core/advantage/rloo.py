@@ -8,8 +8,6 @@
 Ahmadian et al. 2024 (Back to Basics, arXiv 2402.14740); Kool et al. 2019. The others'
 mean does not depend on the episode's own actions, so the gradient is unbiased. Equal rewards, and
 a lone episode, give exactly 0. (verl gives a lone episode its raw reward.)
-
-Not covered: credit for single turns (step_reinforce has the same baseline for each turn).
 """
 
 from collections.abc import Sequence
@@ -18,10 +16,15 @@ import numpy as np
 
 from ajet.core.advantage.comparison import compare_scores, spread_evenly
 from ajet.core.advantage.credit import AdvantageOptions, Advantages, GroupCredit
+from ajet.core.advantage.estimator import Estimator
+from ajet.core.advantage.grpo import relative
 
 
 def rloo(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
-    """Subtracts the mean reward of the other episodes from each reward; it reads no options."""
+    """Subtracts the mean reward of the other episodes from each reward."""
     compared = compare_scores(groups)
     scale_N = compared.counts_N / np.maximum(compared.counts_N - 1, 1)
-    return spread_evenly(groups, compared.centred() * scale_N)
+    return spread_evenly(groups, relative(compared) * scale_N)
+
+
+RLOO = Estimator(rloo, compares_group=True)

@@ -12,23 +12,24 @@ same numbers.
 The over-long penalty is DAPO's (Yu et al. 2025, arXiv 2503.14476, equation 13): 0 until `buffer`
 tokens before the ceiling, then linear to `-factor` at it. The KL is not subtracted here, but from
 each token (kl_in_reward.py).
-
-Not covered: normalisation by a running mean over steps; leaving truncated episodes out of their
-groups, which the rollout does before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ajet.core.advantage.comparison import Comparison, compare_scores, episodes_of
-from ajet.core.advantage.credit import EpisodeCredit, GroupCredit, RewardGrouping
+from ajet.core.advantage.credit import EpisodeCredit, GroupCredit
+from ajet.core.advantage.grpo import EPSILON, relative
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+
+RewardGrouping = Literal["none", "group", "tag", "batch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +92,11 @@ def _normalise_rewards(
     groups: list[GroupCredit], grouping: RewardGrouping, normalize_std: bool
 ) -> list[GroupCredit]:
     compared = Comparison(_rewards(groups), _sets(groups, grouping))
-    scales_N = compared.scales_N if normalize_std else np.ones(len(compared.values_N))
+    scales_N = np.ones(len(compared.values_N))
+    if normalize_std:
+        scales_N = np.where(compared.are_equal_N, 1.0, 1 / (compared.stds_N + EPSILON))
     baselines_N = (_baselines(groups) - compared.means_N) * scales_N
-    return _with_rewards(
-        groups, compared.centred(normalize_std=normalize_std), scales_N, baselines_N
-    )
+    return _with_rewards(groups, relative(compared, normalize_std), scales_N, baselines_N)
 
 
 def _sets(groups: list[GroupCredit], grouping: RewardGrouping) -> NDArray[np.int64]:

@@ -20,8 +20,6 @@ normalisation: as unbiased, of higher variance.
 
 Turns are counted for each agent. Where all members got as far with equal returns, and for
 a lone episode, advantages are exactly 0. `step_reward_gamma` discounts once for each turn.
-
-Not covered: division by a deviation, which would weight turns by how certain their outcome is.
 """
 
 from collections.abc import Sequence
@@ -31,6 +29,7 @@ import numpy as np
 from ajet.core.advantage.agent_steps import StepTable, step_table
 from ajet.core.advantage.comparison import Comparison
 from ajet.core.advantage.credit import AdvantageOptions, Advantages, GroupCredit
+from ajet.core.advantage.estimator import Estimator
 
 
 def step_reinforce(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
@@ -55,3 +54,11 @@ def _compare_same_turns(table: StepTable) -> Comparison:
         for step in table.steps_N
     ]
     return Comparison(table.returns_N, np.array(sets_N, np.int64))
+
+
+STEP_REINFORCE = Estimator(
+    step_reinforce,
+    reads=("step_reward_gamma", "step_baseline"),
+    compares_group=lambda options: options.step_baseline == "others",
+    credits_by="reward",
+)

@@ -1,42 +1,20 @@
 """Defines `ajet.trainer_common.algorithm`: from rewards to advantages to a loss."""
 
-from typing import Annotated, Literal, Self
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from ajet.core.advantage import ESTIMATORS, AdvantageOptions, Estimator
 from ajet.core.config.import_path import ImportPath
 from ajet.core.config.section import Section
+from ajet.core.losses import LOSSES, LossSettings, PolicyLoss
 
-PolicyLossName = Literal[
-    "ppo",
-    "gspo",
-    "cispo",
-    "gpg",
-    "topr",
-    "sapo",
-    "gmpo",
-    "vespo",
-    "dppo_tv",
-    "dppo_kl",
-    "clip_cov",
-    "kl_cov",
-]
-EstimatorName = Literal[
-    "grpo",
-    "rloo",
-    "reinforce",
-    "reinforce_plus_plus",
-    "reinforce_plus_plus_baseline",
-    "remax",
-    "opo",
-    "gae",
-    "gigpo",
-    "step_reinforce",
-    "starpo",
-    "gdpo",
-    "pass_at_k",
-]
-
+if TYPE_CHECKING:  # a checker cannot follow names that are computed
+    EstimatorName = str
+    PolicyLossName = str
+else:
+    EstimatorName, PolicyLossName = Literal[*ESTIMATORS], Literal[*LOSSES]
 
 Measure = Literal[
     "token_k1", "token_k2", "token_k3",
@@ -157,45 +135,26 @@ class Overlong(Section):
     )
 
 
-class AlgorithmConfig(Section):
-    """Configures the way from rewards to a loss."""
+def _loaded_later(*arguments: Any) -> Any:
+    raise AssertionError("a function of the user's is loaded where it is used")
+
+
+OWN_ESTIMATOR = Estimator(_loaded_later, reads=tuple(f.name for f in fields(AdvantageOptions)))
+OWN_LOSS = PolicyLoss(_loaded_later, settings=LossSettings)
+
+
+class AlgorithmConfig(Section, AdvantageOptions, LossSettings):  # pyright: ignore[reportGeneralTypeIssues]
+    """Configures the way from rewards to a loss.
+
+    Two of its bases are dataclasses, whose fields pydantic takes as its own: the keys of single
+    estimators and losses, declared in their files.
+    """
 
     adv_estimator: EstimatorName | ImportPath = Field(
         default="grpo",
         description="How rewards become advantages: grpo, rloo, opo compare with the group; gigpo, "
         "step_reinforce credit steps; gae has a critic; remax a greedy episode; file.py->function "
         "is your own.",
-    )
-    normalize_std: bool | Literal["batch"] = Field(
-        default=True,
-        description="Divide advantages by the group's standard deviation; batch by that of all "
-        "rewards of the batch.",
-    )
-    reward_weights: dict[str, float] = Field(
-        default={},
-        description="gdpo: the rewards that it normalises apart, by their names in log_metrics, "
-        "each with its weight.",
-    )
-    pass_k: int | None = Field(
-        default=None,
-        ge=2,
-        description="pass_at_k: episodes of which the best one counts; null is num_repeat.",
-    )
-    gamma: float = Field(default=1.0, ge=0, le=1, description="Discount per token.")
-    lam: float = Field(default=1.0, ge=0, le=1, description="GAE's lambda, per token.")
-    step_reward_gamma: float = Field(
-        default=1.0, ge=0, le=1, description="Discount per turn, of gigpo and step_reinforce."
-    )
-    step_baseline: Literal["others", "none"] = Field(
-        default="others",
-        description="What step_reinforce subtracts: the others' mean return at the same turn, or "
-        "nothing.",
-    )
-    episode_reward_weight: float = Field(
-        default=1.0, ge=0, description="Weight of gigpo's episode advantage."
-    )
-    step_reward_weight: float = Field(
-        default=1.0, ge=0, description="Weight of gigpo's step advantage."
     )
     reward_shaping: ImportPath | None = Field(
         default=None,
@@ -219,40 +178,6 @@ class AlgorithmConfig(Section):
     policy_loss: PolicyLossName | ImportPath = Field(
         default="ppo",
         description="The loss of a token: a name of docs/algorithms.md, or file.py->loss.",
-    )
-    clip_low: float = Field(
-        default=0.2,
-        gt=0,
-        le=1,
-        description="The ratio is clipped below 1 - clip_low; 1 has no lower bound.",
-    )
-    clip_high: float = Field(
-        default=0.28, ge=0, description="The ratio is clipped above 1 + clip_high."
-    )
-    dual_clip: float | None = Field(
-        default=None, gt=1, description="Bound of the loss for negative advantages; null has none."
-    )
-    sapo_tau_pos: float = Field(default=1.0, gt=0, description="sapo: slope where A > 0.")
-    sapo_tau_neg: float = Field(default=1.05, gt=0, description="sapo: slope where A < 0.")
-    vespo_k_pos: float = Field(default=2.0, ge=0, description="vespo: exponent where A >= 0.")
-    vespo_k_neg: float = Field(default=3.0, ge=0, description="vespo: exponent where A < 0.")
-    vespo_lambda_pos: float = Field(default=3.0, gt=0, description="vespo: decay where A >= 0.")
-    vespo_lambda_neg: float = Field(default=2.0, gt=0, description="vespo: decay where A < 0.")
-    dppo_max_ratio: float = Field(
-        default=20.0, gt=0, description="dppo_tv, dppo_kl: largest ratio that weighs a token."
-    )
-    cov_share: float = Field(
-        default=0.0002,
-        gt=0,
-        le=1,
-        description="clip_cov, kl_cov: share of a mini-batch's tokens that they choose.",
-    )
-    clip_cov_low: float = Field(
-        default=1.0, description="clip_cov: it chooses among tokens with a larger covariance."
-    )
-    clip_cov_high: float = Field(default=5.0, description="clip_cov: and with a smaller one.")
-    kl_cov_coef: float = Field(
-        default=1.0, ge=0, description="kl_cov: weight of |log ratio| of the chosen tokens."
     )
     off_policy_mask: float | None = Field(
         default=None,
@@ -286,7 +211,17 @@ class AlgorithmConfig(Section):
     def weighs_stale_tokens(self) -> bool:
         """Tells whether tokens that may be stale get weights where `rollout_correction` has no
         level: not where the ratio, or vespo's own weight, contains them."""
-        return self.old_logprobs != "sampler" and self.policy_loss != "vespo"
+        return self.old_logprobs != "sampler" and not self.loss.weighs_by_sampler
+
+    @property
+    def estimator(self) -> Estimator:
+        """Returns the row of `adv_estimator`; a function of the user's may read all options."""
+        return ESTIMATORS.get(self.adv_estimator, OWN_ESTIMATOR)
+
+    @property
+    def loss(self) -> PolicyLoss:
+        """Returns the row of `policy_loss`; a loss of the user's may read all settings."""
+        return LOSSES.get(self.policy_loss, OWN_LOSS)
 
     @model_validator(mode="after")
     def _bounds_are_in_order(self) -> Self:

@@ -1,58 +1,18 @@
 """Finds settings of the algorithm that others leave without effect, or that contradict others.
 
-    lam=0.9                             ignored: adv_estimator is grpo
-    dynamic_sampling, num_repeat=1      refused: no group ever has two rewards that differ
-
-Not covered: keys that a backbone does not build (section.py's marks).
+lam=0.9                             ignored: adv_estimator is grpo
+dynamic_sampling, num_repeat=1      refused: no group ever has two rewards that differ
 """
 
+from dataclasses import fields
+
+from ajet.core.advantage import AdvantageOptions
 from ajet.core.config.algorithm import AlgorithmConfig
 from ajet.core.config.data import DataConfig
-from ajet.core.config.import_path import ARROW
 from ajet.core.config.tree import AjetSection
+from ajet.core.losses import LossSettings
 
 ALGORITHM, OPTIM = "ajet.trainer_common.algorithm", "ajet.trainer_common.optim"
-READ_BY = {
-    "normalize_std": ("grpo", "starpo", "gigpo", "gdpo", "pass_at_k"),
-    "gamma": ("gae", "reinforce", "reinforce_plus_plus", "remax"),
-    "lam": ("gae",),
-    "step_reward_gamma": ("gigpo", "step_reinforce"),
-    "step_baseline": ("step_reinforce",),
-    "episode_reward_weight": ("gigpo",),
-    "step_reward_weight": ("gigpo",),
-    "reward_weights": ("gdpo",),
-    "pass_k": ("pass_at_k",),
-}
-"""Maps a key to the estimators that read it; an estimator of the user's own may read all."""
-BOUNDED = ("ppo", "gspo", "cispo", "gmpo", "dppo_tv", "dppo_kl", "clip_cov")
-READ_BY_LOSS = {
-    "clip_low": BOUNDED,
-    "clip_high": BOUNDED,
-    "dual_clip": ("ppo",),
-    "sapo_tau_pos": ("sapo",),
-    "sapo_tau_neg": ("sapo",),
-    "vespo_k_pos": ("vespo",),
-    "vespo_k_neg": ("vespo",),
-    "vespo_lambda_pos": ("vespo",),
-    "vespo_lambda_neg": ("vespo",),
-    "dppo_max_ratio": ("dppo_tv", "dppo_kl"),
-    "cov_share": ("clip_cov", "kl_cov"),
-    "clip_cov_low": ("clip_cov",),
-    "clip_cov_high": ("clip_cov",),
-    "kl_cov_coef": ("kl_cov",),
-}
-GROUP_ESTIMATORS = (
-    "grpo",
-    "starpo",
-    "rloo",
-    "opo",
-    "gigpo",
-    "step_reinforce",
-    "reinforce_plus_plus_baseline",
-    "gdpo",
-    "pass_at_k",
-)
-"""These estimators compare the members of a group: alone, an episode has no advantage."""
 
 
 def unread_algorithm_keys(ajet: AjetSection) -> dict[str, str]:
@@ -60,7 +20,7 @@ def unread_algorithm_keys(ajet: AjetSection) -> dict[str, str]:
     trainer, rollout = ajet.trainer_common, ajet.rollout
     algorithm = trainer.algorithm
     unread = _unread_by_choice(algorithm) | _unread_in_sections(algorithm, ajet.backbone)
-    if algorithm.adv_estimator != "gae":
+    if not algorithm.estimator.needs_critic:
         unread["ajet.trainer_common.critic"] = _setting(algorithm, "adv_estimator")
     unread |= _unread_by_sampler(ajet.data)
     if not trainer.use_kl_loss:
@@ -88,12 +48,15 @@ def _unread_by_sampler(data: DataConfig) -> dict[str, str]:
 
 
 def _unread_by_choice(algorithm: AlgorithmConfig) -> dict[str, str]:
-    tables = {"adv_estimator": READ_BY, "policy_loss": READ_BY_LOSS}
+    """Returns the keys that only other estimators or other losses read."""
     return {
-        f"{ALGORITHM}.{key}": _setting(algorithm, chooser)
-        for chooser, table in tables.items()
-        for key, readers in table.items()
-        if getattr(algorithm, chooser) not in readers and ARROW not in getattr(algorithm, chooser)
+        f"{ALGORITHM}.{field.name}": _setting(algorithm, chooser)
+        for chooser, keys, row in (
+            ("adv_estimator", AdvantageOptions, algorithm.estimator),
+            ("policy_loss", LossSettings, algorithm.loss),
+        )
+        for field in fields(keys)
+        if field.name not in row.reads
     }
 
 
@@ -139,7 +102,7 @@ def contradictions(ajet: AjetSection) -> list[tuple[str, str]]:
     """Returns keys that cannot be honoured beside others, each with the reason."""
     algorithm, rollout = ajet.trainer_common.algorithm, ajet.rollout
     kl, buffer_len = algorithm.kl_ctrl, algorithm.overlong.buffer_len
-    correction = algorithm.rollout_correction
+    correction, by_name = algorithm.rollout_correction, algorithm.estimator.compares_named_rewards
     checks = {
         "old_logprobs": (
             algorithm.old_logprobs == "sampler" and correction.level not in (None, "none"),
@@ -147,18 +110,19 @@ def contradictions(ajet: AjetSection) -> list[tuple[str, str]]:
             "trainer, or level none",
         ),
         "policy_loss": (
-            algorithm.policy_loss == "vespo" and correction.level not in (None, "none"),
-            "vespo weighs by the policy over the sampler, which contains rollout_correction's "
-            "weights: set rollout_correction.level none",
+            algorithm.loss.weighs_by_sampler and correction.level not in (None, "none"),
+            f"{algorithm.policy_loss} weighs by the policy over the sampler, which contains "
+            "rollout_correction's weights: set rollout_correction.level none",
         ),
         "reward_weights": (
-            algorithm.adv_estimator == "gdpo" and not algorithm.reward_weights,
-            "adv_estimator gdpo compares these rewards: name them, as {correct: 1, format: 0.5}",
+            by_name and not algorithm.reward_weights,
+            f"adv_estimator {algorithm.adv_estimator} compares these rewards: name them, as "
+            "{correct: 1, format: 0.5}",
         ),
         "adv_estimator": (
-            algorithm.adv_estimator == "gdpo" and bool(_reward_changes(algorithm)),
-            f"gdpo compares reward_weights alone, which {_reward_changes(algorithm)} does not "
-            "change: leave that out",
+            by_name and bool(_reward_changes(algorithm)),
+            f"{algorithm.adv_estimator} compares reward_weights alone, which "
+            f"{_reward_changes(algorithm)} does not change: leave that out",
         ),
         "pass_k": (
             (algorithm.pass_k or 0) > rollout.num_repeat,
@@ -199,15 +163,12 @@ def contradictions(ajet: AjetSection) -> list[tuple[str, str]]:
 def algorithm_notices(ajet: AjetSection) -> list[str]:
     """Returns a line for each setting that is allowed, and most likely not meant."""
     trainer, steps = ajet.trainer_common, ajet.trainer_common.total_training_steps
-    estimator, warmup = trainer.algorithm.adv_estimator, trainer.critic.warmup_steps
-    grouping = trainer.algorithm.reward_normalization.grouping
-    compares = estimator in GROUP_ESTIMATORS and not (
-        estimator == "step_reinforce" and trainer.algorithm.step_baseline == "none"
-    )
+    name, estimator = trainer.algorithm.adv_estimator, trainer.algorithm.estimator
+    grouping, warmup = trainer.algorithm.reward_normalization.grouping, trainer.critic.warmup_steps
     notices = []
-    if compares and ajet.rollout.num_repeat == 1:
+    if estimator.compares(trainer.algorithm) and ajet.rollout.num_repeat == 1:
         notices.append(
-            f"nothing is learnt from rewards: {ALGORITHM}.adv_estimator={estimator} compares the "
+            f"nothing is learnt from rewards: {ALGORITHM}.adv_estimator={name} compares the "
             "members of a group, and ajet.rollout.num_repeat is 1"
         )
     elif grouping == "group" and ajet.rollout.num_repeat == 1:
@@ -215,12 +176,12 @@ def algorithm_notices(ajet: AjetSection) -> list[str]:
             f"nothing is learnt from rewards: {ALGORITHM}.reward_normalization.grouping=group "
             "takes off the mean of a group, and ajet.rollout.num_repeat is 1"
         )
-    if estimator == "remax" and ajet.task_judge.judge_protocol == "llm_listwise":
+    if estimator.needs_greedy_episode and ajet.task_judge.judge_protocol == "llm_listwise":
         notices.append(
-            f"{ALGORITHM}.adv_estimator=remax compares a group with a greedy episode, which "
+            f"{ALGORITHM}.adv_estimator={name} compares a group with a greedy episode, which "
             "ajet.task_judge.judge_protocol=llm_listwise judges alone, not beside the group"
         )
-    if estimator == "gae" and steps is not None and 0 < steps <= warmup:
+    if estimator.needs_critic and steps is not None and 0 < steps <= warmup:
         notices.append(
             f"the policy never learns: ajet.trainer_common.critic.warmup_steps={warmup} of "
             f"{steps} steps"
@@ -229,7 +190,7 @@ def algorithm_notices(ajet: AjetSection) -> list[str]:
 
 
 def _reward_changes(algorithm: AlgorithmConfig) -> str:
-    """Returns the settings that change the episode's reward, which gdpo does not read."""
+    """Returns the settings that change the episode's reward, which named rewards leave alone."""
     changes = {
         "reward_shaping": algorithm.reward_shaping is not None,
         "overlong.buffer_len": algorithm.overlong.buffer_len > 0,

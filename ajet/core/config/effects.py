@@ -65,7 +65,6 @@ CHANGES_NOTHING = (
     "ajet.trainer_common.n_trainer_ranks",
     "ajet.trainer_common.device_mapping",
     "ajet.trainer_common.fsdp_config.param_offload",
-    "ajet.trainer_common.fsdp_config.optimizer_offload",
     "ajet.trainer_common.fsdp_config.activation_checkpointing",
     "ajet.trainer_common.fsdp_config.reshard_after_forward",
     "ajet.trainer_common.fsdp_config.keep_gathered",

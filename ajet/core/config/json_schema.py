@@ -2,8 +2,8 @@
 
     # yaml-language-server: $schema=ajet.schema.json
 
-It has each key's type, default and sentence, from the typed tree. A key that ajet refuses, or that
-has no effect, is deprecated and says why, as is a key that has another name now. Sections of the
+It has each key's type, default and sentence, from the typed tree. A dropped key of a section that
+is still there is deprecated and says why, as is a key that has another name now. Sections of the
 user's own are let through. A stage (`ajet.stages.NAME`) has the keys of `ajet`.
 
 Not covered: what depends on several keys (`load_config` checks that), and keys below `ajet` that
@@ -15,12 +15,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 
 from ajet.core.config.agentjet_keys import ABSENT
 from ajet.core.config.renames import RENAMED
-from ajet.core.config.section import ALL_BACKBONES, NoEffect, NotBuilt, Section
+from ajet.core.config.section import Section
 from ajet.core.config.tree import AjetConfig
 
 DIALECT = GenerateJsonSchema.schema_dialect
@@ -63,24 +62,12 @@ def _classes(annotation: Any) -> list[type[Any]]:
 
 
 def _describe(schema: Schema, model: type[Section]) -> None:
-    """Says of each key of a section what is known beside its type."""
-    for name, field in model.model_fields.items():
+    """Lets an interpolation stand for each key of a section."""
+    for name in model.model_fields:
         key = schema["properties"][name]
         key.pop("title", None)
-        if said := _refusal(field):
-            key["deprecated"] = True
-            key["description"] = f"{key.get('description', '')} {said}".strip()
         key = _with_interpolation(key)
         schema["properties"][name] = key
-
-
-def _refusal(field: FieldInfo) -> str:
-    """Returns what a key is not good for on every backbone; "" where it is good for something."""
-    for mark in field.metadata:
-        if isinstance(mark, NotBuilt | NoEffect) and mark.on == ALL_BACKBONES:
-            word = "Refused" if isinstance(mark, NotBuilt) else "Without effect"
-            return f"{word}: {mark.reason}."
-    return ""
 
 
 def _with_interpolation(key: Schema) -> Schema:

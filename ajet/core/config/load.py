@@ -17,7 +17,7 @@ from ajet.core.config.explain import Origin, explained, leaves_of_that_name
 from ajet.core.config.kinds import forced_values
 from ajet.core.config.nested import with_values
 from ajet.core.config.redacted import redacted_keys, redacted_value, remember_secrets_of
-from ajet.core.config.renames import apply_renames
+from ajet.core.config.renames import apply_renames, take_absent
 from ajet.core.config.section import leaves
 from ajet.core.config.stages import errors_of_stage, values_of_stage
 from ajet.core.config.support import refusals_and_notices
@@ -98,7 +98,7 @@ def _checked(
     values, unknown_here = apply_renames(composed.values, AjetConfig().to_dict())
     if stage is not None:
         values, unknown_in_stage = values_of_stage(values, stage)
-        unknown_here = [*unknown_here, *unknown_in_stage]
+        unknown_here = [*unknown_here, *unknown_in_stage, *take_absent(values)]
     _refuse_unknown_sections(values, origin)
     try:
         config = AjetConfig.model_validate(_without_empty_sections(values))

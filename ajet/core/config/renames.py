@@ -7,7 +7,7 @@ AgentJet's section `ajet.lora` is empty then, and taken out too.
 from collections.abc import Mapping
 from typing import Any
 
-from ajet.core.config.agentjet_keys import ABSENT, MOVED, OTHER_NAMES
+from ajet.core.config.agentjet_keys import ABSENT, EMPTIED, MOVED, OTHER_NAMES
 from ajet.core.config.async_keys import take_async_keys
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
@@ -33,7 +33,7 @@ def apply_renames(
     """Returns `values` with every key under its present name, and a notice for each key that was
     taken out. `defaults` shows which keys were not set."""
     values = _deep_copy(values)
-    notices = _take_absent(values)
+    notices = take_absent(values)
     for old, new in RENAMED.items():
         given = _pop(values, old)
         if given is None:
@@ -49,13 +49,12 @@ def apply_renames(
     for (key, theirs), ours in OTHER_NAMES.items():
         if _get(values, key) == theirs:
             _set(values, key, ours)
-    ajet = values.get("ajet")
-    if isinstance(ajet, dict) and ajet.get("lora") == {}:
-        del ajet["lora"]
+    if _get(values, "ajet.lora") == {}:
+        _pop(values, "ajet.lora")
     return values, notices
 
 
-def _take_absent(values: dict[str, Any]) -> list[str]:
+def take_absent(values: dict[str, Any]) -> list[str]:
     """Takes out the keys that have no counterpart, in place. Raises ConfigError for one that would
     change the experiment, and returns a notice for each other that is not off."""
     notices, refused = [], dict[str, list[str]]()
@@ -74,6 +73,9 @@ def _take_absent(values: dict[str, Any]) -> list[str]:
         ]
         advice = "leave it out" if sum(map(len, refused.values())) == 1 else "leave them out"
         raise ConfigError(f"{'; '.join(lines)}; {advice}", code=Code.KEY_REFUSED)
+    for section in EMPTIED:
+        if _get(values, section) == {}:
+            _pop(values, section)
     return notices
 
 

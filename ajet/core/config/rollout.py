@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from ajet.core.config.devices import DeviceMapping
 from ajet.core.config.inference import InferenceServerConfig, RouterConfig
-from ajet.core.config.section import NoEffect, NotBuilt, Section
+from ajet.core.config.section import NoEffect, Section
 
 IN_PROCESS = ("debug",)
 MAX_NUM_SEQS = 256
@@ -38,12 +38,6 @@ class MultiTurnConfig(Section):
     turns."""
 
     max_steps: int = Field(default=30, ge=1, description="Model calls of one episode at most.")
-    max_sample_per_task: Annotated[
-        int, NoEffect("every timeline of an episode is trained, none is dropped")
-    ] = Field(default=30, ge=1, description="Timelines of one episode; all of them are trained.")
-    expected_steps: Annotated[int, NoEffect("nothing is sized by an expected number of turns")] = (
-        Field(default=1, ge=1, description="Turns that an episode is expected to take.")
-    )
     system_prompt: str | None = Field(
         default=None,
         description="System prompt of ajet's own agents; a row's own system message comes first.",
@@ -140,9 +134,6 @@ class ValidationSampling(Section):
     do_sample: bool | None = Field(
         default=None, description="Must agree with temperature where given; null follows it."
     )
-    num_repeat: Annotated[
-        int, NotBuilt("trainer_common.val_pass_n is the number of episodes of a validation task")
-    ] = Field(default=1, ge=1, description="Set trainer_common.val_pass_n instead.")
 
     @property
     def is_greedy(self) -> bool:
@@ -341,9 +332,6 @@ class RolloutConfig(Section):
     )
     submit_oversample_multiplier: float = Field(
         default=1.5, ge=1, description="How many times more tasks enable_oversample runs."
-    )
-    step_skip_action: Annotated[int, NotBuilt("every turn is sampled by the model")] = Field(
-        default=0, ge=0, description="First turns of an episode that skip the model."
     )
 
     @property

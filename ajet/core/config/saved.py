@@ -17,6 +17,7 @@ from ajet.core.config.environment_reference import resolved, stored_references
 from ajet.core.config.explain import Origin, explained
 from ajet.core.config.overrides import override_value
 from ajet.core.config.redacted import remember_secrets_of
+from ajet.core.config.renames import take_absent
 from ajet.core.config.tree import AjetConfig
 from ajet.core.config.yaml_codec import constructed, root_of
 from ajet.core.error_codes import Code
@@ -37,6 +38,7 @@ def saved_config(
             raise ConfigError(f"{file} is damaged: it holds no config", code=Code.RECORD_UNREADABLE)
         check_size(node, file)
         written = constructed(node)
+        take_absent(written)  # keys that earlier versions knew, without an effect
         values = resolved(written)
         for override in overrides:
             _set(values, *override_value(override))

@@ -2,12 +2,11 @@
 
     class Rollout(Section):
         api_key: Annotated[str, Secret()] = Field(default="", description="…")
-        gamma: Annotated[float, NotBuilt("…")] = Field(default=1.0, description="…")
         name: Annotated[str, NoEffect("…", on=("debug",))] = Field(default="auto", description="…")
         burst: Annotated[int, Since("0.2.0")] = Field(default=1, description="…")
 
-`NotBuilt` refuses the run when the key differs from its default, which turns it off. `NoEffect`
-lets the run start and says so in one notice. A key with neither is honoured. The value of a
+`NoEffect` lets the run start and says so in one notice; without it a key is honoured. Keys that no
+backbone reads are not in the tree (agentjet_keys.py). The value of a
 `Secret` is shown and stored nowhere. A key without `Since` is there since 0.1.0, the first version.
 """
 
@@ -25,23 +24,12 @@ ALL_BACKBONES = ("debug", "verl", "trinity")
 
 
 @dataclass(frozen=True)
-class NotBuilt:
-    """Marks a key that is refused on these backbones unless it has its default or a value of
-    `also_off`."""
-
-    reason: str
-    on: tuple[str, ...] = ALL_BACKBONES
-    also_off: tuple[Any, ...] = ()
-
-
-@dataclass(frozen=True)
 class NoEffect:
     """Marks a key that is accepted on these backbones without effect; a notice says so unless it
     has its default."""
 
     reason: str
-    on: tuple[str, ...] = ALL_BACKBONES
-    also_off: tuple[Any, ...] = ()
+    on: tuple[str, ...]
 
 
 @dataclass(frozen=True)

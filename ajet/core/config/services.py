@@ -1,42 +1,16 @@
-"""Defines small sections of `ajet:`: timelines, debugging, the task runner, HTTP servers."""
+"""Defines small sections of `ajet:`: timelines, debugging, HTTP servers."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from ajet.core.config.import_path import ImportPath
-from ajet.core.config.section import NoEffect, NotBuilt, Section
-
-ONE_THREAD = "the gateway is one event loop in a thread of the run, which calls the model directly"
-BY_IDS = "timelines are joined by their token ids, to which the tool list is rendered"
-NOT_BY_TEXT = (
-    "joined by text, tokens would be trained after prompts that the model never saw; what an agent "
-    "sends back of a reply is known again by its text, and goes on with the ids sampled, as it is"
-)
-
-
-class TimelineMergingPolicy(Section):
-    """Configures how the calls of one episode are joined into timelines."""
-
-    timeline_compare_level: Annotated[Literal["token", "text"], NoEffect(NOT_BY_TEXT)] = Field(
-        default="token",
-        description="Timelines are joined where their token ids are the same; text means token.",
-    )
-    ignore_tools: Annotated[bool, NoEffect(BY_IDS)] = Field(
-        default=True, description="The tool list counts only through the tokens that it renders to."
-    )
+from ajet.core.config.section import Section
 
 
 class ContextTrackerConfig(Section):
     """Configures how an episode's tokens are tracked."""
 
-    timeline_merging_policy: TimelineMergingPolicy = Field(
-        default=TimelineMergingPolicy(), description="Joining of timelines."
-    )
-    fix_retokenization_drift: Annotated[
-        bool,
-        NotBuilt("sampled ids are never encoded again: to train on others is not possible"),
-    ] = Field(default=True, description="Train on the ids that were sampled; always so.")
     check_drift: Literal["none", "first", "all"] = Field(
         default="first",
         description="Which members of a group count where a fresh render of their messages would "
@@ -68,49 +42,13 @@ class DebugConfig(Section):
         description="Tokens of one reply there at most; null is "
         "rollout.max_response_length_in_one_turn.",
     )
-    debug_vllm_port: Annotated[int, NoEffect("no server is started")] = Field(
-        default=18000, description="Port of a debug server."
-    )
-    debug_vllm_seed: Annotated[int, NoEffect("ajet.seed is the run's seed")] = Field(
-        default=12345, description="Seed of a debug server."
-    )
-    debug_tensor_parallel_size: Annotated[int, NoEffect("no server is started")] = Field(
-        default=4, ge=1, description="GPUs of a debug server."
-    )
-
-
-class TaskRunnerConfig(Section):
-    """Configures how a workflow is run: as a coroutine of the run's event loop."""
-
-    llm_infer_submit_method: Annotated[
-        Literal["async", "sync"], NoEffect("model calls are asynchronous")
-    ] = Field(default="async", description="How a workflow's model calls are submitted.")
-    wrapper_type: Annotated[
-        Literal["asyncio-with-gc", "asyncio", "multi-processing"],
-        NotBuilt("workflows run on one event loop: asyncio", also_off=("asyncio",)),
-    ] = Field(default="asyncio-with-gc", description="What a workflow runs in.")
-    wrapper_multiprocessing_timeout: Annotated[
-        int, NoEffect("rollout.episode_timeout_s is an episode's deadline")
-    ] = Field(default=3600, ge=1, description="Deadline of a workflow's process in seconds.")
 
 
 class InterchangeServerConfig(Section):
     """Configures the HTTP gateway to the model in training."""
 
-    interchange_method: Annotated[Literal["ipc", "tcp"], NoEffect(ONE_THREAD)] = Field(
-        default="ipc", description="Transport between the gateway and the workflows."
-    )
     interchange_server_port: Annotated[int, Field(ge=1, le=65535)] | Literal["auto"] = Field(
         default="auto", description="The gateway's port on loopback; auto takes a free one."
-    )
-    num_fastapi_process: Annotated[int, NoEffect(ONE_THREAD)] = Field(
-        default=2, ge=1, description="Processes of the gateway."
-    )
-    max_fastapi_threads: Annotated[int, NoEffect(ONE_THREAD)] = Field(
-        default=128, ge=1, description="Threads of the gateway."
-    )
-    max_inference_tracker_threads: Annotated[int, NoEffect(ONE_THREAD)] = Field(
-        default=64, ge=1, description="Model calls of the gateway at a time."
     )
 
 

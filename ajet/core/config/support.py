@@ -10,7 +10,7 @@ from ajet.core.config.algorithm_support import (
 from ajet.core.config.environment_support import environment_notices, unread_environment_keys
 from ajet.core.config.precision import asked_dtype, precision_refusals
 from ajet.core.config.redacted import redacted_value
-from ajet.core.config.section import Leaf, NoEffect, NotBuilt, leaves
+from ajet.core.config.section import Leaf, NoEffect, leaves
 from ajet.core.config.task_judge import TaskJudgeConfig
 from ajet.core.config.task_reader import BUILT_IN_READERS
 from ajet.core.config.tree import AjetConfig, AjetSection
@@ -36,10 +36,10 @@ def refusals_and_notices(config: AjetConfig) -> tuple[list[tuple[str, str]], lis
         for leaf in leaves(getattr(config, root), root):
             if leaf.is_default:
                 continue
-            refused += [(leaf.path, text) for text in _reasons(leaf, NotBuilt, backbone)]
             unused += [
-                f"ignored by backbone {backbone}: {leaf.path}={_shown(leaf)} ({text})"
-                for text in _reasons(leaf, NoEffect, backbone)
+                f"ignored by backbone {backbone}: {leaf.path}={_shown(leaf)} ({mark.reason})"
+                for mark in leaf.field.metadata
+                if isinstance(mark, NoEffect) and backbone in mark.on
             ]
             unused += [
                 f"ignored: {leaf.path}={_shown(leaf)} ({text})"
@@ -198,6 +198,7 @@ def _adapter_refusals(config: AjetConfig) -> list[tuple[str, str]]:
     """Returns why several adapters cannot be trained apart with the other settings."""
     ajet = config.ajet
     lora, key = ajet.trainer_common.lora, "ajet.trainer_common.lora.adapters"
+    algorithm = ajet.trainer_common.algorithm
     if not lora.adapters:
         return []
     reasons = {
@@ -209,9 +210,8 @@ def _adapter_refusals(config: AjetConfig) -> list[tuple[str, str]]:
         f"ajet.kind is {ajet.kind}; several learn apart from rewards (reinforcement)": (
             ajet.kind != "reinforcement"
         ),
-        "adv_estimator gae needs a critic for each, which backbone debug alone has": (
-            ajet.trainer_common.algorithm.adv_estimator == "gae" and ajet.backbone != "debug"
-        ),
+        f"adv_estimator {algorithm.adv_estimator} needs a critic for each, which backbone debug "
+        "alone has": algorithm.estimator.needs_critic and ajet.backbone != "debug",
         "a stage hands over one model; stages with several adapters are not built": (
             config.stage is not None
         ),
@@ -264,8 +264,3 @@ def _unchecked_tool_calls(ajet: AjetSection) -> list[str]:
 
 def _shown(leaf: Leaf) -> Any:
     return redacted_value(leaf.path, leaf.value)
-
-
-def _reasons(leaf: Leaf, kind: type[NotBuilt] | type[NoEffect], backbone: str) -> list[str]:
-    marks = [mark for mark in leaf.field.metadata if isinstance(mark, kind)]
-    return [m.reason for m in marks if backbone in m.on and leaf.value not in m.also_off]

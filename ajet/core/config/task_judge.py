@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from ajet.core.config.address import Address
-from ajet.core.config.section import NoEffect, NotBuilt, Section
+from ajet.core.config.section import Section
 from ajet.core.config.task_reader import JsonlSplit
 
 REQUEST_FIELDS = ("messages", "model", "n", "stream")
@@ -143,17 +143,6 @@ class RubricsAutoGrader(Grading):
         description="A prompt of your own with {rubrics}, {query}, {answer} ({answers} in "
         "listwise mode), {reference}, {min_score} and {max_score}.",
     )
-    training_judge_strategy: Annotated[
-        str | None, NoEffect("every episode is judged in the same way")
-    ] = Field(default=None, description="How to judge in training.")
-    input_data_type: Annotated[
-        str,
-        NotBuilt(
-            "graded examples are read from JSON lines (dataset_file.training.file_path), or the "
-            "training tasks are the examples",
-            also_off=("dataset_file",),
-        ),
-    ] = Field(default="jsonl_dataset_file", description="Reader of graded examples: JSON lines.")
     dataset_file: GradedExamples = Field(
         default=GradedExamples(),
         description="Graded examples; where given, their criteria hold for every question.",

@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from ajet.core.config.algorithm import AlgorithmConfig, CriticConfig
 from ajet.core.config.devices import DeviceMapping
-from ajet.core.config.section import NoEffect, NotBuilt, Section
+from ajet.core.config.section import NoEffect, Section
 
 ONE_PROCESS = ("debug",)
 NOT_SHARDED = NoEffect("the run is one process", on=ONE_PROCESS)
@@ -81,9 +81,6 @@ class FsdpConfig(Section):
         description="Keep the shards, and the optimizer's state with them, in CPU memory: slower, "
         "for models that `ajet plan` finds too large for the GPUs.",
     )
-    optimizer_offload: Annotated[
-        bool, NoEffect("the optimizer's state lies with the weights: see param_offload")
-    ] = Field(default=False, description="Set param_offload instead.")
     activation_checkpointing: bool | Literal["auto"] = Field(
         default="auto",
         description="Compute activations again in the backward pass, to save memory; auto does on "
@@ -238,12 +235,6 @@ class TrainerConfig(Section):
     ulysses_sequence_parallel_size: Annotated[
         int, NoEffect("sequences are not split over devices", on=ONE_PROCESS)
     ] = Field(default=1, ge=1, description="Devices that share one sequence.")
-    checkpoint_base_dir: Annotated[
-        str | None, NotBuilt("checkpoints are in the run folder: choose that with --exp-dir")
-    ] = Field(default=None, description="Set ajet.experiment_dir instead.")
-    save_trajectory_as_json_file: Annotated[
-        bool, NotBuilt("every episode is in the run folder's episodes.sqlite: see `ajet view`")
-    ] = Field(default=False, description="Write every episode as a JSON file.")
 
     @model_validator(mode="after")
     def _one_logger_at_least(self) -> Self:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
@@ -23,13 +23,12 @@ from ajet.core.config.harness import HarnessConfig
 from ajet.core.config.kinds import DistillationConfig, Kind, SupervisedConfig
 from ajet.core.config.model import ModelConfig
 from ajet.core.config.rollout import Decoding, RolloutConfig
-from ajet.core.config.section import NoEffect, Section
+from ajet.core.config.section import Section
 from ajet.core.config.services import (
     ContextTrackerConfig,
     DebugConfig,
     InterchangeServerConfig,
     ServeConfig,
-    TaskRunnerConfig,
 )
 from ajet.core.config.task_judge import TaskJudgeConfig
 from ajet.core.config.task_reader import TaskReaderConfig
@@ -99,12 +98,6 @@ class AjetSection(Section):
     )
     debug: DebugConfig = Field(default=DebugConfig(), description="`ajet debug`.")
     trainer_common: TrainerConfig = Field(default=TrainerConfig(), description="Training.")
-    task_runner: TaskRunnerConfig = Field(
-        default=TaskRunnerConfig(), description="Running a workflow."
-    )
-    enable_experimental_interchange_server: Annotated[
-        bool, NoEffect("the HTTP gateway starts when a workflow asks for an address")
-    ] = Field(default=False, description="Serve the model to workflows over HTTP; always so.")
     interchange_server: InterchangeServerConfig = Field(
         default=InterchangeServerConfig(), description="The HTTP gateway."
     )

@@ -26,12 +26,13 @@ from torch import Tensor, nn
 from typing_extensions import TypedDict
 
 from ajet.core.advantage import EstimatorSettings, estimate
-from ajet.core.advantage.credit import Advantages, GroupCredit, credit_of
+from ajet.core.advantage.credit import Advantages, GroupCredit
 from ajet.core.advantage.kl_controller import FixedKLController
 from ajet.core.advantage.kl_in_reward import penalise_kl
 from ajet.core.config import AjetConfig
 from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError, DataError
+from ajet.core.learning.credit import credit_of, estimator_settings
 from ajet.core.learning.teacher import Teacher
 from ajet.core.rollout.batch import without_truncated
 from ajet.core.trajectory.sample import TrainingSample
@@ -74,7 +75,7 @@ class LearnerSettings:
         """Reads the settings from the config."""
         trainer = config.ajet.trainer_common
         return cls(
-            estimator=EstimatorSettings.from_config(config),
+            estimator=estimator_settings(config),
             kl_in_reward=trainer.algorithm.use_kl_in_reward,
             critic_warmup_steps=trainer.critic.warmup_steps,
         )

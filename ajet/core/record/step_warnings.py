@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from loguru import logger
 
+from ajet.core.advantage import ESTIMATORS
 from ajet.core.config import AjetConfig
 from ajet.core.config.services import ContextTrackerConfig
 from ajet.core.record.call_forms import CallForms
@@ -26,11 +27,11 @@ OWN_SAMPLING = (
 )
 
 NO_STATE_KEY = (
-    "adv_estimator gigpo: no trained turn of the step has a state key, so no step is credited: a "
+    "no trained turn of the step has a state key, so no step is credited: a "
     "workflow notes it with model_tuner.credit_turn(state_key=…), an environment in info"
 )
 NO_TURN_REWARD = (
-    "adv_estimator step_reinforce: no trained turn of the step has a reward of its own, so the "
+    "no trained turn of the step has a reward of its own, so the "
     "last one gets all: a workflow notes it with model_tuner.credit_turn(reward=…)"
 )
 
@@ -65,12 +66,13 @@ def call_form_warning(step: int, config: AjetConfig, groups: Sequence[Group]) ->
 def credit_warnings(step: int, estimator: str, groups: Sequence[Group]) -> Iterator[RunWarning]:
     """Yields a warning where a step-wise estimator finds nothing of what it needs in the turns."""
     turns = [x for g in groups for t in g.valid for x in t.turns if x.trainable]
-    if not turns:
+    if not turns or estimator not in ESTIMATORS:
         return
-    if estimator == "gigpo" and all(turn.state_key is None for turn in turns):
-        yield RunWarning(step, "no_state_key", NO_STATE_KEY)
-    if estimator == "step_reinforce" and all(turn.reward is None for turn in turns):
-        yield RunWarning(step, "no_turn_reward", NO_TURN_REWARD)
+    credits_by = ESTIMATORS[estimator].credits_by
+    if credits_by == "state_key" and all(turn.state_key is None for turn in turns):
+        yield RunWarning(step, "no_state_key", f"adv_estimator {estimator}: {NO_STATE_KEY}")
+    if credits_by == "reward" and all(turn.reward is None for turn in turns):
+        yield RunWarning(step, "no_turn_reward", f"adv_estimator {estimator}: {NO_TURN_REWARD}")
 
 
 def timeline_lines(

@@ -74,7 +74,7 @@ class BatchSettings:
             mask_truncated=algorithm.overlong.mask_truncated,
             refuse_truncated=config.ajet.kind == "supervised"
             and config.ajet.supervised.too_long == "refuse",
-            has_baselines=algorithm.adv_estimator == "remax",
+            has_baselines=algorithm.estimator.needs_greedy_episode,
         )
 
     @property

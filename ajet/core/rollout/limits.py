@@ -49,9 +49,9 @@ class RolloutLimits(EpisodeLimits):
         data, rollout, algorithm = ajet.data, ajet.rollout, ajet.trainer_common.algorithm
         sections = (data, rollout, rollout.multi_turn, ajet.context_tracker, ajet.task_judge)
         own = {
-            "reward_names": tuple(algorithm.reward_weights)
-            if algorithm.adv_estimator == "gdpo"
-            else (),
+            "reward_names": tuple(
+                algorithm.reward_weights if algorithm.estimator.compares_named_rewards else ()
+            ),
             "needs_reward": config.learns_from_rewards,
             "hint": ajet.distillation.hint if ajet.kind == "distillation" else None,
             "malformed": MalformedPolicy(

@@ -127,7 +127,7 @@ class BatchPlan:
             "rollout.group_size_redundancy": rollout.group_size_redundancy > 0,
             "rollout.enable_oversample": rollout.enable_oversample,
             "algorithm.dynamic_sampling": algorithm.dynamic_sampling.enable,
-            "remax": algorithm.adv_estimator == "remax",
+            algorithm.adv_estimator: algorithm.estimator.needs_greedy_episode,
         }
         named = ", ".join(name for name, is_one in causes.items() if is_one)
         return [("episodes that begin", f"<= {self.max_episodes_per_step:,}", f"a step: {named}")]

@@ -27,8 +27,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from ajet.core.losses.token_loss import MAX_LOG_RATIO
 from ajet.core.trajectory.sample import TrainingSample
-from ajet.core.update.losses.token_loss import MAX_LOG_RATIO
 from ajet.core.update.rejection import Masks, num_rejected, tokens_kept, without_rejected
 from ajet.core.update.settings import CorrectionSettings, RatioCombination
 from ajet.core.update.units import Units, log_ratios, tokens_of_units, units_of

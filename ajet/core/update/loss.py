@@ -36,6 +36,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from ajet.core.losses.token_loss import MAX_LOG_RATIO
 from ajet.core.model.kernels.devices import cuda_kernels_for
 from ajet.core.model.precision import to_wide_dtype
 from ajet.core.model.wide_layer import is_wide
@@ -43,7 +44,6 @@ from ajet.core.trajectory.sample import Component, TrainingSample
 from ajet.core.update.fused_softmax import fused_softmax
 from ajet.core.update.kept_softmax import kept_softmax
 from ajet.core.update.layouts.layout import ForwardOutput, Layout, Row, concat_to_device
-from ajet.core.update.losses.token_loss import MAX_LOG_RATIO
 from ajet.core.update.settings import UpdateSettings
 from ajet.core.update.sliced_softmax import sliced_softmax
 

@@ -21,9 +21,9 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from ajet.core.losses.token_loss import PolicyLoss
 from ajet.core.update.checkpoint import read_weights
 from ajet.core.update.lora import with_lora
-from ajet.core.update.losses.token_loss import PolicyLoss
 from ajet.core.update.mismatch import WeightMismatch, of_checkpoint
 from ajet.core.update.policy import Policy
 from ajet.core.update.ranks import ONE_RANK, Ranks

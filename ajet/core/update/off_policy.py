@@ -8,7 +8,7 @@ pi is the present policy, so both the updates since the rollout and the differen
 and trainer count. KL and entropy keep all tokens, and a masked token still counts in the mean.
 """
 
-from ajet.core.update.mini_batch_tokens import Floats, MiniBatchTokens
+from ajet.core.losses.mini_batch_tokens import Floats, MiniBatchTokens
 
 OFF_POLICY = "off_policy"
 

@@ -36,6 +36,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ajet.core.losses import LOSSES
+from ajet.core.losses.mini_batch_tokens import MiniBatchTokens
+from ajet.core.losses.token_loss import LossInputs, PolicyLoss, TokenLoss
 from ajet.core.model.allocator import is_large, release_freed_memory
 from ajet.core.trajectory.sample import Component, TrainingSample
 from ajet.core.trajectory.trained_tokens import TrainedTokens
@@ -58,11 +61,8 @@ from ajet.core.update.loss import (
     score_tokens,
     token_logprobs,
 )
-from ajet.core.update.losses import LOSSES
-from ajet.core.update.losses.token_loss import LossInputs, PolicyLoss, TokenLoss
 from ajet.core.update.micro_batch_balancing import balance_micro_batches, numbers_of_samples
-from ajet.core.update.mini_batch_tokens import MiniBatchTokens, NumbersOfSamples
-from ajet.core.update.mini_batches import split_by_group
+from ajet.core.update.mini_batches import NumbersOfSamples, split_by_group
 from ajet.core.update.off_policy import OFF_POLICY, off_policy_tokens
 from ajet.core.update.optimizer import ModelOptimizer, ModelState
 from ajet.core.update.ranks import ONE_RANK, Ranks
@@ -304,7 +304,7 @@ class Policy:
         a loss over the mini-batch; for losses over episodes with every timeline of these episodes.
         """
         trained = [sample for sample in samples if sample.num_trained]
-        if self.loss.reads == "mini_batch":
+        if self.loss.scope == "mini_batch":
             return trained
         live = [sample for sample in trained if self._has_gradient(sample)]
         if not self._reads_mini_batch:

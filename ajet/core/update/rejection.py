@@ -18,8 +18,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from ajet.core.losses.token_loss import MAX_LOG_RATIO
 from ajet.core.trajectory.sample import TrainingSample
-from ajet.core.update.losses.token_loss import MAX_LOG_RATIO
 from ajet.core.update.settings import CorrectionSettings
 from ajet.core.update.units import log_ratios, units_of
 

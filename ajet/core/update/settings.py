@@ -14,6 +14,7 @@ from ajet.core.config.precision import Dtype, dtype_on
 from ajet.core.config.section import same_named
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.losses import LossSettings
 from ajet.core.seeding import derive
 
 KLType = Literal["low_var_kl", "low_var_kl+", "k1", "k2"]
@@ -147,27 +148,14 @@ class OptimizerSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateSettings(OptimizerSettings):
-    """Holds the settings of the policy's update; the defaults are a plain GRPO on one small
-    machine.
+class UpdateSettings(OptimizerSettings, LossSettings):
+    """Holds the settings of the policy's update, with those of all losses; the defaults are a plain
+    GRPO on one small machine.
     """
 
     # Objective.
+    clip_high: float = 0.2  # as in GRPO; the config's default is DAPO's
     policy_loss: str = "ppo"  # a name of losses/, or that of a loss of the user's own
-    clip_low: float = 0.2  # ratio is clipped to [1 - clip_low, 1 + clip_high]
-    clip_high: float = 0.2
-    dual_clip: float | None = None  # for negative advantages: loss at most -A * dual_clip
-    sapo_tau_pos: float = 1.0  # slope of sapo's gate where the advantage is above 0
-    sapo_tau_neg: float = 1.05
-    vespo_k_pos: float = 2.0  # exponent of vespo's weight where the advantage is not negative
-    vespo_k_neg: float = 3.0
-    vespo_lambda_pos: float = 3.0  # its exponential decay
-    vespo_lambda_neg: float = 2.0
-    dppo_max_ratio: float = 20.0  # the ratio that weighs a token in dppo_tv and dppo_kl
-    cov_share: float = 0.0002  # of a mini-batch's tokens that clip_cov or kl_cov choose
-    clip_cov_low: float = 1.0  # clip_cov chooses among covariances between the two
-    clip_cov_high: float = 5.0
-    kl_cov_coef: float = 1.0
     off_policy_mask: float | None = None  # nats; negative episodes further away are masked
     temperature: float = 1.0  # the sampler's; the policy's logits are divided by it
     kl_loss_coef: float = 0.0  # 0 means no reference model, unless keep_reference

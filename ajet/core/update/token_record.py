@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ajet.core.losses.token_loss import TokenLoss
 from ajet.core.trajectory.trained_tokens import NUMBERS, TrainedTokens
 from ajet.core.update.layouts.layout import Row
-from ajet.core.update.losses.token_loss import TokenLoss
 
 
 @torch.no_grad()

@@ -31,10 +31,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ajet.core.losses.token_loss import MAX_LOG_RATIO
 from ajet.core.model.precision import float64_device
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.layouts.layout import Layout, Row
-from ajet.core.update.losses.token_loss import MAX_LOG_RATIO
 from ajet.core.update.optimizer import StepOutcome
 from ajet.core.update.ranks import Ranks
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from ajet.core.advantage import EstimatorSettings, estimate
-from ajet.core.advantage.credit import AdvantageOptions, EpisodeCredit
+from ajet.core.advantage import AdvantageOptions, EstimatorSettings, estimate
+from ajet.core.advantage.credit import EpisodeCredit
 from ajet.core.errors import ConfigError
 
 

@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 
 from ajet.core.advantage.agent_steps import agent_steps
-from ajet.core.advantage.credit import EpisodeCredit, credit_of
+from ajet.core.advantage.credit import EpisodeCredit
 from ajet.core.inference.endpoint import Completion
+from ajet.core.learning.credit import credit_of
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowTask
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory

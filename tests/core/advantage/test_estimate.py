@@ -3,11 +3,16 @@
 import numpy as np
 import pytest
 
-from ajet.core.advantage import ESTIMATORS, EstimatorSettings, RewardShaping, estimate
-from ajet.core.advantage.credit import AdvantageOptions
-from ajet.core.advantage.kl_controller import make_kl_controller
-from ajet.core.advantage.whiten import whiten
+from ajet.core.advantage import (
+    ESTIMATORS,
+    AdvantageOptions,
+    EstimatorSettings,
+    RewardShaping,
+    estimate,
+)
+from ajet.core.advantage.estimation import whiten
 from ajet.core.config import load_config
+from ajet.core.learning.credit import estimator_settings, make_kl_controller
 from tests.core.advantage.advantage_fixtures import credited, per_token, per_turn, random_groups
 
 GROUP = (credited("a", [1]), credited("b", [0]))
@@ -95,6 +100,21 @@ def test_nothing_is_nan_whatever_is_combined(name):
     assert all(np.isfinite(turn).all() for turns in found.advantages.values() for turn in turns)
 
 
+@pytest.mark.parametrize("name", list(ESTIMATORS))
+def test_an_estimator_reads_the_options_of_its_row_alone(name):
+    class Watched(AdvantageOptions):
+        def __getattribute__(self, key):
+            read.add(key)
+            return super().__getattribute__(key)
+
+    read = set()
+    groups = random_groups(3, values=True, states=2)
+    row, options = ESTIMATORS[name], Watched(reward_weights={"r": 1.0})
+    read.clear()
+    row.compute(groups, options)
+    assert read == set(row.reads)
+
+
 def test_the_config_says_it_all(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text(
@@ -119,9 +139,16 @@ ajet:
 """
     )
     config = load_config(path, required=())
-    assert EstimatorSettings.from_config(config) == EstimatorSettings(
+    assert estimator_settings(config) == EstimatorSettings(
         "gigpo",
-        AdvantageOptions(False, 0.9, 0.8, 0.7, 0.6, 0.5),
+        AdvantageOptions(
+            normalize_std=False,
+            gamma=0.9,
+            lam=0.8,
+            step_reward_gamma=0.7,
+            episode_reward_weight=0.6,
+            step_reward_weight=0.5,
+        ),
         RewardShaping(11, 0.4, 77, "tag", True, 4.0),
         whiten=True,
         clip=3.0,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ajet.core.advantage import ESTIMATORS, AdvantageOptions, EstimatorSettings, estimate
-from ajet.core.advantage.comparison import EPSILON
+from ajet.core.advantage.grpo import EPSILON
 from ajet.core.advantage.pass_at_k import gains
 from tests.core.advantage.advantage_fixtures import credited, per_turn, random_groups
 from tests.core.advantage.test_parity_with_verl import Rows
@@ -22,7 +22,7 @@ def with_rewards(name, correct, format_, group="g"):
 
 
 def advantages_of(name, *groups, **options):
-    return per_turn(ESTIMATORS[name](list(groups), AdvantageOptions(**options)))
+    return per_turn(ESTIMATORS[name].compute(list(groups), AdvantageOptions(**options)))
 
 
 def test_gdpo_normalises_each_reward_by_itself():

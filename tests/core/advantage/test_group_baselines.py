@@ -10,7 +10,7 @@ COMPARING = ["grpo", "rloo", "opo", "reinforce_plus_plus_baseline", "gigpo"]
 
 
 def advantages_of(name, *group, **options):
-    return per_turn(ESTIMATORS[name]([group], AdvantageOptions(**options)))
+    return per_turn(ESTIMATORS[name].compute([group], AdvantageOptions(**options)))
 
 
 def test_rloo_compares_with_the_others_mean():
@@ -30,7 +30,7 @@ def test_opo_weights_rewards_with_trained_tokens():
 
 def test_an_opo_group_without_trained_tokens_is_no_nan():
     group = [credited("a", [1], [0]), credited("b", [0], [0])]
-    found = ESTIMATORS["opo"]([group], AdvantageOptions())
+    found = ESTIMATORS["opo"].compute([group], AdvantageOptions())
     assert [[len(turn) for turn in turns] for turns in found.values()] == [[0], [0]]
 
 
@@ -44,7 +44,7 @@ def test_reinforce_plus_plus_baseline_is_centred_before_whitening():
 @pytest.mark.parametrize("name", COMPARING)
 def test_equal_rewards_give_exact_zeros(name):
     group = tuple(credited(each, [0.1]) for each in "abcdefg")
-    found = ESTIMATORS[name]([group], AdvantageOptions())
+    found = ESTIMATORS[name].compute([group], AdvantageOptions())
     assert all((turn == 0).all() for turns in found.values() for turn in turns)
 
 
@@ -72,13 +72,13 @@ def test_penalties_are_taken_off_the_score(name):
 
 @pytest.mark.parametrize("name", [name for name in ESTIMATORS if name != "gae"])
 def test_an_empty_batch_and_an_empty_group_are_no_error(name):
-    assert ESTIMATORS[name]([], AdvantageOptions()) == {}
-    assert ESTIMATORS[name]([(), ()], AdvantageOptions()) == {}
+    assert ESTIMATORS[name].compute([], AdvantageOptions()) == {}
+    assert ESTIMATORS[name].compute([(), ()], AdvantageOptions()) == {}
 
 
 @pytest.mark.parametrize("name", [name for name in ESTIMATORS if name != "gae"])
 def test_episodes_without_turns_have_no_arrays(name):
-    found = ESTIMATORS[name]([(credited("a", []), credited("b", []))], AdvantageOptions())
+    found = ESTIMATORS[name].compute([(credited("a", []), credited("b", []))], AdvantageOptions())
     assert found == {"a": (), "b": ()}
 
 
@@ -86,6 +86,6 @@ def test_episodes_without_turns_have_no_arrays(name):
 def test_every_turn_has_an_array_as_long_as_its_tokens(name):
     values = (np.zeros(3, np.float32), np.zeros(0, np.float32), np.zeros(1, np.float32))
     group = [credited(each, [1, 0, 2], [3, 0, 1], values=values, baseline=0.0) for each in "ab"]
-    found = ESTIMATORS[name]([group], AdvantageOptions())
+    found = ESTIMATORS[name].compute([group], AdvantageOptions())
     assert [[len(turn) for turn in found[each]] for each in "ab"] == [[3, 0, 1]] * 2
     assert {turn.dtype for turns in found.values() for turn in turns} == {np.dtype(np.float32)}

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from ajet.core.advantage import ESTIMATORS, AdvantageOptions
-from ajet.core.advantage.credit import credit_of
 from ajet.core.advantage.grpo import grpo
 from ajet.core.inference.endpoint import Completion
+from ajet.core.learning.credit import credit_of
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowTask
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
@@ -91,7 +91,7 @@ def test_a_group_without_valid_episodes_is_empty():
 
 
 def test_grpo_and_starpo_are_one_function():
-    assert ESTIMATORS["grpo"] is grpo is ESTIMATORS["starpo"]
+    assert ESTIMATORS["grpo"].compute is grpo is ESTIMATORS["starpo"].compute
 
 
 def test_groups_do_not_know_of_each_other():

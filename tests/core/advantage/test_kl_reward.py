@@ -1,13 +1,10 @@
 import numpy as np
 import pytest
 
-from ajet.core.advantage.kl_controller import (
-    AdaptiveKLController,
-    FixedKLController,
-    make_kl_controller,
-)
+from ajet.core.advantage.kl_controller import AdaptiveKLController, FixedKLController
 from ajet.core.advantage.kl_in_reward import penalise_kl
 from ajet.core.config import load_config
+from ajet.core.learning.credit import make_kl_controller
 from tests.core.advantage.advantage_fixtures import credited
 
 

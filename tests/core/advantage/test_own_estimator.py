@@ -6,6 +6,7 @@ import pytest
 from ajet.core.advantage import EstimatorSettings, estimate
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
+from ajet.core.learning.credit import estimator_settings
 from tests.core.advantage.advantage_fixtures import credited, per_turn, random_groups
 
 OWN = """
@@ -56,7 +57,7 @@ def settings_of(tmp_path):
 
     def made(**given):
         overrides = [f"{ALGORITHM}.{key}={value}" for key, value in given.items()]
-        return EstimatorSettings.from_config(load_config(tmp_path / "run.yaml", overrides))
+        return estimator_settings(load_config(tmp_path / "run.yaml", overrides))
 
     return made
 

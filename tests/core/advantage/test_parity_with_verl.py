@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from ajet.core.advantage import ESTIMATORS, AdvantageOptions, EstimatorSettings, estimate
+from ajet.core.advantage.estimation import whiten
 from ajet.core.advantage.kl_controller import AdaptiveKLController
 from ajet.core.advantage.kl_in_reward import penalise_kl
-from ajet.core.advantage.whiten import whiten
 from tests.core.advantage.advantage_fixtures import random_groups
 
 TOLERANCE = {"rtol": 1e-6, "atol": 1e-6}
@@ -139,7 +139,7 @@ def test_gae_without_whitening_is_returns_less_values(verl_core_algos, groups):
 def test_whitening(verl_core_algos, seed):
     groups = random_groups(seed)
     rows = Rows(groups)
-    raw = ESTIMATORS["reinforce"](groups, AdvantageOptions(gamma=0.9))
+    raw = ESTIMATORS["reinforce"].compute(groups, AdvantageOptions(gamma=0.9))
     theirs = verl_core_algos.verl_F.masked_whiten(
         rows.laid_out(lambda e: raw[e.episode_id]), rows.mask
     )

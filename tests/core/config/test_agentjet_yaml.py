@@ -85,8 +85,6 @@ def test_a_tutorials_keys_are_taken_under_their_present_names(load):
     assert rollout.force_disable_toolcalls is True
     assert (trainer.lora.rank, trainer.lora.alpha) == (8, 16)
     assert config.verl.rollout.gpu_memory_utilization == 0.7
-    tracker = config.ajet.context_tracker.timeline_merging_policy
-    assert tracker.timeline_compare_level == "text"
     assert config.frozen_lake.frozen_lake_size == 4
     expected = {
         "ajet.context_tracker.alien_llm_model",

@@ -4,11 +4,11 @@ import pytest
 
 from ajet.core.advantage import ESTIMATORS, EstimatorSettings, estimate
 from ajet.core.config import load_config
-from ajet.core.config.algorithm_support import GROUP_ESTIMATORS
 from ajet.core.errors import ConfigError
 from tests.core.advantage.advantage_fixtures import credited
 
 ALGORITHM = "ajet.trainer_common.algorithm"
+GROUP_ESTIMATORS = [name for name, row in ESTIMATORS.items() if row.compares_group]
 
 
 @pytest.fixture

@@ -65,7 +65,7 @@ def sections(model=AjetConfig):
             yield from sections(field.annotation)
 
 
-def test_each_key_says_what_it_is_and_one_that_is_refused_says_so():
+def test_each_key_says_what_it_is_and_one_that_was_dropped_says_why():
     for model, name, field in sections():
         if model is not AjetConfig:
             shown = SCHEMA["$defs"][model.__name__]["properties"][name]
@@ -73,7 +73,7 @@ def test_each_key_says_what_it_is_and_one_that_is_refused_says_so():
     trainer = SCHEMA["$defs"]["TrainerConfig"]["properties"]
     assert trainer["checkpoint_base_dir"]["deprecated"] is True
     assert (
-        "Refused: checkpoints are in the run folder"
+        "without effect: checkpoints are in the run folder"
         in (trainer["checkpoint_base_dir"]["description"])
     )
     assert trainer["total_steps"]["description"].startswith(

@@ -107,8 +107,10 @@ def credit_texts(estimator, trajectory):
 
 def test_step_wise_credit_without_states_or_rewards_of_turns_is_warned_of():
     plain = episode()
-    assert credit_texts("gigpo", plain) == [NO_STATE_KEY]
-    assert credit_texts("step_reinforce", plain) == [NO_TURN_REWARD]
+    assert credit_texts("gigpo", plain) == [f"adv_estimator gigpo: {NO_STATE_KEY}"]
+    assert credit_texts("step_reinforce", plain) == [
+        f"adv_estimator step_reinforce: {NO_TURN_REWARD}"
+    ]
     assert credit_texts("grpo", plain) == []
     first, second = plain.turns
     noted = replace(plain, turns=(first, replace(second, state_key="s", reward=0.0)))

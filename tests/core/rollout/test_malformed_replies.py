@@ -73,7 +73,8 @@ async def test_a_malformed_reply_is_the_last_and_the_episode_gets_the_configured
 
 
 async def test_the_ids_of_a_malformed_reply_are_trained_as_they_were_sampled():
-    from ajet.core.advantage import EstimatorSettings, credit_of, estimate
+    from ajet.core.advantage import EstimatorSettings, estimate
+    from ajet.core.learning.credit import credit_of
 
     runner = episode_runner(
         ThreeCalls, said("fine", BAD_CALL), TOKENIZER, Right(), malformed=CHECKED

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from ajet import Task, Workflow, WorkflowOutput
-from ajet.core.advantage import EstimatorSettings, credit_of, estimate
+from ajet.core.advantage import EstimatorSettings, estimate
+from ajet.core.learning.credit import credit_of
 from ajet.core.record.timeline_counts import (
     ANOTHER_AGENT,
     NOT_RECORDED,

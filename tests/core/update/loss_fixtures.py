@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from update_fixtures import sample
 
+from ajet.core.losses import LOSSES
+from ajet.core.losses.mini_batch_tokens import MiniBatchTokens
+from ajet.core.losses.token_loss import LossInputs
 from ajet.core.update.layouts.layout import rows_of
 from ajet.core.update.loss import episode_weights
-from ajet.core.update.losses import LOSSES
-from ajet.core.update.losses.token_loss import LossInputs
-from ajet.core.update.mini_batch_tokens import MiniBatchTokens
 
 
 @dataclass

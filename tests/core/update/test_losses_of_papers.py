@@ -7,9 +7,9 @@ import pytest
 import torch
 from loss_fixtures import random_batch
 
-from ajet.core.update.losses import LOSSES
-from ajet.core.update.losses.token_loss import LossInputs
-from ajet.core.update.mini_batch_tokens import MiniBatchTokens
+from ajet.core.losses import LOSSES
+from ajet.core.losses.mini_batch_tokens import MiniBatchTokens
+from ajet.core.losses.token_loss import LossInputs
 from ajet.core.update.settings import UpdateSettings
 
 

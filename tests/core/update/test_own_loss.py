@@ -10,7 +10,7 @@ from ajet import assembly
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
 from ajet.core.model.load import LoadedModel
-from ajet.core.update.losses.own import own_loss
+from ajet.core.update.own_loss import own_loss
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import UpdateSettings
 
@@ -38,7 +38,7 @@ def likely(tokens, settings):
 
 class WithMetrics:
     def of_tokens(self, tokens, settings):
-        from ajet.core.update.losses.token_loss import TokenLoss
+        from ajet.core.losses.token_loss import TokenLoss
         loss = -tokens.advantages_M * tokens.logprobs_M
         return TokenLoss(loss, tokens.ratio_M.detach(), {"odd": tokens.advantages_M > 0})
 

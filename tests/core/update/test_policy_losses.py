@@ -8,7 +8,7 @@ import torch
 from test_policy import MODES, gradient
 from update_fixtures import forked_groups, sample, tiny_model
 
-from ajet.core.update.losses import LOSSES
+from ajet.core.losses import LOSSES
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import CorrectionSettings, UpdateSettings
 
@@ -101,7 +101,7 @@ def test_splitting_an_episode_leaves_the_gradient_of_every_loss_unchanged(name, 
         assert_same_gradient(found, expected)
 
 
-@pytest.mark.parametrize("name", [n for n, loss in LOSSES.items() if loss.reads == "episode"])
+@pytest.mark.parametrize("name", [n for n, loss in LOSSES.items() if loss.scope == "episode"])
 def test_a_timeline_without_advantage_counts_in_its_episodes_ratio(name):
     """Were it left out, the episode's ratio would be that of the other timeline alone."""
     first, second = near(

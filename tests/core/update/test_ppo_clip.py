@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from ajet.core.update.losses.ppo import ppo
-from ajet.core.update.losses.token_loss import LossInputs
+from ajet.core.losses.ppo import ppo
+from ajet.core.losses.token_loss import LossInputs
 from ajet.core.update.settings import UpdateSettings
 
 

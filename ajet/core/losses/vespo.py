@@ -10,24 +10,37 @@ over the sampler, so `old_logprobs` is the sampler's. The paper aggregates over 
 """
 
 import math
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
-import torch
+from pydantic import Field
 
-from ajet.core.update.losses.token_loss import MAX_LOG_RATIO, LossInputs, PolicyLoss, TokenLoss
-from ajet.core.update.mini_batch_tokens import MiniBatchTokens, TokenNumbers
-from ajet.core.update.settings import UpdateSettings
+from ajet.core.losses.mini_batch_tokens import MiniBatchTokens, TokenNumbers
+from ajet.core.losses.token_loss import MAX_LOG_RATIO, LossInputs, PolicyLoss, TokenLoss
 
 SMALLEST = math.log(1e-8)
 
 
-def episode_log_product(tokens: MiniBatchTokens, settings: UpdateSettings) -> TokenNumbers:
+@dataclass(frozen=True)
+class VespoSettings:
+    """The settings of VESPO's loss."""
+
+    vespo_k_pos: Annotated[float, Field(ge=0, description="vespo: exponent where A >= 0.")] = 2.0
+    vespo_k_neg: Annotated[float, Field(ge=0, description="vespo: exponent where A < 0.")] = 3.0
+    vespo_lambda_pos: Annotated[float, Field(gt=0, description="vespo: decay where A >= 0.")] = 3.0
+    vespo_lambda_neg: Annotated[float, Field(gt=0, description="vespo: decay where A < 0.")] = 2.0
+
+
+def episode_log_product(tokens: MiniBatchTokens, settings: VespoSettings) -> TokenNumbers:
     log_ratio_M = np.clip(tokens.log_ratio_M, -MAX_LOG_RATIO, MAX_LOG_RATIO)
     sums_M = tokens.episode_sums(log_ratio_M)
     return {"log_product": np.clip(sums_M, SMALLEST, MAX_LOG_RATIO)}
 
 
-def vespo(tokens: LossInputs, settings: UpdateSettings) -> TokenLoss:
+def vespo(tokens: LossInputs, settings: VespoSettings) -> TokenLoss:
+    import torch
+
     is_positive_M = tokens.advantages_M >= 0
     log_product_M = tokens.mini_batch["log_product"]
     ratio_M = log_product_M.exp()
@@ -37,4 +50,6 @@ def vespo(tokens: LossInputs, settings: UpdateSettings) -> TokenLoss:
     return TokenLoss(-phi_M * tokens.advantages_M * tokens.logprobs_M, ratio_M)
 
 
-VESPO = PolicyLoss(vespo, episode_log_product, reads="episode")
+VESPO = PolicyLoss(
+    vespo, episode_log_product, "episode", settings=VespoSettings, weighs_by_sampler=True
+)

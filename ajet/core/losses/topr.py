@@ -8,18 +8,17 @@ Episodes that the policy has already made unlikely are not pushed down further; 
 advantages have full weight, however unlikely. The paper sums over an episode: `seq-mean-token-sum`.
 """
 
-import torch
-
-from ajet.core.update.losses.token_loss import MAX_LOG_RATIO, LossInputs, PolicyLoss, TokenLoss
-from ajet.core.update.mini_batch_tokens import MiniBatchTokens, TokenNumbers
-from ajet.core.update.settings import UpdateSettings
+from ajet.core.losses.mini_batch_tokens import MiniBatchTokens, TokenNumbers
+from ajet.core.losses.token_loss import MAX_LOG_RATIO, LossInputs, PolicyLoss, TokenLoss
 
 
-def episode_log_product(tokens: MiniBatchTokens, settings: UpdateSettings) -> TokenNumbers:
+def episode_log_product(tokens: MiniBatchTokens, settings: object) -> TokenNumbers:
     return {"log_product": tokens.episode_sums(tokens.log_ratio_M)}
 
 
-def topr(tokens: LossInputs, settings: UpdateSettings) -> TokenLoss:
+def topr(tokens: LossInputs, settings: object) -> TokenLoss:
+    import torch
+
     log_product_M = tokens.mini_batch["log_product"]
     negative_M = tokens.advantages_M < 0
     taper_M = log_product_M.clamp(max=0.0).exp()
@@ -29,4 +28,4 @@ def topr(tokens: LossInputs, settings: UpdateSettings) -> TokenLoss:
     return TokenLoss(loss_M, ratio_M, {"high": negative_M & (ratio_M > 1)})
 
 
-TOPR = PolicyLoss(topr, episode_log_product, reads="episode")
+TOPR = PolicyLoss(topr, episode_log_product, scope="episode")

@@ -10,17 +10,18 @@ of its own log-probability, so equal advantages give the paper's gradient. The p
 number of tokens.
 """
 
-from ajet.core.update.losses.ppo import clipped_surrogate_loss
-from ajet.core.update.losses.token_loss import MAX_LOG_RATIO, LossInputs, PolicyLoss, TokenLoss
-from ajet.core.update.mini_batch_tokens import MiniBatchTokens, TokenNumbers
-from ajet.core.update.settings import UpdateSettings
+from collections.abc import Iterator
+
+from ajet.core.losses.mini_batch_tokens import MiniBatchTokens, TokenNumbers
+from ajet.core.losses.ppo import ClipBounds, clipped_surrogate_loss
+from ajet.core.losses.token_loss import MAX_LOG_RATIO, LossInputs, PolicyLoss, TokenLoss
 
 
-def episode_log_ratio(tokens: MiniBatchTokens, settings: UpdateSettings) -> TokenNumbers:
+def episode_log_ratio(tokens: MiniBatchTokens, settings: ClipBounds) -> TokenNumbers:
     return {"log_ratio": tokens.episode_means(tokens.log_ratio_M)}
 
 
-def gspo(tokens: LossInputs, settings: UpdateSettings) -> TokenLoss:
+def gspo(tokens: LossInputs, settings: ClipBounds) -> TokenLoss:
     gradient_M = tokens.logprobs_M - tokens.logprobs_M.detach()  # 0 in value
     log_ratio_M = tokens.mini_batch["log_ratio"] + gradient_M
     ratio_M = log_ratio_M.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
@@ -28,4 +29,16 @@ def gspo(tokens: LossInputs, settings: UpdateSettings) -> TokenLoss:
     return TokenLoss(loss_M, ratio_M, cuts)
 
 
-GSPO = PolicyLoss(gspo, episode_log_ratio, reads="episode")
+def unusual_settings(settings: ClipBounds) -> Iterator[str]:
+    low, high = settings.clip_low, settings.clip_high
+    if max(low, high) > 0.01:
+        yield (
+            f"{settings.bounds_text}: up to {max(low / 3e-4, high / 4e-4):,.0f} times wider than "
+            "its paper's 3e-4 and 4e-4 (arXiv 2507.18071), so that hardly anything is clipped; set "
+            "clip_low=3e-4 clip_high=4e-4"
+        )
+
+
+GSPO = PolicyLoss(
+    gspo, episode_log_ratio, "episode", settings=ClipBounds, warnings=unusual_settings
+)

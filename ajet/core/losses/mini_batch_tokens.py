@@ -14,13 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
-
-from ajet.core.trajectory.sample import TrainingSample
-from ajet.core.update.layouts.layout import Row, concat_to_device
 
 Floats = NDArray[np.float64]
 TokenNumbers = Mapping[str, Floats]
@@ -46,11 +43,12 @@ class MiniBatchTokens:
     @classmethod
     def of(
         cls,
-        samples: Sequence[TrainingSample],
+        samples: Sequence[Any],
         logprobs: Sequence[NDArray[np.floating]],
         seed: tuple[int, ...],
     ) -> MiniBatchTokens:
-        """Collects the tokens of `samples`; `logprobs` has an array over all tokens of each."""
+        """Collects the tokens of `TrainingSample`s; `logprobs` has an array over all tokens of
+        each."""
         numbers = {name: i for i, name in enumerate(dict.fromkeys(s.episode_id for s in samples))}
 
         def trained(arrays: Sequence[NDArray[np.floating]]) -> NDArray[np.floating]:
@@ -82,32 +80,3 @@ class MiniBatchTokens:
     def episode_means(self, values_M: Floats) -> Floats:
         """Returns for each token the mean of `values_M` over its episode."""
         return self.episode_sums(values_M) / np.bincount(self.episodes_M)[self.episodes_M]
-
-
-@dataclass(frozen=True, slots=True)
-class NumbersOfSamples:
-    """Holds a loss's numbers as arrays over all tokens of each sample, 0 where none is sampled."""
-
-    by_name: Mapping[str, Sequence[Floats]]
-
-    @classmethod
-    def of(cls, samples: Sequence[TrainingSample], numbers: TokenNumbers) -> NumbersOfSamples:
-        cuts = np.cumsum([sample.num_sampled for sample in samples])[:-1]
-
-        def spread(values_M: Floats) -> list[Floats]:
-            arrays = [np.zeros(len(sample)) for sample in samples]
-            parts = np.split(values_M, cuts)
-            for sample, array_T, part in zip(samples, arrays, parts, strict=True):
-                array_T[sample.sampled_mask] = part
-            return arrays
-
-        return cls({name: spread(values_M) for name, values_M in numbers.items()})
-
-    def of_rows(self, rows: Sequence[Row], like_M: Tensor) -> dict[str, Tensor]:
-        """Returns the numbers of the trained tokens of `rows`, with the type of `like_M`."""
-        return {
-            name: concat_to_device(
-                (row.trained(arrays[row.sample_index]) for row in rows), like_M.device
-            ).to(like_M.dtype)
-            for name, arrays in self.by_name.items()
-        }

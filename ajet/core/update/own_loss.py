@@ -34,8 +34,8 @@ from ajet.core.config import AjetConfig
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.importing import ARROW, construct, load_attribute, run_user_code
-from ajet.core.update.losses.token_loss import LossInputs, PolicyLoss, TokenLoss
-from ajet.core.update.mini_batch_tokens import MiniBatchTokens, TokenNumbers
+from ajet.core.losses.mini_batch_tokens import MiniBatchTokens, TokenNumbers
+from ajet.core.losses.token_loss import LossInputs, PolicyLoss, TokenLoss
 from ajet.core.update.settings import UpdateSettings
 
 WHERE = "ajet.trainer_common.algorithm.policy_loss"
@@ -79,15 +79,11 @@ class OwnTokens:
         if not isinstance(loss_M, Tensor) or tuple(loss_M.shape) != wanted:
             is_tensor = isinstance(loss_M, Tensor)
             given = f"a tensor of {tuple(loss_M.shape)}" if is_tensor else type(loss_M).__name__
-            raise ConfigError(
-                f"{WHERE}: it returned {given}: return a tensor of {wanted}, a loss for each token",
-                code=Code.OWN_RESULT,
+            raise _misfit(
+                f"it returned {given}: return a tensor of {wanted}, a loss for each token"
             )
         if torch.is_grad_enabled() and len(loss_M) and not loss_M.requires_grad:
-            raise ConfigError(
-                f"{WHERE}: its loss has no gradient: compute it from tokens.logprobs_M",
-                code=Code.OWN_RESULT,
-            )
+            raise _misfit("its loss has no gradient: compute it from tokens.logprobs_M")
         return found or TokenLoss(loss_M, tokens.ratio_M.detach())
 
 
@@ -100,19 +96,19 @@ class OwnMiniBatch:
     def __call__(self, tokens: MiniBatchTokens, settings: UpdateSettings) -> TokenNumbers:
         result = run_user_code(partial(self.function, tokens, settings), WHERE)
         if not isinstance(result, dict):
-            raise ConfigError(
-                f"{WHERE}: of_mini_batch returned {type(result).__name__}, no dict",
-                code=Code.OWN_RESULT,
-            )
+            raise _misfit(f"of_mini_batch returned {type(result).__name__}, no dict")
         wanted = tokens.logprobs_M.shape
         numbers: dict[str, Any] = {}
         for name, values in result.items():
             values_M = np.asarray(values)
             if values_M.shape != wanted or values_M.dtype.kind not in "fiub":
-                raise ConfigError(
-                    f"{WHERE}: of_mini_batch's {name!r} is {values_M.dtype} of {values_M.shape}: "
-                    f"give a number for each token, {wanted}",
-                    code=Code.OWN_RESULT,
+                raise _misfit(
+                    f"of_mini_batch's {name!r} is {values_M.dtype} of {values_M.shape}: "
+                    f"give a number for each token, {wanted}"
                 )
             numbers[str(name)] = values_M.astype(np.float64)
         return numbers
+
+
+def _misfit(text: str) -> ConfigError:
+    return ConfigError(f"{WHERE}: {text}", code=Code.OWN_RESULT)

@@ -11,23 +11,31 @@ gradient of its own d, which is 0 where it is clipped; equal advantages give the
 The paper aggregates with `seq-mean-token-mean` and has bounds of 0.4 and 0.4.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import numpy as np
-import torch
-from torch import Tensor
 
-from ajet.core.update.losses.token_loss import MAX_LOG_RATIO, LossInputs, PolicyLoss, TokenLoss
-from ajet.core.update.mini_batch_tokens import MiniBatchTokens, TokenNumbers
-from ajet.core.update.settings import UpdateSettings
+from ajet.core.losses.mini_batch_tokens import MiniBatchTokens, TokenNumbers
+from ajet.core.losses.ppo import NARROW, ClipBounds
+from ajet.core.losses.token_loss import MAX_LOG_RATIO, LossInputs, PolicyLoss, TokenLoss
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-def clipped_log_ratio(tokens: MiniBatchTokens, settings: UpdateSettings) -> TokenNumbers:
+def clipped_log_ratio(tokens: MiniBatchTokens, settings: ClipBounds) -> TokenNumbers:
     ratio_M, advantages_M = tokens.log_ratio_M, tokens.advantages_M
     above_M = np.where(advantages_M > 0, settings.clip_high, np.inf)
     below_M = np.where(advantages_M < 0, -settings.clip_low, -np.inf)
     return {"log_ratio": tokens.episode_means(np.clip(ratio_M, below_M, above_M))}
 
 
-def gmpo(tokens: LossInputs, settings: UpdateSettings) -> TokenLoss:
+def gmpo(tokens: LossInputs, settings: ClipBounds) -> TokenLoss:
+    import torch
+
     cuts = _cuts(tokens, settings)
     free_M = ~(cuts["low"] | cuts["high"])
     gradient_M = torch.where(free_M, tokens.logprobs_M - tokens.logprobs_M.detach(), 0.0)
@@ -36,7 +44,7 @@ def gmpo(tokens: LossInputs, settings: UpdateSettings) -> TokenLoss:
     return TokenLoss(-ratio_M * tokens.advantages_M, ratio_M, cuts)
 
 
-def _cuts(tokens: LossInputs, settings: UpdateSettings) -> dict[str, Tensor]:
+def _cuts(tokens: LossInputs, settings: ClipBounds) -> dict[str, Tensor]:
     log_ratio_M = tokens.logprobs_M.detach() - tokens.old_M
     return {
         "low": (tokens.advantages_M < 0) & (log_ratio_M < -settings.clip_low),
@@ -44,4 +52,14 @@ def _cuts(tokens: LossInputs, settings: UpdateSettings) -> dict[str, Tensor]:
     }
 
 
-GMPO = PolicyLoss(gmpo, clipped_log_ratio, reads="episode")
+def unusual_settings(settings: ClipBounds) -> Iterator[str]:
+    if max(settings.clip_low, settings.clip_high) < NARROW:
+        yield (
+            f"{settings.bounds_text}: they bound the logarithm of each token's ratio, which leaves "
+            "them at once; its paper has 0.4 and 0.4 (arXiv 2507.20673)"
+        )
+
+
+GMPO = PolicyLoss(
+    gmpo, clipped_log_ratio, "episode", settings=ClipBounds, warnings=unusual_settings
+)

@@ -12,14 +12,14 @@ log-probabilities before the update, or the sampler's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal
 
-from torch import Tensor
+from ajet.core.losses.mini_batch_tokens import MiniBatchTokens, TokenNumbers
 
-from ajet.core.update.mini_batch_tokens import MiniBatchTokens, TokenNumbers
-from ajet.core.update.settings import UpdateSettings
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_LOG_RATIO = 20.0  # exp() stays finite in float32; the clips act far below this
 
@@ -57,16 +57,27 @@ class TokenLoss:
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    """Holds the two functions of a loss, and what the second one reads.
+    """Holds a loss: its two functions, and what others must know about it.
 
-    `reads` is "token" where there is no second one. With "episode" all timelines of an episode are
-    computed where one of them has an advantage, with "mini_batch" all samples.
+    `scope` is "token" where there is no second function. With "episode" all timelines of an episode
+    are computed where one of them has an advantage, with "mini_batch" all samples.
 
     `needs_advantage` says that a token whose advantage is 0 has no gradient by itself; where that
     is not known, all samples are computed, and each mini-batch makes an optimizer step.
     """
 
-    of_tokens: Callable[[LossInputs, UpdateSettings], TokenLoss]
-    of_mini_batch: Callable[[MiniBatchTokens, UpdateSettings], TokenNumbers] | None = None
-    reads: Literal["token", "episode", "mini_batch"] = "token"
+    of_tokens: Callable[[LossInputs, Any], TokenLoss]
+    of_mini_batch: Callable[[MiniBatchTokens, Any], TokenNumbers] | None = None
+    scope: Literal["token", "episode", "mini_batch"] = "token"
     needs_advantage: bool = True
+    settings: type | None = None
+    """A dataclass whose fields are keys of `trainer_common.algorithm`."""
+    weighs_by_sampler: bool = False
+    """Its own weight is the policy over the sampler, which importance weights would repeat."""
+    warnings: Callable[[Any], Iterator[str]] | None = None
+    """Yields what is odd about its settings, by the numbers of its paper."""
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Returns the keys of the config that it reads."""
+        return frozenset(f.name for f in fields(self.settings)) if self.settings else frozenset()

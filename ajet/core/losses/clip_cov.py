@@ -8,14 +8,46 @@ advantage go together, because these lower the entropy most.
 The draw is the run's: it follows from its seed and the optimizer step.
 """
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
+from dataclasses import dataclass
+from typing import Annotated
 
-from ajet.core.update.losses.ppo import clipped_surrogate_loss, clipped_tokens
-from ajet.core.update.losses.token_loss import LossInputs, PolicyLoss, TokenLoss
-from ajet.core.update.mini_batch_tokens import Floats, MiniBatchTokens, TokenNumbers
-from ajet.core.update.settings import UpdateSettings
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from ajet.core.losses.mini_batch_tokens import Floats, MiniBatchTokens, TokenNumbers
+from ajet.core.losses.ppo import (
+    ClipBounds,
+    clipped_surrogate_loss,
+    clipped_tokens,
+    unusual_bounds,
+)
+from ajet.core.losses.token_loss import LossInputs, PolicyLoss, TokenLoss
+
+
+@dataclass(frozen=True)
+class CovShare:
+    """The setting that clip_cov and kl_cov have in common."""
+
+    cov_share: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=1,
+            description="clip_cov, kl_cov: share of a mini-batch's tokens that they choose.",
+        ),
+    ] = 0.0002
+
+
+@dataclass(frozen=True)
+class ClipCovSettings(ClipBounds, CovShare):
+    """The settings of Clip-Cov's loss."""
+
+    clip_cov_low: Annotated[
+        float,
+        Field(description="clip_cov: it chooses among tokens with a larger covariance."),
+    ] = 1.0
+    clip_cov_high: Annotated[float, Field(description="clip_cov: and with a smaller one.")] = 5.0
 
 
 def covariances(tokens: MiniBatchTokens) -> Floats:
@@ -25,7 +57,7 @@ def covariances(tokens: MiniBatchTokens) -> Floats:
     return (advantages_M - advantages_M.mean()) * (logprobs_M - logprobs_M.mean())
 
 
-def choose(ordered: NDArray[np.int64], num_tokens: int, settings: UpdateSettings) -> TokenNumbers:
+def choose(ordered: NDArray[np.int64], num_tokens: int, settings: CovShare) -> TokenNumbers:
     """Returns 1 for the first of the tokens whose positions are `ordered`, as many as `cov_share`
     of all tokens, and 0 for the others."""
     chosen_M = np.zeros(num_tokens)
@@ -33,7 +65,9 @@ def choose(ordered: NDArray[np.int64], num_tokens: int, settings: UpdateSettings
     return {"chosen": chosen_M}
 
 
-def drawn_tokens(tokens: MiniBatchTokens, settings: UpdateSettings) -> TokenNumbers:
+def drawn_tokens(tokens: MiniBatchTokens, settings: ClipCovSettings) -> TokenNumbers:
+    import torch
+
     covariances_M = covariances(tokens)
     ratio_M, advantages_M = torch.from_numpy(np.exp(tokens.log_ratio_M)), tokens.advantages_M
     cuts = clipped_tokens(ratio_M, torch.from_numpy(advantages_M), settings)
@@ -44,11 +78,15 @@ def drawn_tokens(tokens: MiniBatchTokens, settings: UpdateSettings) -> TokenNumb
     return choose(drawn, len(covariances_M), settings)
 
 
-def clip_cov(tokens: LossInputs, settings: UpdateSettings) -> TokenLoss:
+def clip_cov(tokens: LossInputs, settings: ClipCovSettings) -> TokenLoss:
+    import torch
+
     ratio_M = tokens.ratio_M
     chosen_M = tokens.mini_batch["chosen"] != 0
     loss_M, cuts = clipped_surrogate_loss(ratio_M, tokens.advantages_M, settings)
     return TokenLoss(torch.where(chosen_M, 0.0, loss_M), ratio_M, cuts | {"cov": chosen_M})
 
 
-CLIP_COV = PolicyLoss(clip_cov, drawn_tokens, reads="mini_batch")
+CLIP_COV = PolicyLoss(
+    clip_cov, drawn_tokens, "mini_batch", settings=ClipCovSettings, warnings=unusual_bounds
+)

@@ -6,21 +6,34 @@ log-probability and advantage go together most, because these lower the entropy 
     -r A                          of the others                   r = pi / old of the token
 """
 
+from dataclasses import dataclass
+from typing import Annotated
+
 import numpy as np
-import torch
+from pydantic import Field
 
-from ajet.core.update.losses.clip_cov import choose, covariances
-from ajet.core.update.losses.token_loss import LossInputs, PolicyLoss, TokenLoss
-from ajet.core.update.mini_batch_tokens import MiniBatchTokens, TokenNumbers
-from ajet.core.update.settings import UpdateSettings
+from ajet.core.losses.clip_cov import CovShare, choose, covariances
+from ajet.core.losses.mini_batch_tokens import MiniBatchTokens, TokenNumbers
+from ajet.core.losses.token_loss import LossInputs, PolicyLoss, TokenLoss
 
 
-def largest_tokens(tokens: MiniBatchTokens, settings: UpdateSettings) -> TokenNumbers:
+@dataclass(frozen=True)
+class KlCovSettings(CovShare):
+    """The settings of KL-Cov's loss."""
+
+    kl_cov_coef: Annotated[
+        float, Field(ge=0, description="kl_cov: weight of |log ratio| of the chosen tokens.")
+    ] = 1.0
+
+
+def largest_tokens(tokens: MiniBatchTokens, settings: KlCovSettings) -> TokenNumbers:
     largest_first = np.argsort(-covariances(tokens), kind="stable")
     return choose(largest_first, len(largest_first), settings)
 
 
-def kl_cov(tokens: LossInputs, settings: UpdateSettings) -> TokenLoss:
+def kl_cov(tokens: LossInputs, settings: KlCovSettings) -> TokenLoss:
+    import torch
+
     ratio_M = tokens.ratio_M
     chosen_M = tokens.mini_batch["chosen"] != 0
     penalty_M = settings.kl_cov_coef * (tokens.logprobs_M - tokens.old_M).abs()
@@ -28,4 +41,4 @@ def kl_cov(tokens: LossInputs, settings: UpdateSettings) -> TokenLoss:
     return TokenLoss(loss_M, ratio_M, {"cov": chosen_M})
 
 
-KL_COV = PolicyLoss(kl_cov, largest_tokens, reads="mini_batch")
+KL_COV = PolicyLoss(kl_cov, largest_tokens, scope="mini_batch", settings=KlCovSettings)

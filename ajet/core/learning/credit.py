@@ -1,0 +1,112 @@
+"""What advantage estimators read: judged groups as numbers, and the settings of the config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ajet.core.advantage import AdvantageOptions, EstimatorSettings, RewardShaping
+from ajet.core.advantage.credit import EpisodeCredit, GroupCredit
+from ajet.core.advantage.kl_controller import AdaptiveKLController, FixedKLController
+from ajet.core.advantage.own import OwnEstimator, OwnShaping
+from ajet.core.config import AjetConfig
+from ajet.core.config.section import same_named
+from ajet.core.importing import ARROW, load_function
+from ajet.core.trajectory.trajectory import Group, Trajectory
+from ajet.core.trajectory.turn import Turn
+
+
+def estimator_settings(config: AjetConfig) -> EstimatorSettings:
+    """Reads from the config how advantages are computed; loads the user's own functions."""
+    algorithm = config.ajet.trainer_common.algorithm
+
+    def function(key: str) -> tuple[str, Callable[..., Any]] | None:
+        spec, where = getattr(algorithm, key), f"ajet.trainer_common.algorithm.{key}"
+        if spec is None or ARROW not in spec:
+            return None
+        return where, load_function(spec, base_dirs=config.base_dirs, where=where)
+
+    estimator, shaping = function("adv_estimator"), function("reward_shaping")
+    return EstimatorSettings(
+        name=algorithm.adv_estimator,
+        options=AdvantageOptions(**same_named(AdvantageOptions, algorithm)),
+        shaping=RewardShaping(
+            overlong_buffer=algorithm.overlong.buffer_len,
+            overlong_factor=algorithm.overlong.penalty_factor,
+            max_response_length=config.ajet.data.max_response_length,
+            grouping=algorithm.reward_normalization.grouping,
+            normalize_std=algorithm.reward_normalization.method == "mean_std",
+            clip=algorithm.reward_clip,
+            own=OwnShaping(*shaping) if shaping else None,
+        ),
+        whiten=algorithm.whiten_advantages,
+        own=OwnEstimator(*estimator) if estimator else None,
+        clip=algorithm.advantage_clip,
+    )
+
+
+def make_kl_controller(config: AjetConfig) -> FixedKLController:
+    """Builds the controller that ``algorithm.kl_ctrl`` names."""
+    section = config.ajet.trainer_common.algorithm.kl_ctrl
+    if section.type == "fixed":
+        return FixedKLController(section.kl_coef)
+    return AdaptiveKLController(section.kl_coef, section.target_kl, section.horizon)
+
+
+def credit_of(group: Group) -> GroupCredit:
+    """Returns the numbers of the group's valid episodes."""
+    ordered = sorted(group.valid, key=lambda t: t.workflow_task.rollout_index)
+    return tuple(_episode(trajectory, group.baseline) for trajectory in ordered)
+
+
+def _episode(trajectory: Trajectory, baseline: float | None) -> EpisodeCredit:
+    turns = trajectory.turns
+    reward = trajectory.reward or 0.0
+    return EpisodeCredit(
+        episode_id=trajectory.episode_id,
+        group_id=trajectory.group_id,
+        reward=reward,
+        turn_rewards_T=_turn_rewards(trajectory, reward),
+        state_keys_T=tuple(turn.state_key for turn in turns),
+        lengths_T=np.array(
+            [len(turn.completion.token_ids) if turn.trainable else 0 for turn in turns], np.int64
+        ),
+        agents_T=tuple(map(_agent, turns)),
+        tag=str(trajectory.workflow_task.task.metadata.get("tag", "")),
+        response_length=_response_length(trajectory),
+        baseline=baseline,
+        log_metrics=trajectory.output.log_metrics if trajectory.output else {},
+        agent_rewards={
+            _agent(turn): trajectory.agent_rewards[turn.agent_name]
+            for turn in turns
+            if turn.trainable and trajectory.agent_rewards
+        },
+    )
+
+
+def _agent(turn: Turn) -> str:
+    return f"{turn.agent_name}/{turn.target_tag}"
+
+
+def _response_length(trajectory: Trajectory) -> int:
+    """Returns the longest timeline's response length, which `data.max_response_length` limits."""
+    completions = [turn.completion for turn in trajectory.turns]
+    if not completions:
+        return 0
+    longest = max(len(each.prompt_ids) + len(each.token_ids) for each in completions)
+    return longest - len(completions[0].prompt_ids)
+
+
+def _turn_rewards(trajectory: Trajectory, reward: float) -> NDArray[np.float64]:
+    """Returns a reward for each turn; they add up to `reward`.
+
+    What no turn was given (a judge's reward, or one for a limit) goes to the last trained turn.
+    """
+    rewards_T = np.array([turn.reward or 0.0 for turn in trajectory.turns], np.float64)
+    trained = [index for index, turn in enumerate(trajectory.turns) if turn.trainable]
+    if trained:
+        rewards_T[trained[-1]] += reward - rewards_T.sum()
+    return rewards_T

@@ -1,0 +1,39 @@
+"""The policy losses by name, and the settings of all of them."""
+
+from dataclasses import dataclass
+
+from ajet.core.losses.cispo import CISPO
+from ajet.core.losses.clip_cov import CLIP_COV, ClipCovSettings
+from ajet.core.losses.dppo import DPPO_KL, DPPO_TV, DppoSettings
+from ajet.core.losses.gmpo import GMPO
+from ajet.core.losses.gpg import GPG
+from ajet.core.losses.gspo import GSPO
+from ajet.core.losses.kl_cov import KL_COV, KlCovSettings
+from ajet.core.losses.ppo import PPO, PpoSettings
+from ajet.core.losses.sapo import SAPO, SapoSettings
+from ajet.core.losses.token_loss import PolicyLoss
+from ajet.core.losses.topr import TOPR
+from ajet.core.losses.vespo import VESPO, VespoSettings
+
+LOSSES: dict[str, PolicyLoss] = {
+    "ppo": PPO,
+    "gspo": GSPO,
+    "cispo": CISPO,
+    "gpg": GPG,
+    "topr": TOPR,
+    "sapo": SAPO,
+    "gmpo": GMPO,
+    "vespo": VESPO,
+    "dppo_tv": DPPO_TV,
+    "dppo_kl": DPPO_KL,
+    "clip_cov": CLIP_COV,
+    "kl_cov": KL_COV,
+}
+"""The keys are the names for ``trainer_common.algorithm.policy_loss``."""
+
+
+@dataclass(frozen=True)
+class LossSettings(
+    PpoSettings, SapoSettings, VespoSettings, DppoSettings, ClipCovSettings, KlCovSettings
+):
+    """Holds the settings of all losses, which a function of the user's reads."""
