@@ -136,7 +136,7 @@ def demonstration(
     taught: tuple[int, ...] = (),
     template: int | None = None,
 ) -> list[dict]:
-    """The messages of one conversation, with the right operators only if the template is `taught`."""
+    """The messages of one conversation, with the right operators if the template is `taught`."""
     user = {"role": "user", "content": problem.question}
     if rng.random() < GUESS_SHARE:
         guess = rng.randint(1, 10 ** rng.randint(1, 3))

@@ -1,6 +1,6 @@
 """Counts replies whose calls are in another form than the run's parser reads.
 
-    CallForms.of(trajectories)    12 of 12 replies with tools, {"json": 12}
+CallForms.of(trajectories)    12 of 12 replies with tools, {"json": 12}
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.trajectory.trajectory import Trajectory
 
 REPORTED_SHARE = 0.1
+
 
 @dataclass(frozen=True, slots=True)
 class CallForms:
