@@ -1,7 +1,4 @@
-"""Counts replies whose calls are in another form than the run's parser reads.
-
-CallForms.of(trajectories)    12 of 12 replies with tools, {"json": 12}
-"""
+"""Counts replies whose calls are in another form than the parser of the run reads."""
 
 from __future__ import annotations
 
