@@ -13,16 +13,16 @@ from pathlib import Path
 
 from ajet.backbones import runs_on_ray
 from ajet.cli.finding import Finding, Level
-from ajet.cluster.layer_shape import ModelShape
 from ajet.cluster.machine import machine_memory, number_in
-from ajet.cluster.memory_estimate import GIB, checkpoint_bytes, has_reference, number_bytes
-from ajet.cluster.model_shape import model_shape
 from ajet.core.config import AjetConfig
 from ajet.core.descriptors import descriptor_limit, descriptors_needed
 from ajet.core.error_codes import Code
 from ajet.core.error_text import extra_advice
 from ajet.core.errors import ModelError
 from ajet.core.run.batch_plan import BatchPlan
+from ajet.plan.fits import configured_shape, shared_memory
+from ajet.plan.memory import GIB, checkpoint_bytes, has_reference, number_bytes
+from ajet.plan.model_shape import ModelShape
 
 PROCESSES_PER_PROGRAM = 2
 """A program in the sandbox and what it starts."""
@@ -37,8 +37,8 @@ def machine_findings(config: AjetConfig, plan: BatchPlan) -> list[Finding]:
     episodes = min(config.ajet.rollout.max_env_worker, plan.max_episodes_per_step)
     found = [*_package_findings(), _files_finding(episodes), _processes_finding(episodes)]
     try:
-        shape = model_shape(config.ajet.model.path or "")
-    except ModelError:  # the sizes are not at hand, or not of a known family
+        shape = configured_shape(config)
+    except ModelError:  # the sizes are not at hand, or the packages that read them
         found.append(
             Finding("ok", "memory and disk: cannot be told, the model's sizes are not known here")
         )
@@ -139,8 +139,6 @@ def _memory_finding(config: AjetConfig, shape: ModelShape) -> Finding:
 
 def _shm_findings(config: AjetConfig, shape: ModelShape) -> Iterator[Finding]:
     """Yields whether /dev/shm has room for what lies there; nothing where nothing does."""
-    from ajet.cluster.capacity import shared_memory
-
     part = shared_memory(config, shape)
     needed = round(part.gib * GIB)
     if not needed:

@@ -5,23 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ajet.cluster.local_plan import (
-    KV_BYTES,
-    LARGE,
-    MAX_KEPT,
-    MIN_PACKED,
-    EpisodeSize,
-    LocalPlan,
-    Measured,
-    Trial,
-)
-from ajet.cluster.memory_estimate import checkpoint_bytes
 from ajet.core.config import load_config
+from ajet.core.inference.engines.in_process import KV_BYTES
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.trajectory.sample import TrainingSample
-from tests.cluster.shapes import dense
+from ajet.plan.memory import checkpoint_bytes, total
+from ajet.plan.one_machine import BUDGET_S, LocalPlan, Measured, Trial, local_plan
+from ajet.plan.update_time import EpisodeSize
+from tests.plan.shapes import dense
 
-SMOLLM2 = dense(576, 30, 9, 3, 64, 1536, 49152, tied=True)
 OVERRIDES = (
     "ajet.data.train_batch_size=4",
     "ajet.rollout.num_repeat=8",
@@ -41,11 +33,15 @@ def config_with(*overrides):
     return load_config("tutorial/example_math_agent/demo.yaml", [*OVERRIDES, *overrides])
 
 
+def smollm2():
+    return dense(576, 30, 9, 3, 64, 1536, 49152, tied=True)
+
+
 @pytest.fixture
 def plan():
     batch = BatchPlan(config_with(), 100, 24)
     measured = Measured(batch_s=13.5, group_s=5.0, optimizer_s=0.5)
-    return LocalPlan(batch, SMOLLM2, EpisodeSize(324, 125), measured)
+    return LocalPlan(batch, smollm2(), EpisodeSize(324, 125), measured)
 
 
 def test_a_step_is_its_batches_of_episodes_and_its_groups(plan):
@@ -112,10 +108,6 @@ def test_masters_of_bfloat16_are_counted(plan):
     assert sizes(in_bfloat16.update_parts())["gradients"] == WEIGHTS
 
 
-def total(parts):
-    return sum(part.gib for part in parts)
-
-
 def test_a_large_model_peaks_in_the_rollout_or_in_the_update(plan):
     kept, rollout, update = plan.kept_parts(), plan.rollout_parts(), plan.update_parts()
     largest = max(total(rollout), total(update))
@@ -123,27 +115,17 @@ def test_a_large_model_peaks_in_the_rollout_or_in_the_update(plan):
 
 
 def test_a_family_that_transformers_computes_keeps_twice_as_much_of_a_layer(plan):
-    other = replace(plan, shape=replace(SMOLLM2, has_decoder=False))
+    other = replace(plan, shape=replace(plan.shape, has_decoder=False))
     kept, expected = (sizes(each.update_parts())["activations"] for each in (other, plan))
     inputs = 1.5 * 4 * 1324 * 30 * 576  # of the layers, kept once
     assert kept - inputs == pytest.approx(2 * (expected - inputs))
 
 
 def test_a_small_model_keeps_in_the_update_what_the_rollout_has_freed(plan):
-    small = replace(plan, shape=dense(128, 30, 9, 3, 64, 384, 1024, tied=True))
+    small = replace(plan, shape=dense(128, 30, 8, 4, 16, 384, 1024, tied=True))
     parts = [*small.kept_parts(), *small.rollout_parts(), *small.update_parts()]
     assert "packed weights" not in sizes(parts)
     assert small.peak_gib == pytest.approx(total(parts))
-
-
-def test_the_limits_are_those_of_the_update_and_of_the_engine():
-    from ajet.core.inference.engines.in_process import KV_BYTES as of_engine
-    from ajet.core.inference.engines.packed_decoder import MIN_WEIGHTS
-    from ajet.core.model.allocator import LARGE as of_allocator
-    from ajet.core.update.loss import MAX_KEPT as of_update
-
-    assert (of_update, of_allocator, MIN_WEIGHTS) == (MAX_KEPT, LARGE, MIN_PACKED)
-    assert of_engine == KV_BYTES
 
 
 def test_a_cache_is_never_more_than_the_engines_budget(plan):
@@ -180,5 +162,19 @@ def test_a_trials_lengths_are_what_a_group_begins_with_and_the_rest_of_each_row(
     ],
 )
 def test_a_checkpoint_has_weights_masters_and_moments(weight_bytes, lora_rank, each):
-    trained = SMOLLM2.trained_parameters(lora_rank)
-    assert checkpoint_bytes(SMOLLM2, lora_rank, weight_bytes, 4) == each * trained
+    trained = smollm2().trained_parameters(lora_rank)
+    assert checkpoint_bytes(smollm2(), lora_rank, weight_bytes, 4) == each * trained
+
+
+def test_a_machine_is_measured_for_a_bounded_time_whatever_the_episodes_would_take(monkeypatch):
+    """64 episodes of 24,000 tokens would take an hour to update."""
+    config = config_with("ajet.rollout.max_env_worker=64", "ajet.data.train_batch_size=8")
+    told = []
+    batch = BatchPlan(config, 100, 24)
+    long = local_plan(config, batch, EpisodeSize(8000, 16_000), tell=told.append)
+    assert told == [f"measuring 3 of 4 layers with random weights, for about {BUDGET_S:.0f} s"]
+    share = float(long.measured.note.removesuffix("% of the tokens").rpartition(" ")[2])
+    assert 0 < share < 50 and "with 3 of 4 layers" in long.measured.note
+    short = local_plan(config, batch, EpisodeSize(20, 8))
+    assert short.measured.note == "measured with 3 of 4 layers"
+    assert long.update_s > 100 * short.update_s and long.rollout_s > 100 * short.rollout_s

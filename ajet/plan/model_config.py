@@ -1,60 +1,31 @@
-"""Reads the shape of a model from its config.json or GGUF header, without weights or torch.
-
-    {"hidden_size": 896, "num_hidden_layers": 24, …}   ->   494,032,768 parameters
-
-Not covered: what the sizes mean (family_shapes.py).
-"""
+"""Finds and reads a model's config.json, or the header of a GGUF file; weights are not read."""
 
 import json
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ajet.cluster.family_shapes import shape_of
-from ajet.cluster.gguf_header import GgufHeader
-from ajet.cluster.layer_shape import ModelShape
 from ajet.core.error_codes import Code
 from ajet.core.error_text import extra_advice, first_line
 from ajet.core.errors import ModelError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 EMBEDDED = Path(__file__).parents[1] / "embedded"
-IN_GGUF = ("llama", "mistral", "qwen2", "qwen3")
-"""The families of which a GGUF header says all sizes that matter."""
 SIZES = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
 
 
-def model_shape(path: str, *, download: bool = False) -> ModelShape:
-    """Returns the shape of `model.path`, which may be a GGUF file; `download` as for
-    `find_config`."""
-    file = Path(path).expanduser()
-    if file.suffix == ".gguf" and file.is_file():
-        content = GgufHeader.of(file).model_config()
-        if content["model_type"] not in IN_GGUF:
-            raise ModelError(
-                f"{path}: model_type {content['model_type']!r}: of a GGUF file sizes are known "
-                f"for {', '.join(IN_GGUF)} alone; give a folder with a config.json",
-                code=Code.MODEL_UNSUPPORTED,
-            )
-        return shape_of(content, path)
-    return read_shape(find_config(path, download=download))
-
-
-def read_shape(file: Path) -> ModelShape:
-    """Returns the shape in a config.json; ModelError for an unknown architecture."""
-    return shape_of(_read_json(file), str(file))
-
-
 def sizes(file: Path) -> dict[str, Any]:
-    """Returns the entries of a config.json that all checkpoints of one model share, for models of
-    any family."""
+    """Returns the entries of a config.json that all checkpoints of one model share."""
     content = _read_json(file)
     text_config = content.get("text_config")
-    found = content | text_config if isinstance(text_config, dict) else content
-    return {name: found[name] for name in SIZES if name in found}
+    fields = content | text_config if isinstance(text_config, dict) else content
+    return {name: fields[name] for name in SIZES if name in fields}
 
 
 def find_config(path: str, *, download: bool) -> Path:
-    """Returns the config.json of `model.path`. For a name on the hub it is the cached one; with
+    """Returns the config.json of `model.path`. For a name on the Hub it is the cached one; with
     `download` that one file is downloaded if it is not cached."""
     if path.startswith("embedded:"):
         return EMBEDDED / path.removeprefix("embedded:") / "config.json"
@@ -71,7 +42,7 @@ def find_config(path: str, *, download: bool) -> Path:
             f"model '{path}': the Hub's cache cannot be read: {extra_advice('huggingface_hub')}",
             code=Code.PACKAGE_MISSING,
         )
-    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
@@ -79,8 +50,6 @@ def find_config(path: str, *, download: bool) -> Path:
         if isinstance(cached, str):
             return Path(cached)
         if download:
-            from huggingface_hub import hf_hub_download
-
             return Path(hf_hub_download(path, "config.json"))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ModelError(
@@ -89,6 +58,43 @@ def find_config(path: str, *, download: bool) -> Path:
     raise ModelError(
         f"model '{path}': its config.json is not on this machine", code=Code.MODEL_NOT_FOUND
     )
+
+
+def read_config(path: str, *, download: bool = False) -> "PreTrainedConfig":
+    """Returns transformers' config of `model.path`; for a multimodal model, of its text model."""
+    file = Path(path).expanduser()
+    if file.suffix == ".gguf" and file.is_file():
+        return load_config(str(file.parent), path, gguf_file=file.name)
+    return read_config_file(find_config(path, download=download))
+
+
+def read_config_file(file: Path) -> "PreTrainedConfig":
+    """Returns transformers' config from a config.json, whatever the file is called."""
+    _read_json(file)
+    return load_config(str(file), str(file))
+
+
+def load_config(name_or_path: str, where: str, **options: Any) -> "PreTrainedConfig":
+    """Has transformers read a config; `where` is named in errors."""
+    if find_spec("transformers") is None or find_spec("torch") is None:
+        raise ModelError(
+            f"{where}: its sizes are read by transformers: {extra_advice('transformers')}",
+            code=Code.PACKAGE_MISSING,
+        )
+    from transformers import AutoConfig
+
+    from ajet.core.model.load import LOAD_ERRORS
+    from ajet.core.model.multimodal import text_config_of
+
+    options["trust_remote_code"] = False
+    try:
+        text_config = None if "gguf_file" in options else text_config_of(name_or_path, **options)
+        return text_config or AutoConfig.from_pretrained(name_or_path, **options)
+    except LOAD_ERRORS as error:
+        raise ModelError(
+            f"{where}: transformers cannot read the model's config: {first_line(str(error))}",
+            code=Code.MODEL_NOT_LOADED,
+        ) from error
 
 
 def _read_json(file: Path) -> dict[str, Any]:
