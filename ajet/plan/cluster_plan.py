@@ -167,7 +167,7 @@ class ClusterPlan:
         """Returns what the checkpoints take, one that is being written included."""
         trainer, inputs = self.config.ajet.trainer_common, self.trainer_inputs
         num = inputs.state_bytes  # ranks keep weights in the masters' format
-        one = checkpoint_bytes(self.shape, trainer.lora.total_rank, num, num)
+        one = checkpoint_bytes(self.shape.trained_parameters(inputs.lora_rank), num, num)
         return one * (trainer.max_checkpoints_to_keep + 1)
 
     def memory_rows(self) -> list[tuple[str, str, str, str]]:

@@ -249,9 +249,10 @@ class NodeMemory:
         return max(total(self.running), self.loading.gib) + self.processes.gib
 
 
-def checkpoint_bytes(shape: ModelShape, lora_rank: int, weight_bytes: int, state_bytes: int) -> int:
+def checkpoint_bytes(
+    trained: int, weight_bytes: int, state_bytes: int, *, is_adapter: bool = False
+) -> int:
     """Returns the size of a checkpoint: weights and AdamW's two moments of what is trained, and the
     masters of weights that are narrower than these. Adapters are as wide."""
-    has_masters = weight_bytes != state_bytes and not lora_rank
-    each = weight_bytes + state_bytes if has_masters else state_bytes
-    return (each + 2 * state_bytes) * shape.trained_parameters(lora_rank)
+    has_masters = weight_bytes != state_bytes and not is_adapter
+    return (has_masters * weight_bytes + 3 * state_bytes) * trained

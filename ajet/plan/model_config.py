@@ -1,6 +1,7 @@
 """Finds and reads a model's config.json, or the header of a GGUF file; weights are not read."""
 
 import json
+import math
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 EMBEDDED = Path(__file__).parents[1] / "embedded"
+PLAIN_DTYPES = ("F64", "F32", "F16", "BF16")
 SIZES = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
 
 
@@ -22,6 +24,23 @@ def sizes(file: Path) -> dict[str, Any]:
     text_config = content.get("text_config")
     fields = content | text_config if isinstance(text_config, dict) else content
     return {name: fields[name] for name in SIZES if name in fields}
+
+
+def stored_parameters(folder: Path) -> int | None:
+    """Returns the number of weights that the safetensors files of a model state in their headers,
+    which need no package; None where there are no such files, or where weights are packed."""
+    num = 0
+    for file in folder.glob("model*.safetensors"):
+        try:
+            with file.open("rb") as stream:
+                header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        except (OSError, ValueError):
+            return None
+        tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
+        if any(tensor["dtype"] not in PLAIN_DTYPES for tensor in tensors):
+            return None
+        num += sum(math.prod(tensor["shape"]) for tensor in tensors)
+    return num or None
 
 
 def find_config(path: str, *, download: bool) -> Path:
@@ -76,15 +95,16 @@ def read_config_file(file: Path) -> "PreTrainedConfig":
 
 def load_config(name_or_path: str, where: str, **options: Any) -> "PreTrainedConfig":
     """Has transformers read a config; `where` is named in errors."""
-    if find_spec("transformers") is None or find_spec("torch") is None:
+    try:
+        from transformers import AutoConfig
+
+        from ajet.core.model.load import LOAD_ERRORS
+        from ajet.core.model.multimodal import text_config_of
+    except ModuleNotFoundError as error:
         raise ModelError(
             f"{where}: its sizes are read by transformers: {extra_advice('transformers')}",
             code=Code.PACKAGE_MISSING,
-        )
-    from transformers import AutoConfig
-
-    from ajet.core.model.load import LOAD_ERRORS
-    from ajet.core.model.multimodal import text_config_of
+        ) from error
 
     options["trust_remote_code"] = False
     try:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ajet.core.errors import ModelError
-from ajet.plan.model_config import find_config, read_config_file
+from ajet.plan.model_config import find_config, read_config_file, stored_parameters
 from ajet.plan.model_shape import model_shape
 
 
@@ -28,6 +28,17 @@ def test_a_config_that_cannot_be_read_is_one_line(tmp_path, text, message):
         read_config_file(file)
     assert message in str(error.value) and "\n" not in str(error.value)
     assert str(error.value).startswith(str(file))
+
+
+def test_the_headers_of_safetensors_state_the_number_of_weights(tmp_path):
+    folder = find_config("embedded:math", download=False).parent
+    assert stored_parameters(folder) == model_shape("embedded:math").parameters
+    assert stored_parameters(tmp_path) is None
+    packed = b'{"w": {"dtype": "U8", "shape": [4, 4], "data_offsets": [0, 16]}}'
+    (tmp_path / "model.safetensors").write_bytes(len(packed).to_bytes(8, "little") + packed)
+    assert stored_parameters(tmp_path) is None  # two numbers of 4 bits in each
+    (tmp_path / "model.safetensors").write_bytes(b"cut")
+    assert stored_parameters(tmp_path) is None
 
 
 def test_where_a_config_is_looked_for(tmp_path, monkeypatch):

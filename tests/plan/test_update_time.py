@@ -134,6 +134,23 @@ def test_offloaded_shards_cross_pcie_and_step_on_the_cpu(time_of):
     assert parts["communication"] == pytest.approx(12 * 7_615_616_512 / 25.6e9, rel=0.01)
 
 
+def test_7b_on_eight_h100_computes_at_a_third_of_the_peak_and_offloaded_on_one_at_half_of_that(
+    time_of,
+):
+    step = {
+        "ajet.data.train_batch_size": 32,
+        "ajet.rollout.num_repeat": 8,
+        "ajet.trainer_common.use_kl_loss": "true",
+        TOKENS: 16384,
+    }
+    run = {"gpu": GPUS["h100"], "size": EpisodeSize(512, 1024), "recomputes": True}
+    eight = time_of(step, qwen_7b(), ranks=8, ranks_of_node=8, **run)
+    alone = time_of(step | {f"{FSDP}.param_offload": "true"}, qwen_7b(), **run)
+    small = time_of(step, qwen_0_5b(), **run)
+    assert 0.25 < eight.mfu < 0.4 and 0.1 < alone.mfu < 0.2
+    assert 0.1 < small.mfu < eight.mfu  # a vocabulary of 151,936 for 896 hidden values
+
+
 def test_a_mixture_takes_the_time_of_reading_all_its_experts(time_of):
     shape, gpu = published("Qwen3-30B-A3B"), GPUS["h100"]
     update = time_of({"ajet.data.train_batch_size": 1}, shape, gpu, EpisodeSize(1000, 500))
