@@ -333,8 +333,8 @@ class ClusterPlan:
             return num_bytes / BROADCAST_BYTES, f"{amount} by broadcast"
         if method == "ipc":
             return num_bytes / HANDOVER_BYTES, f"{amount} by handles of memory on the same GPU"
-        where = "/dev/shm" if method == "memory" else "files of the run folder"
-        return SYNC_S_PER_GB * num_bytes / 1e9, f"{amount} through {where}, with a checksum"
+        path = "/dev/shm" if method == "memory" else "files of the run folder"
+        return SYNC_S_PER_GB * num_bytes / 1e9, f"{amount} through {path}, with a checksum"
 
     @property
     def takes_turns(self) -> bool:

@@ -93,8 +93,8 @@ def read_config_file(file: Path) -> "PreTrainedConfig":
     return load_config(str(file), str(file))
 
 
-def load_config(name_or_path: str, where: str, **options: Any) -> "PreTrainedConfig":
-    """Has transformers read a config; `where` is named in errors."""
+def load_config(name_or_path: str, label: str, **options: Any) -> "PreTrainedConfig":
+    """Has transformers read a config; `label` is named in errors."""
     try:
         from transformers import AutoConfig
 
@@ -102,7 +102,7 @@ def load_config(name_or_path: str, where: str, **options: Any) -> "PreTrainedCon
         from ajet.core.model.multimodal import text_config_of
     except ModuleNotFoundError as error:
         raise ModelError(
-            f"{where}: its sizes are read by transformers: {extra_advice('transformers')}",
+            f"{label}: its sizes are read by transformers: {extra_advice('transformers')}",
             code=Code.PACKAGE_MISSING,
         ) from error
 
@@ -112,7 +112,7 @@ def load_config(name_or_path: str, where: str, **options: Any) -> "PreTrainedCon
         return text_config or AutoConfig.from_pretrained(name_or_path, **options)
     except LOAD_ERRORS as error:
         raise ModelError(
-            f"{where}: transformers cannot read the model's config: {first_line(str(error))}",
+            f"{label}: transformers cannot read the model's config: {first_line(str(error))}",
             code=Code.MODEL_NOT_LOADED,
         ) from error
 

@@ -165,9 +165,9 @@ def shape_in_file(file: Path, lora: LoraSettings | None = None) -> ModelShape:
 
 
 def shape_of(
-    config: "PreTrainedConfig", where: str, lora: LoraSettings | None = None
+    config: "PreTrainedConfig", label: str, lora: LoraSettings | None = None
 ) -> ModelShape:
-    """Returns the shape of the model that transformers makes of a config; `where` is named in
+    """Returns the shape of the model that transformers makes of a config; `label` is named in
     errors. `lora` says which modules get adapters."""
     from ajet.core.model.load import LOAD_ERRORS
 
@@ -175,7 +175,7 @@ def shape_of(
         return _shape(config, lora)
     except LOAD_ERRORS as error:
         raise ModelError(
-            f"{where}: transformers cannot build the model without weights: "
+            f"{label}: transformers cannot build the model without weights: "
             f"{first_line(str(error)) or type(error).__name__}",
             code=Code.MODEL_NOT_LOADED,
         ) from error
@@ -197,7 +197,7 @@ def alike(model: "PreTrainedModel") -> list[int]:
     names and shapes, and modules with the same settings."""
     types = getattr(model.config, "layer_types", None)
     first: dict[Any, int] = {}
-    found = []
+    indices = []
     for index, layer in enumerate(decoder_layers(model, model.config.num_hidden_layers)):
         settings = [
             (name, key, value)
@@ -207,8 +207,8 @@ def alike(model: "PreTrainedModel") -> list[int]:
         ]
         weights = [(name, weight.shape) for name, weight in layer.named_parameters()]
         signature = (tuple(settings), tuple(weights), types[index] if types else None)
-        found.append(first.setdefault(signature, index))
-    return found
+        indices.append(first.setdefault(signature, index))
+    return indices
 
 
 def meta_model(config: "PreTrainedConfig") -> "PreTrainedModel":
@@ -387,11 +387,11 @@ def _layer_values(
         is_mlp = any(part in name for part in MLP_NAMES)
         linears = [child for child in module.children() if isinstance(child, nn.Linear)]
         last = [linear for linear in linears if linear.out_features == hidden][-1:]
-        made = sum(linear.out_features for linear in linears if linear not in last)
-        read = sum(linear.in_features for linear in last)
+        outputs = sum(linear.out_features for linear in linears if linear not in last)
+        inputs = sum(linear.in_features for linear in last)
         # What the last one reads of a gated MLP is a product, beside which the activation is kept.
-        kept += made + read * (2 if is_mlp and made > read else 1)
-        width += made if is_mlp else 0
+        kept += outputs + inputs * (2 if is_mlp and outputs > inputs else 1)
+        width += outputs if is_mlp else 0
         kept += sum(c.out_channels for c in module.children() if isinstance(c, nn.Conv1d))
     weights = {
         name: weight for name, weight in layer.named_parameters() if "experts" in name.split(".")

@@ -1,8 +1,8 @@
 """Estimates the time and memory of a run on backbone `debug` on a CPU, before it starts.
 
 The engine and the update are measured for some ten seconds in random models of the first layers:
-so many that each kind is among them, and two more. Where the run's episodes would take longer than
-that, fewer and shorter ones are measured. The rest follows by FLOPs:
+so many that each kind is among them, and two more. Episodes are short at first, and as long as the
+run's if there is time. The rest follows by FLOPs:
 
     seconds(all layers) = seconds(few) + (seconds(more) - seconds(few)) * FLOPs of the other layers
                                                                          / FLOPs of the two
@@ -44,10 +44,12 @@ from ajet.plan.model_shape import ModelShape, shape_of
 from ajet.plan.update_time import EpisodeSize, StepTokens, format_seconds
 
 BUDGET_S = 10.0
-"""Seconds that measuring may take, beside making the models."""
+"""Seconds after which no longer pass is measured."""
 MORE = 2  # more layers in the second model than in the first
-DECODED = (4, 20)  # the tokens of the two measured replies: their difference has no prefill in it
-PROBE = (16, 8)  # the lengths of the episodes by which the others are bounded
+DECODED = (2, 10)  # the tokens of the two measured replies: their difference has no prefill in it
+SHORTEST = (16, 8)  # the lengths of the shortest episodes that are measured
+MIN_SHARE, GROWTH = 1 / 64, 4  # the first measured lengths, and how much longer the next ones are
+MEASURED_ROWS = 16  # rows of a measured rollout where whole episodes would take too long
 STATE_BYTES = 16  # a weight with its gradient and two moments, in float32
 LIBRARIES_GIB = 0.5
 """Python, torch and transformers with what they load; measured on Linux."""
@@ -240,11 +242,11 @@ class LocalPlan:
     def _cached(self) -> tuple[int, int]:
         """Returns the tokens that rows of a rollout or of a validation have, whichever are more,
         each prompt once; and the rows."""
-        kinds = (
+        batches = (
             (self._sampled_episodes, self.batch.config.ajet.rollout.num_repeat),
             (self.batch.validation_episodes, self.batch.config.validation_repeats),
         )
-        rows = [(self._at_once(episodes), repeat) for episodes, repeat in kinds]
+        rows = [(self._at_once(episodes), repeat) for episodes, repeat in batches]
         return max(
             (-(-num // repeat) * self.size.prompt + num * self.size.reply, num)
             for num, repeat in rows
@@ -333,51 +335,57 @@ def _measure(
             code=Code.DOES_NOT_FIT,
         )
     tell(
-        f"measuring {len(more.layers)} of {whole} layers with random weights, "
-        f"for about {BUDGET_S:.0f} s"
+        f"measuring {len(more.layers)} of {whole} layers with random weights for {BUDGET_S:.0f} s, "
+        "or as long as the shortest passes take"
     )
+    deadline = time.perf_counter() + BUDGET_S
     model = _random_model(plan, model_config, more)
-    probe = EpisodeSize(min(PROBE[0], size.prompt), min(PROBE[1], size.reply))
-    group = _random_group(plan, probe, shape.vocab)
-    group_s, optimizer_s = _update_seconds(model, plan, group)
-    # The probe's tokens are slower than those of a long pass, so the bound errs on the safe side.
-    of_probe = (group_s + optimizer_s) / (2 * _cost(plan, more, probe, 1))
-    share = min(1.0, BUDGET_S / (2 * of_probe * _cost(plan, more, size, plan.at_once)))
-    rows = max(1, round(share * plan.at_once))
-    measured_size = EpisodeSize(
-        max(probe.prompt, round(share * size.prompt)), max(probe.reply, round(share * size.reply))
-    )
-    groups = [_random_group(plan, measured_size, shape.vocab)]
-    if trial is not None and share == 1:
-        config = plan.batch.config
-        of_step = config.ajet.data.train_batch_size // plan.batch.optimizer_steps_per_step
-        fitting = MEASURED_TOKENS // _step_tokens(plan, size, shape).num
-        groups = trial.groups[: max(1, min(of_step, fitting))]
-    samples_rollout = trial is None or trial.seconds is None
-    found = []
-    for part in dict.fromkeys((more, few)):
-        if part is not more:
-            model = _random_model(plan, model_config, part)
-        prefill_s = decode_s = 0.0
-        if samples_rollout:
-            prefill_s, decode_s = asyncio.run(_rollout_seconds(plan, model, measured_size, rows))
+    # Longer and longer episodes, while there is time for twice the next: that of the other model.
+    points, share = [], MIN_SHARE
+    while True:
+        lengths = _share_of(size, share)
+        groups = [_random_group(plan, lengths, shape.vocab)]
+        if trial is not None and share == 1:
+            groups = trial.groups[: _num_groups(plan, size)]
         update_s, optimizer_s = _update_seconds(model, plan, [s for g in groups for s in g])
-        found.append(np.array((prefill_s, decode_s, update_s / len(groups), optimizer_s)))
-    seconds = found[0]
-    if len(found) == 2:
+        group_s = update_s / len(groups)
+        points.append((3 * _step_tokens(plan, lengths, more).forward_flops(more), group_s))
+        longer = min(1.0, GROWTH * share)
+        if share == 1 or 4 * update_s * longer / share > deadline - time.perf_counter():
+            break
+        share = longer
+    rows = plan.at_once if share == 1 else max(1, min(plan.at_once, MEASURED_ROWS))
+    prompts = lengths if trial is None or trial.seconds is None else None
+    high = np.array((*_rollout_seconds(plan, model, prompts, rows), group_s, optimizer_s))
+    seconds = high
+    if few is not more:
+        model = _random_model(plan, model_config, few)
+        update_s, optimizer_s = _update_seconds(model, plan, [s for g in groups for s in g])
+        rollout_s = _rollout_seconds(plan, model, prompts, rows)
+        low = np.array((*rollout_s, update_s / len(groups), optimizer_s))
         flops = [sum(layer.token_flops for layer in part.layers) for part in (few, more, shape)]
-        seconds = found[1] + np.maximum(found[0] - found[1], 0) * (
-            (flops[2] - flops[0]) / (flops[1] - flops[0])
-        )
+        seconds = low + np.maximum(high - low, 0) * ((flops[2] - flops[0]) / (flops[1] - flops[0]))
     prefill_s, decode_s, group_s, optimizer_s = map(float, seconds)
     if share < 1:
-        longer, shorter = (_step_tokens(plan, each, shape) for each in (size, measured_size))
-        group_s *= longer.forward_flops(shape) / shorter.forward_flops(shape)
-        prefill_s *= plan.at_once * size.prompt / (rows * measured_size.prompt)
+        (flops_1, seconds_1), (flops_2, seconds_2) = [(0.0, 0.0), *points][-2:]
+        of_flop_s = max(seconds_2 - seconds_1, 0) / (flops_2 - flops_1)
+        whole_flops, flops = (
+            3 * _step_tokens(plan, lengths, shape).forward_flops(shape)
+            for lengths in (size, _share_of(size, share))
+        )
+        group_s += of_flop_s * (whole_flops - flops)
+        prefill_s *= plan.at_once * size.prompt / (rows * lengths.prompt)
         decode_s *= plan.at_once / rows
     note = f"measured with {len(more.layers)} of {whole} layers"
-    note += "" if share == 1 else f" and {share:.1%} of the tokens"
+    note += "" if share == 1 else f", episodes of {lengths.prompt} + {lengths.reply} tokens"
     return Measured(prefill_s + size.reply * decode_s, group_s, optimizer_s, note)
+
+
+def _num_groups(plan: LocalPlan, size: EpisodeSize) -> int:
+    """Returns how many groups of a trial an update is measured with."""
+    config, tokens = plan.batch.config, _step_tokens(plan, size, plan.shape).num
+    of_step = config.ajet.data.train_batch_size // plan.batch.optimizer_steps_per_step
+    return max(1, min(of_step, MEASURED_TOKENS // tokens))
 
 
 def _step_tokens(plan: LocalPlan, size: EpisodeSize, shape: ModelShape) -> StepTokens:
@@ -385,14 +393,12 @@ def _step_tokens(plan: LocalPlan, size: EpisodeSize, shape: ModelShape) -> StepT
     return replace(StepTokens.of(plan.batch.config, shape, size), groups=1)
 
 
-def _cost(plan: LocalPlan, shape: ModelShape, size: EpisodeSize, rows: int) -> float:
-    """Returns the FLOPs of measuring one model: two updates, and three rollouts of short replies,
-    of which each prompt is computed once for its group."""
-    repeat = plan.batch.config.ajet.rollout.num_repeat
-    update = 2 * 3 * _step_tokens(plan, size, shape).forward_flops(shape)
-    tokens = 3 * -(-rows // repeat) * size.prompt + rows * (2 * DECODED[0] + DECODED[1])
-    head = 2 * shape.hidden * shape.vocab * rows * sum(DECODED)
-    return update + shape.forward_flops(tokens, lambda _: 0.0) + head
+def _share_of(size: EpisodeSize, share: float) -> EpisodeSize:
+    """Returns lengths that are this share of these, but no shorter than the shortest measured."""
+    lengths = (size.prompt, size.reply)
+    return EpisodeSize(
+        *(max(min(least, n), round(share * n)) for n, least in zip(lengths, SHORTEST, strict=True))
+    )
 
 
 def _random_model(plan: LocalPlan, model_config: Any, shape: ModelShape) -> Any:
@@ -408,10 +414,19 @@ def _random_model(plan: LocalPlan, model_config: Any, shape: ModelShape) -> Any:
         return AutoModelForCausalLM.from_config(first, dtype=dtype)
 
 
-async def _rollout_seconds(
+def _rollout_seconds(
+    plan: LocalPlan, model: Any, size: EpisodeSize | None, at_once: int
+) -> tuple[float, float]:
+    """Returns the seconds of prefill and of one token of each request; 0 where a trial has shown
+    what a rollout takes."""
+    return (
+        (0.0, 0.0) if size is None else asyncio.run(_sampling_seconds(plan, model, size, at_once))
+    )
+
+
+async def _sampling_seconds(
     plan: LocalPlan, model: Any, size: EpisodeSize, at_once: int
 ) -> tuple[float, float]:
-    """Returns the seconds of prefill and of one token of each request."""
     config, rng = plan.batch.config, np.random.default_rng(0)
     engine = InProcessEngine(
         model,
@@ -476,7 +491,8 @@ def _update_seconds(
         ppo_epochs=1,
     )
     policy = Policy(model, settings)
-    policy.update(samples)
+    if not plan.is_large:
+        policy.update(samples)  # warms up
     started = time.perf_counter()
     policy.update(samples)
     whole = time.perf_counter() - started

@@ -60,7 +60,7 @@ async def _try(
         gateway.close()
         await served.engine.close()
     samples = [to_samples([group], _ones([group])) for group in groups]
-    trained = [each for each in samples if each]
+    trained = [group for group in samples if group]
     if not trained:
         raise DataError(
             f"--try: none of {len(tasks) * repeat} episodes can be trained; `ajet debug` shows one",

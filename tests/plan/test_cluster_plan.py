@@ -207,12 +207,12 @@ def test_too_long_a_micro_batch_is_a_problem_of_activations(tmp_path):
 
 def test_ranks_that_share_a_sequence_have_their_own_budget_of_it_each(tmp_path):
     options = ["ajet.trainer_common.ulysses_sequence_parallel_size=4"]
-    own = config_of(tmp_path, "verl", *options, "verl.trainer.max_token_len_per_gpu=5000")
+    joint = config_of(tmp_path, "verl", *options, "verl.trainer.max_token_len_per_gpu=5000")
     alone = config_of(tmp_path, "verl", "verl.trainer.max_token_len_per_gpu=5000")
-    shared, single = (plan_of(config, qwen_7b()) for config in (own, alone))
+    shared, single = (plan_of(config, qwen_7b()) for config in (joint, alone))
     assert shared.trainer_inputs.tokens == 20_000 and single.trainer_inputs.tokens == 5000
-    found, expected = gib_of(shared.trainer_parts), gib_of(single.trainer_parts)
-    assert found["activations"] == expected["activations"]
+    parts, expected = gib_of(shared.trainer_parts), gib_of(single.trainer_parts)
+    assert parts["activations"] == expected["activations"]
 
 
 def node_of(plan):
@@ -223,21 +223,21 @@ def node_of(plan):
 def test_a_node_has_what_its_ranks_offload_and_the_weights_on_their_way(tmp_path):
     """20 bytes a parameter; two versions in bfloat16; a rank, an engine, eight workers."""
     files = "verl.rollout.sync_method=memory"
-    found = node_of(
+    parts = node_of(
         plan_of(config_of(tmp_path, "verl", OFFLOAD + "true", files), qwen_7b(), gpus=1)
     )
-    assert found["offloaded"] == pytest.approx(20 * 7_615_616_512 / GIB, abs=0.05)  # 141.8
-    assert found["/dev/shm"] == pytest.approx(2 * 2 * 7_615_616_512 / GIB, abs=0.05)  # 28.4
-    assert found["processes"] == 2 * 2 + 0.5 * 8
+    assert parts["offloaded"] == pytest.approx(20 * 7_615_616_512 / GIB, abs=0.05)  # 141.8
+    assert parts["/dev/shm"] == pytest.approx(2 * 2 * 7_615_616_512 / GIB, abs=0.05)  # 28.4
+    assert parts["processes"] == 2 * 2 + 0.5 * 8
 
 
 def test_rank_0_that_loads_the_model_needs_more_than_ranks_that_keep_nothing(tmp_path):
     """The model and its reference in bfloat16, whatever the number of ranks."""
-    found = node_of(plan_of(config_of(tmp_path, "verl"), qwen_7b()))
-    assert found["loading"] == pytest.approx(2 * 2 * 7_615_616_512 / GIB, abs=0.05)  # 28.4
+    parts = node_of(plan_of(config_of(tmp_path, "verl"), qwen_7b()))
+    assert parts["loading"] == pytest.approx(2 * 2 * 7_615_616_512 / GIB, abs=0.05)  # 28.4
     # Later; a server begins with files, and what follows is handed over on the GPUs.
-    assert found["/dev/shm"] == pytest.approx(14.2, abs=0.05)
-    assert found["peak"] == pytest.approx(found["loading"] + found["processes"])
+    assert parts["/dev/shm"] == pytest.approx(14.2, abs=0.05)
+    assert parts["peak"] == pytest.approx(parts["loading"] + parts["processes"])
 
 
 def test_7b_on_one_gpu_does_not_fit_a_node_with_too_little_memory(tmp_path):
@@ -246,12 +246,12 @@ def test_7b_on_one_gpu_does_not_fit_a_node_with_too_little_memory(tmp_path):
     for memory, problems in [(128.0, 1), (256.0, 0)]:
         nodes = tuple(replace(node, memory=memory) for node in placement.nodes)
         plan = ClusterPlan(config, replace(placement, nodes=nodes), qwen_7b(), GPUS["h100"])
-        found = plan.problems()
-        assert len(found) == problems
-        if found:
+        lines = plan.problems()
+        assert len(lines) == problems
+        if lines:
             # offloaded 141.8, /dev/shm 14.2, a rank, an engine and 8 workers 8
-            assert found[0].startswith("node 0 has 128 GiB of CPU memory, and needs about 164")
-            assert "most of it offloaded, 142" in found[0]
+            assert lines[0].startswith("node 0 has 128 GiB of CPU memory, and needs about 164")
+            assert "most of it offloaded, 142" in lines[0]
 
 
 def test_checkpoints_take_twelve_bytes_a_parameter_each_and_one_is_being_written(tmp_path):
@@ -295,7 +295,7 @@ def sides(plan):
 
 def test_a_disaggregated_step_takes_the_longer_side_and_a_colocated_one_both(tmp_path):
     devices = ["trainer_common.device_mapping=[0,1,2,3]", "rollout.device_mapping=[4,5,6,7]"]
-    for lists in ([], [f"ajet.{each}" for each in devices]):  # verl takes turns on any GPUs
+    for lists in ([], [f"ajet.{key}" for key in devices]):  # verl takes turns on any GPUs
         verl = plan_of(config_of(tmp_path, "verl", *lists), qwen_7b())
         assert verl.step_s == pytest.approx(sum(sides(verl)))
     options = ["ajet.rollout.n_vllm_engine=4", "ajet.trainer_common.use_kl_loss=false"]
@@ -360,7 +360,7 @@ def test_an_in_process_engine_on_the_ranks_gpu_needs_no_shared_memory(tmp_path):
 
 def test_the_update_of_a_config_is_accounted_with_its_layout_and_passes(tmp_path):
     plan = plan_of(config_of(tmp_path, "verl"), qwen_7b())
-    update = plan.update
+    assert (update := plan.update) is not None
     assert update.size == EpisodeSize(1500, 7500) and update.tokens.layout == "tree"
     assert (update.ranks, update.ranks_of_node, update.recomputes) == (8, 8, True)
     assert update.tokens.num == 32 * (1500 + 4 * 7500)

@@ -25,16 +25,16 @@ def gib_of(plan):
 
 def test_half_a_billion_trains_in_full_on_24_gib_with_every_part_by_hand():
     plan = plan_of(qwen_0_5b(), "ajet.trainer_common.use_kl_loss=true")
-    found, size = gib_of(plan), 494_032_768 / GIB
-    assert found["weights"] == found["reference"] == pytest.approx(2 * size)
-    assert found["masters"] == pytest.approx(4 * size)
-    assert found["optimizer"] == pytest.approx(8 * size)
+    parts, size = gib_of(plan), 494_032_768 / GIB
+    assert parts["weights"] == parts["reference"] == pytest.approx(2 * size)
+    assert parts["masters"] == pytest.approx(4 * size)
+    assert parts["optimizer"] == pytest.approx(8 * size)
     # and that of the embeddings in bfloat16, before it is added
-    assert found["gradients"] == pytest.approx(4 * size + 2 * 151936 * 896 / GIB)
+    assert parts["gradients"] == pytest.approx(4 * size + 2 * 151936 * 896 / GIB)
     tokens = plan.config.ajet.trainer_common.max_tokens_per_micro_batch
     recomputed = 24 * 896 + 25_088 + 11_520  # the layers' inputs, and one layer
-    assert found["activations"] == pytest.approx(2 * tokens * recomputed / GIB)
-    assert plan.needed_gib == pytest.approx(sum(found.values())) and plan.needed_gib < 24
+    assert parts["activations"] == pytest.approx(2 * tokens * recomputed / GIB)
+    assert plan.needed_gib == pytest.approx(sum(parts.values())) and plan.needed_gib < 24
     assert plan.problems() == []
 
 
@@ -59,8 +59,8 @@ def test_without_recomputation_every_layer_is_kept():
 def test_auto_keeps_every_layer_where_that_takes_half_of_what_is_left():
     whole = 2 * 4096 * (24 * 25_088 + 11_520) / GIB
     small, large = plan_of(qwen_0_5b(), gpu="4090"), plan_of(qwen_0_5b(), gpu="h100")
-    left = 24 - (small.needed_gib - gib_of(small)["activations"])
-    assert left / 2 < whole < left and small.recomputes and small.update.recomputes
+    room = 24 - (small.needed_gib - gib_of(small)["activations"])
+    assert room / 2 < whole < room and small.recomputes and small.update.recomputes
     assert gib_of(large)["activations"] == pytest.approx(whole)
     assert not large.recomputes and not large.update.recomputes
     adapted = plan_of(qwen_0_5b(), "ajet.trainer_common.lora.rank=16", gpu="h100")
@@ -91,7 +91,7 @@ def test_a_token_of_a_small_model_waits_for_launches_unless_steps_are_replayed()
 def test_a_step_of_128_rows_takes_what_was_measured():
     """On an H100, 128 rows of 512 + 128 tokens: `decode` in gpu_first_contact.json."""
     file = Path(__file__).parents[2] / "benchmarks/results/gpu_first_contact.json"
-    [row] = [each for each in json.loads(file.read_text())["parts"] if each["part"] == "decode"]
+    [row] = [part for part in json.loads(file.read_text())["parts"] if part["part"] == "decode"]
     steps = ("ajet.data.train_batch_size=16", "ajet.rollout.num_repeat=8")
     plan = plan_of(
         qwen_0_5b(),
