@@ -47,7 +47,7 @@ BUDGET_S = 10.0
 """Seconds after which no longer pass is measured."""
 MORE = 2  # more layers in the second model than in the first
 DECODED = (2, 10)  # the tokens of the two measured replies: their difference has no prefill in it
-SHORTEST = (16, 8)  # the lengths of the shortest episodes that are measured
+SHORTEST = 24  # tokens of the shortest episodes that are measured
 MIN_SHARE, GROWTH = 1 / 64, 4  # the first measured lengths, and how much longer the next ones are
 MEASURED_ROWS = 16  # rows of a measured rollout where whole episodes would take too long
 STATE_BYTES = 16  # a weight with its gradient and two moments, in float32
@@ -277,9 +277,11 @@ def local_plan(
     size: EpisodeSize,
     trial: Trial | None = None,
     tell: Callable[[str], None] = lambda _: None,
+    budget_s: float = BUDGET_S,
 ) -> LocalPlan:
     """Measures this machine and returns the plan; a trial's lengths replace `size`. `tell` gets a
-    line that says what is about to be measured."""
+    line that says what is about to be measured. No
+    longer pass is measured after `budget_s`."""
     path = config.ajet.model.path
     if path is None:
         raise ConfigError(
@@ -291,7 +293,7 @@ def local_plan(
     plan = LocalPlan(batch, shape, size, Measured(0.0, 0.0, 0.0))
     if plan.is_large:
         prepare_memory()  # as loading a model does
-    measured = _measure(plan, model_config, trial, tell)
+    measured = _measure(plan, model_config, trial, tell, budget_s)
     if trial is not None and trial.seconds is not None:
         batch_s = trial.seconds * plan.at_once / trial.num_episodes
         measured = replace(measured, batch_s=batch_s)
@@ -316,7 +318,11 @@ def with_first_layers(model_config: Any, shape: ModelShape, num: int) -> Any:
 
 
 def _measure(
-    plan: LocalPlan, model_config: Any, trial: Trial | None, tell: Callable[[str], None]
+    plan: LocalPlan,
+    model_config: Any,
+    trial: Trial | None,
+    tell: Callable[[str], None],
+    budget_s: float,
 ) -> Measured:
     """Returns the seconds of the whole model, from those of two models of its first layers."""
     shape, size, whole = plan.shape, plan.size, len(plan.shape.layers)
@@ -335,13 +341,13 @@ def _measure(
             code=Code.DOES_NOT_FIT,
         )
     tell(
-        f"measuring {len(more.layers)} of {whole} layers with random weights for {BUDGET_S:.0f} s, "
+        f"measuring {len(more.layers)} of {whole} layers with random weights for {budget_s:.0f} s, "
         "or as long as the shortest passes take"
     )
-    deadline = time.perf_counter() + BUDGET_S
+    deadline = time.perf_counter() + budget_s
     model = _random_model(plan, model_config, more)
     # Longer and longer episodes, while there is time for twice the next: that of the other model.
-    points, share = [], MIN_SHARE
+    points, share = [], min(1.0, max(MIN_SHARE, SHORTEST / size.length))
     while True:
         lengths = _share_of(size, share)
         groups = [_random_group(plan, lengths, shape.vocab)]
@@ -394,11 +400,7 @@ def _step_tokens(plan: LocalPlan, size: EpisodeSize, shape: ModelShape) -> StepT
 
 
 def _share_of(size: EpisodeSize, share: float) -> EpisodeSize:
-    """Returns lengths that are this share of these, but no shorter than the shortest measured."""
-    lengths = (size.prompt, size.reply)
-    return EpisodeSize(
-        *(max(min(least, n), round(share * n)) for n, least in zip(lengths, SHORTEST, strict=True))
-    )
+    return EpisodeSize(max(1, round(share * size.prompt)), max(1, round(share * size.reply)))
 
 
 def _random_model(plan: LocalPlan, model_config: Any, shape: ModelShape) -> Any:
