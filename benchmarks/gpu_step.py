@@ -46,9 +46,6 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the step is another benchmark's
 
-from ajet.cluster.data_sheet import GPUS
-from ajet.cluster.family_shapes import shape_of
-from ajet.cluster.layer_shape import ModelShape
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.replica import Replica
 from ajet.core.inference.replicas.in_process import InProcessReplica
@@ -58,6 +55,9 @@ from ajet.core.update.policy import Policy
 from ajet.core.update.settings import UpdateSettings
 from ajet.core.weight_sync.folder import WeightFolder, shared_memory_root
 from ajet.core.weight_sync.live import LiveSource
+from ajet.plan.data_sheet import GPUS
+from ajet.plan.model_shape import ModelShape, shape_of
+from ajet.plan.update_time import EpisodeSize, StepTokens
 from ajet.servers.process import free_port
 from ajet.servers.sglang import SglangServerArgs, start_sglang
 from ajet.servers.vllm import VllmServerArgs, start_vllm
@@ -96,16 +96,8 @@ def make_samples(args: argparse.Namespace, vocab: int) -> list[TrainingSample]:
 
 def update_flops(args: argparse.Namespace, shape: ModelShape) -> tuple[int, float]:
     """Distinct tokens of an update, and its FLOPs: the formula above."""
-    prompt, reply = args.prompt, args.reply
-    distinct = args.groups * (prompt + MEMBERS * reply)
-    trained = args.groups * MEMBERS * reply
-    of_prompt = prompt * (prompt + 1) / 2
-    of_replies = MEMBERS * (reply * prompt + reply * (reply + 1) / 2)
-    attended = args.groups * (of_prompt + of_replies)
-    body = shape.active_layer_parameters
-    head = shape.vocab * shape.hidden
-    attention = sum(layer.pair for layer in shape.each_layer) * attended
-    return distinct, 6.0 * body * distinct + 6.0 * head * trained + 6.0 * attention
+    tokens = StepTokens(args.groups, MEMBERS, EpisodeSize(args.prompt, args.reply), "tree")
+    return tokens.num, 3 * tokens.forward_flops(shape)
 
 
 def now(device: str) -> float:
@@ -236,7 +228,7 @@ def measure_parts(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     model_path = str(folder / "model")
     loaded.model.save_pretrained(model_path)  # a server reads a folder
     loaded.tokenizer.save_pretrained(model_path)
-    shape = shape_of(loaded.model.config.to_dict(), args.model)
+    shape = shape_of(loaded.model.config, args.model)
     policy = Policy(
         loaded.model, UpdateSettings(max_tokens_per_micro_batch=args.micro_batch_tokens)
     )

@@ -689,10 +689,10 @@ def trained_logprobs(args: Namespace, joined: Any) -> Tensor:
 def sharded(args: Namespace) -> Figures:
     """Trains one FSDP2 rank with and without offload, its peak beside that of `ajet plan`; a
     checkpoint of a small model is saved and loaded."""
-    from ajet.cluster.memory_estimate import TrainerMemoryInputs, trainer_memory
     from ajet.core.update.policy import Policy
     from ajet.core.update.ranks import TorchRanks, connect, disconnect
     from ajet.core.update.settings import ShardingSettings, UpdateSettings
+    from ajet.plan.memory import TrainerMemoryInputs, trainer_memory
     from ajet.servers.process import free_port
 
     connect(0, 1, host="127.0.0.1", port=free_port(), device=device_of(args).type)
@@ -1040,10 +1040,10 @@ def trained(args: Namespace, conf: str, steps: int | None, overrides: list[str])
 
 
 def shape_of_model(model: nn.Module) -> Any:
-    from ajet.cluster.family_shapes import shape_of
+    from ajet.plan.model_shape import shape_of
 
     untyped: Any = model
-    return shape_of(untyped.config.to_dict(), "random")
+    return shape_of(untyped.config, "random")
 
 
 def now(args: Namespace) -> float:

@@ -82,7 +82,7 @@ def kept_bytes(num_layers, num_tokens):
 
 
 def test_a_layer_keeps_what_the_plan_counts_and_the_log_sum_exps():
-    # tests/cluster/test_cluster_plan.py has the formula: 4 x 3584 + 2 x 3584 + 2 x 512 + 4 x 18944
+    # ajet/plan/model_shape.py counts it: 4 x 3584 + 2 x 3584 + 2 x 512 + 4 x 18944
     # values of bfloat16 for each token; and a float32 for each of 28 heads
     found = kept_bytes(2, num_tokens=100) - kept_bytes(1, num_tokens=100)
     assert found == 100 * (2 * 98_304 + 4 * 28)

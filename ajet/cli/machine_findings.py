@@ -13,16 +13,17 @@ from pathlib import Path
 
 from ajet.backbones import runs_on_ray
 from ajet.cli.finding import Finding, Level
-from ajet.cluster.layer_shape import ModelShape
 from ajet.cluster.machine import machine_memory, number_in
-from ajet.cluster.memory_estimate import GIB, checkpoint_bytes, has_reference, number_bytes
-from ajet.cluster.model_shape import model_shape
 from ajet.core.config import AjetConfig
 from ajet.core.descriptors import descriptor_limit, descriptors_needed
 from ajet.core.error_codes import Code
 from ajet.core.error_text import extra_advice
 from ajet.core.errors import ModelError
 from ajet.core.run.batch_plan import BatchPlan
+from ajet.plan.fits import configured_shape, shared_memory
+from ajet.plan.memory import GIB, checkpoint_bytes, has_reference, number_bytes
+from ajet.plan.model_config import find_config, stored_parameters
+from ajet.plan.model_shape import ModelShape
 
 PROCESSES_PER_PROGRAM = 2
 """A program in the sandbox and what it starts."""
@@ -37,18 +38,31 @@ def machine_findings(config: AjetConfig, plan: BatchPlan) -> list[Finding]:
     episodes = min(config.ajet.rollout.max_env_worker, plan.max_episodes_per_step)
     found = [*_package_findings(), _files_finding(episodes), _processes_finding(episodes)]
     try:
-        shape = model_shape(config.ajet.model.path or "")
-    except ModelError:  # the sizes are not at hand, or not of a known family
+        shape, parameters, trained = _sizes(config)
+    except ModelError:  # the sizes are not at hand, or the packages that read them
         found.append(
             Finding("ok", "memory and disk: cannot be told, the model's sizes are not known here")
         )
         return found
-    found.append(_disk_finding(config, shape))
-    if runs_on_ray(config):
+    found.append(_disk_finding(config, trained))
+    if shape is not None:
         found += _shm_findings(config, shape)
     elif not has_gpu(config):
-        found.append(_memory_finding(config, shape))
+        found.append(_memory_finding(config, parameters, trained))
     return found
+
+
+def _sizes(config: AjetConfig) -> tuple[ModelShape | None, int, int]:
+    """Returns the model's shape for a run on Ray, its parameters, and how many are trained. Where
+    all are, and the weights' files tell how many there are, torch is not imported."""
+    rank, path = config.ajet.trainer_common.lora.total_rank, config.ajet.model.path or ""
+    on_ray = runs_on_ray(config)
+    if not on_ray and not rank and not path.endswith(".gguf"):
+        stored = stored_parameters(find_config(path, download=False).parent)
+        if stored is not None:
+            return None, stored, stored
+    shape = configured_shape(config)
+    return shape if on_ray else None, shape.parameters, shape.trained_parameters(rank)
 
 
 def has_gpu(config: AjetConfig) -> bool:
@@ -104,11 +118,11 @@ def _limit_of_processes() -> list[int]:
     return [soft] if soft != resource.RLIM_INFINITY and os.getuid() else []
 
 
-def _disk_finding(config: AjetConfig, shape: ModelShape) -> Finding:
+def _disk_finding(config: AjetConfig, trained: int) -> Finding:
     trainer = config.ajet.trainer_common
     kept = trainer.max_checkpoints_to_keep
     numbers = number_bytes(config, gpu=False)
-    one = checkpoint_bytes(shape, trainer.lora.total_rank, *numbers)
+    one = checkpoint_bytes(trained, *numbers, is_adapter=trainer.lora.total_rank > 0)
     folder = config.run_folder.absolute()
     while not folder.exists():
         folder = folder.parent
@@ -122,13 +136,13 @@ def _disk_finding(config: AjetConfig, shape: ModelShape) -> Finding:
     )
 
 
-def _memory_finding(config: AjetConfig, shape: ModelShape) -> Finding:
+def _memory_finding(config: AjetConfig, parameters: int, trained: int) -> Finding:
     rank = config.ajet.trainer_common.lora.total_rank
     size, wide = number_bytes(config, gpu=False)
     masters = wide if size < wide else 0
-    needed = size * shape.parameters * (2 if has_reference(config) and not rank else 1)
+    needed = size * parameters * (2 if has_reference(config) and not rank else 1)
     # A gradient and AdamW's two moments.
-    needed += (masters + 3 * wide) * shape.trained_parameters(rank)
+    needed += (masters + 3 * wide) * trained
     return _compared(
         f"memory: at least {_size(needed)} for weights, gradients, AdamW and the reference",
         needed,
@@ -139,8 +153,6 @@ def _memory_finding(config: AjetConfig, shape: ModelShape) -> Finding:
 
 def _shm_findings(config: AjetConfig, shape: ModelShape) -> Iterator[Finding]:
     """Yields whether /dev/shm has room for what lies there; nothing where nothing does."""
-    from ajet.cluster.capacity import shared_memory
-
     part = shared_memory(config, shape)
     needed = round(part.gib * GIB)
     if not needed:

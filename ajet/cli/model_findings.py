@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from ajet.cli.finding import Finding
-from ajet.cluster.gguf_header import GgufHeader
-from ajet.cluster.model_shape import EMBEDDED, model_shape
 from ajet.core.config import AjetConfig
 from ajet.core.error_codes import Code
 from ajet.core.error_text import extra_advice
 from ajet.core.errors import ModelError
+from ajet.plan.model_config import EMBEDDED, read_config
 
 API_MODEL = re.compile(
     r"(openai/|anthropic/|google/)?"
@@ -60,8 +59,8 @@ def _lora_findings(config: AjetConfig) -> Iterator[Finding]:
     else:
         is_shared = any(f".{name}".endswith(f".{t}") for name in SHARED_LAYERS for t in targets)
     try:
-        is_tied = is_shared and model_shape(config.ajet.model.path or "").tied
-    except ModelError:  # not here, or of a family whose sizes are not known
+        is_tied = is_shared and read_config(config.ajet.model.path or "").tie_word_embeddings
+    except ModelError:  # not here, or not read: another line says so
         return
     if is_tied:
         yield Finding(
@@ -168,13 +167,13 @@ def _gguf_finding(file: Path, where: str) -> Finding:
     if file.suffix != ".gguf":
         problem = f"{where}: a file, but not a .gguf: give the folder around it"
         return Finding("error", problem, Code.MODEL_NOT_FOUND)
-    try:
-        GgufHeader.of(file)
-    except ModelError as error:
-        return Finding("error", f"{where}: {error}", Code.MODEL_NOT_LOADED)
     if find_spec("gguf") is None:
         advice = f"reading GGUF needs a package: {extra_advice('gguf')}"
         return Finding("error", f"{where}: {advice}", Code.PACKAGE_MISSING)
+    try:
+        read_config(str(file))
+    except ModelError as error:
+        return Finding("error", str(error), Code.MODEL_NOT_LOADED)
     return Finding("ok", f"{where}: a GGUF file; its tokenizer and template are read with it")
 
 

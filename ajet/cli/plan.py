@@ -73,8 +73,6 @@ def plan(
         show_one_gpu_plan,
         tables,
     )
-    from ajet.cluster.capacity import cluster_plan
-    from ajet.cluster.episode_size import EpisodeSize
     from ajet.cluster.gpus import local_gpus
     from ajet.core.config import load_stages
     from ajet.core.config.stages import errors_of_stage
@@ -82,6 +80,8 @@ def plan(
     from ajet.core.errors import ConfigError
     from ajet.core.record.screen_log import begin_screen_log
     from ajet.core.terminal import Console
+    from ajet.plan.fits import cluster_plan
+    from ajet.plan.update_time import EpisodeSize
 
     begin_screen_log(verbose)
     for config in load_stages(conf, overrides or [], backbone=backbone, project_dir=project_dir):
@@ -113,19 +113,19 @@ def plan(
                 typer.echo("ok: by these estimates it fits")
                 continue
             described = described_nodes(config, nodes, gpus, host_memory)
-            found = cluster_plan(config, described, sheet, model_config, size)
-            for table in tables(found, title):
+            planned = cluster_plan(config, described, sheet, model_config, size)
+            for table in tables(planned, title):
                 Console().print(table)
             show_notices(config.notices, err=False)
-            if not found.placement.on_gpus:
+            if not planned.placement.on_gpus:
                 typer.echo("ok: it can be placed")
                 continue
-            if problems := found.problems():
+            if problems := planned.problems():
                 raise ConfigError(f"does not fit: {'; '.join(problems)}", code=Code.DOES_NOT_FIT)
-            if found.knows_nodes():
+            if planned.knows_nodes():
                 typer.echo("ok: by these estimates it fits")
             else:
                 typer.echo(
-                    f"ok: by these estimates it fits the GPUs; a node needs {found.nodes_need()}, "
-                    "which was not compared (--host-memory)"
+                    "ok: by these estimates it fits the GPUs; a node needs "
+                    f"{planned.nodes_need()}, which was not compared (--host-memory)"
                 )

@@ -1,6 +1,6 @@
 """Makes the tables of `ajet plan`, and reads what its options describe.
 
-Not covered: the estimates (cluster/plan.py, one_gpu_plan.py, local_plan.py).
+The estimates are in ajet/plan.
 """
 
 import re
@@ -11,15 +11,16 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from ajet.cluster.capacity import local_gpu, local_node, one_gpu_plan
-from ajet.cluster.data_sheet import GPUS, Gpu
-from ajet.cluster.episode_size import EpisodeSize
-from ajet.cluster.layer_shape import ModelShape
+from ajet.cluster.machine import local_node
 from ajet.cluster.placement import Node, configured_nodes
-from ajet.cluster.plan import ClusterPlan
 from ajet.core.config import AjetConfig
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.plan.cluster_plan import ClusterPlan
+from ajet.plan.data_sheet import GPUS, Gpu
+from ajet.plan.fits import local_gpu, one_gpu_plan
+from ajet.plan.model_shape import ModelShape
+from ajet.plan.update_time import EpisodeSize
 
 SIZES = {"": 1.0, "GIB": 1.0, "GB": 1.0, "G": 1.0, "MIB": 1 / 1024, "MB": 1 / 1024}
 """An "80 GB" GPU has about 80 GiB."""
@@ -43,12 +44,12 @@ def show_one_gpu_plan(
     """Prints the plan of a run on backbone debug on one GPU; returns what does not fit."""
     from ajet.core.terminal import Console
 
-    found = one_gpu_plan(config, gpu, model_config, size)
-    parameters = f"{title}: {_parameters(found.shape)}, {gpu.name}"
+    planned = one_gpu_plan(config, gpu, model_config, size)
+    parameters = f"{title}: {_parameters(planned.shape)}, {gpu.name}"
     console = Console()
-    console.print(_table(parameters, ("memory of the GPU", "GiB", "how"), found.memory_rows()))
-    console.print(_table("one step, roughly", ("what", "about", "how"), found.time_rows()))
-    return found.problems()
+    console.print(_table(parameters, ("memory of the GPU", "GiB", "how"), planned.memory_rows()))
+    console.print(_table("one step, roughly", ("what", "about", "how"), planned.time_rows()))
+    return planned.problems()
 
 
 def show_local_plan(
@@ -57,31 +58,31 @@ def show_local_plan(
     """Measures this machine and prints the plan of a run on backbone debug. With a trial the run's
     own episodes are measured first."""
     from ajet.assembly import prepare_torch
-    from ajet.backbones.trial import try_rollout
-    from ajet.cluster.local_plan import local_plan
     from ajet.core.run.batch_plan import BatchPlan
     from ajet.core.task.reader import make_reader
     from ajet.core.terminal import Console
+    from ajet.plan.one_machine import local_plan
+    from ajet.plan.trial import try_rollout
 
     prepare_torch(config)
     reader = make_reader(config)
     tasks, held_out = reader.get_training_tasks(), reader.get_validation_tasks()
     batch = BatchPlan(config, len(tasks), len(held_out))
     trial = try_rollout(config, tasks) if with_trial else None
-    found = local_plan(config, batch, size, trial)
-    parameters = f"{title}: {found.shape.parameters / 1e6:.1f} million parameters"
     console = Console()
-    console.print(_table(parameters, ("memory", "GiB", "how"), found.memory_rows()))
-    console.print(_table("measured on this machine", ("time", "about", "how"), found.time_rows()))
+    planned = local_plan(config, batch, size, trial, console.print)
+    parameters = f"{title}: {planned.shape.parameters / 1e6:.1f} million parameters"
+    console.print(_table(parameters, ("memory", "GiB", "how"), planned.memory_rows()))
+    console.print(_table("measured on this machine", ("time", "about", "how"), planned.time_rows()))
 
 
 def _parameters(shape: ModelShape) -> str:
     """Returns the number of parameters, and of those that a token is multiplied with if these are
     fewer."""
-    found = f"{shape.parameters / 1e9:.2f} billion parameters"
+    in_all = f"{shape.parameters / 1e9:.2f} billion parameters"
     if shape.active_parameters == shape.parameters:
-        return found
-    return f"{found}, {shape.active_parameters / 1e9:.2f} of them for each token"
+        return in_all
+    return f"{in_all}, {shape.active_parameters / 1e9:.2f} of them for each token"
 
 
 def _table(title: str, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

@@ -22,7 +22,6 @@ from pathlib import Path
 from ajet.backbones import runs_on_ray
 from ajet.cli.finding import stop_at_errors
 from ajet.cli.findings import run_findings
-from ajet.cluster.model_shape import find_config, sizes
 from ajet.cluster.session import require_ray
 from ajet.core.buffer.network_file_system import network_file_system
 from ajet.core.config import AjetConfig
@@ -49,6 +48,7 @@ from ajet.core.workflow.agent_loop import LoopWorkflow, check_agent_loop
 from ajet.core.workflow.graph import GraphWorkflow, check_graph, read_agent_cfg
 from ajet.core.workflow.registry import WorkflowFactory
 from ajet.core.workflow.workflow import Workflow
+from ajet.plan.model_config import find_config, sizes
 from ajet.servers.serving import check_server
 
 WORKFLOW_KEY, JUDGE_KEY = "ajet.rollout.user_workflow", "ajet.task_judge.judge_protocol"
@@ -108,7 +108,7 @@ def _check_server(config: AjetConfig) -> None:
     with GPUs that this machine does not have."""
     if config.ajet.trainer_common.nnodes > 1 or os.environ.get("RAY_ADDRESS", "").strip():
         return
-    from ajet.cluster.capacity import configured_placement, local_node
+    from ajet.cluster.machine import configured_placement, local_node
 
     placement = configured_placement(config)
     if placement.engines and not (placement.on_gpus and local_node().gpus == 0):
@@ -123,7 +123,7 @@ def cluster_notices(config: AjetConfig) -> list[str]:
     """
     if not runs_on_ray(config):
         return []
-    from ajet.cluster.capacity import configured_problems
+    from ajet.plan.fits import configured_problems
 
     placement, problems = configured_problems(config)
     counts = {

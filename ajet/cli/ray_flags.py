@@ -69,9 +69,9 @@ def session_settings(flags: RayFlags, debug: str | None) -> "SessionSettings":
 def serve_or_check(config: "AjetConfig", session: "SessionSettings") -> bool:
     """Returns True after this machine has served another machine's run. Otherwise it raises now
     what Ray would stop at later."""
-    from ajet.cluster.capacity import check_local
     from ajet.cluster.connection import choose_connection
     from ajet.cluster.session import serve_as_node
+    from ajet.plan.fits import check_local
 
     connection = choose_connection(session, os.environ)
     if connection.action == "serve":

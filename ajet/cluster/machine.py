@@ -1,7 +1,34 @@
-"""Reads what this machine, or its container, has: memory, and limits that the kernel states."""
+"""Says what this machine, or its container, has, and which of its GPUs a run would take."""
 
 import os
 from pathlib import Path
+
+from ajet.cluster.gpus import local_gpus
+from ajet.cluster.placement import Node, Placement, configured_nodes, place
+from ajet.core.config import AjetConfig
+
+THIS_MACHINE = "this machine"
+
+
+def local_node() -> Node:
+    """Returns this machine's resources."""
+    has_affinity = hasattr(os, "sched_getaffinity")  # macOS has not
+    cpus = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    memory = machine_memory()
+    assert memory is not None, "Ray's backbones do not run on Windows"
+    return Node(THIS_MACHINE, float(cpus), local_gpus(), memory=memory / 2**30)
+
+
+def gpus_taken(config: AjetConfig) -> tuple[int, ...]:
+    """Returns the GPUs of this machine that a run would use, numbered as in its device lists."""
+    placement = place(config, [local_node()])
+    return tuple(sorted({gpu for process in placement.processes for gpu in process.gpus}))
+
+
+def configured_placement(config: AjetConfig) -> Placement:
+    """Returns the placement on the nodes that the config requests. If it does not say how many GPUs
+    a node has, they have as many as this machine."""
+    return place(config, configured_nodes(config, local_node()))
 
 
 def machine_memory() -> int | None:

@@ -26,9 +26,9 @@ from typing import Any
 
 from loguru import logger
 
-from ajet.cluster.capacity import gpus_taken
 from ajet.cluster.connection import HEAD_PORT, SessionSettings, choose_connection
 from ajet.cluster.gpus import require_free_gpus
+from ajet.cluster.machine import gpus_taken
 from ajet.cluster.node_network import forwarded_variables
 from ajet.cluster.nodes import NODES_TIMEOUT_S, POLL_S
 from ajet.cluster.probe import one_line

@@ -4,10 +4,10 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+from ajet.backbones.trial import try_rollout
 
 from ajet import assembly
 from ajet.backbones.evaluating import EvaluationPlan, LoadedSubject, measure
-from ajet.backbones.trial import try_rollout
 from ajet.core.config import AjetConfig
 from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError

@@ -15,12 +15,12 @@ from ajet.agents.tool_agent import ToolAgent
 from ajet.agents.traj_env_agent import TrajEnvAgent
 from ajet.cli.findings import column_findings, engine_findings, gives_reward, run_findings
 from ajet.cli.machine_findings import machine_findings
-from ajet.cluster.model_shape import EMBEDDED
 from ajet.core.config import AjetConfig
 from ajet.core.descriptors import descriptors_needed
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.task.dataset import DatasetReader
 from ajet.harness.cmd import Cmd
+from ajet.plan.model_config import EMBEDDED
 from tests.fakes import installed
 
 
@@ -348,7 +348,7 @@ def test_a_file_that_is_no_model_is_an_error(tmp_path):
     assert line.startswith("error: ") and "not a .gguf: give the folder around it" in line
     (tmp_path / "empty.gguf").touch()
     line = lines(config_of(str(tmp_path / "empty.gguf")))[0]
-    assert line.startswith("error: ") and "its GGUF header cannot be read" in line
+    assert line.startswith("error: ") and "transformers cannot read the model's config" in line
 
 
 def write_header(path, layers, width, mlp):

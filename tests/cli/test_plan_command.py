@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
-from tests.cluster.published_configs import PUBLISHED
+from tests.plan.published_configs import PUBLISHED
 
 OFFLOAD = "ajet.trainer_common.fsdp_config.param_offload=true"
 QWEN_7B = {
@@ -66,16 +66,11 @@ def test_a_plan_of_a_mixture_says_what_a_token_is_multiplied_with(conf, tmp_path
     shown = " ".join(result.stdout.replace("│", " ").split())
     # 61.06 GB in two; 48 layers of 2 x 4 heads of 128 in bfloat16 are 98,304 bytes a token
     assert "engine weights 28.4 2 bytes, 1/2 engine KV cache 18.1 394,630 tokens" in shown
-    # 2 FLOPs x 2,730,700,800 parameters x 1,008,000 tokens x 5 passes
-    assert "27,525 TFLOP in 5 passes" in shown
-    unknown = run("plan", conf, *args[:4], "--model-config", str(write_unknown(tmp_path)))
-    assert "model_type 'mamba': the sizes of its layers are not known here" in error_line(unknown)
-
-
-def write_unknown(folder):
-    path = folder / "unknown.json"
-    path.write_text('{"model_type": "mamba", "hidden_size": 8}')
-    return path
+    # 2 FLOPs x 2,730,491,904 weights of products x 1,008,000 tokens x 5 passes
+    assert "27,523 TFLOP in 5 passes" in shown
+    config.write_text('{"model_type": "no_such_family"}')
+    unknown = run("plan", conf, *args)
+    assert "model type `no_such_family`" in error_line(unknown)
 
 
 def test_a_plan_on_cpus_has_processes_and_no_gpu_memory(conf):
@@ -190,13 +185,13 @@ def test_ray_that_is_not_installed_is_one_line(conf, monkeypatch):
 
 def test_a_local_run_is_refused_before_ray_starts(conf, monkeypatch):
     from ajet.cli.ray_flags import serve_or_check
-    from ajet.cluster import capacity
     from ajet.cluster.connection import SessionSettings
     from ajet.cluster.placement import Node
     from ajet.core.config import load_config
     from ajet.core.errors import ConfigError
+    from ajet.plan import fits
 
-    monkeypatch.setattr(capacity, "local_node", lambda: Node("this machine", 2, 0))
+    monkeypatch.setattr(fits, "local_node", lambda: Node("this machine", 2, 0))
     config = load_config(conf, ["ajet.trainer_common.n_gpus_per_node=8"])
     with pytest.raises(ConfigError, match="n_gpus_per_node=8: this machine has 0 GPUs"):
         serve_or_check(config, SessionSettings())

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from ajet.cluster import capacity, session
 from ajet.cluster import gpus as gpus_module
+from ajet.cluster import machine, session
 from ajet.cluster.connection import RayConnection, SessionSettings, choose_connection
 from ajet.cluster.gpus import GpuMemory, local_gpus, read_gpu_memory, require_free_gpus
 from ajet.cluster.placement import Node
@@ -26,6 +26,7 @@ from ajet.cluster.session import (
 )
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
+from ajet.plan.fits import local_gpu
 from tests.processes import command
 
 AUTO, START, CLUSTER = (SessionSettings(mode=mode) for mode in ("auto", "start", "cluster"))
@@ -165,8 +166,8 @@ def test_gpus_that_the_run_does_not_take_may_be_in_use():
 def test_a_run_takes_the_gpus_that_its_config_gives_it(tmp_path, monkeypatch, overrides, numbers):
     (tmp_path / "run.yaml").write_text("ajet:\n  model: {path: m}\n")
     config = load_config(tmp_path / "run.yaml", overrides, backbone="verl")
-    monkeypatch.setattr(capacity, "local_node", lambda: Node("this machine", 8, 4))
-    assert capacity.gpus_taken(config) == numbers
+    monkeypatch.setattr(machine, "local_node", lambda: Node("this machine", 8, 4))
+    assert machine.gpus_taken(config) == numbers
 
 
 NVIDIA_SMI = """#!/bin/sh
@@ -186,7 +187,7 @@ def test_memory_is_that_of_the_gpus_that_are_visible(tmp_path, monkeypatch, visi
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    gpu = capacity.local_gpu()
+    gpu = local_gpu()
     assert (gpu and gpu.memory) == gib
 
 

@@ -5,11 +5,11 @@ import sys
 import pytest
 import torch
 
-from ajet.cluster.memory_estimate import engine_memory_inputs
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
 from ajet.core.inference.router import RouterSettings
 from ajet.core.update.settings import ShardingSettings
+from ajet.plan.memory import EngineMemoryInputs
 from ajet.servers import sglang, vllm
 from ajet.servers.serving import check_server, engine_name, engine_of_one_process, server_python
 from tests.fakes import installed
@@ -140,7 +140,7 @@ def test_a_server_and_its_plan_run_all_episodes_at_once_up_to_256(config, overri
     options = {"model_path": "/m", "port": 8100, "python": "py", "device": "cuda"}
     for args in (vllm.VllmServerArgs, sglang.SglangServerArgs):
         assert args.from_config(asked, **options).max_num_seqs == expected
-    assert engine_memory_inputs(asked).max_num_seqs == expected
+    assert EngineMemoryInputs.from_config(asked).max_num_seqs == expected
 
 
 @pytest.mark.parametrize(("backbone", "share"), [("verl", 0.3), ("trinity", 0.7)])

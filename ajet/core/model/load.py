@@ -11,6 +11,7 @@ Every failure is a `ModelError` whose one line says what is wrong, where, and wh
 """
 
 import re
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -55,6 +56,7 @@ TOKENIZER_FILES = (
 LOAD_ERRORS = (OSError, ValueError, TypeError, LookupError, ImportError, RuntimeError, MemoryError)
 LOAD_ERRORS += (AttributeError, ArithmeticError, SafetensorError, UnpicklingError)
 LOAD_ERRORS += (StrictDataclassError,)  # a value of config.json that transformers refuses
+LOAD_ERRORS += (struct.error,)  # a GGUF file that ends too early
 DTYPES = {
     "float64": torch.float64,
     "float32": torch.float32,

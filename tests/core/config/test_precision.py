@@ -4,12 +4,12 @@ two keys is refused."""
 import pytest
 
 from ajet.cli.findings import run_findings
-from ajet.cluster.memory_estimate import engine_memory_inputs, trainer_memory_inputs
 from ajet.core.config import load_config
 from ajet.core.config.precision import describe_precision, dtype_on, state_dtype
 from ajet.core.errors import ConfigError
 from ajet.core.processor import has_bfloat16_instructions
 from ajet.core.update.settings import ShardingSettings
+from ajet.plan.memory import EngineMemoryInputs, TrainerMemoryInputs
 from ajet.servers.settings import ServerSettings
 
 PARAM = "ajet.trainer_common.fsdp_config.param_dtype"
@@ -43,8 +43,8 @@ def test_trainer_server_and_plan_compute_in_the_same(
         assert dtype_on(config, gpu=has_gpu) == expected
         assert ShardingSettings.from_config(config).param_dtype == expected
         assert ServerSettings.from_config(config, device=device, **SERVER).dtype == expected
-    assert trainer_memory_inputs(config, ranks=1).compute_bytes == size
-    assert engine_memory_inputs(config).value_bytes == size
+    assert TrainerMemoryInputs.from_config(config, ranks=1).compute_bytes == size
+    assert EngineMemoryInputs.from_config(config).value_bytes == size
 
 
 @pytest.mark.parametrize("backbone", ["verl", "trinity"])

@@ -1,22 +1,15 @@
 """Estimates the time and memory of a run on backbone `debug` on a CPU, before it starts.
 
-The engine and the update themselves are measured for some seconds, in random models of the
-configured shape that have one layer of each kind, and three of one kind. Both times lie on a line
-over the layers of a kind:
+The engine and the update are measured for some ten seconds in random models of the first layers:
+so many that each kind is among them, and two more. Episodes are short at first, and as long as the
+run's if there is time. The rest follows by FLOPs:
 
-    seconds(layers) = seconds(1) + (layers - 1) * (seconds(3) - seconds(1)) / 2
+    seconds(all layers) = seconds(few) + (seconds(more) - seconds(few)) * FLOPs of the other layers
+                                                                         / FLOPs of the two
 
 A step is the rollout of its episodes, `max_env_worker` at a time, and the update of its groups as
-trees; a supervised step has no rollout. Memory is what the process keeps and what a rollout, a
-validation or a micro-batch adds.
-
-An episode is taken as one prompt and one reply, whose lengths the user gives; without them half of
-the most that the config allows is taken. With a trial (backbones/trial.py) a rollout takes as long
-as the trial's, with its tools, judge and workflow, and updates are measured with its episodes.
-
-Not covered: adapters, a critic; the passing peak of a resumed run, which reads a checkpoint; groups
-without signal, which an update skips. Without a trial neither: tools, judges and workflows that
-take time; what the prompts of several groups share; episodes of many turns.
+trees. With a trial (trial.py) a rollout takes as long as the trial's, with its tools, judge and
+workflow, and updates are measured with its episodes. Adapters and a critic are not measured.
 """
 
 from __future__ import annotations
@@ -24,33 +17,40 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from ajet.cluster.episode_size import EpisodeSize
-from ajet.cluster.family_shapes import shape_of
-from ajet.cluster.layer_shape import ModelShape
-from ajet.cluster.memory_estimate import MemoryPart, has_reference, number_bytes
-from ajet.cluster.plan import format_seconds
+from ajet.cluster.machine import machine_memory
 from ajet.core.common_prefix import common_length_of_ids
 from ajet.core.config import AjetConfig
 from ajet.core.config.precision import dtype_on
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.inference.endpoint import SamplingParams
+from ajet.core.inference.engines.in_process import KV_BYTES, InProcessEngine
+from ajet.core.inference.engines.packed_decoder import MIN_WEIGHTS
+from ajet.core.model.allocator import LARGE, prepare_memory
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.trajectory.sample import TrainingSample
+from ajet.core.update.loss import MAX_KEPT, MAX_LOGITS
+from ajet.core.update.policy import Policy
 from ajet.core.update.settings import UpdateSettings
+from ajet.plan.memory import MemoryPart, has_reference, number_bytes, total
+from ajet.plan.model_config import read_config
+from ajet.plan.model_shape import ModelShape, shape_of
+from ajet.plan.update_time import EpisodeSize, StepTokens, format_seconds
 
-MORE = 2  # more layers of one kind than of the others
-DECODED = (4, 20)  # the tokens of the two measured replies: their difference has no prefill in it
-MAX_LOGITS, MAX_KEPT, LARGE, MIN_PACKED, KV_BYTES = 1 << 24, 1 << 29, 1 << 25, 1 << 18, 3 << 27
-"""The values of MAX_LOGITS and MAX_KEPT in core/update/loss.py, LARGE in core/model/allocator.py,
-MIN_WEIGHTS in core/inference/engines/packed_decoder.py, and KV_BYTES in in_process.py there; a test
-compares them."""
+BUDGET_S = 10.0
+"""Seconds after which no longer pass is measured."""
+MORE = 2  # more layers in the second model than in the first
+DECODED = (2, 10)  # the tokens of the two measured replies: their difference has no prefill in it
+SHORTEST = 24  # tokens of the shortest episodes that are measured
+MIN_SHARE, GROWTH = 1 / 64, 4  # the first measured lengths, and how much longer the next ones are
+MEASURED_ROWS = 16  # rows of a measured rollout where whole episodes would take too long
+STATE_BYTES = 16  # a weight with its gradient and two moments, in float32
 LIBRARIES_GIB = 0.5
 """Python, torch and transformers with what they load; measured on Linux."""
 FRAGMENTED = 1.5
@@ -69,6 +69,7 @@ class Measured:
     batch_s: float  # of the episodes that run at a time, from the first to the last
     group_s: float  # of the forward and backward passes of one group
     optimizer_s: float
+    note: str = ""  # what was measured
 
 
 @dataclass(frozen=True)
@@ -166,8 +167,8 @@ class LocalPlan:
     def recomputes(self) -> bool:
         """Tells whether the backward pass computes activations again."""
         trainer = self.batch.config.ajet.trainer_common
-        given = trainer.fsdp_config.activation_checkpointing
-        return self.is_large if given == "auto" else given
+        setting = trainer.fsdp_config.activation_checkpointing
+        return self.is_large if setting == "auto" else setting
 
     def kept_parts(self) -> list[MemoryPart]:
         """Returns what the process holds from the first optimizer step on."""
@@ -191,7 +192,7 @@ class LocalPlan:
         cache = shape.kept_bytes(value, tokens, rows)
         # The engine has a budget for running rows, and again for the prefixes that it keeps.
         parts = [_part("cache", 2 * min(cache, KV_BYTES), "rollout: keys and values")]
-        if shape.largest_linear >= MIN_PACKED and value < 8:
+        if shape.largest_linear >= MIN_WEIGHTS and value < 8:
             packed = value * shape.linear_parameters
             parts.append(_part("packed weights", packed, "rollout: a copy, as oneDNN reads them"))
         return parts
@@ -201,15 +202,13 @@ class LocalPlan:
         shape, (value, wide), tokens = self.shape, self._bytes, self._tokens_of_a_pass()
         replies = self.batch.config.ajet.rollout.num_repeat * self.size.reply
         read = tokens * replies // (self.size.prompt + replies)
-        # As wide_layer.py keeps it; others, and narrow models, keep about twice that.
-        widths = [
-            2 * (1 + each.chosen) * shape.hidden + each.mixed + each.mlp_width + 2 * each.scores
-            for each in shape.each_layer
-        ]
+        # wide_layer.py keeps neither the norms' outputs nor an MLP's product and activation apart;
+        # others, and narrow models, keep about twice what it does.
+        widths = [layer.kept - 2 * shape.hidden - layer.mlp for layer in shape.layers]
         layers = max(widths) if self.recomputes else sum(widths)
         is_wide = shape.has_decoder and shape.hidden >= 256 and value < 8
         kept = layers * (1 if is_wide else 2)
-        kept += shape.layers * shape.hidden if self.recomputes else 0
+        kept += len(shape.layers) * shape.hidden if self.recomputes else 0
         logits = read * shape.vocab
         if value * logits > MAX_KEPT:  # computed in slices: values, softmax, gradient
             logits = 3 * MAX_LOGITS
@@ -225,9 +224,8 @@ class LocalPlan:
     def peak_gib(self) -> float:
         """Returns the peak of this process. What a rollout has freed is given back before the
         update only in a large model."""
-        kept, rollout, update = (
-            sum(part.gib for part in parts)
-            for parts in (self.kept_parts(), self.rollout_parts(), self.update_parts())
+        kept, rollout, update = map(
+            total, (self.kept_parts(), self.rollout_parts(), self.update_parts())
         )
         return kept + (max(rollout, update) if self.is_large else rollout + update)
 
@@ -244,11 +242,11 @@ class LocalPlan:
     def _cached(self) -> tuple[int, int]:
         """Returns the tokens that rows of a rollout or of a validation have, whichever are more,
         each prompt once; and the rows."""
-        kinds = (
+        batches = (
             (self._sampled_episodes, self.batch.config.ajet.rollout.num_repeat),
             (self.batch.validation_episodes, self.batch.config.validation_repeats),
         )
-        rows = [(self._at_once(episodes), repeat) for episodes, repeat in kinds]
+        rows = [(self._at_once(episodes), repeat) for episodes, repeat in batches]
         return max(
             (-(-num // repeat) * self.size.prompt + num * self.size.reply, num)
             for num, repeat in rows
@@ -266,7 +264,7 @@ class LocalPlan:
         how = "rollout and update" if self._sampled_episodes else "replies are given: an update"
         return [
             *([rollout] if self._sampled_episodes else []),
-            ("update", format_seconds(self.update_s), "measured, extended to all layers"),
+            ("update", format_seconds(self.update_s), self.measured.note),
             ("step", format_seconds(self.step_s), how),
             ("validation", format_seconds(self.validation_s), f"{validations} in the run"),
             ("run", format_seconds(self.run_s), f"{steps:,} steps, without loading and saving"),
@@ -274,118 +272,164 @@ class LocalPlan:
 
 
 def local_plan(
-    config: AjetConfig, batch: BatchPlan, size: EpisodeSize, trial: Trial | None = None
+    config: AjetConfig,
+    batch: BatchPlan,
+    size: EpisodeSize,
+    trial: Trial | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+    budget_s: float = BUDGET_S,
 ) -> LocalPlan:
-    """Measures this machine and returns the plan; a trial's lengths replace `size`."""
-    from ajet.core.model.allocator import prepare_memory
-
+    """Measures this machine and returns the plan; a trial's lengths replace `size`. `tell` gets a
+    line that says what is about to be measured. No
+    longer pass is measured after `budget_s`."""
     path = config.ajet.model.path
     if path is None:
         raise ConfigError(
             "ajet.model.path: a plan needs the model whose shape it measures", code=Code.KEY_MISSING
         )
-    model_config = _model_config(path)
-    shape = shape_of(model_config.to_dict(), path)
+    model_config = read_config(path, download=True)
+    shape = shape_of(model_config, path)
     size = size if trial is None else trial.size
     plan = LocalPlan(batch, shape, size, Measured(0.0, 0.0, 0.0))
     if plan.is_large:
         prepare_memory()  # as loading a model does
-    of_kind = Counter(shape.each_layer)
-    first = [shape.each_layer.index(kind) for kind in of_kind]
-    low = np.array(_measure(plan, model_config, first, trial))
-    seconds = low.copy()
-    for index, count in zip(first, of_kind.values(), strict=True):
-        if count > 1:
-            chosen = sorted([*first, *[index] * MORE])
-            high = np.array(_measure(plan, model_config, chosen, trial))
-            seconds += (count - 1) * np.maximum(high - low, 0) / MORE
-    batch_s, group_s, optimizer_s = map(float, seconds)
+    measured = _measure(plan, model_config, trial, tell, budget_s)
     if trial is not None and trial.seconds is not None:
         batch_s = trial.seconds * plan.at_once / trial.num_episodes
-    return replace(plan, measured=Measured(batch_s, group_s, optimizer_s))
+        measured = replace(measured, batch_s=batch_s)
+    return replace(plan, measured=measured)
 
 
-def _model_config(path: str) -> Any:
-    from transformers import AutoConfig
-
-    from ajet.core.model.load import find_source
-    from ajet.core.model.multimodal import text_config_of
-
-    source = find_source(path)
-    if not source.is_gguf:
-        text_config = text_config_of(source.name_or_path, **source.options)
-        if text_config is not None:
-            return text_config
-    return AutoConfig.from_pretrained(source.name_or_path, **source.options)
-
-
-def with_layers(model_config: Any, shape: ModelShape, chosen: Sequence[int]) -> Any:
-    """Returns the config of a model that has these of the layers, in their order."""
-    own = copy.deepcopy(model_config)
-    for name in ("layer_types", "no_rope_layers"):
-        if name in vars(model_config):
-            values = getattr(model_config, name)
-            setattr(own, name, values and [values[index] for index in chosen])
-    dense = [n for n, index in enumerate(chosen) if shape.each_layer[index].experts is None]
-    for name in ("first_k_dense_replace", "num_dense_layers"):
-        if hasattr(own, name):
-            setattr(own, name, len(dense))
-    if hasattr(own, "mlp_only_layers"):
-        own.mlp_only_layers, own.decoder_sparse_step = dense, 1
-    if hasattr(own, "num_kv_shared_layers"):
-        shared = [index for index in chosen if not shape.each_layer[index].kv]
-        own.num_kv_shared_layers = len(shared)
-    own.num_hidden_layers = len(chosen)
-    if of_layer := model_config.to_dict().get("per_layer_config"):
-        of_chosen = {number: of_layer.get(str(index)) for number, index in enumerate(chosen)}
-        own.per_layer_config = {number: each for number, each in of_chosen.items() if each}
-    return own
+def with_first_layers(model_config: Any, shape: ModelShape, num: int) -> Any:
+    """Returns the config of a model that has only the first layers: lists over layers are cut."""
+    first = copy.deepcopy(model_config)
+    whole = len(shape.layers)
+    for name, value in vars(model_config).items():
+        if isinstance(value, list) and len(value) == whole:
+            setattr(first, name, value[:num])
+    if hasattr(first, "num_kv_shared_layers"):
+        first.num_kv_shared_layers = sum(not layer.kv for layer in shape.layers[:num])
+    if per_layer := model_config.to_dict().get("per_layer_config"):
+        first.per_layer_config = {
+            int(index): fields for index, fields in per_layer.items() if int(index) < num
+        }
+    first.num_hidden_layers = num
+    return first
 
 
 def _measure(
-    plan: LocalPlan, model_config: Any, chosen: Sequence[int], trial: Trial | None
-) -> tuple[float, float, float]:
-    """Returns the numbers of `Measured` in a random model that has these of the layers."""
+    plan: LocalPlan,
+    model_config: Any,
+    trial: Trial | None,
+    tell: Callable[[str], None],
+    budget_s: float,
+) -> Measured:
+    """Returns the seconds of the whole model, from those of two models of its first layers."""
+    shape, size, whole = plan.shape, plan.size, len(plan.shape.layers)
+    few = 1 + max(shape.layers.index(layer) for layer in set(shape.layers))
+    more = min(whole, few + MORE)
+    few, more = (
+        replace(shape, layers=shape.layers[:few]),
+        replace(shape, layers=shape.layers[:more]),
+    )
+    in_layers = sum(layer.parameters for layer in more.layers)
+    needed = STATE_BYTES * (shape.embedding_parameters + in_layers)
+    if needed > (machine_memory() or needed):
+        raise ConfigError(
+            f"measuring {len(more.layers)} of the model's {whole} layers takes "
+            f"{needed / 1e9:.0f} GB, which this machine has not; plan for a GPU with --gpu",
+            code=Code.DOES_NOT_FIT,
+        )
+    tell(
+        f"measuring {len(more.layers)} of {whole} layers with random weights for {budget_s:.0f} s, "
+        "or as long as the shortest passes take"
+    )
+    deadline = time.perf_counter() + budget_s
+    model = _random_model(plan, model_config, more)
+    # Longer and longer episodes, while there is time for twice the next: that of the other model.
+    points, share = [], min(1.0, max(MIN_SHARE, SHORTEST / size.length))
+    while True:
+        lengths = _share_of(size, share)
+        groups = [_random_group(plan, lengths, shape.vocab)]
+        if trial is not None and share == 1:
+            groups = trial.groups[: _num_groups(plan, size)]
+        update_s, optimizer_s = _update_seconds(model, plan, [s for g in groups for s in g])
+        group_s = update_s / len(groups)
+        points.append((3 * _step_tokens(plan, lengths, more).forward_flops(more), group_s))
+        longer = min(1.0, GROWTH * share)
+        if share == 1 or 4 * update_s * longer / share > deadline - time.perf_counter():
+            break
+        share = longer
+    rows = plan.at_once if share == 1 else max(1, min(plan.at_once, MEASURED_ROWS))
+    prompts = lengths if trial is None or trial.seconds is None else None
+    high = np.array((*_rollout_seconds(plan, model, prompts, rows), group_s, optimizer_s))
+    seconds = high
+    if few is not more:
+        model = _random_model(plan, model_config, few)
+        update_s, optimizer_s = _update_seconds(model, plan, [s for g in groups for s in g])
+        rollout_s = _rollout_seconds(plan, model, prompts, rows)
+        low = np.array((*rollout_s, update_s / len(groups), optimizer_s))
+        flops = [sum(layer.token_flops for layer in part.layers) for part in (few, more, shape)]
+        seconds = low + np.maximum(high - low, 0) * ((flops[2] - flops[0]) / (flops[1] - flops[0]))
+    prefill_s, decode_s, group_s, optimizer_s = map(float, seconds)
+    if share < 1:
+        (flops_1, seconds_1), (flops_2, seconds_2) = [(0.0, 0.0), *points][-2:]
+        of_flop_s = max(seconds_2 - seconds_1, 0) / (flops_2 - flops_1)
+        whole_flops, flops = (
+            3 * _step_tokens(plan, lengths, shape).forward_flops(shape)
+            for lengths in (size, _share_of(size, share))
+        )
+        group_s += of_flop_s * (whole_flops - flops)
+        prefill_s *= plan.at_once * size.prompt / (rows * lengths.prompt)
+        decode_s *= plan.at_once / rows
+    note = f"measured with {len(more.layers)} of {whole} layers"
+    note += "" if share == 1 else f", episodes of {lengths.prompt} + {lengths.reply} tokens"
+    return Measured(prefill_s + size.reply * decode_s, group_s, optimizer_s, note)
+
+
+def _num_groups(plan: LocalPlan, size: EpisodeSize) -> int:
+    """Returns how many groups of a trial an update is measured with."""
+    config, tokens = plan.batch.config, _step_tokens(plan, size, plan.shape).num
+    of_step = config.ajet.data.train_batch_size // plan.batch.optimizer_steps_per_step
+    return max(1, min(of_step, MEASURED_TOKENS // tokens))
+
+
+def _step_tokens(plan: LocalPlan, size: EpisodeSize, shape: ModelShape) -> StepTokens:
+    """Returns the tokens of an update of one group."""
+    return replace(StepTokens.of(plan.batch.config, shape, size), groups=1)
+
+
+def _share_of(size: EpisodeSize, share: float) -> EpisodeSize:
+    return EpisodeSize(max(1, round(share * size.prompt)), max(1, round(share * size.reply)))
+
+
+def _random_model(plan: LocalPlan, model_config: Any, shape: ModelShape) -> Any:
+    """Returns a random model that has the first layers."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    config, size = plan.batch.config, plan.size
-    own = with_layers(model_config, plan.shape, chosen)
-    dtype = getattr(torch, dtype_on(config, gpu=False))
+    first = with_first_layers(model_config, plan.shape, len(shape.layers))
+    first._experts_implementation = None  # the one that transformers chooses for a run
+    dtype = getattr(torch, dtype_on(plan.batch.config, gpu=False))
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(own, dtype=dtype)
-    rng = np.random.default_rng(0)
-    repeat = config.ajet.rollout.num_repeat
-    num_prompts = -(-plan.at_once // repeat)
-    prompts = [rng.integers(0, own.vocab_size, size.prompt) for _ in range(num_prompts)]
-    batch_s = 0.0
-    if trial is None or trial.seconds is None:
-        prefill, decode = asyncio.run(_rollout_seconds(config, model, prompts, plan.at_once))
-        batch_s = prefill + size.reply * decode
-    if trial is None:
-        groups = [_random_group(prompts[0], size.reply, repeat, own.vocab_size, rng)]
-    else:
-        of_step = config.ajet.data.train_batch_size // plan.batch.optimizer_steps_per_step
-        fitting = MEASURED_TOKENS // (size.prompt + repeat * size.reply)
-        groups = trial.groups[: max(1, min(of_step, fitting))]
-    settings = replace(
-        UpdateSettings.from_config(config),
-        activation_checkpointing=plan.recomputes,
-        mini_batch_num=1,
-        ppo_epochs=1,
-    )
-    update_s, optimizer_s = _update_seconds(model, settings, [s for group in groups for s in group])
-    return batch_s, update_s / len(groups), optimizer_s
+        return AutoModelForCausalLM.from_config(first, dtype=dtype)
 
 
-async def _rollout_seconds(
-    config: AjetConfig, model: Any, prompts: list[Any], at_once: int
+def _rollout_seconds(
+    plan: LocalPlan, model: Any, size: EpisodeSize | None, at_once: int
 ) -> tuple[float, float]:
-    """Returns the seconds of prefill and of one token of each request."""
-    from ajet.core.inference.endpoint import SamplingParams
-    from ajet.core.inference.engines.in_process import InProcessEngine
+    """Returns the seconds of prefill and of one token of each request; 0 where a trial has shown
+    what a rollout takes."""
+    return (
+        (0.0, 0.0) if size is None else asyncio.run(_sampling_seconds(plan, model, size, at_once))
+    )
 
+
+async def _sampling_seconds(
+    plan: LocalPlan, model: Any, size: EpisodeSize, at_once: int
+) -> tuple[float, float]:
+    config, rng = plan.batch.config, np.random.default_rng(0)
     engine = InProcessEngine(
         model,
         stop_token_ids=(),
@@ -393,6 +437,7 @@ async def _rollout_seconds(
         max_model_len=config.ajet.rollout.max_model_len,
     )
     repeat, seconds = config.ajet.rollout.num_repeat, []
+    prompts = [rng.integers(0, plan.shape.vocab, size.prompt) for _ in range(-(-at_once // repeat))]
     for round_number, tokens in enumerate((DECODED[0], *DECODED)):  # the first one warms up
         engine.publish(round_number)
         names = [f"{round_number}-{i:04d}" for i in range(at_once)]
@@ -414,12 +459,12 @@ async def _rollout_seconds(
     return max(seconds[1] - DECODED[0] * decode, 0.0), decode
 
 
-def _random_group(
-    prompt: Any, reply: int, repeat: int, vocab_size: int, rng: np.random.Generator
-) -> list[TrainingSample]:
-    samples = []
-    for member in range(repeat):
-        ids = np.concatenate((prompt, rng.integers(0, vocab_size, reply)))
+def _random_group(plan: LocalPlan, size: EpisodeSize, vocab_size: int) -> list[TrainingSample]:
+    """Returns a group's samples: one prompt, and a reply each."""
+    rng, samples = np.random.default_rng(0), []
+    prompt = rng.integers(0, vocab_size, size.prompt)
+    for member in range(plan.batch.config.ajet.rollout.num_repeat):
+        ids = np.concatenate((prompt, rng.integers(0, vocab_size, size.reply)))
         mask = np.arange(len(ids)) >= len(prompt)
         samples.append(
             TrainingSample(
@@ -438,13 +483,18 @@ def _random_group(
 
 
 def _update_seconds(
-    model: Any, settings: UpdateSettings, samples: list[TrainingSample]
+    model: Any, plan: LocalPlan, samples: list[TrainingSample]
 ) -> tuple[float, float]:
     """Returns the seconds of the samples' passes and of one optimizer step."""
-    from ajet.core.update.policy import Policy
-
+    settings = replace(
+        UpdateSettings.from_config(plan.batch.config),
+        activation_checkpointing=plan.recomputes,
+        mini_batch_num=1,
+        ppo_epochs=1,
+    )
     policy = Policy(model, settings)
-    policy.update(samples)
+    if not plan.is_large:
+        policy.update(samples)  # warms up
     started = time.perf_counter()
     policy.update(samples)
     whole = time.perf_counter() - started

@@ -5,23 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ajet.cluster.local_plan import (
-    KV_BYTES,
-    LARGE,
-    MAX_KEPT,
-    MIN_PACKED,
-    EpisodeSize,
-    LocalPlan,
-    Measured,
-    Trial,
-)
-from ajet.cluster.memory_estimate import checkpoint_bytes
 from ajet.core.config import load_config
+from ajet.core.inference.engines.in_process import KV_BYTES
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.trajectory.sample import TrainingSample
-from tests.cluster.shapes import dense
+from ajet.plan.memory import checkpoint_bytes, total
+from ajet.plan.one_machine import LocalPlan, Measured, Trial, local_plan
+from ajet.plan.update_time import EpisodeSize
+from tests.plan.shapes import dense
 
-SMOLLM2 = dense(576, 30, 9, 3, 64, 1536, 49152, tied=True)
 OVERRIDES = (
     "ajet.data.train_batch_size=4",
     "ajet.rollout.num_repeat=8",
@@ -41,11 +33,15 @@ def config_with(*overrides):
     return load_config("tutorial/example_math_agent/demo.yaml", [*OVERRIDES, *overrides])
 
 
+def smollm2():
+    return dense(576, 30, 9, 3, 64, 1536, 49152, tied=True)
+
+
 @pytest.fixture
 def plan():
     batch = BatchPlan(config_with(), 100, 24)
     measured = Measured(batch_s=13.5, group_s=5.0, optimizer_s=0.5)
-    return LocalPlan(batch, SMOLLM2, EpisodeSize(324, 125), measured)
+    return LocalPlan(batch, smollm2(), EpisodeSize(324, 125), measured)
 
 
 def test_a_step_is_its_batches_of_episodes_and_its_groups(plan):
@@ -90,14 +86,18 @@ def test_a_cache_is_that_of_the_rollout_where_its_replies_are_more(plan):
 
 
 def test_a_supervised_step_has_no_rollout(plan):
-    given = ("ajet.kind=supervised", "ajet.rollout.num_repeat=1", "ajet.data.train_batch_size=16")
-    with_tasks = with_setting(plan, *given, "ajet.supervised.validation=tasks")
+    supervised = (
+        "ajet.kind=supervised",
+        "ajet.rollout.num_repeat=1",
+        "ajet.data.train_batch_size=16",
+    )
+    with_tasks = with_setting(plan, *supervised, "ajet.supervised.validation=tasks")
     assert (
         with_tasks.rollout_s == 0 and with_tasks.step_s == with_tasks.update_s == 16 * 5 + 2 * 0.5
     )
     assert with_tasks.validation_s == pytest.approx(24 / 16 * 13.5)  # 16 of the 24 at once
     assert [row[0] for row in with_tasks.time_rows()] == ["update", "step", "validation", "run"]
-    from_rows = with_setting(plan, *given, "ajet.supervised.validation=rows")
+    from_rows = with_setting(plan, *supervised, "ajet.supervised.validation=rows")
     assert from_rows.rollout_parts() == [] and with_tasks.rollout_parts() != []
 
 
@@ -112,10 +112,6 @@ def test_masters_of_bfloat16_are_counted(plan):
     assert sizes(in_bfloat16.update_parts())["gradients"] == WEIGHTS
 
 
-def total(parts):
-    return sum(part.gib for part in parts)
-
-
 def test_a_large_model_peaks_in_the_rollout_or_in_the_update(plan):
     kept, rollout, update = plan.kept_parts(), plan.rollout_parts(), plan.update_parts()
     largest = max(total(rollout), total(update))
@@ -123,27 +119,17 @@ def test_a_large_model_peaks_in_the_rollout_or_in_the_update(plan):
 
 
 def test_a_family_that_transformers_computes_keeps_twice_as_much_of_a_layer(plan):
-    other = replace(plan, shape=replace(SMOLLM2, has_decoder=False))
-    kept, expected = (sizes(each.update_parts())["activations"] for each in (other, plan))
+    other = replace(plan, shape=replace(plan.shape, has_decoder=False))
+    kept, expected = (sizes(one.update_parts())["activations"] for one in (other, plan))
     inputs = 1.5 * 4 * 1324 * 30 * 576  # of the layers, kept once
     assert kept - inputs == pytest.approx(2 * (expected - inputs))
 
 
 def test_a_small_model_keeps_in_the_update_what_the_rollout_has_freed(plan):
-    small = replace(plan, shape=dense(128, 30, 9, 3, 64, 384, 1024, tied=True))
+    small = replace(plan, shape=dense(128, 30, 8, 4, 16, 384, 1024, tied=True))
     parts = [*small.kept_parts(), *small.rollout_parts(), *small.update_parts()]
     assert "packed weights" not in sizes(parts)
     assert small.peak_gib == pytest.approx(total(parts))
-
-
-def test_the_limits_are_those_of_the_update_and_of_the_engine():
-    from ajet.core.inference.engines.in_process import KV_BYTES as of_engine
-    from ajet.core.inference.engines.packed_decoder import MIN_WEIGHTS
-    from ajet.core.model.allocator import LARGE as of_allocator
-    from ajet.core.update.loss import MAX_KEPT as of_update
-
-    assert (of_update, of_allocator, MIN_WEIGHTS) == (MAX_KEPT, LARGE, MIN_PACKED)
-    assert of_engine == KV_BYTES
 
 
 def test_a_cache_is_never_more_than_the_engines_budget(plan):
@@ -172,13 +158,24 @@ def test_a_trials_lengths_are_what_a_group_begins_with_and_the_rest_of_each_row(
 
 
 @pytest.mark.parametrize(
-    ("weight_bytes", "lora_rank", "each"),
+    ("weight_bytes", "is_adapter", "of_weight"),
     [
-        (4, 0, 4 + 2 * 4),  # the weights, and two moments
-        (2, 0, 2 + 4 + 2 * 4),  # their masters too
-        (2, 16, 4 + 2 * 4),  # adapters are float32, and alone
+        (4, False, 4 + 2 * 4),  # the weights, and two moments
+        (2, False, 2 + 4 + 2 * 4),  # their masters too
+        (2, True, 4 + 2 * 4),  # adapters are float32, and alone
     ],
 )
-def test_a_checkpoint_has_weights_masters_and_moments(weight_bytes, lora_rank, each):
-    trained = SMOLLM2.trained_parameters(lora_rank)
-    assert checkpoint_bytes(SMOLLM2, lora_rank, weight_bytes, 4) == each * trained
+def test_a_checkpoint_has_weights_masters_and_moments(weight_bytes, is_adapter, of_weight):
+    assert checkpoint_bytes(1000, weight_bytes, 4, is_adapter=is_adapter) == 1000 * of_weight
+
+
+def test_a_machine_is_measured_with_short_episodes_where_there_is_no_time_for_long_ones():
+    config = config_with("ajet.rollout.max_env_worker=16", "ajet.rollout.num_repeat=2")
+    lines, batch = [], BatchPlan(config, 100, 24)
+    long = local_plan(config, batch, EpisodeSize(1280, 640), tell=lines.append, budget_s=0)
+    told = "measuring 3 of 4 layers with random weights for 0 s, or as long as the shortest passes"
+    assert lines == [f"{told} take"]
+    note = "measured with 3 of 4 layers"
+    assert long.measured.note == f"{note}, episodes of 20 + 10 tokens"
+    short = local_plan(config, batch, EpisodeSize(16, 8), budget_s=0)
+    assert short.measured.note == note

@@ -2,7 +2,7 @@
 
 The model is the config's own, as at the first step. One group runs before the measured ones: the
 first episodes of a process import what their agent needs. Not covered: updates, which the plan
-measures itself (cluster/local_plan.py).
+measures itself (one_machine.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import numpy as np
 from ajet import assembly
 from ajet.agents.frame_recorder import with_render_dir
 from ajet.backbones.evaluating import LoadedSubject, Subject, load_subject
-from ajet.cluster.local_plan import Trial
 from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
 from ajet.core.error_codes import Code
@@ -27,6 +26,7 @@ from ajet.core.task.task import Task
 from ajet.core.trajectory.samples import TokenAdvantages, to_samples
 from ajet.core.trajectory.trajectory import Group
 from ajet.core.workflow.registry import WorkflowFactory
+from ajet.plan.one_machine import Trial
 
 
 def try_rollout(config: AjetConfig, tasks: list[Task]) -> Trial:
@@ -60,7 +60,7 @@ async def _try(
         gateway.close()
         await served.engine.close()
     samples = [to_samples([group], _ones([group])) for group in groups]
-    trained = [each for each in samples if each]
+    trained = [group for group in samples if group]
     if not trained:
         raise DataError(
             f"--try: none of {len(tasks) * repeat} episodes can be trained; `ajet debug` shows one",

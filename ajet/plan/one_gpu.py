@@ -6,32 +6,27 @@ One process holds the weights once: the in-process engine samples with the polic
 loaded or measured. Not covered: what passes between a rollout and an update, a critic, a teacher.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
-from ajet.cluster.data_sheet import Gpu
-from ajet.cluster.episode_size import EpisodeSize
-from ajet.cluster.layer_shape import ModelShape
-from ajet.cluster.memory_estimate import (
-    GIB,
-    RUNTIME_GIB,
-    MemoryPart,
-    TrainerMemoryInputs,
-    activation_bytes,
-    has_reference,
-    head_memory,
-    number_bytes,
-)
-from ajet.cluster.plan import format_seconds, update_rows
-from ajet.cluster.update_time import BANDWIDTH_SHARE, UpdateTime, update_inputs
 from ajet.core.config import AjetConfig
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.update.activations import is_kept
 from ajet.core.update.settings import tokens_per_pass
+from ajet.plan.data_sheet import Gpu
+from ajet.plan.memory import (
+    GIB,
+    RUNTIME_GIB,
+    MemoryPart,
+    activation_values,
+    has_reference,
+    head_memory,
+    number_bytes,
+    total,
+)
+from ajet.plan.model_shape import ModelShape
+from ajet.plan.update_time import BANDWIDTH_SHARE, EpisodeSize, UpdateTime, format_seconds
 
-CACHE_GIB, CACHE_SHARE = 0.375, 0.1
-"""KV_BYTES and KV_SHARE of core/inference/engines/in_process.py, which is not imported because it
-needs torch; a test compares them. The budget counts twice: running rows, and kept prefixes."""
 LAUNCHES, LAUNCHES_JOINED = 16, 9
 """A decode step of the in-process engine runs so many kernels for each layer, with Triton's: fewer
 where weights with one input are joined (joined_decoder.py)."""
@@ -64,7 +59,7 @@ class OneGpuPlan:
         note = f"{tokens_per_pass(self.config):,} tokens, {kept}"
         *others, head, runtime = self._parts_beside_activations
         parts = (*others, MemoryPart.of_bytes("activations", num_bytes, note), head, runtime)
-        return [each for each in parts if each.gib]
+        return [part for part in parts if part.gib]
 
     @property
     def _parts_beside_activations(self) -> list[MemoryPart]:
@@ -87,21 +82,17 @@ class OneGpuPlan:
         ]
 
     def _activation_bytes(self, *, recomputes: bool) -> float:
-        inputs = TrainerMemoryInputs(
-            tokens=tokens_per_pass(self.config),
-            compute_bytes=self._bytes[0],
-            checkpointing=recomputes,
-        )
-        return activation_bytes(self.shape, inputs)
+        tokens = tokens_per_pass(self.config)
+        return self._bytes[0] * activation_values(self.shape, tokens, recomputes=recomputes)
 
     @cached_property
     def recomputes(self) -> bool:
         """Tells whether the backward pass computes layers again: where the config leaves it open,
         unless the run would have the memory to keep them (update/layouts/tree.py)."""
-        given = self.config.ajet.trainer_common.fsdp_config.activation_checkpointing
-        if given != "auto":
-            return given
-        free = self.gpu.memory - sum(each.gib for each in self._parts_beside_activations)
+        setting = self.config.ajet.trainer_common.fsdp_config.activation_checkpointing
+        if setting != "auto":
+            return setting
+        free = self.gpu.memory - total(self._parts_beside_activations)
         whole = self._activation_bytes(recomputes=False)
         return not (self._is_plain_decoder and is_kept(whole, free * GIB))
 
@@ -112,17 +103,25 @@ class OneGpuPlan:
 
     @property
     def _cache_gib(self) -> float:
-        return max(CACHE_GIB, CACHE_SHARE * self.gpu.memory)
+        from ajet.core.inference.engines.in_process import kv_bytes
+
+        return kv_bytes(int(self.gpu.memory * GIB)) / GIB
 
     @property
     def needed_gib(self) -> float:
-        return sum(part.gib for part in self.memory_parts)
+        return total(self.memory_parts)
 
     @cached_property
     def update(self) -> UpdateTime:
         """Returns the time of a step's update."""
-        inputs = update_inputs(self.config, self.size, ranks=1, is_sharded=False)
-        return UpdateTime(self.shape, self.gpu, replace(inputs, recomputes=self.recomputes))
+        return UpdateTime(
+            self.config,
+            self.shape,
+            self.gpu,
+            self.size,
+            recomputes=self.recomputes,
+            is_sharded=False,
+        )
 
     @property
     def at_once(self) -> int:
@@ -146,10 +145,10 @@ class OneGpuPlan:
             )
         )
         rollout = self.config.ajet.rollout
-        is_replayed = rollout.cuda_graphs and shape.is_plain(rollout.max_model_len)
+        is_replayed = rollout.cuda_graphs and shape.longest_plain >= rollout.max_model_len
         kernel_s = REPLAY_S if is_replayed else LAUNCH_S
         kernels = LAUNCHES_JOINED if self._is_plain_decoder else LAUNCHES
-        token_s = max(weights_s, kernels * kernel_s * shape.layers) + cache_s + HOST_S
+        token_s = max(weights_s, kernels * kernel_s * len(shape.layers)) + cache_s + HOST_S
         episodes = BatchPlan(self.config, 1, 0).episodes_per_step
         return episodes * self.size.reply / self.at_once * token_s
 
@@ -164,7 +163,7 @@ class OneGpuPlan:
         step = format_seconds(self.rollout_s + self.update.seconds)
         return [
             ("rollout", format_seconds(self.rollout_s), f"{self.at_once} at once, {size}"),
-            *update_rows(self.update),
+            *self.update.rows(),
             ("step", step, "one after the other; without tools and judges"),
         ]
 
@@ -172,9 +171,9 @@ class OneGpuPlan:
         """Returns a line if the run does not fit in the GPU."""
         if self.needed_gib <= self.gpu.memory:
             return []
-        biggest = max(self.memory_parts, key=lambda part: part.gib)
+        largest = max(self.memory_parts, key=lambda part: part.gib)
         return [
             f"the run needs about {self.needed_gib:.0f} GiB of {self.gpu.memory:g} (most of it "
-            f"{biggest.name}, {biggest.gib:.0f}); set ajet.trainer_common.lora.rank, lower "
+            f"{largest.name}, {largest.gib:.0f}); set ajet.trainer_common.lora.rank, lower "
             "ajet.trainer_common.max_tokens_per_micro_batch, or take a smaller model"
         ]

@@ -1,0 +1,362 @@
+"""Plans a run on a cluster before it starts: what each GPU and node needs, and rough times.
+
+memory.py         ranks, engines, nodes, disk
+update_time.py    the parts of an update
+here              rollout, weight sync, what does not fit, the rows of the tables
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ajet.cluster.placement import Placement, ResourceRequest
+from ajet.cluster.weight_store import start_in_memory, sync_method
+from ajet.core.config import AjetConfig
+from ajet.core.run.batch_plan import BatchPlan
+from ajet.plan.data_sheet import Gpu
+from ajet.plan.memory import (
+    GIB,
+    PROCESS_GIB,
+    RUNTIME_GIB,
+    WORKER_GIB,
+    EngineMemoryInputs,
+    MemoryPart,
+    NodeMemory,
+    TrainerMemoryInputs,
+    cache_tokens,
+    checkpoint_bytes,
+    engine_memory,
+    total,
+    trainer_memory,
+    trainer_states,
+)
+from ajet.plan.model_shape import ModelShape
+from ajet.plan.update_time import EpisodeSize, UpdateTime, format_seconds
+from ajet.servers.serving import planned_engine
+
+OFFLOAD = "ajet.trainer_common.fsdp_config.param_offload"
+WEIGHT_VERSIONS = 2
+"""Versions of the weights, or of the adapters, in /dev/shm while the newer one is written."""
+PREFILL_SHARE, DECODE_SHARE = 0.4, 0.5
+"""Shares of the data sheet's FLOP/s that prefill reaches, and of its memory bandwidth that decoding
+reaches."""
+SYNC_S_PER_GB = 1.6
+"""Seconds for each GB of weights that travels through files: copied to the host, written, read into
+the engine, and a checksum of 0.78 s there; one processor for each engine."""
+HANDOVER_BYTES = 1e10
+"""Bytes a second between two processes on one GPU, assumed: copies and checksums take a tenth of
+the time, the gathering of each tensor and the waiting of both sides for each other the rest."""
+BROADCAST_BYTES = 2e9
+"""Bytes a second of a broadcast from the trainer's copy in CPU memory."""
+
+
+@dataclass(frozen=True)
+class ClusterPlan:
+    """A config on a placement: tables to print, and what does not fit. Without a `size`, episodes
+    are half as long as they may be."""
+
+    config: AjetConfig
+    placement: Placement
+    shape: ModelShape
+    gpu: Gpu
+    size: EpisodeSize | None = None
+
+    @cached_property
+    def trainer_inputs(self) -> TrainerMemoryInputs:
+        return TrainerMemoryInputs.from_config(self.config, len(self.placement.trainer))
+
+    @cached_property
+    def engine_inputs(self) -> EngineMemoryInputs:
+        return EngineMemoryInputs.from_config(self.config, gpu=self.placement.on_gpus)
+
+    @property
+    def trainer_parts(self) -> list[MemoryPart]:
+        return trainer_memory(self.shape, self.trainer_inputs) if self.placement.trainer else []
+
+    @property
+    def engine_parts(self) -> list[MemoryPart]:
+        if not self.placement.engines:
+            return []
+        return engine_memory(self.shape, self.gpu.memory, self.engine_inputs)
+
+    def node_memory(self, bundle: int) -> NodeMemory:
+        """Returns the CPU memory of a node: while it trains, and before, while rank 0 has the whole
+        model, and the reference's copy of it, that it is about to shard among all. Servers that
+        sleep on the trainer's GPUs keep their weights where several adapters are sent alone."""
+        placement, inputs = self.placement, self.trainer_inputs
+        ranks, engines, workers = (
+            sum(process.bundle == bundle for process in processes)
+            for processes in (placement.trainer, placement.engines, placement.workers)
+        )
+        whole = self.engine_inputs.value_bytes * self.shape.parameters / GIB
+        keeps_bases = self.config.has_several_adapters and placement.shares_gpus
+        keeps_bases = keeps_bases and self.engine != "in_process"
+        offloaded = ranks * inputs.offload * total(trainer_states(self.shape, inputs))
+        has_first_rank = any(rank.bundle == bundle for rank in placement.trainer[:1])
+        copies = 1 + (inputs.has_reference and not inputs.lora_rank)
+        processes = PROCESS_GIB * (ranks + engines) + WORKER_GIB * workers
+        return NodeMemory(
+            running=[
+                MemoryPart("offloaded", offloaded, "param_offload"),
+                self.shared_memory,
+                MemoryPart("bases", keeps_bases * engines * whole, "of servers that sleep"),
+            ],
+            loading=MemoryPart(
+                "loading",
+                has_first_rank * copies * whole,
+                f"at the start: the model{' and its reference' * (copies - 1)} whole in rank 0",
+            ),
+            processes=MemoryPart(
+                "processes", processes, f"{ranks} ranks, {engines} engines, {workers} workers"
+            ),
+        )
+
+    @cached_property
+    def largest_node(self) -> NodeMemory:
+        """Returns the CPU memory of the node that needs the most."""
+        nodes = map(self.node_memory, range(len(self.placement.nodes)))
+        return max(nodes, key=lambda node: node.peak_gib)
+
+    @property
+    def sync_method(self) -> str:
+        """Returns how weights travel (weight_store.py), or "" where there is no engine or no
+        trainer."""
+        if not (self.placement.engines and self.placement.trainer):
+            return ""
+        return sync_method(self.config, self.placement)[0]
+
+    @property
+    def engine(self) -> str:
+        """Returns the engine that samples where every server is installed."""
+        return planned_engine(self.config, on_gpu=self.placement.on_gpus)
+
+    @property
+    def sends_adapters(self) -> bool:
+        """Tells whether the engines get adapters alone, and add them to their weights themselves or
+        compute them beside."""
+        if self.config.has_several_adapters:
+            return True
+        return self.config.ajet.trainer_common.lora.rank > 0 and self.engine != "sglang"
+
+    @property
+    def sent_bytes(self) -> int:
+        """Returns the size of a new version on its way to an engine."""
+        if self.sends_adapters:
+            rank = self.config.ajet.trainer_common.lora.total_rank
+            return self.trainer_inputs.state_bytes * self.shape.trained_parameters(rank)
+        return self.engine_inputs.value_bytes * self.shape.parameters
+
+    @property
+    def shared_memory(self) -> MemoryPart:
+        """Returns what is in shared memory at once: the versions that travel there, and the weights
+        that servers begin with, however later versions travel. Weights that travel there are those
+        of the beginning, too; adapters are not."""
+        method, num_bytes, notes = self.sync_method, 0, list[str]()
+        if method == "memory":
+            num_bytes += WEIGHT_VERSIONS * self.sent_bytes
+            what = "adapters" if self.sends_adapters else "weights"
+            notes.append(f"{WEIGHT_VERSIONS} versions of the {what} on their way to engines")
+        begins_apart = method in ("nccl", "ipc") or (method == "memory" and self.sends_adapters)
+        if begins_apart and self.engine != "in_process" and start_in_memory(self.placement):
+            num_bytes += self.engine_inputs.value_bytes * self.shape.parameters
+            notes.append("the weights that servers begin with")
+        return MemoryPart.of_bytes("/dev/shm", num_bytes, " and ".join(notes))
+
+    @property
+    def disk_bytes(self) -> int:
+        """Returns what the checkpoints take, one that is being written included."""
+        trainer, inputs = self.config.ajet.trainer_common, self.trainer_inputs
+        num = inputs.state_bytes  # ranks keep weights in the masters' format
+        one = checkpoint_bytes(self.shape.trained_parameters(inputs.lora_rank), num, num)
+        return one * (trainer.max_checkpoints_to_keep + 1)
+
+    def memory_rows(self) -> list[tuple[str, str, str, str]]:
+        """Returns rows of (role, part, GiB, note), with a sum for each role."""
+        node, kept = self.largest_node, self.config.ajet.trainer_common.max_checkpoints_to_keep
+        rows = []
+        for role, parts in (
+            ("trainer", self.trainer_parts),
+            ("engine", self.engine_parts),
+            ("node", node.parts),
+        ):
+            rows += [(role, part.name, f"{part.gib:.1f}", part.note) for part in parts]
+            if parts and role != "node":
+                rows.append((role, "all", f"{total(parts):.1f}", f"of {self.gpu.memory:g} GiB"))
+        rows.append(("node", "peak", f"{node.peak_gib:.1f}", "CPU memory, training or loading"))
+        if self.placement.trainer:
+            note = f"{kept} checkpoints, and one that is being written"
+            rows.append(("disk", "checkpoints", f"{self.disk_bytes / GIB:.1f}", note))
+        return rows
+
+    def problems(self) -> list[str]:
+        """Returns a line for each thing that does not fit in a GPU or a node."""
+        problems = [*self._trainer_problems(), *self._engine_problems()]
+        return [*(problems or self._shared_problems()), *self._node_problems()]
+
+    def nodes_need(self) -> str:
+        """Returns what each node must have beside its GPUs, in one line."""
+        node = self.largest_node
+        shared = sum(part.gib for part in node.parts if part.name == "/dev/shm")
+        in_shm = f" and {shared:.0f} in /dev/shm" if round(shared) else ""
+        disk = f", and {self.disk_bytes / GIB:.0f} GiB of disk" if self.placement.trainer else ""
+        return f"{node.peak_gib:.0f} GiB of CPU memory{in_shm}{disk}"
+
+    def knows_nodes(self) -> bool:
+        """Tells whether the CPU memory of every node is known, and so compared."""
+        return all(node.memory for node in self.placement.nodes)
+
+    def _needed(self, inputs: TrainerMemoryInputs) -> float:
+        """Returns the GiB of a trainer rank's GPU, with the runtime of an engine that sleeps."""
+        return total(trainer_memory(self.shape, inputs)) + RUNTIME_GIB * self.placement.shares_gpus
+
+    def _trainer_problems(self) -> Iterable[str]:
+        if not self.placement.trainer:
+            return
+        inputs, memory = self.trainer_inputs, self.gpu.memory
+        needed = self._needed(inputs)
+        if needed <= memory:
+            return
+        largest = max(self.trainer_parts, key=lambda part: part.gib)
+        remedy = "use more GPUs, or lora.rank"
+        if largest.name in ("activations", "head"):
+            remedy = (
+                "use more GPUs, fsdp_config.activation_checkpointing, a smaller "
+                "max_token_len_per_gpu, or ulysses_sequence_parallel_size"
+            )
+        if not inputs.offload and self._needed(replace(inputs, offload=True)) <= memory:
+            in_cpu = total(trainer_states(self.shape, inputs))
+            remedy = (
+                f"set {OFFLOAD}=true, which takes {in_cpu:.0f} GiB of CPU memory a rank instead, "
+                "use more GPUs, or lora.rank"
+            )
+        yield (
+            f"a trainer rank needs about {needed:.0f} GiB of {memory:g} "
+            f"(most of it {largest.name}, {largest.gib:.0f}); {remedy}"
+        )
+
+    def _engine_problems(self) -> Iterable[str]:
+        if not self.placement.engines:
+            return
+        inputs = self.engine_inputs
+        tokens, longest = cache_tokens(self.shape, self.gpu.memory, inputs), inputs.max_model_len
+        if tokens < longest:
+            yield (
+                f"an engine's cache has room for {tokens:,} tokens, less than one sequence of "
+                f"ajet.rollout.max_model_len={longest:,}; lower that, or raise "
+                f"gpu_memory_utilization ({inputs.share:g}) or tensor_model_parallel_size"
+            )
+
+    def _shared_problems(self) -> Iterable[str]:
+        """Checks that an awake engine fits beside what the rank on the same GPU keeps between two
+        updates."""
+        if not self.placement.shares_gpus:
+            return
+        inputs = self.trainer_inputs
+        states = [] if inputs.offload else trainer_states(self.shape, inputs)
+        resident = total([part for part in states if part.name != "gradients"]) + RUNTIME_GIB
+        share = self.engine_inputs.share * self.gpu.memory
+        if resident + share > self.gpu.memory:
+            yield (
+                f"an engine has {share:.0f} GiB of {self.gpu.memory:g} (gpu_memory_utilization="
+                f"{self.engine_inputs.share:g}), and the trainer rank on its GPU keeps "
+                f"{resident:.0f} while that works; lower gpu_memory_utilization, or set "
+                f"{OFFLOAD}=true"
+            )
+
+    def _node_problems(self) -> Iterable[str]:
+        for bundle, node in enumerate(self.placement.nodes):
+            needed = self.node_memory(bundle)
+            if not node.memory or needed.peak_gib <= node.memory:
+                continue
+            largest = max(needed.parts, key=lambda part: part.gib)
+            yield (
+                f"{node.name} has {node.memory:.0f} GiB of CPU memory, and needs about "
+                f"{needed.peak_gib:.0f} (most of it {largest.name}, {largest.gib:.0f}); use more "
+                "nodes or lora.rank"
+            )
+
+    @cached_property
+    def update(self) -> UpdateTime | None:
+        """Returns the time of a step's update; None where nothing trains."""
+        if not self.placement.trainer:
+            return None
+        first = self.placement.trainer[0]
+        return UpdateTime(
+            self.config,
+            self.shape,
+            self.gpu,
+            self._size,
+            recomputes=self.trainer_inputs.checkpointing,
+            ranks=len(self.placement.trainer),
+            ranks_of_node=sum(rank.bundle == first.bundle for rank in self.placement.trainer),
+            cpus_of_rank=self.placement.threads_of(first) or 1,
+        )
+
+    @property
+    def _size(self) -> EpisodeSize:
+        return self.size or EpisodeSize.of(self.config, None, None)
+
+    def rollout(self) -> tuple[float, float]:
+        """Returns the seconds of prefill and decoding, and how many sequences an engine runs at a
+        time. Decoding a token reads the cache, and the weights once for the whole batch: of experts
+        those that its rows choose."""
+        serving, shape, engines = self.engine_inputs, self.shape, self.placement.engines
+        if not engines:
+            return 0.0, 0.0
+        size, length = self._size, max(1, self._size.length)
+        episodes = float(BatchPlan(self.config, 1, 0).episodes_per_step)
+        in_flight = min(episodes, self.config.ajet.rollout.max_env_worker) / len(engines)
+        fits = cache_tokens(shape, self.gpu.memory, serving, length) / length
+        running = max(1.0, min(serving.max_num_seqs, in_flight, fits))
+        read = serving.value_bytes * shape.read_parameters(running)
+        read += shape.kept_bytes(
+            serving.value_bytes, running * length / 2, running, has_latents=serving.has_latents
+        )
+        bandwidth = DECODE_SHARE * self.gpu.bandwidth * serving.tensor_parallel
+        steps = episodes * size.reply / (running * len(engines))
+        gpus = sum(len(engine.gpus) for engine in engines)
+        prefill_s = 2 * shape.active_parameters * episodes * size.prompt
+        prefill_s /= PREFILL_SHARE * self.gpu.flops * max(1, gpus)
+        return prefill_s + steps * read / bandwidth, running
+
+    def sync(self) -> tuple[float, str]:
+        """Returns the seconds in which new weights reach the engines, and what they follow from."""
+        num_bytes, method = self.sent_bytes, self.sync_method
+        if not method:
+            return 0.0, ""
+        amount = f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:,.1f} MB"
+        if self.config.has_several_adapters:
+            amount += " of adapters"
+        elif self.sends_adapters:
+            amount += " of adapters, without the adding of them to the weights,"
+        if method == "nccl":
+            return num_bytes / BROADCAST_BYTES, f"{amount} by broadcast"
+        if method == "ipc":
+            return num_bytes / HANDOVER_BYTES, f"{amount} by handles of memory on the same GPU"
+        path = "/dev/shm" if method == "memory" else "files of the run folder"
+        return SYNC_S_PER_GB * num_bytes / 1e9, f"{amount} through {path}, with a checksum"
+
+    @property
+    def takes_turns(self) -> bool:
+        """Tells whether rollout and update follow one another."""
+        return ResourceRequest.from_config(self.config).colocated
+
+    @property
+    def step_s(self) -> float:
+        """Returns the seconds of a step, without tools and judges."""
+        both = (self.rollout()[0], self.update.seconds if self.update else 0.0)
+        return self.sync()[0] + (sum(both) if self.takes_turns else max(both))
+
+    def time_rows(self) -> list[tuple[str, str, str]]:
+        """Returns rows of (name, estimate, note) for one training step."""
+        (rollout_s, running), (sync_s, sync_note) = self.rollout(), self.sync()
+        note = (
+            f"{running:.0f} sequences at once on each engine, {DECODE_SHARE:.0%} of the bandwidth "
+            f"of {self.gpu.name}; {self._size.prompt:,} + {self._size.reply:,} tokens an episode"
+        )
+        rows = [("rollout", format_seconds(rollout_s), note)]
+        rows += self.update.rows() if self.update else []
+        if sync_note:
+            rows.append(("weight sync", format_seconds(sync_s), sync_note))
+        how = "one after the other" if self.takes_turns else "at the same time: the longer one"
+        return [*rows, ("step", format_seconds(self.step_s), f"{how}; without tools and judges")]

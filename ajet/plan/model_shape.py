@@ -1,0 +1,411 @@
+"""What a model is made of, counted in a model that transformers builds on torch's meta device.
+
+    parameters      of each layer, of experts, of embeddings and head
+    FLOPs           of a token and of a pair of tokens: torch's counter, in passes of two lengths
+    cache           what the model's own cache keeps of a token and of a row
+
+Layers that are alike are computed once. The values that a layer keeps for its backward pass are
+counted from its linear layers.
+"""
+
+import copy
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet.core.error_codes import Code
+from ajet.core.error_text import first_line
+from ajet.core.errors import ModelError
+from ajet.core.update.settings import LoraSettings
+from ajet.plan.model_config import read_config, read_config_file
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+CACHED = (1, 2)
+COUNTED = (256, 512)
+"""Lengths of the passes whose cache and whose FLOPs are counted. These two are multiples of the
+chunks in which linear attention is computed, 64 and 256 tokens."""
+MLP_NAMES = ("mlp", "feed_forward", "moe")
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The experts of a layer, of which a router chooses some for each token."""
+
+    num: int
+    chosen: int
+    parameters: int
+    """of one expert"""
+
+    @property
+    def idle(self) -> int:
+        """Returns the parameters that a token is not multiplied with."""
+        return (self.num - self.chosen) * self.parameters
+
+    def unread(self, rows: float) -> float:
+        """Returns the parameters that a decode step of so many rows does not read, if a router
+        chooses each expert as often: one that no row chooses."""
+        return self.num * self.parameters * (1 - self.chosen / self.num) ** rows
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One decoder layer."""
+
+    parameters: int
+    kept: int
+    """Values that a token keeps for the backward pass."""
+    mlp: int
+    """Width of gate and up together, with those of a token's chosen experts."""
+    token_flops: float
+    """FLOPs of a forward pass for each token, states of linear attention included."""
+    pair_flops: float
+    """FLOPs of a forward pass for each pair of a query and a key."""
+    kv: int = 0
+    """Values that a cache keeps of a token: keys and values, or a latent in their place."""
+    expanded_kv: int = 0
+    """The in-process engine keeps so many, which makes keys and values of a latent."""
+    window: int | None = None
+    """A query sees no more tokens than this; None if it sees all before it."""
+    state: int = 0
+    wide_state: int = 0
+    """A row keeps so many values however long it is, and so many that are always float32."""
+    experts: Experts | None = None
+
+    def kept_bytes(
+        self, value_bytes: int, tokens: float, rows: float, *, has_latents: bool
+    ) -> float:
+        """Returns the bytes that a cache keeps of rows with so many tokens in all."""
+        seen = tokens if self.window is None else min(tokens, rows * self.window)
+        width = self.kv if has_latents else self.expanded_kv
+        return value_bytes * (width * seen + rows * self.state) + 4 * rows * self.wide_state
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes of a decoder, and what follows from them."""
+
+    hidden: int
+    vocab: int
+    tied: bool
+    head_dim: int
+    kv_heads: int
+    """A row's cache has so many parts that GPUs of one engine can share: heads, or one latent."""
+    layers: tuple[Layer, ...]
+    parameters: int
+    embedding_parameters: int
+    """Those of all embedding tables, and of the head if its weights are not the embedding's."""
+    tables: int
+    """Those of further tables, of which a token reads one row."""
+    largest_weight: int
+    linear_parameters: int
+    """Those of all linear layers and of the head."""
+    largest_linear: int
+    """Those of the largest linear layer inside the layers."""
+    adapted: int
+    """Adapters of rank 1 have so many parameters."""
+    has_tree: bool
+    """The tree layout computes the model; else rows are padded."""
+    has_decoder: bool
+    """core/model/decoder.py computes the model, which keeps less of a layer."""
+    longest_plain: float
+    """The in-process engine samples rows up to this length by the same kernels at each step."""
+
+    @property
+    def active_parameters(self) -> int:
+        """Returns the parameters that one token is multiplied with, and those of the embedding."""
+        return self.parameters - self.tables - sum(experts.idle for experts in self.experts)
+
+    @property
+    def experts(self) -> list[Experts]:
+        return [layer.experts for layer in self.layers if layer.experts]
+
+    def read_parameters(self, rows: float) -> float:
+        """Returns the parameters that a decode step of so many rows reads."""
+        unread = sum(experts.unread(rows) for experts in self.experts)
+        return self.parameters - self.tables - unread
+
+    def trained_parameters(self, lora_rank: int) -> int:
+        """Returns the parameters that a run trains: all of them, or adapters of this rank."""
+        return lora_rank * self.adapted if lora_rank else self.parameters
+
+    def kept_bytes(
+        self, value_bytes: int, tokens: float, rows: float = 1, *, has_latents: bool = False
+    ) -> float:
+        """Returns the bytes that a cache keeps of one row, or of rows with so many tokens in all:
+        keys and values, at most those of a layer's window, and states."""
+        return sum(
+            layer.kept_bytes(value_bytes, tokens, rows, has_latents=has_latents)
+            for layer in self.layers
+        )
+
+    def forward_flops(self, tokens: float, pairs: Callable[[int | None], float]) -> float:
+        """Returns the FLOPs of a forward pass through the layers; `pairs` says how many pairs of
+        tokens there are within a window."""
+        return sum(
+            layer.token_flops * tokens + layer.pair_flops * pairs(layer.window)
+            for layer in self.layers
+        )
+
+
+def model_shape(
+    path: str, *, lora: LoraSettings | None = None, download: bool = False
+) -> ModelShape:
+    """Returns the shape of `model.path`; ModelError where transformers builds no such model."""
+    return shape_of(read_config(path, download=download), path, lora)
+
+
+def shape_in_file(file: Path, lora: LoraSettings | None = None) -> ModelShape:
+    """Returns the shape in a config.json."""
+    return shape_of(read_config_file(file), str(file), lora)
+
+
+def shape_of(
+    config: "PreTrainedConfig", label: str, lora: LoraSettings | None = None
+) -> ModelShape:
+    """Returns the shape of the model that transformers makes of a config; `label` is named in
+    errors. `lora` says which modules get adapters."""
+    from ajet.core.model.load import LOAD_ERRORS
+
+    try:
+        return _shape(config, lora)
+    except LOAD_ERRORS as error:
+        raise ModelError(
+            f"{label}: transformers cannot build the model without weights: "
+            f"{first_line(str(error)) or type(error).__name__}",
+            code=Code.MODEL_NOT_LOADED,
+        ) from error
+
+
+def decoder_layers(model: "nn.Module", num: int) -> "nn.ModuleList":
+    """Returns the list of a model's decoder layers."""
+    from torch import nn
+
+    return next(
+        module
+        for module in model.modules()
+        if isinstance(module, nn.ModuleList) and len(module) == num
+    )
+
+
+def alike(model: "PreTrainedModel") -> list[int]:
+    """Returns for each layer the index of the first one that is like it: with weights of the same
+    names and shapes, and modules with the same settings."""
+    types = getattr(model.config, "layer_types", None)
+    first: dict[Any, int] = {}
+    indices = []
+    for index, layer in enumerate(decoder_layers(model, model.config.num_hidden_layers)):
+        settings = [
+            (name, key, value)
+            for name, module in layer.named_modules()
+            for key, value in vars(module).items()
+            if isinstance(value, bool | int | float | str) and key != "layer_idx"
+        ]
+        weights = [(name, weight.shape) for name, weight in layer.named_parameters()]
+        signature = (tuple(settings), tuple(weights), types[index] if types else None)
+        indices.append(first.setdefault(signature, index))
+    return indices
+
+
+def meta_model(config: "PreTrainedConfig") -> "PreTrainedModel":
+    """Builds the model in bfloat16 without memory for its weights."""
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    config = copy.deepcopy(config)
+    # Experts as one batched product: it needs no numbers, and multiplies a token with its own.
+    config._experts_implementation = "batched_mm"
+    with torch.device("meta"), no_init_weights():
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.bfloat16, trust_remote_code=False
+        )
+    model.tie_weights()
+    return model
+
+
+def _shape(config: "PreTrainedConfig", lora: LoraSettings | None) -> ModelShape:
+    from torch import nn
+
+    from ajet.core.model.decoder import Decoder
+    from ajet.core.model.flat_decoder import flat_decoder, has_flat_decoder
+    from ajet.core.model.module_decoder import head_dim
+    from ajet.core.update.lora import with_lora
+
+    model = meta_model(config)
+    first = alike(model)
+    modules = decoder_layers(model, config.num_hidden_layers)
+    short, longer = (_pass(model, first, length) for length in CACHED)
+    flops, more = (_pass(model, first, length).flops for length in COUNTED)
+    flat = flat_decoder(model) if has_flat_decoder(model) else None
+    layers = {}
+    for index in set(first):
+        # flops = a T + b T^2, at T and 2 T
+        pair_flops = (more[index] - 2 * flops[index]) / (2 * COUNTED[0] ** 2)
+        of_token = longer.values[index] - short.values[index]
+        kept, mlp, experts = _layer_values(modules[index], config)
+        layers[index] = Layer(
+            parameters=_count(modules[index].parameters()),
+            kept=kept,
+            mlp=mlp,
+            token_flops=flops[index] / COUNTED[0] - pair_flops * COUNTED[0],
+            pair_flops=pair_flops,
+            kv=of_token,
+            expanded_kv=(
+                2 * flat.num_kv_heads * flat.head_dim
+                if flat and getattr(config, "kv_lora_rank", None)
+                else of_token
+            ),
+            window=short.windows[index],
+            state=short.values[index] - of_token,
+            wide_state=short.wide_values[index],
+            experts=experts,
+        )
+    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    embedding: Any = model.get_input_embeddings()
+    head: Any = model.get_output_embeddings()
+    tied = head.weight is embedding.weight
+    in_tables = _count(weight for module in embeddings for weight in module.parameters())
+    linears = [module.weight for module in modules.modules() if isinstance(module, nn.Linear)]
+    shape = ModelShape(
+        hidden=config.hidden_size,
+        vocab=embedding.weight.shape[0],
+        tied=tied,
+        head_dim=flat.head_dim if flat else head_dim(config),
+        kv_heads=short.num_parts,
+        layers=tuple(layers[index] for index in first),
+        parameters=_count(model.parameters()),
+        embedding_parameters=in_tables + (0 if tied else head.weight.numel()),
+        tables=in_tables - embedding.weight.numel(),
+        largest_weight=max(weight.numel() for weight in model.parameters()),
+        linear_parameters=_count(linears) + head.weight.numel(),
+        largest_linear=max(weight.numel() for weight in linears),
+        adapted=0,
+        has_tree=flat is not None,
+        has_decoder=Decoder.supports(model),
+        longest_plain=flat.longest_plain if flat and flat.launches_the_same else 0,
+    )
+    if lora is None:
+        return shape
+    with warnings.catch_warnings():  # the run itself shows them
+        warnings.simplefilter("ignore")
+        wrapped = with_lora(model, LoraSettings(rank=1, targets=lora.targets))
+    return replace(shape, adapted=_count(w for w in wrapped.parameters() if w.requires_grad))
+
+
+@dataclass
+class _Pass:
+    """What one pass counted, by the index of a layer."""
+
+    flops: dict[int, int]
+    values: dict[int, int]
+    wide_values: dict[int, int]
+    windows: dict[int, int | None]
+    num_parts: int
+
+
+def _pass(model: "PreTrainedModel", first: list[int], length: int) -> _Pass:
+    """Runs the model over one row. A layer that is like an earlier one returns what that did."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from ajet.core.inference.engines.hf_forward import CACHE_NAMES
+
+    layers: Any = decoder_layers(model, len(first))
+    flops: dict[int, int] = {}
+    outputs: dict[int, Any] = {}
+
+    def counted(index: int, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if first[index] == index:
+                with FlopCounterMode(display=False) as counter:
+                    outputs[index] = forward(*args, **kwargs)
+                flops[index] = counter.get_total_flops()
+            return outputs[first[index]]
+
+        return run
+
+    for index, layer in enumerate(layers):
+        layer.forward = counted(index, layer.forward)
+    try:
+        with torch.no_grad():
+            tokens = torch.zeros(1, length, dtype=torch.long, device="meta")
+            out = model(input_ids=tokens, use_cache=True)
+    finally:
+        for layer in layers:
+            del layer.forward
+    caches = (getattr(out, name, None) for name in CACHE_NAMES)
+    whole = vars(next(cache for cache in caches if cache is not None))
+    values, wide_values, windows, parts = {}, {}, {}, []
+    for index in flops:
+        # A cache has lists over layers. It may be shorter than the model: some layers at the end
+        # share the keys and values of earlier ones.
+        of_layer = [
+            held[index] for held in whole.values() if isinstance(held, list) and index < len(held)
+        ]
+        cache = next((held for held in of_layer if hasattr(held, "lazy_initialization")), None)
+        tensors = list(_tensors([*of_layer, vars(cache) if cache is not None else {}]))
+        values[index] = sum(t.numel() for t in tensors if t.dtype == torch.bfloat16)
+        wide_values[index] = sum(t.numel() for t in tensors if t.dtype == torch.float32)
+        windows[index] = getattr(cache, "sliding_window", None)
+        keys = getattr(cache, "keys", None)
+        parts += [keys.shape[1]] if isinstance(keys, torch.Tensor) and keys.numel() else []
+    return _Pass(flops, values, wide_values, windows, min(parts, default=1))
+
+
+def _tensors(held: Any) -> "Iterator[Tensor]":
+    """Yields the tensors in nested lists and mappings."""
+    from torch import Tensor
+
+    if isinstance(held, Tensor):
+        yield held
+    elif isinstance(held, dict | list | tuple):
+        for part in held.values() if isinstance(held, dict) else held:
+            yield from _tensors(part)
+
+
+def _layer_values(
+    layer: "nn.Module", config: "PreTrainedConfig"
+) -> tuple[int, int, Experts | None]:
+    """Returns the values that a layer keeps of a token, the width of gate and up, and its experts.
+
+    After Korthikanti et al. 2022 (arXiv 2205.05198, section 4), counted anew for a gated MLP,
+    grouped queries and attention that keeps no score matrix: two norms' inputs and outputs (4 h),
+    what each linear layer makes of the hidden state (queries, keys, values, gate, up), and what the
+    last one of a module reads (attention's output, an MLP's product and its activation). Each of a
+    token's experts has its own input and output (2 h); a router has scores and probabilities.
+    """
+    from torch import nn
+
+    hidden = config.hidden_size
+    kept, width = 4 * hidden, 0
+    for name, module in layer.named_modules():
+        is_mlp = any(part in name for part in MLP_NAMES)
+        linears = [child for child in module.children() if isinstance(child, nn.Linear)]
+        last = [linear for linear in linears if linear.out_features == hidden][-1:]
+        outputs = sum(linear.out_features for linear in linears if linear not in last)
+        inputs = sum(linear.in_features for linear in last)
+        # What the last one reads of a gated MLP is a product, beside which the activation is kept.
+        kept += outputs + inputs * (2 if is_mlp and outputs > inputs else 1)
+        width += outputs if is_mlp else 0
+        kept += sum(c.out_channels for c in module.children() if isinstance(c, nn.Conv1d))
+    weights = {
+        name: weight for name, weight in layer.named_parameters() if "experts" in name.split(".")
+    }
+    if not weights:
+        return kept, width, None
+    num = next(iter(weights.values())).shape[0]
+    routers: Any = [module for module in layer.modules() if hasattr(module, "top_k")]
+    chosen = int(routers[0].top_k if routers else config.num_experts_per_tok)
+    of_first = _count(w for name, w in weights.items() if w.dim() == 3 and "down" not in name)
+    wide = chosen * of_first // (num * hidden)
+    experts = Experts(num, chosen, _count(weights.values()) // num)
+    return kept + 2 * wide + 2 * chosen * hidden + 2 * num, width + wide, experts
+
+
+def _count(weights: "Iterable[Tensor]") -> int:
+    return sum(weight.numel() for weight in weights)

@@ -1,0 +1,316 @@
+"""Accounts for the time of one step's update on GPUs that are not here, from a data sheet.
+
+    products, attention   the FLOPs that the meta model counts, forward and twice that backward
+    elementwise           what norms, residuals, rotary embedding, gates and merges read and write
+    head                  the products with the vocabulary, and the bytes of the softmax
+    optimizer             the bytes of AdamW's numbers; if they are offloaded, a CPU's work
+    communication         shards gathered and gradients summed; offloaded ones over PCIe
+
+A part takes its FLOPs or bytes over the data sheet's speed times a share, named below: measured on
+one H100 with a model of half a billion weights, or an assumption. MFU is the FLOPs of one forward
+and one backward pass, without any repetition, over what the GPUs could do in that time.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from ajet.core.config import AjetConfig
+from ajet.core.run.batch_plan import BatchPlan
+from ajet.core.update.settings import CorrectionSettings, tokens_per_pass
+from ajet.plan.data_sheet import Gpu
+from ajet.plan.memory import has_reference, number_bytes
+from ajet.plan.model_shape import ModelShape
+
+PRODUCT_SHARE = 0.7
+"""Large products reach this share of the data sheet's FLOP/s; measured."""
+ATTENTION_SHARES = {64: 0.18, 128: 0.35}
+"""Flash attention over segments of several hundred tokens reaches these shares, by the greatest
+width of a head: 64 is measured, wider ones are an assumption."""
+BANDWIDTH_SHARE, LINK_SHARE, PCIE_SHARE = 0.78, 0.7, 0.8
+"""Shares of the bandwidths of a GPU's memory, of the links between GPUs, and of PCIe."""
+PCIE, NETWORK = 32e9, 50e9
+"""Bytes a second in one direction: a GPU to its host, and a GPU to those of other nodes."""
+MOVED = 2.56
+"""A pass reads and writes so many times the values that a layer keeps; fitted to three updates."""
+HEAD_FORWARD, HEAD_BACKWARD = 2, 5
+"""A logit is read or written so often in the forward pass, by its product and the softmax, and in
+the backward pass, where it is made again, replaced by its gradient, and read by two products."""
+ADAM_BYTES = 40
+"""Bytes read and written for each float32 parameter: norm 4, clip 8, AdamW 28."""
+ADAM_CPU_S = 1.31e-9
+"""CPU seconds of a fused AdamW step for each parameter; measured on one processor."""
+HOST_BANDWIDTH = 200e9
+"""Bytes a second of a node's memory."""
+EXPECTED_SHARE = 0.5
+"""The expected length of an episode, as a share of its maximum length."""
+
+
+@dataclass(frozen=True)
+class EpisodeSize:
+    """Holds the expected tokens of one episode, which is taken as one prompt and one reply."""
+
+    prompt: int
+    reply: int
+
+    @classmethod
+    def of(cls, config: AjetConfig, prompt: int | None, reply: int | None) -> "EpisodeSize":
+        """Returns these lengths, or a share of the longest ones."""
+        data = config.ajet.data
+        return cls(
+            prompt or round(EXPECTED_SHARE * data.max_prompt_length),
+            reply or round(EXPECTED_SHARE * data.max_response_length),
+        )
+
+    @property
+    def length(self) -> int:
+        return self.prompt + self.reply
+
+
+@dataclass(frozen=True)
+class StepTokens:
+    """The tokens of a step's update in a layout: the tree computes a group's prompt once."""
+
+    groups: int
+    members: int
+    size: EpisodeSize
+    layout: str
+
+    @classmethod
+    def of(cls, config: AjetConfig, shape: ModelShape, size: EpisodeSize) -> "StepTokens":
+        layout = config.ajet.trainer_common.batch_layout
+        layout = "tree" if layout == "auto" else layout
+        groups, members = config.ajet.data.train_batch_size, config.ajet.rollout.num_repeat
+        return cls(groups, members, size, layout if shape.has_tree else "padded")
+
+    @property
+    def num(self) -> int:
+        if self.layout == "tree":
+            return self.groups * (self.size.prompt + self.members * self.size.reply)
+        return self.groups * self.members * self.size.length
+
+    @property
+    def trained(self) -> int:
+        return self.groups * self.members * self.size.reply
+
+    def pairs(self, window: int | None = None) -> float:
+        """Returns the pairs of a token and one that it attends to, at most a window of them. Padded
+        rows compute the pairs that the mask leaves out, too."""
+        size, episodes = self.size, self.groups * self.members
+        if self.layout == "padded":
+            return float(episodes) * size.length**2
+        of_episode = _causal_pairs(size.length, window)
+        if self.layout == "packed":
+            return episodes * of_episode
+        of_prompt = _causal_pairs(size.prompt, window)
+        return self.groups * (of_prompt + self.members * (of_episode - of_prompt))
+
+    def forward_flops(self, shape: ModelShape) -> float:
+        """Returns the FLOPs of a forward pass, of layers and head."""
+        head = 2 * shape.hidden * shape.vocab * self.trained
+        return shape.forward_flops(self.num, self.pairs) + head
+
+
+@dataclass(frozen=True)
+class TimePart:
+    """One part of the update on each rank: seconds, and what they follow from."""
+
+    name: str
+    seconds: float
+    note: str
+
+
+@dataclass(frozen=True)
+class UpdateTime:
+    """Holds the accounting of one step's update."""
+
+    config: AjetConfig
+    shape: ModelShape
+    gpu: Gpu
+    size: EpisodeSize
+    recomputes: bool
+    ranks: int = 1
+    ranks_of_node: int = 1
+    cpus_of_rank: float = 8.0
+    is_sharded: bool = True
+
+    @property
+    def tokens(self) -> StepTokens:
+        return StepTokens.of(self.config, self.shape, self.size)
+
+    @property
+    def micro_batches(self) -> int:
+        """Returns the micro-batches of each rank and optimizer step."""
+        trainer = self.config.ajet.trainer_common
+        budget = tokens_per_pass(self.config) // trainer.ulysses_sequence_parallel_size
+        return max(1, -int(-self.tokens.num / self.ranks / self._optimizer_steps // budget))
+
+    @property
+    def model_flops(self) -> float:
+        """Returns the FLOPs of one forward and one backward pass for each epoch, of all ranks."""
+        return self._epochs * 3 * self.tokens.forward_flops(self.shape)
+
+    @property
+    def seconds(self) -> float:
+        return sum(part.seconds for part in self.parts)
+
+    @property
+    def mfu(self) -> float:
+        return self.model_flops / (self.seconds * self.ranks * self.gpu.flops)
+
+    @cached_property
+    def parts(self) -> list[TimePart]:
+        computed = [self._products(), self._attention(), self._elementwise(), self._head()]
+        hidden_s = sum(part.seconds for part in computed)
+        return [*computed, self._optimizer(), self._communication(hidden_s)]
+
+    @property
+    def _epochs(self) -> int:
+        return self.config.ajet.trainer_common.ppo_epochs
+
+    @property
+    def _optimizer_steps(self) -> int:
+        return BatchPlan(self.config, 1, 0).optimizer_steps_per_step
+
+    @property
+    def _scores_before(self) -> bool:
+        algorithm = self.config.ajet.trainer_common.algorithm
+        return (
+            algorithm.old_logprobs == "trainer" or CorrectionSettings.from_config(self.config).is_on
+        )
+
+    @property
+    def _offloads(self) -> bool:
+        return self.is_sharded and self.config.ajet.trainer_common.fsdp_config.param_offload
+
+    @property
+    def _compute_bytes(self) -> int:
+        return number_bytes(self.config, gpu=True)[0]
+
+    def _forwards(self, *, of_head: bool = False) -> int:
+        """Returns the forward passes of all epochs: repeated where layers are recomputed, for a
+        reference and for old log-probabilities. The head computes its logits again in any case."""
+        of_epoch = 1 + (self.recomputes or of_head) + has_reference(self.config)
+        return self._epochs * of_epoch + self._scores_before
+
+    @property
+    def _backwards(self) -> int:
+        """Returns the products of the backward passes, in forward passes. Adapters need no gradient
+        of the weights below them."""
+        return self._epochs * (1 if self.config.ajet.trainer_common.lora.rank else 2)
+
+    def _products(self) -> TimePart:
+        """Returns the products of the layers. Experts may take the time of reading their weights in
+        each micro-batch."""
+        passes = self._forwards() + self._backwards
+        flops = self.tokens.num * sum(layer.token_flops for layer in self.shape.layers)
+        computed = self._computed("products", passes * flops, PRODUCT_SHARE, passes)
+        weights = sum(layer.parameters for layer in self.shape.layers)
+        times = passes * self._optimizer_steps * self.micro_batches
+        read = times * self._compute_bytes * weights
+        moved = self._moved("products", read, f"all weights {times:g} times")
+        return max(computed, moved, key=lambda part: part.seconds)
+
+    def _attention(self) -> TimePart:
+        passes, tokens = self._forwards() + 2.5 * self._epochs, self.tokens
+        flops = sum(layer.pair_flops * tokens.pairs(layer.window) for layer in self.shape.layers)
+        share = ATTENTION_SHARES[64 if self.shape.head_dim <= 64 else 128]
+        return self._computed("attention", passes * flops, share, passes)
+
+    def _elementwise(self) -> TimePart:
+        passes = self._forwards() + 2 * self._epochs
+        values = MOVED * self.tokens.num * sum(layer.kept for layer in self.shape.layers)
+        num_bytes = passes * self._compute_bytes * values / self.ranks
+        return self._moved("elementwise", num_bytes, "norms, residuals, rotary, gates, merges")
+
+    def _head(self) -> TimePart:
+        shape, trained = self.shape, self.tokens.trained
+        forwards = self._forwards(of_head=True)
+        flops = 2 * (forwards + self._backwards) * shape.hidden * shape.vocab * trained
+        times = HEAD_FORWARD * (forwards - self._epochs) + HEAD_BACKWARD * self._epochs
+        moved = times * self._compute_bytes * shape.vocab * trained / self.ranks
+        seconds = flops / self.ranks / (PRODUCT_SHARE * self.gpu.flops)
+        return self._moved("head", moved, f"{flops / 1e12:,.0f} TFLOP; softmax", seconds)
+
+    def _computed(self, name: str, flops: float, share: float, passes: float) -> TimePart:
+        note = f"{flops / 1e12:,.0f} TFLOP in {passes:g} passes, {share:.0%} of the peak"
+        return TimePart(name, flops / self.ranks / (share * self.gpu.flops), note)
+
+    def _moved(self, name: str, num_bytes: float, what: str, seconds: float = 0.0) -> TimePart:
+        """Returns the part that moves so many bytes on each GPU, behind `seconds` of products."""
+        seconds += num_bytes / (BANDWIDTH_SHARE * self.gpu.bandwidth)
+        share = f"{BANDWIDTH_SHARE:.0%} of the bandwidth"
+        return TimePart(name, seconds, f"{what}: {num_bytes / 1e9:,.0f} GB a GPU, {share}")
+
+    @property
+    def _trained(self) -> int:
+        return self.shape.trained_parameters(self.config.ajet.trainer_common.lora.rank)
+
+    def _optimizer(self) -> TimePart:
+        steps = self._epochs * self._optimizer_steps
+        parameters = self._trained / self.ranks
+        if not self._offloads:
+            num_bytes = ADAM_BYTES * number_bytes(self.config, gpu=True)[1] / 4
+            if not self.is_sharded:  # masters beside the weights: copied, and gradients added
+                num_bytes += 6 + 10 * self.micro_batches
+            return self._moved("optimizer", steps * num_bytes * parameters, f"{steps} AdamW steps")
+        at_memory = ADAM_BYTES * parameters * self.ranks_of_node / HOST_BANDWIDTH
+        seconds = steps * max(ADAM_CPU_S * parameters / self.cpus_of_rank, at_memory)
+        note = f"{steps} AdamW steps on {self.cpus_of_rank:g} CPUs a rank (param_offload)"
+        return TimePart("optimizer", seconds, note)
+
+    def _communication(self, hidden_s: float) -> TimePart:
+        """Returns what is left of the communication behind so many seconds of computation, with
+        which it overlaps."""
+        fsdp, shape = self.config.ajet.trainer_common.fsdp_config, self.shape
+        state_bytes = number_bytes(self.config, gpu=True)[1]
+        optimizer_steps = self._epochs * self._optimizer_steps
+        sums = passes = optimizer_steps * self.micro_batches
+        gathers = passes * (1 + fsdp.reshard_after_forward)
+        if fsdp.keep_gathered:
+            gathers = sums = optimizer_steps
+        gathers += passes * has_reference(self.config)
+        gathers += self._scores_before * self._optimizer_steps * self.micro_batches
+        moved = (
+            gathers * self._compute_bytes * shape.parameters + sums * state_bytes * self._trained
+        )
+        moved *= (self.ranks - 1) / self.ranks
+        is_one_node = self.ranks <= self.ranks_of_node
+        link = self.gpu.link if is_one_node else min(self.gpu.link, NETWORK)
+        seconds = moved / (LINK_SHARE * link)
+        if self._offloads:
+            over_pcie = gathers * shape.parameters + sums * self._trained
+            over_pcie *= state_bytes / self.ranks
+            seconds += over_pcie / (PCIE_SHARE * PCIE)
+            moved += over_pcie
+        note = f"{moved / 1e9:,.0f} GB a GPU in {seconds:.1f} s, what computation does not hide"
+        return TimePart("communication", max(0.0, seconds - hidden_s), note)
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Returns rows of the parts, their sum and the MFU."""
+        parts = [(f"  {part.name}", format_seconds(part.seconds), part.note) for part in self.parts]
+        note = (
+            f"{self.tokens.num:,} tokens ({self.tokens.layout}); ranks: {self.ranks}, "
+            f"micro-batches of each in an optimizer step: {self.micro_batches}"
+        )
+        flops = f"{self.model_flops / 1e12:,.0f} TFLOP without recomputation, on {self.gpu.name}"
+        return [
+            *parts,
+            ("update", format_seconds(self.seconds), note),
+            ("MFU of the update", f"{self.mfu:.0%}", flops),
+        ]
+
+
+def format_seconds(seconds: float) -> str:
+    """Returns a time that a person reads at a glance."""
+    if seconds < 1:
+        return f"{seconds:.2g} s"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _causal_pairs(length: int, window: int | None) -> float:
+    """Returns the pairs of a sequence's tokens and those before, themselves included, of which each
+    sees at most a window."""
+    hidden = max(0, length - window) if window else 0
+    return (length * (length + 1) - hidden * (hidden + 1)) / 2
