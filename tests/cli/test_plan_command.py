@@ -126,7 +126,7 @@ def test_a_plan_of_one_process_measures_this_machine(tmp_path, monkeypatch):
     shown = " ".join(result.stdout.split())  # a title is wrapped to the width of its table
     assert "0.9 million parameters" in shown
     assert "16 at once, 20 + 8 tokens an episode" in shown
-    assert "peak" in shown and "80 steps, without loading" in shown
+    assert "peak" in shown and "60 steps, without loading" in shown
 
 
 def test_a_trial_gives_the_plan_the_episodes_of_the_runs_own_tasks(tmp_path, monkeypatch):
