@@ -1,26 +1,31 @@
-"""Any object as plain data of a bounded size: dicts, lists, texts, numbers, bools, None.
+"""Reduces any object to plain data of a bounded size: dicts, lists, texts, numbers, bools, None.
 
     plain_value({"a": (1, np.float32(2)), 3: b"x"})   {"a": [1, 2.0], "3": "b'x'"}
     plain_value(10**6000)                             "<integer of 19932 bits>"
     plain_value(an object whose __repr__ raises)      "<Broken object>"
+    printable("\\x1b[2Jgone")                          "\\\\x1b[2Jgone"
 
-The result is a copy that JSON and UTF-8 can encode. What is cut is named where it was.
+What an episode hands over may be anything, and is written, sent and shown by code that expects
+JSON. The result can always be encoded as JSON and as UTF-8. It is a copy, so what the episode does
+to its own objects afterwards changes nothing. Containers are read by the methods of their base
+class, so a subclass that lies about its length is read as it is. What is cut or left out is named
+where it was.
+
+Not covered: a `__str__` that never returns.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 MAX_INTEGER_BITS = 4096
 """Larger integers are named by their size: from 4,300 digits on Python refuses to write them."""
 MAX_BYTES_SHOWN = 1000
-SHORT_KEY = 200
-"""Shorter keys are kept even where the characters are used up: cut, they would collide."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 """Control characters, line separators and marks that reorder text; tab and line feed may stay."""
@@ -28,7 +33,8 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u20
 
 @dataclass(frozen=True, slots=True)
 class PlainLimits:
-    """The largest plain value that is kept: nesting, values, and characters of all texts."""
+    """Holds the largest plain value that is kept: its depth, its values, and its characters in
+    all texts together."""
 
     depth: int = 100
     values: int = 100_000
@@ -40,12 +46,12 @@ _TEXT_LIMITS = PlainLimits(depth=10, values=1000, characters=1_000_000)
 
 
 def plain_value(value: Any, limits: PlainLimits = DEFAULT_LIMITS) -> Any:
-    """The value as plain data, cut to the limits. It never raises, whatever the value does."""
+    """Returns the value as plain data. It raises nothing, whatever the value is."""
     return _Reduction(limits).plain(value, 0)
 
 
 def uncut_plain_value(value: Any, limits: PlainLimits = DEFAULT_LIMITS) -> Any:
-    """The value as plain data. Raises ValueError if it would be cut."""
+    """Returns the value as plain data. Raises ValueError where it would be cut."""
     reduction = _Reduction(limits)
     plain = reduction.plain(value, 0)
     if reduction.is_cut:
@@ -64,23 +70,24 @@ def plain_text(value: Any, max_length: int) -> str:
 
 
 def num_characters(value: Any, limits: PlainLimits = DEFAULT_LIMITS) -> int:
-    """The characters of all texts in a value. Raises ValueError for one that holds more values than
-    the limit, or itself."""
-    total, num_values, stack = 0, 0, [value]
-    while stack:
-        item = stack.pop()
+    """Returns the characters of all texts in a value. Raises ValueError for one that holds more
+    values than the limit, or itself."""
+    total, num_values, waiting = 0, 0, [value]
+    while waiting:
+        each = waiting.pop()
         num_values += 1
-        if num_values + len(stack) > limits.values:
+        if num_values + len(waiting) > limits.values:
             raise ValueError(
                 f"a call's messages hold more than {limits.values} values, or themselves"
             )
-        if isinstance(item, str):
-            total += len(item)
-        elif isinstance(item, Mapping):
-            stack += islice(item.keys(), limits.values)
-            stack += islice(item.values(), limits.values)
-        elif isinstance(item, list | tuple):
-            stack += islice(item, limits.values)
+        if _is(each, str):
+            total += str.__len__(each)
+        elif _is(each, dict):
+            waiting += islice(dict.keys(each), limits.values)
+            waiting += islice(dict.values(each), limits.values)
+        elif _is(each, list) or _is(each, tuple):
+            kind: Any = list if _is(each, list) else tuple
+            waiting += islice(kind.__iter__(each), limits.values)
     return total
 
 
@@ -92,125 +99,229 @@ def without_surrogates(text: str) -> str:
 def printable(text: str) -> str:
     """Returns the text with its control characters spelled out, so that a terminal shows them and
     does not obey them."""
-    return _CONTROL.sub(
-        lambda match: (
-            "\\" + (f"x{ord(match[0]):02x}" if match[0] < "\u0100" else f"u{ord(match[0]):04x}")
-        ),
-        without_surrogates(text),
-    )
+    return _CONTROL.sub(lambda found: _escape(found[0]), without_surrogates(text))
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+
+
+SHORT_KEY = 200
+"""Keys of so many characters are kept also where the limit is used up: cut, they would be alike."""
+
+
+class _Whole(NamedTuple):
+    """Holds a container that was reduced without a cut, and what that used. The reference to the
+    container keeps its id from being another object's."""
+
+    container: Any
+    reduced: Any
+    depth: int
+    values: int
+    characters: int
 
 
 class _Reduction:
-    """Reduces one value, and counts what it uses of the limits."""
+    """Reduces one value; counts what it has used of the limits.
+
+    A container that occurs again is not reduced again where its whole fits: a few lists that hold
+    each other twice would stand for 100,000 values.
+    """
 
     def __init__(self, limits: PlainLimits) -> None:
         self._max_depth = limits.depth
         self._values_left = limits.values
         self._characters_left = limits.characters
-        self._containers: set[int] = set()  # ids of those around the value, to notice a cycle
-        self.is_cut = False
+        self._above: set[int] = set()
+        self._whole: dict[int, _Whole] = {}
+        self._num_cuts = 0
+
+    @property
+    def is_cut(self) -> bool:
+        return self._num_cuts > 0
 
     def plain(self, value: Any, depth: int) -> Any:
         self._values_left -= 1
-        if value is None or value is True or value is False:
+        kind = type(value)
+        if value is None or value is True or value is False or kind is float:
             return value
-        try:
-            return self._reduced(value, depth)
-        except (KeyboardInterrupt, MemoryError):
-            raise
-        except BaseException:  # noqa: BLE001  # the object's code; Rust panics outside Exception
-            return self._text(f"<{type_name(type(value))} object>")
-
-    def _reduced(self, value: Any, depth: int) -> Any:
-        if isinstance(value, str):  # the base class's method makes a plain str of a subclass
+        if kind is dict or kind is list:  # these first: most of what is reduced is plain already
+            return self._container(value, depth, _CONTAINERS[kind])
+        if _is(value, str):
             return self._text(str.__str__(value))
-        if isinstance(value, int):
-            bits = int.bit_length(value)
-            return int.__int__(value) if bits <= MAX_INTEGER_BITS else f"<integer of {bits} bits>"
-        if isinstance(value, float):
+        if _is(value, int):
+            return self._integer(int.__int__(value))
+        if _is(value, float):
             return float.__float__(value)
-        if isinstance(value, dict | list | tuple | set | frozenset | Mapping):
-            return self._container(value, depth)
-        if isinstance(value, bytes | bytearray):
-            cut = f"… [cut: {len(value)} bytes]" if len(value) > MAX_BYTES_SHOWN else ""
-            return self._text(f"{bytes(value[:MAX_BYTES_SHOWN])!r}{cut}")
-        if _is_array(value) and value.nbytes <= 8 * self._values_left:
-            numbers = value.tolist()
-            # numpy's longdouble has no type in Python and stays itself
-            return self.plain(float(numbers) if _is_array(numbers) else numbers, depth)
-        return self._text(str(value))
+        for kind, reduce in _CONTAINERS.items():
+            if _is(value, kind):
+                return self._container(value, depth, reduce)
+        if _is(value, bytes | bytearray):
+            return self._text(_bytes_text(value))
+        return self._other(value, depth)
+
+    def _integer(self, number: int) -> int | str:
+        bits = number.bit_length()
+        return number if bits <= MAX_INTEGER_BITS else f"<integer of {bits} bits>"
 
     def _text(self, text: str) -> str:
         if len(text) > self._characters_left:
-            self.is_cut = True
+            self._num_cuts += 1
             text = f"{text[: self._characters_left]}… [cut: {len(text)} characters]"
             self._characters_left = 0
         else:
             self._characters_left -= len(text)
         return without_surrogates(text)
 
-    def _container(self, value: Any, depth: int) -> Any:
-        in_itself = id(value) in self._containers
-        if in_itself or depth >= self._max_depth:
-            self.is_cut = True
-            place = "within itself" if in_itself else f"below {self._max_depth} others"
-            return f"<{type_name(type(value))} {place}>"
-        self._containers.add(id(value))
+    def _container(self, value: Any, depth: int, reduce: Callable[..., Any]) -> Any:
+        if id(value) in self._above:
+            self._num_cuts += 1
+            return f"<{type_name(type(value))} within itself>"
+        if depth >= self._max_depth:
+            self._num_cuts += 1
+            return f"<{type_name(type(value))} below {self._max_depth} others>"
+        known = self._whole.get(id(value))
+        if known is not None and self._fits(known, depth):
+            self._values_left -= known.values
+            self._characters_left -= known.characters
+            return known.reduced
+        num_cuts, values, characters = self._num_cuts, self._values_left, self._characters_left
+        self._above.add(id(value))
         try:
-            if isinstance(value, Mapping):
-                return self._mapping(value, depth + 1)
-            plain = self._sequence(value, depth + 1)
-            # the order of a set differs from process to process
-            return sorted(plain, key=repr) if isinstance(value, set | frozenset) else plain
+            reduced = reduce(self, value, depth + 1)
         finally:
-            self._containers.discard(id(value))
+            self._above.discard(id(value))
+        if self._num_cuts == num_cuts:
+            used = values - self._values_left, characters - self._characters_left
+            self._whole[id(value)] = _Whole(value, reduced, depth, *used)
+        return reduced
 
-    def _mapping(self, value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
-        plain: dict[str, Any] = {}
-        for key, item in self._taken(value.items()):
+    def _fits(self, known: _Whole, depth: int) -> bool:
+        return (
+            depth <= known.depth
+            and known.values <= self._values_left
+            and known.characters <= self._characters_left
+        )
+
+    def _dict(self, value: dict[Any, Any], depth: int) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key, item in self._items(dict.items(value)):
             if self._values_left <= 0:
                 break
-            name = self._key(key, depth)  # before its value, which may use up the limit
-            plain[name] = self.plain(item, depth)
-        if self._values_left <= 0 and (num_more := len(value) - len(plain)) > 0:
-            self.is_cut = True
-            plain["…"] = f"<{num_more} more>"
-        return plain
+            name = self._key(key, depth)  # before its value, which may use the limit up
+            result[name] = self.plain(item, depth)
+        if (left_out := dict.__len__(value) - len(result)) > 0 and self._values_left <= 0:
+            self._num_cuts += 1
+            result["…"] = f"<{left_out} more>"
+        return result
 
-    def _sequence(self, value: Any, depth: int) -> list[Any]:
-        plain: list[Any] = []
-        for item in self._taken(value):
+    def _list(self, value: Any, depth: int) -> list[Any]:
+        kind: Any = list if _is(value, list) else tuple
+        return self._sequence(kind.__iter__(value), kind.__len__(value), depth)
+
+    def _set(self, value: Any, depth: int) -> list[Any]:
+        kind: Any = set if _is(value, set) else frozenset
+        found = self._sequence(kind.__iter__(value), kind.__len__(value), depth)
+        return sorted(found, key=repr)  # the order of a set differs from process to process
+
+    def _sequence(self, items: Iterable[Any], length: int, depth: int) -> list[Any]:
+        result = []
+        for item in self._items(items):
             if self._values_left <= 0:
                 break
-            plain.append(self.plain(item, depth))
-        if (num_more := len(value) - len(plain)) > 0:
-            self.is_cut = True
-            plain.append(f"<{num_more} more>")
-        return plain
+            result.append(self.plain(item, depth))
+        if len(result) < length:
+            self._num_cuts += 1
+            result.append(f"<{length - len(result)} more>")
+        return result
 
-    def _taken(self, items: Iterable[Any]) -> list[Any]:
-        """As many items as the limit allows, copied at once: another thread of the episode may
-        change the container meanwhile."""
+    def _items(self, items: Iterable[Any]) -> list[Any]:
+        """Returns as many items as the limit allows. They are taken out at once, in C: another
+        thread of the episode may change the container meanwhile."""
         return list(islice(items, max(self._values_left, 0)))
 
     def _key(self, key: Any, depth: int) -> str:
-        """The key as JSON would write it."""
-        if isinstance(key, str) and len(key) <= SHORT_KEY:
-            return without_surrogates(str.__str__(key))
+        """Returns the key as JSON would write it."""
+        if type(key) is str:
+            is_short = len(key) <= SHORT_KEY
+            return without_surrogates(key) if is_short else self._text(key)
         plain = self.plain(key, depth)
         if plain is None or isinstance(plain, bool):
             return {None: "null", True: "true", False: "false"}[plain]
         return plain if isinstance(plain, str) else repr(plain)
 
+    def _other(self, value: Any, depth: int) -> Any:
+        """Reduces arrays to their numbers, and any other object to its text."""
+        if _is_array(value) and depth < self._max_depth:
+            try:
+                size, numbers = int(_size(value)), value.tolist
+                if size <= self._values_left:
+                    found = numbers()
+                    # A number that Python has no type for (numpy's longdouble) stays itself.
+                    return self.plain(float(found) if _is_array(found) else found, depth + 1)
+            except (KeyboardInterrupt, MemoryError):
+                raise
+            except BaseException:  # noqa: BLE001  # a subclass, or an array without memory
+                return self._text(f"<{type_name(type(value))} object>")
+        mapping = self._mapping(value)
+        return self._text(_text_of(value)) if mapping is None else self.plain(mapping, depth)
+
+    def _mapping(self, value: Any) -> dict[Any, Any] | None:
+        """Returns a mapping that is no dict (a view of one, say) as one; None for other objects."""
+        try:
+            if isinstance(value, Mapping):
+                return dict(islice(value.items(), max(self._values_left, 0)))
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # noqa: BLE001  # the user's code
+            return None
+        return None
+
+
+_CONTAINERS: dict[Any, Callable[..., Any]] = {
+    dict: _Reduction._dict,
+    list: _Reduction._list,
+    tuple: _Reduction._list,
+    set: _Reduction._set,
+    frozenset: _Reduction._set,
+}
+
+
+def _is(value: Any, kind: Any) -> bool:
+    """Returns True if the value's type derives from this one; `isinstance` asks the object too."""
+    return issubclass(type(value), kind)
+
 
 def _is_array(value: Any) -> bool:
-    """Whether this is a number or array of numpy or torch, if the process has imported them."""
+    """Returns True for numbers and arrays of numpy and torch, which are imported if there are
+    any."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-    types = [getattr(numpy, "ndarray", None), getattr(numpy, "generic", None)]
-    types.append(getattr(torch, "Tensor", None))
-    return any(cls is not None and isinstance(value, cls) for cls in types)
+    kinds = [getattr(numpy, "ndarray", None), getattr(numpy, "generic", None)]
+    return any(kind and _is(value, kind) for kind in (*kinds, getattr(torch, "Tensor", None)))
 
 
-def type_name(cls: type) -> str:
-    """The name that `type` stores; a metaclass may define another attribute."""
-    return type.__dict__["__name__"].__get__(cls)[:100]
+def _size(array: Any) -> int:
+    return array.numel() if hasattr(array, "numel") else array.size
+
+
+def _bytes_text(value: Any) -> str:
+    kind: Any = bytes if _is(value, bytes) else bytearray
+    length = kind.__len__(value)
+    shown = repr(bytes(kind.__getitem__(value, slice(MAX_BYTES_SHOWN))))
+    return shown if length <= MAX_BYTES_SHOWN else f"{shown}… [cut: {length} bytes]"
+
+
+def _text_of(value: Any) -> str:
+    """Returns `str(value)`, or the name of its type where that fails."""
+    try:
+        return str.__str__(str(value))
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001  # the user's code; libraries in Rust panic outside Exception
+        return f"<{type_name(type(value))} object>"
+
+
+def type_name(kind: type) -> str:
+    """Returns the type's name as `type` stores it; a metaclass may define another attribute."""
+    return type.__dict__["__name__"].__get__(kind)[:100]

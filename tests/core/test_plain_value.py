@@ -81,3 +81,34 @@ def test_keys_stay_apart_where_the_first_value_has_used_the_limit_up():
         "one": "xxxxx… [cut: 9 characters]",
         "two": "… [cut: 1 characters]",
     }
+
+
+def tree(depth, is_shared):
+    """A list of two lists, and so on, down to a text; where it is shared, twice the same list."""
+    if depth == 0:
+        return ["leaf"]
+    first = tree(depth - 1, is_shared)
+    return [first, first if is_shared else tree(depth - 1, is_shared)]
+
+
+@pytest.mark.parametrize("limit", ["values", "characters", "depth"])
+def test_a_container_that_occurs_again_is_cut_where_another_like_it_would_be(limit):
+    whole = {"values": 100, "characters": 100, "depth": 10}
+    for bound in range(1, 70):
+        limits = PlainLimits(**(whole | {limit: bound}))
+        assert plain_value(tree(4, True), limits) == plain_value(tree(4, False), limits)
+
+
+def test_a_container_that_occurs_again_is_reduced_once():
+    asked = []
+
+    class Leaf:
+        def __str__(self):
+            asked.append(self)
+            return "leaf"
+
+    value = [Leaf()]
+    for _ in range(10):
+        value = [value, value]
+    assert plain_value(value) == tree(10, True)
+    assert len(asked) == 1

@@ -18,6 +18,7 @@ TUTORIAL = Path(__file__).parents[2] / "tutorial" / "example_many_adapters"
 def test_the_tutorials_client_trains_both_adapters_of_a_server(tmp_path, backbone):
     conf = (TUTORIAL / "two_sides.yaml").read_text().replace("workflow.py->TugOfWar", "null")
     changes = {
+        "path: embedded:math": "path: embedded:guess_number",  # of eight replies some have digits
         "total_training_steps: 30": "total_training_steps: 1",
         "val_before_train: true": "val_before_train: false",
         "test_freq: 30": "test_freq: 0",

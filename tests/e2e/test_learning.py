@@ -17,7 +17,6 @@ from ajet.cli.launcher import app
 from ajet.core.model.template_file import EMBEDDED_DIR
 from tests.e2e.toy_run import ToyRun
 
-RISE = 0.2
 DIGITS = """
 from ajet import Workflow, WorkflowOutput
 
@@ -59,7 +58,7 @@ def rewards(run: ToyRun) -> list[float]:
 def test_reward_rises_in_twelve_steps(tmp_path):
     curve = rewards(trained(tmp_path, "ajet.trainer_common.total_training_steps=12"))
     assert len(curve) == 12
-    assert fmean(curve[-3:]) - fmean(curve[:3]) > RISE
+    assert fmean(curve[-3:]) > 3 * fmean(curve[:3])
 
 
 def test_with_learning_rate_zero_the_weights_stay_exactly_as_they_are(tmp_path):

@@ -88,7 +88,7 @@ def test_it_trains_and_says_what_has_no_effect(trained):
     lines = process.stderr.splitlines()
     # Two steps of four tasks may have nothing to learn from, and the start model was made with
     # another prompt than the tutorial's: some of its calls are broken.
-    expected = ("notice: ignored by backbone debug: ", "warning: no group of ", "warning: step ")
+    expected = ("notice: ignored", "warning: no group of ", "warning: step ")
     assert all(line.startswith(expected) for line in lines), lines
 
 
