@@ -280,8 +280,7 @@ def local_plan(
     budget_s: float = BUDGET_S,
 ) -> LocalPlan:
     """Measures this machine and returns the plan; a trial's lengths replace `size`. `tell` gets a
-    line that says what is about to be measured. No
-    longer pass is measured after `budget_s`."""
+    line that says what is about to be measured. No longer pass begins after `budget_s`."""
     path = config.ajet.model.path
     if path is None:
         raise ConfigError(
@@ -326,12 +325,9 @@ def _measure(
 ) -> Measured:
     """Returns the seconds of the whole model, from those of two models of its first layers."""
     shape, size, whole = plan.shape, plan.size, len(plan.shape.layers)
-    few = 1 + max(shape.layers.index(layer) for layer in set(shape.layers))
-    more = min(whole, few + MORE)
-    few, more = (
-        replace(shape, layers=shape.layers[:few]),
-        replace(shape, layers=shape.layers[:more]),
-    )
+    num_few = 1 + max(shape.layers.index(layer) for layer in set(shape.layers))
+    num_more = min(whole, num_few + MORE)
+    few, more = (replace(shape, layers=shape.layers[:num]) for num in (num_few, num_more))
     in_layers = sum(layer.parameters for layer in more.layers)
     needed = STATE_BYTES * (shape.embedding_parameters + in_layers)
     if needed > (machine_memory() or needed):
@@ -364,7 +360,7 @@ def _measure(
     prompts = lengths if trial is None or trial.seconds is None else None
     high = np.array((*_rollout_seconds(plan, model, prompts, rows), group_s, optimizer_s))
     seconds = high
-    if few is not more:
+    if num_few < num_more:
         model = _random_model(plan, model_config, few)
         update_s, optimizer_s = _update_seconds(model, plan, [s for g in groups for s in g])
         rollout_s = _rollout_seconds(plan, model, prompts, rows)

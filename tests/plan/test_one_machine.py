@@ -1,6 +1,8 @@
 """The arithmetic of a plan on one machine, with times that a test gives."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -179,3 +181,13 @@ def test_a_machine_is_measured_with_short_episodes_where_there_is_no_time_for_lo
     assert long.measured.note == f"{note}, episodes of 20 + 10 tokens"
     short = local_plan(config, batch, EpisodeSize(16, 8), budget_s=0)
     assert short.measured.note == note
+
+
+def test_a_model_whose_first_layers_are_all_of_them_is_measured_once(tmp_path):
+    config = json.loads(Path("ajet/embedded/math/config.json").read_text())
+    config |= {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    batch = BatchPlan(config_with(f"ajet.model.path={tmp_path}"), 100, 24)
+    plan = local_plan(batch.config, batch, EpisodeSize(16, 8), budget_s=0)
+    assert plan.measured.note.startswith("measured with 1 of 1 layers")
+    assert plan.rollout_s > 0 and plan.update_s > 0
