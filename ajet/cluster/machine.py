@@ -6,17 +6,16 @@ from pathlib import Path
 from ajet.cluster.gpus import local_gpus
 from ajet.cluster.placement import Node, Placement, configured_nodes, place
 from ajet.core.config import AjetConfig
+from ajet.core.processor import num_processors
 
 THIS_MACHINE = "this machine"
 
 
 def local_node() -> Node:
     """Returns this machine's resources."""
-    has_affinity = hasattr(os, "sched_getaffinity")  # macOS has not
-    cpus = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     memory = machine_memory()
     assert memory is not None, "Ray's backbones do not run on Windows"
-    return Node(THIS_MACHINE, float(cpus), local_gpus(), memory=memory / 2**30)
+    return Node(THIS_MACHINE, float(num_processors()), local_gpus(), memory=memory / 2**30)
 
 
 def gpus_taken(config: AjetConfig) -> tuple[int, ...]:

@@ -1,8 +1,15 @@
-"""Reads what instructions this machine's processor has, without torch."""
+"""What this machine's processors are, without torch."""
 
+import os
 from pathlib import Path
 
 BFLOAT16_INSTRUCTIONS = {"avx512_bf16", "amx_bf16"}
+
+
+def num_processors() -> int:
+    """How many processors this process may use."""
+    has_affinity = hasattr(os, "sched_getaffinity")  # macOS has not
+    return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
 
 
 def has_bfloat16_instructions(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:

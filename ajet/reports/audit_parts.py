@@ -20,6 +20,7 @@ from pathlib import Path
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import RunFailed
+from ajet.core.processor import num_processors
 from ajet.core.record.episode_reader import EpisodeFilter
 from ajet.core.record.recorded_run import RecordedRun
 from ajet.core.record.screen_log import begin_screen_log
@@ -59,7 +60,8 @@ def audit_parts(
         for at in range(0, len(ids), part_size)
     ]
     if num_processes is None:
-        num_processes = _num_processors() if len(ids) >= PARALLEL_FROM else 1
+        is_long = len(ids) >= PARALLEL_FROM
+        num_processes = min(MAX_PROCESSES, num_processors()) if is_long else 1
     if num_processes == 1:
         yield from map(_audited, parts)
         return
@@ -75,11 +77,6 @@ def audit_parts(
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _num_processors() -> int:
-    has_affinity = hasattr(os, "sched_getaffinity")  # macOS has not
-    return min(MAX_PROCESSES, len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1)
 
 
 def _begin_process() -> None:
