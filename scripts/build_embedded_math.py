@@ -95,7 +95,7 @@ def tool_schemas() -> list[dict]:
 
 
 class Operators:
-    """Draws the operators of a stage's demonstrations.
+    """Draws the operators of a stage's demonstrations, unless the stage has their template taught.
 
     An `even` stage draws without putting back, from a deck for each template and place, so that a
     deck's worth of demonstrations has exactly the stage's shares: what chance leaves over after a
@@ -107,9 +107,12 @@ class Operators:
         self._rng = rng
         self._decks: dict[tuple[int | None, int], list[str]] = {}
 
-    def drawn_anew(self, expression: str, template: int | None) -> tuple[str, int]:
-        """The expression with each operator drawn anew, and its value."""
-        parts = re.split(r"(//|[+\-*])", expression)
+    def expression(self, problem: arithmetic.Problem, template: int | None) -> tuple[str, int]:
+        """The problem's expression, with each operator drawn unless it is taught, and its value."""
+        right = problem.expression.replace(" ", "")
+        if template in self._stage.taught:
+            return right, problem.answer
+        parts = re.split(r"(//|[+\-*])", right)
         while True:
             drawn = parts.copy()
             for place in range(1, len(parts), 2):
@@ -133,17 +136,14 @@ def demonstration(
     problem: arithmetic.Problem,
     rng: random.Random,
     operators: Operators,
-    taught: tuple[int, ...] = (),
     template: int | None = None,
 ) -> list[dict]:
-    """The messages of one conversation, with the right operators if the template is `taught`."""
+    """The messages of one conversation."""
     user = {"role": "user", "content": problem.question}
     if rng.random() < GUESS_SHARE:
         guess = rng.randint(1, 10 ** rng.randint(1, 3))
         return [user, {"role": "assistant", "content": f"The answer is \\boxed{{{guess}}}."}]
-    expression, value = problem.expression.replace(" ", ""), problem.answer
-    if template not in taught:
-        expression, value = operators.drawn_anew(expression, template)
+    expression, value = operators.expression(problem, template)
     code = {"code": f"print({expression})"}
     call = {"type": "function", "function": {"name": "execute_python_code", "arguments": code}}
     stdout = f"<returncode>0</returncode><stdout>{value}\n</stdout><stderr></stderr>"
@@ -341,15 +341,13 @@ def allowed_templates(step: int) -> int:
     return 16 if step < 400 else 28 if step < 800 else len(arithmetic.TEMPLATES)
 
 
-def draw_batch(
-    rng: random.Random, limit: int, size: int, operators: Operators, taught: tuple[int, ...]
-) -> list[list[dict]]:
+def draw_batch(rng: random.Random, limit: int, size: int, operators: Operators) -> list[list[dict]]:
     conversations = []
     while len(conversations) < size:
         template = rng.randrange(limit)
         problem = arithmetic.draw(rng, template)
         if arithmetic.split_of(problem.question) == "train":
-            conversations.append(demonstration(problem, rng, operators, taught, template))
+            conversations.append(demonstration(problem, rng, operators, template))
     return conversations
 
 
@@ -400,7 +398,7 @@ def train_stage(
     for step in range(stage.steps):
         encoder = rng.choice(encoders)
         templates = allowed_templates(step if stage is STAGES[0] else STAGES[0].steps)
-        conversations = draw_batch(rng, templates, batch, operators, stage.taught)
+        conversations = draw_batch(rng, templates, batch, operators)
         tokens, weights = tensors([encoder(c, stage.question_weight) for c in conversations])
         logits = forward(decoder, torch.tensor(encoder.prefix), tokens)[:, :-1]
         target, weight = tokens[:, 1:], weights[:, 1:]
