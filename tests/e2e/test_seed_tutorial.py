@@ -7,6 +7,7 @@ time.
 
 import contextlib
 import json
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -88,8 +89,12 @@ def test_it_trains_and_says_what_has_no_effect(trained):
     lines = process.stderr.splitlines()
     # Two steps of four tasks may have nothing to learn from, and the start model was made with
     # another prompt than the tutorial's: some of its calls are broken.
-    expected = ("notice: ignored", "warning: no group of ", "warning: step ")
-    assert all(line.startswith(expected) for line in lines), lines
+    expected = (
+        r"notice: ignored(?: by backbone debug)?: ",
+        r"warning: no group of step ",
+        r"warning: step \d+: \d+ of \d+ replies to an offer of tools have a call ",
+    )
+    assert all(re.match("|".join(expected), line) for line in lines), lines
 
 
 def test_the_run_folder_has_what_is_documented(trained):
@@ -120,7 +125,8 @@ def test_its_agent_used_the_tool_and_the_judge_its_answers(trained):
         texts = " ".join(row[0] for row in connection.execute("SELECT messages FROM turns"))
         rewards = {row[0] for row in connection.execute("SELECT reward FROM episodes")}
         trained = connection.execute("SELECT sum(length(loss_mask)) FROM turns").fetchone()[0]
-    assert statuses.keys() <= {"ok", "truncated"} and statuses["ok"] > 16
+    assert statuses.keys() <= {"ok", "truncated"} and sum(statuses.values()) == 32
+    assert statuses["ok"] > 16
     assert "execute_python_code" in replies and "returncode" in texts
     assert rewards == {0.0, 1.0}
     assert trained > 0
