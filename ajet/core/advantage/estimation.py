@@ -58,8 +58,8 @@ def estimate(credits: Sequence[GroupCredit], settings: EstimatorSettings) -> Adv
     """Computes the advantages of all groups of a step.
 
     It needs them all at once, because whitening and batch baselines are computed over the whole
-    batch. Agents with rewards of their own are computed apart (agent_views.py); the names of their
-    metrics end with the agent's.
+    batch. Agents that earn separate rewards are computed separately (agent_views.py); the names of
+    their metrics end with the agent's.
     """
     views = agent_views(credits)
     if not views:

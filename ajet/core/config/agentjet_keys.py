@@ -2,7 +2,7 @@
 
 lora.lora_rank: 8                 trainer_common.lora.rank
 astuner: {…}                      ajet: {…}
-rollout.mode: async               what always holds: taken, and nothing is said
+rollout.mode: async               what always holds: accepted silently
 optim.zero_indexed_step: false    taken, with a notice
 optim.optimizer: SGD              refused: it would change the experiment
 """
