@@ -31,7 +31,7 @@ from pydantic_core import PydanticUndefined
 from typer.testing import CliRunner
 
 import ajet
-from ajet.cli.launcher import COMMANDS, app
+from ajet.cli.launcher import COMMANDS, SUBCOMMANDS, app
 from ajet.core.config.section import ALL_BACKBONES, NoEffect, Section, Since
 from ajet.core.config.tree import AjetConfig
 from ajet.core.record import episode_schema, run_folder
@@ -103,11 +103,13 @@ class Pages:
 
 
 def command_pages() -> Iterator[tuple[str, str]]:
-    """Yields a page for each command, as (name, text): its `--help`, in 88 columns."""
+    """Yields a page for each command and subcommand, as (name, text): its `--help`, in 88 columns."""
     for name in COMMANDS:
-        shown = CliRunner().invoke(app, [name, "--help"], terminal_width=88, max_content_width=88)
-        said = shown.output.replace("Usage: root ", "Usage: ajet ")
-        yield name, f"# ajet {name}\n\n```text\n{said.strip()}\n```\n"
+        for words in ([name], *([name, subcommand] for subcommand in SUBCOMMANDS.get(name, ()))):
+            arguments = [*words, "--help"]
+            shown = CliRunner().invoke(app, arguments, terminal_width=88, max_content_width=88)
+            text = shown.output.replace("Usage: root ", "Usage: ajet ").strip()
+            yield "-".join(words), f"# ajet {' '.join(words)}\n\n```text\n{text}\n```\n"
 
 
 def config_pages() -> Iterator[tuple[str, str]]:

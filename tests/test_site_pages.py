@@ -8,7 +8,7 @@ import pytest
 from pydantic import Field
 
 import ajet
-from ajet.cli.launcher import COMMANDS
+from ajet.cli.launcher import COMMANDS, SUBCOMMANDS
 from ajet.core.config.section import Section, Since, leaves
 from ajet.core.config.tree import AjetConfig
 from scripts.site_pages import (
@@ -63,7 +63,8 @@ def test_every_command_is_in_the_list_of_commands():
 
 def test_every_command_has_a_page_and_every_public_name_an_entry():
     pages = dict(command_pages())
-    assert list(pages) == list(COMMANDS)
+    subcommands = {f"{group}-{name}" for group, names in SUBCOMMANDS.items() for name in names}
+    assert set(pages) == {*COMMANDS, *subcommands}
     assert "Usage: ajet check [OPTIONS]" in pages["check"]
     assert [name for name in ajet.__all__ if f"::: ajet.{name}\n" not in python_page()] == []
     assert "`episode_id`" in run_folder_page()

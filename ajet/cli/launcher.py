@@ -1,7 +1,8 @@
 """Defines the command line: `ajet`, and `python -m ajet.cli.launcher`.
 
     ajet --conf X.yaml --backbone debug key=value      trains, as does `ajet train …`
-    ajet COMMAND …                                     `GROUPS`, each loaded when it is asked for
+    ajet COMMAND …                                     `SECTIONS`
+    ajet GROUP COMMAND …                               `SUBCOMMANDS`; modules are imported on use
 
 Exit codes: 0 done, 1 the user's error in one line, 2 wrong usage, 130 stopped by Ctrl-C, 143 by
 SIGTERM. This module only wires.
@@ -12,8 +13,9 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +32,7 @@ from ajet.core.errors import AjetError, ConfigError
 from ajet.core.plain_value import printable
 from ajet.core.redaction import redact
 
-GROUPS = {
+SECTIONS = {
     "Start": {
         "init": "ajet.cli.init:init",
         "examples": "ajet.cli.examples:examples",
@@ -45,32 +47,61 @@ GROUPS = {
         "eval": "ajet.cli.eval:evaluate",
         "stop": "ajet.cli.stop:stop",
         "optimize-prompt": "ajet.cli.optimize_prompt:optimize_prompt",
-        "env-check": "ajet.cli.env_check:env_check",
     },
     "Inspect": {
         "view": "ajet.cli.view:view",
-        "audit": "ajet.cli.audit:audit",
-        "replay": "ajet.cli.replay:replay",
-        "score": "ajet.cli.score:score",
-        "fork": "ajet.cli.fork:fork",
-        "trace": "ajet.cli.trace:trace",
+        "inspect": "Audit, replay, fork, score, trace, rebuild, env.",
     },
     "Data": {
         "convert": "ajet.cli.convert:convert",
-        "prepare-data": "ajet.cli.prepare_data:prepare_data",
-        "distill-data": "ajet.cli.distill_data:distill_data",
+        "data": "Write data sets: prepare, distill.",
         "export": "ajet.cli.export:export",
     },
     "Serve": {
         "serve": "ajet.cli.serve:serve",
         "servers": "ajet.cli.servers:servers",
-        "rebuild": "ajet.cli.rebuild:rebuild",
     },
 }
-COMMANDS = {name: address for group in GROUPS.values() for name, address in group.items()}
+"""The sections of `ajet --help`. Maps a command to its function, and a group to its help line."""
+SUBCOMMANDS = {
+    "inspect": {
+        "audit": "ajet.cli.audit:audit",
+        "replay": "ajet.cli.replay:replay",
+        "fork": "ajet.cli.fork:fork",
+        "score": "ajet.cli.score:score",
+        "trace": "ajet.cli.trace:trace",
+        "rebuild": "ajet.cli.rebuild:rebuild",
+        "env": "ajet.cli.env_check:env_check",
+    },
+    "data": {
+        "prepare": "ajet.cli.prepare_data:prepare_data",
+        "distill": "ajet.cli.distill_data:distill_data",
+    },
+}
+COMMANDS = {name: target for section in SECTIONS.values() for name, target in section.items()}
+FORMER_NAMES = {
+    "audit": "inspect audit",
+    "replay": "inspect replay",
+    "fork": "inspect fork",
+    "score": "inspect score",
+    "trace": "inspect trace",
+    "rebuild": "inspect rebuild",
+    "env-check": "inspect env",
+    "prepare-data": "data prepare",
+    "distill-data": "data distill",
+}
+"""Commands as 0.1.0 named them. They still work, and no help lists them."""
 UsageError: Any = typer.BadParameter.__mro__[1]
 """Is click's class. It is in the package click or within typer, by typer's version."""
+HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
+
+
+class NoSuchCommand(UsageError):  # type: ignore[misc]
+    """A group was called with a command that it does not have."""
+
+
 CODES_OF_USAGE = {
+    "NoSuchCommand": Code.NO_SUCH_COMMAND,
     "NoSuchOption": Code.NO_SUCH_OPTION,
     "MissingParameter": Code.ARGUMENT_MISSING,
     "BadOptionUsage": Code.ARGUMENT_MISSING,
@@ -87,6 +118,31 @@ DASHED_OVERRIDE = re.compile(r"--?[A-Za-z_]\w*(\.\w+)+(=.*)?", re.DOTALL)
 TAKES_A_VALUE = ("--conf", "--backbone", "--exp-dir", "--project-dir", "--debug", "--db")
 
 
+def load_command(name: str, address: str) -> Any:
+    """Imports `module:function` and returns it as a command of click's."""
+    module, _, function = address.partition(":")
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app.command(name)(getattr(import_module(module), function))
+    return get_command(app)
+
+
+class Subcommands(TyperGroup):
+    """A group such as `ajet inspect`; its commands are imported on use."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(SUBCOMMANDS[str(self.name)])
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        address = SUBCOMMANDS[str(self.name)].get(cmd_name)
+        return None if address is None else load_command(cmd_name, address)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        commands = SUBCOMMANDS[str(self.name)]
+        if not args[0].startswith("-") and args[0] not in commands:
+            raise NoSuchCommand(no_such_command(args[0], {name: name for name in commands}), ctx)
+        return super().resolve_command(ctx, args)
+
+
 class Launcher(TyperGroup):
     """Finds the command of a command line, trains when there is none, and reports errors in one
     line."""
@@ -95,21 +151,30 @@ class Launcher(TyperGroup):
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in COMMANDS:
-            return None
-        module, _, function = COMMANDS[cmd_name].partition(":")
-        app = typer.Typer(
-            add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
-        )
-        app.command(cmd_name)(getattr(import_module(module), function))
-        return get_command(app)
+        if cmd_name in FORMER_NAMES:
+            group, _, name = FORMER_NAMES[cmd_name].partition(" ")
+            return load_command(cmd_name, SUBCOMMANDS[group][name])
+        if cmd_name in SUBCOMMANDS:
+            return Subcommands(
+                name=cmd_name,
+                help=COMMANDS[cmd_name],
+                no_args_is_help=True,
+                rich_markup_mode=None,
+                context_settings=HELP_OPTIONS,
+            )
+        if cmd_name in COMMANDS:
+            return load_command(cmd_name, COMMANDS[cmd_name])
+        return None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         width = max(map(len, COMMANDS))
-        for title, group in GROUPS.items():
+        for title, section in SECTIONS.items():
             rows = [
-                (name.ljust(width), self.get_command(ctx, name).get_short_help_str(80))
-                for name in group
+                (
+                    typer.style(name.ljust(width), fg="cyan"),
+                    self.get_command(ctx, name).get_short_help_str(80),
+                )
+                for name in section
             ]
             with formatter.section(typer.style(title, bold=True)):
                 formatter.write_dl(rows)
@@ -194,22 +259,19 @@ def command_first(args: Sequence[str]) -> list[str]:
     if not args or args[0] in ROOT_OPTIONS:
         return list(args)
     for index, arg in _positional_arguments(args):
-        if arg in COMMANDS:
+        if arg in COMMANDS or arg in FORMER_NAMES:
             return [arg, *args[:index], *args[index + 1 :]]
     return ["train", *args]
 
 
 def mistyped_command(args: Sequence[str]) -> str | None:
-    """Says what is wrong with a positional argument that seems to be meant as a command; None where
-    nothing is."""
-    from difflib import get_close_matches
-
+    """Returns the message for a positional argument that looks like a mistyped command, or None."""
     positionals = _positional_arguments(args)
-    commands = [arg for _, arg in positionals if arg in COMMANDS]
+    commands = [arg for _, arg in positionals if arg in COMMANDS or arg in FORMER_NAMES]
     is_config = [arg for _, arg in positionals if arg.endswith((".yaml", ".yml"))]
     if is_config and "--conf" not in args and (not commands or commands[0] in TAKES_A_CONFIG):
         words = " ".join(["ajet", *commands[:1], "--conf", is_config[0]])
-        return f"{is_config[0]!r} is a config, no command: write {words}"
+        return f"{is_config[0]!r} is a config, not a command: write {words}"
     words = [arg for index, arg in positionals if not index or not args[index - 1].startswith("-")]
     if commands and commands[0] in TAKES_A_CONFIG and len(commands) > 1 and commands[1] in words:
         return f"two commands: {commands[0]!r} and {commands[1]!r}; give one of them"
@@ -218,11 +280,19 @@ def mistyped_command(args: Sequence[str]) -> str | None:
     for index, arg in positionals:
         if index and args[index - 1].startswith("-"):
             continue  # it may be the value of an option
-        close = get_close_matches(arg, COMMANDS, 1)
-        if close or index == 0:
-            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(COMMANDS)}"
-            return f"no such command: {arg!r}; {hint}"
+        commands = {name: name for name in COMMANDS}
+        commands |= {name.partition(" ")[2]: name for name in FORMER_NAMES.values()}
+        if index == 0 or get_close_matches(arg, commands, 1):
+            return no_such_command(arg, commands)
     return None
+
+
+def no_such_command(word: str, commands: Mapping[str, str]) -> str:
+    """Names the closest command, or all of them. Maps what people type to the command they mean."""
+    close = get_close_matches(word, commands, 1)
+    if close:
+        return f"no such command: {word!r}; did you mean {commands[close[0]]!r}?"
+    return f"no such command: {word!r}; there are {', '.join(commands.values())}"
 
 
 def override_with_dashes(args: Sequence[str]) -> str | None:
@@ -262,7 +332,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: rich alone takes longer to import than typer
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=HELP_OPTIONS,
 )
 
 

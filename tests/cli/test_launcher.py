@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ajet.cli.launcher import COMMANDS, app, command_first, mistyped_command
+from ajet.cli.launcher import COMMANDS, FORMER_NAMES, app, command_first, mistyped_command
 from ajet.core.workflow import registry
 
 FLOW = """
@@ -337,13 +337,14 @@ def test_check_shows_a_path_with_brackets_as_it_is(project):
     [
         ("chek --conf x.yaml", "no such command: 'chek'; did you mean 'check'?"),
         ("--conf x.yaml chek", "no such command: 'chek'; did you mean 'check'?"),
+        ("distil --out x", "no such command: 'distil'; did you mean 'data distill'?"),
         ("foo --conf x.yaml", "no such command: 'foo'; there are init, examples, check, plan"),
         ("--conf x.yaml a=1", None),
         ("--conf chek --backbone debug", None),
         ("train trian", None),
         ("--split training", None),
-        ("solver.yaml", "'solver.yaml' is a config, no command: write ajet --conf solver.yaml"),
-        ("check solver.yaml", "'solver.yaml' is a config, no command: write ajet check --conf s"),
+        ("solver.yaml", "'solver.yaml' is a config, not a command: write ajet --conf solver.yaml"),
+        ("check solver.yaml", "'solver.yaml' is a config, not a command: write ajet check --conf s"),
         ("convert script.yaml", None),
     ],
 )
@@ -448,6 +449,19 @@ def test_every_commands_line_in_the_list_is_whole():
     lines = {line.split()[0]: line for line in listed.splitlines() if line.startswith("  ")}
     assert list(lines) == list(COMMANDS)
     assert [line for line in lines.values() if line.endswith("...") or len(line.split()) < 4] == []
+
+
+@pytest.mark.parametrize(("former", "name"), FORMER_NAMES.items())
+def test_a_subcommand_is_also_found_under_its_former_name(former, name):
+    helps = [run(*words.split(), "--help").stdout.partition("\n")[2] for words in (former, name)]
+    assert helps[0] == helps[1] != ""
+
+
+def test_a_mistyped_subcommand_is_a_usage_error_with_a_hint():
+    result = run("inspect", "adit", "run")
+    assert result.exit_code == 2
+    [*_, line] = result.stderr.splitlines()
+    assert line == "Error: no such command: 'adit'; did you mean 'audit'? [AJ-USE-001]"
 
 
 def test_every_option_has_help():
