@@ -4,7 +4,6 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-from ajet.backbones.trial import try_rollout
 
 from ajet import assembly
 from ajet.backbones.evaluating import EvaluationPlan, LoadedSubject, measure
@@ -13,6 +12,7 @@ from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
 from ajet.core.task.task import Task
 from ajet.online.held_out import play_held_out
+from ajet.plan.trial import try_rollout
 
 CONFIG = AjetConfig.model_validate(
     {"ajet": {"model": {"path": "embedded:math"}, "task_judge": {"judge_protocol": "math"}}}
@@ -63,7 +63,7 @@ def test_the_engine_and_the_gateway_are_closed(rollout, monkeypatch):
     engine, gateway = Engine(), Gateway()
     monkeypatch.setattr(assembly, "make_gateway", lambda config: gateway)
     monkeypatch.setattr(
-        "ajet.backbones.trial.load_subject",
+        "ajet.plan.trial.load_subject",
         lambda config, subject: LoadedSubject("m", engine, Unreadable()),
     )
     with pytest.raises(ModelError, match="unreadable"):
