@@ -103,7 +103,7 @@ class Pages:
 
 
 def command_pages() -> Iterator[tuple[str, str]]:
-    """Yields a page for each command and subcommand, as (name, text): its `--help`, in 88 columns."""
+    """Yields a page for each command and subcommand, as (name, text): its `--help`."""
     for name in COMMANDS:
         for words in ([name], *([name, subcommand] for subcommand in SUBCOMMANDS.get(name, ()))):
             arguments = [*words, "--help"]

@@ -344,7 +344,7 @@ def test_check_shows_a_path_with_brackets_as_it_is(project):
         ("train trian", None),
         ("--split training", None),
         ("solver.yaml", "'solver.yaml' is a config, not a command: write ajet --conf solver.yaml"),
-        ("check solver.yaml", "'solver.yaml' is a config, not a command: write ajet check --conf s"),
+        ("check solver.yaml", "'solver.yaml' is a config, not a command: write ajet check --conf "),
         ("convert script.yaml", None),
     ],
 )

@@ -35,7 +35,8 @@ def test_the_first_steps_tokens_have_the_probability_that_the_sampler_recorded(s
     with EpisodeReader(scored.episodes_db) as reader:
         turns = reader.episode(FIRST).turns
     for turn, at_first, at_last in zip(turns, before.turns, after.turns, strict=True):
-        np.testing.assert_allclose(at_first, turn.logprobs, atol=1e-4)
+        # torch's own float32 is up to 1.1e-4 from its float64 on this model.
+        np.testing.assert_allclose(at_first, turn.logprobs, atol=5e-4)
         assert np.abs(np.array(at_last) - turn.logprobs).max() > 1e-3  # a step was learnt
     assert "step 0: mean log-probability" in result.stdout and "written: " in result.stdout
 
