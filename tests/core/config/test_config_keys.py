@@ -1,5 +1,6 @@
 """Every key of AgentJet's default YAML is honoured, taken with a notice, or refused."""
 
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import get_args
@@ -10,7 +11,7 @@ from pydantic import BaseModel
 
 from ajet.core.config import AjetConfig, load_config, load_stages
 from ajet.core.config.agentjet_keys import ABSENT
-from ajet.core.config.compose import PACKAGED, compose, read_yaml
+from ajet.core.config.compose import compose
 from ajet.core.config.environment import CustomEnv
 from ajet.core.config.rollout import RolloutConfig
 from ajet.core.config.saved import saved_config
@@ -18,6 +19,7 @@ from ajet.core.config.section import Section
 from ajet.core.config.task_reader import BUILT_IN_READERS
 from ajet.core.errors import ConfigError
 from ajet.tool_parsers import PARSERS
+from scripts import default_config
 
 HONOURED = {
     "project_name": "p", "experiment_name": "e", "experiment_dir": "d", "backbone": "verl",
@@ -372,23 +374,19 @@ def test_every_field_says_in_a_sentence_what_it_is(path):
         assert text[:1].strip() and text.endswith("."), f"{path}.{name}"
 
 
-@pytest.mark.parametrize("root", ["ajet", "verl", "trinity"])
-def test_the_default_yaml_and_the_tree_agree_key_by_key(root):
-    folder = dict(zip(("ajet", "verl", "trinity"), PACKAGED, strict=True))[root]
-    written = read_yaml(folder / f"{root}_default.yaml")
-    defaults = AjetConfig().to_dict()[root]
-    assert list(written) == [root]
-    assert written[root] == defaults
+@pytest.mark.parametrize("name", default_config.FILES)
+def test_the_default_yaml_is_written_from_the_tree(name):
+    text = default_config.FILES[name].read_text()
+    assert text == default_config.file_text(name), "python scripts/default_config.py --write"
+    assert yaml.safe_load(text) == {name: AjetConfig().to_dict()[name]}
 
 
 def test_the_default_yaml_has_the_keys_of_an_environment_in_a_comment():
-    text = (PACKAGED[0] / "ajet_default.yaml").read_text()
-    comment = text.partition("    # Each tag has")[2].partition("    custom_envs:")[0]
-    lines = [line.removeprefix("    #   ") for line in comment.splitlines()[1:]]
-    given = yaml.safe_load("\n".join(lines))
-    assert CustomEnv(**given) == CustomEnv(env_type=given["env_type"])
-    assert list(given) == list(CustomEnv.model_fields)
-    assert all(field.description in comment for field in CustomEnv.model_fields.values())
+    text = default_config.FILES["ajet"].read_text()
+    comment = text.partition("    # Each entry of custom_envs")[2].partition("    custom_envs:")[0]
+    entry = yaml.safe_load("\n".join(re.findall(r"(?m)^    #   (.*)$", comment)))
+    assert list(entry) == list(CustomEnv.model_fields)
+    assert CustomEnv(**entry) == CustomEnv(env_type=entry["env_type"])
 
 
 RUNS = [path for path in sorted(Path("tutorial").rglob("*.yaml")) if "\najet:" in path.read_text()]
