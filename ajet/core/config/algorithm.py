@@ -93,18 +93,18 @@ class RolloutCorrection(Section):
     def reject_bounds(self) -> dict[str, tuple[float, float]]:
         """Returns the lower and the upper bound of each measure; k2 and k3 are never negative."""
         bounds: dict[str, tuple[float, float]] = {}
-        for measure, given in self.reject.items():
-            low, high = given if isinstance(given, list) else (-given, given)
+        for measure, bound in self.reject.items():
+            low, high = bound if isinstance(bound, list) else (-bound, bound)
             bounds[measure] = low, high
         return bounds
 
     @model_validator(mode="after")
     def _bounds_can_be_met(self) -> Self:
-        for measure, given in self.reject.items():
+        for measure, bound in self.reject.items():
             low, high = self.reject_bounds[measure]
             if not low < high or high <= 0:
                 raise ValueError(f"reject.{measure}: give a number above 0, or [low, high]")
-            if isinstance(given, list) and not measure.endswith("k1"):
+            if isinstance(bound, list) and not measure.endswith("k1"):
                 raise ValueError(f"reject.{measure}: it is never negative; give its upper bound")
         return self
 

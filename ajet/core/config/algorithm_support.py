@@ -146,18 +146,18 @@ def contradictions(ajet: AjetSection) -> list[tuple[str, str]]:
             f"{ajet.data.max_response_length} is before an episode begins",
         ),
     }
-    found = [
+    refusals = [
         (f"{ALGORITHM}.{key}", reason) for key, (is_wrong, reason) in checks.items() if is_wrong
     ]
     if rollout.enable_oversample and rollout.num_repeat == 1:
         reason = "a group's rewards do not vary where ajet.rollout.num_repeat is 1"
-        found.append(("ajet.rollout.enable_oversample", reason))
+        refusals.append(("ajet.rollout.enable_oversample", reason))
     if ajet.trainer_common.optim.lr_schedule != "constant" and (
         ajet.trainer_common.total_training_steps is None
     ):
         reason = "it ends with the run: set ajet.trainer_common.total_training_steps"
-        found.append((f"{OPTIM}.lr_schedule", reason))
-    return found
+        refusals.append((f"{OPTIM}.lr_schedule", reason))
+    return refusals
 
 
 def algorithm_notices(ajet: AjetSection) -> list[str]:

@@ -141,8 +141,8 @@ def _composed_by_hydra(
             code = Code.REFERENCE_FAILS if is_reference else Code.CONFIG_FORM
             raise ConfigError(_hydra_problem(error, origin), code=code) from error
         if "Could not override" in str(error) or "Could not delete" in str(error):
-            known = OmegaConf.to_container(_hydra_compose(path, []), resolve=False)
-            problem, code = _unknown_override_problem(override, known), Code.UNKNOWN_KEY
+            composed_keys = OmegaConf.to_container(_hydra_compose(path, []), resolve=False)
+            problem, code = _unknown_override_problem(override, composed_keys), Code.UNKNOWN_KEY
         elif "Error merging override" in str(error):
             problem = "a list is given for a section, or a section for a list"
             code = Code.CONFIG_FORM
@@ -162,15 +162,15 @@ def _hydra_compose(path: Path, overrides: Sequence[str]) -> Any:
         return hydra_compose(NAME, list(overrides))
 
 
-def _unknown_override_problem(override: str, known: Any) -> str:
+def _unknown_override_problem(override: str, composed_keys: Any) -> str:
     """Says what to do about an override of a key that the composed YAML does not have."""
     root, _, below = override_key(override).partition(".")
     if section_problem := unknown_section_problem(root):
         return f"{root}: {section_problem}"
-    meant = [] if below else leaves_of_that_name(AjetConfig, [root])
-    if meant and not override.startswith("~"):
-        return f"{root}: no such key; did you mean {' or '.join(map(repr, meant))}?"
-    return unknown_override(override, known)
+    candidates = [] if below else leaves_of_that_name(AjetConfig, [root])
+    if candidates and not override.startswith("~"):
+        return f"{root}: no such key; did you mean {' or '.join(map(repr, candidates))}?"
+    return unknown_override(override, composed_keys)
 
 
 def _example(path: Path) -> str | None:
@@ -231,8 +231,8 @@ def _placeholders(path: Path, names: list[str]) -> str | None:
         return None
     distinct = list(dict.fromkeys(names))
     more = f" and {len(distinct) - 3} more" if len(distinct) > 3 else ""
-    shown = ", ".join(f"{{{{{name}}}}}" for name in distinct[:3])
-    return f"{path}: a template: fill in its placeholders, {shown}{more}"
+    examples = ", ".join(f"{{{{{name}}}}}" for name in distinct[:3])
+    return f"{path}: a template: fill in its placeholders, {examples}{more}"
 
 
 def _with_present_names(yaml_content: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -248,7 +248,7 @@ def _with_present_names(yaml_content: dict[str, Any], path: Path) -> dict[str, A
     present = {"ajet" if key == FORMER_SECTION else key: yaml_content[key] for key in yaml_content}
     if isinstance(listed := present.get("defaults"), list):
         former = FORMER_DEFAULTS
-        present["defaults"] = ["ajet_default" if each in former else each for each in listed]
+        present["defaults"] = ["ajet_default" if entry in former else entry for entry in listed]
     return present
 
 
@@ -342,9 +342,9 @@ def _missing_config(path: Path, error: Any) -> str:
 
 def _failed_override(error: Exception, overrides: Sequence[str]) -> str | None:
     """Returns the override that Hydra could not apply."""
-    named = re.search(r"Could not .*?'([^']+)'|override (\S+)", str(error))
-    keys = {override_key(group) for group in named.groups() if group} if named else set()
-    return next((each for each in overrides if override_key(each) in keys), None)
+    match = re.search(r"Could not .*?'([^']+)'|override (\S+)", str(error))
+    keys = {override_key(group) for group in match.groups() if group} if match else set()
+    return next((override for override in overrides if override_key(override) in keys), None)
 
 
 def _hydra_problem(error: Exception, origin: Origin) -> str:
@@ -353,14 +353,14 @@ def _hydra_problem(error: Exception, origin: Origin) -> str:
     from omegaconf.errors import OmegaConfBaseException
 
     key = error.full_key if isinstance(error, OmegaConfBaseException) else None
-    where = f"{origin.of(key)}: {key}" if key else str(origin.path)
+    location = f"{origin.of(key)}: {key}" if key else str(origin.path)
     if variable := re.search(r"Environment variable '([^']+)' not found", str(error)):
         return (
-            f"{where}: the environment variable {variable[1]} is not set; set it, or write "
+            f"{location}: the environment variable {variable[1]} is not set; set it, or write "
             f"${{oc.env:{variable[1]},DEFAULT}}"
         )
     if name := re.search(r"Interpolation key '([^']+)' not found", str(error)):
-        return f"{where}: ${{{name[1]}}} names no key; write a key of the config, or the value"
+        return f"{location}: ${{{name[1]}}} names no key; write a key of the config, or the value"
     return f"{origin.path}: {_message_of(error, origin.path)}"
 
 

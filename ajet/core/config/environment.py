@@ -105,16 +105,16 @@ class EnvironmentConfig(Section):
             manager = getattr(self, name)
             unknown = [tag for tag in manager.tags if tag not in self.custom_envs]
             if unknown:
-                known = ", ".join(self.custom_envs) or "none"
-                raise ValueError(f"{name}.tags: {unknown[0]!r} is no name of custom_envs ({known})")
+                names = ", ".join(self.custom_envs) or "none"
+                raise ValueError(f"{name}.tags: {unknown[0]!r} is no name of custom_envs ({names})")
             tags = manager.tags or list(self.custom_envs)
             if len(set(tags)) < len(tags):
                 raise ValueError(
                     f"{name}.tags names an environment twice; see num_groups_partition"
                 )
-            parts = manager.num_groups_partition
-            if parts and len(parts) != len(tags):
+            group_counts = manager.num_groups_partition
+            if group_counts and len(group_counts) != len(tags):
                 raise ValueError(
-                    f"{name}.num_groups_partition has {len(parts)} numbers for {len(tags)} tags"
+                    f"{name}.num_groups_partition has {len(group_counts)} numbers for {len(tags)} tags"
                 )
         return self

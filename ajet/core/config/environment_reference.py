@@ -24,16 +24,16 @@ def environment_references(written: Any) -> dict[str, str]:
     """Returns the references in unresolved data, by the dotted paths of their values. A key that
     refers to such a key has its reference."""
     texts = dict(_texts(written))
-    found = {}
+    references = {}
     for path, text in texts.items():
         for _ in range(MAX_STEPS):
-            if (other := _OTHER_KEY.fullmatch(text)) is None:
+            if (key := _OTHER_KEY.fullmatch(text)) is None:
                 break
-            text = texts.get(other[1], "")
+            text = texts.get(key[1], "")
         match = _WRITTEN.fullmatch(text)
         if match is not None and match[2] in os.environ:
-            found[path] = f"{match[1] or ''}${{oc.env:{match[2]}}}"
-    return found
+            references[path] = f"{match[1] or ''}${{oc.env:{match[2]}}}"
+    return references
 
 
 def stored_references(stored: Any) -> dict[str, str]:

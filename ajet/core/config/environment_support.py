@@ -24,7 +24,7 @@ def unread_environment_keys(ajet: AjetSection) -> dict[str, str]:
     unread = {"ajet.rollout.user_workflow": "each environment's env_manager_cls says who plays"}
     if section.render_save_dir is None:
         unread[f"{ENVIRONMENT}.max_rendered_episodes"] = f"{ENVIRONMENT}.render_save_dir is null"
-    if all(each.isolation != "process" for each in section.custom_envs.values()):
+    if all(environment.isolation != "process" for environment in section.custom_envs.values()):
         for name in MANAGERS:
             unread[f"{ENVIRONMENT}.{name}.max_env_num_per_worker"] = "no isolation is process"
     return unread

@@ -28,8 +28,8 @@ def explained(error: ValidationError, root: type[BaseModel], origin: "Origin") -
     """Returns an error with the only mistake in a line; with several of them indented, the first
     few when there are many."""
     details = error.errors(include_url=False)
-    found = [_line(each, root, origin) for each in details]
-    lines = [f"{where}: {problem}" for where, problem in dict(reversed(found)).items()][::-1]
+    problems = [_line(mistake, root, origin) for mistake in details]
+    lines = [f"{location}: {problem}" for location, problem in dict(reversed(problems)).items()][::-1]
     if len(lines) == 1:
         is_unknown = details[0]["type"] == "extra_forbidden"
         return ConfigError(lines[0], code=Code.UNKNOWN_KEY if is_unknown else Code.WRONG_VALUE)
@@ -55,7 +55,7 @@ class Origin:
         if self.stage is not None and key.startswith("ajet."):
             in_stage = f"ajet.stages.{self.stage}{key.removeprefix('ajet')}"
             root = yaml.compose(self.path.read_text(encoding="utf-8"))
-            if any(override_key(each) == in_stage for each in self.overrides) or (
+            if any(override_key(override) == in_stage for override in self.overrides) or (
                 _depth(root, in_stage.split(".")) >= _depth(root, key.split(".")) + 2
             ):
                 key = in_stage
@@ -68,9 +68,9 @@ class Origin:
 
 def _depth(node: yaml.Node | None, keys: list[str]) -> int:
     """Returns how many keys of the path the YAML has."""
-    for depth, wanted in enumerate(keys):
+    for depth, key in enumerate(keys):
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
-        node = next((value for name, value in pairs if name.value == wanted), None)
+        node = next((value for name, value in pairs if name.value == key), None)
         if node is None:
             return depth
     return len(keys)
@@ -79,9 +79,9 @@ def _depth(node: yaml.Node | None, keys: list[str]) -> int:
 def _line_of(node: yaml.Node | None, keys: list[str]) -> int | None:
     """Returns the line of the deepest key of the path that the YAML has; None when it has none."""
     line = None
-    for wanted in keys:
+    for key in keys:
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
-        match = next((pair for pair in pairs if pair[0].value == wanted), None)
+        match = next((pair for pair in pairs if pair[0].value == key), None)
         if match is None:
             break
         line, node = match[0].start_mark.line + 1, match[1]
@@ -94,28 +94,28 @@ def _line(details: ErrorDetails, root: type[BaseModel], origin: Origin) -> tuple
     # List positions are numbers, and a union adds its member's name: a key's path has neither.
     section, keys = _descend(root, [part for part in details["loc"] if isinstance(part, str)])
     key = ".".join(keys)
-    where = f"{origin.of(key)}: {key}"
+    location = f"{origin.of(key)}: {key}"
     if details["type"] == "extra_forbidden":
         names = _names(section)
-        meant = leaves_of_that_name(root, keys) or get_close_matches(keys[-1], names, 1)
-        quoted = " or ".join(repr(name) for name in meant)
-        hint = f"did you mean {quoted}?" if meant else f"there are {', '.join(names)}"
-        return where, f"no such key; {hint}"
+        candidates = leaves_of_that_name(root, keys) or get_close_matches(keys[-1], names, 1)
+        quoted = " or ".join(repr(name) for name in candidates)
+        hint = f"did you mean {quoted}?" if candidates else f"there are {', '.join(names)}"
+        return location, f"no such key; {hint}"
     if details["type"] == "value_error":
-        return where, message_of(details)
-    given = _short_repr(redacted_value(key, details["input"]))
+        return location, message_of(details)
+    value = _short_repr(redacted_value(key, details["input"]))
     if details["type"] == "literal_error":
         choices = re.findall(r"'([^']*)'", details["msg"])
         close = get_close_matches(str(details["input"]), choices, 1)
         if close:
-            given += f"; did you mean {close[0]!r}?"
+            value += f"; did you mean {close[0]!r}?"
         elif section is not None and ImportPath in get_args(
             section.model_fields[keys[-1]].annotation
         ):
-            given += "; a function of your own is file.py->function"
+            value += "; a function of your own is file.py->function"
     if details["type"] == "model_type":
-        return where, f"a section is expected here, got {given}"
-    return where, f"{_wanted(details)}, got {given}"
+        return location, f"a section is expected here, got {value}"
+    return location, f"{_wanted(details)}, got {value}"
 
 
 def message_of(details: ErrorDetails) -> str:
@@ -127,11 +127,11 @@ def message_of(details: ErrorDetails) -> str:
 
 
 def mapping_and_list_problem(
-    given: Mapping[str, Any], composed: Mapping[str, Any], origin: Origin, path: str = ""
+    values: Mapping[str, Any], composed: Mapping[str, Any], origin: Origin, path: str = ""
 ) -> str | None:
     """Says where `given` has a list in the place of one of `composed`'s sections, or a section in
     the place of a list, which cannot be laid over each other; None where it has neither."""
-    for name, value in given.items():
+    for name, value in values.items():
         key, present = f"{path}{name}", composed.get(name)
         if isinstance(present, Mapping) and isinstance(value, list):
             return f"{origin.of(key)}: {key}: a section is expected here, got {_short_repr(value)}"
@@ -178,12 +178,12 @@ def _num_shared(path: Sequence[str], keys: Sequence[str]) -> int:
     return num
 
 
-def _descend(root: type[BaseModel], parts: list[str]) -> tuple[type[BaseModel] | None, list[str]]:
+def _descend(root: type[BaseModel], names: list[str]) -> tuple[type[BaseModel] | None, list[str]]:
     """Returns the section that holds the last key of the path, and the path without a union's
     members. A mapping of sections has one for each name that the user chose."""
     section: type[BaseModel] | None = root
     keys: list[str] = []
-    remaining = list(parts)
+    remaining = list(names)
     while remaining:
         part = remaining.pop(0)
         keys.append(part)
@@ -199,8 +199,8 @@ def _descend(root: type[BaseModel], parts: list[str]) -> tuple[type[BaseModel] |
     return section, keys
 
 
-def _is_section(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, BaseModel)
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def _names(section: type[BaseModel] | None) -> list[str]:

@@ -48,16 +48,16 @@ def config_schema() -> Schema:
 
 def _sections(model: type[Any]) -> dict[type[Section], None]:
     """Returns the classes of all sections below a model, each once."""
-    found: dict[type[Section], None] = {}
+    sections: dict[type[Section], None] = {}
     for field in model.model_fields.values():
-        for kind in _classes(field.annotation):
-            if issubclass(kind, Section):
-                found |= {kind: None, **_sections(kind)}
-    return found
+        for cls in _classes(field.annotation):
+            if issubclass(cls, Section):
+                sections |= {cls: None, **_sections(cls)}
+    return sections
 
 
 def _classes(annotation: Any) -> list[type[Any]]:
-    inner = [kind for each in getattr(annotation, "__args__", ()) for kind in _classes(each)]
+    inner = [cls for argument in getattr(annotation, "__args__", ()) for cls in _classes(argument)]
     return [annotation] if isinstance(annotation, type) else inner
 
 
@@ -76,21 +76,21 @@ def _with_interpolation(key: Schema) -> Schema:
     if "$ref" in key:
         key.pop("default", None)  # its keys say theirs
         return key
-    said = {name: key.pop(name) for name in ("default", "description", "deprecated") if name in key}
+    annotations = {name: key.pop(name) for name in ("default", "description", "deprecated") if name in key}
     is_text = key.get("type") == "string" and not key.keys() & {"enum", "pattern"}
     if is_text or not key:
-        return key | said
+        return key | annotations
     choices = key["anyOf"] if list(key) == ["anyOf"] else [key]
-    return {"anyOf": [*choices, INTERPOLATION], **said}
+    return {"anyOf": [*choices, INTERPOLATION], **annotations}
 
 
-def _add(schema: Schema, path: str, said: str) -> None:
+def _add(schema: Schema, path: str, description: str) -> None:
     """Adds a key that the tree does not have, as a deprecated one of any type."""
     *sections, name = path.split(".")
     place: Schema | None = schema
     for section in sections:
-        found: Mapping[str, Any] = place["properties"].get(section, {}) if place else {}
-        refs = [each["$ref"] for each in [found, *found.get("anyOf", ())] if "$ref" in each]
+        properties: Mapping[str, Any] = place["properties"].get(section, {}) if place else {}
+        refs = [choice["$ref"] for choice in [properties, *properties.get("anyOf", ())] if "$ref" in choice]
         place = schema["$defs"][refs[0].rpartition("/")[2]] if refs else None
     if place is not None and name not in place["properties"]:
-        place["properties"][name] = {"deprecated": True, "description": said}
+        place["properties"][name] = {"deprecated": True, "description": description}

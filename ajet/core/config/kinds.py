@@ -105,6 +105,6 @@ class DistillationConfig(Section):
     )
 
 
-def forced_values(kind: Kind) -> dict[str, Any]:
+def forced_values(run_kind: Kind) -> dict[str, Any]:
     """Returns the keys whose value follows from the kind."""
-    return SUPERVISED_VALUES if kind == "supervised" else {}
+    return SUPERVISED_VALUES if run_kind == "supervised" else {}

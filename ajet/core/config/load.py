@@ -137,12 +137,12 @@ def _in_folder_of_stage(config: AjetConfig, path: Path, stage: str) -> AjetConfi
 def _with_forced_values(config: AjetConfig) -> tuple[AjetConfig, list[str]]:
     """Returns the config with the values that follow from its kind, and a notice for each key that
     was set to another one."""
-    kind = config.ajet.kind
-    values = forced_values(kind)
+    run_kind = config.ajet.kind
+    values = forced_values(run_kind)
     if not values:
         return config, []
     notices = [
-        f"ignored: {leaf.path}={redacted_value(leaf.path, leaf.value)} (ajet.kind is {kind})"
+        f"ignored: {leaf.path}={redacted_value(leaf.path, leaf.value)} (ajet.kind is {run_kind})"
         for leaf in leaves(config.ajet, "ajet")
         if leaf.path in values and not leaf.is_default and leaf.value != values[leaf.path]
     ]
@@ -168,9 +168,9 @@ def _misplaced_keys(values: Mapping[str, Any], origin: Origin) -> list[str]:
     be the user's own, which their code reads."""
     return [
         f"{origin.of(name)}: {name}: only your own code reads it at the top level; did you mean "
-        f"{' or '.join(map(repr, meant))}?"
+        f"{' or '.join(map(repr, candidates))}?"
         for name, value in values.items()
-        if not isinstance(value, Mapping) and (meant := leaves_of_that_name(AjetConfig, [name]))
+        if not isinstance(value, Mapping) and (candidates := leaves_of_that_name(AjetConfig, [name]))
     ]
 
 

@@ -9,14 +9,14 @@ from typing import Any
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Returns a flat mapping from dotted keys to values; lists and empty sections are values."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
-            found |= flatten(value, f"{name}.")
+            flat |= flatten(value, f"{name}.")
         else:
-            found[name] = value
-    return found
+            flat[name] = value
+    return flat
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,11 +32,11 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 def with_values(values: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the nested values with others at these dotted keys."""
-    found = dict(values)
+    result = dict(values)
     for key, value in changed.items():
         first, _, rest = key.partition(".")
-        found[first] = with_values(found[first], {rest: value}) if rest else value
-    return found
+        result[first] = with_values(result[first], {rest: value}) if rest else value
+    return result
 
 
 def texts(value: Any) -> Iterator[str]:

@@ -87,8 +87,8 @@ def _layer(
         return None
     *sections, name = key.split(".")
     section: Any = values
-    for each in sections:
-        section = section.get(each) if isinstance(section, Mapping) else None
+    for key_part in sections:
+        section = section.get(key_part) if isinstance(section, Mapping) else None
     is_there = isinstance(section, Mapping) and name in section
     if parsed.is_add():
         has_value = is_there and section[name] is not None
@@ -99,6 +99,6 @@ def _layer(
     if is_mistake:
         return None
     layer: Any = value
-    for each in [name, *reversed(sections)]:
-        layer = {each: layer}
+    for key_part in [name, *reversed(sections)]:
+        layer = {key_part: layer}
     return layer

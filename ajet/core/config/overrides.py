@@ -138,8 +138,8 @@ def _is_text(key: str) -> bool:
     """Returns True if the tree's field takes text, or text among others that are no numbers."""
     model: Any = AjetConfig
     for name in key.split("."):
-        known = isinstance(model, type) and issubclass(model, BaseModel)
-        if not known or name not in model.model_fields:
+        is_section = isinstance(model, type) and issubclass(model, BaseModel)
+        if not is_section or name not in model.model_fields:
             return False
         model = model.model_fields[name].annotation
     return model is str or str in get_args(model)

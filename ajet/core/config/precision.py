@@ -27,16 +27,16 @@ SLOW = (
 
 def asked_dtype(config: AjetConfig) -> Dtype | Literal["auto"]:
     """Returns the format that the config names, by either key; auto leaves it to the device."""
-    named, computed = config.ajet.model.dtype, _param_dtype(config)
-    assert named != "fastest", "it was decided when the config was read"
-    return computed if named == "auto" else named
+    model_dtype, computed = config.ajet.model.dtype, _param_dtype(config)
+    assert model_dtype != "fastest", "it was decided when the config was read"
+    return computed if model_dtype == "auto" else model_dtype
 
 
 def dtype_on(config: AjetConfig, *, gpu: bool) -> Dtype:
     """Returns the format of trainer and engines on a GPU or a CPU."""
-    asked = asked_dtype(config)
-    if asked != "auto":
-        return asked
+    dtype = asked_dtype(config)
+    if dtype != "auto":
+        return dtype
     return "bfloat16" if gpu else "float32"
 
 
@@ -48,13 +48,13 @@ def state_dtype(dtype: Dtype) -> Dtype:
 def describe_precision(config: AjetConfig, *, gpu: bool) -> str:
     """Returns the decision, what it follows from and, where that is very slow, what to do, in one
     line."""
-    dtype, asked = dtype_on(config, gpu=gpu), asked_dtype(config)
-    if asked == "auto":
+    dtype, requested = dtype_on(config, gpu=gpu), asked_dtype(config)
+    if requested == "auto":
         device = "a GPU" if gpu else "MPS" if config.ajet.model.device == "mps" else "a CPU"
         reason = f"ajet.model.dtype is auto, on {device}"
     else:
         is_own = config.ajet.model.dtype != "auto"
-        reason = f"{'ajet.model.dtype' if is_own else PARAM_DTYPE} is {asked}"
+        reason = f"{'ajet.model.dtype' if is_own else PARAM_DTYPE} is {requested}"
     return (
         f"precision: trainer and engines compute in {dtype}, the optimizer in "
         f"{state_dtype(dtype)} ({reason}){SLOW if is_slow_here(config, gpu=gpu) else ''}"
@@ -70,11 +70,11 @@ def is_slow_here(config: AjetConfig, *, gpu: bool) -> bool:
 
 def precision_refusals(config: AjetConfig) -> list[tuple[str, str]]:
     """Returns the key and the reason where the two keys name different formats."""
-    named, computed = config.ajet.model.dtype, _param_dtype(config)
-    if "auto" in (named, computed) or named == computed:
+    model_dtype, computed = config.ajet.model.dtype, _param_dtype(config)
+    if "auto" in (model_dtype, computed) or model_dtype == computed:
         return []
     reason = (
-        f"the trainer would compute in {computed} and the engines in ajet.model.dtype={named}: "
+        f"the trainer would compute in {computed} and the engines in ajet.model.dtype={model_dtype}: "
         "leave it at auto, or give both the same"
     )
     return [(PARAM_DTYPE, reason)]

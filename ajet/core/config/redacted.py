@@ -82,8 +82,8 @@ def shown_override(override: str, not_secret: Sequence[str] = ()) -> str:
         value = text
     if value is None or redacted_value(name, value, not_secret) == value:
         return override
-    shown = redacted_value(name, text, not_secret)
-    return f"{key}{equals}{shown if isinstance(value, str) else REDACTED}"
+    redacted = redacted_value(name, text, not_secret)
+    return f"{key}{equals}{redacted if isinstance(value, str) else REDACTED}"
 
 
 def redacted_keys(values: Any, key: str = "", *, except_for: Sequence[str] = ()) -> Iterator[str]:
@@ -136,17 +136,17 @@ def _field(field: FieldInfo, value: Any, path: tuple[str, ...], free: FreeForm) 
     if any(mark is Secret or isinstance(mark, Secret) for mark in field.metadata):
         return free.secret(value, *path)
     if ".".join(path) == FILTER_LIST and isinstance(value, list):
-        return [_filter(each, (*path, str(n)), free) for n, each in enumerate(value)]
-    kind = field.annotation
-    inner = _section_of(kind)
+        return [_filter(element, (*path, str(n)), free) for n, element in enumerate(value)]
+    annotation = field.annotation
+    inner = _section_of(annotation)
     if isinstance(value, Mapping):
         if inner is None:
             return free.redacted(value, *path)
-        if get_origin(kind) is dict:
-            return {key: _either(inner, each, (*path, key), free) for key, each in value.items()}
+        if get_origin(annotation) is dict:
+            return {key: _either(inner, item, (*path, key), free) for key, item in value.items()}
         return _section(inner, value, path, free)
-    if isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
-        return [_either(inner, each, (*path, str(n)), free) for n, each in enumerate(value)]
+    if isinstance(value, list) and any(isinstance(element, Mapping) for element in value):
+        return [_either(inner, element, (*path, str(n)), free) for n, element in enumerate(value)]
     return free.harmless(value, *path)
 
 
@@ -159,18 +159,18 @@ def _either(
     return _section(model, value, path, free) if is_section else free.harmless(value, *path)
 
 
-def _filter(given: Any, path: tuple[str, ...], free: FreeForm) -> Any:
+def _filter(value: Any, path: tuple[str, ...], free: FreeForm) -> Any:
     """Returns a filter of recorded conversations; its parameters are those of its type."""
-    params = FILTERS.get(str(given.get("type"))) if isinstance(given, Mapping) else None
+    params = FILTERS.get(str(value.get("type"))) if isinstance(value, Mapping) else None
     if params is None:
-        return free.redacted(given, *path)
-    shown = _section(params, given.get("params") or {}, (*path, "params"), free)
-    return {**given, "params": shown} if "params" in given else dict(given)
+        return free.redacted(value, *path)
+    redacted = _section(params, value.get("params") or {}, (*path, "params"), free)
+    return {**value, "params": redacted} if "params" in value else dict(value)
 
 
-def _section_of(kind: Any) -> type[BaseModel] | None:
+def _section_of(annotation: Any) -> type[BaseModel] | None:
     """Returns the section that a field holds, one or several by name or in a list; None for any
     other field."""
-    kinds: Iterable[Any] = (kind, *get_args(kind))
-    found = (each for each in kinds if isinstance(each, type) and issubclass(each, Section))
-    return next(found, None)
+    kinds: Iterable[Any] = (annotation, *get_args(annotation))
+    sections = (candidate for candidate in kinds if isinstance(candidate, type) and issubclass(candidate, Section))
+    return next(sections, None)

@@ -35,16 +35,16 @@ def apply_renames(
     values = _deep_copy(values)
     notices = take_absent(values)
     for old, new in RENAMED.items():
-        given = _pop(values, old)
-        if given is None:
+        value = _pop(values, old)
+        if value is None:
             continue
         present = _get(values, new)
-        if present not in (None, given, _get(defaults, new)):
+        if present not in (None, value, _get(defaults, new)):
             raise ConfigError(
-                f"{old} and {new} are one key with two values: {given}, {present}",
+                f"{old} and {new} are one key with two values: {value}, {present}",
                 code=Code.KEYS_CONFLICT,
             )
-        _set(values, new, given)
+        _set(values, new, value)
     take_async_keys(values)
     for (key, theirs), ours in OTHER_NAMES.items():
         if _get(values, key) == theirs:
@@ -59,13 +59,13 @@ def take_absent(values: dict[str, Any]) -> list[str]:
     change the experiment, and returns a notice for each other that is not off."""
     notices, refused = [], dict[str, list[str]]()
     for key, absent in ABSENT.items():
-        given = _pop(values, key)
-        if given is None or given in absent.off:
+        value = _pop(values, key)
+        if value is None or value in absent.off:
             continue
         if absent.refused:
-            refused.setdefault(absent.reason, []).append(f"{key}={given}")
+            refused.setdefault(absent.reason, []).append(f"{key}={value}")
         else:
-            notices.append(f"ignored: {key}={given} ({absent.reason})")
+            notices.append(f"ignored: {key}={value} ({absent.reason})")
     if refused:
         lines = [
             f"{' and '.join(keys)} {'are' if len(keys) > 1 else 'is'} refused: {reason}"

@@ -85,10 +85,10 @@ class Leaf:
         return self.value == self.field.get_default(call_default_factory=True)
 
 
-def same_named(kind: Any, *sections: Section) -> dict[str, Any]:
+def same_named(cls: Any, *sections: Section) -> dict[str, Any]:
     """Returns by name the keys of these sections that the dataclass `kind` has fields of the same
     name for. A later section counts where two have the key."""
-    names = {each.name for each in fields(kind)}
+    names = {field.name for field in fields(cls)}
     return {
         name: getattr(section, name)
         for section in sections

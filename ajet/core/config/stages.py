@@ -24,8 +24,8 @@ def values_of_stage(values: Mapping[str, Any], name: str) -> tuple[dict[str, Any
     """Returns the values with those of the stage laid over them, without the stages, and notices of
     keys that were taken out."""
     ajet = {key: value for key, value in values["ajet"].items() if key != "stages"}
-    own = values["ajet"]["stages"][name] or {}
-    renamed, notices = apply_renames({"ajet": own}, AjetConfig().to_dict())
+    overrides = values["ajet"]["stages"][name] or {}
+    renamed, notices = apply_renames({"ajet": overrides}, AjetConfig().to_dict())
     merged = dict(values) | {"ajet": ajet}
     return merge(merged, renamed), notices
 

@@ -69,10 +69,10 @@ def _unread_sections(ajet: AjetSection) -> dict[str, str]:
     A reader of the user's own may read any of them.
     """
     reader = ajet.task_reader.type
-    others = [] if "->" in reader else [name for name in BUILT_IN_READERS if name != reader]
-    unread = {f"ajet.task_reader.{name}": f"ajet.task_reader.type is {reader}" for name in others}
-    kinds = [kind for kind in ("supervised", "distillation") if kind != ajet.kind]
-    unread |= {f"ajet.{kind}": f"ajet.kind is {ajet.kind}" for kind in kinds}
+    unused_readers = [] if "->" in reader else [name for name in BUILT_IN_READERS if name != reader]
+    unread = {f"ajet.task_reader.{name}": f"ajet.task_reader.type is {reader}" for name in unused_readers}
+    kinds = [name for name in ("supervised", "distillation") if name != ajet.kind]
+    unread |= {f"ajet.{name}": f"ajet.kind is {ajet.kind}" for name in kinds}
     if not ajet.rollout.compaction.enable:
         names = ("at", "prompt", "max_summary_tokens", "keep_last_messages")
         reason = "ajet.rollout.compaction.enable is false"
@@ -145,8 +145,8 @@ def _distillation_refusals(config: AjetConfig) -> list[tuple[str, str]]:
     teacher, refused = ajet.distillation, list[tuple[str, str]]()
     teachers = (teacher.path is not None, teacher.base_url is not None, teacher.own_weights)
     if sum(teachers) != 1:
-        found = "several are named" if any(teachers) else "ajet.kind is distillation"
-        reason = f"{found}: name one teacher, by path, base_url or own_weights"
+        problem = "several are named" if any(teachers) else "ajet.kind is distillation"
+        reason = f"{problem}: name one teacher, by path, base_url or own_weights"
         refused.append(("ajet.distillation.path", reason))
     if teacher.own_weights and teacher.hint is None:
         reason = "the policy teaches itself nothing that it is not shown: give a hint"

@@ -209,11 +209,11 @@ class TaskReaderConfig(Section):
     def _type_is_that_of_the_data(self) -> Self:
         if self.type != "huggingface_dat_repo" or self.huggingface_dat_repo.dataset_path:
             return self
-        others = {
+        data_keys = {
             "jsonl_dataset_file.training.file_path": self.jsonl_dataset_file.training.file_path,
             "dataset.training": self.dataset.training,
         }
-        for key, place in others.items():
+        for key, place in data_keys.items():
             if place:
                 raise ValueError(
                     "type is huggingface_dat_repo, whose dataset_path is missing; to read "

@@ -133,33 +133,33 @@ FILTERS: dict[str, type[Section]] = {
 }
 
 
-def read_filter(number: int, given: dict[str, Any]) -> tuple[str, Section] | None:
+def read_filter(number: int, entry: dict[str, Any]) -> tuple[str, Section] | None:
     """Returns the filter's name and its parameters; None for one that is not enabled."""
-    where = f"filter {number}"
+    label = f"filter {number}"
     if unknown_key := next(
-        (key for key in given if key not in ("type", "enabled", "params")), None
+        (key for key in entry if key not in ("type", "enabled", "params")), None
     ):
         raise ValueError(
-            f"{where} has a key {unknown_key!r}; a filter has type, params and enabled"
+            f"{label} has a key {unknown_key!r}; a filter has type, params and enabled"
         )
-    name, enabled, params = given.get("type"), given.get("enabled", True), given.get("params") or {}
+    name, enabled, params = entry.get("type"), entry.get("enabled", True), entry.get("params") or {}
     if name == "llm_evaluate":
         if enabled is False:
             return None
         raise ValueError(
-            f"{where}: llm_evaluate would ask a model, which no filter does: let a judge annotate "
+            f"{label}: llm_evaluate would ask a model, which no filter does: let a judge annotate "
             "the traces, and filter by score or feedback"
         )
     if name not in FILTERS:
         close = get_close_matches(str(name), FILTERS, 1)
         hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(FILTERS)}"
-        raise ValueError(f"{where}: no filter {name!r}; {hint}")
+        raise ValueError(f"{label}: no filter {name!r}; {hint}")
     if not isinstance(enabled, bool) or not isinstance(params, dict):
-        raise ValueError(f"{where} ({name}): enabled is true or false, params is a section")
+        raise ValueError(f"{label} ({name}): enabled is true or false, params is a section")
     try:
         checked = FILTERS[name].model_validate(params)
     except ValidationError as error:
-        raise ValueError(f"{where} ({name}): {_problem_text(error, FILTERS[name])}") from None
+        raise ValueError(f"{label} ({name}): {_problem_text(error, FILTERS[name])}") from None
     return (name, checked) if enabled else None
 
 
@@ -174,8 +174,8 @@ def _problem_text(error: ValidationError, params: type[Section]) -> str:
 
 
 def _checked_filters(filters: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    for number, given in enumerate(filters, 1):
-        read_filter(number, given)
+    for number, entry in enumerate(filters, 1):
+        read_filter(number, entry)
     return filters
 
 

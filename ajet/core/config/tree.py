@@ -124,8 +124,8 @@ class AjetSection(Section):
                     f"{name!r} names a folder: give letters, digits, - and _, beginning with a "
                     "letter or a digit"
                 )
-            if own := STAGED_RUNS_OWN & (changed or {}).keys():
-                raise ValueError(f"{name}: {min(own)} is that of all stages: set it above them")
+            if fixed_keys := STAGED_RUNS_OWN & (changed or {}).keys():
+                raise ValueError(f"{name}: {min(fixed_keys)} is that of all stages: set it above them")
         return stages
 
 
@@ -148,8 +148,8 @@ class UserSection(dict[str, Any]):
         )  # the default would call `items()`, which a key may replace
 
 
-def _hint(name: str, known: Iterable[Any]) -> str:
-    names = [str(key) for key in known]
+def _hint(name: str, keys: Iterable[Any]) -> str:
+    names = [str(key) for key in keys]
     close = get_close_matches(name, names, 1)
     return f"did you mean {close[0]!r}?" if close else f"it has {', '.join(names) or 'no key'}"
 
@@ -185,9 +185,9 @@ class AjetConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _wrap_user_sections(cls, values: Any) -> Any:
-        known = cls.model_fields
+        typed_sections = cls.model_fields
         return {
-            key: value if key in known else _as_user_section(value) for key, value in values.items()
+            key: value if key in typed_sections else _as_user_section(value) for key, value in values.items()
         }
 
     if not TYPE_CHECKING:  # a type checker takes every name for a section of the user's own
@@ -198,8 +198,8 @@ class AjetConfig(BaseModel):
             except AttributeError:
                 if name.startswith("_"):
                     raise
-                known = [*type(self).model_fields, *self.user_sections()]
-                hint = _hint(name, known)
+                sections = [*type(self).model_fields, *self.user_sections()]
+                hint = _hint(name, sections)
                 raise AttributeError(f"the config has no section {name!r}; {hint}") from None
 
     @property
@@ -251,8 +251,8 @@ class AjetConfig(BaseModel):
     @property
     def gpu_memory_utilization(self) -> float:
         """Returns the engines' share of a GPU, on this backbone."""
-        own = self.trinity if self.ajet.backbone == "trinity" else self.verl
-        return own.rollout.gpu_memory_utilization
+        section = self.trinity if self.ajet.backbone == "trinity" else self.verl
+        return section.rollout.gpu_memory_utilization
 
     @property
     def max_staleness(self) -> int:

@@ -91,12 +91,12 @@ def contact_sheet(pictures: Sequence[Image]) -> Image:
     """Arranges the pictures in rows; a long episode shows only those at its end."""
     from PIL import Image
 
-    shown = pictures[-MAX_SHEET_FRAMES:]
-    width, height = shown[0].width + GAP, shown[0].height + GAP
-    num_columns = min(SHEET_COLUMNS, len(shown))
-    num_rows = -(-len(shown) // SHEET_COLUMNS)
+    newest = pictures[-MAX_SHEET_FRAMES:]
+    width, height = newest[0].width + GAP, newest[0].height + GAP
+    num_columns = min(SHEET_COLUMNS, len(newest))
+    num_rows = -(-len(newest) // SHEET_COLUMNS)
     sheet = Image.new("RGB", (num_columns * width - GAP, num_rows * height - GAP), WHITE)
-    for number, picture in enumerate(shown):
+    for number, picture in enumerate(newest):
         row, column = divmod(number, SHEET_COLUMNS)
         sheet.paste(picture, (column * width, row * height))
     return sheet
@@ -106,7 +106,7 @@ def _pad_to_one_size(pictures: Sequence[Image]) -> list[Image]:
     """Adds white at the right and bottom of smaller pictures, so that all have the same size."""
     from PIL import Image
 
-    size = max(each.width for each in pictures), max(each.height for each in pictures)
+    size = max(each.width for each in pictures), max(picture.height for picture in pictures)
     padded = []
     for picture in pictures:
         whole = Image.new("RGB", size, WHITE)

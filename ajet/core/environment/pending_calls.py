@@ -17,8 +17,8 @@ from ajet.core.errors import EnvironmentFault
 class PendingCalls:
     """The pending calls of one event loop to one process; `where` begins each fault's line."""
 
-    def __init__(self, where: str = "") -> None:
-        self._where = where
+    def __init__(self, prefix: str = "") -> None:
+        self._where = prefix
         self._last_number = 0
         self._waiting: dict[int, asyncio.Future[Any]] = {}
 

@@ -65,40 +65,40 @@ class EnvironmentMaker:
 
 
 def environment_maker(
-    env_type: str, env_config: Mapping[str, Any], base_dirs: Sequence[Path], where: str
+    env_type: str, env_config: Mapping[str, Any], base_dirs: Sequence[Path], location: str
 ) -> EnvironmentMaker:
     """Returns the maker of an `env_type`. Raises ConfigError for a type that does not exist, or an
     argument that it does not take."""
-    kind, arguments = _kind_of(env_type, base_dirs, where)
-    known = arguments_of(kind)
-    unknown = next((name for name in env_config if known is not None and name not in known), None)
-    if known is not None and unknown is not None:
-        close = get_close_matches(unknown, known, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known) or 'none'}"
+    cls, arguments = _kind_of(env_type, base_dirs, location)
+    names = arguments_of(cls)
+    unknown = next((name for name in env_config if names is not None and name not in names), None)
+    if names is not None and unknown is not None:
+        close = get_close_matches(unknown, names, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names) or 'none'}"
         raise ConfigError(
-            f"{where}: {env_type} has no setting {unknown!r}; {hint}", code=Code.ENVIRONMENT_SETTING
+            f"{location}: {env_type} has no setting {unknown!r}; {hint}", code=Code.ENVIRONMENT_SETTING
         )
-    return EnvironmentMaker(kind, arguments, env_type, env_config, tuple(base_dirs))
+    return EnvironmentMaker(cls, arguments, env_type, env_config, tuple(base_dirs))
 
 
-def arguments_of(kind: type[Environment]) -> tuple[str, ...] | None:
+def arguments_of(cls: type[Environment]) -> tuple[str, ...] | None:
     """Returns the names that its `env_config` may have; None where it takes any."""
-    parameters = signature(kind).parameters.values()
-    if any(each.kind is Parameter.VAR_KEYWORD for each in parameters):
+    parameters = signature(cls).parameters.values()
+    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):
         return None
-    return tuple(each.name for each in parameters if each.kind is not Parameter.POSITIONAL_ONLY)
+    return tuple(parameter.name for parameter in parameters if parameter.kind is not Parameter.POSITIONAL_ONLY)
 
 
 def _kind_of(
-    env_type: str, base_dirs: Sequence[Path], where: str
+    env_type: str, base_dirs: Sequence[Path], location: str
 ) -> tuple[type[Environment], tuple[str, ...]]:
     def load(spec: str) -> type[Environment]:
-        kind = load_object(spec, base_dirs=base_dirs, kind=object, where=where)
-        if issubclass(kind, Environment):
-            place = f"{where}: {spec!r}"
-            require_method(kind, "reset", Environment, ("seed", "options"), place)
-            require_method(kind, "step", Environment, ("action",), place)
-        return adapted(kind, f"{where}: {spec!r}")
+        cls = load_object(spec, base_dirs=base_dirs, kind=object, where=location)
+        if issubclass(cls, Environment):
+            place = f"{location}: {spec!r}"
+            require_method(cls, "reset", Environment, ("seed", "options"), place)
+            require_method(cls, "step", Environment, ("action",), place)
+        return adapted(cls, f"{location}: {spec!r}")
 
     prefix, colon, name = env_type.partition(":")
     if colon and prefix in PREFIXED:
@@ -110,7 +110,7 @@ def _kind_of(
     if "-v" in env_type:
         return load(PREFIXED["gymnasium"]), (env_type,)
     raise ConfigError(
-        f"{where}: no environment {env_type!r}; there are {', '.join(BUILT_IN)}, "
-        f"{', '.join(f'{each}:ID' for each in PREFIXED)}, or your own class as file.py->Class",
+        f"{location}: no environment {env_type!r}; there are {', '.join(BUILT_IN)}, "
+        f"{', '.join(f'{prefix_name}:ID' for prefix_name in PREFIXED)}, or your own class as file.py->Class",
         code=Code.NO_SUCH_ENVIRONMENT,
     )

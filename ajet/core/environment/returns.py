@@ -101,27 +101,27 @@ def _info(info: Any, call_name: str) -> Mapping[str, Any]:
     return info
 
 
-def _number(value: Any, what: str, call_name: str) -> float:
+def _number(value: Any, name: str, call_name: str) -> float:
     """Converts Python's and numpy's numbers to a float; a bool becomes 0 or 1."""
-    kind = type(value)
-    if kind is bool:
+    value_type = type(value)
+    if value_type is bool:
         return 1.0 if value else 0.0
-    if kind is not float:
-        is_number = kind is int or isinstance(value, numbers.Real)
-        if not is_number and kind.__name__ not in ("bool", "bool_"):
-            _raise_fault(call_name, f"{what} is {_kind(value)}, not a number")
+    if value_type is not float:
+        is_number = value_type is int or isinstance(value, numbers.Real)
+        if not is_number and value_type.__name__ not in ("bool", "bool_"):
+            _raise_fault(call_name, f"{name} is {_kind(value)}, not a number")
         try:
             value = float(value)
         except OverflowError:
-            _raise_fault(call_name, f"{what} is too large for a float")
+            _raise_fault(call_name, f"{name} is too large for a float")
     if not math.isfinite(value):
-        _raise_fault(call_name, f"{what} is {value}, not a finite number")
+        _raise_fault(call_name, f"{name} is {value}, not a finite number")
     return value
 
 
-def _flag(value: Any, what: str, call_name: str) -> bool:
+def _flag(value: Any, name: str, call_name: str) -> bool:
     if type(value).__name__ not in ("bool", "bool_"):
-        _raise_fault(call_name, f"{what} is {_kind(value)}, not a bool")
+        _raise_fault(call_name, f"{name} is {_kind(value)}, not a bool")
     return bool(value)
 
 
@@ -161,8 +161,8 @@ def _state_key(info: Mapping[str, Any], call_name: str) -> str | None:
     return key
 
 
-def _raise_fault(call_name: str, what: str) -> NoReturn:
-    raise EnvironmentFault(f"{call_name}: {what}")
+def _raise_fault(call_name: str, problem: str) -> NoReturn:
+    raise EnvironmentFault(f"{call_name}: {problem}")
 
 
 def _kind(value: Any) -> str:

@@ -317,9 +317,9 @@ def _kind(value: Any) -> str:
     print anything."""
     if value is None:
         return "None"
-    kind = type(value).__name__
+    type_name = type(value).__name__
     if isinstance(value, tuple | list | dict | set):
-        return f"a {kind} of {len(value)}"
+        return f"a {type_name} of {len(value)}"
     if isinstance(value, str | float) or (isinstance(value, int) and value.bit_length() < 100):
-        return f"{kind} {str(value)[:40]!r}"
-    return f"a value of type {kind}"
+        return f"{type_name} {str(value)[:40]!r}"
+    return f"a value of type {type_name}"

@@ -72,13 +72,13 @@ class AttemptRecord:
 
 def read_attempts(folder: RunFolder) -> list[AttemptRecord]:
     """Returns the attempts of a run in their order; those whose file is damaged are left out."""
-    found = []
+    attempts = []
     for file in sorted(folder.attempts.glob("*/attempt.json")):
         try:
-            found.append(_from_json(json.loads(read_bytes_of(file))))
+            attempts.append(_from_json(json.loads(read_bytes_of(file))))
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             continue
-    return found
+    return attempts
 
 
 def next_number(folder: RunFolder) -> int:

@@ -129,5 +129,5 @@ class BatchPlan:
             "algorithm.dynamic_sampling": algorithm.dynamic_sampling.enable,
             algorithm.adv_estimator: algorithm.estimator.needs_greedy_episode,
         }
-        named = ", ".join(name for name, is_one in causes.items() if is_one)
-        return [("episodes that begin", f"<= {self.max_episodes_per_step:,}", f"a step: {named}")]
+        names = ", ".join(name for name, is_one in causes.items() if is_one)
+        return [("episodes that begin", f"<= {self.max_episodes_per_step:,}", f"a step: {names}")]

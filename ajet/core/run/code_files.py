@@ -34,15 +34,15 @@ AJET = Path(__file__).parents[2]
 def code_files(config: AjetConfig) -> list[Path]:
     """Returns the files of the user's classes and all that they import, sorted."""
     roots = [*config.base_dirs, *_import_roots()]
-    found: set[Path] = set()
+    files: set[Path] = set()
     waiting = [file for name in _named_sources(config) for file in _module_files(name, roots)]
     while waiting:
         file = waiting.pop()
-        if file in found or _is_installed(file):
+        if file in files or _is_installed(file):
             continue
-        found.add(file)
+        files.add(file)
         waiting += _imported_files(file, [file.parent, *roots])
-    return sorted(found)
+    return sorted(files)
 
 
 def below_base_dirs(file: Path, config: AjetConfig) -> Path | None:

@@ -77,9 +77,9 @@ def listed(changes: Sequence[Change]) -> str:
     """Returns the changes as one line; those that weigh most come first, the last are counted."""
     order = [Effect.EXPERIMENT, Effect.LENGTH, Effect.NOTHING]
     ordered = sorted(changes, key=lambda change: order.index(change.effect))
-    shown = ", ".join(map(str, ordered[:LISTED_CHANGES]))
+    text = ", ".join(map(str, ordered[:LISTED_CHANGES]))
     rest = len(ordered) - LISTED_CHANGES
-    return f"{shown} and {rest} more" if rest > 0 else shown
+    return f"{text} and {rest} more" if rest > 0 else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +128,9 @@ def flat_settings(config: AjetConfig) -> dict[str, Any]:
     """Returns the values by dotted key, without keys that nothing reads. Secrets are ``***``; a
     text that the run folder does not show is replaced by its hash."""
     unread = keys_without_effect(config)
-    shown, compared = flatten(redacted_config(config)), flatten(config_without_secrets(config))
+    stored, compared = flatten(redacted_config(config)), flatten(config_without_secrets(config))
     return {
-        key: value if shown.get(key) == value or value == REDACTED else _hash_of(value)
+        key: value if stored.get(key) == value or value == REDACTED else _hash_of(value)
         for key, value in compared.items()
         if key not in unread
     }
@@ -171,7 +171,7 @@ def _named_files(
         if effect_of(key) is not Effect.EXPERIMENT:
             continue
         values = value if isinstance(value, list) else [value]
-        for name in (each for each in values if isinstance(each, str) and _is_path(key, each)):
+        for name in (entry for entry in values if isinstance(entry, str) and _is_path(key, entry)):
             path = _existing(name, base_dirs)
             if path is not None and (path.is_file() or key.startswith("ajet.")):
                 yield (key if len(values) == 1 else f"{key} {name}"), _path_hash(path)
@@ -211,7 +211,7 @@ def _hash_of(value: Any) -> str:
 def _rows(tasks: Sequence[Task]) -> dict[str, Any]:
     digest = sha256()
     for task in tasks:
-        values = {each.name: _json_data(getattr(task, each.name)) for each in fields(task)}
+        values = {field.name: _json_data(getattr(task, field.name)) for field in fields(task)}
         digest.update(json.dumps(values, sort_keys=True).encode())
     return {"number": len(tasks), "sha256": digest.hexdigest()}
 
@@ -220,20 +220,20 @@ def _json_data(value: Any) -> Any:
     """Returns the value as data that JSON can hold, for its hash: objects are named by their type,
     large integers are written in base 16. Containers are read by the methods of their base class,
     since a row of a user's own reader may hold any object."""
-    kind = type(value)
-    if kind in (str, bool, float, type(None)):
+    value_type = type(value)
+    if value_type in (str, bool, float, type(None)):
         return value
-    if issubclass(kind, dict):
+    if issubclass(value_type, dict):
         return {_json_key(key): _json_data(item) for key, item in dict.items(value)}
-    if issubclass(kind, list | tuple):
-        base: Any = list if issubclass(kind, list) else tuple
+    if issubclass(value_type, list | tuple):
+        base: Any = list if issubclass(value_type, list) else tuple
         return [_json_data(item) for item in base.__iter__(value)]
-    if issubclass(kind, str):
+    if issubclass(value_type, str):
         return str.__str__(value)
-    if issubclass(kind, int):
+    if issubclass(value_type, int):
         number = int.__int__(value)
         return number if number.bit_length() <= MAX_INTEGER_BITS else hex(number)
-    return float.__float__(value) if issubclass(kind, float) else type_name(kind)
+    return float.__float__(value) if issubclass(value_type, float) else type_name(value_type)
 
 
 def _json_key(key: Any) -> str:

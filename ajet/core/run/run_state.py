@@ -66,10 +66,10 @@ class RunState:
         """Returns the mean success over the held-out tasks; None where there was no validation."""
         return _mean(self.held_out.get(moment))
 
-    def success_by_decoding(self, own: Decoding) -> dict[str, dict[str, float | None]]:
+    def success_by_decoding(self, run_decoding: Decoding) -> dict[str, dict[str, float | None]]:
         """Returns the mean success by decoding and moment, that of the run's own validations
         first."""
-        results = {own: self.held_out} | self.second_held_out
+        results = {run_decoding: self.held_out} | self.second_held_out
         return {
             decoding: {moment: _mean(by_moment.get(moment)) for moment in ("before", "after")}
             for decoding, by_moment in results.items()

@@ -172,17 +172,17 @@ def decide_start(
             f"ajet.trainer_common.total_training_steps above {step}; --no-resume begins anew and "
             f"keeps this run as {aside.name}"
         )
-    where = "the finished run becomes longer: it " if was_finished else ""
-    where += f"goes on after step {step or 0} of {total_steps}; "
-    return RunStart(step or 0, changes, _changed(where, changes) + _schedule(config, changes))
+    prefix = "the finished run becomes longer: it " if was_finished else ""
+    prefix += f"goes on after step {step or 0} of {total_steps}; "
+    return RunStart(step or 0, changes, _changed(prefix, changes) + _schedule(config, changes))
 
 
 def _change_experiment(changes: list[Change]) -> bool:
     return any(change.effect is Effect.EXPERIMENT for change in changes)
 
 
-def _changed(where: str, changes: list[Change]) -> str:
-    return f"{where}changed since the last start: {listed(changes)}" if changes else ""
+def _changed(prefix: str, changes: list[Change]) -> str:
+    return f"{prefix}changed since the last start: {listed(changes)}" if changes else ""
 
 
 def _schedule(config: AjetConfig, changes: list[Change]) -> str:

@@ -120,12 +120,12 @@ class TrainingRun:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         self.interrupt.on_first = nothing  # it outlives the run, and would keep its model alive
-        self.recorder.__exit__(kind, error, trace)
+        self.recorder.__exit__(error_type, error, trace)
 
     @property
     def progress(self) -> TrainingProgress:
@@ -272,8 +272,8 @@ class TrainingRun:
     @property
     def _validates_before(self) -> bool:
         """Returns whether a validation precedes the first step."""
-        asked = self._trainer.val_before_train
-        return self._trainer.test_freq > 0 if asked is None else asked
+        setting = self._trainer.val_before_train
+        return self._trainer.test_freq > 0 if setting is None else setting
 
     def _attach(self, runner: GroupRunner) -> None:
         """Has the runner show what its episodes do, and take the stops of this run folder."""
@@ -297,9 +297,9 @@ class TrainingRun:
 
     def _summary(self) -> RunSummary:
         stale = {"staleness": self.state.staleness} if self.state.staleness else {}
-        given = {"cross_entropy": self.state.cross_entropy} if self.state.cross_entropy else {}
-        other = self.state.second_held_out
-        second = {f"held_out_{decoding}": by_moment for decoding, by_moment in other.items()}
+        cross_entropy = {"cross_entropy": self.state.cross_entropy} if self.state.cross_entropy else {}
+        second_held_out = self.state.second_held_out
+        second = {f"held_out_{decoding}": by_moment for decoding, by_moment in second_held_out.items()}
         return RunSummary(
             steps=self.state.step,
             episodes=self.state.num_episodes,
@@ -313,6 +313,6 @@ class TrainingRun:
             num_held_out_available=self.tasks.num_held_out_available,
             timelines=self.state.timelines.report(),
             signal=self.recorder.signal,
-            warnings=[asdict(each) for each in self.recorder.warnings],
-            extra={"held_out": self.state.held_out, **second, **stale, **given},
+            warnings=[asdict(warning) for warning in self.recorder.warnings],
+            extra={"held_out": self.state.held_out, **second, **stale, **cross_entropy},
         )

@@ -71,10 +71,10 @@ class AdaptiveSampler:
         self._tags = [str(t.metadata.get(name)) if settings.quotas else None for t in tasks]
         for tag in settings.quotas:
             if tag not in self._tags:
-                known = ", ".join(sorted(set(map(str, self._tags))))
+                tags = ", ".join(sorted(set(map(str, self._tags))))
                 raise ConfigError(
                     f"{QUOTAS}: no training task has the {settings.tag_field} {tag!r}; there are "
-                    f"{known}",
+                    f"{tags}",
                     code=Code.UNKNOWN_NAME,
                 )
 
@@ -103,8 +103,8 @@ class AdaptiveSampler:
         if not quotas:
             return None
         total = sum(counts[tag] for tag in quotas) + 1
-        left = [tag for tag in quotas if len(queues[tag])]
-        return max(left, key=lambda tag: quotas[tag] * total - counts[tag])
+        open_tags = [tag for tag in quotas if len(queues[tag])]
+        return max(open_tags, key=lambda tag: quotas[tag] * total - counts[tag])
 
     def _queues(self, log: ResultLog) -> dict[str | None, _Queue]:
         """Returns the tasks of each tag in the order in which they are taken."""
@@ -114,27 +114,27 @@ class AdaptiveSampler:
         drawn: defaultdict[str | None, list[tuple[float, int]]] = defaultdict(list)
         rested: defaultdict[str | None, list[tuple[int, int]]] = defaultdict(list)
         later: defaultdict[str | None, list[tuple[int, int]]] = defaultdict(list)
-        for index, (tag, known) in enumerate(zip(self._tags, log.of_task, strict=True)):
+        for index, (tag, results) in enumerate(zip(self._tags, log.of_task, strict=True)):
             # An exponential draw of this rate: in their order, tasks are drawn without replacement
             # in proportion to their rates (Efraimidis and Spirakis 2006).
-            key = -math.log(1 - draw.random()) / known.signal_chance(settings.group_size)
-            due = self._due(known)
-            if known.is_waiting and batch < due:
+            key = -math.log(1 - draw.random()) / results.signal_chance(settings.group_size)
+            due = self._due(results)
+            if results.is_waiting and batch < due:
                 later[tag].append((due, index))
-            elif not known.blank or not known.groups:
+            elif not results.blank or not results.groups:
                 drawn[tag].append((key, index))
             else:
                 (rested if due <= batch else later)[tag].append((due, index))
         tags = settings.quotas or [None]
         return {
-            tag: _Queue(*(_in_order(each[tag]) for each in (drawn, rested, later))) for tag in tags
+            tag: _Queue(*(_in_order(pool[tag]) for pool in (drawn, rested, later))) for tag in tags
         }
 
-    def _due(self, known: TaskResults) -> int:
+    def _due(self, results: TaskResults) -> int:
         """Returns the batch from which a task may be taken again. A task whose group does not end
         is given up after a rest."""
-        times = min(2 ** max(known.blank - 1, 0), LONGEST_REST)
-        return known.last_batch + self._settings.rest * times
+        times = min(2 ** max(results.blank - 1, 0), LONGEST_REST)
+        return results.last_batch + self._settings.rest * times
 
 
 def _in_order(keyed: Sequence[tuple[float, int]]) -> list[int]:
@@ -157,4 +157,4 @@ class _Queue:
     def take(self, asks_again: bool) -> int:
         """Takes the next task, one that has rested first if `asks_again`."""
         first = (self.rested, self.drawn) if asks_again else (self.drawn, self.rested)
-        return next(each for each in (*first, self.later) if each).pop()
+        return next(queue for queue in (*first, self.later) if queue).pop()

@@ -35,9 +35,9 @@ def read_table(file: Path) -> list[dict[str, Any]]:
         import pyarrow as pa
         from pyarrow import parquet
     except ModuleNotFoundError as error:
-        kind = "Parquet" if file.suffix == ".parquet" else "Arrow"
+        format_name = "Parquet" if file.suffix == ".parquet" else "Arrow"
         raise DataError(
-            f"{file}: {kind} needs pyarrow: {extra_advice('pyarrow')}", code=Code.PACKAGE_MISSING
+            f"{file}: {format_name} needs pyarrow: {extra_advice('pyarrow')}", code=Code.PACKAGE_MISSING
         ) from error
     try:
         if file.suffix == ".parquet":
@@ -50,9 +50,9 @@ def read_table(file: Path) -> list[dict[str, Any]]:
                 table = open_ipc(source).read_all()
         return rows_of(table.to_pylist(), table.schema)
     except (pa.ArrowException, OSError) as error:
-        kind = "Parquet" if file.suffix == ".parquet" else "Arrow"
+        format_name = "Parquet" if file.suffix == ".parquet" else "Arrow"
         raise DataError(
-            f"{file}: not a readable {kind} file: {error}", code=Code.DATA_UNREADABLE
+            f"{file}: not a readable {format_name} file: {error}", code=Code.DATA_UNREADABLE
         ) from error
 
 
@@ -72,29 +72,29 @@ def _converted(value: Any, convert: Converter | None) -> Any:
     return value if value is None or convert is None else convert(value)
 
 
-def _converter(kind: pa.DataType, *, in_message: bool) -> Converter | None:
+def _converter(data_type: pa.DataType, *, in_message: bool) -> Converter | None:
     """Returns what makes of a value of this type what its author wrote; None where that is the
     value itself."""
     from pyarrow import types
 
-    if getattr(kind, "extension_name", None) == "arrow.json":
+    if getattr(data_type, "extension_name", None) == "arrow.json":
         return lambda value: json.loads(value) if isinstance(value, str) else value
-    if types.is_map(kind) and in_message:
+    if types.is_map(data_type) and in_message:
         return dict
-    if types.is_struct(kind):
-        return _struct_converter(kind, in_message=in_message)
-    inner_kind = getattr(kind, "value_type", None)
-    if inner_kind is None or types.is_dictionary(kind):
+    if types.is_struct(data_type):
+        return _struct_converter(data_type, in_message=in_message)
+    inner_kind = getattr(data_type, "value_type", None)
+    if inner_kind is None or types.is_dictionary(data_type):
         return None
     inner = _converter(inner_kind, in_message=in_message)
-    return None if inner is None else lambda value: [_converted(each, inner) for each in value]
+    return None if inner is None else lambda value: [_converted(element, inner) for element in value]
 
 
-def _struct_converter(kind: pa.DataType, *, in_message: bool) -> Converter | None:
-    fields = {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}
+def _struct_converter(data_type: pa.DataType, *, in_message: bool) -> Converter | None:
+    fields = {data_type.field(i).name: data_type.field(i).type for i in range(data_type.num_fields)}
     inner = {
-        name: _converter(each, in_message=in_message or _is_message(fields.keys()))
-        for name, each in fields.items()
+        name: _converter(field_type, in_message=in_message or _is_message(fields.keys()))
+        for name, field_type in fields.items()
     }
     if not in_message and not any(inner.values()):
         return None
@@ -103,9 +103,9 @@ def _struct_converter(kind: pa.DataType, *, in_message: bool) -> Converter | Non
         if not isinstance(value, Mapping):  # an image that `datasets` decoded
             return value
         return {
-            name: _converted(each, inner.get(name))
-            for name, each in value.items()
-            if not (in_message and each is None)
+            name: _converted(field_value, inner.get(name))
+            for name, field_value in value.items()
+            if not (in_message and field_value is None)
         }
 
     return convert

@@ -51,7 +51,7 @@ def current_form(
             message = _with_tool_calls(message, f"{place}[{index}]", f"call_{index}_0")
         elif message.get("role") == "function":
             name = message.get("name")
-            call_id = next((i for i, each in waiting.items() if name in (None, each)), None)
+            call_id = next((i for i, call_name in waiting.items() if name in (None, call_name)), None)
             message = {**message, "role": "tool"}
             if call_id is not None:
                 message.setdefault("tool_call_id", call_id)
@@ -93,31 +93,31 @@ def why_not_text(content: Any) -> str:
     return f"its part {number} is a {type(part).__name__}, not an object"
 
 
-def _checked(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _checked(message: Mapping[str, Any], location: str) -> dict[str, Any]:
     result = {key: value for key, value in message.items() if value is not None}
     role = result.get("role")
     if role not in ROLES:
-        raise ValueError(f"{where}: unknown role {role!r}")
+        raise ValueError(f"{location}: unknown role {role!r}")
     content = result.get("content", "")
     if not isinstance(content, str | list | tuple):
-        raise ValueError(f"{where}: content must be text or a list of parts")
+        raise ValueError(f"{location}: content must be text or a list of parts")
     if content:
         result["content"] = joined_text(content)
     calls = result.pop("tool_calls", None)
     if calls:
-        result["tool_calls"] = _checked_calls(calls, where)
+        result["tool_calls"] = _checked_calls(calls, location)
     return result
 
 
-def _checked_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+def _checked_calls(calls: Any, location: str) -> list[dict[str, Any]]:
     """Returns the calls with the function in a field of each, where some data sets leave it out."""
-    if not isinstance(calls, list | tuple) or not all(isinstance(each, Mapping) for each in calls):
-        raise ValueError(f"{where}.tool_calls must be a list of objects")
+    if not isinstance(calls, list | tuple) or not all(isinstance(call, Mapping) for call in calls):
+        raise ValueError(f"{location}.tool_calls must be a list of objects")
     checked = []
     for call in calls:
         function = call.get("function") or call
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise ValueError(f"{where}: a tool call has no function with a name")
+            raise ValueError(f"{location}: a tool call has no function with a name")
         if function is call:
             rest = {key: call[key] for key in ("id", "type") if call.get(key) is not None}
             fields = {"name": call["name"], "arguments": call.get("arguments")}
@@ -126,20 +126,20 @@ def _checked_calls(calls: Any, where: str) -> list[dict[str, Any]]:
     return checked
 
 
-def _with_tool_calls(message: dict[str, Any], where: str, call_id: str) -> dict[str, Any]:
+def _with_tool_calls(message: dict[str, Any], location: str, call_id: str) -> dict[str, Any]:
     """Returns the message with its `function_call` as the only one of its `tool_calls`."""
     call = message.pop("function_call")
     if call is None or (isinstance(call, Mapping) and not any(call.values())):
         return message  # an empty struct of a column is a message without a call
     if message.get("role") != "assistant":
-        raise ValueError(f"{where}: function_call belongs to an assistant's message")
+        raise ValueError(f"{location}: function_call belongs to an assistant's message")
     if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
-        raise ValueError(f"{where}: function_call has no function with a name")
+        raise ValueError(f"{location}: function_call has no function with a name")
     function = {"name": call["name"], "arguments": call.get("arguments")}
     if not message.get("tool_calls"):
         message["tool_calls"] = [{"id": call_id, "type": "function", "function": function}]
-    elif [_meaning(each.get("function")) for each in message["tool_calls"]] != [_meaning(function)]:
-        raise ValueError(f"{where}: has function_call and other tool_calls; keep one of them")
+    elif [_meaning(tool_call.get("function")) for tool_call in message["tool_calls"]] != [_meaning(function)]:
+        raise ValueError(f"{location}: has function_call and other tool_calls; keep one of them")
     return message
 
 
@@ -153,7 +153,7 @@ def _names_by_id(calls: Any) -> dict[str, Any]:
     """Returns the names of a message's calls by their ids, for those that have one."""
     objects = [call for call in calls or () if isinstance(call, Mapping) and call.get("id")]
     functions = {str(call["id"]): call.get("function") for call in objects}
-    return {key: each.get("name") for key, each in functions.items() if isinstance(each, Mapping)}
+    return {key: function.get("name") for key, function in functions.items() if isinstance(function, Mapping)}
 
 
 def _is_text(part: Any) -> bool:
@@ -161,7 +161,7 @@ def _is_text(part: Any) -> bool:
     column of structs the text of an image is null."""
     if not isinstance(part, Mapping) or not part:
         return False
-    kind = part.get("type")
-    if kind is not None and kind != "refusal" and not str(kind).endswith("text"):
+    part_type = part.get("type")
+    if part_type is not None and part_type != "refusal" and not str(part_type).endswith("text"):
         return False
     return all(isinstance(part.get(name), str | None) for name in ("text", "refusal"))

@@ -55,31 +55,31 @@ def chat_tasks(
     return tasks
 
 
-def _chat_task(row: Mapping[str, Any], own_id: str, where: str, train_on: str) -> Task:
-    messages = with_system(_messages(row, where), row.get("system"), where)
+def _chat_task(row: Mapping[str, Any], own_id: str, location: str, train_on: str) -> Task:
+    messages = with_system(_messages(row, location), row.get("system"), location)
     messages = _with_weights(messages, train_on)
-    refuse_images(row, [each["content"] for each in messages], where)
-    trained = [index for index, each in enumerate(messages) if is_trained(each)]
+    refuse_images(row, [message["content"] for message in messages], location)
+    trained = [index for index, message in enumerate(messages) if is_trained(message)]
     if not trained:
         raise DataError(
-            f"{where}: none of its messages is an assistant's with a weight",
+            f"{location}: none of its messages is an assistant's with a weight",
             code=Code.ROW_NOT_TRAINABLE,
         )
     empty = next((index for index in trained if _is_empty(messages[index])), None)
     if empty is not None:
         raise DataError(
-            f"{where}: messages[{empty}], an assistant's, has neither text nor a tool call; leave "
+            f"{location}: messages[{empty}], an assistant's, has neither text nor a tool call; leave "
             'it out, or give it "weight": 0',
             code=Code.ROW_NOT_TRAINABLE,
         )
-    questions = [each["content"] for each in messages if each["role"] == "user"]
+    questions = [message["content"] for message in messages if message["role"] == "user"]
     given_id = row.get("task_id")
     return Task(
         task_id=own_id if given_id is None else plain_text(given_id, MAX_ID_LENGTH),
         main_query=next(iter(questions), ""),
         init_messages=messages,
         metadata={
-            "tools": _tools(row, where),
+            "tools": _tools(row, location),
             "vocabulary": row.get("vocabulary"),
         },
     )
@@ -90,20 +90,20 @@ def is_trained(message: Mapping[str, Any]) -> bool:
     return message["role"] == "assistant" and message.get("weight") != 0
 
 
-def _messages(row: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+def _messages(row: Mapping[str, Any], location: str) -> list[dict[str, Any]]:
     """Returns the row's conversation in OpenAI's form."""
     if not isinstance(row, Mapping):
-        raise DataError(f"{where} is a {type(row).__name__}, not an object", code=Code.ROW_FORM)
+        raise DataError(f"{location} is a {type(row).__name__}, not an object", code=Code.ROW_FORM)
     match _form(row):
         case ("messages" | "conversations" as name,):
-            return row_messages(row[name], f"{where}: {name}")
+            return row_messages(row[name], f"{location}: {name}")
         case ("prompt", "completion"):
-            prompt = _as_messages(row["prompt"], "user", f"{where}: prompt")
-            return prompt + _as_messages(row["completion"], "assistant", f"{where}: completion")
+            prompt = _as_messages(row["prompt"], "user", f"{location}: prompt")
+            return prompt + _as_messages(row["completion"], "assistant", f"{location}: completion")
         case ("instruction", *_):
-            return _from_instruction(row, where)
+            return _from_instruction(row, location)
     raise DataError(
-        f"{where} has neither {SHAPES}; it has {', '.join(map(str, row)) or 'no field'}",
+        f"{location} has neither {SHAPES}; it has {', '.join(map(str, row)) or 'no field'}",
         code=Code.ROW_FORM,
     )
 
@@ -120,38 +120,38 @@ def unread_chat_fields(row: Mapping[str, Any]) -> set[str]:
     return there.difference(_form(row), COMMON_FIELDS)
 
 
-def _as_messages(value: Any, role: str, where: str) -> list[dict[str, Any]]:
+def _as_messages(value: Any, role: str, location: str) -> list[dict[str, Any]]:
     return row_messages(
-        [{"role": role, "content": value}] if isinstance(value, str) else value, where
+        [{"role": role, "content": value}] if isinstance(value, str) else value, location
     )
 
 
-def _from_instruction(row: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+def _from_instruction(row: Mapping[str, Any], location: str) -> list[dict[str, Any]]:
     """Returns the conversation of a row in Alpaca's form, as LLaMA-Factory reads it."""
     history = row.get("history") or []
     if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in history):
         raise DataError(
-            f"{where}: history is not a list of pairs of a question and its reply",
+            f"{location}: history is not a list of pairs of a question and its reply",
             code=Code.ROW_FORM,
         )
-    given = [row["instruction"], row.get("input")]
-    if not all(isinstance(text, str | None) for text in given):
-        raise DataError(f"{where}: instruction or input is not text", code=Code.ROW_FORM)
-    pairs = [*history, ("\n".join(text for text in given if text), row["output"])]
+    question_parts = [row["instruction"], row.get("input")]
+    if not all(isinstance(text, str | None) for text in question_parts):
+        raise DataError(f"{location}: instruction or input is not text", code=Code.ROW_FORM)
+    pairs = [*history, ("\n".join(text for text in question_parts if text), row["output"])]
     texts = [text for pair in pairs for text in pair]
     roles = ["user", "assistant"] * len(pairs)
     messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
-    return row_messages(messages, where)
+    return row_messages(messages, location)
 
 
 def _with_weights(messages: list[dict[str, Any]], train_on: str) -> list[dict[str, Any]]:
     """Returns the messages; with `train_on: last` the replies before the last have weight 0."""
     if train_on == "all":
         return messages
-    last = max((i for i, each in enumerate(messages) if each["role"] == "assistant"), default=-1)
+    last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
     return [
-        {**each, "weight": 0} if each["role"] == "assistant" and index != last else each
-        for index, each in enumerate(messages)
+        {**message, "weight": 0} if message["role"] == "assistant" and index != last else message
+        for index, message in enumerate(messages)
     ]
 
 
@@ -162,37 +162,37 @@ def _is_empty(message: Mapping[str, Any]) -> bool:
     return not has_text and not message.get("tool_calls") and message.get("token_ids") is None
 
 
-def _tools(row: Mapping[str, Any], where: str) -> list[dict[str, Any]] | None:
+def _tools(row: Mapping[str, Any], location: str) -> list[dict[str, Any]] | None:
     """Returns the tools in OpenAI's form; a bare function is put into one."""
     names = [name for name in ("tools", "functions") if row.get(name)]
     if len(names) == 2:
-        raise DataError(f"{where} has tools and functions; keep tools", code=Code.ROW_FORM)
+        raise DataError(f"{location} has tools and functions; keep tools", code=Code.ROW_FORM)
     if not names:
         return None
-    given = _parsed(row[names[0]], f"{where}: {names[0]}")
-    if not given:
+    tools = _parsed(row[names[0]], f"{location}: {names[0]}")
+    if not tools:
         return None
-    if not are_messages(given):
-        raise DataError(f"{where}: {names[0]} is no list of objects", code=Code.ROW_FORM)
-    return [_tool(each, f"{where}: {names[0]}") for each in given]
+    if not are_messages(tools):
+        raise DataError(f"{location}: {names[0]} is no list of objects", code=Code.ROW_FORM)
+    return [_tool(tool, f"{location}: {names[0]}") for tool in tools]
 
 
-def _tool(given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    tool = dict(given) if "function" in given else {"type": "function", "function": dict(given)}
+def _tool(spec: Mapping[str, Any], location: str) -> dict[str, Any]:
+    tool = dict(spec) if "function" in spec else {"type": "function", "function": dict(spec)}
     function = tool["function"]
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise DataError(f"{where}: a tool has no function with a name", code=Code.ROW_FORM)
+        raise DataError(f"{location}: a tool has no function with a name", code=Code.ROW_FORM)
     if isinstance(function.get("parameters"), str):
-        parameters = _parsed(function["parameters"], f"{where}: parameters of {function['name']}")
+        parameters = _parsed(function["parameters"], f"{location}: parameters of {function['name']}")
         return {**tool, "function": {**function, "parameters": parameters}}
     return tool
 
 
-def _parsed(given: Any, where: str) -> Any:
+def _parsed(value: Any, location: str) -> Any:
     """Returns what JSON text says, and other values unchanged."""
-    if not isinstance(given, str):
-        return given
+    if not isinstance(value, str):
+        return value
     try:
-        return json.loads(given) if given.strip() else None
+        return json.loads(value) if value.strip() else None
     except ValueError as error:
-        raise DataError(f"{where} is text and no JSON: {error}", code=Code.ROW_FORM) from error
+        raise DataError(f"{location} is text and no JSON: {error}", code=Code.ROW_FORM) from error

@@ -108,9 +108,9 @@ class DataCursor:
                     f"{getattr(self, name)}: use the same data and seed, or pass --no-resume",
                     code=Code.CHECKPOINT_DIFFERS,
                 )
-        if not isinstance(taken := state.get("taken"), int) or taken < 0:
+        if not isinstance(position := state.get("taken"), int) or position < 0:
             raise CheckpointError(
-                f"the checkpoint's position in the data is {taken!r}: pass --no-resume",
+                f"the checkpoint's position in the data is {position!r}: pass --no-resume",
                 code=Code.CHECKPOINT_DIFFERS,
             )
-        self._taken = taken
+        self._taken = position

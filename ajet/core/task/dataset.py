@@ -78,11 +78,11 @@ class DatasetReader(BaseTaskReader):
         place = one_split(section.training, self.config.base_dirs)
         if place is None:
             return self._tasks(section.training, split, is_training=False)
-        what = "one file" if place.is_file() else "one saved Dataset"
+        noun = "one file" if place.is_file() else "one saved Dataset"
         if split != Dataset().validation_split:  # the config asks for it
             name = self.config.ajet.task_reader.type
             raise ConfigError(
-                f"ajet.task_reader.{name}.validation_split={split}: {place} is {what}, which is "
+                f"ajet.task_reader.{name}.validation_split={split}: {place} is {noun}, which is "
                 "the training split alone; give a folder with a file for each split, or set "
                 "validation_split=null",
                 code=Code.SPLIT_NOT_FOUND,
@@ -91,7 +91,7 @@ class DatasetReader(BaseTaskReader):
             "no validation tasks: {} is {}, which is the training split alone; "
             "a folder with train and test files has both",
             place,
-            what,
+            noun,
         )
         return []
 

@@ -29,16 +29,16 @@ class EnvironmentReader(BaseTaskReader):
     def get_training_tasks(self) -> list[Task]:
         size = self.config.ajet.data.train_batch_size
         manager = self._section.train_env_manager
-        where = "ajet.data.train_batch_size"
-        return self._tasks(manager, size, "train", "train_env_manager", where)
+        size_key = "ajet.data.train_batch_size"
+        return self._tasks(manager, size, "train", "train_env_manager", size_key)
 
     def get_validation_tasks(self) -> list[Task]:
         manager = self._section.val_env_manager
-        where = f"{SECTION}.val_env_manager.num_env_groups"
+        size_key = f"{SECTION}.val_env_manager.num_env_groups"
         if not manager.num_env_groups:
             return []
         size = manager.num_env_groups
-        return self._tasks(manager, size, "validation", "val_env_manager", where)
+        return self._tasks(manager, size, "validation", "val_env_manager", size_key)
 
     @property
     def _section(self) -> EnvironmentConfig:
@@ -50,23 +50,23 @@ class EnvironmentReader(BaseTaskReader):
         """Returns the tasks with the tags interleaved, so that the first tasks represent all of
         them fairly."""
         tags = played_tags(self._section, manager)
-        parts = manager.num_groups_partition or _split_evenly(size, len(tags))
-        if sum(parts) != size:
+        group_counts = manager.num_groups_partition or _split_evenly(size, len(tags))
+        if sum(group_counts) != size:
             raise ConfigError(
-                f"{SECTION}.{name}.num_groups_partition adds up to {sum(parts)}, "
+                f"{SECTION}.{name}.num_groups_partition adds up to {sum(group_counts)}, "
                 f"{size_key} is {size}: make them equal",
                 code=Code.KEYS_CONFLICT,
             )
-        fewest = min(parts)
+        fewest = min(group_counts)
         if fewest < 1:
             raise ConfigError(
-                f"{SECTION}.{name}: no group is left for {tags[parts.index(fewest)]!r}: "
+                f"{SECTION}.{name}: no group is left for {tags[group_counts.index(fewest)]!r}: "
                 f"raise {size_key}, or leave it out of tags",
                 code=Code.KEYS_CONFLICT,
             )
         order_keys = [
             ((number + 0.5) / part, order, number)
-            for order, part in enumerate(parts)
+            for order, part in enumerate(group_counts)
             for number in range(part)
         ]
         return [self._task(tags[order], number, split) for _, order, number in sorted(order_keys)]
@@ -92,5 +92,5 @@ def played_tags(section: EnvironmentConfig, manager: EnvManager) -> Sequence[str
 def _split_evenly(size: int, num_parts: int) -> list[int]:
     """Divides `size` into `num_parts`; the first parts are larger by one where it is no
     multiple."""
-    each, left = divmod(size, num_parts)
-    return [each + (order < left) for order in range(num_parts)]
+    quotient, remainder = divmod(size, num_parts)
+    return [quotient + (order < remainder) for order in range(num_parts)]

@@ -96,11 +96,11 @@ def _offline() -> Iterator[None]:
 def _hub_names(path: str) -> list[tuple[str, str | None]]:
     """Returns the (name, configuration) pairs to try. `gsm8k/main` may be owner/name or
     name/config: gsm8k has a repository of its own on the Hub."""
-    parts = path.split("/")
-    if len(parts) == 3:
-        return [("/".join(parts[:2]), parts[2])]
-    if parts == ["gsm8k", "main"] or parts == ["gsm8k", "socratic"]:
-        return [("openai/gsm8k", parts[1])]
-    if len(parts) == 2:
-        return [(path, None), (parts[0], parts[1])]
+    names = path.split("/")
+    if len(names) == 3:
+        return [("/".join(names[:2]), names[2])]
+    if names == ["gsm8k", "main"] or names == ["gsm8k", "socratic"]:
+        return [("openai/gsm8k", names[1])]
+    if len(names) == 2:
+        return [(path, None), (names[0], names[1])]
     return [(path, None)]

@@ -75,37 +75,37 @@ def resolve(path: str, base_dirs: list[Path]) -> Path:
     )
 
 
-def existing_file(path: str, base_dirs: list[Path], where: str) -> Path:
+def existing_file(path: str, base_dirs: list[Path], key: str) -> Path:
     """Returns the data file that a key of the config names. Raises DataError, with the key
     (`where`) and every path that was tried, when there is none."""
     file = resolve(path, base_dirs)
     if file.is_dir():
-        raise DataError(f"{where}: {path}: a folder; give the file in it", code=Code.DATA_NOT_FOUND)
+        raise DataError(f"{key}: {path}: a folder; give the file in it", code=Code.DATA_NOT_FOUND)
     if not file.is_file():
         tried = dict.fromkeys(str((folder / file).absolute()) for folder in [*base_dirs, Path()])
         raise DataError(
-            f"{where}: {path}: no such data file; looked for {', '.join(tried)}",
+            f"{key}: {path}: no such data file; looked for {', '.join(tried)}",
             code=Code.DATA_NOT_FOUND,
         )
     return file
 
 
-def _parse(line: str, where: str) -> dict[str, Any]:
+def _parse(line: str, location: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
         problem = f"not valid JSON: {error.msg.removesuffix(' at')}"
         if line.strip() in ("{", "[", "[{"):
             problem = "an object, or a list, goes on over several lines; write one object a line"
-        raise DataError(f"{where}: {problem}", code=Code.ROW_NOT_JSON) from error
+        raise DataError(f"{location}: {problem}", code=Code.ROW_NOT_JSON) from error
     except RecursionError as error:
         raise DataError(
-            f"{where}: its values are nested too deeply", code=Code.ROW_NOT_JSON
+            f"{location}: its values are nested too deeply", code=Code.ROW_NOT_JSON
         ) from error
     except ValueError as error:  # an integer of more digits than Python reads
-        raise DataError(f"{where}: not valid JSON: {error}", code=Code.ROW_NOT_JSON) from error
+        raise DataError(f"{location}: not valid JSON: {error}", code=Code.ROW_NOT_JSON) from error
     if not isinstance(row, dict):
         raise DataError(
-            f"{where}: a line is one JSON object, got a {type(row).__name__}", code=Code.ROW_FORM
+            f"{location}: a line is one JSON object, got a {type(row).__name__}", code=Code.ROW_FORM
         )
     return row

@@ -86,13 +86,13 @@ def make_reader(config: AjetConfig) -> BaseTaskReader:
     """Makes the reader that `ajet.task_reader.type` names."""
     name = config.ajet.task_reader.type
     if name in READERS:
-        module, _, kind = READERS[name].partition("->")
-        return getattr(import_module(module), kind)(config)
+        module, _, class_name = READERS[name].partition("->")
+        return getattr(import_module(module), class_name)(config)
     from ajet.core.task.user_reader import UserReader
 
-    found = user_reader_class(config)
-    assert found is not None
-    return UserReader(found, config)
+    reader_class = user_reader_class(config)
+    assert reader_class is not None
+    return UserReader(reader_class, config)
 
 
 def user_reader_class(config: AjetConfig) -> type[BaseTaskReader] | None:
@@ -103,8 +103,8 @@ def user_reader_class(config: AjetConfig) -> type[BaseTaskReader] | None:
     name = config.ajet.task_reader.type
     if name in READERS:
         return None
-    where = "ajet.task_reader.type"
-    return load_object(name, base_dirs=config.base_dirs, kind=BaseTaskReader, where=where)
+    key = "ajet.task_reader.type"
+    return load_object(name, base_dirs=config.base_dirs, kind=BaseTaskReader, where=key)
 
 
 def tasks_from_rows(
@@ -158,36 +158,36 @@ def task_from_row(
             f"{source}: row {index + 1} is a {type(row).__name__}, not an object",
             code=Code.ROW_FORM,
         )
-    where = f"{source}: row {index + 1}"
-    wanted = (query_field,) if query_field else QUERY_FIELDS
-    name = next((field for field in wanted if not _is_blank(row.get(field))), None)
+    location = f"{source}: row {index + 1}"
+    query_fields = (query_field,) if query_field else QUERY_FIELDS
+    name = next((field for field in query_fields if not _is_blank(row.get(field))), None)
     if name is None and not may_lack_question:
-        empty = next((field for field in wanted if field in row), None)
+        empty = next((field for field in query_fields if field in row), None)
         raise DataError(
-            f"{where}: the field {empty} is empty; it is the task's question"
+            f"{location}: the field {empty} is empty; it is the task's question"
             if empty
-            else f"{where} has none of the fields {', '.join(wanted)}; it has "
+            else f"{location} has none of the fields {', '.join(query_fields)}; it has "
             f"{', '.join(map(str, row)) or 'no field'}. Name the question's field in "
             "ajet.task_reader.query_field",
             code=Code.ROW_FORM,
         )
     query, before = (
-        _query_and_messages(row[name], f"{where}: {name}") if name else (NO_QUESTION, [])
+        _query_and_messages(row[name], f"{location}: {name}") if name else (NO_QUESTION, [])
     )
-    given = row.get("init_messages")
-    if given and not are_messages(given):
+    init_messages = row.get("init_messages")
+    if init_messages and not are_messages(init_messages):
         raise DataError(
-            f"{where}: init_messages is not a list of chat messages", code=Code.ROW_FORM
+            f"{location}: init_messages is not a list of chat messages", code=Code.ROW_FORM
         )
-    if given and before:
+    if init_messages and before:
         raise DataError(
-            f"{where} has init_messages, and messages before the question in {name}; keep one of "
+            f"{location} has init_messages, and messages before the question in {name}; keep one of "
             "them",
             code=Code.ROW_FORM,
         )
-    messages = row_messages(given, f"{where}: init_messages") if given else before
-    messages = with_system(messages, row.get("system"), where)
-    refuse_images(row, [query, *(each["content"] for each in messages)], where)
+    messages = row_messages(init_messages, f"{location}: init_messages") if init_messages else before
+    messages = with_system(messages, row.get("system"), location)
+    refuse_images(row, [query, *(message["content"] for message in messages)], location)
     return Task(
         task_id=plain_text(row["task_id"], MAX_ID_LENGTH)
         if row.get("task_id") is not None
@@ -202,8 +202,8 @@ def task_from_row(
 def unread_fields(row: Mapping[str, Any], query_field: str | None) -> set[str]:
     """Returns the fields of the row, but those that are null, that neither its task nor one of
     ajet's agents and judges is made of. Settings may name more of them."""
-    wanted = (query_field,) if query_field else QUERY_FIELDS
-    query = next((field for field in wanted if not _is_blank(row.get(field))), None)
+    query_fields = (query_field,) if query_field else QUERY_FIELDS
+    query = next((field for field in query_fields if not _is_blank(row.get(field))), None)
     there = {name for name, value in row.items() if value is not None}
     return there - {query} - READ_FIELDS
 

@@ -89,9 +89,9 @@ class ResultLog:
     def take(self, tasks: Sequence[int], batch_size: int) -> None:
         """Notes that these tasks are taken next."""
         for task in tasks:
-            known, batch = self.of_task[task], self.num_taken // batch_size
+            results, batch = self.of_task[task], self.num_taken // batch_size
             self.of_task[task] = replace(
-                known, taken=known.taken + 1, last_batch=batch, is_waiting=True
+                results, taken=results.taken + 1, last_batch=batch, is_waiting=True
             )
             self.num_taken += 1
 
@@ -102,14 +102,14 @@ class ResultLog:
 
     def counts(self) -> dict[str, float]:
         """Returns how many tasks are of each kind, as metrics; none before a task was taken."""
-        known = [each for each in self.of_task if each.groups]
+        measured = [task for task in self.of_task if task.groups]
         if not self.num_taken:
             return {}
-        solved = sum(each.blank > 0 and each.share >= 0.5 for each in known)
-        hopeless = sum(each.blank > 0 and each.share < 0.5 for each in known)
+        solved = sum(task.blank > 0 and task.share >= 0.5 for task in measured)
+        hopeless = sum(task.blank > 0 and task.share < 0.5 for task in measured)
         counts = {
-            "unknown": len(self.of_task) - len(known),
-            "with_signal": len(known) - solved - hopeless,
+            "unknown": len(self.of_task) - len(measured),
+            "with_signal": len(measured) - solved - hopeless,
             "solved": solved,
             "hopeless": hopeless,
         }
@@ -119,36 +119,36 @@ class ResultLog:
         """Returns what a checkpoint stores: only tasks of which something is known."""
         unknown = TaskResults()
         tasks = {
-            str(index): list(astuple(each))
-            for index, each in enumerate(self.of_task)
-            if each != unknown
+            str(index): list(astuple(results))
+            for index, results in enumerate(self.of_task)
+            if results != unknown
         }
         return {"taken": self.num_taken, "tasks": tasks}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what a checkpoint stored."""
         try:
-            taken = {int(index): TaskResults(*values) for index, values in state["tasks"].items()}
+            stored = {int(index): TaskResults(*values) for index, values in state["tasks"].items()}
             self.num_taken = int(state["taken"])
-            found = [taken.pop(index, TaskResults()) for index in range(len(self.of_task))]
+            restored = [stored.pop(index, TaskResults()) for index in range(len(self.of_task))]
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise CheckpointError(
                 "the checkpoint's results of tasks cannot be read: pass --no-resume",
                 code=Code.CHECKPOINT_DIFFERS,
             ) from error
-        if taken:
+        if stored:
             raise CheckpointError(
                 "the checkpoint's results are of other tasks: pass --no-resume",
                 code=Code.CHECKPOINT_DIFFERS,
             )
-        self.of_task = found
+        self.of_task = restored
 
 
 def read_results(file: Path, tasks: Sequence[Task]) -> list[GroupResult]:
     """Returns the groups of an evaluation of the training tasks, as `ajet eval --out` writes it."""
     try:
         played = json.loads(file.read_text(encoding="utf-8"))["tasks"]
-        found = [
+        groups = [
             _group_result(index, played[task.task_id])
             for index, task in enumerate(tasks)
             if task.task_id in played
@@ -160,13 +160,13 @@ def read_results(file: Path, tasks: Sequence[Task]) -> list[GroupResult]:
             f"{WHERE}: {file}: not a result of `ajet eval --split training --out FILE`",
             code=Code.RESULT_FILE,
         ) from error
-    if not found:
+    if not groups:
         raise DataError(
             f"{WHERE}: {file} has no training task of this run: measure them with "
             "ajet eval --split training",
             code=Code.RESULT_FILE,
         )
-    return found
+    return groups
 
 
 def _group_result(index: int, episodes: Mapping[str, Any]) -> GroupResult:

@@ -86,7 +86,7 @@ def _held_rows(value: dict[str, Any], file: Path) -> list[dict[str, Any]]:
 
 
 def _is_list_of_objects(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
+    return isinstance(value, list) and all(isinstance(element, dict) for element in value)
 
 
 def one_split(path: str, base_dirs: list[Path]) -> Path | None:
@@ -108,9 +108,9 @@ def read_split(path: str, split: str, base_dirs: list[Path]) -> list[dict[str, A
         return _read_folder(_embedded(path.removeprefix(EMBEDDED)), split)
     path_on_disk = resolve(path, base_dirs)
     if one_split(path, base_dirs) is not None:
-        what = "one file" if path_on_disk.is_file() else "one saved Dataset"
+        noun = "one file" if path_on_disk.is_file() else "one saved Dataset"
         raise DataError(
-            f"{path_on_disk}: {what} has no split {split!r}; give a folder of splits",
+            f"{path_on_disk}: {noun} has no split {split!r}; give a folder of splits",
             code=Code.SPLIT_NOT_FOUND,
         )
     if path_on_disk.is_dir():
@@ -146,10 +146,10 @@ def _read_folder(folder: Path, split: str) -> list[dict[str, Any]]:
             code=Code.SPLIT_NOT_FOUND,
         )
     files = splits[split]
-    other = next((file for file in files if file.suffix != files[0].suffix), None)
-    if other is not None:
+    odd_file = next((file for file in files if file.suffix != files[0].suffix), None)
+    if odd_file is not None:
         raise DataError(
-            f"{folder}: {files[0].relative_to(folder)} and {other.relative_to(folder)} are both "
+            f"{folder}: {files[0].relative_to(folder)} and {odd_file.relative_to(folder)} are both "
             f"the split {split!r}, in two formats; keep one",
             code=Code.DATA_FORMAT,
         )
@@ -160,7 +160,7 @@ def splits_of(folder: Path) -> dict[str, list[Path]]:
     """Returns split names with their files: train.jsonl, train-00000-of-00002.parquet,
     train/part.jsonl."""
     saved = [state.parent for state in sorted(folder.glob(f"*/{SAVED_STATE}"))]
-    splits = {each.name: saved_files(each) for each in saved}
+    splits = {folder.name: saved_files(folder) for folder in saved}
     for file in sorted(_data_files(folder)):
         if file.parent in saved:
             continue
@@ -182,7 +182,7 @@ def saved_files(folder: Path) -> list[Path]:
     of what was computed from it."""
     state_file = folder / SAVED_STATE
     try:
-        names = [each["filename"] for each in json.loads(read_text(state_file))["_data_files"]]
+        names = [entry["filename"] for entry in json.loads(read_text(state_file))["_data_files"]]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"{state_file}: not written by save_to_disk of the package datasets",
