@@ -5,8 +5,7 @@
                      staleness_threshold: 0.1,                 max_staleness: 4 (ceil(1.1 x 4) - 1)
                      partial_rollout: false}                   partial_rollout: finish
 
-They are accepted at the top level, as in those systems, or under `ajet:`. A key that has no
-counterpart is refused.
+They are accepted at the top level, as in those systems, or under `ajet:`.
 """
 
 import math
@@ -19,7 +18,7 @@ from ajet.core.errors import ConfigError
 RATIO, SECTION = "async_generation_ratio", "async_training"
 KNOWN = ("trigger_parameter_sync_step", "staleness_threshold", "partial_rollout")
 WITHOUT_EFFECT = {"require_batches": 1, "use_rollout_log_probs": True}
-"""These values describe what always holds here, so they are accepted and ignored."""
+"""These values describe what is always so here; they are accepted and ignored."""
 
 
 def staleness_of_ratio(ratio: float) -> int:
@@ -31,6 +30,7 @@ def staleness_of_ratio(ratio: float) -> int:
 def staleness_of_threshold(threshold: float, interval: int) -> int:
     """Returns the staleness for verl's threshold. verl generates at most 1 + threshold times what
     is trained between two transfers of weights, which are `interval` updates apart."""
+    # 1e-9: (1 + 0.1) * 10 is 11.000000000000002, whose ceiling would be 12.
     return max(0, math.ceil((1 + threshold) * interval - 1e-9) - 1)
 
 

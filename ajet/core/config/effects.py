@@ -1,10 +1,8 @@
 """Says what it means that a key differs between two starts of one run.
 
-    nothing      what is trained stays the same, up to the rounding of differently composed batches
-    length       the run becomes longer or shorter
-    experiment   anything else: the steps before and after are not of one experiment
-
-A key that is in neither list changes the experiment, and so do sections of the user's own.
+nothing      the same training, up to the rounding of differently composed batches
+length       the run becomes longer or shorter
+experiment   any other key, sections of the user's own included
 """
 
 from enum import StrEnum
@@ -76,12 +74,10 @@ CHANGES_NOTHING = (
     "trinity.buffer.url",
     "trinity.buffer.capacity",
 )
-"""Keys and sections, the dotted name from the root of the tree."""
+"""Dotted names of keys and sections."""
 
 
 class Effect(StrEnum):
-    """Says what a difference means for a run that goes on."""
-
     NOTHING = "nothing"
     LENGTH = "length"
     EXPERIMENT = "experiment"

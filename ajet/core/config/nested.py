@@ -1,7 +1,4 @@
-"""Reads nested mappings and lists: by dotted keys, and text by text.
-
-Not covered: what a key means, and writing such values (convert/source.py).
-"""
+"""Reads nested mappings and lists: by dotted keys, and text by text."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -31,7 +28,7 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_values(values: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the nested values with others at these dotted keys."""
+    """Returns a copy of nested values with the values of these dotted keys replaced."""
     result = dict(values)
     for key, value in changed.items():
         first, _, rest = key.partition(".")
@@ -40,7 +37,7 @@ def with_values(values: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[s
 
 
 def texts(value: Any) -> Iterator[str]:
-    """Yields every text in the mappings and lists below `value`, keys aside."""
+    """Yields every text in the mappings and lists below `value`, but no keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

@@ -1,7 +1,6 @@
-"""Translates keys that have another spelling, and takes out AgentJet's that have no counterpart.
+"""Translates keys that have another spelling, and removes AgentJet's that have no counterpart.
 
-A renamed key is taken under its other name; given under both with different values, it is an error.
-AgentJet's section `ajet.lora` is empty then, and taken out too.
+A key that is set under both of its names, with different values, is an error.
 """
 
 from collections.abc import Mapping
@@ -31,7 +30,7 @@ def apply_renames(
     values: dict[str, Any], defaults: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
     """Returns `values` with every key under its present name, and a notice for each key that was
-    taken out. `defaults` shows which keys were not set."""
+    removed."""
     values = _deep_copy(values)
     notices = take_absent(values)
     for old, new in RENAMED.items():
@@ -39,6 +38,7 @@ def apply_renames(
         if value is None:
             continue
         present = _get(values, new)
+        # The composed values contain the defaults, so a default counts as not set.
         if present not in (None, value, _get(defaults, new)):
             raise ConfigError(
                 f"{old} and {new} are one key with two values: {value}, {present}",
@@ -55,8 +55,8 @@ def apply_renames(
 
 
 def take_absent(values: dict[str, Any]) -> list[str]:
-    """Takes out the keys that have no counterpart, in place. Raises ConfigError for one that would
-    change the experiment, and returns a notice for each other that is not off."""
+    """Removes the keys that have no counterpart, in place, and returns a notice for each one whose
+    value had a meaning. Raises ConfigError for those that would change the experiment."""
     notices, refused = [], dict[str, list[str]]()
     for key, absent in ABSENT.items():
         value = _pop(values, key)

@@ -15,21 +15,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from ajet.core.config.address import Address, PathOrAddress
-from ajet.core.config.section import Secret, Section
+from ajet.core.config.section import Address, PathOrAddress, Secret, Section
 
 
 def parse_iso_time(text: str) -> datetime:
     """Parses ISO 8601; a time without a zone is UTC."""
-    moment = datetime.fromisoformat(text)
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    time = datetime.fromisoformat(text)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def _iso_time(text: str) -> str:
     try:
         parse_iso_time(text)
     except ValueError:
-        raise ValueError(f"{text!r} is no date; write 2026-01-31 or 2026-01-31T12:00") from None
+        raise ValueError(f"{text!r} is not a date: write 2026-01-31 or 2026-01-31T12:00") from None
     return text
 
 
@@ -37,7 +36,7 @@ def _pattern(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        raise ValueError(f"{text!r} is no pattern: {error}") from None
+        raise ValueError(f"{text!r} is not a valid pattern: {error}") from None
     return text
 
 
@@ -136,12 +135,9 @@ FILTERS: dict[str, type[Section]] = {
 def read_filter(number: int, entry: dict[str, Any]) -> tuple[str, Section] | None:
     """Returns the filter's name and its parameters; None for one that is not enabled."""
     label = f"filter {number}"
-    if unknown_key := next(
-        (key for key in entry if key not in ("type", "enabled", "params")), None
-    ):
-        raise ValueError(
-            f"{label} has a key {unknown_key!r}; a filter has type, params and enabled"
-        )
+    for key in entry:
+        if key not in ("type", "enabled", "params"):
+            raise ValueError(f"{label} has a key {key!r}; a filter has type, params and enabled")
     name, enabled, params = entry.get("type"), entry.get("enabled", True), entry.get("params") or {}
     if name == "llm_evaluate":
         if enabled is False:

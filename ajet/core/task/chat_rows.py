@@ -5,11 +5,9 @@
     {"prompt": "…" or messages, "completion": "…" or messages}                          TRL
     {"instruction": "…", "input": "…", "output": "…", "history": [["…", "…"]]}          Alpaca
 
-Beside each form `system` may have the system message, and `tools` (or `functions`) the tools, as
-a list or as JSON text. An assistant message with `"weight": 0` is context; one that `ajet
-distill-data` wrote has the `token_ids` that were sampled.
-
-Not covered: which messages are trained where no weight says so (`ajet.supervised.train_on`).
+In each form `system` may have the system message, and `tools` (or `functions`) the tools, as a list
+or as JSON text. An assistant message with `"weight": 0` is context; one that `ajet distill-data`
+wrote has the `token_ids` that were sampled.
 """
 
 from __future__ import annotations
@@ -38,15 +36,15 @@ FORMS = (
     ("prompt", "completion"),
     ("instruction", "output", "input", "history"),
 )
-"""The fields of each form; a row has the first two, or the one, of its form."""
+"""The fields of each form. The first two (or the only one) are required."""
 COMMON_FIELDS = ("system", "tools", "functions", *IMAGE_MARKS, "task_id", "vocabulary")
 
 
 def chat_tasks(
     rows: Iterable[Mapping[str, Any]], *, split: str, source: str, train_on: str
 ) -> list[Task]:
-    """Returns one task for each row. Raises DataError for one that is no conversation, or has no
-    assistant message to train."""
+    """Returns one task for each row. Raises DataError for a row that is not a conversation, or has
+    no assistant message to train."""
     tasks = [
         _chat_task(row, f"{split}-{index}", f"{source}: row {index + 1}", train_on)
         for index, row in enumerate(rows)
@@ -55,7 +53,7 @@ def chat_tasks(
     return tasks
 
 
-def _chat_task(row: Mapping[str, Any], own_id: str, location: str, train_on: str) -> Task:
+def _chat_task(row: Mapping[str, Any], default_id: str, location: str, train_on: str) -> Task:
     messages = with_system(_messages(row, location), row.get("system"), location)
     messages = _with_weights(messages, train_on)
     refuse_images(row, [message["content"] for message in messages], location)
@@ -68,20 +66,17 @@ def _chat_task(row: Mapping[str, Any], own_id: str, location: str, train_on: str
     empty = next((index for index in trained if _is_empty(messages[index])), None)
     if empty is not None:
         raise DataError(
-            f"{location}: messages[{empty}], an assistant's, has neither text nor a tool call; leave "
-            'it out, or give it "weight": 0',
+            f"{location}: messages[{empty}], an assistant's, has neither text nor a tool call; "
+            'leave it out, or give it "weight": 0',
             code=Code.ROW_NOT_TRAINABLE,
         )
     questions = [message["content"] for message in messages if message["role"] == "user"]
-    given_id = row.get("task_id")
+    task_id = row.get("task_id")
     return Task(
-        task_id=own_id if given_id is None else plain_text(given_id, MAX_ID_LENGTH),
-        main_query=next(iter(questions), ""),
+        task_id=default_id if task_id is None else plain_text(task_id, MAX_ID_LENGTH),
+        main_query=questions[0] if questions else "",
         init_messages=messages,
-        metadata={
-            "tools": _tools(row, location),
-            "vocabulary": row.get("vocabulary"),
-        },
+        metadata={"tools": _tools(row, location), "vocabulary": row.get("vocabulary")},
     )
 
 
@@ -109,15 +104,15 @@ def _messages(row: Mapping[str, Any], location: str) -> list[dict[str, Any]]:
 
 
 def _form(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the fields of the row's form, the first one that it has."""
-    there = {name for name, value in row.items() if value is not None}
-    return next((form for form in FORMS if there.issuperset(form[:2])), ())
+    """Returns the fields of the first form that the row has."""
+    present = {name for name, value in row.items() if value is not None}
+    return next((form for form in FORMS if present.issuperset(form[:2])), ())
 
 
 def unread_chat_fields(row: Mapping[str, Any]) -> set[str]:
-    """Returns the fields of the row that are not null and are no part of its conversation."""
-    there = {name for name, value in row.items() if value is not None}
-    return there.difference(_form(row), COMMON_FIELDS)
+    """Returns the fields of the row that are not null and not read."""
+    present = {name for name, value in row.items() if value is not None}
+    return present.difference(_form(row), COMMON_FIELDS)
 
 
 def _as_messages(value: Any, role: str, location: str) -> list[dict[str, Any]]:
@@ -148,22 +143,22 @@ def _with_weights(messages: list[dict[str, Any]], train_on: str) -> list[dict[st
     """Returns the messages; with `train_on: last` the replies before the last have weight 0."""
     if train_on == "all":
         return messages
-    last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
+    replies = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     return [
-        {**message, "weight": 0} if message["role"] == "assistant" and index != last else message
+        {**message, "weight": 0} if index in replies[:-1] else message
         for index, message in enumerate(messages)
     ]
 
 
 def _is_empty(message: Mapping[str, Any]) -> bool:
-    """Returns whether a reply has nothing that the model could write."""
+    """Tells whether a reply has nothing that the model could be trained to write."""
     texts = [message.get(name) for name in ("content", "reasoning_content")]
     has_text = any(isinstance(text, str) and text.strip() for text in texts)
     return not has_text and not message.get("tool_calls") and message.get("token_ids") is None
 
 
 def _tools(row: Mapping[str, Any], location: str) -> list[dict[str, Any]] | None:
-    """Returns the tools in OpenAI's form; a bare function is put into one."""
+    """Returns the tools in OpenAI's form; a bare function becomes a tool."""
     names = [name for name in ("tools", "functions") if row.get(name)]
     if len(names) == 2:
         raise DataError(f"{location} has tools and functions; keep tools", code=Code.ROW_FORM)
@@ -173,7 +168,7 @@ def _tools(row: Mapping[str, Any], location: str) -> list[dict[str, Any]] | None
     if not tools:
         return None
     if not are_messages(tools):
-        raise DataError(f"{location}: {names[0]} is no list of objects", code=Code.ROW_FORM)
+        raise DataError(f"{location}: {names[0]} is not a list of objects", code=Code.ROW_FORM)
     return [_tool(tool, f"{location}: {names[0]}") for tool in tools]
 
 
@@ -183,16 +178,18 @@ def _tool(spec: Mapping[str, Any], location: str) -> dict[str, Any]:
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise DataError(f"{location}: a tool has no function with a name", code=Code.ROW_FORM)
     if isinstance(function.get("parameters"), str):
-        parameters = _parsed(function["parameters"], f"{location}: parameters of {function['name']}")
+        parameters = _parsed(
+            function["parameters"], f"{location}: parameters of {function['name']}"
+        )
         return {**tool, "function": {**function, "parameters": parameters}}
     return tool
 
 
 def _parsed(value: Any, location: str) -> Any:
-    """Returns what JSON text says, and other values unchanged."""
+    """Returns the value of JSON text, and other values unchanged."""
     if not isinstance(value, str):
         return value
     try:
         return json.loads(value) if value.strip() else None
     except ValueError as error:
-        raise DataError(f"{location} is text and no JSON: {error}", code=Code.ROW_FORM) from error
+        raise DataError(f"{location} is not valid JSON: {error}", code=Code.ROW_FORM) from error

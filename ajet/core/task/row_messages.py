@@ -5,8 +5,6 @@
     {"from": "function_call", "value": CALLS}, {"from": "observation", …} LLaMA-Factory's tool calls
 
 CALLS is the JSON text of `{"name": …, "arguments": {…}}`, or of a list of such objects.
-
-Not covered: which field of a row has them (reader.py, chat_rows.py).
 """
 
 from __future__ import annotations
@@ -33,14 +31,14 @@ SHAREGPT_ROLES = {
     "function_response": "function",
     "tool_response": "function",
 }
-"""Maps who a message is from to a role. A result names no call: it is the next one's, as those of
-the role "function" are."""
+"""Maps ShareGPT's `from` to a role. A tool's result has no call id, as in OpenAI's former role
+"function", so it belongs to the first call without a result."""
 IMAGE_MARKS = {"images": "<image>", "videos": "<video>", "audios": "<audio>"}
-"""Maps a field of a row to the text that stands for one of its entries in a message."""
+"""Maps a field of a row to the mark of one of its entries in a message's text."""
 
 
 def are_messages(value: Any) -> bool:
-    """Returns True if the value is a list of objects, as chat messages are."""
+    """Tells whether the value is a list of objects, as chat messages are."""
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         return False
     return all(isinstance(message, Mapping) for message in value)
@@ -51,10 +49,12 @@ def row_messages(value: Any, location: str) -> list[dict[str, Any]]:
     if the value is not a list of messages of text, a user's message is empty, or a call's
     arguments are not an object."""
     if not value or not are_messages(value):
-        raise DataError(f"{location} is no list of messages", code=Code.ROW_FORM)
+        raise DataError(f"{location} is not a list of messages", code=Code.ROW_FORM)
     try:
         plain = [
-            message if "role" in message or "from" not in message else _from_sharegpt(message, index, location)
+            message
+            if "role" in message or "from" not in message
+            else _from_sharegpt(message, index, location)
             for index, message in enumerate(value)
         ]
         messages = checked_messages(plain, location)
@@ -81,13 +81,13 @@ def with_system(messages: list[dict[str, Any]], system: Any, location: str) -> l
 
 
 def refuse_images(row: Mapping[str, Any], texts: Sequence[Any], location: str) -> None:
-    """Raises DataError for a text with a place for an image, a video or a sound that the row has,
-    in the form of the data sets of verl, ChatLearn and LLaMA-Factory."""
+    """Raises DataError for a text with the mark of an image, a video or a sound of the row, as data
+    sets of verl, ChatLearn and LLaMA-Factory have them."""
     for field, mark in IMAGE_MARKS.items():
         marked = any(isinstance(text, str) and mark in text for text in texts)
         if marked and row.get(field) is not None:
             raise DataError(
-                f"{location}: {mark} stands for one of its {field}: questions are text",
+                f"{location}: {mark} stands for one of its {field}, and only text can be trained",
                 code=Code.ROW_FORM,
             )
 
@@ -97,7 +97,8 @@ def _from_sharegpt(message: Mapping[str, Any], index: int, location: str) -> dic
     role = SHAREGPT_ROLES.get(str(source))
     if role is None:
         raise ValueError(
-            f"{location}[{index}]: a message is from {source!r}; there are {', '.join(SHAREGPT_ROLES)}"
+            f"{location}[{index}]: a message is from {source!r}; there are "
+            f"{', '.join(SHAREGPT_ROLES)}"
         )
     rest = {key: message[key] for key in message if key not in ("from", "value")}
     if source in ("function_call", "tool_call"):
@@ -106,17 +107,18 @@ def _from_sharegpt(message: Mapping[str, Any], index: int, location: str) -> dic
 
 
 def _calls(value: Any, index: int, location: str) -> list[dict[str, Any]]:
-    """Returns the calls that the JSON text of a ShareGPT message has: one, or a list of them."""
     try:
         parsed = json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError) as error:
         raise ValueError(
-            f"{location}[{index}]: a function call is not JSON, as "
-            '{"name": …, "arguments": {…}} is'
+            f"{location}[{index}]: a function call is not JSON; write "
+            '{"name": …, "arguments": {…}}'
         ) from error
     calls = parsed if isinstance(parsed, list) else [parsed]
     if not calls or not all(isinstance(call, Mapping) for call in calls):
-        raise ValueError(f"{location}[{index}]: a function call is not an object, or a list of them")
+        raise ValueError(
+            f"{location}[{index}]: a function call is not an object, or a list of them"
+        )
     return [{"id": f"call_{index}_{order}", **call} for order, call in enumerate(calls)]
 
 
@@ -124,8 +126,8 @@ def _check(message: Mapping[str, Any], location: str) -> None:
     content, role = message.get("content"), message["role"]
     if not isinstance(content, str | None):
         raise ValueError(
-            f"{location}: its content is not text ({why_not_text(content)}): the models trained here "
-            "read text alone"
+            f"{location}: its content is not text ({why_not_text(content)}): the models trained "
+            "here read text alone"
         )
     if role == "user" and not (content or "").strip():
         raise ValueError(f"{location}: the user's message is empty")

@@ -1,11 +1,10 @@
 """Wraps a user's own task reader in checks.
 
-    what the class raises        ->  ConfigError  rd.py:4: RuntimeError: db down
-    what it gives and is no list ->  DataError    rd.py:12: D.get_training_tasks() gave a NoneType
-    a task that no episode can have   ->  DataError    … number 3 of the list cannot be copied: …
+    an exception             ->  ConfigError  rd.py:4: RuntimeError: db down
+    a result that is no list ->  DataError    rd.py:12: D.get_training_tasks() gave a NoneType
+    an unusable task         ->  DataError    … number 3 of the list cannot be copied: …
 
-A task's messages and metadata may hold any object that can be copied, since each episode gets a
-copy. Not covered: finding, importing and making the class (core/importing.py).
+A task's messages and metadata may hold any object that can be copied: each episode gets a copy.
 """
 
 import copy
@@ -74,8 +73,8 @@ class UserReader(BaseTaskReader):
 
 
 def _checked(result: Any, split: str, location: str) -> list[Task]:
-    """Returns what the class returned, with an id for each task that has none. Raises DataError
-    unless it is a list of complete tasks whose ids differ."""
+    """Returns the class's result, with an id for each task that has none. Raises DataError unless
+    it is a list of complete tasks whose ids differ."""
     if not isinstance(result, list | tuple):
         raise DataError(
             f"{location} gave a {type_name(type(result))}; return a list of ajet.Task",
@@ -87,7 +86,15 @@ def _checked(result: Any, split: str, location: str) -> list[Task]:
         if problem := run_user_code(partial(_task_problem, task), place):
             raise DataError(f"{place} {problem}", code=Code.OWN_RESULT)
         run_user_code(partial(copy.deepcopy, task), f"{place} cannot be copied for an episode")
-        tasks.append(_with_plain_texts(task, f"{split}-{index}"))
+        # Texts of a subclass of str may print or compare as something else.
+        tasks.append(
+            replace(
+                task,
+                task_id=str.__str__(task.task_id) or f"{split}-{index}",
+                main_query=str.__str__(task.main_query),
+                env_type=str.__str__(task.env_type),
+            )
+        )
     if duplicates := first_duplicate_ids(tasks):
         first, second = duplicates
         raise DataError(
@@ -99,22 +106,12 @@ def _checked(result: Any, split: str, location: str) -> list[Task]:
 
 
 def _items(entries: list[Any] | tuple[Any, ...]) -> Iterator[Any]:
-    """Returns the entries as the base class has them; a subclass may tell of others."""
+    """Yields the stored entries: a subclass's __iter__ may yield others."""
     return list.__iter__(entries) if isinstance(entries, list) else tuple.__iter__(entries)
 
 
-def _with_plain_texts(task: Task, otherwise: str) -> Task:
-    """Returns the task with texts of no subclass of `str`, and this id where it has none."""
-    return replace(
-        task,
-        task_id=str.__str__(task.task_id) or otherwise,
-        main_query=str.__str__(task.main_query),
-        env_type=str.__str__(task.env_type),
-    )
-
-
 def _task_problem(task: Any) -> str | None:
-    """Says what keeps the object from being a task of a run; None where nothing does."""
+    """Says why the object cannot be a task of a run; None where it can."""
     if not isinstance(task, Task):
         return f"is a {type_name(type(task))}, not an ajet.Task"
     for name in ("task_id", "main_query", "env_type"):
@@ -126,36 +123,37 @@ def _task_problem(task: Any) -> str | None:
         return "has init_messages that are not a list of chat messages"
     if not isinstance(task.metadata, dict):
         return "has metadata that is not a dict"
-    if problem := _content_problem([task.init_messages, task.metadata]):
+    try:
+        num_values, _ = _size([task.init_messages, task.metadata], 0, {})
+    except ValueError as problem:
         return f"has init_messages or metadata that {problem}"
+    if num_values > MAX_VALUES:
+        return f"has init_messages or metadata that hold more than {MAX_VALUES} values"
     for name in ("agent_name", "agent_cfg_path"):
         if not isinstance(task.metadata.get(name), str | None):
             return f"has a {name} in its metadata that is not text"
     return None
 
 
-def _content_problem(content: Any) -> str | None:
-    """Says what keeps messages and metadata from being copied and recorded; None where nothing
-    does."""
-    try:
-        num_values, _ = _size(content, 0, {})
-    except ValueError as problem:
-        return str(problem)
-    return f"hold more than {MAX_VALUES} values" if num_values > MAX_VALUES else None
-
-
 def _size(value: Any, depth: int, sizes: dict[int, tuple[int, int]]) -> tuple[int, int]:
-    """Returns the number of values in a value, itself included, and how deep they are nested; a
-    value in two places counts twice. `sizes` are those of containers that were counted already, by
-    their ids. Raises ValueError for what lies more than `MAX_DEPTH` deep."""
+    """Returns the number of values in a value, itself included, and the height of their nesting.
+    Raises ValueError for what lies more than `MAX_DEPTH` deep.
+
+    `sizes` caches the results of containers by id: one that is in two places counts twice, as
+    when it is copied or recorded, but is walked once.
+    """
     value_type = type(value)
-    base: Any = next((container for container in CONTAINERS if issubclass(value_type, container)), None)
+    base: Any = next(
+        (container for container in CONTAINERS if issubclass(value_type, container)), None
+    )
     if base is None:
         return 1, 0
     if base is list and value_type.__iter__ is not list.__iter__:
         raise ValueError(
-            f"hold a {type_name(value_type)}, a list with an __iter__ of its own; give a plain list"
+            f"hold a {type_name(value_type)}, a list that defines __iter__; give a plain list"
         )
+    # A container that holds itself is met again before its size is known. The walk then ends at
+    # MAX_DEPTH, where the height below counts as too large.
     if id(value) not in sizes and depth <= MAX_DEPTH:
         items = [*base.__iter__(value), *(dict.values(value) if base is dict else ())]
         inner = [_size(item, depth + 1, sizes) for item in items]
