@@ -1,7 +1,7 @@
 """Turns outputs into rewards. In: a task and a workflow's output. Out: ``(reward, is_success)``.
 
-This package defines what a judge is, finds the one that the config names, and checks what it
-returns. The judges that come with ajet are in ajet/judges. It ignores tokens and turns.
+This package defines judges, finds the one that the config names, and checks its results. It ignores
+tokens and turns. The judges that come with ajet are in ajet/judges.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ def judge_class(spec: str | None, base_dirs: Sequence[Path] = ()) -> type[BaseJu
 
 
 def make_judge(config: AjetConfig) -> BaseJudge | None:
-    """Makes the config's judge; None for the workflow's own reward. A run makes one, for every
-    runner. Where clients run the episodes, its plain methods run in a thread."""
+    """Makes the config's judge, which all runners of a run share; None for the workflow's own
+    reward."""
     spec = judge_spec(config.ajet.task_judge)
     cls = judge_class(spec, config.base_dirs)
     if cls is None:
         return None
     location = f"ajet.task_judge.judge_protocol: {spec!r}"
     judge = cls(config) if spec in JUDGES else construct(cls, config, location)
-    if config.clients_run_episodes:
+    if config.clients_run_episodes:  # a slow plain method would hold up the clients' requests
         judge.thread_lock = asyncio.Lock()
     return judge
