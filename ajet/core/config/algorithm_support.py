@@ -58,37 +58,28 @@ def _unread_in_sections(algorithm: AlgorithmConfig, backbone: str) -> dict[str, 
     # Without a level there are weights only where tokens can be stale, and then for each token.
     weighs_stale_tokens = backbone == "trinity" and algorithm.weighs_stale_tokens
     is_off = correction.level == "none" or (correction.level is None and not weighs_stale_tokens)
-    no_weights = "rollout_correction.level is none"
-    off = {
-        "kl_ctrl": (not algorithm.use_kl_in_reward, "use_kl_in_reward is false"),
-        "kl_ctrl.target_kl": (kl.type == "fixed", "kl_ctrl.type is fixed"),
-        "kl_ctrl.horizon": (kl.type == "fixed", "kl_ctrl.type is fixed"),
-        "rollout_correction.mode": (is_off, no_weights),
-        "rollout_correction.upper": (is_off, no_weights),
-        "rollout_correction.lower": (
-            is_off or correction.mode == "truncate",
-            no_weights if is_off else "rollout_correction.mode is truncate",
-        ),
-        "rollout_correction.combine": (
-            is_off or correction.level in (None, "token"),
-            no_weights if is_off else "rollout_correction.level is token",
-        ),
-        "rollout_correction.normalize": (is_off, no_weights),
-        "rollout_correction.count_rejected": (
-            not correction.reject,
-            "rollout_correction.reject is empty",
-        ),
-        "dynamic_sampling": (
-            not algorithm.dynamic_sampling.enable,
-            "dynamic_sampling.enable is false",
-        ),
-        "overlong.penalty_factor": (algorithm.overlong.buffer_len == 0, "overlong.buffer_len is 0"),
-        "reward_normalization": (
-            algorithm.reward_normalization.grouping == "none",
-            "reward_normalization.grouping is none",
-        ),
-    }
-    return {f"{ALGORITHM}.{key}": reason for key, (is_off_now, reason) in off.items() if is_off_now}
+    off: dict[str, str] = {}
+    if not algorithm.use_kl_in_reward:
+        off["kl_ctrl"] = "use_kl_in_reward is false"
+    if kl.type == "fixed":
+        off |= dict.fromkeys(("kl_ctrl.target_kl", "kl_ctrl.horizon"), "kl_ctrl.type is fixed")
+    if is_off:
+        for name in ("mode", "upper", "lower", "combine", "normalize"):
+            off[f"rollout_correction.{name}"] = "rollout_correction.level is none"
+    else:
+        if correction.mode == "truncate":
+            off["rollout_correction.lower"] = "rollout_correction.mode is truncate"
+        if correction.level in (None, "token"):
+            off["rollout_correction.combine"] = "rollout_correction.level is token"
+    if not correction.reject:
+        off["rollout_correction.count_rejected"] = "rollout_correction.reject is empty"
+    if not algorithm.dynamic_sampling.enable:
+        off["dynamic_sampling"] = "dynamic_sampling.enable is false"
+    if algorithm.overlong.buffer_len == 0:
+        off["overlong.penalty_factor"] = "overlong.buffer_len is 0"
+    if algorithm.reward_normalization.grouping == "none":
+        off["reward_normalization"] = "reward_normalization.grouping is none"
+    return {f"{ALGORITHM}.{key}": reason for key, reason in off.items()}
 
 
 def contradictions(ajet: AjetSection) -> list[tuple[str, str]]:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from ajet.core.config.nested import get_key, set_key
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
@@ -75,15 +76,11 @@ def _number(key: str, value: Any) -> float:
 
 
 def _set(values: dict[str, Any], key: str, value: Any, source: str) -> None:
-    *sections, name = ["trinity", *key.split(".")]
-    for section in sections:
-        values = values.setdefault(section, {})
-        if not isinstance(values, dict):
-            return  # not a section: the tree reports it
-    defaults = {"sync_interval": 1, "partial_rollout": "continue"}
-    if values.get(name) not in (None, value, defaults.get(name)):
+    defaults = {"synchronizer.sync_interval": 1, "partial_rollout": "continue"}
+    present = get_key(values, f"trinity.{key}")
+    if present not in (None, value, defaults.get(key)):
         raise ConfigError(
-            f"{source} and trinity.{key} are one key with two values: {value}, {values[name]}",
+            f"{source} and trinity.{key} are one key with two values: {value}, {present}",
             code=Code.KEYS_CONFLICT,
         )
-    values[name] = value
+    set_key(values, f"trinity.{key}", value)

@@ -27,6 +27,24 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
+def get_key(values: Any, key: str) -> Any:
+    """Returns the value of a dotted key; None where it, or a section on the way, is missing."""
+    for name in key.split("."):
+        values = values.get(name) if isinstance(values, Mapping) else None
+    return values
+
+
+def set_key(values: dict[str, Any], key: str, value: Any) -> None:
+    """Sets a dotted key, and makes missing sections on the way to it. It does nothing where a value
+    is in the place of a section, which the tree reports."""
+    *sections, name = key.split(".")
+    for section in sections:
+        values = values.setdefault(section, {})
+        if not isinstance(values, dict):
+            return
+    values[name] = value
+
+
 def with_values(values: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a copy of nested values with the values of these dotted keys replaced."""
     result = dict(values)

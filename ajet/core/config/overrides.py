@@ -54,7 +54,9 @@ def hydra_override(override: str) -> str:
     _refuse_foreign(override)
     try:
         parsed = parsed_override(override)
-    except (HydraException, ValueError, RecursionError):  # too many digits, too deep
+    except (HydraException, ValueError, RecursionError):
+        # Text outside of Hydra's grammar (->, a brace), or a number that Python cannot parse: it is
+        # meant literally.
         override = f"{key}={_quote(value)}"
         parsed = parsed_override(override)
     if parsed.is_sweep_override():

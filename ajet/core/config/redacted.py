@@ -53,6 +53,8 @@ def remember_secrets_of(config: AjetConfig) -> None:
 
 def redacted_value(key: str, value: Any, not_secret: Sequence[str] = ()) -> Any:
     """Returns the value of a key, as a message may show it."""
+    # Descends the tree as far as it defines the key. Below that, and in sections of the user's,
+    # the value is free-form.
     model: Any = AjetConfig
     path = key.split(".")
     free_form = FreeForm(not_secret)
@@ -80,6 +82,7 @@ def shown_override(override: str, not_secret: Sequence[str] = ()) -> str:
         value = text
     if value is None or redacted_value(name, value, not_secret) == value:
         return override
+    # Text is redacted as it was written; the parts of a list or a mapping cannot be found in it.
     redacted = redacted_value(name, text, not_secret)
     return f"{key}{equals}{redacted if isinstance(value, str) else REDACTED}"
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ajet.core.config.agentjet_keys import ABSENT, EMPTIED, MOVED, OTHER_NAMES
 from ajet.core.config.async_keys import take_async_keys
+from ajet.core.config.nested import get_key, set_key
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
@@ -37,19 +38,19 @@ def apply_renames(
         value = _pop(values, old)
         if value is None:
             continue
-        present = _get(values, new)
+        present = get_key(values, new)
         # The composed values contain the defaults, so a default counts as not set.
-        if present not in (None, value, _get(defaults, new)):
+        if present not in (None, value, get_key(defaults, new)):
             raise ConfigError(
                 f"{old} and {new} are one key with two values: {value}, {present}",
                 code=Code.KEYS_CONFLICT,
             )
-        _set(values, new, value)
+        set_key(values, new, value)
     take_async_keys(values)
     for (key, theirs), ours in OTHER_NAMES.items():
-        if _get(values, key) == theirs:
-            _set(values, key, ours)
-    if _get(values, "ajet.lora") == {}:
+        if get_key(values, key) == theirs:
+            set_key(values, key, ours)
+    if get_key(values, "ajet.lora") == {}:  # all of AgentJet's keys of it have been renamed
         _pop(values, "ajet.lora")
     return values, notices
 
@@ -74,7 +75,7 @@ def take_absent(values: dict[str, Any]) -> list[str]:
         advice = "leave it out" if sum(map(len, refused.values())) == 1 else "leave them out"
         raise ConfigError(f"{'; '.join(lines)}; {advice}", code=Code.KEY_REFUSED)
     for section in EMPTIED:
-        if _get(values, section) == {}:
+        if get_key(values, section) == {}:
             _pop(values, section)
     return notices
 
@@ -83,27 +84,7 @@ def _deep_copy(value: Any) -> Any:
     return {k: _deep_copy(v) for k, v in value.items()} if isinstance(value, Mapping) else value
 
 
-def _section(values: Any, key: str) -> tuple[Any, str]:
-    *sections, name = key.split(".")
-    for section in sections:
-        values = values.get(section) if isinstance(values, Mapping) else None
-    return values, name
-
-
-def _get(values: Mapping[str, Any], key: str) -> Any:
-    section, name = _section(values, key)
-    return section.get(name) if isinstance(section, Mapping) else None
-
-
 def _pop(values: dict[str, Any], key: str) -> Any:
-    section, name = _section(values, key)
+    path, _, name = key.rpartition(".")
+    section = get_key(values, path)
     return section.pop(name, None) if isinstance(section, dict) else None
-
-
-def _set(values: dict[str, Any], key: str, value: Any) -> None:
-    *sections, name = key.split(".")
-    for section in sections:
-        values = values.setdefault(section, {})
-        if not isinstance(values, dict):
-            return  # not a section: the tree reports it
-    values[name] = value

@@ -91,6 +91,7 @@ def adapted(cls: type, location: str) -> type[Environment]:
     under its name. Raises ConfigError for a class without `reset(seed)` and `step`."""
     if issubclass(cls, Environment):
         return cls
+    # By name, since Gymnasium may not be installed.
     if any(base.__module__.startswith("gymnasium.vector") for base in cls.__mro__):
         raise ConfigError(
             f"{location}: {line_of(cls)}: {cls.__name__} steps several episodes at once, and here "

@@ -34,6 +34,7 @@ def code_files(config: AjetConfig) -> list[Path]:
     roots = [*config.base_dirs, *_import_roots()]
     files: set[Path] = set()
     waiting = [file for name in _named_sources(config) for file in _module_files(name, roots)]
+    # Follows imports depth first; a script's folder comes first on its import path.
     while waiting:
         file = waiting.pop()
         if file in files or _is_installed(file):

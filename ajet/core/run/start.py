@@ -99,6 +99,8 @@ def open_run(config: AjetConfig, tasks: RunTasks) -> Iterator[RunFolder]:
                 logger.warning(line)
             yield folder
     except BaseException as error:
+        # RunComplete and RunChanged are raised before an attempt begins. Secrets in an exception's
+        # text must not reach the record.
         if isinstance(error, KeyboardInterrupt):
             end_attempt(folder, "stopped", _last_step(folder), "interrupted at once")
         elif not isinstance(error, RunComplete | RunChanged):
@@ -150,7 +152,7 @@ def decide_start(
         line = f"the earlier run is kept as {aside.name}, and a new run begins"
         return RunStart(0, [], line, sets_aside=True)
     changes = identity.changes_since(earlier)
-    if trainer.resume != "auto":
+    if trainer.resume != "auto":  # a person chose a checkpoint, so changes need no confirmation
         step = step_of(Path(trainer.resume))
         line = f"resumes after {trainer.resume}"
         return RunStart(step, changes, _changed(f"{line}; ", changes) or line)

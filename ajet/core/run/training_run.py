@@ -87,6 +87,7 @@ class TrainingRun:
             if self.state.step != resume_point.step:
                 raise unusable(path, f"its state.json is of step {self.state.step}")
             tasks.cursor.load_state_dict(self.state.cursor)
+        # The recorder cuts off the records after this step, so it comes after every check.
         self._attempt = correct_first_step(folder, self.state.step)
         self.recorder = RunRecorder(
             config,
@@ -223,6 +224,7 @@ class TrainingRun:
         is_complete = self.state.step >= self.tasks.total_steps and not self.interrupt.stopped_early
         end_attempt(self.folder, "complete" if is_complete else "stopped", self.state.step)
         if self.state.step < self.tasks.total_steps:
+            # Not after the last step, when an interrupt has cut nothing short.
             self.interrupt.stopped_early = self.interrupt.requested
             again = "the same command" if self._trainer.resume == "auto" else "--resume"
             self.progress.note(

@@ -9,13 +9,24 @@ the same for an order that depends on results.
 """
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError, DataError
 from ajet.core.seeding import derive
 from ajet.core.task.results import GroupResult
+
+
+def check_same_data(cursor: object, state: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Raises CheckpointError where one of the cursor's attributes differs from the checkpoint's."""
+    for name in names:
+        if state.get(name) != getattr(cursor, name):
+            raise CheckpointError(
+                f"the checkpoint's data had {name}={state.get(name)}, this run has "
+                f"{getattr(cursor, name)}: use the same data and seed, or pass --no-resume",
+                code=Code.CHECKPOINT_DIFFERS,
+            )
 
 
 class DataCursor:
@@ -55,6 +66,7 @@ class DataCursor:
         size = self.batch_size if size is None else size
         batch: list[int] = []
         while len(batch) < size:
+            # The rest of the epoch at most: the next one has another order.
             offset = self._taken % self.num_tasks
             chunk = self._order(self.epoch)[offset : offset + size - len(batch)]
             batch += chunk
@@ -95,13 +107,7 @@ class DataCursor:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues where `state` was saved. Raises CheckpointError unless the data set and the
         seed are the same."""
-        for name in ("num_tasks", "seed", "shuffle"):
-            if state.get(name) != getattr(self, name):
-                raise CheckpointError(
-                    f"the checkpoint's data had {name}={state.get(name)}, this run has "
-                    f"{getattr(self, name)}: use the same data and seed, or pass --no-resume",
-                    code=Code.CHECKPOINT_DIFFERS,
-                )
+        check_same_data(self, state, ("num_tasks", "seed", "shuffle"))
         if not isinstance(position := state.get("taken"), int) or position < 0:
             raise CheckpointError(
                 f"the checkpoint's position in the data is {position!r}: pass --no-resume",

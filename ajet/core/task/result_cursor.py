@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError, DataError
+from ajet.core.task.cursor import check_same_data
 from ajet.core.task.results import GroupResult, ResultLog
 
 
@@ -76,13 +77,7 @@ class ResultCursor:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues where `state` was saved. Raises CheckpointError unless the data set and the
         seed are the same."""
-        for name in ("num_tasks", "seed"):
-            if state.get(name) != getattr(self, name):
-                raise CheckpointError(
-                    f"the checkpoint's data had {name}={state.get(name)}, this run has "
-                    f"{getattr(self, name)}: use the same data and seed, or pass --no-resume",
-                    code=Code.CHECKPOINT_DIFFERS,
-                )
+        check_same_data(self, state, ("num_tasks", "seed"))
         if "results" not in state:
             raise CheckpointError(
                 "the checkpoint has no results of tasks, which ajet.data.sampler needs: use the "

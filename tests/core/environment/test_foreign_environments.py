@@ -264,7 +264,7 @@ async def test_the_suffix_of_an_info_is_below_the_observation(tmp_path):
     maker = environment_maker(spec, {"last": 3}, [tmp_path], "test")
     async with open_environment(maker, "inline") as environment:
         await environment.reset(1, {})
-        with pytest.raises(EnvironmentFault, match=r"Suffixed: info\['suffix'\] is a int, not text"):
+        with pytest.raises(EnvironmentFault, match=r"info\['suffix'\] is a int, not text"):
             await environment.step("open")
 
 
