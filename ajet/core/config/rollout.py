@@ -23,6 +23,10 @@ PARSER_ALIASES = {
     "functiongemma": "gemma",
     "nemotron_json": "nemotron",
 }
+ToolParser = Literal[
+    "auto", "hermes", "qwen3_coder", "llama3", "mistral", "deepseek", "gpt_oss", "glm", "kimi_k2",
+    "minimax_m2", "json", "nemotron", "gemma",
+]  # fmt: skip
 
 
 def _parser_name(name: object) -> object:
@@ -291,24 +295,7 @@ class RolloutConfig(Section):
         description="On a CUDA GPU the in-process engine captures a decode step and replays it; "
         "false runs each step eagerly.",
     )
-    tool_parser: Annotated[
-        Literal[
-            "auto",
-            "hermes",
-            "qwen3_coder",
-            "llama3",
-            "mistral",
-            "deepseek",
-            "gpt_oss",
-            "glm",
-            "kimi_k2",
-            "minimax_m2",
-            "json",
-            "nemotron",
-            "gemma",
-        ],
-        BeforeValidator(_parser_name),
-    ] = Field(
+    tool_parser: Annotated[ToolParser, BeforeValidator(_parser_name)] = Field(
         default="auto",
         description="How tool calls are read from replies; auto asks the chat template. "
         "json: plain JSON in a fence or on separate lines, which no template writes.",

@@ -36,16 +36,9 @@ MAX_FILES = 1_000
 UNREADABLE = "unreadable"
 SHA256 = r"[0-9a-f]{64}"
 INPUTS = (
-    "path",
-    "file_path",
-    "dataset_path",
-    "results_path",
-    "document_path",
-    "chat_template",
-    "tool_config_path",
-    "interaction_config_path",
-    "agent_loop_config_path",
-)
+    "path", "file_path", "dataset_path", "results_path", "document_path", "chat_template",
+    "tool_config_path", "interaction_config_path", "agent_loop_config_path",
+)  # fmt: skip
 INPUT_SUFFIXES = (
     ".csv", ".j2", ".jinja", ".json", ".jsonl", ".md", ".parquet", ".toml", ".txt", ".yaml", ".yml"
 )  # fmt: skip

@@ -19,17 +19,9 @@ from ajet.core.task.chat_messages import checked_messages, parsed_arguments, why
 
 SHAREGPT_ROLES = {
     "system": "system",
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "assistant": "assistant",
-    "function_call": "assistant",
-    "tool_call": "assistant",
-    "tool": "function",
-    "observation": "function",
-    "function_response": "function",
-    "tool_response": "function",
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "assistant", "function_call", "tool_call"), "assistant"),
+    **dict.fromkeys(("tool", "observation", "function_response", "tool_response"), "function"),
 }
 """Maps ShareGPT's `from` to a role. A tool's result has no call id, as in OpenAI's former role
 "function", so it belongs to the first call without a result."""
