@@ -240,7 +240,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
         node = root_of(text)
         if node is not None:
-            check_size(node, path)
+            check_size(node, path)  # before OmegaConf copies what each alias refers to
         if node is not None and not isinstance(node, yaml.MappingNode):
             raise ConfigError(
                 f"{path}: a config is a mapping with a section 'ajet:'", code=Code.CONFIG_FORM
@@ -353,6 +353,7 @@ def _search_path(boilerplate: Any, path: Path) -> list[str]:
         if scheme == "pkg":
             addresses.append(str(entry))
         elif scheme == "file":
+            # AgentJet's YAMLs name folders of its repository, which other projects do not have.
             folders = (base / location for base in (Path.cwd(), path.parent))
             addresses += [f"file://{folder.resolve()}" for folder in folders if folder.is_dir()]
         else:

@@ -99,7 +99,7 @@ def _location_and_problem(
         quoted = " or ".join(repr(name) for name in candidates)
         hint = f"did you mean {quoted}?" if candidates else f"there are {', '.join(names)}"
         return location, f"no such key; {hint}"
-    if details["type"] == "value_error":
+    if details["type"] == "value_error":  # raised by a validator of ours, in words of ours
         return location, message_of(details)
     value = _short_repr(redacted_value(key, details["input"]))
     if details["type"] == "literal_error":

@@ -83,6 +83,7 @@ def _add(schema: Schema, path: str, description: str) -> None:
     place: Schema | None = schema
     for section in sections:
         properties: Mapping[str, Any] = place["properties"].get(section, {}) if place else {}
+        # The section's own reference, or that of an anyOf with null.
         refs = [
             choice["$ref"]
             for choice in [properties, *properties.get("anyOf", ())]

@@ -62,6 +62,7 @@ def load_stages(
     """
     origin = _origin(path, overrides, backbone)
     composed = _composed(origin, project_dir)
+    # The run itself is checked first: a mistake above the stages is reported once, without a stage.
     whole = _checked(composed, origin, exp_dir, project_dir, REQUIRED)
     if not whole.ajet.stages:
         return [whole]

@@ -32,7 +32,7 @@ def apply_renames(
 ) -> tuple[dict[str, Any], list[str]]:
     """Returns `values` with every key under its present name, and a notice for each key that was
     removed."""
-    values = _deep_copy(values)
+    values = _deep_copy(values)  # the caller composes each stage from the same values
     notices = take_absent(values)
     for old, new in RENAMED.items():
         value = _pop(values, old)
@@ -68,6 +68,7 @@ def take_absent(values: dict[str, Any]) -> list[str]:
         else:
             notices.append(f"ignored: {key}={value} ({absent.reason})")
     if refused:
+        # Keys that are refused for one reason share a sentence.
         lines = [
             f"{' and '.join(keys)} {'are' if len(keys) > 1 else 'is'} refused: {reason}"
             for reason, keys in refused.items()

@@ -108,7 +108,7 @@ class InlineEnvironment(AbstractAsyncContextManager["InlineEnvironment"]):
 
     async def __aenter__(self) -> InlineEnvironment:
         self._environment = call_environment(self._maker, f"{self._name}()")
-        self._step = self._environment.step
+        self._step = self._environment.step  # looked up once: quick games make many steps
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -195,7 +195,7 @@ class ThreadEnvironment:
         await asyncio.wait({future}, timeout=self._timeout_s)
         if future.done():
             return future.result()
-        self._hangs = True
+        self._hangs = True  # `close` then does not wait for the thread
         raise EnvironmentFault(
             f"{call_name} gave no answer within {self._timeout_s:g} s (step_timeout_s)"
         )

@@ -110,7 +110,7 @@ def _kind_of(
         return load(env_type), ()
     if env_type in BUILT_IN:
         return load(BUILT_IN[env_type]), ()
-    if "-v" in env_type:
+    if "-v" in env_type:  # Gymnasium's ids end in a version
         return load(PREFIXED["gymnasium"]), (env_type,)
     raise ConfigError(
         f"{location}: no environment {env_type!r}; there are {', '.join(BUILT_IN)}, "

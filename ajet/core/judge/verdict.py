@@ -54,12 +54,12 @@ def checked_output(output: Any, workflow_name: str) -> WorkflowOutput:
             f"{workflow_name}.execute() returned {_kind(output)}: return a WorkflowOutput"
         )
     name = f"{workflow_name}: WorkflowOutput"
-    checked = copy.copy(output)
+    checked = copy.copy(output)  # the workflow may keep its object
     is_success = None
     if output.reward is not None:
         advice = "give one number or bool, or None to ask the judge"
         checked.reward, is_success = _reward_and_success(output.reward, f"{name}.reward", advice)
-    if output.is_success is not None:
+    if output.is_success is not None:  # comes before the success that a bool as reward implies
         is_success = output.is_success
     checked.is_success = _success(is_success, f"{name}.is_success", "give a bool or None")
     checked.metadata = _dict(output.metadata, f"{name}.metadata")

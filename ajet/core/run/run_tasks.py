@@ -62,7 +62,7 @@ def make_cursor(config: AjetConfig, tasks: list[Task]) -> DataCursor | ResultCur
         sampler = AdaptiveSampler(tasks, AdaptiveSettings.from_config(config))
     else:
         sampler = load_own_sampler(config, tasks)
-    if isinstance(sampler, OwnSampler):
+    if isinstance(sampler, OwnSampler):  # an order for each epoch, without results
         return DataCursor(
             len(tasks), data.train_batch_size, seed=seed, shuffle=data.shuffle, own_order=sampler
         )

@@ -174,6 +174,7 @@ class TrainingRun:
         self._attach(runner)
         is_given = self.config.learns_from_rows(is_training=False)
         step, num_repeat = self.state.step, 1 if is_given else self.config.validation_repeats
+        # Episodes of validations have the same seeds at every step, so only the policy differs.
         groups = await self._held_out_episodes(runner, num_repeat)
         if is_given:
             assert score is not None

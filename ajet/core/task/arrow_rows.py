@@ -78,12 +78,12 @@ def _converter(data_type: pa.DataType, *, in_message: bool) -> Converter | None:
     if getattr(data_type, "extension_name", None) == "arrow.json":
         return lambda value: json.loads(value) if isinstance(value, str) else value
     if types.is_map(data_type) and in_message:
-        return dict
+        return dict  # pyarrow returns a map as a list of pairs
     if types.is_struct(data_type):
         return _struct_converter(data_type, in_message=in_message)
     inner_kind = getattr(data_type, "value_type", None)
     if inner_kind is None or types.is_dictionary(data_type):
-        return None
+        return None  # a scalar; pyarrow decodes dictionaries, whose value_type is not a list's
     inner = _converter(inner_kind, in_message=in_message)
     return (
         None if inner is None else lambda value: [_converted(element, inner) for element in value]

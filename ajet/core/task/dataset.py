@@ -43,6 +43,7 @@ class DatasetReader(BaseTaskReader):
         super().__init__(config)
         self.unread_columns: set[str] = set()
         reader = config.ajet.task_reader
+        # The other types are AgentJet's keys for the same thing.
         self._section = reader.dataset
         if reader.type == "jsonl_dataset_file":
             files = reader.jsonl_dataset_file

@@ -168,6 +168,7 @@ def read_results(file: Path, tasks: Sequence[Task]) -> list[GroupResult]:
 
 
 def _group_result(index: int, episodes: Mapping[str, Any]) -> GroupResult:
+    # An episode that failed has no reward, and says nothing about the task.
     judged = [
         (bool(success), float(reward))
         for success, reward in zip(episodes["success"], episodes["reward"], strict=True)

@@ -164,6 +164,7 @@ def read_split(path: str, split: str, base_dirs: list[Path]) -> list[dict[str, A
         )
     if path_on_disk.is_dir():
         return _read_folder(path_on_disk, split)
+    # Whatever else is not on disk may be a name on the Hub.
     if path.startswith((".", "/", "~")) or path.endswith(READABLE):
         raise DataError(
             f"{path}: no such data folder or file; looked in {', '.join(map(str, base_dirs))}",
@@ -213,6 +214,7 @@ def splits_of(folder: Path) -> dict[str, list[Path]]:
     for file in sorted(_data_files(folder)):
         if file.parent in saved:
             continue
+        # train/part.jsonl is named by its folder, data/train-0.parquet by itself (the Hub's layout).
         nested = file.parent not in (folder, folder / "data")
         name = file.parent.name if nested else file.name.split(".")[0].split("-")[0]
         splits.setdefault(name, []).append(file)

@@ -54,6 +54,7 @@ def row_messages(value: Any, location: str) -> list[dict[str, Any]]:
             _check(message, f"{location}[{index}]")
     except ValueError as error:
         raise DataError(str(error), code=Code.ROW_FORM) from error
+    # Null fields have been removed; readers of tasks expect every message to have content.
     return [{"content": None, **message} for message in messages]
 
 
