@@ -214,7 +214,7 @@ def splits_of(folder: Path) -> dict[str, list[Path]]:
     for file in sorted(_data_files(folder)):
         if file.parent in saved:
             continue
-        # train/part.jsonl is named by its folder, data/train-0.parquet by itself (the Hub's layout).
+        # train/part.jsonl is named by its folder; the Hub's data/train-0.parquet by itself.
         nested = file.parent not in (folder, folder / "data")
         name = file.parent.name if nested else file.name.split(".")[0].split("-")[0]
         splits.setdefault(name, []).append(file)
