@@ -8,7 +8,7 @@ Not covered: reading the YAML (core/config/environment.py), and playing (environ
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -22,7 +22,7 @@ from ajet.agents.environment_text import (
 from ajet.core.config import AjetConfig
 from ajet.core.config.environment import CustomEnv, EnvManager
 from ajet.core.environment.foreign import reads_replies
-from ajet.core.environment.live import EnvironmentContext, close_quietly, open_environment
+from ajet.core.environment.live import LiveEnvironment, close_quietly, open_environment
 from ajet.core.environment.registry import GAMES, EnvironmentMaker, environment_maker
 from ajet.core.error_codes import Code
 from ajet.core.error_text import one_line
@@ -45,7 +45,7 @@ class EnvironmentSettings:
     system_template: str
     template: str
 
-    def open(self) -> EnvironmentContext:
+    def open(self) -> AbstractAsyncContextManager[LiveEnvironment]:
         """Opens an environment for one episode."""
         custom, limit = self.custom, self.manager.max_env_num_per_worker
         return open_environment(self.maker, custom.isolation, custom.step_timeout_s, limit)
@@ -148,10 +148,10 @@ def _build_settings(config: AjetConfig, tag: str, split: str, template: str) -> 
     maker = environment_maker(
         custom.env_type, custom.env_config, config.base_dirs, f"{where}.env_type"
     )
-    if custom.action_pattern is not None and reads_replies(maker.kind):
+    if custom.action_pattern is not None and reads_replies(maker.environment_class):
         raise ConfigError(
-            f"{where}.action_pattern: {maker.kind.__name__} finds the action in a reply itself, by "
-            "its own action_pattern (env_config): write action_pattern: null here",
+            f"{where}.action_pattern: {maker.environment_class.__name__} finds the action in a "
+            "reply itself, by its own action_pattern (env_config): write action_pattern: null here",
             code=Code.ENVIRONMENT_TEXT,
         )
     system, own_template = custom.agent_system_template, custom.agent_template

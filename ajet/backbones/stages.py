@@ -9,7 +9,7 @@ The same command goes on where a run was stopped or killed: a stage that is comp
 The next stage reads the last checkpoint where that is a model's folder; else (adapters, sharded
 weights) the model is exported once, as imitate/model_000040.
 
-Not covered: the config of a stage (core/config/stages.py), and how one is trained (the backbones).
+Not covered: the config of a stage (core/config/load.py), and how one is trained (the backbones).
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def check(
     """
     from ajet.backbones.stages import beginning_from, finished_model
     from ajet.core.config import load_stages
-    from ajet.core.config.stages import errors_of_stage
+    from ajet.core.config.load import errors_of_stage
     from ajet.core.record.screen_log import begin_screen_log
 
     begin_screen_log(verbose)

@@ -75,7 +75,7 @@ def plan(
     )
     from ajet.cluster.gpus import local_gpus
     from ajet.core.config import load_stages
-    from ajet.core.config.stages import errors_of_stage
+    from ajet.core.config.load import errors_of_stage
     from ajet.core.error_codes import Code
     from ajet.core.errors import ConfigError
     from ajet.core.record.screen_log import begin_screen_log

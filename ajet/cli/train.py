@@ -74,7 +74,7 @@ def train(
     from ajet.cli.ray_flags import RayFlags, serve_or_check, session_settings
     from ajet.core.config import load_stages
     from ajet.core.config.redacted import shown_override
-    from ajet.core.config.stages import errors_of_stage
+    from ajet.core.config.load import errors_of_stage
     from ajet.core.errors import RunChanged, RunComplete
     from ajet.core.interrupt import Interrupt
     from ajet.core.terminal import Console

@@ -14,7 +14,7 @@ import yaml
 
 from ajet.convert.draft import Conversion, OmittedKey
 from ajet.convert.source import unflatten
-from ajet.core.config.blanks import BLANK
+from ajet.core.config.compose import BLANK
 from ajet.core.config.tree import AjetConfig
 
 WIDTH = 100

@@ -136,7 +136,7 @@ class EnvironmentCheck:
         return derive(self.seed, "env-check", index) % 2**31
 
     def _random_groups(self, report: EnvironmentReport) -> list[list[Playthrough]]:
-        if self.maker.kind.sample_action is Environment.sample_action:
+        if self.maker.environment_class.sample_action is Environment.sample_action:
             report.notes.append("no sample_action(): no random agent")
             return []
         groups = []
@@ -152,7 +152,7 @@ class EnvironmentCheck:
         return groups
 
     def _oracle_episodes(self, report: EnvironmentReport) -> list[Playthrough]:
-        if self.maker.kind.oracle_action is Environment.oracle_action:
+        if self.maker.environment_class.oracle_action is Environment.oracle_action:
             report.notes.append("no oracle_action(): nobody knows how far a policy could get")
             return []
         played = [self._play(i, lambda e: e.oracle_action()) for i in range(self.num_seeds)]
@@ -198,7 +198,7 @@ class EnvironmentCheck:
     def _play(self, index: int, policy: Policy) -> Playthrough:
         """Plays one episode with actions of `policy`, until it returns None or the episode is
         over."""
-        name = self.maker.kind.__name__
+        name = self.maker.environment_class.__name__
         environment = call_environment(self.maker, name)
         try:
             played = Playthrough(index, self._reset(environment, self._seed_of(index)))

@@ -19,7 +19,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ajet.core.config.precision import asked_dtype
+from ajet.core.config.precision import requested_dtype
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.process_guard import guarded
@@ -107,7 +107,7 @@ def planned_engine(config: AjetConfig, *, on_gpu: bool) -> EngineName:
     name = config.ajet.rollout.name
     if name != "auto":
         return name
-    return PACKAGES[0].engine if on_gpu and asked_dtype(config) != "float64" else "in_process"
+    return PACKAGES[0].engine if on_gpu and requested_dtype(config) != "float64" else "in_process"
 
 
 def server_of_gpus() -> ServerName:

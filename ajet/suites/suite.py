@@ -75,7 +75,7 @@ class SuiteSection(Section):
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
         """Returns the section of the config, with defaults where it has none."""
-        return cls.of_user(config.user_sections(), "suite")
+        return cls.from_sections(config.user_sections(), "suite")
 
 
 def prompting(model_tuner: ModelTuner) -> Prompting:

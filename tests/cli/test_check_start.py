@@ -75,7 +75,7 @@ SINCE = "changed since the last start:"
         (
             lambda: train(ONE),
             (TWO,),
-            "the finished run becomes longer: it goes on after step 1 of 2; "
+            "the finished run becomes longer: it resumes after step 1 of 2; "
             f"{SINCE} {T}.total_training_steps 1 -> 2",
             1,
             False,
@@ -87,11 +87,11 @@ SINCE = "changed since the last start:"
             0,
             True,
         ),
-        (train_until_step_2_fails, STOPPED, "goes on after step 1 of 2", 1, False),
+        (train_until_step_2_fails, STOPPED, "resumes after step 1 of 2", 1, False),
         (
             train_until_step_2_fails,
             (*STOPPED, SEED, ACCEPT),
-            f"goes on after step 1 of 2; {SINCE} ajet.seed 0 -> 7",
+            f"resumes after step 1 of 2; {SINCE} ajet.seed 0 -> 7",
             1,
             False,
         ),
@@ -112,7 +112,7 @@ SINCE = "changed since the last start:"
         (
             lambda: train(TWO),
             (TWO, f"{T}.resume={CHECKPOINT}"),
-            f"goes on after {CHECKPOINT}",
+            f"resumes after {CHECKPOINT}",
             1,
             False,
         ),
@@ -125,7 +125,7 @@ def test_check_says_what_the_start_does(toy, before, overrides, line, step, asid
     assert files() == untouched
     found, logged = started(*overrides)
     assert found == step
-    says_nothing = line in ("begins", "goes on after step 1 of 2")
+    says_nothing = line in ("begins", "resumes after step 1 of 2")
     assert logged == "" if says_nothing else line in logged
     assert toy.path.with_name("toy.1").exists() is aside
 
@@ -181,7 +181,7 @@ def test_check_says_what_an_explorer_does_and_that_there_is_but_one(toy):
 def test_check_says_that_a_new_run_goes_on_from_a_checkpoint_of_another(toy):
     train(ONE)
     overrides = (TWO, f"{T}.resume={CHECKPOINT}", "ajet.experiment_name=other")
-    assert checked(*overrides) == f"goes on after {CHECKPOINT}"
+    assert checked(*overrides) == f"resumes after {CHECKPOINT}"
     train(*overrides)
     (attempt,) = read_attempts(RunFolder(toy.path.with_name("other")))
     assert (attempt.first_step, attempt.last_step) == (1, 2)

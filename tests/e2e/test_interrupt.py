@@ -84,7 +84,7 @@ def test_the_same_command_goes_on_from_there(outcomes):
     run, _ = outcomes["once"]
     assert run.finish() == 0, run.stderr()
     assert run.steps_saved() == [2, 3]
-    assert "goes on after step 2 of 3, from " in run.stdout()
+    assert "resumes after step 2 of 3, from " in run.stdout()
     assert run.episodes("begin", 2) == EPISODES  # not run again
 
 

@@ -112,7 +112,7 @@ def test_adapters_of_a_stage_are_merged_into_the_model_of_the_next(tmp_path):
     ("override", "message"),
     [
         ("+ajet.stages.learn.trainer_common.optim.lrr=1", "stage learn: .*lrr: no such key"),
-        ("+ajet.stages.learn.experiment_name=x", "experiment_name is that of all stages"),
+        ("+ajet.stages.learn.experiment_name=x", "all stages share experiment_name"),
         ("ajet.trainer_common.resume=somewhere", "names the checkpoint of one run"),
     ],
 )

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from ajet.core.advantage import ESTIMATORS, AdvantageOptions, Estimator
-from ajet.core.config.import_path import ImportPath
-from ajet.core.config.section import Section
+from ajet.core.config.section import ImportPath, Section
 from ajet.core.losses import LOSSES, LossSettings, PolicyLoss
 
 if TYPE_CHECKING:  # a checker cannot follow names that are computed
@@ -32,11 +31,10 @@ Bounds = Annotated[list[float], Field(min_length=2, max_length=2)]
 
 
 class RewardNormalization(Section):
-    """Configures how episodes' rewards are normalized before the estimator, with ROLL's
-    settings."""
+    """Configures how rewards are normalized before the estimator, with ROLL's settings."""
 
     grouping: Literal["none", "group", "tag", "batch"] = Field(
-        default="none", description="Over which episodes; none leaves rewards as they are."
+        default="none", description="Over which episodes; none leaves rewards unchanged."
     )
     method: Literal["mean", "mean_std"] = Field(
         default="mean", description="Subtract the mean; mean_std divides by the deviation too."
@@ -93,25 +91,24 @@ class RolloutCorrection(Section):
     def reject_bounds(self) -> dict[str, tuple[float, float]]:
         """Returns the lower and the upper bound of each measure; k2 and k3 are never negative."""
         bounds: dict[str, tuple[float, float]] = {}
-        for measure, given in self.reject.items():
-            low, high = given if isinstance(given, list) else (-given, given)
+        for measure, bound in self.reject.items():
+            low, high = bound if isinstance(bound, list) else (-bound, bound)
             bounds[measure] = low, high
         return bounds
 
     @model_validator(mode="after")
     def _bounds_can_be_met(self) -> Self:
-        for measure, given in self.reject.items():
+        for measure, bound in self.reject.items():
             low, high = self.reject_bounds[measure]
             if not low < high or high <= 0:
                 raise ValueError(f"reject.{measure}: give a number above 0, or [low, high]")
-            if isinstance(given, list) and not measure.endswith("k1"):
+            if isinstance(bound, list) and not measure.endswith("k1"):
                 raise ValueError(f"reject.{measure}: it is never negative; give its upper bound")
         return self
 
 
 class DynamicSampling(Section):
-    """Configures dynamic sampling (DAPO): groups in which all rewards are equal are left out, and
-    others are rolled out instead."""
+    """Configures dynamic sampling (DAPO), which replaces groups in which all rewards are equal."""
 
     enable: bool = Field(default=False, description="Fill every batch with groups that differ.")
     max_rounds: int = Field(
@@ -120,7 +117,7 @@ class DynamicSampling(Section):
 
 
 class Overlong(Section):
-    """Configures what happens to episodes that come near the limit of their tokens (DAPO)."""
+    """Configures what happens to episodes near the limit of their tokens (DAPO)."""
 
     buffer_len: int = Field(
         default=0,
@@ -146,8 +143,8 @@ OWN_LOSS = PolicyLoss(_loaded_later, settings=LossSettings)
 class AlgorithmConfig(Section, AdvantageOptions, LossSettings):  # pyright: ignore[reportGeneralTypeIssues]
     """Configures the way from rewards to a loss.
 
-    Two of its bases are dataclasses, whose fields pydantic takes as its own: the keys of single
-    estimators and losses, declared in their files.
+    The keys of single estimators and losses are declared with them: pydantic adopts the fields of
+    the dataclasses `AdvantageOptions` and `LossSettings`.
     """
 
     adv_estimator: EstimatorName | ImportPath = Field(
@@ -209,18 +206,18 @@ class AlgorithmConfig(Section, AdvantageOptions, LossSettings):  # pyright: igno
 
     @property
     def weighs_stale_tokens(self) -> bool:
-        """Tells whether tokens that may be stale get weights where `rollout_correction` has no
-        level: not where the ratio, or vespo's own weight, contains them."""
+        """Tells whether stale tokens get weights where `rollout_correction.level` is null."""
+        # Not where the loss's ratio is already policy over sampler: it contains these weights.
         return self.old_logprobs != "sampler" and not self.loss.weighs_by_sampler
 
     @property
     def estimator(self) -> Estimator:
-        """Returns the row of `adv_estimator`; a function of the user's may read all options."""
+        """Returns the entry of `adv_estimator`; the user's own may read all options."""
         return ESTIMATORS.get(self.adv_estimator, OWN_ESTIMATOR)
 
     @property
     def loss(self) -> PolicyLoss:
-        """Returns the row of `policy_loss`; a loss of the user's may read all settings."""
+        """Returns the entry of `policy_loss`; the user's own may read all settings."""
         return LOSSES.get(self.policy_loss, OWN_LOSS)
 
     @model_validator(mode="after")
@@ -232,8 +229,7 @@ class AlgorithmConfig(Section, AdvantageOptions, LossSettings):  # pyright: igno
 
 
 class CriticConfig(Section):
-    """Configures the value model of adv_estimator gae: a copy of a model whose head gives one
-    number."""
+    """Configures the value model of adv_estimator gae: a model whose head gives one number."""
 
     path: str | None = Field(
         default=None,

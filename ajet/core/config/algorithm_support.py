@@ -1,4 +1,4 @@
-"""Finds settings of the algorithm that others leave without effect, or that contradict others.
+"""Finds settings of the algorithm that have no effect, or that contradict other settings.
 
 lam=0.9                             ignored: adv_estimator is grpo
 dynamic_sampling, num_repeat=1      refused: no group ever has two rewards that differ
@@ -19,7 +19,15 @@ def unread_algorithm_keys(ajet: AjetSection) -> dict[str, str]:
     """Returns keys and sections that nothing reads, each with the setting that is the reason."""
     trainer, rollout = ajet.trainer_common, ajet.rollout
     algorithm = trainer.algorithm
-    unread = _unread_by_choice(algorithm) | _unread_in_sections(algorithm, ajet.backbone)
+    unread = _unread_in_sections(algorithm, ajet.backbone)
+    # An estimator or loss lists the keys that it reads (`reads`); the others are for its siblings.
+    for chooser, keys, choice in (
+        ("adv_estimator", AdvantageOptions, algorithm.estimator),
+        ("policy_loss", LossSettings, algorithm.loss),
+    ):
+        for field in fields(keys):
+            if field.name not in choice.reads:
+                unread[f"{ALGORITHM}.{field.name}"] = _setting(algorithm, chooser)
     if not algorithm.estimator.needs_critic:
         unread["ajet.trainer_common.critic"] = _setting(algorithm, "adv_estimator")
     unread |= _unread_by_sampler(ajet.data)
@@ -35,71 +43,47 @@ def unread_algorithm_keys(ajet: AjetSection) -> dict[str, str]:
 
 
 def _unread_by_sampler(data: DataConfig) -> dict[str, str]:
-    is_own = data.sampler not in ("uniform", "adaptive")
-    unread: dict[str, str] = {}
-    if data.sampler != "uniform":
-        unread["ajet.data.shuffle"] = "ajet.data.sampler orders the tasks"
     if data.sampler == "uniform":
-        unread["ajet.data.curriculum"] = "ajet.data.sampler is uniform"
-    if is_own:
+        return {"ajet.data.curriculum": "ajet.data.sampler is uniform"}
+    unread = {"ajet.data.shuffle": "ajet.data.sampler orders the tasks"}
+    if data.sampler != "adaptive":
         for key in ("rest", "quotas", "tag_field"):
             unread[f"ajet.data.curriculum.{key}"] = "ajet.data.sampler is a function of your own"
     return unread
 
 
-def _unread_by_choice(algorithm: AlgorithmConfig) -> dict[str, str]:
-    """Returns the keys that only other estimators or other losses read."""
-    return {
-        f"{ALGORITHM}.{field.name}": _setting(algorithm, chooser)
-        for chooser, keys, row in (
-            ("adv_estimator", AdvantageOptions, algorithm.estimator),
-            ("policy_loss", LossSettings, algorithm.loss),
-        )
-        for field in fields(keys)
-        if field.name not in row.reads
-    }
-
-
 def _unread_in_sections(algorithm: AlgorithmConfig, backbone: str) -> dict[str, str]:
     """Returns the keys of sections that are switched off."""
     kl, correction = algorithm.kl_ctrl, algorithm.rollout_correction
+    # Without a level there are weights only where tokens can be stale, and then for each token.
     weighs_stale_tokens = backbone == "trinity" and algorithm.weighs_stale_tokens
     is_off = correction.level == "none" or (correction.level is None and not weighs_stale_tokens)
-    no_weights = "rollout_correction.level is none"
-    off = {
-        "kl_ctrl": (not algorithm.use_kl_in_reward, "use_kl_in_reward is false"),
-        "kl_ctrl.target_kl": (kl.type == "fixed", "kl_ctrl.type is fixed"),
-        "kl_ctrl.horizon": (kl.type == "fixed", "kl_ctrl.type is fixed"),
-        "rollout_correction.mode": (is_off, no_weights),
-        "rollout_correction.upper": (is_off, no_weights),
-        "rollout_correction.lower": (
-            is_off or correction.mode == "truncate",
-            no_weights if is_off else "rollout_correction.mode is truncate",
-        ),
-        "rollout_correction.combine": (
-            is_off or correction.level in (None, "token"),
-            no_weights if is_off else "rollout_correction.level is token",
-        ),
-        "rollout_correction.normalize": (is_off, no_weights),
-        "rollout_correction.count_rejected": (
-            not correction.reject,
-            "rollout_correction.reject is empty",
-        ),
-        "dynamic_sampling": (
-            not algorithm.dynamic_sampling.enable,
-            "dynamic_sampling.enable is false",
-        ),
-        "overlong.penalty_factor": (algorithm.overlong.buffer_len == 0, "overlong.buffer_len is 0"),
-        "reward_normalization": (
-            algorithm.reward_normalization.grouping == "none",
-            "reward_normalization.grouping is none",
-        ),
-    }
-    return {f"{ALGORITHM}.{key}": reason for key, (is_off_now, reason) in off.items() if is_off_now}
+    off: dict[str, str] = {}
+    if not algorithm.use_kl_in_reward:
+        off["kl_ctrl"] = "use_kl_in_reward is false"
+    if kl.type == "fixed":
+        off |= dict.fromkeys(("kl_ctrl.target_kl", "kl_ctrl.horizon"), "kl_ctrl.type is fixed")
+    if is_off:
+        for name in ("mode", "upper", "lower", "combine", "normalize"):
+            off[f"rollout_correction.{name}"] = "rollout_correction.level is none"
+    else:
+        if correction.mode == "truncate":
+            off["rollout_correction.lower"] = "rollout_correction.mode is truncate"
+        if correction.level in (None, "token"):
+            off["rollout_correction.combine"] = "rollout_correction.level is token"
+    if not correction.reject:
+        off["rollout_correction.count_rejected"] = "rollout_correction.reject is empty"
+    if not algorithm.dynamic_sampling.enable:
+        off["dynamic_sampling"] = "dynamic_sampling.enable is false"
+    if algorithm.overlong.buffer_len == 0:
+        off["overlong.penalty_factor"] = "overlong.buffer_len is 0"
+    if algorithm.reward_normalization.grouping == "none":
+        off["reward_normalization"] = "reward_normalization.grouping is none"
+    return {f"{ALGORITHM}.{key}": reason for key, reason in off.items()}
 
 
 def contradictions(ajet: AjetSection) -> list[tuple[str, str]]:
-    """Returns keys that cannot be honoured beside others, each with the reason."""
+    """Returns keys that contradict others, each with the reason."""
     algorithm, rollout = ajet.trainer_common.algorithm, ajet.rollout
     kl, buffer_len = algorithm.kl_ctrl, algorithm.overlong.buffer_len
     correction, by_name = algorithm.rollout_correction, algorithm.estimator.compares_named_rewards
@@ -146,22 +130,22 @@ def contradictions(ajet: AjetSection) -> list[tuple[str, str]]:
             f"{ajet.data.max_response_length} is before an episode begins",
         ),
     }
-    found = [
+    refusals = [
         (f"{ALGORITHM}.{key}", reason) for key, (is_wrong, reason) in checks.items() if is_wrong
     ]
     if rollout.enable_oversample and rollout.num_repeat == 1:
         reason = "a group's rewards do not vary where ajet.rollout.num_repeat is 1"
-        found.append(("ajet.rollout.enable_oversample", reason))
+        refusals.append(("ajet.rollout.enable_oversample", reason))
     if ajet.trainer_common.optim.lr_schedule != "constant" and (
         ajet.trainer_common.total_training_steps is None
     ):
         reason = "it ends with the run: set ajet.trainer_common.total_training_steps"
-        found.append((f"{OPTIM}.lr_schedule", reason))
-    return found
+        refusals.append((f"{OPTIM}.lr_schedule", reason))
+    return refusals
 
 
 def algorithm_notices(ajet: AjetSection) -> list[str]:
-    """Returns a line for each setting that is allowed, and most likely not meant."""
+    """Returns a line for each setting that is allowed, but most likely a mistake."""
     trainer, steps = ajet.trainer_common, ajet.trainer_common.total_training_steps
     name, estimator = trainer.algorithm.adv_estimator, trainer.algorithm.estimator
     grouping, warmup = trainer.algorithm.reward_normalization.grouping, trainer.critic.warmup_steps
@@ -179,7 +163,7 @@ def algorithm_notices(ajet: AjetSection) -> list[str]:
     if estimator.needs_greedy_episode and ajet.task_judge.judge_protocol == "llm_listwise":
         notices.append(
             f"{ALGORITHM}.adv_estimator={name} compares a group with a greedy episode, which "
-            "ajet.task_judge.judge_protocol=llm_listwise judges alone, not beside the group"
+            "ajet.task_judge.judge_protocol=llm_listwise judges alone, not with the group"
         )
     if estimator.needs_critic and steps is not None and 0 < steps <= warmup:
         notices.append(
@@ -190,7 +174,7 @@ def algorithm_notices(ajet: AjetSection) -> list[str]:
 
 
 def _reward_changes(algorithm: AlgorithmConfig) -> str:
-    """Returns the settings that change the episode's reward, which named rewards leave alone."""
+    """Returns the settings that change an episode's reward: gdpo's named rewards ignore them."""
     changes = {
         "reward_shaping": algorithm.reward_shaping is not None,
         "overlong.buffer_len": algorithm.overlong.buffer_len > 0,

@@ -5,21 +5,21 @@
                      staleness_threshold: 0.1,                 max_staleness: 4 (ceil(1.1 x 4) - 1)
                      partial_rollout: false}                   partial_rollout: finish
 
-They are accepted at the top level, as in those systems, or under `ajet:`. A key that has no
-counterpart is refused.
+They are accepted at the top level, as in those systems, or under `ajet:`.
 """
 
 import math
 from collections.abc import Mapping
 from typing import Any
 
+from ajet.core.config.nested import get_key, set_key
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
 RATIO, SECTION = "async_generation_ratio", "async_training"
 KNOWN = ("trigger_parameter_sync_step", "staleness_threshold", "partial_rollout")
 WITHOUT_EFFECT = {"require_batches": 1, "use_rollout_log_probs": True}
-"""These values describe what always holds here, so they are accepted and ignored."""
+"""These values describe what is always so here; they are accepted and ignored."""
 
 
 def staleness_of_ratio(ratio: float) -> int:
@@ -31,6 +31,7 @@ def staleness_of_ratio(ratio: float) -> int:
 def staleness_of_threshold(threshold: float, interval: int) -> int:
     """Returns the staleness for verl's threshold. verl generates at most 1 + threshold times what
     is trained between two transfers of weights, which are `interval` updates apart."""
+    # 1e-9: (1 + 0.1) * 10 is 11.000000000000002, whose ceiling would be 12.
     return max(0, math.ceil((1 + threshold) * interval - 1e-9) - 1)
 
 
@@ -75,15 +76,11 @@ def _number(key: str, value: Any) -> float:
 
 
 def _set(values: dict[str, Any], key: str, value: Any, source: str) -> None:
-    *sections, name = ["trinity", *key.split(".")]
-    for section in sections:
-        values = values.setdefault(section, {})
-        if not isinstance(values, dict):
-            return  # not a section: the tree reports it
-    defaults = {"sync_interval": 1, "partial_rollout": "continue"}
-    if values.get(name) not in (None, value, defaults.get(name)):
+    defaults = {"synchronizer.sync_interval": 1, "partial_rollout": "continue"}
+    present = get_key(values, f"trinity.{key}")
+    if present not in (None, value, defaults.get(key)):
         raise ConfigError(
-            f"{source} and trinity.{key} are one key with two values: {value}, {values[name]}",
+            f"{source} and trinity.{key} are one key with two values: {value}, {present}",
             code=Code.KEYS_CONFLICT,
         )
-    values[name] = value
+    set_key(values, f"trinity.{key}", value)

@@ -1,10 +1,8 @@
 """Defines `verl:` and `trinity:`, the settings that only one cluster backbone has.
 
-    sync_interval 2, sync_offset 1     rollouts run 1 step ahead, weights travel every 2 steps:
-                                       a step trains on tokens at most 2 steps old (`staleness`)
-    max_staleness 0                    the explorer waits for every update, as backbone verl does
-
-Not covered: where processes run (`ajet.trainer_common`, `ajet.rollout`; ajet/cluster/placement.py).
+sync_interval 2, sync_offset 1     rollouts run 1 step ahead, weights travel every 2 steps:
+                                   a step trains on tokens at most 2 steps old (`staleness`)
+max_staleness 0                    the explorer waits for every update, as backbone verl does
 """
 
 from typing import Annotated, Literal, Self
@@ -110,8 +108,8 @@ class Buffer(Section):
 
 
 class TrinityConfig(Section):
-    """Configures backbone trinity: an explorer and a trainer on GPUs of their own, joined by a
-    buffer."""
+    """Configures backbone trinity: an explorer and a trainer on separate GPUs, and the buffer
+    between them."""
 
     mode: Annotated[
         Literal["both", "explore", "train", "bench", "serve", "colocate"], NOT_TRINITY
@@ -128,8 +126,8 @@ class TrinityConfig(Section):
     )
     partial_rollout: Annotated[Literal["continue", "recompute", "finish"], NOT_TRINITY] = Field(
         default="continue",
-        description="Episodes that run when weights change go on with the new ones, start anew, or "
-        "are waited for.",
+        description="Whether episodes that run when weights change continue with the new ones, "
+        "start anew (recompute), or finish first.",
     )
     trainer: TrinityTrainer = Field(default=TrinityTrainer(), description="The trainer.")
     rollout: TrinityRollout = Field(default=TrinityRollout(), description="The engines.")
@@ -138,7 +136,8 @@ class TrinityConfig(Section):
 
     @property
     def staleness(self) -> int:
-        """Returns the bound in updates, with `max_staleness` resolved."""
+        """Returns the bound on a token's age in updates, with `max_staleness` resolved."""
+        # Up to interval - 1 steps pass between transfers, and the explorer runs offset steps ahead.
         if self.max_staleness is not None:
             return self.max_staleness
         offset = self.synchronizer.sync_offset
@@ -146,13 +145,12 @@ class TrinityConfig(Section):
 
     @property
     def broadcasts(self) -> bool:
-        """Tells whether the engines, on devices of their own, join a broadcast of the weights."""
+        """Tells whether engines, on separate devices, receive weights by a broadcast."""
         return self.mode == "both" and self.synchronizer.sync_method == "nccl"
 
     @property
     def steps_ahead(self) -> int:
-        """Returns the number of steps that the explorer runs ahead of the trainer, with
-        `sync_offset` resolved."""
+        """Returns how many steps the explorer runs ahead, with `sync_offset` resolved."""
         offset = self.synchronizer.sync_offset
         return self.staleness - (self.synchronizer.sync_interval - 1) if offset is None else offset
 

@@ -4,8 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from ajet.core.config.import_path import ImportPath
-from ajet.core.config.section import Section
+from ajet.core.config.section import ImportPath, Section
 
 
 class CurriculumConfig(Section):

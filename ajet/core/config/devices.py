@@ -4,7 +4,7 @@
     list(range(0,8))                   as ROLL's YAMLs have it; also range(0,8,2)
     list(range(0,4)) + [6]             sums of them
 
-A text is read by this grammar alone, never run. Not covered: whether the GPUs exist (placement).
+A text is parsed by this grammar, never evaluated.
 """
 
 import re
@@ -20,8 +20,8 @@ ACCEPTED_FORMS = "write a list as [0, 1] or a text as list(range(0,8))"
 
 
 def device_list(mapping: Any) -> list[int]:
-    """Returns the GPUs of a `device_mapping`. Raises ValueError where it is no such thing or names
-    one twice."""
+    """Returns the GPUs of a `device_mapping`. Raises ValueError for any other value, and for a GPU
+    that is there twice."""
     devices = list(mapping) if isinstance(mapping, list) else _read(str(mapping))
     if not all(type(device) is int and device >= 0 for device in devices):
         raise ValueError(f"GPUs are numbers from 0, got {mapping!r}; {ACCEPTED_FORMS}")
@@ -48,11 +48,10 @@ def _read(text: str) -> list[int]:
     return devices
 
 
-def _none_or_list(mapping: Any) -> list[int] | None:
-    return None if mapping is None else device_list(mapping)
-
-
 DeviceMapping = Annotated[
     list[int] | None,
-    BeforeValidator(_none_or_list, json_schema_input_type=list[int] | str | None),
+    BeforeValidator(
+        lambda mapping: None if mapping is None else device_list(mapping),
+        json_schema_input_type=list[int] | str | None,
+    ),
 ]

@@ -1,10 +1,8 @@
 """Says what it means that a key differs between two starts of one run.
 
-    nothing      what is trained stays the same, up to the rounding of differently composed batches
-    length       the run becomes longer or shorter
-    experiment   anything else: the steps before and after are not of one experiment
-
-A key that is in neither list changes the experiment, and so do sections of the user's own.
+nothing      the same training, up to the rounding of differently composed batches
+length       the run becomes longer or shorter
+experiment   any other key, sections of the user's own included
 """
 
 from enum import StrEnum
@@ -13,75 +11,45 @@ from ajet.core.config.section import NoEffect, leaves
 from ajet.core.config.tree import AjetConfig
 
 CHANGES_LENGTH = ("ajet.trainer_common.total_epochs", "ajet.trainer_common.total_training_steps")
+NO_EFFECT_BY_SECTION = {
+    "ajet": (
+        "project_name", "not_secret", "experiment_name", "experiment_dir", "debug",
+        "interchange_server",
+    ),
+    "ajet.rollout": (
+        "router", "server", "max_env_worker", "tensor_model_parallel_size", "n_vllm_engine",
+        "device_mapping", "agent", "max_num_seqs",
+    ),
+    "ajet.distillation": ("timeout_s", "max_retries", "max_parallel"),
+    "ajet.task_judge.client": ("cache_path", "max_parallel", "requests_per_minute"),
+    "ajet.context_tracker": (
+        "check_drift", "log_tool_format_check", "log_tool_format_error_detail",
+        "detect_timeline_snap",
+    ),
+    "ajet.serve": ("host", "port", "heartbeat_s", "learn"),
+    "ajet.trainer_common": (
+        "val_before_train", "val_pass_n", "test_freq", "save_freq", "resume", "accept_changes",
+        "max_checkpoints_to_keep", "logger", "traces", "sampler_gap", "batch_layout",
+        "max_tokens_per_micro_batch", "torch_threads", "nnodes", "n_gpus_per_node",
+        "n_trainer_ranks", "device_mapping", "ulysses_sequence_parallel_size",
+    ),
+    "ajet.trainer_common.fsdp_config": (
+        "param_offload", "activation_checkpointing", "reshard_after_forward", "keep_gathered",
+    ),
+}  # fmt: skip
 CHANGES_NOTHING = (
-    "ajet.project_name",
-    "ajet.not_secret",
-    "ajet.experiment_name",
-    "ajet.experiment_dir",
+    *(f"{section}.{name}" for section, names in NO_EFFECT_BY_SECTION.items() for name in names),
     "ajet.model.device",
-    "ajet.rollout.router",
-    "ajet.rollout.server",
-    "ajet.rollout.max_env_worker",
-    "ajet.rollout.tensor_model_parallel_size",
-    "ajet.rollout.n_vllm_engine",
-    "ajet.rollout.device_mapping",
-    "ajet.rollout.agent",
-    "ajet.rollout.max_num_seqs",
-    "ajet.environment.render_save_dir",
-    "ajet.environment.max_rendered_episodes",
+    "ajet.environment.render_save_dir", "ajet.environment.max_rendered_episodes",
     "ajet.environment.train_env_manager.max_env_num_per_worker",
     "ajet.environment.val_env_manager.max_env_num_per_worker",
-    "ajet.distillation.timeout_s",
-    "ajet.distillation.max_retries",
-    "ajet.distillation.max_parallel",
-    "ajet.task_judge.client.cache_path",
-    "ajet.task_judge.client.max_parallel",
-    "ajet.task_judge.client.requests_per_minute",
-    "ajet.context_tracker.check_drift",
-    "ajet.context_tracker.log_tool_format_check",
-    "ajet.context_tracker.log_tool_format_error_detail",
-    "ajet.context_tracker.detect_timeline_snap",
-    "ajet.debug",
-    "ajet.interchange_server",
-    "ajet.serve.host",
-    "ajet.serve.port",
-    "ajet.serve.heartbeat_s",
-    "ajet.serve.learn",
-    "ajet.trainer_common.val_before_train",
-    "ajet.trainer_common.val_pass_n",
-    "ajet.trainer_common.test_freq",
-    "ajet.trainer_common.save_freq",
-    "ajet.trainer_common.resume",
-    "ajet.trainer_common.accept_changes",
-    "ajet.trainer_common.max_checkpoints_to_keep",
-    "ajet.trainer_common.logger",
-    "ajet.trainer_common.traces",
-    "ajet.trainer_common.sampler_gap",
-    "ajet.trainer_common.batch_layout",
-    "ajet.trainer_common.max_tokens_per_micro_batch",
-    "ajet.trainer_common.torch_threads",
-    "ajet.trainer_common.nnodes",
-    "ajet.trainer_common.n_gpus_per_node",
-    "ajet.trainer_common.n_trainer_ranks",
-    "ajet.trainer_common.device_mapping",
-    "ajet.trainer_common.fsdp_config.param_offload",
-    "ajet.trainer_common.fsdp_config.activation_checkpointing",
-    "ajet.trainer_common.fsdp_config.reshard_after_forward",
-    "ajet.trainer_common.fsdp_config.keep_gathered",
-    "ajet.trainer_common.ulysses_sequence_parallel_size",
-    "verl",
-    "trinity.trainer",
-    "trinity.rollout",
-    "trinity.synchronizer.sync_method",
-    "trinity.buffer.url",
-    "trinity.buffer.capacity",
-)
-"""Keys and sections, the dotted name from the root of the tree."""
+    "verl", "trinity.trainer", "trinity.rollout", "trinity.synchronizer.sync_method",
+    "trinity.buffer.url", "trinity.buffer.capacity",
+)  # fmt: skip
+"""Dotted names of keys and sections."""
 
 
 class Effect(StrEnum):
-    """Says what a difference means for a run that goes on."""
-
     NOTHING = "nothing"
     LENGTH = "length"
     EXPERIMENT = "experiment"

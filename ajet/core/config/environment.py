@@ -16,7 +16,7 @@ from ajet.core.config.section import Section
 
 
 class CustomEnv(Section):
-    """Configures one environment and how the agent is told of it. Its name is the tag of its
+    """Configures one environment and how it is shown to the agent. Its name is the tag of its
     episodes."""
 
     env_type: str = Field(
@@ -105,16 +105,17 @@ class EnvironmentConfig(Section):
             manager = getattr(self, name)
             unknown = [tag for tag in manager.tags if tag not in self.custom_envs]
             if unknown:
-                known = ", ".join(self.custom_envs) or "none"
-                raise ValueError(f"{name}.tags: {unknown[0]!r} is no name of custom_envs ({known})")
+                names = ", ".join(self.custom_envs) or "none"
+                raise ValueError(f"{name}.tags: {unknown[0]!r} is not in custom_envs ({names})")
             tags = manager.tags or list(self.custom_envs)
             if len(set(tags)) < len(tags):
                 raise ValueError(
                     f"{name}.tags names an environment twice; see num_groups_partition"
                 )
-            parts = manager.num_groups_partition
-            if parts and len(parts) != len(tags):
+            num_groups = manager.num_groups_partition
+            if num_groups and len(num_groups) != len(tags):
                 raise ValueError(
-                    f"{name}.num_groups_partition has {len(parts)} numbers for {len(tags)} tags"
+                    f"{name}.num_groups_partition has {len(num_groups)} numbers for "
+                    f"{len(tags)} tags"
                 )
         return self

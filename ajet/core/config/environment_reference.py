@@ -3,8 +3,8 @@
     api_key: ${oc.env:OPENAI_API_KEY}            ->  {"mine.api_key": "${oc.env:OPENAI_API_KEY}"}
     authorization: Bearer ${oc.env:TOKEN,none}   ->  "Bearer ${oc.env:TOKEN}", if TOKEN is set
 
-A run folder stores the reference in the place of the value. A default is left out of it, since it
-may be a secret too. Not covered: texts with more around the reference than the name of a scheme.
+A run folder stores the reference in the place of the value, without its default, which may be a
+secret too. Texts with anything around the reference but an authorization scheme are not found.
 """
 
 import os
@@ -24,16 +24,16 @@ def environment_references(written: Any) -> dict[str, str]:
     """Returns the references in unresolved data, by the dotted paths of their values. A key that
     refers to such a key has its reference."""
     texts = dict(_texts(written))
-    found = {}
+    references = {}
     for path, text in texts.items():
-        for _ in range(MAX_STEPS):
-            if (other := _OTHER_KEY.fullmatch(text)) is None:
+        for _ in range(MAX_STEPS):  # keys that refer to each other in a circle
+            if (key := _OTHER_KEY.fullmatch(text)) is None:
                 break
-            text = texts.get(other[1], "")
+            text = texts.get(key[1], "")
         match = _WRITTEN.fullmatch(text)
         if match is not None and match[2] in os.environ:
-            found[path] = f"{match[1] or ''}${{oc.env:{match[2]}}}"
-    return found
+            references[path] = f"{match[1] or ''}${{oc.env:{match[2]}}}"
+    return references
 
 
 def stored_references(stored: Any) -> dict[str, str]:
@@ -42,14 +42,12 @@ def stored_references(stored: Any) -> dict[str, str]:
 
 
 def variable_of(reference: str) -> str:
-    """Returns the name of the variable that a stored reference names."""
     match = _STORED.fullmatch(reference)
     assert match is not None, reference
     return match[2]
 
 
 def is_reference(value: Any) -> bool:
-    """Returns True for a stored reference."""
     return isinstance(value, str) and _STORED.fullmatch(value) is not None
 
 

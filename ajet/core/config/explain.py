@@ -1,13 +1,12 @@
 """Turns pydantic's errors into lines that a person can act on.
 
-    math_agent.yaml:7: ajet.rollout.temprature: no such key; did you mean 'temperature'?
-
-One mistake is one line; several are a line that counts them, then one each.
+math_agent.yaml:7: ajet.rollout.temprature: no such key; did you mean 'temperature'?
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -15,9 +14,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from ajet.core.config.import_path import ImportPath
 from ajet.core.config.overrides import override_key
 from ajet.core.config.redacted import redacted_value, shown_override
+from ajet.core.config.section import ImportPath
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
@@ -25,11 +24,15 @@ MAX_SHOWN = 5
 
 
 def explained(error: ValidationError, root: type[BaseModel], origin: "Origin") -> ConfigError:
-    """Returns an error with the only mistake in a line; with several of them indented, the first
-    few when there are many."""
+    """Returns an error of one line for one mistake; for several, a line that counts them and the
+    first few, indented."""
     details = error.errors(include_url=False)
-    found = [_line(each, root, origin) for each in details]
-    lines = [f"{where}: {problem}" for where, problem in dict(reversed(found)).items()][::-1]
+    # A union has an error for each of its members at one location: the first one is reported.
+    problems: dict[str, str] = {}
+    for mistake in details:
+        location, problem = _location_and_problem(mistake, root, origin)
+        problems.setdefault(location, problem)
+    lines = [f"{location}: {problem}" for location, problem in problems.items()]
     if len(lines) == 1:
         is_unknown = details[0]["type"] == "extra_forbidden"
         return ConfigError(lines[0], code=Code.UNKNOWN_KEY if is_unknown else Code.WRONG_VALUE)
@@ -52,86 +55,85 @@ class Origin:
     def of(self, key: str) -> str:
         """Returns ``override 'key=value'`` or ``file.yaml:7``. A key of a stage is looked for there
         first."""
+        root = yaml.compose(self.path.read_text(encoding="utf-8"))
+        lines = _lines_of(root, key)
         if self.stage is not None and key.startswith("ajet."):
             in_stage = f"ajet.stages.{self.stage}{key.removeprefix('ajet')}"
-            root = yaml.compose(self.path.read_text(encoding="utf-8"))
-            if any(override_key(each) == in_stage for each in self.overrides) or (
-                _depth(root, in_stage.split(".")) >= _depth(root, key.split(".")) + 2
+            stage_lines = _lines_of(root, in_stage)
+            # The path in the stage is two names longer ("stages" and the stage), so with two more
+            # lines the stage has at least as much of the key as the section above the stages.
+            if any(override_key(override) == in_stage for override in self.overrides) or (
+                len(stage_lines) >= len(lines) + 2
             ):
-                key = in_stage
+                key, lines = in_stage, stage_lines
         for override in self.overrides:
             if override_key(override) == key or override_key(override).startswith(f"{key}."):
                 return f"override {shown_override(override)!r}"
-        line = _line_of(yaml.compose(self.path.read_text(encoding="utf-8")), key.split("."))
-        return f"{self.path}:{line}" if line else str(self.path)
+        return f"{self.path}:{lines[-1]}" if lines else str(self.path)
 
 
-def _depth(node: yaml.Node | None, keys: list[str]) -> int:
-    """Returns how many keys of the path the YAML has."""
-    for depth, wanted in enumerate(keys):
+def _lines_of(node: yaml.Node | None, key: str) -> list[int]:
+    """Returns the line, from 1, of each part of the dotted key, as far as the YAML has them."""
+    lines: list[int] = []
+    for part in key.split("."):
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
-        node = next((value for name, value in pairs if name.value == wanted), None)
-        if node is None:
-            return depth
-    return len(keys)
-
-
-def _line_of(node: yaml.Node | None, keys: list[str]) -> int | None:
-    """Returns the line of the deepest key of the path that the YAML has; None when it has none."""
-    line = None
-    for wanted in keys:
-        pairs = node.value if isinstance(node, yaml.MappingNode) else []
-        match = next((pair for pair in pairs if pair[0].value == wanted), None)
+        match = next((pair for pair in pairs if pair[0].value == part), None)
         if match is None:
             break
-        line, node = match[0].start_mark.line + 1, match[1]
-    return line
+        lines.append(match[0].start_mark.line + 1)
+        node = match[1]
+    return lines
 
 
-def _line(details: ErrorDetails, root: type[BaseModel], origin: Origin) -> tuple[str, str]:
-    """Returns where a mistake is (location and key) and what it is. A union has one error for each
-    member, of which the first is reported."""
+def _location_and_problem(
+    details: ErrorDetails, root: type[BaseModel], origin: Origin
+) -> tuple[str, str]:
+    """Returns where a mistake is (file or override, and key) and what it is."""
     # List positions are numbers, and a union adds its member's name: a key's path has neither.
     section, keys = _descend(root, [part for part in details["loc"] if isinstance(part, str)])
     key = ".".join(keys)
-    where = f"{origin.of(key)}: {key}"
+    location = f"{origin.of(key)}: {key}"
     if details["type"] == "extra_forbidden":
-        names = _names(section)
-        meant = leaves_of_that_name(root, keys) or get_close_matches(keys[-1], names, 1)
-        quoted = " or ".join(repr(name) for name in meant)
-        hint = f"did you mean {quoted}?" if meant else f"there are {', '.join(names)}"
-        return where, f"no such key; {hint}"
-    if details["type"] == "value_error":
-        return where, message_of(details)
-    given = _short_repr(redacted_value(key, details["input"]))
+        names = list(section.model_fields)
+        candidates = leaves_of_that_name(root, keys) or get_close_matches(keys[-1], names, 1)
+        quoted = " or ".join(repr(name) for name in candidates)
+        hint = f"did you mean {quoted}?" if candidates else f"there are {', '.join(names)}"
+        return location, f"no such key; {hint}"
+    if details["type"] == "value_error":  # raised by a validator of ours, in words of ours
+        return location, message_of(details)
+    value = _short_repr(redacted_value(key, details["input"]))
     if details["type"] == "literal_error":
         choices = re.findall(r"'([^']*)'", details["msg"])
         close = get_close_matches(str(details["input"]), choices, 1)
         if close:
-            given += f"; did you mean {close[0]!r}?"
+            value += f"; did you mean {close[0]!r}?"
         elif section is not None and ImportPath in get_args(
             section.model_fields[keys[-1]].annotation
         ):
-            given += "; a function of your own is file.py->function"
+            value += "; a function of your own is file.py->function"
     if details["type"] == "model_type":
-        return where, f"a section is expected here, got {given}"
-    return where, f"{_wanted(details)}, got {given}"
+        return location, f"a section is expected here, got {value}"
+    text = details["msg"]
+    if not text.startswith("Input should be "):
+        return location, f"{text[:1].lower()}{text[1:]}, got {value}"
+    text = text.removeprefix("Input should be ").removeprefix("a valid ").removeprefix("an ")
+    return location, f"{text.split(', unable to parse')[0]} is expected, got {value}"
 
 
 def message_of(details: ErrorDetails) -> str:
-    """Returns the message of one mistake. For an error that a check of ours raised it is that
-    error's own, without the words that pydantic puts before it."""
+    """Returns the message of one mistake, without the words that pydantic puts before the messages
+    of our validators."""
     if details["type"] == "value_error":
         return str(details["ctx"]["error"])  # pyright: ignore[reportTypedDictNotRequiredAccess]
     return details["msg"]
 
 
 def mapping_and_list_problem(
-    given: Mapping[str, Any], composed: Mapping[str, Any], origin: Origin, path: str = ""
+    values: Mapping[str, Any], composed: Mapping[str, Any], origin: Origin, path: str = ""
 ) -> str | None:
-    """Says where `given` has a list in the place of one of `composed`'s sections, or a section in
-    the place of a list, which cannot be laid over each other; None where it has neither."""
-    for name, value in given.items():
+    """Says where `values` has a list in the place of one of `composed`'s sections, or a section in
+    the place of a list: these cannot be merged. None where it has neither."""
+    for name, value in values.items():
         key, present = f"{path}{name}", composed.get(name)
         if isinstance(present, Mapping) and isinstance(value, list):
             return f"{origin.of(key)}: {key}: a section is expected here, got {_short_repr(value)}"
@@ -150,10 +152,16 @@ def leaves_of_that_name(root: type[BaseModel], keys: Sequence[str]) -> list[str]
     paths = [path for path in _leaf_paths(root, ()) if path[-1] == keys[-1]]
     if not paths:
         return []
-    shared = [_num_shared(path, keys) for path in paths]
+    # Near is to share the most sections from the root, then to be the shortest.
+    shared = [
+        len(list(takewhile(lambda pair: pair[0] == pair[1], zip(path, keys, strict=False))))
+        for path in paths
+    ]
     nearest = [path for path, num in zip(paths, shared, strict=True) if num == max(shared)]
     nearest = [path for path in nearest if len(path) == min(map(len, nearest))]
     nearest.sort(key=lambda path: "critic" in path)  # the policy's setting is meant more often
+    # A path from the mistyped key's section on reads better, and is right only if all of that
+    # section is shared.
     from_section = max(shared) == len(keys) - 1
     names = [".".join(path[max(shared) :] if from_section else path) for path in nearest]
     return names if len(names) <= 2 else []
@@ -168,30 +176,20 @@ def _leaf_paths(section: type[BaseModel], path: tuple[str, ...]) -> Iterator[tup
             yield (*path, name)
 
 
-def _num_shared(path: Sequence[str], keys: Sequence[str]) -> int:
-    """Returns the number of sections that two keys have in common."""
-    num = 0
-    for a, b in zip(path, keys, strict=False):
-        if a != b:
-            break
-        num += 1
-    return num
-
-
-def _descend(root: type[BaseModel], parts: list[str]) -> tuple[type[BaseModel] | None, list[str]]:
+def _descend(root: type[BaseModel], names: list[str]) -> tuple[type[BaseModel], list[str]]:
     """Returns the section that holds the last key of the path, and the path without a union's
-    members. A mapping of sections has one for each name that the user chose."""
-    section: type[BaseModel] | None = root
+    members."""
+    section = root
     keys: list[str] = []
-    remaining = list(parts)
+    remaining = list(names)
     while remaining:
-        part = remaining.pop(0)
-        keys.append(part)
-        if section is None or part not in section.model_fields or not remaining:
+        name = remaining.pop(0)
+        keys.append(name)
+        if name not in section.model_fields or not remaining:
             break
-        inner: Any = section.model_fields[part].annotation
+        inner: Any = section.model_fields[name].annotation
         if get_origin(inner) is dict and _is_section(get_args(inner)[1]):
-            keys.append(remaining.pop(0))
+            keys.append(remaining.pop(0))  # the name that the user chose, as a tag of custom_envs
             inner = get_args(inner)[1]
         if not _is_section(inner) or not remaining:
             break
@@ -199,20 +197,8 @@ def _descend(root: type[BaseModel], parts: list[str]) -> tuple[type[BaseModel] |
     return section, keys
 
 
-def _is_section(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, BaseModel)
-
-
-def _names(section: type[BaseModel] | None) -> list[str]:
-    return list(section.model_fields) if section else []
-
-
-def _wanted(details: ErrorDetails) -> str:
-    text = details["msg"]
-    if not text.startswith("Input should be "):
-        return text[:1].lower() + text[1:]
-    text = text.removeprefix("Input should be ").removeprefix("a valid ").removeprefix("an ")
-    return f"{text.split(', unable to parse')[0]} is expected"
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def _short_repr(value: Any) -> str:

@@ -57,8 +57,8 @@ class HarnessConfig(Section):
     )
     shown_folders: list[str] = Field(
         default=[],
-        description="Folders that the program may read, beside the system's and its own; relative "
-        "ones are looked for beside the YAML.",
+        description="Further folders that the program may read, besides the system's and its own; "
+        "relative ones are resolved from the YAML's folder.",
     )
     episode_folders: str | None = Field(
         default=None,

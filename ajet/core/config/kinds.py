@@ -1,18 +1,15 @@
 """Defines `ajet.kind`, what a run learns from, and what follows from it for other keys.
 
-    reinforcement   rewards of sampled episodes
-    supervised      given replies: rows of chat messages; one episode a row, no judge, no baseline
-    distillation    a teacher's log-probabilities of sampled tokens, alone or beside the rewards
-
-Not covered: the loss (core/update/loss.py), and what a row is (core/task/chat_rows.py).
+reinforcement   rewards of sampled episodes
+supervised      given replies: rows of chat messages; one episode a row, no judge, no baseline
+distillation    a teacher's log-probabilities of sampled tokens, alone or with rewards
 """
 
 from typing import Any, Literal
 
 from pydantic import Field
 
-from ajet.core.config.address import Address
-from ajet.core.config.section import Section
+from ajet.core.config.section import Address, Section
 
 Kind = Literal["reinforcement", "supervised", "distillation"]
 TRAINER = "ajet.trainer_common"
@@ -37,12 +34,12 @@ SUPERVISED_VALUES: dict[str, Any] = {
     f"{ALGORITHM}.overlong.buffer_len": 0,
     f"{ALGORITHM}.overlong.mask_truncated": True,
 }
-"""Maps keys to the values that they have in a supervised run, whatever the YAML says: nothing is
-sampled, so nothing is compared. A row that is too long for a limit is left out, never cut."""
+"""Maps keys to the values that they have in a supervised run, whatever the YAML says. Nothing is
+sampled, so nothing is compared; a row that exceeds a limit is left out, never cut."""
 
 
 class SupervisedConfig(Section):
-    """Configures the learning of given replies (`ajet.kind: supervised`)."""
+    """Configures learning from given replies (`ajet.kind: supervised`)."""
 
     train_on: Literal["all", "last"] = Field(
         default="all",
@@ -62,7 +59,7 @@ class SupervisedConfig(Section):
 
 
 class DistillationConfig(Section):
-    """Configures the learning from a teacher (`ajet.kind: distillation`)."""
+    """Configures learning from a teacher (`ajet.kind: distillation`)."""
 
     path: str | None = Field(
         default=None, description="The teacher: a model with the tokenizer of ajet.model.path."
@@ -87,7 +84,7 @@ class DistillationConfig(Section):
     max_parallel: int = Field(default=16, ge=1, description="Requests at a time of each rank.")
     own_weights: bool = Field(
         default=False,
-        description="The policy itself instead, as it is before each step's update; it is shown "
+        description="Use the policy itself, before each step's update, as the teacher; it is shown "
         "the hint.",
     )
     hint: str | None = Field(
@@ -101,10 +98,5 @@ class DistillationConfig(Section):
     reward_weight: float = Field(
         default=0.0,
         ge=0,
-        description="Weight of the policy gradient from the rewards beside it; 0 has none.",
+        description="Weight of the policy gradient from rewards, which is added; 0 has none.",
     )
-
-
-def forced_values(kind: Kind) -> dict[str, Any]:
-    """Returns the keys whose value follows from the kind."""
-    return SUPERVISED_VALUES if kind == "supervised" else {}

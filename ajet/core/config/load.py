@@ -2,29 +2,28 @@
 
     compose (Hydra) -> renames -> unknown sections -> pydantic -> refusals, required keys, notices
 
-Every mistake is a ConfigError that says where it was written. Not covered: what a value names
-(the model, a class, the data) is checked by `ajet check` and by those who open it.
+Every mistake is a ConfigError that says where it was written. Whether the model, a class or the
+data exists is checked by `ajet check`, and by the code that opens it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from ajet.core.config.compose import Composed, compose, read_yaml
+from ajet.core.config.compose import Composed, compose, read_yaml, unknown_section_problem
 from ajet.core.config.explain import Origin, explained, leaves_of_that_name
-from ajet.core.config.kinds import forced_values
-from ajet.core.config.nested import with_values
+from ajet.core.config.kinds import SUPERVISED_VALUES
+from ajet.core.config.nested import merge, with_values
 from ajet.core.config.redacted import redacted_keys, redacted_value, remember_secrets_of
-from ajet.core.config.renames import apply_renames, take_absent
+from ajet.core.config.renames import apply_renames
 from ajet.core.config.section import leaves
-from ajet.core.config.stages import errors_of_stage, values_of_stage
 from ajet.core.config.support import refusals_and_notices
 from ajet.core.config.tree import AjetConfig
-from ajet.core.config.unknown_sections import unknown_section_problem
 from ajet.core.error_codes import Code
-from ajet.core.errors import ConfigError
+from ajet.core.errors import AjetError, ConfigError
 
 REQUIRED = ("ajet.model.path",)
 
@@ -38,8 +37,7 @@ def load_config(
     project_dir: Path | str | None = None,
     required: Sequence[str] = REQUIRED,
 ) -> AjetConfig:
-    """Returns the config of one run. `exp_dir` holds run folders: the run's own is
-    <exp_dir>/<name>."""
+    """Returns the config of one run, whose folder is <exp_dir>/<name> where `exp_dir` is set."""
     origin = _origin(path, overrides, backbone)
     composed = _composed(origin, project_dir)
     return _checked(composed, origin, exp_dir, project_dir, required)
@@ -54,16 +52,24 @@ def load_stages(
     project_dir: Path | str | None = None,
 ) -> list[AjetConfig]:
     """Returns the configs of a run's stages in their order, or that of the run if it has none.
-    A stage's run folder is below that of the run."""
+    A stage's run folder is below that of the run.
+
+    ajet:                                        values of stage `learn`
+      trainer_common: {optim: {lr: 1e-5}}          ajet.trainer_common.optim.lr: 1e-6
+      stages:                                      ajet.trainer_common.total_training_steps: 60
+        imitate: {kind: supervised}
+        learn: {trainer_common: {optim: {lr: 1e-6}, total_training_steps: 60}}
+    """
     origin = _origin(path, overrides, backbone)
     composed = _composed(origin, project_dir)
+    # The run itself is checked first: a mistake above the stages is reported once, without a stage.
     whole = _checked(composed, origin, exp_dir, project_dir, REQUIRED)
     if not whole.ajet.stages:
         return [whole]
     if whole.ajet.trainer_common.resume not in ("auto", "disable"):
         raise ConfigError(
             f"{path}: ajet.trainer_common.resume names the checkpoint of one run, and this one has "
-            "stages, each of which goes on by itself: give auto or disable",
+            "stages, each of which resumes separately: give auto or disable",
             code=Code.KEYS_CONFLICT,
         )
     stages: list[AjetConfig] = []
@@ -95,19 +101,32 @@ def _checked(
 ) -> AjetConfig:
     """Returns the config of the origin's stage, or of the run where it has none."""
     path, stage = origin.path, origin.stage
-    values, unknown_here = apply_renames(composed.values, AjetConfig().to_dict())
+    values, renaming_notices = apply_renames(composed.values, AjetConfig().to_dict())
     if stage is not None:
-        values, unknown_in_stage = values_of_stage(values, stage)
-        unknown_here = [*unknown_here, *unknown_in_stage, *take_absent(values)]
-    _refuse_unknown_sections(values, origin)
+        values, stage_notices = _values_of_stage(values, stage)
+        renaming_notices += stage_notices
+    for name in values:
+        if problem := unknown_section_problem(name):
+            raise ConfigError(f"{origin.of(name)}: {name}: {problem}", code=Code.UNKNOWN_KEY)
+    # A typed section that is there and empty (`trinity:`) is None in YAML: it has its defaults.
+    filled = {
+        key: {} if key in AjetConfig.model_fields and inner is None else inner
+        for key, inner in values.items()
+    }
     try:
-        config = AjetConfig.model_validate(_without_empty_sections(values))
+        config = AjetConfig.model_validate(filled)
     except ValidationError as error:
         raise explained(error, AjetConfig, origin) from error
     config = _with_exp_dir(config, path, exp_dir, origin)
     if stage is not None:
-        config = _in_folder_of_stage(config, path, stage)
+        config._yaml_path = path.resolve()  # the run's folder is named after it
+        changed = {
+            "experiment_dir": str(config.run_folder / stage),
+            "experiment_name": f"{config.experiment_name}-{stage}",
+        }
+        config = config.model_copy(update={"ajet": config.ajet.model_copy(update=changed)})
     config, forced = _with_forced_values(config)
+    # Validation and model_copy make new objects, so private attributes are set once, at the end.
     config._yaml_path = path.resolve()
     config._project_dir = Path(project_dir).resolve() if project_dir else None
     config._references = composed.references
@@ -117,66 +136,65 @@ def _checked(
     _require(config, required, path)
     refused, unused = refusals_and_notices(config)
     misplaced = _misplaced_keys(values, origin)
-    config._notices = [*composed.notices, *misplaced, *unknown_here, *forced, *unused]
+    config._notices = [*composed.notices, *misplaced, *renaming_notices, *forced, *unused]
     if refused:
         lines = [f"{origin.of(key)}: {key} is refused: {reason}" for key, reason in refused]
         raise ConfigError("; ".join(lines), code=Code.KEY_REFUSED)
     return config
 
 
-def _in_folder_of_stage(config: AjetConfig, path: Path, stage: str) -> AjetConfig:
-    """Returns the config with the stage's folder, in that of the run, and its name."""
-    config._yaml_path = path.resolve()  # the run's folder is named after it
-    changed = {
-        "experiment_dir": str(config.run_folder / stage),
-        "experiment_name": f"{config.experiment_name}-{stage}",
-    }
-    return config.model_copy(update={"ajet": config.ajet.model_copy(update=changed)})
+def _values_of_stage(values: Mapping[str, Any], name: str) -> tuple[dict[str, Any], list[str]]:
+    """Returns the values with those of the stage laid over them, without the stages, and notices of
+    keys that were taken out. Mappings are merged key by key, anything else is replaced."""
+    ajet = {key: value for key, value in values["ajet"].items() if key != "stages"}
+    overrides = values["ajet"]["stages"][name] or {}
+    renamed, notices = apply_renames({"ajet": overrides}, AjetConfig().to_dict())
+    return merge({**values, "ajet": ajet}, renamed), notices
+
+
+@contextmanager
+def errors_of_stage(name: str | None) -> Iterator[None]:
+    """Puts the stage's name before the message of an error, keeping its class and code; None leaves
+    errors unchanged."""
+    try:
+        yield
+    except AjetError as error:
+        if name is None:
+            raise
+        raise type(error)(f"stage {name}: {error}", code=error.code) from error
 
 
 def _with_forced_values(config: AjetConfig) -> tuple[AjetConfig, list[str]]:
     """Returns the config with the values that follow from its kind, and a notice for each key that
-    was set to another one."""
-    kind = config.ajet.kind
-    values = forced_values(kind)
-    if not values:
+    was set to another value."""
+    if config.ajet.kind != "supervised":
         return config, []
+    values = SUPERVISED_VALUES
     notices = [
-        f"ignored: {leaf.path}={redacted_value(leaf.path, leaf.value)} (ajet.kind is {kind})"
+        f"ignored: {leaf.path}={redacted_value(leaf.path, leaf.value)} (ajet.kind is supervised)"
         for leaf in leaves(config.ajet, "ajet")
         if leaf.path in values and not leaf.is_default and leaf.value != values[leaf.path]
     ]
     return AjetConfig.model_validate(with_values(config.model_dump(), values)), notices
 
 
-def _without_empty_sections(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values with defaults for a typed section that is there and empty (`trinity:`)."""
-    typed = AjetConfig.model_fields
-    return {key: {} if key in typed and inner is None else inner for key, inner in values.items()}
-
-
-def _refuse_unknown_sections(values: Mapping[str, Any], origin: Origin) -> None:
-    """Raises ConfigError for a top-level key that is surely a mistake, and not a section of the
-    user's own."""
-    for name in values:
-        if problem := unknown_section_problem(name):
-            raise ConfigError(f"{origin.of(name)}: {name}: {problem}", code=Code.UNKNOWN_KEY)
-
-
 def _misplaced_keys(values: Mapping[str, Any], origin: Origin) -> list[str]:
-    """Returns a notice for each value at the top level that has the name of a key of ours. It may
-    be the user's own, which their code reads."""
-    return [
-        f"{origin.of(name)}: {name}: only your own code reads it at the top level; did you mean "
-        f"{' or '.join(map(repr, meant))}?"
-        for name, value in values.items()
-        if not isinstance(value, Mapping) and (meant := leaves_of_that_name(AjetConfig, [name]))
-    ]
+    """Returns a notice for each top-level value with the name of a key of ours: a likely mistake,
+    but the user's code may read it."""
+    notices = []
+    for name, value in values.items():
+        keys = [] if isinstance(value, Mapping) else leaves_of_that_name(AjetConfig, [name])
+        if keys:
+            notices.append(
+                f"{origin.of(name)}: {name}: only your own code reads it at the top level; did you "
+                f"mean {' or '.join(map(repr, keys))}?"
+            )
+    return notices
 
 
 def _refuse_redacted(config: AjetConfig, origin: Origin) -> None:
-    """Raises ConfigError for a ``***``: the YAML of a run folder, or a command that ajet printed,
-    has it in the place of a secret."""
+    """Raises ConfigError for a ``***``, which stands for a secret in the YAML of a run folder and
+    in commands that ajet prints."""
     for key in redacted_keys(config.to_dict(), except_for=config.ajet.not_secret):
         raise ConfigError(
             f"{origin.of(key)}: {key}: *** stands for a value that ajet does not store: write the "
@@ -211,19 +229,15 @@ def _require(config: AjetConfig, required: Sequence[str], path: Path) -> None:
         if value is None:
             sections = list(read_yaml(path))
             if "ajet" not in sections and "defaults" not in sections:
-                there = f"it has {', '.join(sections)}" if sections else "it is empty"
+                content = f"it has {', '.join(sections)}" if sections else "it is empty"
                 raise ConfigError(
-                    f"{path}: the file has no section 'ajet:', {there}; write ajet: and below it, "
-                    "indented, model, rollout and the other sections",
+                    f"{path}: the file has no section 'ajet:', {content}; write ajet: and below "
+                    "it, indented, model, rollout and the other sections",
                     code=Code.CONFIG_FORM,
                 )
-            sentence = _description(key)
+            *sections, name = key.split(".")
+            model: Any = AjetConfig
+            for section in sections:
+                model = model.model_fields[section].annotation
+            sentence = model.model_fields[name].description or ""
             raise ConfigError(f"{path}: {key} is missing. {sentence}", code=Code.KEY_MISSING)
-
-
-def _description(key: str) -> str:
-    *sections, name = key.split(".")
-    model: Any = AjetConfig
-    for section in sections:
-        model = model.model_fields[section].annotation
-    return model.model_fields[name].description or ""

@@ -16,8 +16,8 @@ def _device(value: str) -> str:
 
 
 def _dtype_here(value: str) -> str:
-    """Returns the format, or what `fastest` stands for on this machine. The process that reads the
-    config decides for all of the run, so that no two of them compute in different formats."""
+    # `fastest` is resolved by the process that reads the config, for all processes of the run:
+    # workers on other machines must not compute in another format.
     if value != "fastest":
         return value
     return "bfloat16" if has_bfloat16_instructions() else "auto"

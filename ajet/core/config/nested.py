@@ -1,7 +1,4 @@
-"""Reads nested mappings and lists: by dotted keys, and text by text.
-
-Not covered: what a key means, and writing such values (convert/source.py).
-"""
+"""Reads nested mappings and lists: by dotted keys, and text by text."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,14 +6,14 @@ from typing import Any
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Returns a flat mapping from dotted keys to values; lists and empty sections are values."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
-            found |= flatten(value, f"{name}.")
+            flat |= flatten(value, f"{name}.")
         else:
-            found[name] = value
-    return found
+            flat[name] = value
+    return flat
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -30,17 +27,35 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
+def get_key(values: Any, key: str) -> Any:
+    """Returns the value of a dotted key; None where it, or a section on the way, is missing."""
+    for name in key.split("."):
+        values = values.get(name) if isinstance(values, Mapping) else None
+    return values
+
+
+def set_key(values: dict[str, Any], key: str, value: Any) -> None:
+    """Sets a dotted key, and makes missing sections on the way to it. It does nothing where a value
+    is in the place of a section, which the tree reports."""
+    *sections, name = key.split(".")
+    for section in sections:
+        values = values.setdefault(section, {})
+        if not isinstance(values, dict):
+            return
+    values[name] = value
+
+
 def with_values(values: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the nested values with others at these dotted keys."""
-    found = dict(values)
+    """Returns a copy of nested values with the values of these dotted keys replaced."""
+    result = dict(values)
     for key, value in changed.items():
         first, _, rest = key.partition(".")
-        found[first] = with_values(found[first], {rest: value}) if rest else value
-    return found
+        result[first] = with_values(result[first], {rest: value}) if rest else value
+    return result
 
 
 def texts(value: Any) -> Iterator[str]:
-    """Yields every text in the mappings and lists below `value`, keys aside."""
+    """Yields every text in the mappings and lists below `value`, but no keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

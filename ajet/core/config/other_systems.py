@@ -1,9 +1,7 @@
 """Recognises a config of another system by keys that no other system has.
 
-    buffer.explorer_input: …          Trinity-RFT
-    actor_rollout_ref: …              verl, also where a script's arguments were read
-
-Not covered: what the keys mean (`ajet convert`).
+buffer.explorer_input: …          Trinity-RFT
+actor_rollout_ref: …              verl, also where a script's arguments were read
 """
 
 from collections.abc import Mapping
@@ -28,11 +26,11 @@ MARKS = {
         ),
     ),
 }
-"""Maps the name that `ajet convert --from` takes to the system's own and the keys that mark it."""
+"""Maps the name that `ajet convert --from` takes to the system's name and the keys that mark it."""
 
 
 class Recognised(NamedTuple):
-    """A system, as `ajet convert --from` names it and as its users do, and the key that shows
+    """Holds a system, as `ajet convert --from` and as its users call it, and a key that marks
     it."""
 
     name: str
@@ -42,11 +40,12 @@ class Recognised(NamedTuple):
 
 def recognise(values: Mapping[str, Any]) -> list[Recognised]:
     """Returns the systems whose marks a config has."""
-    marked = (
-        (name, title, next((key for key in keys if _has(values, key)), None))
-        for name, (title, keys) in MARKS.items()
-    )
-    return [Recognised(name, title, key) for name, title, key in marked if key is not None]
+    systems = []
+    for name, (title, keys) in MARKS.items():
+        key = next((key for key in keys if _has(values, key)), None)
+        if key is not None:
+            systems.append(Recognised(name, title, key))
+    return systems
 
 
 def _has(values: Any, key: str) -> bool:

@@ -2,12 +2,10 @@
 
     verl_default, trinity_default, ajet_default     read once a process
     the YAML                                        laid over them, section by section
-    key=value …                                     each laid over what is there by then
+    key=value …                                     each laid over the result so far
 
-The result is Hydra's, in a fraction of its time, and Hydra is not imported where there are no
-overrides. Not covered: other entries of `defaults:`, references (``${…}``), config groups, deleted
-keys, and mistakes. `overlaid` returns None for those, and Hydra composes them or says what is
-wrong.
+The result is Hydra's, in a fraction of its time. `overlaid` returns None for whatever else Hydra
+can do (other defaults, ``${…}``, config groups, deleted keys) and for mistakes, which it reports.
 """
 
 import pickle
@@ -32,12 +30,16 @@ def overlaid(
     overrides: Sequence[str],
     origin: Origin,
 ) -> dict[str, Any] | None:
-    """Returns the YAML's content without its `defaults:` over the files that these name, and the
-    overrides over it; None where Hydra must compose it."""
+    """Returns the files that `defaults` names, with the YAML's content and then the overrides laid
+    over them; None where Hydra must compose it."""
     *names, last = defaults
     folder = origin.path.parent
-    if last != "_self_" or not _are_packaged(names, folder):
+    if last != "_self_" or len(set(map(str, names))) < len(names):
         return None
+    for name in names:
+        # A file of the same name in the YAML's folder would come first.
+        if not isinstance(name, str) or name not in FILES or (folder / f"{name}.yaml").exists():
+            return None
     if any("${" in text or text == "???" for text in texts([yaml_content, *overrides])):
         return None
     values = pickle.loads(_content_of(tuple(names)))  # noqa: S301 - made below
@@ -52,19 +54,10 @@ def overlaid(
     return values
 
 
-def _are_packaged(names: Sequence[Any], folder: Path) -> bool:
-    """Tells whether all entries are the project's defaults, once each, and not files of the same
-    name beside the YAML, which come first."""
-    if not all(isinstance(name, str) and name in FILES for name in names):
-        return False
-    is_beside = any((folder / f"{name}.yaml").exists() for name in names)
-    return len(set(names)) == len(names) and not is_beside
-
-
 @cache
 def _content_of(names: tuple[str, ...]) -> bytes:
-    """Returns the content of these files, each laid over those before it, pickled: each composition
-    has a copy of its own."""
+    """Returns the content of these files, each laid over those before it. It is pickled, because
+    every composition needs a copy to change."""
     from omegaconf import OmegaConf
 
     values: dict[str, Any] = {}
@@ -77,9 +70,7 @@ def _content_of(names: tuple[str, ...]) -> bytes:
 def _layer(
     override: str, values: Mapping[str, Any], folders: Sequence[Path]
 ) -> dict[str, Any] | None:
-    """Returns an override as a YAML would have it; None for one of a config group, which is a
-    folder, one that deletes, one with a ``+`` of a key that has a value, and one without that may
-    add a key."""
+    """Returns an override as a YAML would have it; None for one that only Hydra can apply."""
     parsed = parsed_override(override)
     key, value = parsed.key_or_group, parsed.value()
     is_group = "/" in key or any((folder / key).is_dir() for folder in folders)
@@ -87,18 +78,16 @@ def _layer(
         return None
     *sections, name = key.split(".")
     section: Any = values
-    for each in sections:
-        section = section.get(each) if isinstance(section, Mapping) else None
-    is_there = isinstance(section, Mapping) and name in section
+    for key_part in sections:
+        section = section.get(key_part) if isinstance(section, Mapping) else None
+    exists = isinstance(section, Mapping) and name in section
     if parsed.is_add():
-        has_value = is_there and section[name] is not None
-        is_mistake = has_value and not isinstance(value, Mapping | list)
-    else:
-        adds = not is_there or isinstance(value, Mapping)
-        is_mistake = adds and not parsed.is_force_add()
-    if is_mistake:
-        return None
+        # Hydra refuses +key for a key that has a value, but merges a section or a list into it.
+        if exists and section[name] is not None and not isinstance(value, Mapping | list):
+            return None
+    elif (not exists or isinstance(value, Mapping)) and not parsed.is_force_add():
+        return None  # without a + it may not add a key, and a section may have new ones
     layer: Any = value
-    for each in [name, *reversed(sections)]:
-        layer = {each: layer}
+    for key_part in [name, *reversed(sections)]:
+        layer = {key_part: layer}
     return layer

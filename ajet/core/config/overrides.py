@@ -1,10 +1,8 @@
 """Parses command-line overrides, in Hydra's forms: key=value, +key=value, ++key=value, ~key.
 
-    ajet.experiment_name=7       -> ++ajet.experiment_name='7'    the field is text: so is the value
-    ajet.seed=3                  -> ++ajet.seed=3                 whether the tree has it, it says
-    x.judge=judge.py->Judge      -> x.judge='judge.py->Judge'     Hydra's grammar has no arrow
-
-Not covered: whether a value is right (the tree), and settings of Hydra's own, which are refused.
+ajet.experiment_name=7       -> ++ajet.experiment_name='7'    the field is text: so is the value
+ajet.seed=3                  -> ++ajet.seed=3                 the tree refuses unknown keys
+x.judge=judge.py->Judge      -> x.judge='judge.py->Judge'     Hydra's grammar has no arrow
 """
 
 import re
@@ -38,14 +36,13 @@ def _parser() -> Any:
 
 @lru_cache(maxsize=1024)
 def parsed_override(override: str) -> Any:
-    """Returns Hydra's own `Override`, which nobody changes. Raises HydraException for what its
-    grammar does not have."""
+    """Returns Hydra's `Override`, which callers share and must not change. Raises HydraException
+    for text that its grammar does not have."""
     return _parser().parse_override(override)
 
 
 def hydra_override(override: str) -> str:
-    """Returns the override in the form that Hydra takes. Raises ConfigError for one that has no
-    meaning."""
+    """Returns the override in the form that Hydra takes. Raises ConfigError for a malformed one."""
     from hydra.errors import HydraException
 
     key, equals, value = override.partition("=")
@@ -57,7 +54,9 @@ def hydra_override(override: str) -> str:
     _refuse_foreign(override)
     try:
         parsed = parsed_override(override)
-    except (HydraException, ValueError, RecursionError):  # too many digits, too deep
+    except (HydraException, ValueError, RecursionError):
+        # Text outside of Hydra's grammar (->, a brace), or a number that Python cannot parse: it is
+        # meant literally.
         override = f"{key}={_quote(value)}"
         parsed = parsed_override(override)
     if parsed.is_sweep_override():
@@ -94,13 +93,13 @@ def _plain(value: Any) -> Any:
 
 
 def unknown_override(override: str, composed: Mapping[str, Any]) -> str:
-    """Says what to do about an override of a key that is not in what the YAML composes to."""
+    """Says what to do about an override of a key that the composed YAML does not have."""
     section: Any = composed
     path: list[str] = []
     for name in override_key(override).split("."):
         if not isinstance(section, Mapping):
             key = ".".join(path)
-            return f"{key} is no section: it is {redacted_value(key, section)!r}"
+            return f"{key} is not a section: it is {redacted_value(key, section)!r}"
         path.append(name)
         if name not in section:
             break
@@ -122,8 +121,8 @@ def _refuse_foreign(override: str) -> None:
     root = re.split(r"[./]", override_key(override))[0]
     if root == "hydra":
         raise ConfigError(
-            f"{_quoted(override)}: settings of Hydra's own are not taken; leave it out (a YAML's "
-            "hydra.searchpath is read)",
+            f"{_quoted(override)}: Hydra's own settings cannot be overridden; leave it out (a "
+            "YAML's hydra.searchpath is read)",
             code=Code.OVERRIDE_FORM,
         )
     key = override.partition("=")[0]
@@ -135,11 +134,11 @@ def _refuse_foreign(override: str) -> None:
 
 
 def _is_text(key: str) -> bool:
-    """Returns True if the tree's field takes text, or text among others that are no numbers."""
+    """Tells whether the tree's field takes text, so that a number is text too."""
     model: Any = AjetConfig
     for name in key.split("."):
-        known = isinstance(model, type) and issubclass(model, BaseModel)
-        if not known or name not in model.model_fields:
+        is_section = isinstance(model, type) and issubclass(model, BaseModel)
+        if not is_section or name not in model.model_fields:
             return False
         model = model.model_fields[name].annotation
     return model is str or str in get_args(model)

@@ -1,4 +1,4 @@
-"""Decides what number format a run computes in; trainer, engines and plan all ask here.
+"""Decides what number format a run computes in, for the trainer, the engines and the plan.
 
     ajet.model.dtype   fsdp_config.param_dtype   on a CPU   on a GPU
     auto               auto                      float32    bfloat16
@@ -6,9 +6,8 @@
     float32            auto or float32           float32    float32
     float32            bfloat16                  refused: trainer and engines would differ
 
-`fastest` became bfloat16 or auto when the config was read (model.py).
-The optimizer's weights and moments, and the gradients that add up over micro-batches, are float32
-wherever the format is narrower.
+`fastest` became bfloat16 or auto when the config was read (model.py). The optimizer's weights and
+moments, and gradients summed over micro-batches, are float32 where the format is narrower.
 """
 
 from typing import Literal
@@ -25,18 +24,18 @@ SLOW = (
 )
 
 
-def asked_dtype(config: AjetConfig) -> Dtype | Literal["auto"]:
+def requested_dtype(config: AjetConfig) -> Dtype | Literal["auto"]:
     """Returns the format that the config names, by either key; auto leaves it to the device."""
-    named, computed = config.ajet.model.dtype, _param_dtype(config)
-    assert named != "fastest", "it was decided when the config was read"
-    return computed if named == "auto" else named
+    model_dtype, computed = config.ajet.model.dtype, _param_dtype(config)
+    assert model_dtype != "fastest", "it was decided when the config was read"
+    return computed if model_dtype == "auto" else model_dtype
 
 
 def dtype_on(config: AjetConfig, *, gpu: bool) -> Dtype:
     """Returns the format of trainer and engines on a GPU or a CPU."""
-    asked = asked_dtype(config)
-    if asked != "auto":
-        return asked
+    dtype = requested_dtype(config)
+    if dtype != "auto":
+        return dtype
     return "bfloat16" if gpu else "float32"
 
 
@@ -46,15 +45,14 @@ def state_dtype(dtype: Dtype) -> Dtype:
 
 
 def describe_precision(config: AjetConfig, *, gpu: bool) -> str:
-    """Returns the decision, what it follows from and, where that is very slow, what to do, in one
-    line."""
-    dtype, asked = dtype_on(config, gpu=gpu), asked_dtype(config)
-    if asked == "auto":
+    """Returns the decision and its reason in one line, with advice where it is very slow."""
+    dtype, requested = dtype_on(config, gpu=gpu), requested_dtype(config)
+    if requested == "auto":
         device = "a GPU" if gpu else "MPS" if config.ajet.model.device == "mps" else "a CPU"
         reason = f"ajet.model.dtype is auto, on {device}"
     else:
         is_own = config.ajet.model.dtype != "auto"
-        reason = f"{'ajet.model.dtype' if is_own else PARAM_DTYPE} is {asked}"
+        reason = f"{'ajet.model.dtype' if is_own else PARAM_DTYPE} is {requested}"
     return (
         f"precision: trainer and engines compute in {dtype}, the optimizer in "
         f"{state_dtype(dtype)} ({reason}){SLOW if is_slow_here(config, gpu=gpu) else ''}"
@@ -62,7 +60,7 @@ def describe_precision(config: AjetConfig, *, gpu: bool) -> str:
 
 
 def is_slow_here(config: AjetConfig, *, gpu: bool) -> bool:
-    """Tells whether the run computes in bfloat16 on a CPU without instructions for it."""
+    """Tells whether the run would compute in bfloat16 on a CPU without instructions for it."""
     is_on_cpu = not gpu and config.ajet.model.device != "mps"
     is_narrow = dtype_on(config, gpu=gpu) == "bfloat16"
     return is_on_cpu and is_narrow and not has_bfloat16_instructions()
@@ -70,12 +68,12 @@ def is_slow_here(config: AjetConfig, *, gpu: bool) -> bool:
 
 def precision_refusals(config: AjetConfig) -> list[tuple[str, str]]:
     """Returns the key and the reason where the two keys name different formats."""
-    named, computed = config.ajet.model.dtype, _param_dtype(config)
-    if "auto" in (named, computed) or named == computed:
+    model_dtype, computed = config.ajet.model.dtype, _param_dtype(config)
+    if "auto" in (model_dtype, computed) or model_dtype == computed:
         return []
     reason = (
-        f"the trainer would compute in {computed} and the engines in ajet.model.dtype={named}: "
-        "leave it at auto, or give both the same"
+        f"the trainer would compute in {computed} and the engines in "
+        f"ajet.model.dtype={model_dtype}: leave it at auto, or give both the same"
     )
     return [(PARAM_DTYPE, reason)]
 

@@ -1,16 +1,16 @@
-"""Shows a config as the run folder, the trackers, notices and errors may: without secrets.
+"""Shows a config without secrets, as run folders, trackers, notices and errors have it.
 
     ajet.model.path, trinity.staleness        defined by ajet: shown, without logins in addresses
     ….deduplication.params.api_key            defined as `Secret`: ***
     ajet.….env_config, frozen_lake.map_name   the user's own keys: `FreeForm` of core/redaction.py
 
-A secret that the YAML takes from the environment appears as ``${oc.env:NAME}``. Not covered:
-reading such a config back (saved.py).
+A secret that the YAML takes from the environment appears as ``${oc.env:NAME}``, which saved.py
+reads back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args, get_origin
 
 import yaml
@@ -24,7 +24,7 @@ from ajet.core.config.tree import AjetConfig
 from ajet.core.redaction import REDACTED, FreeForm, is_kept, remember_secrets
 
 KNOWN_SECTIONS = ("suite.*",)
-"""Sections beside `ajet:` that a package of ajet's reads, and which have no secrets."""
+"""Top-level sections that packages of ajet define, and which have no secrets."""
 FILTER_LIST = "ajet.task_reader.tracing.filters"
 
 
@@ -33,17 +33,15 @@ def redacted_config(config: AjetConfig) -> dict[str, Any]:
     return _redacted(config, _free_form(config))
 
 
-def config_without_secrets(config: AjetConfig) -> dict[str, Any]:
-    """Returns the config as plain data with only that replaced which is a secret by its key or its
-    form. It is not for showing: a text under a key of the user's own may be secret all the same."""
-    return _redacted(config, _FreeFormKept(config.ajet.not_secret, config.references))
-
-
 class _FreeFormKept(FreeForm):
-    """Keeps what only its unknown key makes suspicious."""
-
     def redacted(self, value: Any, *path: str) -> Any:
         return self.allowed(value, *path)
+
+
+def config_without_secrets(config: AjetConfig) -> dict[str, Any]:
+    """Returns the config as plain data in which only values with a secret's key or form are
+    replaced. It is for hashes, not for showing: other texts under the user's keys may be secret."""
+    return _redacted(config, _FreeFormKept(config.ajet.not_secret, config.references))
 
 
 def remember_secrets_of(config: AjetConfig) -> None:
@@ -54,7 +52,9 @@ def remember_secrets_of(config: AjetConfig) -> None:
 
 
 def redacted_value(key: str, value: Any, not_secret: Sequence[str] = ()) -> Any:
-    """Returns the value that somebody gave to this key, as a message may show it."""
+    """Returns the value of a key, as a message may show it."""
+    # Descends the tree as far as it defines the key. Below that, and in sections of the user's,
+    # the value is free-form.
     model: Any = AjetConfig
     path = key.split(".")
     free_form = FreeForm(not_secret)
@@ -82,43 +82,39 @@ def shown_override(override: str, not_secret: Sequence[str] = ()) -> str:
         value = text
     if value is None or redacted_value(name, value, not_secret) == value:
         return override
-    shown = redacted_value(name, text, not_secret)
-    return f"{key}{equals}{shown if isinstance(value, str) else REDACTED}"
+    # Text is redacted as it was written; the parts of a list or a mapping cannot be found in it.
+    redacted = redacted_value(name, text, not_secret)
+    return f"{key}{equals}{redacted if isinstance(value, str) else REDACTED}"
 
 
 def redacted_keys(values: Any, key: str = "", *, except_for: Sequence[str] = ()) -> Iterator[str]:
-    """Yields the keys whose values were not stored: ``***``, a login of ``***``, or a variable of
-    the environment that is not set. A list is one key."""
+    """Yields the keys whose values were not stored: ``***``, a login of ``***``, or a reference to
+    the environment that was not resolved. A list is one key."""
     if isinstance(values, Mapping):
         for name, inner in values.items():
             path = f"{key}.{name}" if key else str(name)
             yield from redacted_keys(inner, path, except_for=except_for)
     elif not is_kept(key, except_for):
-        elements = values if isinstance(values, list) else [values]
-        if any(_is_redacted(element) for element in elements):
-            yield key
-
-
-def _is_redacted(value: Any) -> bool:
-    if isinstance(value, Mapping | list):
-        return any(True for _ in redacted_keys(value))
-    return isinstance(value, str) and (
-        value == REDACTED or f"://{REDACTED}@" in value or is_reference(value)
-    )
+        for element in values if isinstance(values, list) else [values]:
+            if isinstance(element, Mapping | list):
+                is_redacted = next(redacted_keys(element), None) is not None
+            else:
+                is_redacted = isinstance(element, str) and (
+                    element == REDACTED or f"://{REDACTED}@" in element or is_reference(element)
+                )
+            if is_redacted:
+                yield key
+                break
 
 
 def _free_form(config: AjetConfig) -> FreeForm:
     return FreeForm([*config.ajet.not_secret, *KNOWN_SECTIONS], config.references)
 
 
-def _redacted(config: AjetConfig, free_form: FreeForm) -> dict[str, Any]:
-    plain = config.to_dict()
-    return {
-        name: _section(AjetConfig.model_fields[name].annotation, value, (name,), free_form)
-        if name in AjetConfig.model_fields
-        else free_form.redacted(value, name)
-        for name, value in plain.items()
-    }
+def _redacted(config: AjetConfig, free: FreeForm) -> dict[str, Any]:
+    """Returns the config as plain data: fields of the tree by their definitions, and whatever ajet
+    does not define by `free`, which also collects what it replaced."""
+    return _section(AjetConfig, config.to_dict(), (), free)
 
 
 def _section(model: Any, values: Mapping[str, Any], path: tuple[str, ...], free: FreeForm) -> Any:
@@ -131,46 +127,45 @@ def _section(model: Any, values: Mapping[str, Any], path: tuple[str, ...], free:
 
 
 def _field(field: FieldInfo, value: Any, path: tuple[str, ...], free: FreeForm) -> Any:
-    """Returns the value of a key that ajet defines: by the key's own definition, or as a free-form
-    one where the definition leaves its form open."""
+    """Returns the value of a key that ajet defines, as a free-form one where the definition leaves
+    its form open (`env_config`)."""
     if any(mark is Secret or isinstance(mark, Secret) for mark in field.metadata):
         return free.secret(value, *path)
     if ".".join(path) == FILTER_LIST and isinstance(value, list):
-        return [_filter(each, (*path, str(n)), free) for n, each in enumerate(value)]
-    kind = field.annotation
-    inner = _section_of(kind)
+        return [_filter(element, (*path, str(n)), free) for n, element in enumerate(value)]
+    inner = _section_of(field.annotation)
     if isinstance(value, Mapping):
         if inner is None:
             return free.redacted(value, *path)
-        if get_origin(kind) is dict:
-            return {key: _either(inner, each, (*path, key), free) for key, each in value.items()}
+        if get_origin(field.annotation) is dict:
+            return {key: _entry(inner, item, (*path, key), free) for key, item in value.items()}
         return _section(inner, value, path, free)
-    if isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
-        return [_either(inner, each, (*path, str(n)), free) for n, each in enumerate(value)]
+    if isinstance(value, list) and any(isinstance(element, Mapping) for element in value):
+        return [_entry(inner, element, (*path, str(n)), free) for n, element in enumerate(value)]
     return free.harmless(value, *path)
 
 
-def _either(
-    model: type[BaseModel] | None, value: Any, path: tuple[str, ...], free: FreeForm
-) -> Any:
+def _entry(model: type[BaseModel] | None, value: Any, path: tuple[str, ...], free: FreeForm) -> Any:
+    """Returns an entry of a list or a mapping whose values are `model` sections, if not None."""
     if model is None:
         return free.redacted(value, *path)
     is_section = isinstance(value, Mapping)
     return _section(model, value, path, free) if is_section else free.harmless(value, *path)
 
 
-def _filter(given: Any, path: tuple[str, ...], free: FreeForm) -> Any:
-    """Returns a filter of recorded conversations; its parameters are those of its type."""
-    params = FILTERS.get(str(given.get("type"))) if isinstance(given, Mapping) else None
+def _filter(value: Any, path: tuple[str, ...], free: FreeForm) -> Any:
+    """Returns a filter of recorded conversations, whose `type` defines its parameters."""
+    params = FILTERS.get(str(value.get("type"))) if isinstance(value, Mapping) else None
     if params is None:
-        return free.redacted(given, *path)
-    shown = _section(params, given.get("params") or {}, (*path, "params"), free)
-    return {**given, "params": shown} if "params" in given else dict(given)
+        return free.redacted(value, *path)
+    redacted = _section(params, value.get("params") or {}, (*path, "params"), free)
+    return {**value, "params": redacted} if "params" in value else dict(value)
 
 
-def _section_of(kind: Any) -> type[BaseModel] | None:
-    """Returns the section that a field holds, one or several by name or in a list; None for any
-    other field."""
-    kinds: Iterable[Any] = (kind, *get_args(kind))
-    found = (each for each in kinds if isinstance(each, type) and issubclass(each, Section))
-    return next(found, None)
+def _section_of(annotation: Any) -> type[BaseModel] | None:
+    """Returns the section that a field holds, alone, in a list or in a mapping; None for any other
+    field."""
+    for candidate in (annotation, *get_args(annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, Section):
+            return candidate
+    return None

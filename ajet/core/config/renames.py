@@ -1,7 +1,6 @@
-"""Translates keys that have another spelling, and takes out AgentJet's that have no counterpart.
+"""Translates keys that have another spelling, and removes AgentJet's that have no counterpart.
 
-A renamed key is taken under its other name; given under both with different values, it is an error.
-AgentJet's section `ajet.lora` is empty then, and taken out too.
+A key that is set under both of its names, with different values, is an error.
 """
 
 from collections.abc import Mapping
@@ -9,6 +8,7 @@ from typing import Any
 
 from ajet.core.config.agentjet_keys import ABSENT, EMPTIED, MOVED, OTHER_NAMES
 from ajet.core.config.async_keys import take_async_keys
+from ajet.core.config.nested import get_key, set_key
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
@@ -31,42 +31,44 @@ def apply_renames(
     values: dict[str, Any], defaults: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
     """Returns `values` with every key under its present name, and a notice for each key that was
-    taken out. `defaults` shows which keys were not set."""
-    values = _deep_copy(values)
+    removed."""
+    values = _deep_copy(values)  # the caller composes each stage from the same values
     notices = take_absent(values)
     for old, new in RENAMED.items():
-        given = _pop(values, old)
-        if given is None:
+        value = _pop(values, old)
+        if value is None:
             continue
-        present = _get(values, new)
-        if present not in (None, given, _get(defaults, new)):
+        present = get_key(values, new)
+        # The composed values contain the defaults, so a default counts as not set.
+        if present not in (None, value, get_key(defaults, new)):
             raise ConfigError(
-                f"{old} and {new} are one key with two values: {given}, {present}",
+                f"{old} and {new} are one key with two values: {value}, {present}",
                 code=Code.KEYS_CONFLICT,
             )
-        _set(values, new, given)
+        set_key(values, new, value)
     take_async_keys(values)
     for (key, theirs), ours in OTHER_NAMES.items():
-        if _get(values, key) == theirs:
-            _set(values, key, ours)
-    if _get(values, "ajet.lora") == {}:
+        if get_key(values, key) == theirs:
+            set_key(values, key, ours)
+    if get_key(values, "ajet.lora") == {}:  # all of AgentJet's keys of it have been renamed
         _pop(values, "ajet.lora")
     return values, notices
 
 
 def take_absent(values: dict[str, Any]) -> list[str]:
-    """Takes out the keys that have no counterpart, in place. Raises ConfigError for one that would
-    change the experiment, and returns a notice for each other that is not off."""
+    """Removes the keys that have no counterpart, in place, and returns a notice for each one whose
+    value had a meaning. Raises ConfigError for those that would change the experiment."""
     notices, refused = [], dict[str, list[str]]()
     for key, absent in ABSENT.items():
-        given = _pop(values, key)
-        if given is None or given in absent.off:
+        value = _pop(values, key)
+        if value is None or value in absent.off:
             continue
         if absent.refused:
-            refused.setdefault(absent.reason, []).append(f"{key}={given}")
+            refused.setdefault(absent.reason, []).append(f"{key}={value}")
         else:
-            notices.append(f"ignored: {key}={given} ({absent.reason})")
+            notices.append(f"ignored: {key}={value} ({absent.reason})")
     if refused:
+        # Keys that are refused for one reason share a sentence.
         lines = [
             f"{' and '.join(keys)} {'are' if len(keys) > 1 else 'is'} refused: {reason}"
             for reason, keys in refused.items()
@@ -74,7 +76,7 @@ def take_absent(values: dict[str, Any]) -> list[str]:
         advice = "leave it out" if sum(map(len, refused.values())) == 1 else "leave them out"
         raise ConfigError(f"{'; '.join(lines)}; {advice}", code=Code.KEY_REFUSED)
     for section in EMPTIED:
-        if _get(values, section) == {}:
+        if get_key(values, section) == {}:
             _pop(values, section)
     return notices
 
@@ -83,27 +85,7 @@ def _deep_copy(value: Any) -> Any:
     return {k: _deep_copy(v) for k, v in value.items()} if isinstance(value, Mapping) else value
 
 
-def _section(values: Any, key: str) -> tuple[Any, str]:
-    *sections, name = key.split(".")
-    for section in sections:
-        values = values.get(section) if isinstance(values, Mapping) else None
-    return values, name
-
-
-def _get(values: Mapping[str, Any], key: str) -> Any:
-    section, name = _section(values, key)
-    return section.get(name) if isinstance(section, Mapping) else None
-
-
 def _pop(values: dict[str, Any], key: str) -> Any:
-    section, name = _section(values, key)
+    path, _, name = key.rpartition(".")
+    section = get_key(values, path)
     return section.pop(name, None) if isinstance(section, dict) else None
-
-
-def _set(values: dict[str, Any], key: str, value: Any) -> None:
-    *sections, name = key.split(".")
-    for section in sections:
-        values = values.setdefault(section, {})
-        if not isinstance(values, dict):
-            return  # not a section: the tree reports it
-    values[name] = value

@@ -5,13 +5,13 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from ajet.core.config.devices import DeviceMapping
-from ajet.core.config.inference import InferenceServerConfig, RouterConfig
 from ajet.core.config.section import NoEffect, Section
 
 IN_PROCESS = ("debug",)
+ONE_ENGINE = NoEffect("there is one engine, in process", on=IN_PROCESS)
 MAX_NUM_SEQS = 256
-"""The sequences of an inference server where the config names no number, at most: each costs the
-server some memory, and what does not fit into the cache waits in any case."""
+"""The default limit on an inference server's sequences: each costs memory, and those that do not
+fit into the cache wait anyway."""
 Check = Literal["nonsense", "wrong_toolcall", "format_type_1", "non_ascii"]
 PARSER_ALIASES = {
     "llama3_json": "llama3",
@@ -23,6 +23,10 @@ PARSER_ALIASES = {
     "functiongemma": "gemma",
     "nemotron_json": "nemotron",
 }
+ToolParser = Literal[
+    "auto", "hermes", "qwen3_coder", "llama3", "mistral", "deepseek", "gpt_oss", "glm", "kimi_k2",
+    "minimax_m2", "json", "nemotron", "gemma",
+]  # fmt: skip
 
 
 def _parser_name(name: object) -> object:
@@ -33,9 +37,41 @@ def _parser_name(name: object) -> object:
     return PARSER_ALIASES.get(plain, plain)
 
 
+class RouterConfig(Section):
+    """Configures which engine takes a request, and how engines' health is checked."""
+
+    skew: Annotated[int, ONE_ENGINE] = Field(
+        default=32,
+        ge=0,
+        description="An episode leaves its engine, and the prefix cached there, when that has more "
+        "than so many requests above the least busy one.",
+    )
+    max_tries: Annotated[int, ONE_ENGINE] = Field(
+        default=3, ge=1, description="Engines that a request is sent to until it fails."
+    )
+    health_interval_s: Annotated[float, ONE_ENGINE] = Field(
+        default=5.0, gt=0, description="Seconds between two health checks of an engine."
+    )
+    max_failed_checks: Annotated[int, ONE_ENGINE] = Field(
+        default=3, ge=1, description="Failed checks in a row after which an engine is replaced."
+    )
+
+
+class InferenceServerConfig(Section):
+    """Configures vLLM and SGLang servers."""
+
+    python: str | None = Field(
+        default=None,
+        description="The Python that has the server installed; null is that of `ajet servers "
+        "install`, or the one that runs ajet.",
+    )
+    start_timeout_s: float = Field(
+        default=900.0, gt=0, description="Seconds until a server that is not healthy is an error."
+    )
+
+
 class MultiTurnConfig(Section):
-    """Configures limits on the model calls of one episode, and what ajet's own agents need: tools,
-    turns."""
+    """Configures limits on an episode's model calls, and the tools and turns of ajet's agents."""
 
     max_steps: int = Field(default=30, ge=1, description="Model calls of one episode at most.")
     system_prompt: str | None = Field(
@@ -91,8 +127,8 @@ SUMMARY_PROMPT = (
 
 
 class CompactionConfig(Section):
-    """Configures how a conversation that grows beyond the context is compacted: the model writes a
-    summary and goes on with it. Read by traj_env_agent, tool_agent, react_agent, the models of
+    """Configures how a conversation that outgrows the context is compacted: the model writes a
+    summary and continues from it. Read by traj_env_agent, tool_agent, react_agent, the models of
     LangChain and AgentScope, and model_tuner.compaction()."""
 
     enable: bool = Field(default=False, description="Compact conversations.")
@@ -111,7 +147,7 @@ class CompactionConfig(Section):
     keep_last_messages: int = Field(
         default=1,
         ge=1,
-        description="Last messages that stay beside the summary, with the call of a tool's answer.",
+        description="Last messages that follow the summary, with the call of a tool's answer.",
     )
 
 
@@ -120,7 +156,7 @@ Decoding = Literal["greedy", "sampled"]
 
 
 class ValidationSampling(Section):
-    """Configures how tokens are sampled in validation episodes. With null it is as in training."""
+    """Configures how tokens are sampled in validation episodes; null is as in training."""
 
     temperature: float | None = Field(
         default=0.0,
@@ -137,7 +173,6 @@ class ValidationSampling(Section):
 
     @property
     def is_greedy(self) -> bool:
-        """Returns whether the model answers a prompt alike each time; in training it never does."""
         return self.temperature == 0
 
     @model_validator(mode="after")
@@ -151,7 +186,7 @@ class ValidationSampling(Section):
 
 
 class AgentConfig(Section):
-    """Configures where workflows run on a cluster, and names agent loops of verl's form."""
+    """Configures where workflows run on a cluster, and verl's agent loops."""
 
     agent_loop_config_path: str | None = Field(
         default=None,
@@ -169,8 +204,7 @@ class AgentConfig(Section):
 
 
 class RolloutConfig(Section):
-    """Configures episodes: which agent runs, how many run, how long, and what happens to a failed
-    one."""
+    """Configures episodes: the agent, their number and limits, and what happens to failed ones."""
 
     user_workflow: str | None = Field(
         default=None,
@@ -239,7 +273,9 @@ class RolloutConfig(Section):
         "What is computed depends on the clock then.",
     )
     failure_policy: Literal["mask", "retry", "drop_group", "zero"] = Field(
-        default="mask", description="What becomes of a failed episode; zero gives it reward 0."
+        default="mask",
+        description="What happens to a failed episode: mask leaves it out, retry runs it again, "
+        "drop_group leaves its group out, zero gives it reward 0.",
     )
     max_retries: int = Field(
         default=2, ge=0, description="Retries of an episode under failure_policy retry."
@@ -259,27 +295,10 @@ class RolloutConfig(Section):
         description="On a CUDA GPU the in-process engine captures a decode step and replays it; "
         "false runs each step eagerly.",
     )
-    tool_parser: Annotated[
-        Literal[
-            "auto",
-            "hermes",
-            "qwen3_coder",
-            "llama3",
-            "mistral",
-            "deepseek",
-            "gpt_oss",
-            "glm",
-            "kimi_k2",
-            "minimax_m2",
-            "json",
-            "nemotron",
-            "gemma",
-        ],
-        BeforeValidator(_parser_name),
-    ] = Field(
+    tool_parser: Annotated[ToolParser, BeforeValidator(_parser_name)] = Field(
         default="auto",
         description="How tool calls are read from replies; auto asks the chat template. "
-        "json: plain JSON in a fence or on lines of its own, which no template writes.",
+        "json: plain JSON in a fence or on separate lines, which no template writes.",
     )
     force_disable_toolcalls: bool = Field(
         default=False, description="Offer no tools to the model, whatever the agent passes."
@@ -305,16 +324,12 @@ class RolloutConfig(Section):
     tensor_model_parallel_size: Annotated[
         int, NoEffect("the model runs in one process", on=IN_PROCESS)
     ] = Field(default=1, ge=1, description="GPUs that share one inference engine.")
-    n_vllm_engine: Annotated[
-        int | None, NoEffect("there is one engine, in process", on=IN_PROCESS)
-    ] = Field(
+    n_vllm_engine: Annotated[int | None, ONE_ENGINE] = Field(
         default=None,
         ge=1,
         description="Inference engines; null is one, or as many as share verl's GPUs.",
     )
-    device_mapping: Annotated[
-        DeviceMapping, NoEffect("there is one engine, in process", on=IN_PROCESS)
-    ] = Field(
+    device_mapping: Annotated[DeviceMapping, ONE_ENGINE] = Field(
         default=None,
         description="The engines' GPUs by their number in the cluster, as [0, 1] or "
         "list(range(0,8)); null leaves the choice.",
@@ -336,7 +351,6 @@ class RolloutConfig(Section):
 
     @property
     def num_server_seqs(self) -> int:
-        """Returns the sequences that an inference server runs at once."""
         return self.max_num_seqs or min(self.max_env_worker, MAX_NUM_SEQS)
 
     @model_validator(mode="before")

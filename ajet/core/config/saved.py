@@ -1,8 +1,7 @@
 """Reads the config of an earlier run from its run folder's config.yaml, as the run had it.
 
-What the file holds is resolved already, so nothing is composed or renamed. A secret that came from
-the environment is read from there again; others are ``***``, and `overrides` may give them. Not
-covered: a file of a version whose keys differ (one line says which).
+The file's values are resolved, so nothing is composed or renamed. A secret that came from the
+environment is read from there again; others are ``***``, and `overrides` may set them.
 """
 
 from collections.abc import Sequence
@@ -27,18 +26,18 @@ from ajet.core.errors import ConfigError
 def saved_config(
     file: Path, *, yaml_path: Path, project_dir: Path | None, overrides: Sequence[str] = ()
 ) -> AjetConfig:
-    """Returns the config in `file`. The user's files are looked for where the config at `yaml_path`
-    looked."""
+    """Returns the config in `file`. `yaml_path` and `project_dir` are those of the run, from which
+    the user's files are found."""
     try:
         if file.exists() and not file.is_file():  # a pipe, or a link to /dev/zero, never ends
-            raise ConfigError(f"{file} is no regular file", code=Code.RECORD_UNREADABLE)
+            raise ConfigError(f"{file} is not a regular file", code=Code.RECORD_UNREADABLE)
         text = file.read_text(encoding="utf-8")
         node = root_of(text)
         if not isinstance(node, yaml.MappingNode):
             raise ConfigError(f"{file} is damaged: it holds no config", code=Code.RECORD_UNREADABLE)
         check_size(node, file)
         written = constructed(node)
-        take_absent(written)  # keys that earlier versions knew, without an effect
+        take_absent(written)  # keys of earlier versions that had no effect
         values = resolved(written)
         for override in overrides:
             _set(values, *override_value(override))
@@ -57,7 +56,7 @@ def saved_config(
 
 
 def _set(values: Any, key: str, value: Any) -> None:
-    """Sets a dotted key; what is no section on the way to it becomes one."""
+    """Sets a dotted key, and makes the sections on the way to it."""
     *sections, name = key.split(".")
     for section in sections:
         if not isinstance(values.get(section), dict):

@@ -1,32 +1,47 @@
-"""Defines the base class of config sections, and what can be said of a key beside its type.
+"""Defines the base class of config sections, and marks that a key can have besides its type.
 
     class Rollout(Section):
         api_key: Annotated[str, Secret()] = Field(default="", description="…")
         name: Annotated[str, NoEffect("…", on=("debug",))] = Field(default="auto", description="…")
         burst: Annotated[int, Since("0.2.0")] = Field(default=1, description="…")
 
-`NoEffect` lets the run start and says so in one notice; without it a key is honoured. Keys that no
-backbone reads are not in the tree (agentjet_keys.py). The value of a
-`Secret` is shown and stored nowhere. A key without `Since` is there since 0.1.0, the first version.
+A key with `NoEffect` is accepted with a notice, one without it is honoured. A key without `Since`
+exists since 0.1.0. Keys that no backbone reads are not in the tree (agentjet_keys.py).
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
+from ajet.core.address import checked_address, checked_path_or_address
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
 ALL_BACKBONES = ("debug", "verl", "trinity")
+PathOrAddress = Annotated[str, AfterValidator(checked_path_or_address)]
+Address = Annotated[str, AfterValidator(checked_address)]
+"""An address such as http://127.0.0.1:8000/v1."""
+
+
+def _checked_import_path(value: str) -> str:
+    source, arrow, name = value.partition("->")
+    if not (source.strip() and arrow and name.strip().isidentifier()):
+        raise ValueError(f"file.py->name or package.module->name is expected, got {value[:60]!r}")
+    return value
+
+
+ImportPath = Annotated[str, AfterValidator(_checked_import_path)]
+"""A function or class of the user's: file.py->name, found from the YAML's folder and then from the
+current one, or package.module->name. It is imported where it is used (core/importing.py)."""
 
 
 @dataclass(frozen=True)
 class NoEffect:
-    """Marks a key that is accepted on these backbones without effect; a notice says so unless it
-    has its default."""
+    """Marks a key that has no effect on these backbones; a notice says so unless it has its
+    default."""
 
     reason: str
     on: tuple[str, ...]
@@ -34,20 +49,19 @@ class NoEffect:
 
 @dataclass(frozen=True)
 class Since:
-    """Marks a key that a later version than the first brought; the reference of the config says
-    which."""
+    """Marks a key that a later version brought; the reference of the config shows it."""
 
     version: str
 
 
 @dataclass(frozen=True)
 class Secret:
-    """Marks a key whose value is a secret."""
+    """Marks a key whose value is neither shown nor stored."""
 
 
 class Section(BaseModel):
-    """Base class of the tree's parts. It is strict and frozen: unknown keys, wrong types, inf and
-    nan are errors."""
+    """Base class of the tree's sections. It is strict and frozen: unknown keys, wrong types, inf
+    and nan are errors."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -58,8 +72,8 @@ class Section(BaseModel):
     )
 
     @classmethod
-    def of_user(cls, sections: Mapping[str, Any], name: str) -> Self:
-        """Returns the section `name` beside `ajet:`, with defaults where there is none. Raises
+    def from_sections(cls, sections: Mapping[str, Any], name: str) -> Self:
+        """Returns the top-level section `name`, with defaults where there is none. Raises
         ConfigError for a key or a value that this class does not take."""
         try:
             return cls.model_validate(dict(sections.get(name) or {}))
@@ -74,8 +88,6 @@ class Section(BaseModel):
 
 @dataclass(frozen=True)
 class Leaf:
-    """Holds one key of the tree with its value."""
-
     path: str
     field: FieldInfo
     value: Any
@@ -85,10 +97,10 @@ class Leaf:
         return self.value == self.field.get_default(call_default_factory=True)
 
 
-def same_named(kind: Any, *sections: Section) -> dict[str, Any]:
-    """Returns by name the keys of these sections that the dataclass `kind` has fields of the same
-    name for. A later section counts where two have the key."""
-    names = {each.name for each in fields(kind)}
+def same_named(cls: Any, *sections: Section) -> dict[str, Any]:
+    """Returns the keys of these sections for which the dataclass `cls` has a field of the same
+    name. The last section counts where several have the key."""
+    names = {field.name for field in fields(cls)}
     return {
         name: getattr(section, name)
         for section in sections

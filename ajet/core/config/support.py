@@ -1,4 +1,8 @@
-"""Decides for each key whether the backbone refuses it, nothing reads it, or it is honoured."""
+"""Decides for each key whether the backbone refuses it, nothing reads it, or it is honoured.
+
+Refusals are pairs of a key and the reason; keys that nothing reads map to the setting that is the
+reason, and become notices.
+"""
 
 from typing import Any
 
@@ -7,8 +11,7 @@ from ajet.core.config.algorithm_support import (
     contradictions,
     unread_algorithm_keys,
 )
-from ajet.core.config.environment_support import environment_notices, unread_environment_keys
-from ajet.core.config.precision import asked_dtype, precision_refusals
+from ajet.core.config.precision import precision_refusals, requested_dtype
 from ajet.core.config.redacted import redacted_value
 from ajet.core.config.section import Leaf, NoEffect, leaves
 from ajet.core.config.task_judge import TaskJudgeConfig
@@ -16,17 +19,19 @@ from ajet.core.config.task_reader import BUILT_IN_READERS
 from ajet.core.config.tree import AjetConfig, AjetSection
 
 LLM_JUDGES = ("llm", "llm_listwise")
+ENVIRONMENT, TRAJ_AGENT = "ajet.environment", "traj_env_agent"
+Refusals = list[tuple[str, str]]
 
 
-def refusals_and_notices(config: AjetConfig) -> tuple[list[tuple[str, str]], list[str]]:
-    """Returns refused keys as (key, reason), and one notice for each key that has no effect."""
+def refusals_and_notices(config: AjetConfig) -> tuple[Refusals, list[str]]:
+    """Returns the refused keys with their reasons, and a notice for each key without effect."""
     backbone = config.ajet.backbone
     unread = unread_keys(config.ajet)
-    refused = [
+    refusals = [
         *contradictions(config.ajet),
         *precision_refusals(config),
         *_mps_refusals(config.ajet),
-        *_wide_servers(config),
+        *_float64_refusals(config),
         *_distillation_refusals(config),
         *_compaction_refusals(config.ajet),
         *_adapter_refusals(config),
@@ -41,15 +46,16 @@ def refusals_and_notices(config: AjetConfig) -> tuple[list[tuple[str, str]], lis
                 for mark in leaf.field.metadata
                 if isinstance(mark, NoEffect) and backbone in mark.on
             ]
+            # A key below several unread sections gets one notice, with the first reason.
             unused += [
                 f"ignored: {leaf.path}={_shown(leaf)} ({text})"
                 for section, text in unread.items()
                 if f"{leaf.path}.".startswith(f"{section}.")
             ][:1]
-    return refused, [
+    return refusals, [
         *unused,
         *algorithm_notices(config.ajet),
-        *environment_notices(config.ajet),
+        *_environment_notices(config.ajet),
         *_surplus_mini_batches(config.ajet),
         *_equal_validation_episodes(config.ajet),
         *_unchecked_tool_calls(config.ajet),
@@ -58,21 +64,21 @@ def refusals_and_notices(config: AjetConfig) -> tuple[list[tuple[str, str]], lis
 
 
 def unread_keys(ajet: AjetSection) -> dict[str, str]:
-    """Returns keys and sections that nothing reads in this run, each with the setting that is the
+    """Returns keys and sections that nothing reads in this run, with the setting that is the
     reason."""
-    return _unread_sections(ajet) | unread_algorithm_keys(ajet) | unread_environment_keys(ajet)
+    return _unread_sections(ajet) | unread_algorithm_keys(ajet) | _unread_environment_keys(ajet)
 
 
 def _unread_sections(ajet: AjetSection) -> dict[str, str]:
-    """Returns the sections of readers and judges that are not chosen, with the key that chooses.
-
-    A reader of the user's own may read any of them.
-    """
+    """Returns the sections of readers, kinds and judges that the config does not choose."""
     reader = ajet.task_reader.type
-    others = [] if "->" in reader else [name for name in BUILT_IN_READERS if name != reader]
-    unread = {f"ajet.task_reader.{name}": f"ajet.task_reader.type is {reader}" for name in others}
-    kinds = [kind for kind in ("supervised", "distillation") if kind != ajet.kind]
-    unread |= {f"ajet.{kind}": f"ajet.kind is {ajet.kind}" for kind in kinds}
+    unread: dict[str, str] = {}
+    for name in BUILT_IN_READERS:
+        if name != reader and "->" not in reader:  # the user's own reader may read any section
+            unread[f"ajet.task_reader.{name}"] = f"ajet.task_reader.type is {reader}"
+    for name in ("supervised", "distillation"):
+        if name != ajet.kind:
+            unread[f"ajet.{name}"] = f"ajet.kind is {ajet.kind}"
     if not ajet.rollout.compaction.enable:
         names = ("at", "prompt", "max_summary_tokens", "keep_last_messages")
         reason = "ajet.rollout.compaction.enable is false"
@@ -85,17 +91,49 @@ def _unread_sections(ajet: AjetSection) -> dict[str, str]:
 
 
 def _unread_judge_keys(judge: TaskJudgeConfig) -> dict[str, str]:
-    """Returns the judge's keys that nothing reads. A judge of the user's own may read any section
-    but the rubrics'."""
     by_type = f"ajet.task_judge.judge_type is {judge.judge_type}"
     if judge.judge_type == "rubrics_auto_grader":
         return {f"ajet.task_judge.{key}": by_type for key in ("judge_protocol", "llm")}
     unread = {"ajet.task_judge.rubrics_auto_grader": by_type}
     name = judge.judge_protocol
-    if name not in LLM_JUDGES and "->" not in (name or ""):
+    if name not in LLM_JUDGES and "->" not in (name or ""):  # the user's own may read both sections
         by_name = f"ajet.task_judge.judge_protocol is {name or 'null'}"
         unread |= {f"ajet.task_judge.{key}": by_name for key in ("llm", "client")}
     return unread
+
+
+def _unread_environment_keys(ajet: AjetSection) -> dict[str, str]:
+    reader, section = ajet.task_reader.type, ajet.environment
+    if "->" in reader:  # the user's own reader may read any section
+        return {}
+    if reader != "environment":
+        return {ENVIRONMENT: f"ajet.task_reader.type is {reader}"}
+    unread = {"ajet.rollout.user_workflow": "each environment's env_manager_cls says who plays"}
+    if section.render_save_dir is None:
+        unread[f"{ENVIRONMENT}.max_rendered_episodes"] = f"{ENVIRONMENT}.render_save_dir is null"
+    if all(environment.isolation != "process" for environment in section.custom_envs.values()):
+        for name in ("train_env_manager", "val_env_manager"):
+            unread[f"{ENVIRONMENT}.{name}.max_env_num_per_worker"] = "no isolation is process"
+    return unread
+
+
+def _environment_notices(ajet: AjetSection) -> list[str]:
+    """Returns a line for each key of a single environment that has no effect."""
+    if ajet.task_reader.type != "environment":
+        return []
+    notices = []
+    for tag, custom in ajet.environment.custom_envs.items():
+        ignored, written = f"ignored: {ENVIRONMENT}.custom_envs.{tag}", custom.model_fields_set
+        if custom.env_manager_cls == TRAJ_AGENT and "history_length" in written:
+            notices.append(
+                f"{ignored}.history_length={custom.history_length} ({TRAJ_AGENT} shows the whole "
+                "conversation)"
+            )
+        if custom.isolation == "inline" and "step_timeout_s" in written:
+            notices.append(
+                f"{ignored}.step_timeout_s={custom.step_timeout_s} (isolation is inline)"
+            )
+    return notices
 
 
 def _surplus_mini_batches(ajet: AjetSection) -> list[str]:
@@ -119,61 +157,57 @@ def _equal_validation_episodes(ajet: AjetSection) -> list[str]:
     ]
 
 
-def _mps_refusals(ajet: AjetSection) -> list[tuple[str, str]]:
+def _mps_refusals(ajet: AjetSection) -> Refusals:
     """Returns what the GPU of a Mac cannot do."""
     if ajet.model.device != "mps":
         return []
-    refused = list[tuple[str, str]]()
+    refusals: Refusals = []
     if ajet.backbone != "debug":
         reason = f"backbone {ajet.backbone} trains on CPUs and CUDA GPUs: take backbone debug"
-        refused.append(("ajet.model.device", reason))
+        refusals.append(("ajet.model.device", reason))
     if ajet.model.dtype == "float64":
         reason = "MPS has no float64: set float32, or ajet.model.device=cpu"
-        refused.append(("ajet.model.dtype", reason))
+        refusals.append(("ajet.model.dtype", reason))
     if ajet.rollout.name in ("vllm", "sglang"):
-        reason = (
-            "servers compute on CPUs and CUDA GPUs: set in_process beside ajet.model.device=mps"
-        )
-        refused.append(("ajet.rollout.name", reason))
-    return refused
+        reason = "servers do not run on MPS: set in_process, or ajet.model.device=cpu"
+        refusals.append(("ajet.rollout.name", reason))
+    return refusals
 
 
-def _distillation_refusals(config: AjetConfig) -> list[tuple[str, str]]:
+def _distillation_refusals(config: AjetConfig) -> Refusals:
     ajet = config.ajet
     if ajet.kind != "distillation":
         return []
-    teacher, refused = ajet.distillation, list[tuple[str, str]]()
+    teacher = ajet.distillation
+    refusals: Refusals = []
     teachers = (teacher.path is not None, teacher.base_url is not None, teacher.own_weights)
     if sum(teachers) != 1:
-        found = "several are named" if any(teachers) else "ajet.kind is distillation"
-        reason = f"{found}: name one teacher, by path, base_url or own_weights"
-        refused.append(("ajet.distillation.path", reason))
+        problem = "several are named" if any(teachers) else "ajet.kind is distillation"
+        reason = f"{problem}: name one teacher, by path, base_url or own_weights"
+        refusals.append(("ajet.distillation.path", reason))
     if teacher.own_weights and teacher.hint is None:
         reason = "the policy teaches itself nothing that it is not shown: give a hint"
-        refused.append(("ajet.distillation.hint", reason))
+        refusals.append(("ajet.distillation.hint", reason))
     if teacher.base_url is not None and teacher.model is None:
         reason = "ajet.distillation.base_url is set: give the teacher's name on that server"
-        refused.append(("ajet.distillation.model", reason))
+        refusals.append(("ajet.distillation.model", reason))
     if teacher.base_url is not None and ajet.rollout.temperature != 1:
         reason = "a teacher behind a server gives log-probabilities at temperature 1: set 1"
-        refused.append(("ajet.rollout.temperature", reason))
-    selects_by_reward = {
-        "ajet.trainer_common.algorithm.dynamic_sampling.enable": (
-            ajet.trainer_common.algorithm.dynamic_sampling.enable
-        ),
-        "ajet.rollout.enable_oversample": ajet.rollout.enable_oversample,
-    }
-    reason = "it leaves groups out by rewards that are not learnt from: set reward_weight, or false"
+        refusals.append(("ajet.rollout.temperature", reason))
     if not config.learns_from_rewards:
-        refused += [(key, reason) for key, is_on in selects_by_reward.items() if is_on]
-    return refused
+        reason = "it drops groups by rewards that are not learnt from: set reward_weight, or false"
+        if ajet.trainer_common.algorithm.dynamic_sampling.enable:
+            refusals.append(("ajet.trainer_common.algorithm.dynamic_sampling.enable", reason))
+        if ajet.rollout.enable_oversample:
+            refusals.append(("ajet.rollout.enable_oversample", reason))
+    return refusals
 
 
-def _compaction_refusals(ajet: AjetSection) -> list[tuple[str, str]]:
+def _compaction_refusals(ajet: AjetSection) -> Refusals:
     rollout, data = ajet.rollout, ajet.data
     if not rollout.compaction.enable:
         return []
-    refused = list[tuple[str, str]]()
+    refusals: Refusals = []
     context = min(rollout.max_model_len, data.max_prompt_length + data.max_response_length)
     reply, summary = rollout.max_response_length_in_one_turn, rollout.compaction.max_summary_tokens
     if summary > reply:
@@ -181,21 +215,20 @@ def _compaction_refusals(ajet: AjetSection) -> list[tuple[str, str]]:
             f"a summary of {summary} tokens is more than a reply may have: raise "
             f"ajet.rollout.max_response_length_in_one_turn ({reply}), or lower this"
         )
-        refused.append(("ajet.rollout.compaction.max_summary_tokens", reason))
+        refusals.append(("ajet.rollout.compaction.max_summary_tokens", reason))
     elif reply + summary >= context:
         reason = (
             f"a reply of {reply} tokens (ajet.rollout.max_response_length_in_one_turn) and a "
             f"summary leave no prompt in a context of {context}: lower one, or raise the context"
         )
-        refused.append(("ajet.rollout.compaction.max_summary_tokens", reason))
+        refusals.append(("ajet.rollout.compaction.max_summary_tokens", reason))
     if "format_type_1" in rollout.compute_madness_checklist:
         reason = "format_type_1 takes each summary as malformed: leave it out, or compaction.enable"
-        refused.append(("ajet.rollout.compute_madness_checklist", reason))
-    return refused
+        refusals.append(("ajet.rollout.compute_madness_checklist", reason))
+    return refusals
 
 
-def _adapter_refusals(config: AjetConfig) -> list[tuple[str, str]]:
-    """Returns why several adapters cannot be trained apart with the other settings."""
+def _adapter_refusals(config: AjetConfig) -> Refusals:
     ajet = config.ajet
     lora, key = ajet.trainer_common.lora, "ajet.trainer_common.lora.adapters"
     algorithm = ajet.trainer_common.algorithm
@@ -219,17 +252,15 @@ def _adapter_refusals(config: AjetConfig) -> list[tuple[str, str]]:
     return [(key, reason) for reason, is_so in reasons.items() if is_so]
 
 
-def _wide_servers(config: AjetConfig) -> list[tuple[str, str]]:
+def _float64_refusals(config: AjetConfig) -> Refusals:
     server = config.ajet.rollout.name
-    if asked_dtype(config) != "float64" or server not in ("vllm", "sglang"):
+    if requested_dtype(config) != "float64" or server not in ("vllm", "sglang"):
         return []
-    return [
-        (
-            "ajet.model.dtype",
-            f"{server} has no float64: take float32, or let the in-process "
-            "engine sample (ajet.rollout.name=in_process)",
-        )
-    ]
+    reason = (
+        f"{server} has no float64: take float32, or let the in-process engine sample "
+        "(ajet.rollout.name=in_process)"
+    )
+    return [("ajet.model.dtype", reason)]
 
 
 def _unused_retries(ajet: AjetSection) -> list[str]:
@@ -246,20 +277,19 @@ def _unused_retries(ajet: AjetSection) -> list[str]:
 
 
 def _unchecked_tool_calls(ajet: AjetSection) -> list[str]:
-    tracker = ajet.context_tracker
-    is_met_by = {
-        "log_tool_format_check": "wrong_toolcall" in ajet.rollout.compute_madness_checklist,
-        "log_tool_format_error_detail": tracker.log_tool_format_check,
-    }
-    needed = {
-        "log_tool_format_check": "wrong_toolcall in ajet.rollout.compute_madness_checklist",
-        "log_tool_format_error_detail": "ajet.context_tracker.log_tool_format_check=true",
-    }
-    return [
-        f"ignored: ajet.context_tracker.{name}=True (it needs {needed[name]})"
-        for name, is_met in is_met_by.items()
-        if getattr(tracker, name) and not is_met
-    ]
+    tracker, checks = ajet.context_tracker, ajet.rollout.compute_madness_checklist
+    notices = []
+    if tracker.log_tool_format_check and "wrong_toolcall" not in checks:
+        notices.append(
+            "ignored: ajet.context_tracker.log_tool_format_check=True (it needs wrong_toolcall in "
+            "ajet.rollout.compute_madness_checklist)"
+        )
+    if tracker.log_tool_format_error_detail and not tracker.log_tool_format_check:
+        notices.append(
+            "ignored: ajet.context_tracker.log_tool_format_error_detail=True (it needs "
+            "ajet.context_tracker.log_tool_format_check=true)"
+        )
+    return notices
 
 
 def _shown(leaf: Leaf) -> Any:

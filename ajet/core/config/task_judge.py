@@ -4,23 +4,19 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from ajet.core.config.address import Address
-from ajet.core.config.section import Section
+from ajet.core.config.section import Address, Section
 from ajet.core.config.task_reader import JsonlSplit
 
-REQUEST_FIELDS = ("messages", "model", "n", "stream")
 
-
-def _no_request(sampling: dict[str, Any]) -> dict[str, Any]:
-    for name in REQUEST_FIELDS:
+def _without_request_fields(sampling: dict[str, Any]) -> dict[str, Any]:
+    for name in ("messages", "model", "n", "stream"):
         if name in sampling:
-            raise ValueError(f"{name} is not how a reply is sampled: the judge sets it")
+            raise ValueError(f"{name} is not a sampling parameter: the judge sets it")
     return sampling
 
 
 class JudgeClientConfig(Section):
-    """Configures how a judge that calls a model reaches it. The key comes from
-    AJET_JUDGE_API_KEY."""
+    """Configures how a judge reaches its model. The key comes from AJET_JUDGE_API_KEY."""
 
     base_url: Address | None = Field(
         default=None,
@@ -44,7 +40,7 @@ class JudgeClientConfig(Section):
 
 
 class Grading(Section):
-    """Configures every judge that calls a model: the fields it reads and the scores it gives."""
+    """Configures a judge that calls a model: the fields it reads and the scores it gives."""
 
     query_field: str = Field(default="main_query", description="The task's or the row's question.")
     answer_field: str = Field(
@@ -58,7 +54,7 @@ class Grading(Section):
     success_threshold: float | None = Field(
         default=None, description="Success from this score on; null is the middle of the scale."
     )
-    sampling: Annotated[dict[str, Any], AfterValidator(_no_request)] = Field(
+    sampling: Annotated[dict[str, Any], AfterValidator(_without_request_fields)] = Field(
         default={"temperature": 0, "max_tokens": 1024},
         description="Fields of each request to the model; null leaves one out.",
     )
@@ -111,7 +107,7 @@ class GradedExamples(Section):
 
 
 class RubricsAutoGrader(Grading):
-    """Configures a model that grades by rubrics, which it makes itself where none are given."""
+    """Configures a model that grades by rubrics, which it writes itself where there are none."""
 
     model_name: str = Field(default="qwen-max", description="The grading model.")
     grader_mode: Literal["pointwise", "listwise"] = Field(
@@ -150,7 +146,7 @@ class RubricsAutoGrader(Grading):
 
 
 class HiddenTestsConfig(Section):
-    """Configures a command that is run in the folder that a command-line agent leaves."""
+    """Configures the command that judges the folder which a command-line agent leaves."""
 
     command: list[str] = Field(
         default=[],
@@ -163,8 +159,7 @@ class HiddenTestsConfig(Section):
 
 
 class TaskJudgeConfig(Section):
-    """Configures the judge: your own class, a built-in name, or none (the workflow's own
-    reward)."""
+    """Configures the judge: your own class, a built-in one, or none (the workflow's reward)."""
 
     judge_type: Literal["customized_protocol", "rubrics_auto_grader"] = Field(
         default="customized_protocol",

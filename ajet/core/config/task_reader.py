@@ -1,12 +1,11 @@
-"""Defines `ajet.task_reader`: where tasks come from. Only the chosen type's section counts."""
+"""Defines `ajet.task_reader`: where tasks come from. Only the section of its `type` is read."""
 
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from ajet.core.config.address import Address
-from ajet.core.config.section import Section
+from ajet.core.config.section import Address, Section
 from ajet.core.config.tracing import DeduplicationParams, Tracing
 
 BUILT_IN_READERS = (
@@ -22,8 +21,6 @@ BUILT_IN_READERS = (
 
 
 def _reader_type(value: str) -> str:
-    """Returns the name of a built-in reader or the user's own class. Raises ValueError for
-    others."""
     if value in BUILT_IN_READERS or "->" in value:
         return value
     close = get_close_matches(value, BUILT_IN_READERS, 1)
@@ -127,7 +124,7 @@ class DocumentReader(Section):
 
 
 class QueryReader(Section):
-    """Configures a reader of its own for the generator's example questions."""
+    """Configures the reader of the generator's example questions."""
 
     type: Literal["jsonl_dataset_file", "huggingface_dat_repo", "random_dummy"] | None = Field(
         default=None,
@@ -143,7 +140,7 @@ class QueryReader(Section):
 
 
 class DeduplicationFilter(Section):
-    """Configures a filter that drops generated tasks that are alike."""
+    """Configures the filter for generated tasks that are alike."""
 
     enabled: bool = Field(default=True, description="Whether to drop them.")
     params: DeduplicationParams = Field(
@@ -176,7 +173,7 @@ class DataGeneration(Section):
 
 
 class TaskReaderConfig(Section):
-    """Configures the reader, with the settings of each kind."""
+    """Configures the reader, with a section for each type."""
 
     type: Annotated[str, AfterValidator(_reader_type)] = Field(
         default="huggingface_dat_repo",
@@ -206,14 +203,15 @@ class TaskReaderConfig(Section):
     tracing: Tracing = Field(default=Tracing(), description="Recorded conversations.")
 
     @model_validator(mode="after")
-    def _type_is_that_of_the_data(self) -> Self:
+    def _type_matches_data(self) -> Self:
+        # The default type with another type's data set is the usual mistake: `type` was forgotten.
         if self.type != "huggingface_dat_repo" or self.huggingface_dat_repo.dataset_path:
             return self
-        others = {
+        data_keys = {
             "jsonl_dataset_file.training.file_path": self.jsonl_dataset_file.training.file_path,
             "dataset.training": self.dataset.training,
         }
-        for key, place in others.items():
+        for key, place in data_keys.items():
             if place:
                 raise ValueError(
                     "type is huggingface_dat_repo, whose dataset_path is missing; to read "

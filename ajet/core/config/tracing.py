@@ -15,21 +15,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from ajet.core.config.address import Address, PathOrAddress
-from ajet.core.config.section import Secret, Section
+from ajet.core.config.section import Address, PathOrAddress, Secret, Section
 
 
 def parse_iso_time(text: str) -> datetime:
     """Parses ISO 8601; a time without a zone is UTC."""
-    moment = datetime.fromisoformat(text)
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    time = datetime.fromisoformat(text)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def _iso_time(text: str) -> str:
     try:
         parse_iso_time(text)
     except ValueError:
-        raise ValueError(f"{text!r} is no date; write 2026-01-31 or 2026-01-31T12:00") from None
+        raise ValueError(f"{text!r} is not a date: write 2026-01-31 or 2026-01-31T12:00") from None
     return text
 
 
@@ -37,7 +36,7 @@ def _pattern(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        raise ValueError(f"{text!r} is no pattern: {error}") from None
+        raise ValueError(f"{text!r} is not a valid pattern: {error}") from None
     return text
 
 
@@ -133,33 +132,30 @@ FILTERS: dict[str, type[Section]] = {
 }
 
 
-def read_filter(number: int, given: dict[str, Any]) -> tuple[str, Section] | None:
+def read_filter(number: int, entry: dict[str, Any]) -> tuple[str, Section] | None:
     """Returns the filter's name and its parameters; None for one that is not enabled."""
-    where = f"filter {number}"
-    if unknown_key := next(
-        (key for key in given if key not in ("type", "enabled", "params")), None
-    ):
-        raise ValueError(
-            f"{where} has a key {unknown_key!r}; a filter has type, params and enabled"
-        )
-    name, enabled, params = given.get("type"), given.get("enabled", True), given.get("params") or {}
+    label = f"filter {number}"
+    for key in entry:
+        if key not in ("type", "enabled", "params"):
+            raise ValueError(f"{label} has a key {key!r}; a filter has type, params and enabled")
+    name, enabled, params = entry.get("type"), entry.get("enabled", True), entry.get("params") or {}
     if name == "llm_evaluate":
         if enabled is False:
             return None
         raise ValueError(
-            f"{where}: llm_evaluate would ask a model, which no filter does: let a judge annotate "
+            f"{label}: llm_evaluate would ask a model, which no filter does: let a judge annotate "
             "the traces, and filter by score or feedback"
         )
     if name not in FILTERS:
         close = get_close_matches(str(name), FILTERS, 1)
         hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(FILTERS)}"
-        raise ValueError(f"{where}: no filter {name!r}; {hint}")
+        raise ValueError(f"{label}: no filter {name!r}; {hint}")
     if not isinstance(enabled, bool) or not isinstance(params, dict):
-        raise ValueError(f"{where} ({name}): enabled is true or false, params is a section")
+        raise ValueError(f"{label} ({name}): enabled is true or false, params is a section")
     try:
         checked = FILTERS[name].model_validate(params)
     except ValidationError as error:
-        raise ValueError(f"{where} ({name}): {_problem_text(error, FILTERS[name])}") from None
+        raise ValueError(f"{label} ({name}): {_problem_text(error, FILTERS[name])}") from None
     return (name, checked) if enabled else None
 
 
@@ -174,8 +170,8 @@ def _problem_text(error: ValidationError, params: type[Section]) -> str:
 
 
 def _checked_filters(filters: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    for number, given in enumerate(filters, 1):
-        read_filter(number, given)
+    for number, entry in enumerate(filters, 1):
+        read_filter(number, entry)
     return filters
 
 

@@ -9,7 +9,7 @@ from ajet.core.config.devices import DeviceMapping
 from ajet.core.config.section import NoEffect, Section
 
 ONE_PROCESS = ("debug",)
-NOT_SHARDED = NoEffect("the run is one process", on=ONE_PROCESS)
+ONE_PROCESS_ONLY = NoEffect("the run is one process", on=ONE_PROCESS)
 Logger = Literal["tensorboard", "console", "swanlab", "wandb", "mlflow", "prometheus"]
 TraceTarget = Literal["otlp", "mlflow"]
 
@@ -76,7 +76,7 @@ class LoraConfig(Section):
 class FsdpConfig(Section):
     """Configures how the trainer's ranks store and compute the model in shards."""
 
-    param_offload: Annotated[bool, NOT_SHARDED] = Field(
+    param_offload: Annotated[bool, ONE_PROCESS_ONLY] = Field(
         default=False,
         description="Keep the shards, and the optimizer's state with them, in CPU memory: slower, "
         "for models that `ajet plan` finds too large for the GPUs.",
@@ -86,14 +86,14 @@ class FsdpConfig(Section):
         description="Compute activations again in the backward pass, to save memory; auto does on "
         "GPUs and for models of 33 million weights or more.",
     )
-    param_dtype: Annotated[Literal["auto", "bfloat16", "float32"], NOT_SHARDED] = Field(
+    param_dtype: Annotated[Literal["auto", "bfloat16", "float32"], ONE_PROCESS_ONLY] = Field(
         default="auto",
         description="auto, or the same as ajet.model.dtype; shards are float32 or wider.",
     )
-    reshard_after_forward: Annotated[bool, NOT_SHARDED] = Field(
+    reshard_after_forward: Annotated[bool, ONE_PROCESS_ONLY] = Field(
         default=True, description="Gather a layer's weights again for its backward pass."
     )
-    keep_gathered: Annotated[bool, NOT_SHARDED] = Field(
+    keep_gathered: Annotated[bool, ONE_PROCESS_ONLY] = Field(
         default=False,
         description="Keep weights gathered and gradients unsharded between the micro-batches of an "
         "optimizer step: less communication, for 6 bytes a parameter on every GPU.",
@@ -209,27 +209,23 @@ class TrainerConfig(Section):
         description="CPU threads of torch; null leaves torch's choice, and gives a trainer rank "
         "with a GPU its share of its node's CPUs.",
     )
-    nnodes: Annotated[int, NoEffect("the run is one process", on=ONE_PROCESS)] = Field(
+    nnodes: Annotated[int, ONE_PROCESS_ONLY] = Field(
         default=1, ge=1, description="Machines of the cluster."
     )
     n_gpus_per_node: Annotated[
         Annotated[int, Field(ge=0)] | Literal["auto"],
-        NoEffect("the run is one process", on=ONE_PROCESS),
+        ONE_PROCESS_ONLY,
     ] = Field(default="auto", description="GPUs of one machine; auto takes all it has, 0 the CPU.")
-    n_trainer_ranks: Annotated[int | None, NoEffect("the run is one process", on=ONE_PROCESS)] = (
-        Field(
-            default=None,
-            ge=1,
-            description="Processes that train; null is one for each of the trainer's GPUs, or one "
-            "on CPU.",
-        )
+    n_trainer_ranks: Annotated[int | None, ONE_PROCESS_ONLY] = Field(
+        default=None,
+        ge=1,
+        description="Processes that train; null is one for each of the trainer's GPUs, or one "
+        "on CPU.",
     )
-    device_mapping: Annotated[DeviceMapping, NoEffect("the run is one process", on=ONE_PROCESS)] = (
-        Field(
-            default=None,
-            description="The trainer's GPUs by their number in the cluster, as [0, 1] or "
-            "list(range(0,8)); null leaves the choice.",
-        )
+    device_mapping: Annotated[DeviceMapping, ONE_PROCESS_ONLY] = Field(
+        default=None,
+        description="The trainer's GPUs by their number in the cluster, as [0, 1] or "
+        "list(range(0,8)); null leaves the choice.",
     )
     fsdp_config: FsdpConfig = Field(default=FsdpConfig(), description="Sharded training.")
     ulysses_sequence_parallel_size: Annotated[

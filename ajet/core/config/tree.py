@@ -5,7 +5,7 @@
     config.frozen_lake.size            the user's own section, as written in the YAML
     config.run_folder, config.notices  derived
 
-`load_config` (load.py) makes it. Not covered: whether a path or a class exists (`ajet check`).
+`load_config` (load.py) makes it.
 """
 
 import re
@@ -35,10 +35,10 @@ from ajet.core.config.task_reader import TaskReaderConfig
 from ajet.core.config.trainer import TrainerConfig
 
 Backbone = Literal["debug", "verl", "trinity"]
-STAGED_RUNS_OWN = {"experiment_name", "experiment_dir", "project_name", "backbone", "stages"}
+FIXED_IN_STAGES = {"experiment_name", "experiment_dir", "project_name", "backbone", "stages"}
 """Keys that a stage cannot change."""
 MAX_NAME_BYTES = 240
-"""File systems take 255 for a name, and that of a run set aside has a number behind it."""
+"""File systems take 255 bytes for a name; a run that is set aside gets a number as its suffix."""
 
 
 class AjetSection(Section):
@@ -108,9 +108,8 @@ class AjetSection(Section):
     @field_validator("experiment_name")
     @classmethod
     def _is_one_name(cls, name: str) -> str:
-        """Refuses what would name a folder somewhere else than where run folders are."""
         if name in (".", "..") or re.search(r"[/\\\x00-\x1f\x7f]", name):
-            raise ValueError("it names one folder, so give a name that is no path")
+            raise ValueError("it names one folder, so give a name, not a path")
         if len(name.encode(errors="replace")) > MAX_NAME_BYTES:
             raise ValueError(f"it names one folder, so give at most {MAX_NAME_BYTES} bytes")
         return name
@@ -124,15 +123,15 @@ class AjetSection(Section):
                     f"{name!r} names a folder: give letters, digits, - and _, beginning with a "
                     "letter or a digit"
                 )
-            if own := STAGED_RUNS_OWN & (changed or {}).keys():
-                raise ValueError(f"{name}: {min(own)} is that of all stages: set it above them")
+            if fixed := FIXED_IN_STAGES & (changed or {}).keys():
+                raise ValueError(f"{name}: all stages share {min(fixed)}: set it above them")
         return stages
 
 
 class UserSection(dict[str, Any]):
     """Holds a section of the user's own: a mapping whose keys are attributes too.
 
-    A key comes before a method of its name: with a key `items`, `dict(section)` has the method.
+    A key hides a method of the same name, so `section.items` may be the key; use `dict(section)`.
     """
 
     def __getattribute__(self, name: str) -> Any:
@@ -143,13 +142,12 @@ class UserSection(dict[str, Any]):
         raise AttributeError(f"the config section has no key {name!r}; {_hint(name, self)}")
 
     def __reduce__(self) -> tuple[type["UserSection"], tuple[dict[str, Any]]]:
-        return UserSection, (
-            dict(self),
-        )  # the default would call `items()`, which a key may replace
+        # The default would call `items()`, which a key may hide.
+        return UserSection, (dict(self),)
 
 
-def _hint(name: str, known: Iterable[Any]) -> str:
-    names = [str(key) for key in known]
+def _hint(name: str, keys: Iterable[Any]) -> str:
+    names = [str(key) for key in keys]
     close = get_close_matches(name, names, 1)
     return f"did you mean {close[0]!r}?" if close else f"it has {', '.join(names) or 'no key'}"
 
@@ -165,8 +163,7 @@ CLIENT_OWNED = "client_owned"
 
 
 class AjetConfig(BaseModel):
-    """Holds the root of the tree: `ajet`, `verl`, `trinity`, and the user's own sections beside
-    them."""
+    """Holds the root of the tree: `ajet`, `verl`, `trinity` and the user's own sections."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
@@ -185,12 +182,12 @@ class AjetConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _wrap_user_sections(cls, values: Any) -> Any:
-        known = cls.model_fields
         return {
-            key: value if key in known else _as_user_section(value) for key, value in values.items()
+            key: value if key in cls.model_fields else _as_user_section(value)
+            for key, value in values.items()
         }
 
-    if not TYPE_CHECKING:  # a type checker takes every name for a section of the user's own
+    if not TYPE_CHECKING:  # a type checker would then accept every name as a section
 
         def __getattr__(self, name: str) -> Any:
             try:
@@ -198,18 +195,16 @@ class AjetConfig(BaseModel):
             except AttributeError:
                 if name.startswith("_"):
                     raise
-                known = [*type(self).model_fields, *self.user_sections()]
-                hint = _hint(name, known)
+                sections = [*type(self).model_fields, *self.user_sections()]
+                hint = _hint(name, sections)
                 raise AttributeError(f"the config has no section {name!r}; {hint}") from None
 
     @property
     def yaml_path(self) -> Path | None:
-        """Returns the YAML that the config was read from."""
         return self._yaml_path
 
     @property
     def project_dir(self) -> Path | None:
-        """Returns the folder of --project-dir."""
         return self._project_dir
 
     @property
@@ -219,12 +214,12 @@ class AjetConfig(BaseModel):
 
     @property
     def references(self) -> dict[str, str]:
-        """Returns where the YAML takes a value from the environment: ``${oc.env:NAME}`` by path."""
+        """Returns ``${oc.env:NAME}`` by the path of each value that came from the environment."""
         return self._references
 
     @property
     def stage(self) -> str | None:
-        """Returns the name of the stage that this is the config of, if the run has stages."""
+        """Returns the name of the config's stage, if the run has stages."""
         return self._stage
 
     @property
@@ -235,7 +230,6 @@ class AjetConfig(BaseModel):
 
     @property
     def experiment_name(self) -> str:
-        """Returns the experiment's name, with `read_yaml_name` resolved."""
         name = self.ajet.experiment_name
         if name == "read_yaml_name":
             return self._yaml_path.stem if self._yaml_path else "experiment"
@@ -250,55 +244,49 @@ class AjetConfig(BaseModel):
 
     @property
     def gpu_memory_utilization(self) -> float:
-        """Returns the engines' share of a GPU, on this backbone."""
-        own = self.trinity if self.ajet.backbone == "trinity" else self.verl
-        return own.rollout.gpu_memory_utilization
+        section = self.trinity if self.ajet.backbone == "trinity" else self.verl
+        return section.rollout.gpu_memory_utilization
 
     @property
     def max_staleness(self) -> int:
-        """Returns the number of updates that a trained token may be old; 0 where every token is
-        sampled by the policy that it trains."""
+        """Returns the largest age of a trained token in updates; 0 on-policy."""
         is_async = self.ajet.backbone == "trinity" and self.trinity.mode != "colocate"
         return self.trinity.staleness if is_async else 0
 
     def learns_from_rows(self, *, is_training: bool) -> bool:
-        """Tells whether the rows of a split hold given replies: those to train on, or those that
-        are held out."""
+        """Tells whether the rows of the training or the held-out split hold given replies."""
         supervised = self.ajet.kind == "supervised"
         return supervised and (is_training or self.ajet.supervised.validation == "rows")
 
     @property
     def samples(self) -> bool:
-        """Tells whether the run asks an engine for anything: not where all replies are given."""
-        gives = (self.learns_from_rows(is_training=is_training) for is_training in (True, False))
-        return not all(gives)
+        """Tells whether the run needs an engine: not where the replies of both splits are given."""
+        return not (
+            self.learns_from_rows(is_training=True) and self.learns_from_rows(is_training=False)
+        )
 
     @property
     def clients_run_episodes(self) -> bool:
-        """Tells whether clients run the episodes: these wait in the process of the run's loop, and
-        there are no rollout workers."""
+        """Tells whether clients run the episodes. There are no rollout workers then: the episodes
+        wait in the process of the run's loop."""
         return self.ajet.rollout.user_workflow == CLIENT_OWNED
 
     @property
     def has_several_adapters(self) -> bool:
-        """Tells whether the run trains several adapters apart."""
         return bool(self.ajet.trainer_common.lora.adapters)
 
     @property
     def learns_from_rewards(self) -> bool:
-        """Tells whether an episode of training must have a reward: with a teacher alone it need
-        not."""
+        """Tells whether a training episode needs a reward; distillation alone needs none."""
         return self.ajet.kind != "distillation" or self.ajet.distillation.reward_weight > 0
 
     @property
     def validation_repeats(self) -> int:
         """Returns the number of episodes of a validation task."""
+        # An explicit number holds with greedy decoding too (with a notice): tools and environments
+        # may be random though the model answers each repeat alike.
         number = self.ajet.trainer_common.val_pass_n
-        if number is None:
-            # Greedy, the model answers each repeat alike. Tools and environments may be random all
-            # the same, so a number that is given is played as it is, and `notices` has a line.
-            return self.repeats_by_default(self.validation_decoding)
-        return number
+        return self.repeats_by_default(self.validation_decoding) if number is None else number
 
     @staticmethod
     def repeats_by_default(decoding: Decoding) -> int:
@@ -307,13 +295,12 @@ class AjetConfig(BaseModel):
 
     @property
     def validation_decoding(self) -> Decoding:
-        """Returns how the run's validations draw replies."""
         return "greedy" if self.ajet.rollout.val_kwargs.is_greedy else "sampled"
 
     @property
     def second_decoding(self) -> Decoding:
-        """Returns the other way to draw replies, in which success is measured before the first step
-        and after the last."""
+        """Returns the other decoding, in which success is also measured before the first step and
+        after the last."""
         return "sampled" if self.ajet.rollout.val_kwargs.is_greedy else "greedy"
 
     def user_sections(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Reads and writes YAML by libyaml where PyYAML was built with it, in a fifth of Python's time.
 
-What libyaml does not take is read and written by PyYAML's own parser and emitter: lone surrogates,
-and every mistake, so that its description is the same with libyaml and without.
+PyYAML's own parser and emitter handle what libyaml refuses: lone surrogates, and mistakes, so that
+an error reads the same with libyaml and without.
 """
 
 from typing import Any
@@ -14,8 +14,8 @@ _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 def root_of(text: str) -> yaml.Node | None:
-    """Returns the YAML's root, which says where each value was written; None where there is
-    nothing. Raises yaml.YAMLError, and RecursionError for what nests too deeply."""
+    """Returns the YAML's root node, whose nodes have line numbers; None for an empty document.
+    Raises yaml.YAMLError, and RecursionError for what nests too deeply."""
     try:
         return yaml.compose(text, Loader=_LOADER)
     except yaml.YAMLError:

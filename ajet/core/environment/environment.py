@@ -3,8 +3,8 @@
     observation, info = environment.reset(seed=7, options={"split": "train"})
     observation, reward, terminated, truncated, info = environment.step("Left")
 
-One object lives for one episode. `seed` decides everything that the environment draws; members of a
-group get the same one. An environment may put into `info`:
+One object lives for one episode. `seed` determines everything that the environment draws; members
+of a group get the same one. An environment may put into `info`:
 
     metrics            {"success": True, "action_is_valid": False, "pushes": 2}: numbers and bools
     metrics_agg_mode   {"pushes": "sum"}: how the steps' numbers become the episode's: mean (the
@@ -12,9 +12,6 @@ group get the same one. An environment may put into `info`:
     env_instruction    of `reset` alone: the rules of this instance, in place of `instruction`
     state_key          the state in which the NEXT action is taken: equal keys are equal states of
                        one task, for step-wise credit (GiGPO)
-
-Not covered: which action a reply of the model means (the agent extracts its text), deadlines and
-checks of what is returned (live.py).
 """
 
 from __future__ import annotations
@@ -36,8 +33,8 @@ class Environment:
     constructor's arguments.
 
     `instruction` states the rules and the form of an action; templates refer to it as
-    ``{env_instruction}``. `is_quick` says that no call ever waits: calls then run on the event
-    loop, and not in a thread.
+    ``{env_instruction}``. Calls of a class with `is_quick` run on the event loop instead of a
+    thread: they must never wait.
     """
 
     instruction: str = ""
@@ -46,22 +43,22 @@ class Environment:
     def reset(
         self, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[str, Info]:
-        """Starts a new instance. ``options["split"]`` is "train" or "validation": an environment
-        whose instances may repeat keeps the two apart."""
+        """Starts a new instance and returns observation and info. ``options["split"]`` is "train"
+        or "validation"; where instances may repeat, the two splits must not share any."""
         raise NotImplementedError(f"{type(self).__name__} does not define reset()")
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        """Returns observation, reward, terminated, truncated, info. Text that is no action is
-        answered with an observation that shows the form of one, the state unchanged and
-        ``info["metrics"]["action_is_valid"] = False``."""
+        """Returns observation, reward, terminated, truncated, info. An invalid action leaves the
+        state unchanged; the observation then shows the form of a valid one, and
+        ``info["metrics"]["action_is_valid"]`` is False."""
         raise NotImplementedError(f"{type(self).__name__} does not define step()")
 
     def render(self) -> Frame:
-        """Returns the state as a picture, or the last observation's text where it is not drawn."""
+        """Returns the state as a picture, or the last observation's text."""
         raise NotImplementedError(f"{type(self).__name__} does not define render()")
 
     def close(self) -> None:
-        """Releases what the environment holds. It is called once, whatever happened."""
+        """Releases the environment's resources. It is called once, whatever happened."""
 
     def sample_action(self, rng: random.Random) -> str:
         """Returns a random valid action, for `ajet env-check`."""

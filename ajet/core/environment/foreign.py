@@ -4,11 +4,9 @@
         def reset(self, seed=None): …        -> (observation, info)
         def step(self, action): …            -> (observation, reward, terminated, truncated, info)
 
-`instruction` is the class's own, or what its `get_instructions()` or `env_instruction` say;
-`info["env_instruction"]` of `reset` comes before it (returns.py). The text of `info["suffix"]`, of
-`reset` and `step`, is shown below the observation. A class whose constructor takes
-`action_pattern` reads its action from the whole reply itself. Not covered: observations that are
-not text; a `reset` without a seed, which is refused, since a group plays one instance.
+The instruction is the class's `instruction`, `get_instructions()` or `env_instruction`. Text in
+`info["suffix"]` is appended to the observation. A class whose constructor takes `action_pattern`
+finds its action in the whole reply.
 """
 
 from __future__ import annotations
@@ -38,17 +36,17 @@ class ForeignEnvironment(Environment):
 
     @property
     def instruction(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        named = getattr(self._environment, "instruction", None)
-        if named is None and hasattr(self._environment, "get_instructions"):
-            named = self._environment.get_instructions()
-        return str(named or getattr(self._environment, "env_instruction", None) or "")
+        text = getattr(self._environment, "instruction", None)
+        if text is None and hasattr(self._environment, "get_instructions"):
+            text = self._environment.get_instructions()
+        return str(text or getattr(self._environment, "env_instruction", None) or "")
 
     def reset(
         self, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[str, Info]:
-        given = {"seed": seed, "options": dict(options or {})}
+        arguments = {"seed": seed, "options": dict(options or {})}
         reset = self._environment.reset
-        return self._kept(reset(**accepted_arguments(reset, given)))
+        return self._kept(reset(**accepted_arguments(reset, arguments)))
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         return self._kept(self._environment.step(action))
@@ -70,56 +68,59 @@ class ForeignEnvironment(Environment):
         return str(sample())
 
     def _kept(self, returned: Any) -> Any:
-        """Returns what `reset` or `step` returned, with `info["suffix"]` below its observation, and
-        keeps the observation, where it has one."""
+        """Appends `info["suffix"]` to the observation of a returned tuple, and keeps the
+        observation for `render`. Malformed results are returned unchanged, for the checks."""
         if not (isinstance(returned, tuple) and returned and isinstance(returned[0], str)):
             return returned
-        observation, *others = returned
-        if others and isinstance(others[-1], dict) and others[-1].get("suffix") is not None:
-            suffix = others[-1]["suffix"]
+        observation, *rest = returned
+        if rest and isinstance(rest[-1], dict) and rest[-1].get("suffix") is not None:
+            suffix = rest[-1]["suffix"]
             if not isinstance(suffix, str):
                 raise EnvironmentFault(
-                    f"{type(self).__name__}: info['suffix'] is a {type_name(type(suffix))}, no text"
+                    f"{type(self).__name__}: info['suffix'] is a {type_name(type(suffix))}, "
+                    "not text"
                 )
             observation = f"{observation}\n{suffix}" if suffix else observation
         self._observation = observation
-        return observation, *others
+        return observation, *rest
 
 
 @cache
-def adapted(kind: type, where: str) -> type[Environment]:
+def adapted(cls: type, location: str) -> type[Environment]:
     """Returns the class itself if it is an `Environment`, else a subclass of `ForeignEnvironment`
     under its name. Raises ConfigError for a class without `reset(seed)` and `step`."""
-    if issubclass(kind, Environment):
-        return kind
-    if any(base.__module__.startswith("gymnasium.vector") for base in kind.__mro__):
+    if issubclass(cls, Environment):
+        return cls
+    # By name, since Gymnasium may not be installed.
+    if any(base.__module__.startswith("gymnasium.vector") for base in cls.__mro__):
         raise ConfigError(
-            f"{where}: {line_of(kind)}: {kind.__name__} steps several episodes at once, and here "
-            "each episode has an environment of its own: name the class or the id of one of them",
+            f"{location}: {line_of(cls)}: {cls.__name__} steps several episodes at once, and here "
+            "each episode has a separate one: name the class or the id of a single environment",
             code=Code.NOT_AN_ENVIRONMENT,
         )
-    missing = [name for name in ("reset", "step") if not callable(getattr(kind, name, None))]
+    missing = [name for name in ("reset", "step") if not callable(getattr(cls, name, None))]
     if missing:
         raise ConfigError(
-            f"{where}: {line_of(kind)}: {kind.__name__} is no environment: it has no "
+            f"{location}: {line_of(cls)}: {cls.__name__} is not an environment: it has no "
             f"{' and no '.join(missing)}; write reset(seed) and step(action), or derive it from "
             "ajet.core.environment.environment.Environment",
             code=Code.NOT_AN_ENVIRONMENT,
         )
-    if not accepted_arguments(kind.reset, {"seed": None}):  # pyright: ignore[reportAttributeAccessIssue]
+    if not accepted_arguments(cls.reset, {"seed": None}):  # pyright: ignore[reportAttributeAccessIssue]
         raise ConfigError(
-            f"{where}: {line_of(kind)}: {kind.__name__}.reset takes no seed: write "
+            f"{location}: {line_of(cls)}: {cls.__name__}.reset takes no seed: write "
             "reset(self, seed=None), because the episodes of a group play one instance",
             code=Code.NOT_AN_ENVIRONMENT,
         )
-    copied = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
-    signature = {"__signature__": inspect.signature(kind), "environment_class": kind}
-    return type(kind.__name__, (ForeignEnvironment,), copied | signature)
+    # The subclass looks like the class: errors name it, and its settings are checked by signature.
+    copied = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
+    signature = {"__signature__": inspect.signature(cls), "environment_class": cls}
+    return type(cls.__name__, (ForeignEnvironment,), copied | signature)
 
 
-def reads_replies(kind: type[Environment]) -> bool:
-    """Returns whether the class finds the action in a reply by a pattern of its own."""
+def reads_replies(cls: type[Environment]) -> bool:
+    """Tells whether the class finds the action in a whole reply itself."""
     return (
-        issubclass(kind, ForeignEnvironment)
-        and "action_pattern" in inspect.signature(kind).parameters
+        issubclass(cls, ForeignEnvironment)
+        and "action_pattern" in inspect.signature(cls).parameters
     )

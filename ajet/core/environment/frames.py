@@ -1,11 +1,9 @@
-"""Draws what an environment rendered after each step, as two picture files.
+"""Draws the frames that an environment rendered, as two picture files.
 
     [frame, frame, …]  ->  step_000020/FrozenLake4-0003.gif     one frame after the other
                            step_000020/FrozenLake4-0003.png     all of them on one sheet
 
-A frame is text, drawn with Pillow's own font, each letter in a cell of one size (so that a board's
-columns are aligned), or an RGB array ``[height, width, 3]``. Not covered: which
-episodes are drawn (agents/frame_recorder.py), letters that the font lacks.
+A frame is an RGB array ``[height, width, 3]``, or text, drawn with Pillow's default font.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ _TERMINAL_CODE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def frame_problem(frame: Any) -> str | None:
-    """Says why this is no frame; None where it is one."""
+    """Says why this is not a frame; None where it is one."""
     if isinstance(frame, str):
         return None
     if not isinstance(frame, np.ndarray):
@@ -47,13 +45,13 @@ def frame_problem(frame: Any) -> str | None:
 
 
 def gif_file(root: Path, step: int, task_id: str) -> Path:
-    """Returns where the pictures of an episode of a validation are, below `render_save_dir`."""
+    """Returns the file for an episode of a validation; `root` is `render_save_dir`."""
     name = re.sub(r"[^\w.-]", "_", task_id)
     return root / f"step_{step:06d}" / f"{name}.gif"
 
 
 def save_frames(frames: Sequence[Frame], gif: Path) -> None:
-    """Writes a GIF of the frames, and beside it a PNG of all of them on one sheet."""
+    """Writes a GIF of the frames, and next to it a PNG with all of them on one sheet."""
     pictures = _pad_to_one_size([frame_to_image(frame) for frame in frames])
     gif.parent.mkdir(parents=True, exist_ok=True)
     durations = [FRAME_MS] * (len(pictures) - 1) + [LAST_FRAME_MS]
@@ -63,40 +61,37 @@ def save_frames(frames: Sequence[Frame], gif: Path) -> None:
 
 
 def frame_to_image(frame: Frame) -> Image:
-    """Returns the frame as a picture."""
     from PIL import Image, ImageDraw, ImageFont
 
     if not isinstance(frame, str):
         return Image.fromarray(frame)
-    lines, font = _lines_of(frame[:MAX_TEXT_LENGTH]), ImageFont.load_default()
+    text = _TERMINAL_CODE.sub("", frame[:MAX_TEXT_LENGTH]).expandtabs(4)
+    lines = [part for line in text.splitlines() for part in _wrap(line) or [""]]
+    if not any(lines):
+        lines = [" "]  # a picture must not be empty
+    font = ImageFont.load_default()
     width = max(map(len, lines)) * CELL_WIDTH + 2 * MARGIN
     picture = Image.new("RGB", (width, len(lines) * CELL_HEIGHT + 2 * MARGIN), WHITE)
     draw = ImageDraw.Draw(picture)
     for row, line in enumerate(lines):
         for column, letter in enumerate(line):
+            # The font is proportional; cells of one size keep a board's columns aligned.
             offset = (CELL_WIDTH - font.getlength(letter)) / 2
-            at = (MARGIN + column * CELL_WIDTH + offset, MARGIN + row * CELL_HEIGHT)
-            draw.text(at, letter, fill=(0, 0, 0), font=font)
+            position = (MARGIN + column * CELL_WIDTH + offset, MARGIN + row * CELL_HEIGHT)
+            draw.text(position, letter, fill=(0, 0, 0), font=font)
     return picture
 
 
-def _lines_of(text: str) -> list[str]:
-    """Returns the text's lines without a terminal's colours, long lines broken."""
-    plain = _TERMINAL_CODE.sub("", text).expandtabs(4)
-    lines = [part for line in plain.splitlines() for part in _wrap(line) or [""]]
-    return lines if any(lines) else [" "]
-
-
 def contact_sheet(pictures: Sequence[Image]) -> Image:
-    """Arranges the pictures in rows; a long episode shows only those at its end."""
+    """Arranges the last `MAX_SHEET_FRAMES` pictures in rows."""
     from PIL import Image
 
-    shown = pictures[-MAX_SHEET_FRAMES:]
-    width, height = shown[0].width + GAP, shown[0].height + GAP
-    num_columns = min(SHEET_COLUMNS, len(shown))
-    num_rows = -(-len(shown) // SHEET_COLUMNS)
+    newest = pictures[-MAX_SHEET_FRAMES:]
+    width, height = newest[0].width + GAP, newest[0].height + GAP
+    num_columns = min(SHEET_COLUMNS, len(newest))
+    num_rows = -(-len(newest) // SHEET_COLUMNS)
     sheet = Image.new("RGB", (num_columns * width - GAP, num_rows * height - GAP), WHITE)
-    for number, picture in enumerate(shown):
+    for number, picture in enumerate(newest):
         row, column = divmod(number, SHEET_COLUMNS)
         sheet.paste(picture, (column * width, row * height))
     return sheet
@@ -106,7 +101,7 @@ def _pad_to_one_size(pictures: Sequence[Image]) -> list[Image]:
     """Adds white at the right and bottom of smaller pictures, so that all have the same size."""
     from PIL import Image
 
-    size = max(each.width for each in pictures), max(each.height for each in pictures)
+    size = max(image.width for image in pictures), max(image.height for image in pictures)
     padded = []
     for picture in pictures:
         whole = Image.new("RGB", size, WHITE)

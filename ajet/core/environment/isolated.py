@@ -3,10 +3,9 @@
     run ── a socket of JSON lines ──> worker 1   environments 1 … max_env_num_per_worker
                                       worker 2   …                          (worker.py)
 
-A worker runs under a process guard (core/process_guard.py). It is started when no worker has room
-for an environment, and ended when its last environment is closed: children that an environment
-leaked are ended with it, and all of them with the run. A call that hangs retires its worker: no
-further environment goes there.
+A worker starts when no other has capacity for an environment, and ends when its last environment is
+closed. A call that hangs retires its worker: it gets no further environment. The process guard
+(core/process_guard.py) ends the children that environments leaked, with the worker or the run.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from ajet.core.errors import EnvironmentFault
 from ajet.core.process_guard import guarded
 
 MAX_MESSAGE_BYTES = 2**27
-"""The limit of one message in bytes; a large picture fits."""
+"""The limit of one message, which a large picture fits into."""
 CLOSE_TIMEOUT_S = 2.0
 _workers: list[Worker] = []
 
@@ -45,7 +44,7 @@ class ProcessEnvironment:
         self, maker: EnvironmentMaker, step_timeout_s: float, max_env_num_per_worker: int
     ) -> None:
         self._maker = maker
-        self._name = maker.kind.__name__
+        self._name = maker.environment_class.__name__
         self._timeout_s = step_timeout_s
         self._worker = _worker_with_capacity(max_env_num_per_worker)
         self._number = self._worker.add()
@@ -72,8 +71,7 @@ class ProcessEnvironment:
         return unpack_frame(await self._ask(".render", "render", {}))
 
     async def close(self) -> None:
-        """Closes the environment in its worker; the worker ends when its last environment is
-        closed."""
+        """Closes the environment, and ends the worker after its last one."""
         try:
             if not self._worker.is_retired:
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):
@@ -88,6 +86,7 @@ class ProcessEnvironment:
         try:
             done, _ = await asyncio.wait({request}, timeout=self._timeout_s)
         finally:
+            # Also when this caller is cancelled: the call still occupies the environment's thread.
             if not request.done():
                 request.cancel()
                 self._worker.is_retired = True
@@ -123,7 +122,7 @@ class Worker:
         self._reading = asyncio.ensure_future(self._read())
 
     def add(self) -> int:
-        """Reserves room for one environment and returns its number in this worker."""
+        """Reserves capacity for one environment and returns its number in this worker."""
         self.num_environments += 1
         self._last_number += 1
         return self._last_number
@@ -135,8 +134,8 @@ class Worker:
             self.end()
 
     async def ask(self, environment: int, call: str, arguments: Mapping[str, Any]) -> Any:
-        """Sends a call and returns the environment's result. Raises EnvironmentFault where the
-        environment, or the worker, fails."""
+        """Sends a call and returns its result. Raises EnvironmentFault where the environment or the
+        worker fails."""
         # The shield keeps the connection when this caller is cancelled; other calls share it.
         _, writer = await asyncio.shield(self._streams)
         number, answer = self._calls.begin()
@@ -150,12 +149,12 @@ class Worker:
             self._calls.forget(number)
 
     def end(self) -> None:
-        """Ends the process and all that it started."""
+        """Ends the process and its children."""
         _workers.remove(self)
         self._reading.cancel()
         self.process.terminate()
         self.process.wait()
-        self._streams.add_done_callback(_close_writer)
+        self._streams.add_done_callback(_close_writer)  # the connection may still be opening
 
     async def _read(self) -> None:
         """Gives each answer to its caller, until the worker ends."""
@@ -172,14 +171,13 @@ class Worker:
 
 
 def _close_writer(streams: asyncio.Future[Any]) -> None:
-    """Closes the connection, also where it is still being opened."""
     if not streams.cancelled() and streams.exception() is None:
         streams.result()[1].close()
 
 
 def _worker_with_capacity(limit: int) -> Worker:
     """Returns the first worker that takes another environment, or a new one."""
-    loop = asyncio.get_running_loop()
+    loop = asyncio.get_running_loop()  # a connection belongs to the loop that opened it
     for worker in _workers:
         has_capacity = worker.num_environments < worker.limit == limit
         if has_capacity and worker.loop is loop and not worker.is_retired:
@@ -190,7 +188,7 @@ def _worker_with_capacity(limit: int) -> Worker:
 
 
 def pack_frame(frame: Any) -> Any:
-    """Returns a frame as JSON. Raises EnvironmentFault for what is no frame."""
+    """Returns a frame as JSON values. Raises EnvironmentFault for anything else."""
     problem = frame_problem(frame)
     if problem is not None:
         raise EnvironmentFault(f"its frame {problem}")
@@ -201,7 +199,7 @@ def pack_frame(frame: Any) -> Any:
 
 
 def unpack_frame(packed: Any) -> Frame:
-    """Returns the frame that `pack_frame` has packed."""
+    """Inverts `pack_frame`."""
     if isinstance(packed, str):
         return packed
     pixels = np.frombuffer(base64.b64decode(packed["pixels"]), np.uint8)

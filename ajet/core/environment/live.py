@@ -1,16 +1,15 @@
 """Gives an agent an environment in which every call is awaited, bounded in time and checked.
 
     async with open_environment(maker, isolation="auto", step_timeout_s=60) as environment:
-        shown = await environment.reset(seed=7, options={"split": "train"})
+        first = await environment.reset(seed=7, options={"split": "train"})
         step = await environment.step("Left")                        # close() always follows
 
-    where          whose calls                          a call that hangs
-    in place       of classes with `is_quick`           holds up the run: nothing can interrupt it
-    a thread       of all others                        EnvironmentFault; the thread is left behind
-    a process      as the config says (isolated.py)   EnvironmentFault; killed when it is empty
+    isolation     default for                  a call that hangs
+    inline        classes with `is_quick`      blocks the run: nothing can interrupt it
+    thread        all others                   EnvironmentFault; the thread is abandoned
+    process       never (isolated.py)          EnvironmentFault; the process is killed when empty
 
 Whatever the environment does, the agent sees a plain value or an `EnvironmentFault` of one line.
-Not covered: what an agent does with them (agents/environment_agent.py).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Literal, Protocol, TypeVar
 
 from loguru import logger
@@ -42,9 +41,10 @@ Isolation = Literal["auto", "inline", "thread", "process"]
 Result = TypeVar("Result")
 
 CLOSE_TIMEOUT_S = 2.0
-"""The time that a `close()` may take before it is no longer awaited."""
+"""How long a `close()` is awaited."""
 _closing_tasks: set[asyncio.Task[None]] = set()
-"""Holds the tasks that close environments, which outlive the cancellation of their episode."""
+"""Tasks that close environments, and outlive the cancellation of their episode. The event loop has
+only weak references to tasks."""
 
 
 class LiveEnvironment(Protocol):
@@ -65,26 +65,17 @@ def open_environment(
     isolation: Isolation = "auto",
     step_timeout_s: float = 60.0,
     max_env_num_per_worker: int = 16,
-) -> EnvironmentContext:
-    """Returns a context manager; the environment lives until the end of its ``async with``."""
-    if isolation == "inline" or (isolation == "auto" and maker.kind.is_quick):
+) -> AbstractAsyncContextManager[LiveEnvironment]:
+    """Returns a context manager that makes the environment and closes it."""
+    if isolation == "inline" or (isolation == "auto" and maker.environment_class.is_quick):
         return InlineEnvironment(maker)
     if isolation == "process":
         return ManagedEnvironment(ProcessEnvironment(maker, step_timeout_s, max_env_num_per_worker))
     return ManagedEnvironment(ThreadEnvironment(maker, step_timeout_s))
 
 
-class EnvironmentContext(Protocol):
-    """Opens and closes an environment with `async with`."""
-
-    async def __aenter__(self) -> LiveEnvironment: ...
-
-    async def __aexit__(self, *_: object) -> None: ...
-
-
-class ManagedEnvironment:
-    """Opens and closes an environment in a thread or a process: closing continues when waiting for
-    it is cancelled."""
+class ManagedEnvironment(AbstractAsyncContextManager[LiveEnvironment]):
+    """Opens and closes an environment in a thread or a process."""
 
     def __init__(self, environment: ThreadEnvironment | ProcessEnvironment) -> None:
         self._environment = environment
@@ -104,20 +95,20 @@ class ManagedEnvironment:
         task = asyncio.create_task(self._environment.close())
         _closing_tasks.add(task)
         task.add_done_callback(_closing_tasks.discard)
-        await asyncio.shield(task)
+        await asyncio.shield(task)  # closing continues when the episode is cancelled
 
 
-class InlineEnvironment:
+class InlineEnvironment(AbstractAsyncContextManager["InlineEnvironment"]):
     """Runs calls on the event loop, for environments that never wait."""
 
     def __init__(self, maker: EnvironmentMaker) -> None:
         self._maker = maker
-        self._name = maker.kind.__name__
+        self._name = maker.environment_class.__name__
         self._step_name = f"{self._name}.step()"
 
     async def __aenter__(self) -> InlineEnvironment:
         self._environment = call_environment(self._maker, f"{self._name}()")
-        self._step = self._environment.step
+        self._step = self._environment.step  # looked up once: quick games make many steps
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -145,11 +136,12 @@ class InlineEnvironment:
 
 
 class ThreadEnvironment:
-    """Runs all calls of one environment in one thread of its own, in their order."""
+    """Runs all calls of one environment in one thread, in order: an environment may hold objects
+    that belong to the thread which made them, as SQLite connections do."""
 
     def __init__(self, maker: EnvironmentMaker, step_timeout_s: float | None) -> None:
         self._maker = maker
-        self._name = maker.kind.__name__
+        self._name = maker.environment_class.__name__
         self._timeout_s = step_timeout_s
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._environment: Environment | None = None
@@ -158,9 +150,15 @@ class ThreadEnvironment:
 
     async def make(self) -> None:
         """Makes the environment in its thread. Raises EnvironmentFault where that fails."""
+
+        def construct() -> str:
+            self._environment = self._maker()
+            return checked_instruction(self._environment, self._name)
+
+        # A daemon, since a call that hangs must not keep the process from ending.
         thread = threading.Thread(target=self._work, name=f"ajet-{self._name}", daemon=True)
         thread.start()
-        self.instruction = await self._ask(f"{self._name}()", self._construct)
+        self.instruction = await self._ask(f"{self._name}()", construct)
 
     async def reset(self, seed: int, options: Mapping[str, Any]) -> ResetResult:
         call_name = f"{self._name}.reset()"
@@ -181,32 +179,29 @@ class ThreadEnvironment:
         """Asks the thread to close the environment and to end. A thread that hangs does so when its
         call returns."""
         closed = self._post("close()", lambda: close_quietly(self._environment))
-        self._jobs.put(None)
+        self._jobs.put(None)  # ends the thread
         if not self._hangs:
             await asyncio.wait({closed}, timeout=CLOSE_TIMEOUT_S)
         if not closed.done():
-            logger.warning("{}: a thread that hangs in it is left behind", self._name)
+            logger.warning("{}: its thread hangs and is abandoned", self._name)
 
     @property
     def _made_environment(self) -> Environment:
         assert self._environment is not None
         return self._environment
 
-    def _construct(self) -> str:
-        self._environment = self._maker()
-        return checked_instruction(self._environment, self._name)
-
     async def _ask(self, call_name: str, job: Callable[[], Result]) -> Result:
         future = self._post(call_name, job)
         await asyncio.wait({future}, timeout=self._timeout_s)
         if future.done():
             return future.result()
-        self._hangs = True
+        self._hangs = True  # `close` then does not wait for the thread
         raise EnvironmentFault(
             f"{call_name} gave no answer within {self._timeout_s:g} s (step_timeout_s)"
         )
 
     def _post(self, call_name: str, job: Callable[[], Result]) -> asyncio.Future[Result]:
+        """Queues a job for the thread and returns its future result."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
 
@@ -216,7 +211,7 @@ class ThreadEnvironment:
                 result = job()
             except BaseException as error:  # noqa: BLE001  # the environment may raise anything
                 fault = _fault(call_name, error)
-            with suppress(RuntimeError):  # the loop is closed, so nobody waits
+            with suppress(RuntimeError):  # the loop is closed: nobody waits for the result
                 loop.call_soon_threadsafe(_resolve, future, result, fault)
 
         self._jobs.put(run)
@@ -228,20 +223,20 @@ class ThreadEnvironment:
 
 
 def call_environment(call: Callable[[], Result], call_name: str) -> Result:
-    """Returns what the environment returns. Whatever it raises, or a value that it has returned,
-    becomes an EnvironmentFault that names the call."""
+    """Returns the result of a call of an environment. Whatever the call raises, and whatever the
+    methods of a returned value raise when it is checked, becomes an EnvironmentFault."""
     try:
         return call()
     except EnvironmentFault:
         raise
     except BaseException as error:  # the environment may raise anything
-        if isinstance(error, KeyboardInterrupt) and not is_from_user_code(error):
+        if isinstance(error, KeyboardInterrupt) and not is_from_user_code(error):  # Ctrl-C
             raise
         raise _fault(call_name, error) from error
 
 
 def close_quietly(environment: Environment | None) -> None:
-    """Closes the environment. What `close()` raises is logged only, since the episode is over."""
+    """Closes the environment. An exception is only logged, since the episode is over."""
     if environment is None:
         return
     try:
@@ -259,10 +254,10 @@ def _fault(call_name: str, error: BaseException) -> EnvironmentFault:
 
 
 def _resolve(future: asyncio.Future[Any], result: Any, fault: EnvironmentFault | None) -> None:
-    if future.done():
+    if future.done():  # cancelled: the caller has given up
         return
     if fault is None:
         future.set_result(result)
         return
     future.set_exception(fault)
-    future.exception()  # marks it as retrieved: an episode that is over does not read it
+    future.exception()  # marks it as retrieved, which avoids a warning where nobody reads it

@@ -1,8 +1,6 @@
 """Holds the calls that another process has not answered yet, each by its number.
 
-    {"number": 3, …}  ─────>  the process  ─────>  {"number": 3, "result": …}, or "fault": "…"
-
-Not covered: how messages get there and back (isolated.py, tools/verifiers/process.py).
+{"number": 3, …}  ─────>  the process  ─────>  {"number": 3, "result": …}, or "fault": "…"
 """
 
 from __future__ import annotations
@@ -15,15 +13,15 @@ from ajet.core.errors import EnvironmentFault
 
 
 class PendingCalls:
-    """The pending calls of one event loop to one process; `where` begins each fault's line."""
+    """Holds the pending calls of one event loop to one process. `prefix` begins each fault."""
 
-    def __init__(self, where: str = "") -> None:
-        self._where = where
+    def __init__(self, prefix: str = "") -> None:
+        self._prefix = prefix
         self._last_number = 0
         self._waiting: dict[int, asyncio.Future[Any]] = {}
 
     def begin(self) -> tuple[int, asyncio.Future[Any]]:
-        """Returns the number of a new call and the future answer."""
+        """Returns the number of a new call and the future of its answer."""
         self._last_number += 1
         answer = asyncio.get_running_loop().create_future()
         self._waiting[self._last_number] = answer
@@ -34,12 +32,12 @@ class PendingCalls:
         self._waiting.pop(number, None)
 
     def deliver(self, message: Mapping[str, Any]) -> None:
-        """Gives an answer to its caller; one that nobody waits for is dropped."""
+        """Passes an answer to its caller; one that nobody waits for is dropped."""
         waiting = self._waiting.get(message["number"])
         if waiting is None or waiting.done():
             return
         if "fault" in message:
-            waiting.set_exception(EnvironmentFault(f"{self._where}{message['fault']}"))
+            waiting.set_exception(EnvironmentFault(f"{self._prefix}{message['fault']}"))
         else:
             waiting.set_result(message["result"])
 

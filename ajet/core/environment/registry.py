@@ -1,17 +1,15 @@
 """Finds environments by `env_type`.
 
-    frozen_lake                     one of ajet/envs, imported when it is asked for
-    FrozenLake-v1, gymnasium:ID     anything registered with Gymnasium whose observations are text,
-                                    or can be written as text
-    textarena:ID, reasoning_gym:ID  a game or a task family of that package
-    openenv:URL, openenv:mod->Class an environment of OpenEnv: a server's, or of this process
-    textworld:NAME                  a challenge of TextWorld, or a folder of game files
-    scienceworld:NAME               a task of ScienceWorld
-    file.py->Class, package->Class  a subclass of `Environment`, or a class with reset(seed) and
-                                    step(action), such as one on gem.Env (foreign.py)
-    env_service                     an environment behind the env-service protocol
-
-Not covered: who calls it, and where (live.py).
+frozen_lake                     one of ajet/envs, imported on use
+FrozenLake-v1, gymnasium:ID     anything registered with Gymnasium whose observations are text,
+                                or can be written as text
+textarena:ID, reasoning_gym:ID  a game or a task family of that package
+openenv:URL, openenv:mod->Class an environment of OpenEnv: a server's, or of this process
+textworld:NAME                  a challenge of TextWorld, or a folder of game files
+scienceworld:NAME               a task of ScienceWorld
+file.py->Class, package->Class  a subclass of `Environment`, or a class with reset(seed) and
+                                step(action), such as one on gem.Env (foreign.py)
+env_service                     an environment behind the env-service protocol
 """
 
 from __future__ import annotations
@@ -51,54 +49,59 @@ PREFIXED = {
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentMaker:
-    """Makes a new environment at each call. The names are stored beside the class: another process
-    finds the class by them."""
+    """Makes a new environment at each call. Other processes find the class by the names, which is
+    why these are stored too."""
 
-    kind: type[Environment]
+    environment_class: type[Environment]
     arguments: tuple[str, ...]
     env_type: str
     env_config: Mapping[str, Any]
     base_dirs: tuple[Path, ...]
 
     def __call__(self) -> Environment:
-        return self.kind(*self.arguments, **self.env_config)
+        return self.environment_class(*self.arguments, **self.env_config)
 
 
 def environment_maker(
-    env_type: str, env_config: Mapping[str, Any], base_dirs: Sequence[Path], where: str
+    env_type: str, env_config: Mapping[str, Any], base_dirs: Sequence[Path], location: str
 ) -> EnvironmentMaker:
-    """Returns the maker of an `env_type`. Raises ConfigError for a type that does not exist, or an
-    argument that it does not take."""
-    kind, arguments = _kind_of(env_type, base_dirs, where)
-    known = arguments_of(kind)
-    unknown = next((name for name in env_config if known is not None and name not in known), None)
-    if known is not None and unknown is not None:
-        close = get_close_matches(unknown, known, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known) or 'none'}"
+    """Returns the maker of an `env_type`. Raises ConfigError for an unknown type, and for a setting
+    that its class does not take."""
+    cls, arguments = _kind_of(env_type, base_dirs, location)
+    names = arguments_of(cls)
+    unknown = next((name for name in env_config if names is not None and name not in names), None)
+    if names is not None and unknown is not None:
+        close = get_close_matches(unknown, names, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names) or 'none'}"
         raise ConfigError(
-            f"{where}: {env_type} has no setting {unknown!r}; {hint}", code=Code.ENVIRONMENT_SETTING
+            f"{location}: {env_type} has no setting {unknown!r}; {hint}",
+            code=Code.ENVIRONMENT_SETTING,
         )
-    return EnvironmentMaker(kind, arguments, env_type, env_config, tuple(base_dirs))
+    return EnvironmentMaker(cls, arguments, env_type, env_config, tuple(base_dirs))
 
 
-def arguments_of(kind: type[Environment]) -> tuple[str, ...] | None:
-    """Returns the names that its `env_config` may have; None where it takes any."""
-    parameters = signature(kind).parameters.values()
-    if any(each.kind is Parameter.VAR_KEYWORD for each in parameters):
+def arguments_of(cls: type[Environment]) -> tuple[str, ...] | None:
+    """Returns the settings that the class takes; None where it takes any."""
+    parameters = signature(cls).parameters.values()
+    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):
         return None
-    return tuple(each.name for each in parameters if each.kind is not Parameter.POSITIONAL_ONLY)
+    return tuple(
+        parameter.name
+        for parameter in parameters
+        if parameter.kind is not Parameter.POSITIONAL_ONLY
+    )
 
 
 def _kind_of(
-    env_type: str, base_dirs: Sequence[Path], where: str
+    env_type: str, base_dirs: Sequence[Path], location: str
 ) -> tuple[type[Environment], tuple[str, ...]]:
     def load(spec: str) -> type[Environment]:
-        kind = load_object(spec, base_dirs=base_dirs, kind=object, where=where)
-        if issubclass(kind, Environment):
-            place = f"{where}: {spec!r}"
-            require_method(kind, "reset", Environment, ("seed", "options"), place)
-            require_method(kind, "step", Environment, ("action",), place)
-        return adapted(kind, f"{where}: {spec!r}")
+        cls = load_object(spec, base_dirs=base_dirs, kind=object, where=location)
+        if issubclass(cls, Environment):
+            place = f"{location}: {spec!r}"
+            require_method(cls, "reset", Environment, ("seed", "options"), place)
+            require_method(cls, "step", Environment, ("action",), place)
+        return adapted(cls, f"{location}: {spec!r}")
 
     prefix, colon, name = env_type.partition(":")
     if colon and prefix in PREFIXED:
@@ -107,10 +110,10 @@ def _kind_of(
         return load(env_type), ()
     if env_type in BUILT_IN:
         return load(BUILT_IN[env_type]), ()
-    if "-v" in env_type:
+    if "-v" in env_type:  # Gymnasium's ids end in a version
         return load(PREFIXED["gymnasium"]), (env_type,)
     raise ConfigError(
-        f"{where}: no environment {env_type!r}; there are {', '.join(BUILT_IN)}, "
-        f"{', '.join(f'{each}:ID' for each in PREFIXED)}, or your own class as file.py->Class",
+        f"{location}: no environment {env_type!r}; there are {', '.join(BUILT_IN)}, "
+        f"{', '.join(f'{name}:ID' for name in PREFIXED)}, or your own class as file.py->Class",
         code=Code.NO_SUCH_ENVIRONMENT,
     )

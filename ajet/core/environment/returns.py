@@ -1,10 +1,8 @@
 """Checks what an environment returned and converts it to plain values.
 
-    ("You are at 3.", np.float32(1), True, np.bool_(False), {"metrics": {"success": True}})
-        -> StepResult("You are at 3.", 1.0, True, False, {"success": True}, {}, None)
-    ("You are at 3.", nan, True, False, {})     -> EnvironmentFault of one line
-
-Not covered: pictures (frames.py).
+("You are at 3.", np.float32(1), True, np.bool_(False), {"metrics": {"success": True}})
+    -> StepResult("You are at 3.", 1.0, True, False, {"success": True}, {}, None)
+("You are at 3.", nan, True, False, {})     -> EnvironmentFault of one line
 """
 
 from __future__ import annotations
@@ -22,8 +20,7 @@ EMPTY: Mapping[str, Any] = {}
 
 
 class ResetResult(NamedTuple):
-    """Holds what `reset` returned. `instruction` is the `env_instruction` of its info, where it
-    has one."""
+    """Holds the result of `reset`. `instruction` is `info["env_instruction"]`, if any."""
 
     observation: str
     state_key: str | None
@@ -31,8 +28,7 @@ class ResetResult(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """Holds what `step` returned. `state_key` is that of the state in which the next action is
-    taken."""
+    """Holds the result of `step`. `state_key` names the state in which the next action is taken."""
 
     observation: str
     reward: float
@@ -52,7 +48,7 @@ def checked_instruction(environment: Environment, name: str) -> str:
 
 
 def checked_reset(returned: Any, call_name: str) -> ResetResult:
-    """Checks what `reset` returned; `who` is the call, as ``Maze.reset()``."""
+    """Checks the result of `reset`; `call_name` is ``Maze.reset()``, for errors."""
     if not isinstance(returned, tuple) or len(returned) != 2:
         _raise_fault(call_name, f"returned {_kind(returned)}, not (observation, info)")
     observation, info = returned
@@ -65,14 +61,15 @@ def checked_reset(returned: Any, call_name: str) -> ResetResult:
 
 
 def checked_step(returned: Any, call_name: str) -> StepResult:
-    """Checks what `step` returned; `who` is the call, as ``Maze.step()``."""
+    """Checks the result of `step`; `call_name` is ``Maze.step()``, for errors."""
     if not isinstance(returned, tuple) or len(returned) != 5:
         _raise_fault(
             call_name,
             f"returned {_kind(returned)}, not (observation, reward, terminated, truncated, info)",
         )
     observation, reward, terminated, truncated, info = returned
-    if type(observation) is not str:  # plain types skip the checks, because this runs at each step
+    # This runs at every step, so values of plain types skip the calls that check and convert.
+    if type(observation) is not str:
         _check_observation(observation, call_name)
     if type(info) is not dict:
         info = _info(info, call_name)
@@ -101,27 +98,27 @@ def _info(info: Any, call_name: str) -> Mapping[str, Any]:
     return info
 
 
-def _number(value: Any, what: str, call_name: str) -> float:
+def _number(value: Any, name: str, call_name: str) -> float:
     """Converts Python's and numpy's numbers to a float; a bool becomes 0 or 1."""
-    kind = type(value)
-    if kind is bool:
+    value_type = type(value)
+    if value_type is bool:
         return 1.0 if value else 0.0
-    if kind is not float:
-        is_number = kind is int or isinstance(value, numbers.Real)
-        if not is_number and kind.__name__ not in ("bool", "bool_"):
-            _raise_fault(call_name, f"{what} is {_kind(value)}, not a number")
+    if value_type is not float:
+        is_number = value_type is int or isinstance(value, numbers.Real)
+        if not is_number and value_type.__name__ not in ("bool", "bool_"):
+            _raise_fault(call_name, f"{name} is {_kind(value)}, not a number")
         try:
             value = float(value)
         except OverflowError:
-            _raise_fault(call_name, f"{what} is too large for a float")
+            _raise_fault(call_name, f"{name} is too large for a float")
     if not math.isfinite(value):
-        _raise_fault(call_name, f"{what} is {value}, not a finite number")
+        _raise_fault(call_name, f"{name} is {value}, not a finite number")
     return value
 
 
-def _flag(value: Any, what: str, call_name: str) -> bool:
+def _flag(value: Any, name: str, call_name: str) -> bool:
     if type(value).__name__ not in ("bool", "bool_"):
-        _raise_fault(call_name, f"{what} is {_kind(value)}, not a bool")
+        _raise_fault(call_name, f"{name} is {_kind(value)}, not a bool")
     return bool(value)
 
 
@@ -131,7 +128,7 @@ def _metrics(info: Mapping[str, Any], call_name: str) -> Mapping[str, float]:
         return EMPTY
     if not isinstance(metrics, dict):
         _raise_fault(call_name, f"info['metrics'] is {_kind(metrics)}, not a dict")
-    plain = metrics.copy()  # copied, because the environment may change its own dict later
+    plain = metrics.copy()  # the environment may change its dict later
     for name, value in metrics.items():
         if not isinstance(name, str):
             _raise_fault(call_name, f"info['metrics'] has {_kind(name)} as a name, not text")
@@ -149,7 +146,7 @@ def _agg_mode(info: Mapping[str, Any], call_name: str) -> Mapping[str, str]:
     ):
         _raise_fault(
             call_name,
-            f"info['metrics_agg_mode'] names something else than {', '.join(AGGREGATIONS)}",
+            f"info['metrics_agg_mode'] may only have {', '.join(AGGREGATIONS)}",
         )
     return modes
 
@@ -161,12 +158,12 @@ def _state_key(info: Mapping[str, Any], call_name: str) -> str | None:
     return key
 
 
-def _raise_fault(call_name: str, what: str) -> NoReturn:
-    raise EnvironmentFault(f"{call_name}: {what}")
+def _raise_fault(call_name: str, problem: str) -> NoReturn:
+    raise EnvironmentFault(f"{call_name}: {problem}")
 
 
 def _kind(value: Any) -> str:
-    """Describes a value by its type, and by its length or its text where that is short."""
+    """Describes a value by its type, and by its length or text where that is short."""
     if value is None:
         return "None"
     if isinstance(value, tuple | list | dict | set):

@@ -1,13 +1,12 @@
-"""Runs environments for a run in a process of its own: ``python -m ajet.core.environment.worker``.
+"""Runs environments in a separate process: ``python -m ajet.core.environment.worker``.
 
     {"number": 1, "environment": 1, "call": "make", "env_type": "frozen_lake", …}
       ->  {"number": 1, "result": "You stand on a frozen lake. …"}
     {"number": 2, "environment": 1, "call": "step", "action": "Left"}
       ->  {"number": 2, "result": ["You are at …", 0.0, false, …]}  or  {"number": 2, "fault": "…"}
 
-The socket is the process's standard input. It is moved to another descriptor before any environment
-is made, so that their children do not inherit it. Each environment has a thread of its own. At the
-socket's end the process ends at once. Not covered: deadlines (isolated.py has them).
+The socket is the process's standard input; the process ends with it. Each environment has a thread.
+isolated.py is the other side, and has the deadlines.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ class WorkerEnvironments:
         self._environments: dict[int, ThreadEnvironment] = {}
 
     async def answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the answer to a message, with its number."""
         number = message["number"]
         try:
             return {"number": number, "result": await self._call(message)}
@@ -68,7 +66,7 @@ class WorkerEnvironments:
 
 
 async def serve(sock: socket.socket) -> None:
-    """Answers each message in a task of its own, until the socket ends."""
+    """Answers messages concurrently, until the socket ends."""
     reader, writer = await asyncio.open_connection(sock=sock, limit=MAX_MESSAGE_BYTES)
     environments, answering = WorkerEnvironments(), set[asyncio.Task[None]]()
 
@@ -81,9 +79,9 @@ async def serve(sock: socket.socket) -> None:
         task.add_done_callback(answering.discard)
 
 
-def _own_socket() -> socket.socket:
-    """Moves the socket to a file descriptor that children do not inherit, and empties standard
-    input."""
+def _socket_of_stdin() -> socket.socket:
+    """Moves the socket to a file descriptor that the environments' children do not inherit, and
+    leaves standard input empty."""
     sock = socket.socket(fileno=os.dup(0))
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)
@@ -93,6 +91,6 @@ def _own_socket() -> socket.socket:
 
 if __name__ == "__main__":
     try:
-        asyncio.run(serve(_own_socket()))
+        asyncio.run(serve(_socket_of_stdin()))
     finally:
         os._exit(0)  # the threads of environments may block for ever

@@ -1,7 +1,7 @@
 """Turns outputs into rewards. In: a task and a workflow's output. Out: ``(reward, is_success)``.
 
-This package defines what a judge is, finds the one that the config names, and checks what it
-returns. The judges that come with ajet are in ajet/judges. It ignores tokens and turns.
+This package defines judges, finds the one that the config names, and checks its results. It ignores
+tokens and turns. The judges that come with ajet are in ajet/judges.
 """
 
 from __future__ import annotations
@@ -48,26 +48,26 @@ def judge_class(spec: str | None, base_dirs: Sequence[Path] = ()) -> type[BaseJu
     if spec in JUDGES:
         module, _, name = JUDGES[spec].partition(":")
         return getattr(import_module(module), name)
-    where = "ajet.task_judge.judge_protocol"
+    key = "ajet.task_judge.judge_protocol"
     if ARROW not in spec and arrow_form(spec) is None:
         names = [name for name in JUDGES if " " not in name]
         close = get_close_matches(spec, names, 1)
         hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
         raise ConfigError(
-            f"{where}: no judge {spec!r}; {hint} (your own: file.py->Class)", code=Code.UNKNOWN_NAME
+            f"{key}: no judge {spec!r}; {hint} (your own: file.py->Class)", code=Code.UNKNOWN_NAME
         )
-    return load_object(spec, base_dirs=base_dirs, kind=BaseJudge, where=where)
+    return load_object(spec, base_dirs=base_dirs, kind=BaseJudge, where=key)
 
 
 def make_judge(config: AjetConfig) -> BaseJudge | None:
-    """Makes the config's judge; None for the workflow's own reward. A run makes one, for every
-    runner. Where clients run the episodes, its plain methods run in a thread."""
+    """Makes the config's judge, which all runners of a run share; None for the workflow's own
+    reward."""
     spec = judge_spec(config.ajet.task_judge)
-    kind = judge_class(spec, config.base_dirs)
-    if kind is None:
+    cls = judge_class(spec, config.base_dirs)
+    if cls is None:
         return None
-    where = f"ajet.task_judge.judge_protocol: {spec!r}"
-    judge = kind(config) if spec in JUDGES else construct(kind, config, where)
-    if config.clients_run_episodes:
+    location = f"ajet.task_judge.judge_protocol: {spec!r}"
+    judge = cls(config) if spec in JUDGES else construct(cls, config, location)
+    if config.clients_run_episodes:  # a slow plain method would hold up the clients' requests
         judge.thread_lock = asyncio.Lock()
     return judge

@@ -1,9 +1,4 @@
-"""Makes a judge's `ChatClient` from the config.
-
-    ajet.task_judge.client       address, limits, cache        + a model's name  ->  ChatClient
-
-Not covered: the key, which comes from the environment (core/inference/chat_client.py).
-"""
+"""Makes a judge's `ChatClient` from `ajet.task_judge.client` and a model's name."""
 
 from __future__ import annotations
 
@@ -23,10 +18,14 @@ REPLIES = "judge_replies.sqlite"
 def judge_client(config: AjetConfig, model: str) -> ChatClient:
     """Returns a client that calls `model` with the settings of `ajet.task_judge.client`."""
     section = config.ajet.task_judge.client
+    cache_path = None if section.cache_path is None else Path(section.cache_path).expanduser()
+    if section.cache_path == "auto":
+        # `ajet debug` has no run folder, and must not make one.
+        cache_path = config.run_folder / REPLIES if config.run_folder.is_dir() else None
     return ChatClient(
         model,
         section.base_url,
-        cache_path=_cache_path(config),
+        cache_path=cache_path,
         max_parallel=section.max_parallel,
         requests_per_minute=section.requests_per_minute,
         timeout_s=section.timeout_s,
@@ -35,7 +34,7 @@ def judge_client(config: AjetConfig, model: str) -> ChatClient:
 
 
 def user_judge_client(config: AjetConfig | None) -> ChatClient:
-    """Returns the client of the model that the user's own judge calls."""
+    """Returns the client for the user's own judge."""
     model = config and config.ajet.task_judge.alien_llm_model
     if config is None or model is None:
         raise ConfigError(
@@ -44,12 +43,3 @@ def user_judge_client(config: AjetConfig | None) -> ChatClient:
             code=Code.JUDGE_SETTING,
         )
     return judge_client(config, model)
-
-
-def _cache_path(config: AjetConfig) -> Path | None:
-    """Returns the file that caches replies. It is in the run folder once there is one: `ajet debug`
-    makes none."""
-    configured = config.ajet.task_judge.client.cache_path
-    if configured != "auto":
-        return None if configured is None else Path(configured).expanduser()
-    return config.run_folder / REPLIES if config.run_folder.is_dir() else None

@@ -1,12 +1,11 @@
-"""Determines one episode's reward, the workflow's own or the judge's, and checks its values.
+"""Determines an episode's reward, the workflow's own or the judge's, and checks its values.
 
     WorkflowOutput(reward=np.float32(1), is_success=1, log_metrics=None)  ->  1.0, True, {}
-    WorkflowOutput(reward=False)                  ->  0.0, False
+    WorkflowOutput(reward=False)                                          ->  0.0, False
     a judge's  1.0, True, (1.0, torch.tensor(True))   ->  (1.0, None), (1.0, True), (1.0, True)
-    WorkflowOutput(reward=10**400), is_success="False", (nan, True)       ->  one line that says so
+    WorkflowOutput(reward=10**400), is_success="False", (nan, True)       ->  an error of one line
 
-Invalid values stop here, so that later parts (advantages, metrics, the record) can calculate with
-the rest. Not covered: the values in `metadata`, which are the user's own.
+Whatever passes is finite and of Python's types, except the values in `metadata`.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ MAX_LOG_METRICS, MAX_METRIC_NAME_LENGTH = 1000, 200
 
 
 class JudgeFault(Exception):
-    """Raised when the judge gave no usable verdict; the message names the judge."""
+    """Raised when there is no usable verdict; the message names the judge."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Holds a reward and a success. `output` is the workflow's, with what the judge added to it."""
+    """Holds a reward and a success. `output` is the workflow's, with the judge's additions."""
 
     reward: float
     is_success: bool | None
@@ -55,12 +54,12 @@ def checked_output(output: Any, workflow_name: str) -> WorkflowOutput:
             f"{workflow_name}.execute() returned {_kind(output)}: return a WorkflowOutput"
         )
     name = f"{workflow_name}: WorkflowOutput"
-    checked = copy.copy(output)
+    checked = copy.copy(output)  # the workflow may keep its object
     is_success = None
     if output.reward is not None:
         advice = "give one number or bool, or None to ask the judge"
         checked.reward, is_success = _reward_and_success(output.reward, f"{name}.reward", advice)
-    if output.is_success is not None:
+    if output.is_success is not None:  # comes before the success that a bool as reward implies
         is_success = output.is_success
     checked.is_success = _success(is_success, f"{name}.is_success", "give a bool or None")
     checked.metadata = _dict(output.metadata, f"{name}.metadata")
@@ -75,8 +74,7 @@ async def verdict(
     output: WorkflowOutput,
     timeout_s: float | None,
 ) -> Verdict:
-    """Returns the episode's verdict. A workflow's own reward is taken as it is; the judge is not
-    called then."""
+    """Returns the episode's verdict. The judge is called only if the workflow gave no reward."""
     if output.reward is not None:
         return Verdict(output.reward, output.is_success, output)
     if judge is None:
@@ -85,7 +83,7 @@ async def verdict(
             "and ajet.task_judge.judge_protocol is null"
         )
     output = _copy_output(output)
-    answer = await _asked(judge, judge.compute_reward, (workflow_task, output), timeout_s)
+    answer = await _answer(judge, judge.compute_reward, (workflow_task, output), timeout_s)
     return _or_judge_fault(partial(_checked_verdict, answer, output, _name(judge)))
 
 
@@ -97,14 +95,14 @@ async def group_verdicts(
 ) -> list[Verdict]:
     """Returns the verdict of each member of a group, judged together."""
     copies = [_copy_output(output) for output in outputs]
-    arguments = (list(workflow_tasks), list(copies))
-    answer = await _asked(judge, judge.compute_group_rewards, arguments, timeout_s)
+    arguments = (list(workflow_tasks), list(copies))  # the judge may change its lists
+    answer = await _answer(judge, judge.compute_group_rewards, arguments, timeout_s)
     return _or_judge_fault(partial(_checked_verdicts, answer, copies, _name(judge)))
 
 
 def require_rewards(judged: Verdict, names: Sequence[str], source: str) -> None:
-    """Raises a `JudgeFault` unless the verdict has all rewards that gdpo compares. `source` is who
-    gave it, the workflow or the judge."""
+    """Raises JudgeFault unless the verdict has all rewards that gdpo compares. `source` names who
+    gave it: "workflow" or "judge"."""
     missing = [name for name in names if name not in judged.output.log_metrics]
     if missing:
         raise JudgeFault(
@@ -114,8 +112,8 @@ def require_rewards(judged: Verdict, names: Sequence[str], source: str) -> None:
 
 
 def require_agent_rewards(judged: Verdict, agents: Iterable[str], source: str) -> None:
-    """Raises a `JudgeFault` unless each of these agents has a reward, where any has. `agents` are
-    those of the episode's trained calls."""
+    """Raises JudgeFault if some agents have rewards and one of `agents`, whose calls are trained,
+    has none."""
     rewards = judged.output.agent_rewards
     missing = [agent for agent in agents if rewards and agent not in rewards]
     if missing:
@@ -130,29 +128,27 @@ def _name(judge: BaseJudge) -> str:
 
 
 def _copy_output(output: WorkflowOutput) -> WorkflowOutput:
-    """Returns a copy for the judge to write to: one that fails on the way leaves the trajectory's
-    output unchanged."""
+    """Returns a copy for the judge to write to, so that one that fails changes nothing."""
     output = copy.copy(output)
     output.log_metrics = dict(output.log_metrics)
     output.agent_rewards = dict(output.agent_rewards)
     return output
 
 
-async def _asked(
+async def _answer(
     judge: BaseJudge, method: Callable[..., Any], arguments: Sequence[Any], timeout_s: float | None
 ) -> Any:
-    """Returns what the judge's method returns. A plain method of a judge with a `thread_lock` runs
-    in a thread, one call at a time, and its deadline counts from the beginning of its call."""
+    """Returns the result of the judge's method. Raises JudgeFault for whatever it raises, and
+    where it takes longer than `timeout_s`."""
     ask = partial(method, *arguments)
     if judge.thread_lock is None or inspect.iscoroutinefunction(method):
-        return await _answer(ask, _name(judge), timeout_s)
+        return await _within_deadline(ask, _name(judge), timeout_s)
+    # One call at a time. The deadline starts inside the lock, so waiting for others is no timeout.
     async with judge.thread_lock:
-        return await _answer(partial(_in_thread, ask), _name(judge), timeout_s)
+        return await _within_deadline(partial(_in_thread, ask), _name(judge), timeout_s)
 
 
-async def _answer(ask: Callable[[], Any], name: str, timeout_s: float | None) -> Any:
-    """Returns what the judge returns within its deadline. Whatever else it does is a
-    `JudgeFault`."""
+async def _within_deadline(ask: Callable[[], Any], name: str, timeout_s: float | None) -> Any:
     deadline = asyncio.timeout(timeout_s)
     try:
         async with deadline:
@@ -166,8 +162,8 @@ async def _answer(ask: Callable[[], Any], name: str, timeout_s: float | None) ->
 
 
 async def _call(ask: Callable[[], Any]) -> Any:
-    """Calls the judge and returns its answer. If it tries to end the process or the task, that
-    becomes an error of its own."""
+    """Calls the judge and returns its answer. An attempt to end the process or the task becomes a
+    RuntimeError, because these exceptions would end the run."""
     try:
         try:
             answer: Any = ask()
@@ -178,13 +174,13 @@ async def _call(ask: Callable[[], Any]) -> Any:
         message = f"it called sys.exit({error.code!r})"
         raise RuntimeError(message).with_traceback(error.__traceback__) from error
     except KeyboardInterrupt as error:
-        if not is_from_user_code(error):
+        if not is_from_user_code(error):  # Ctrl-C
             raise
         raise RuntimeError("it raised KeyboardInterrupt") from error
     except GeneratorExit as error:
         raise RuntimeError("it raised GeneratorExit") from error
     except asyncio.CancelledError as error:
-        if is_being_cancelled():
+        if is_being_cancelled():  # by the run, or by the deadline
             raise
         raise RuntimeError("it cancelled itself").with_traceback(error.__traceback__) from error
 
@@ -195,7 +191,7 @@ async def _in_thread(ask: Callable[[], Any]) -> Any:
     def call() -> Any:
         try:
             return ask()
-        except StopIteration as error:  # which a future cannot hold
+        except StopIteration as error:  # a future cannot hold it
             raise RuntimeError("it raised StopIteration") from error
 
     answer = await asyncio.to_thread(call)
@@ -219,7 +215,7 @@ def _checked_verdicts(answer: Any, outputs: Sequence[WorkflowOutput], name: str)
 
 
 def _checked_verdict(answer: Any, output: WorkflowOutput, name: str) -> Verdict:
-    """Returns the verdict that a judge's answer stands for: a number, a bool, or both."""
+    """Returns the verdict of a judge's answer: a number, a bool, or a pair of them."""
     answer, reward_name = _scalar(answer), f"{name}: the reward"
     if _is_bool(answer) or isinstance(answer, numbers.Real):
         reward, is_success = _reward_and_success(answer, reward_name, "return a number")
@@ -232,8 +228,7 @@ def _checked_verdict(answer: Any, output: WorkflowOutput, name: str) -> Verdict:
 
 
 def _reward_and_success(value: Any, name: str, advice: str) -> tuple[float, bool | None]:
-    """Returns what one value stands for: a bool is a reward of 1 or 0 and a success, a number is a
-    reward alone."""
+    """Returns the reward and the success of one value: a number has no success."""
     value = _scalar(value)
     if _is_bool(value):
         return float(value), bool(value)
@@ -241,21 +236,21 @@ def _reward_and_success(value: Any, name: str, advice: str) -> tuple[float, bool
 
 
 def _scalar(value: Any) -> Any:
-    """Returns what an array or tensor of numpy or torch without dimensions holds (None where it is
-    masked), and every other value unchanged. Times stay as they are: their numbers count units."""
+    """Returns the element of a numpy or torch array without dimensions (None where it is masked),
+    and every other value unchanged."""
     is_array = type(value).__module__.partition(".")[0] in ("numpy", "torch")
     if not is_array or getattr(value, "shape", None) != () or _is_time(value):
-        return value
+        return value  # the item of a time is a count of units, which would pass for a number
     return None if getattr(value, "mask", False) else value.item()
 
 
 def _is_time(value: Any) -> bool:
-    """Says whether this is a time or a duration of numpy, which counts as an integer."""
+    """Tells whether this is a time or a duration of numpy, which are registered as integers."""
     return getattr(getattr(value, "dtype", None), "kind", "") in ("m", "M")
 
 
 def _reward(value: Any, name: str, advice: str) -> float:
-    """Returns a number whose sums and squares stay finite."""
+    """Returns the value as a float that is small enough to be squared and summed."""
     number = _finite(value, name, advice)
     if abs(number) > LARGEST_REWARD:
         raise ValueError(f"{name} is {number:g}: give one of at most {LARGEST_REWARD:g} in size")
@@ -263,8 +258,8 @@ def _reward(value: Any, name: str, advice: str) -> float:
 
 
 def _finite(value: Any, name: str, advice: str) -> float:
-    """Returns a number of Python's, numpy's or torch's as a float. A bool of a pair is refused:
-    ``(is_success, reward)`` is a common slip."""
+    """Returns a number of Python's, numpy's or torch's as a float."""
+    # A bool is refused: as the first of a pair it is the slip ``(is_success, reward)``.
     value = _scalar(value)
     if not isinstance(value, numbers.Real) or _is_bool(value) or _is_time(value):
         raise TypeError(f"{name} is {_kind(value)}: {advice}")
@@ -278,8 +273,8 @@ def _finite(value: Any, name: str, advice: str) -> float:
 
 
 def _success(value: Any, name: str, advice: str) -> bool | None:
-    """Returns a bool for True, False, 0, 1 or their numpy types, and None for None. Other values
-    that are true or false are refused as slips."""
+    """Returns a bool for True, False, 0, 1 and their numpy types, and None for None. Other truthy
+    or falsy values are refused as slips."""
     value = _scalar(value)
     if value is None:
         return None
@@ -289,7 +284,7 @@ def _success(value: Any, name: str, advice: str) -> bool | None:
 
 
 def _numbers(value: Any, name: str) -> dict[str, float]:
-    """Returns numbers whose names and values every logger can take."""
+    """Returns the metrics with names and values that every logger accepts."""
     metrics = _dict(value, name)
     if len(metrics) > MAX_LOG_METRICS:
         raise ValueError(f"{name} has {len(metrics)} entries: give at most {MAX_LOG_METRICS}")
@@ -313,13 +308,13 @@ def _is_bool(value: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
-    """Describes a value by its type, and by the value where that is short: the user's objects may
-    print anything."""
+    """Describes a value by its type, and by its text where that is safe and short: the user's
+    objects may print anything."""
     if value is None:
         return "None"
-    kind = type(value).__name__
+    type_name = type(value).__name__
     if isinstance(value, tuple | list | dict | set):
-        return f"a {kind} of {len(value)}"
+        return f"a {type_name} of {len(value)}"
     if isinstance(value, str | float) or (isinstance(value, int) and value.bit_length() < 100):
-        return f"{kind} {str(value)[:40]!r}"
-    return f"a value of type {kind}"
+        return f"{type_name} {str(value)[:40]!r}"
+    return f"a value of type {type_name}"

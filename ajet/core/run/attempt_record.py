@@ -2,21 +2,21 @@
 
     attempts/0001/attempt.json    number, time, first step, identity, changes, end
     attempts/0001/config.yaml     its config, secrets replaced
-    attempts/0001/code/           the user's code as it was then
+    attempts/0001/code/           the user's code at that time
 
-A start that was killed has no end. A process that is lost and started again within one command is
-no new attempt. Run folders of versions before have none: their config is all that is known of them.
+An attempt that was killed has no end. A process that is restarted within one command is not a new
+attempt. Run folders of earlier versions have only the config of their last start.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import yaml
 
@@ -39,9 +39,9 @@ class AttemptRecord:
     """Holds one start of a run.
 
     `begun` and `ended` are local times (ISO 8601). `first_step` is the last step before it.
-    `changes` are those since the attempt before; `accepted` is True where a person let an
-    experiment go on with them. `end` is None while it runs, and where it was killed; `last_step`
-    and `reason` belong to the end.
+    `changes` are those since the previous attempt; `accepted` is True where a person let an
+    experiment continue with them. `end`, `last_step` and `reason` are None while it runs, and if it
+    was killed.
     """
 
     number: int
@@ -71,38 +71,43 @@ class AttemptRecord:
 
 
 def read_attempts(folder: RunFolder) -> list[AttemptRecord]:
-    """Returns the attempts of a run in their order; those whose file is damaged are left out."""
-    found = []
+    """Returns the attempts of a run in order, without those whose file is damaged."""
+    attempts = []
     for file in sorted(folder.attempts.glob("*/attempt.json")):
         try:
-            found.append(_from_json(json.loads(read_bytes_of(file))))
+            content = json.loads(read_bytes_of(file))
+            content["identity"] = RunIdentity(**content["identity"])
+            content["changes"] = [
+                Change(**{**change, "effect": Effect(change["effect"])})
+                for change in content["changes"]
+            ]
+            attempts.append(AttemptRecord(**content))
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             continue
-    return found
+    return attempts
 
 
 def next_number(folder: RunFolder) -> int:
-    """Returns the number of a new attempt: one more than the highest that has a folder, damaged or
-    not."""
+    """Returns the number of a new attempt: one more than the highest with a folder."""
     numbers = [int(path.name) for path in folder.attempts.glob("*") if path.name.isdecimal()]
     return 1 + max(numbers, default=0)
 
 
 def begin_attempt(folder: RunFolder, attempt: AttemptRecord, config: AjetConfig) -> None:
-    """Writes the attempt with its own copy of the config and the user's code."""
+    """Writes the attempt with a copy of the config and of the user's code."""
     path = folder.attempt(attempt.number)
     path.mkdir(parents=True, exist_ok=True)
     folder.save_config(config, path / "config.yaml")
     for file in code_files(config):
+        # A file outside of the config's folders keeps its folder's name, to tell it from others.
         relative = below_base_dirs(file, config) or Path(*file.parts[-2:])
         _copy(file, path / "code" / relative)
     _write(folder, attempt)
 
 
 def correct_first_step(folder: RunFolder, first_step: int) -> int:
-    """Puts the step of the checkpoint that was loaded into the newest attempt, and returns the
-    attempt's number. A damaged checkpoint is passed over, so it may be an earlier one than the
-    newest."""
+    """Writes the step of the checkpoint that was loaded into the newest attempt, and returns the
+    attempt's number. A damaged checkpoint is skipped, so it may be earlier than was expected."""
     attempts = read_attempts(folder)
     if attempts and attempts[-1].first_step != first_step:
         _write(folder, replace(attempts[-1], first_step=first_step))
@@ -121,7 +126,7 @@ def end_attempt(folder: RunFolder, end: End, last_step: int, reason: str | None 
 
 
 def earlier_identity(folder: RunFolder) -> RunIdentity | None:
-    """Returns what the last start of the run was made of, or None where there was none."""
+    """Returns the identity of the run's last start, or None where there was none."""
     attempts = read_attempts(folder)
     if attempts:
         return attempts[-1].identity
@@ -141,14 +146,6 @@ def earlier_identity(folder: RunFolder) -> RunIdentity | None:
 def _write(folder: RunFolder, attempt: AttemptRecord) -> None:
     text = json.dumps(asdict(attempt), indent=1, ensure_ascii=True) + "\n"
     write_text_atomically(folder.attempt(attempt.number) / "attempt.json", text)
-
-
-def _from_json(content: Mapping[str, Any]) -> AttemptRecord:
-    changes = [
-        Change(**{**change, "effect": Effect(change["effect"])}) for change in content["changes"]
-    ]
-    identity = RunIdentity(**content["identity"])
-    return AttemptRecord(**{**content, "identity": identity, "changes": changes})
 
 
 def _copy(source: Path, target: Path) -> None:

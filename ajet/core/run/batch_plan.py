@@ -1,8 +1,6 @@
 """Computes a run's size before it starts: from tasks to episodes, optimizer steps and tokens.
 
-    264 tasks a step x 4 episodes = 1,056 episodes a step; 7,473 tasks / 264 = 28.3 steps an epoch
-
-Not covered: memory and time.
+264 tasks a step x 4 episodes = 1,056 episodes a step; 7,473 tasks / 264 = 28.3 steps an epoch
 """
 
 from dataclasses import dataclass
@@ -15,7 +13,7 @@ from ajet.core.task.cursor import DataCursor
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Holds the arithmetic of a run with this config and this many tasks."""
+    """Computes the size of a run with this config and these numbers of tasks."""
 
     config: AjetConfig
     num_tasks: int
@@ -23,7 +21,6 @@ class BatchPlan:
 
     @property
     def total_steps(self) -> int:
-        """Returns the number of steps of the run."""
         trainer = self.config.ajet.trainer_common
         if trainer.total_training_steps is not None:
             return trainer.total_training_steps
@@ -33,14 +30,13 @@ class BatchPlan:
 
     @property
     def tasks_per_step(self) -> int:
-        """Returns the number of tasks that a step takes from the data; further rounds of dynamic
-        sampling take more."""
+        """Returns the number of tasks that a step takes from the data, without further rounds of
+        dynamic sampling."""
         return BatchSettings.from_config(self.config).first_round
 
     @property
     def episodes_per_step(self) -> int:
-        """Returns the number of episodes that a step trains if none fails. `max_episodes_per_step`
-        counts those that start."""
+        """Returns the number of episodes that a step trains on if none fails."""
         return self.config.ajet.data.train_batch_size * self.config.ajet.rollout.num_repeat
 
     @property
@@ -55,16 +51,18 @@ class BatchPlan:
 
     @property
     def optimizer_steps_per_step(self) -> int:
-        """Returns the number of optimizer steps of a step. It is at most one for each group,
-        because a mini-batch holds whole groups."""
+        """Returns the number of optimizer steps of a step: at most one for each group, since a
+        mini-batch has whole groups."""
         groups = self.config.ajet.data.train_batch_size
         return min(self.config.ajet.trainer_common.mini_batch_num, groups)
 
     @property
     def validation_episodes(self) -> int:
-        """Returns the number of episodes of one validation."""
-        limit = self.config.ajet.data.val_max_tasks
-        return sample_size(self.num_validation_tasks, limit) * self.config.validation_repeats
+        return self._num_measured_tasks * self.config.validation_repeats
+
+    @property
+    def _num_measured_tasks(self) -> int:
+        return sample_size(self.num_validation_tasks, self.config.ajet.data.val_max_tasks)
 
     @property
     def tokens_per_episode(self) -> int:
@@ -100,7 +98,11 @@ class BatchPlan:
             ("steps", f"{steps:,}", "total_training_steps, or total_epochs passes"),
             ("episodes in all", f"{steps * episodes:,}", f"{steps:,} x {episodes:,}"),
             ("optimizer steps in all", f"{steps * mini:,}", f"{steps:,} x {mini}"),
-            ("validation tasks", *self._validation_cells()),
+            (
+                "validation tasks",
+                f"{self._num_measured_tasks:,}",
+                f"of {self.num_validation_tasks:,} held-out tasks: data.val_max_tasks",
+            ),
             (
                 "validation episodes",
                 f"{self.validation_episodes:,}",
@@ -111,15 +113,8 @@ class BatchPlan:
             ("tokens of a step", f"<= {episodes * tokens:,}", f"{episodes:,} x {tokens:,}"),
         ]
 
-    def _validation_cells(self) -> tuple[str, str]:
-        """Returns the number of tasks that the run is measured on, and of how many."""
-        available = self.num_validation_tasks
-        size = sample_size(available, self.config.ajet.data.val_max_tasks)
-        return f"{size:,}", f"of {available:,} held-out tasks: data.val_max_tasks"
-
     def _surplus_row(self) -> list[tuple[str, str, str]]:
-        """Returns a row with the number of episodes that may start, if it differs from the number
-        trained."""
+        """Returns a row with the number of episodes that may start, if more than are trained."""
         if self.max_episodes_per_step == self.episodes_per_step:
             return []
         rollout, algorithm = self.config.ajet.rollout, self.config.ajet.trainer_common.algorithm
@@ -129,5 +124,5 @@ class BatchPlan:
             "algorithm.dynamic_sampling": algorithm.dynamic_sampling.enable,
             algorithm.adv_estimator: algorithm.estimator.needs_greedy_episode,
         }
-        named = ", ".join(name for name, is_one in causes.items() if is_one)
-        return [("episodes that begin", f"<= {self.max_episodes_per_step:,}", f"a step: {named}")]
+        names = ", ".join(name for name, is_one in causes.items() if is_one)
+        return [("episodes that begin", f"<= {self.max_episodes_per_step:,}", f"a step: {names}")]

@@ -4,10 +4,8 @@
     judge_protocol: judges.math->Judge         judges/math.py, judges/__init__.py
     agent/solver.py: `from prompts import …`   agent/prompts.py
 
-Files are read and not imported, so an import inside a function counts too. Installed packages,
-those in a folder of the import path that also has their `.dist-info`, and ajet itself, are versions
-and no files. Not covered: code that is found at run
-time only (importlib with a computed name), and files that the code reads.
+Files are parsed, not imported, so an import inside a function counts too. ajet and installed
+packages (with a `.dist-info` in their folder) are left out: they are identified by their versions.
 """
 
 from __future__ import annotations
@@ -32,22 +30,23 @@ AJET = Path(__file__).parents[2]
 
 
 def code_files(config: AjetConfig) -> list[Path]:
-    """Returns the files of the user's classes and all that they import, sorted."""
+    """Returns the files of the user's classes and of all that they import, sorted."""
     roots = [*config.base_dirs, *_import_roots()]
-    found: set[Path] = set()
+    files: set[Path] = set()
     waiting = [file for name in _named_sources(config) for file in _module_files(name, roots)]
+    # Follows imports depth first; a script's folder comes first on its import path.
     while waiting:
         file = waiting.pop()
-        if file in found or _is_installed(file):
+        if file in files or _is_installed(file):
             continue
-        found.add(file)
+        files.add(file)
         waiting += _imported_files(file, [file.parent, *roots])
-    return sorted(found)
+    return sorted(files)
 
 
 def below_base_dirs(file: Path, config: AjetConfig) -> Path | None:
-    """Returns the file's path from the first of the config's folders that it is in; None outside
-    of all."""
+    """Returns the file's path relative to the first of the config's folders that it is in, if
+    any."""
     folders = (folder for folder in config.base_dirs if file.is_relative_to(folder))
     return next((file.relative_to(folder) for folder in folders), None)
 
@@ -70,8 +69,8 @@ def _named_sources(config: AjetConfig) -> Iterator[str]:
 
 
 def _listed_classes(listing: str | None, base_dirs: Sequence[Path]) -> Iterator[str]:
-    """Yields each class that a file lists: tools by class_name, agent loops by _target_; nothing
-    of a file that cannot be read."""
+    """Yields the classes that a file lists: tools as class_name, agent loops as _target_. A file
+    that cannot be read lists none."""
     files = [folder / Path(listing).expanduser() for folder in base_dirs] if listing else []
     for file in [file for file in files if file.is_file()][:1]:
         try:
@@ -94,14 +93,14 @@ def _values_of(key: str, value: Any) -> Iterator[str]:
 
 
 def _import_roots() -> list[Path]:
-    """Returns the folders of the user's own on the import path (an editable install, say)."""
+    """Returns the folders on the import path that are not installed, such as PYTHONPATH's."""
     folders = [Path(entry).resolve() for entry in sys.path if entry]
     return [folder for folder in folders if folder.is_dir() and not _is_installed(folder)]
 
 
 def _module_files(source: str, roots: Sequence[Path]) -> list[Path]:
-    """Returns the file of a module, after those of the packages around it; nothing where the module
-    is not found below `roots`."""
+    """Returns the file of a module, after the `__init__.py` of its packages; nothing for one that
+    is not the user's."""
     if source.endswith(".py"):
         paths = [root / Path(source).expanduser() for root in roots]
         return [path.resolve() for path in paths if path.is_file()][:1]
@@ -118,8 +117,8 @@ def _module_files(source: str, roots: Sequence[Path]) -> list[Path]:
 
 
 def _files_below(root: Path, names: Sequence[str]) -> list[Path]:
-    """Returns the files that importing the dotted names runs, if the first of them is below
-    `root`. The last names may be those of objects in a module."""
+    """Returns the files that importing the dotted names below `root` runs. The last names may be
+    those of objects in a module."""
     files: list[Path] = []
     folder = root
     for name in names:
@@ -134,8 +133,7 @@ def _files_below(root: Path, names: Sequence[str]) -> list[Path]:
 
 
 def _imported_files(file: Path, roots: Sequence[Path]) -> Iterator[Path]:
-    """Yields the user's files that this file imports anywhere in it; a file that cannot be read
-    imports nothing."""
+    """Yields the user's files that this file imports; one that cannot be parsed imports none."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
@@ -145,16 +143,12 @@ def _imported_files(file: Path, roots: Sequence[Path]) -> Iterator[Path]:
             for alias in node.names:
                 yield from _module_files(alias.name, roots)
         elif isinstance(node, ast.ImportFrom):
-            yield from _imported_from(node, file, roots)
-
-
-def _imported_from(node: ast.ImportFrom, file: Path, roots: Sequence[Path]) -> Iterator[Path]:
-    base = node.module.split(".") if node.module else []
-    for alias in node.names:
-        if node.level:
-            yield from _files_below(file.parents[node.level - 1], [*base, alias.name])
-        else:
-            yield from _module_files(".".join([*base, alias.name]), roots)
+            base = node.module.split(".") if node.module else []
+            for alias in node.names:  # a name may be a module of the package
+                if node.level:  # relative: one dot is the file's folder
+                    yield from _files_below(file.parents[node.level - 1], [*base, alias.name])
+                else:
+                    yield from _module_files(".".join([*base, alias.name]), roots)
 
 
 def _is_installed(path: Path) -> bool:
@@ -164,7 +158,7 @@ def _is_installed(path: Path) -> bool:
 
 @functools.cache
 def _installed_folders(import_path: tuple[str, ...]) -> tuple[Path, ...]:
-    """Returns the folders that packages are installed in: a user's own, a system's below a virtual
-    environment, one of `pip install --target`. An editable install has an `.egg-info` there."""
+    """Returns the folders of the import path into which packages are installed (a user's, a
+    system's, one of `pip install --target`). An editable install has no `.dist-info` there."""
     folders = [Path(entry).resolve() for entry in import_path if entry]
     return tuple(folder for folder in folders if any(folder.glob("*.dist-info")))

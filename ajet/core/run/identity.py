@@ -3,8 +3,8 @@
     identity = RunIdentity.of(config, tasks)
     identity.changes_since(earlier)     [Change("judge.py", "3fa1…", "77c0…", Effect.EXPERIMENT), …]
 
-Secrets are not part of it, so another key for a judging model is no change. Not covered: files that
-the user's code opens itself, and what a service answers.
+Secrets are left out, so a new key for a judging model is not a change. Files that the user's code
+opens are not seen.
 """
 
 from __future__ import annotations
@@ -31,33 +31,26 @@ from ajet.core.task.task import Task
 
 PACKAGES = ("ajet", "torch", "transformers")
 WHOLE_FILE_BYTES = 64_000_000
-"""Of a larger file, its size and so many bytes of its beginning and of its end are hashed."""
+"""Larger files are hashed by their size and their first and last `WHOLE_FILE_BYTES // 2` bytes."""
 MAX_FILES = 1_000
 UNREADABLE = "unreadable"
 SHA256 = r"[0-9a-f]{64}"
 INPUTS = (
-    "path",
-    "file_path",
-    "dataset_path",
-    "results_path",
-    "document_path",
-    "chat_template",
-    "tool_config_path",
-    "interaction_config_path",
-    "agent_loop_config_path",
-)
+    "path", "file_path", "dataset_path", "results_path", "document_path", "chat_template",
+    "tool_config_path", "interaction_config_path", "agent_loop_config_path",
+)  # fmt: skip
 INPUT_SUFFIXES = (
     ".csv", ".j2", ".jinja", ".json", ".jsonl", ".md", ".parquet", ".toml", ".txt", ".yaml", ".yml"
 )  # fmt: skip
 LISTED_CHANGES = 6
-HOW_TO_START = ("ajet.trainer_common.accept_changes", "ajet.trainer_common.resume")
-"""These say what one start does with the run that is there, so another value is no change of it."""
+START_KEYS = ("ajet.trainer_common.accept_changes", "ajet.trainer_common.resume")
+"""Keys about a single start: another value is not a change of the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Describes one difference between two starts. `before` or `after` is None where the thing is
-    only in one of them; a setting has a value in both."""
+    """Describes one difference between two starts. `before` or `after` is None for a file or a
+    package that only one of them has; a setting has a value in both."""
 
     what: str
     before: Any
@@ -74,22 +67,21 @@ class Change:
 
 
 def listed(changes: Sequence[Change]) -> str:
-    """Returns the changes as one line; those that weigh most come first, the last are counted."""
+    """Returns the changes as one line, the gravest first; the last ones are only counted."""
     order = [Effect.EXPERIMENT, Effect.LENGTH, Effect.NOTHING]
     ordered = sorted(changes, key=lambda change: order.index(change.effect))
-    shown = ", ".join(map(str, ordered[:LISTED_CHANGES]))
-    rest = len(ordered) - LISTED_CHANGES
-    return f"{shown} and {rest} more" if rest > 0 else shown
+    text = ", ".join(map(str, ordered[:LISTED_CHANGES]))
+    more = len(ordered) - LISTED_CHANGES
+    return f"{text} and {more} more" if more > 0 else text
 
 
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
-    """Holds what a start of a run is made of. None stands for what an older version of ajet did not
-    record.
+    """Holds what determines a run. None stands for what an older version of ajet did not record.
 
-    `config` maps dotted keys to values. `code` maps the user's code files, `files` the keys whose
-    values name other files and folders, to SHA-256 hashes. `rows` maps each split to the hash and
-    the number of its tasks. `versions` maps packages to their versions.
+    `config` maps dotted keys to values. `code` maps the user's code files, and `files` the keys
+    whose values name other files or folders, to SHA-256 hashes. `rows` maps each split to the hash
+    and the number of its tasks. `versions` maps packages to their versions.
     """
 
     config: Mapping[str, Any]
@@ -100,7 +92,6 @@ class RunIdentity:
 
     @classmethod
     def of(cls, config: AjetConfig, tasks: RunTasks) -> RunIdentity:
-        """Returns the identity of a run that would start now."""
         settings = flat_settings(config)
         return cls(
             config=settings,
@@ -114,7 +105,7 @@ class RunIdentity:
         )
 
     def changes_since(self, earlier: RunIdentity) -> list[Change]:
-        """Returns what differs; a part that either of the two does not know is left out."""
+        """Returns the differences, except of parts that one of the two did not record."""
         return [
             *_setting_changes(earlier.config, self.config),
             *_changes(earlier.code, self.code, Effect.EXPERIMENT),
@@ -125,36 +116,36 @@ class RunIdentity:
 
 
 def flat_settings(config: AjetConfig) -> dict[str, Any]:
-    """Returns the values by dotted key, without keys that nothing reads. Secrets are ``***``; a
-    text that the run folder does not show is replaced by its hash."""
+    """Returns the values by dotted key, without keys that nothing reads. Secrets are ``***``; other
+    texts that the run folder does not show are replaced by their hashes, to be compared."""
     unread = keys_without_effect(config)
-    shown, compared = flatten(redacted_config(config)), flatten(config_without_secrets(config))
+    stored, compared = flatten(redacted_config(config)), flatten(config_without_secrets(config))
     return {
-        key: value if shown.get(key) == value or value == REDACTED else _hash_of(value)
+        key: value if stored.get(key) == value or value == REDACTED else _hash_of(value)
         for key, value in compared.items()
         if key not in unread
     }
 
 
 def code_hashes(config: AjetConfig) -> dict[str, str]:
-    """Returns a hash for each file of the user's code."""
     return {
         str(below_base_dirs(file, config) or file): file_hash(file) for file in code_files(config)
     }
 
 
 def named_file_hashes(config: AjetConfig) -> dict[str, str]:
-    """Returns a hash for each key whose value names a file or a folder that is there."""
+    """Returns a hash for each key whose value names an existing file or folder."""
     return dict(_named_files(flat_settings(config), config.base_dirs))
 
 
 def file_hash(path: Path) -> str:
-    """Returns the SHA-256 of a file's content; `UNREADABLE` where there is none to be read."""
+    """Returns the SHA-256 of a file's content, or `UNREADABLE`."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
             if size <= WHOLE_FILE_BYTES:
                 return sha256(file.read()).hexdigest()
+            # Hashing gigabytes of data would delay every start.
             digest = sha256(f"{size}".encode() + file.read(WHOLE_FILE_BYTES // 2))
             file.seek(-WHOLE_FILE_BYTES // 2, 2)
             digest.update(file.read())
@@ -166,35 +157,32 @@ def file_hash(path: Path) -> str:
 def _named_files(
     settings: Mapping[str, Any], base_dirs: Sequence[Path]
 ) -> Iterator[tuple[str, str]]:
-    """Yields a hash for each key whose value names an input that is there."""
+    """Yields a hash for each key whose value names an existing input."""
     for key, value in settings.items():
         if effect_of(key) is not Effect.EXPERIMENT:
             continue
         values = value if isinstance(value, list) else [value]
-        for name in (each for each in values if isinstance(each, str) and _is_path(key, each)):
-            path = _existing(name, base_dirs)
+        for name in values:
+            if not isinstance(name, str) or not _is_path(key, name):
+                continue
+            try:
+                paths = [folder / Path(name).expanduser() for folder in [Path.cwd(), *base_dirs]]
+                path = next((path for path in paths if path.exists()), None)
+            except (OSError, ValueError, RuntimeError):  # too long, a null byte, an unknown ~user
+                continue
             if path is not None and (path.is_file() or key.startswith("ajet.")):
                 yield (key if len(values) == 1 else f"{key} {name}"), _path_hash(path)
 
 
 def _is_path(key: str, value: str) -> bool:
-    """Returns whether a value is meant as a path. In a user's own sections, where a path may be one
-    that is written to, only those of inputs count, by their suffix."""
     if key.startswith("ajet."):
         return key.rpartition(".")[2] in INPUTS
+    # A path in a section of the user's may be an output, so only suffixes of inputs count there.
     return Path(value).suffix in INPUT_SUFFIXES and "\n" not in value
 
 
-def _existing(name: str, base_dirs: Sequence[Path]) -> Path | None:
-    try:
-        paths = [folder / Path(name).expanduser() for folder in [Path.cwd(), *base_dirs]]
-        return next((path for path in paths if path.exists()), None)
-    except (OSError, ValueError, RuntimeError):  # no path has such a name
-        return None
-
-
 def _path_hash(path: Path) -> str:
-    """Returns the hash of a file, or of the files of a folder with their names."""
+    """Returns the hash of a file, or of a folder's file names and contents."""
     if path.is_file():
         return file_hash(path)
     files = sorted(file for file in path.rglob("*") if file.is_file())[:MAX_FILES]
@@ -211,29 +199,29 @@ def _hash_of(value: Any) -> str:
 def _rows(tasks: Sequence[Task]) -> dict[str, Any]:
     digest = sha256()
     for task in tasks:
-        values = {each.name: _json_data(getattr(task, each.name)) for each in fields(task)}
+        values = {field.name: _json_data(getattr(task, field.name)) for field in fields(task)}
         digest.update(json.dumps(values, sort_keys=True).encode())
     return {"number": len(tasks), "sha256": digest.hexdigest()}
 
 
 def _json_data(value: Any) -> Any:
-    """Returns the value as data that JSON can hold, for its hash: objects are named by their type,
-    large integers are written in base 16. Containers are read by the methods of their base class,
-    since a row of a user's own reader may hold any object."""
-    kind = type(value)
-    if kind in (str, bool, float, type(None)):
+    """Returns the value as JSON data, to be hashed; other objects become the name of their type."""
+    # A row of the user's own reader may hold any object. Methods of the base class are called, so
+    # that subclasses with odd methods cannot change or break the hash.
+    value_type = type(value)
+    if value_type in (str, bool, float, type(None)):
         return value
-    if issubclass(kind, dict):
+    if issubclass(value_type, dict):
         return {_json_key(key): _json_data(item) for key, item in dict.items(value)}
-    if issubclass(kind, list | tuple):
-        base: Any = list if issubclass(kind, list) else tuple
+    if issubclass(value_type, list | tuple):
+        base: Any = list if issubclass(value_type, list) else tuple
         return [_json_data(item) for item in base.__iter__(value)]
-    if issubclass(kind, str):
+    if issubclass(value_type, str):
         return str.__str__(value)
-    if issubclass(kind, int):
-        number = int.__int__(value)
+    if issubclass(value_type, int):
+        number = int.__int__(value)  # Python limits the decimal digits of an integer, not hex
         return number if number.bit_length() <= MAX_INTEGER_BITS else hex(number)
-    return float.__float__(value) if issubclass(kind, float) else type_name(kind)
+    return float.__float__(value) if issubclass(value_type, float) else type_name(value_type)
 
 
 def _json_key(key: Any) -> str:
@@ -250,10 +238,10 @@ def _versions() -> Iterator[tuple[str, str]]:
 
 
 def _setting_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Change]:
-    """Yields the settings that differ. A key that the other start's version of ajet did not have
-    counts as its default."""
+    """Yields the settings that differ. A key that one start's version of ajet did not have counts
+    as the default."""
     defaults = flatten(AjetConfig().to_dict())
-    for key in sorted((before.keys() | after.keys()) - set(HOW_TO_START)):
+    for key in sorted((before.keys() | after.keys()) - set(START_KEYS)):
         old, new = (side.get(key, defaults.get(key)) for side in (before, after))
         if old != new and not any(REDACTED in str(value) for value in (old, new)):
             yield Change(key, old, new, effect_of(key), is_setting=True)

@@ -1,13 +1,10 @@
-"""Finds held-out tasks that are training tasks too: what a run learns there is not success on tasks
-that it has not seen.
+"""Finds held-out tasks that are training tasks too: success on them does not show generalization.
 
     train.jsonl  {"question": "2 + 3?", "answer": "5"}  ─┐
     test.jsonl   {"question": "2 + 3?", "answer": "5"}  ─┴─> 1 of 1 validation tasks
 
-Tasks are compared by their content: an id, and what says where a row came from, are no part of it.
-They are where the content does not tell the tasks of one split apart, as in a game whose number is
-its task's id, and in tasks of an environment. What a workflow draws from an episode's seed is not
-seen. Not covered: questions that are almost the same.
+Tasks are compared by their content, without ids and fields that say where a row came from. Ids
+count too where several tasks of a split have one content, and for tasks of environments.
 """
 
 import json
@@ -23,37 +20,38 @@ SOURCE_FIELDS = ("split", "index")
 
 
 def overlap_line(training: Sequence[Task], held_out: Sequence[Task]) -> str | None:
-    """Returns what to say of held-out tasks that are training tasks too; None if there are none."""
-    found = tasks_in_both(training, held_out)
-    if not found:
+    """Returns a warning about held-out tasks that are training tasks too, or None."""
+    repeated = tasks_in_both(training, held_out)
+    if not repeated:
         return None
-    are = "is also a training task" if len(found) == 1 else "are also training tasks"
+    are = "is also a training task" if len(repeated) == 1 else "are also training tasks"
     return (
-        f"data: {len(found):,} of {len(held_out):,} validation tasks {are} (first: "
-        f"{found[0].task_id}): success on what is trained does not tell how others are solved; "
+        f"data: {len(repeated):,} of {len(held_out):,} validation tasks {are} (first: "
+        f"{repeated[0].task_id}): success on what is trained does not tell how others are solved; "
         "take them out of one of the two"
     )
 
 
 def tasks_in_both(training: Sequence[Task], held_out: Sequence[Task]) -> list[Task]:
     """Returns the held-out tasks that are training tasks too."""
-    asked = {task.main_query for task in training} & {task.main_query for task in held_out}
-    trained, measured = _by_content(training, asked), _by_content(held_out, asked)
-    found = []
+    # Content is serialized for shared questions only: data sets may have a million rows.
+    questions = {task.main_query for task in training} & {task.main_query for task in held_out}
+    trained, measured = _by_content(training, questions), _by_content(held_out, questions)
+    repeated = []
     for content, tasks in measured.items():
         same = trained.get(content, [])
-        is_told_apart = len(tasks) == len(same) == 1
+        is_unique = len(tasks) == len(same) == 1
         ids = {task.task_id for task in same}
-        found += [task for task in tasks if is_told_apart or task.task_id in ids]
-    return found
+        repeated += [task for task in tasks if is_unique or task.task_id in ids]
+    return repeated
 
 
-def _by_content(tasks: Iterable[Task], asked: set[str]) -> dict[str, list[Task]]:
-    found: defaultdict[str, list[Task]] = defaultdict(list)
+def _by_content(tasks: Iterable[Task], questions: set[str]) -> dict[str, list[Task]]:
+    by_content: defaultdict[str, list[Task]] = defaultdict(list)
     for task in tasks:
-        if task.main_query in asked:
-            found[json.dumps(plain_value(_content(task)), sort_keys=True)].append(task)
-    return found
+        if task.main_query in questions:
+            by_content[json.dumps(plain_value(_content(task)), sort_keys=True)].append(task)
+    return by_content
 
 
 def _content(task: Task) -> dict[str, Any]:

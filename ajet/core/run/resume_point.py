@@ -1,10 +1,8 @@
 """Finds the checkpoint from which a run resumes.
 
-    find_resume_point(folder, "auto")         the newest whole checkpoint, or None
-    find_resume_point(folder, "disable")      None
-    find_resume_point(folder, "…/step_000040")
-
-Not covered: what is in a checkpoint, and loading it (learning/checkpoints.py).
+find_resume_point(folder, "auto")         the newest whole checkpoint, or None
+find_resume_point(folder, "disable")      None
+find_resume_point(folder, "…/step_000040")
 """
 
 from __future__ import annotations
@@ -20,8 +18,7 @@ from ajet.core.update.manifest import newest_checkpoint, step_of
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """Describes a complete checkpoint: its folder, its step, and the state of the run that it
-    holds."""
+    """Holds a complete checkpoint's folder and step, and the run's state in it."""
 
     path: Path
     step: int
@@ -38,7 +35,6 @@ def find_resume_point(folder: RunFolder, resume: str) -> ResumePoint | None:
             return None
         return ResumePoint(path, step_of(path), read_state(path, is_checked=True))
     path = Path(resume)
-    state = read_state(path)
-    point = ResumePoint(path, step_of(path), state)
-    folder.archive_checkpoints_after(point.step)
-    return point
+    state = read_state(path)  # raises before anything is moved
+    folder.archive_checkpoints_after(step_of(path))
+    return ResumePoint(path, step_of(path), state)

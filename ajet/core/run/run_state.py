@@ -1,7 +1,4 @@
-"""Defines the state of a run that its checkpoint holds beside the policy.
-
-Not covered: weights, optimizer and random state (the policy has them).
-"""
+"""Defines the state of a run in its checkpoint, besides weights, optimizer and random state."""
 
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -17,9 +14,9 @@ SuccessByTask = dict[str, float]
 
 
 class ExplorerState(TypedDict):
-    """Holds backbone trinity's position in the plan: the next group, the data's cursor before it,
-    the groups that run with their tasks, the number of those left out, and the groups whose results
-    the cursor does not have."""
+    """Holds backbone trinity's position: the next group, the data's cursor before it, the running
+    groups with their tasks, the number of groups left out, and the groups whose results the cursor
+    does not have yet."""
 
     next: int
     cursor: dict[str, Any]
@@ -32,13 +29,12 @@ class ExplorerState(TypedDict):
 class RunState:
     """Holds the state after the last complete step.
 
-    `cursor` is the position in the data. `held_out` holds the success on each held-out task
-    "before" training and "after" `validated_step` steps, `second_held_out` the same by the second
-    decoding, and `cross_entropy` that of held-out rows of a supervised run. `seconds` is the
+    `cursor` is the position in the data. `held_out` maps "before" (training) and "after"
+    (`validated_step` steps) to the success on each held-out task; `second_held_out` has the same by
+    the second decoding, `cross_entropy` that of a supervised run's held-out rows. `seconds` is the
     duration of training. `begun` is the date that a chat template may write into prompts (ISO
-    8601). `timelines` holds the counts of all steps. `staleness` counts trained tokens by their age
-    in updates (empty where every token is of its own step). `explorer` is the state of backbone
-    trinity's explorer.
+    8601). `timelines` counts over all steps. `staleness` counts trained tokens by their age in
+    updates (empty on-policy).
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -57,19 +53,18 @@ class RunState:
     explorer: ExplorerState | None = None
 
     def __post_init__(self) -> None:
-        datetime.fromisoformat(self.begun)  # ValueError, where a checkpoint has another text
+        datetime.fromisoformat(self.begun)  # raises ValueError for a damaged checkpoint
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
     def success(self, moment: str) -> float | None:
-        """Returns the mean success over the held-out tasks; None where there was no validation."""
+        """Returns the mean success over the held-out tasks, or None without a validation."""
         return _mean(self.held_out.get(moment))
 
-    def success_by_decoding(self, own: Decoding) -> dict[str, dict[str, float | None]]:
-        """Returns the mean success by decoding and moment, that of the run's own validations
-        first."""
-        results = {own: self.held_out} | self.second_held_out
+    def success_by_decoding(self, run_decoding: Decoding) -> dict[str, dict[str, float | None]]:
+        """Returns the mean success by decoding and moment, the run's main decoding first."""
+        results = {run_decoding: self.held_out} | self.second_held_out
         return {
             decoding: {moment: _mean(by_moment.get(moment)) for moment in ("before", "after")}
             for decoding, by_moment in results.items()

@@ -1,9 +1,7 @@
 """Reads the tasks of one run: those it trains on and those it is measured on.
 
-    reader ─┬─ training ── cursor ─> the next batch           total_steps = how often
-            └─ held_out ─> validation
-
-Not covered: the episodes of a task (rollout/).
+reader ─┬─ training ── cursor ─> the next batch           total_steps = how often
+        └─ held_out ─> validation
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from ajet.core.task.task import Task
 @dataclass(frozen=True, slots=True)
 class RunTasks:
     """Holds the tasks of a run. `cursor` moves during the run; a checkpoint stores its state.
-    `held_out` are those that the run is measured on, of `num_held_out_available`."""
+    `held_out` is the sample of `num_held_out_available` tasks that the run is measured on."""
 
     training: list[Task]
     held_out: list[Task]
@@ -44,7 +42,7 @@ class RunTasks:
 
     @classmethod
     def of(cls, config: AjetConfig, training: list[Task], available: list[Task]) -> RunTasks:
-        """Returns the tasks of a run whose reader has these to train on and to be measured on."""
+        """Returns the tasks of a run from the reader's training and held-out tasks."""
         held_out = validation_sample(available, config)
         cursor = make_cursor(config, training)
         total_steps = BatchPlan(config, len(training), len(held_out)).total_steps
@@ -64,14 +62,14 @@ def make_cursor(config: AjetConfig, tasks: list[Task]) -> DataCursor | ResultCur
         sampler = AdaptiveSampler(tasks, AdaptiveSettings.from_config(config))
     else:
         sampler = load_own_sampler(config, tasks)
-    if isinstance(sampler, OwnSampler):
+    if isinstance(sampler, OwnSampler):  # an order for each epoch, without results
         return DataCursor(
             len(tasks), data.train_batch_size, seed=seed, shuffle=data.shuffle, own_order=sampler
         )
     if config.ajet.task_reader.type == "environment":
         raise ConfigError(
-            f"ajet.data.sampler={data.sampler}: environments (task_reader environment) are new "
-            "ones at each step, so no result is of the next one; use uniform",
+            f"ajet.data.sampler={data.sampler}: environments (task_reader environment) differ at "
+            "each step, so results say nothing about the next one; use uniform",
             code=Code.KEYS_CONFLICT,
         )
     path = data.curriculum.results_path

@@ -1,18 +1,15 @@
-"""Decides what starting a run folder means: begin, go on, say that it is complete, or ask.
+"""Decides what starting a run folder means: begin, resume, say that it is complete, or ask.
 
     the folder has     and since then                 then
     no step            anything                       a new run begins in it
-    a finished run     nothing changed, or logging    RunComplete, which says how to go on
-    a finished run     it became longer               it goes on
+    a finished run     nothing changed, or logging    RunComplete, which says how to train further
+    a finished run     it became longer               it resumes
     a finished run     the experiment changed         it is kept as NAME.1, a new run begins
-    an unfinished run  nothing changed, or logging    it goes on
+    an unfinished run  nothing changed, or logging    it resumes
     an unfinished run  the experiment changed         RunChanged, unless the changes are accepted
 
-`trainer_common.resume: disable` keeps what is there as NAME.1 and begins anew, whatever it is.
-A run whose explorer still plays (backbone trinity as two commands) is not kept as NAME.1: such a
-start is refused. `open_run` does all of it under the folder's lock; `describe_start` only says it.
-Neither needs torch. Not covered: asking a person (cli/train.py), and loading a checkpoint
-(resume_point.py).
+`trainer_common.resume: disable` always keeps the folder's run as NAME.1 and begins anew. `open_run`
+acts under the folder's lock; `describe_start` only says what it would do. Neither needs torch.
 """
 
 from __future__ import annotations
@@ -53,8 +50,7 @@ from ajet.core.update.manifest import newest_checkpoint, step_of
 @dataclass(frozen=True, slots=True)
 class RunStart:
     """Describes how a run starts: after which step, with which changes since the last start, and
-    the line that says so (empty where there is nothing to say). `sets_aside` is True where the
-    folder's run is kept under another name first."""
+    the line that reports it (may be empty). With `sets_aside` the folder's run is renamed first."""
 
     first_step: int
     changes: list[Change]
@@ -62,18 +58,17 @@ class RunStart:
     sets_aside: bool = False
 
     def describe(self, total_steps: int) -> str:
-        """Returns what the start does, in one line."""
         if self.line or not self.first_step:
             return self.line or "begins"
-        return f"goes on after step {self.first_step} of {total_steps}"
+        return f"resumes after step {self.first_step} of {total_steps}"
 
 
 @contextmanager
 def open_run(config: AjetConfig, tasks: RunTasks) -> Iterator[RunFolder]:
-    """Opens the run folder, records this attempt and its end, and yields the folder.
+    """Opens the run folder, records this attempt, and its end if it fails, and yields the folder.
 
-    Raises `RunComplete` where there is nothing to do, `RunChanged` where an unfinished run would go
-    on as another experiment, and `CheckpointError` where another process has the folder.
+    Raises RunComplete where there is nothing to do, RunChanged where an unfinished run would
+    continue as another experiment, and CheckpointError where another process has the folder.
     """
     identity = RunIdentity.of(config, tasks)
     folder = RunFolder.open(config.run_folder)
@@ -84,7 +79,10 @@ def open_run(config: AjetConfig, tasks: RunTasks) -> Iterator[RunFolder]:
                 raise CheckpointError(refusal, code=Code.RUN_FOLDER_UNUSABLE)
             folder = _set_aside(folder)
         elif not start.first_step and _change_experiment(start.changes):
-            _forget_episodes(folder)
+            # No step was finished, but the databases may have groups of the other experiment.
+            for database in (folder.buffer_db, folder.finished_db):
+                for file in folder.path.glob(f"{database.name}*"):
+                    file.unlink()
         attempt = AttemptRecord(
             number=next_number(folder),
             begun=datetime.now().isoformat(timespec="seconds"),
@@ -101,6 +99,8 @@ def open_run(config: AjetConfig, tasks: RunTasks) -> Iterator[RunFolder]:
                 logger.warning(line)
             yield folder
     except BaseException as error:
+        # RunComplete and RunChanged are raised before an attempt begins. Secrets in an exception's
+        # text must not reach the record.
         if isinstance(error, KeyboardInterrupt):
             end_attempt(folder, "stopped", _last_step(folder), "interrupted at once")
         elif not isinstance(error, RunComplete | RunChanged):
@@ -112,8 +112,8 @@ def open_run(config: AjetConfig, tasks: RunTasks) -> Iterator[RunFolder]:
 
 
 def describe_start(config: AjetConfig, tasks: RunTasks) -> str:
-    """Returns in one line what a run of this config would do with its folder now, and changes
-    nothing. Raises `CheckpointError` where the folder cannot be read."""
+    """Returns in one line what a run of this config would do with its folder now. Raises
+    CheckpointError where the folder cannot be read."""
     folder = RunFolder(config.run_folder)
     require_place(folder.path)
     explores = config.ajet.backbone == "trinity" and config.trinity.mode == "explore"
@@ -137,19 +137,24 @@ def decide_start(
     config: AjetConfig, folder: RunFolder, identity: RunIdentity, total_steps: int
 ) -> RunStart:
     """Returns how a run of this config starts in the folder (see the module's docstring). Raises
-    `RunComplete` or `RunChanged` where it does not start."""
+    RunComplete or RunChanged where it does not start."""
     trainer = config.ajet.trainer_common
-    earlier, step, aside = earlier_identity(folder), _newest_step(folder), _name_aside(folder)
-    if earlier is None or (step is None and not _has_numbers(folder)):
+    earlier, aside = earlier_identity(folder), _name_aside(folder)
+    # The newest checkpoint may be damaged; that is noticed when it is loaded.
+    steps = [step_of(file.parent) for file in folder.checkpoints.glob("step_*/manifest.json")]
+    step = max(steps, default=None)
+    metrics = folder.metrics_jsonl
+    has_metrics = metrics.exists() and metrics.stat().st_size > 0
+    if earlier is None or (step is None and not has_metrics):
         is_named = trainer.resume not in ("auto", "disable")
-        return RunStart(step or 0, [], f"goes on after {trainer.resume}" if is_named else "")
+        return RunStart(step or 0, [], f"resumes after {trainer.resume}" if is_named else "")
     if trainer.resume == "disable":
         line = f"the earlier run is kept as {aside.name}, and a new run begins"
         return RunStart(0, [], line, sets_aside=True)
     changes = identity.changes_since(earlier)
-    if trainer.resume != "auto":
+    if trainer.resume != "auto":  # a person chose a checkpoint, so changes need no confirmation
         step = step_of(Path(trainer.resume))
-        line = f"goes on after {trainer.resume}"
+        line = f"resumes after {trainer.resume}"
         return RunStart(step, changes, _changed(f"{line}; ", changes) or line)
     was_finished = _was_finished(folder, step, total_steps)
     if _change_experiment(changes) and not trainer.accept_changes:
@@ -159,7 +164,7 @@ def decide_start(
             return RunStart(0, changes, f"{line}, and a new run begins", sets_aside=True)
         raise RunChanged(
             f"{folder.path} holds a run that stopped after step {step} of {total_steps}, and "
-            f"these have changed since: {listed(changes)}; go on with the changes "
+            f"these have changed since: {listed(changes)}; continue with the changes "
             f"(--accept-changes), begin anew (--no-resume; the old run is kept as {aside.name}) "
             "or choose another ajet.experiment_name"
         )
@@ -172,50 +177,36 @@ def decide_start(
             f"ajet.trainer_common.total_training_steps above {step}; --no-resume begins anew and "
             f"keeps this run as {aside.name}"
         )
-    where = "the finished run becomes longer: it " if was_finished else ""
-    where += f"goes on after step {step or 0} of {total_steps}; "
-    return RunStart(step or 0, changes, _changed(where, changes) + _schedule(config, changes))
+    prefix = "the finished run becomes longer: it " if was_finished else ""
+    prefix += f"resumes after step {step or 0} of {total_steps}; "
+    line = _changed(prefix, changes)
+    schedule = config.ajet.trainer_common.optim.lr_schedule
+    if schedule != "constant" and any(change.effect is Effect.LENGTH for change in changes):
+        line += f"; the learning rate's {schedule} schedule ends at the new last step"
+    return RunStart(step or 0, changes, line)
 
 
 def _change_experiment(changes: list[Change]) -> bool:
     return any(change.effect is Effect.EXPERIMENT for change in changes)
 
 
-def _changed(where: str, changes: list[Change]) -> str:
-    return f"{where}changed since the last start: {listed(changes)}" if changes else ""
-
-
-def _schedule(config: AjetConfig, changes: list[Change]) -> str:
-    """Returns what another length means for a learning rate that depends on it."""
-    schedule = config.ajet.trainer_common.optim.lr_schedule
-    is_other_length = any(change.effect is Effect.LENGTH for change in changes)
-    if schedule == "constant" or not is_other_length:
-        return ""
-    return f"; the learning rate's {schedule} schedule ends at the new last step"
+def _changed(prefix: str, changes: list[Change]) -> str:
+    return f"{prefix}changed since the last start: {listed(changes)}" if changes else ""
 
 
 def _was_finished(folder: RunFolder, step: int | None, total_steps: int) -> bool:
-    """Returns whether the folder's run came to the end that it had then."""
+    """Tells whether the folder's run reached its last step, as it was configured then."""
     attempts = read_attempts(folder)
     if attempts:
         return attempts[-1].end == "complete"
+    # Run folders of earlier versions have no attempts.
     return step is not None and step >= total_steps and folder.summary_json.exists()
-
-
-def _has_numbers(folder: RunFolder) -> bool:
-    return folder.metrics_jsonl.exists() and folder.metrics_jsonl.stat().st_size > 0
-
-
-def _newest_step(folder: RunFolder) -> int | None:
-    """Returns the step of the newest checkpoint; whether it is whole is seen when it is loaded."""
-    steps = [step_of(file.parent) for file in folder.checkpoints.glob("step_*/manifest.json")]
-    return max(steps, default=None)
 
 
 def _last_step(folder: RunFolder) -> int:
     """Returns the last step that was recorded."""
     steps = [0]
-    with suppress(OSError, ValueError):  # a line that a kill has cut
+    with suppress(OSError, ValueError):  # a kill may have cut the last line
         for line in folder.metrics_jsonl.read_text(encoding="utf-8").splitlines():
             steps.append(int(json.loads(line)["step"]))
     return max(steps)
@@ -228,6 +219,7 @@ def _name_aside(folder: RunFolder) -> Path:
 
 def _refusal_to_set_aside(folder: RunFolder) -> str:
     """Returns why the folder may not be renamed now, or an empty text."""
+    # Backbone trinity as two commands: the explorer holds a lock and goes on writing.
     for lock in folder.locks():
         if lock.name != LOCK and is_held(lock):
             return (
@@ -238,8 +230,7 @@ def _refusal_to_set_aside(folder: RunFolder) -> str:
 
 
 def _set_aside(folder: RunFolder) -> RunFolder:
-    """Renames the folder, and returns a new one in its place. The replies of a judging model are
-    copied there: they are found by the request, so they hold for any run."""
+    """Renames the folder, and returns a new one in its place."""
     aside = _name_aside(folder)
     try:
         folder.path.rename(aside)
@@ -249,14 +240,7 @@ def _set_aside(folder: RunFolder) -> RunFolder:
         ) from error
     folder.close()
     new = RunFolder.open(folder.path)
+    # Replies of a judging model are stored by request, so they are valid for any run.
     for replies in aside.glob("judge_replies.sqlite*"):
         shutil.copyfile(replies, new.path / replies.name)
     return new
-
-
-def _forget_episodes(folder: RunFolder) -> None:
-    """Removes groups and episodes of a start that finished no step: they may be another
-    experiment's."""
-    for database in (folder.buffer_db, folder.finished_db):
-        for file in folder.path.glob(f"{database.name}*"):
-            file.unlink()

@@ -11,9 +11,7 @@
         await run.save_if_new()
     summary = run.finish()
 
-What an earlier attempt of the run wrote after its last checkpoint is cut off when the next attempt
-starts. Not covered: how a step is computed (ajet/backbones), what is written (core/record), and
-what a checkpoint holds beside `RunState` (the learner's part).
+Records that an earlier attempt wrote after its last checkpoint are cut off when the next starts.
 """
 
 from __future__ import annotations
@@ -49,19 +47,15 @@ from ajet.core.trajectory.trajectory import Group
 from ajet.core.update.checkpoint import checked_state, unusable
 
 Save = Callable[[int, dict[str, Any]], Awaitable[None]]
-"""Writes a checkpoint with the step and the run's own state, which it is called with."""
-
-
+"""Writes a checkpoint, called with the step and the run's state (`RunState.as_json`)."""
 OnStep = Callable[[int, Sequence[Group]], None]
-"""Is called with each step that is recorded, and its groups."""
-
-
+"""Called with each recorded step and its groups."""
 Score = Callable[[Sequence[Group]], Awaitable[float]]
-"""Returns the cross-entropy of given replies under the present policy."""
+"""Returns the cross-entropy of given replies under the current policy."""
 
 
 class TrainingRun:
-    """Manages one attempt of a run, from a checkpoint or the start to the last step."""
+    """Manages one attempt of a run, from a checkpoint or from the start to its last step."""
 
     def __init__(
         self,
@@ -74,10 +68,9 @@ class TrainingRun:
         console: Console,
         resume_point: ResumePoint | None = None,
     ) -> None:
-        """Restores the state of `resume_point`, if given, and opens the records. `save` writes a
-        checkpoint. The learner must have loaded `resume_point` already: a checkpoint of another
-        model must leave the records unchanged."""
-        tasks = tasks.from_the_beginning(config)  # an earlier attempt has moved the cursor
+        """Restores the state of `resume_point`, if any, and opens the records. The learner must
+        have loaded `resume_point` already: if it refuses the checkpoint, nothing may be cut off."""
+        tasks = tasks.from_the_beginning(config)  # an earlier attempt may have moved the cursor
         self.config, self.folder, self.tasks, self.interrupt = config, folder, tasks, interrupt
         self.on_step: OnStep = lambda step, groups: None
         self.stopping_note: Callable[[], str] = lambda: (
@@ -94,6 +87,7 @@ class TrainingRun:
             if self.state.step != resume_point.step:
                 raise unusable(path, f"its state.json is of step {self.state.step}")
             tasks.cursor.load_state_dict(self.state.cursor)
+        # The recorder cuts off the records after this step, so it comes after every check.
         self._attempt = correct_first_step(folder, self.state.step)
         self.recorder = RunRecorder(
             config,
@@ -112,7 +106,7 @@ class TrainingRun:
         self.recorder.__enter__()
         if self._resumed_from is not None:
             self.progress.note(
-                f"goes on after step {self.state.step} of {self.tasks.total_steps}, "
+                f"resumes after step {self.state.step} of {self.tasks.total_steps}, "
                 f"from {shown_path(self._resumed_from)}"
             )
         self._note_validation()
@@ -120,20 +114,19 @@ class TrainingRun:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         self.interrupt.on_first = nothing  # it outlives the run, and would keep its model alive
-        self.recorder.__exit__(kind, error, trace)
+        self.recorder.__exit__(error_type, error, trace)
 
     @property
     def progress(self) -> TrainingProgress:
-        """Returns the live display."""
         return self.recorder.progress
 
     def batches(self, runner: GroupRunner) -> BatchRollout:
-        """Returns the run's batches, rolled out by `runner`, with their progress on the display."""
+        """Returns the rollouts of the run's batches by `runner`, with progress on the display."""
         self._attach(runner)
         return BatchRollout(
             runner,
@@ -150,8 +143,7 @@ class TrainingRun:
             yield self.state.step + 1
 
     def rollout_done(self, step: int, rollout: StepGroups) -> None:
-        """Reports the failures of a step's episodes, which have ended, and shows that the update is
-        next."""
+        """Warns of a rollout's failures, and shows that the update is next."""
         warn_of_failures(f"step {step}", rollout.all)
         self.progress.phase("update")
         self.progress.fraction(0.0)
@@ -159,8 +151,8 @@ class TrainingRun:
     def record_step(
         self, step: int, rollout: StepGroups, update: UpdateRecord, metrics: dict[str, float]
     ) -> None:
-        """Records a finished step and advances the run's state past it. Raises `RunFailed` where
-        `sampler_gap` stops the run: the step is whole, so a checkpoint of it may be written."""
+        """Records a finished step and advances the run's state past it. Raises RunFailed where
+        `sampler_gap` stops the run; the step is complete, so it can still be saved."""
         metrics = metrics | self.tasks.cursor.metrics() | {"run/attempt": float(self._attempt)}
         self.state.timelines += self.recorder.step(step, rollout, update, metrics)
         self.state.step = step
@@ -171,9 +163,8 @@ class TrainingRun:
         self._stop_at_sampler_gap(step, metrics)
 
     async def validate_if_due(self, runner: GroupRunner, score: Score | None = None) -> bool:
-        """Measures success on the held-out tasks if validation is due, under the same seeds at
-        every step, and returns whether it was. Where these are rows with given replies, `score`
-        measures the cross-entropy."""
+        """Measures success on the held-out tasks if validation is due, and returns whether it was.
+        Where these are rows with given replies, `score` measures their cross-entropy."""
         moment = self._validation_due()
         if moment is None:
             return False
@@ -183,6 +174,7 @@ class TrainingRun:
         self._attach(runner)
         is_given = self.config.learns_from_rows(is_training=False)
         step, num_repeat = self.state.step, 1 if is_given else self.config.validation_repeats
+        # Episodes of validations have the same seeds at every step, so only the policy differs.
         groups = await self._held_out_episodes(runner, num_repeat)
         if is_given:
             assert score is not None
@@ -192,18 +184,15 @@ class TrainingRun:
             self.recorder.validation(step, groups)
             self.state.held_out[moment] = success_by_task(groups)
             if self._trainer.val_second_decoding and step in (0, self.tasks.total_steps):
-                await self._validate_second_decoding(runner, moment)
+                decoding = self.config.second_decoding
+                number = self._trainer.val_pass_n or self.config.repeats_by_default(decoding)
+                groups = await self._held_out_episodes(runner, number, decoding)
+                self.recorder.second_validation(step, decoding, groups)
+                by_moment = self.state.second_held_out.setdefault(decoding, {})
+                by_moment[moment] = success_by_task(groups)
         self.state.validated_step = step
         self._is_saved = False
         return True
-
-    async def _validate_second_decoding(self, runner: GroupRunner, moment: str) -> None:
-        decoding = self.config.second_decoding
-        number = self._trainer.val_pass_n or self.config.repeats_by_default(decoding)
-        groups = await self._held_out_episodes(runner, number, decoding)
-        self.recorder.second_validation(self.state.step, decoding, groups)
-        by_moment = self.state.second_held_out.setdefault(decoding, {})
-        by_moment[moment] = success_by_task(groups)
 
     async def _held_out_episodes(
         self, runner: GroupRunner, num_repeat: int, decoding: Decoding | None = None
@@ -230,26 +219,26 @@ class TrainingRun:
         self._is_saved = True
 
     def finish(self) -> RunSummary:
-        """Writes the summary and the end of this attempt, and returns the summary. It is called
-        last."""
+        """Writes the summary and the end of this attempt, and returns the summary."""
         summary = self._summary()
         summary.write(self.folder.summary_json)
         is_complete = self.state.step >= self.tasks.total_steps and not self.interrupt.stopped_early
         end_attempt(self.folder, "complete" if is_complete else "stopped", self.state.step)
         if self.state.step < self.tasks.total_steps:
+            # Not after the last step, when an interrupt has cut nothing short.
             self.interrupt.stopped_early = self.interrupt.requested
             again = "the same command" if self._trainer.resume == "auto" else "--resume"
             self.progress.note(
                 f"stopped after step {self.state.step} of {self.tasks.total_steps}: "
-                f"{again} goes on from there"
+                f"{again} continues from there"
             )
         return summary
 
     def _validation_due(self) -> str | None:
-        """Returns the label of a validation that is due now: "before" the first step unless the
-        config forbids it, "after" every `test_freq` steps and at the end of a run that was
-        validated at its start; else None. A validation that an interrupt prevented is due on
-        resuming."""
+        """Returns the label of a validation that is due now ("before" the first step, or "after"
+        one), or None."""
+        # A step is validated at most once, also by two attempts. A validation that an interrupt
+        # prevented is due when the run resumes, since `validated_step` was not set.
         state = self.state
         if state.validated_step == state.step or not self.tasks.held_out:
             return None
@@ -260,7 +249,6 @@ class TrainingRun:
         return "after" if is_end or self._is_multiple(self._trainer.test_freq) else None
 
     def _note_validation(self) -> None:
-        """Says on how many of the held-out tasks the run is measured, if it is."""
         num, available = len(self.tasks.held_out), self.tasks.num_held_out_available
         if num and (self._validates_before or self._trainer.test_freq > 0):
             how_many = f"{num:,}" if num == available else f"{num:,} of {available:,}"
@@ -271,12 +259,11 @@ class TrainingRun:
 
     @property
     def _validates_before(self) -> bool:
-        """Returns whether a validation precedes the first step."""
-        asked = self._trainer.val_before_train
-        return self._trainer.test_freq > 0 if asked is None else asked
+        setting = self._trainer.val_before_train
+        return self._trainer.test_freq > 0 if setting is None else setting
 
     def _attach(self, runner: GroupRunner) -> None:
-        """Has the runner show what its episodes do, and take the stops of this run folder."""
+        """Lets the runner report its episodes' progress, and obey this run folder's stops."""
         runner.watch.attach(self._stops, shown_path(self.folder.path), self.progress)
 
     def _stop_at_sampler_gap(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -285,7 +272,7 @@ class TrainingRun:
         if line is not None:
             raise RunFailed(
                 f"stopped after step {step} (ajet.trainer_common.sampler_gap.action=stop): {line}; "
-                "its checkpoint is written, and the same command goes on from there",
+                "its checkpoint is written, and the same command continues from there",
                 code=Code.SAMPLER_GAP,
             )
 
@@ -296,10 +283,13 @@ class TrainingRun:
         return self._seconds_before + time.monotonic() - self._started_s
 
     def _summary(self) -> RunSummary:
-        stale = {"staleness": self.state.staleness} if self.state.staleness else {}
-        given = {"cross_entropy": self.state.cross_entropy} if self.state.cross_entropy else {}
-        other = self.state.second_held_out
-        second = {f"held_out_{decoding}": by_moment for decoding, by_moment in other.items()}
+        extra: dict[str, Any] = {"held_out": self.state.held_out}
+        for decoding, by_moment in self.state.second_held_out.items():
+            extra[f"held_out_{decoding}"] = by_moment
+        if self.state.staleness:
+            extra["staleness"] = self.state.staleness
+        if self.state.cross_entropy:
+            extra["cross_entropy"] = self.state.cross_entropy
         return RunSummary(
             steps=self.state.step,
             episodes=self.state.num_episodes,
@@ -313,6 +303,6 @@ class TrainingRun:
             num_held_out_available=self.tasks.num_held_out_available,
             timelines=self.state.timelines.report(),
             signal=self.recorder.signal,
-            warnings=[asdict(each) for each in self.recorder.warnings],
-            extra={"held_out": self.state.held_out, **second, **stale, **given},
+            warnings=[asdict(warning) for warning in self.recorder.warnings],
+            extra=extra,
         )

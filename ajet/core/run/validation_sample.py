@@ -4,9 +4,8 @@
                    N       the first N
                    null    all
 
-Success on n tasks, each won or lost, has a standard error of at most 0.5 / sqrt(n): 5 points for
-100. The difference between two validations is known better, since both play the same tasks under
-the same seeds. Not covered: when a run validates (training_run.py).
+The standard error of success on n tasks is at most 0.5 / sqrt(n): 5 points for 100. That of the
+difference between two validations is smaller, since they have the same tasks and seeds.
 """
 
 import random
@@ -21,14 +20,13 @@ TaskLimit = int | Literal["auto"] | None
 
 
 def sample_size(num_tasks: int, limit: TaskLimit) -> int:
-    """Returns how many of the held-out tasks a run is measured on."""
     if limit is None:
         return num_tasks
     return min(num_tasks, AUTO_TASKS if limit == "auto" else limit)
 
 
 def validation_sample(tasks: list[Task], config: AjetConfig) -> list[Task]:
-    """Returns the tasks that a run with this config is measured on, in the order of `tasks`."""
+    """Returns the held-out tasks that a run is measured on, in the order of `tasks`."""
     limit = config.ajet.data.val_max_tasks
     size = sample_size(len(tasks), limit)
     if limit != "auto" or size == len(tasks):

@@ -1,20 +1,18 @@
-"""Reads rows of Parquet and Arrow files, and takes out what columns of structs add to messages.
+"""Reads rows of Parquet and Arrow files, and removes the nulls that struct types add to messages.
 
     {"zone": "UTC"}, {"city": "Oslo"}      the arguments of two rows' calls
       -> one type for the column           struct<zone: string, city: string>
       -> {"zone": "UTC", "city": None}     what pyarrow and `datasets` return
-      -> {"zone": "UTC"}                   what the row has
+      -> {"zone": "UTC"}                   what the row had
 
-A field of a struct that is null is absent where messages and tools are: in a message's calls and
-parts, and in a tool's schema. A message's other fields and all other columns keep their nulls, and
-so do lists (`enum: ["a", null]`) and maps. What was written as `"default": null` cannot be told
-from an absent field there; JSON text keeps it.
+Null fields are removed inside messages and tools only. There a written `"default": null` cannot be
+distinguished from an absent field; JSON text keeps it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,18 +24,19 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 IPC_FILE_MAGIC = b"ARROW1"
-"""Begins an Arrow file with an index; without it a file is a stream, as `save_to_disk` writes."""
+"""The first bytes of an Arrow file with an index. Others are streams, as `save_to_disk` writes."""
 
 
 def read_table(file: Path) -> list[dict[str, Any]]:
     """Returns the rows of a .parquet or .arrow file."""
+    format_name = "Parquet" if file.suffix == ".parquet" else "Arrow"
     try:
         import pyarrow as pa
         from pyarrow import parquet
     except ModuleNotFoundError as error:
-        kind = "Parquet" if file.suffix == ".parquet" else "Arrow"
         raise DataError(
-            f"{file}: {kind} needs pyarrow: {extra_advice('pyarrow')}", code=Code.PACKAGE_MISSING
+            f"{file}: {format_name} needs pyarrow: {extra_advice('pyarrow')}",
+            code=Code.PACKAGE_MISSING,
         ) from error
     try:
         if file.suffix == ".parquet":
@@ -50,14 +49,13 @@ def read_table(file: Path) -> list[dict[str, Any]]:
                 table = open_ipc(source).read_all()
         return rows_of(table.to_pylist(), table.schema)
     except (pa.ArrowException, OSError) as error:
-        kind = "Parquet" if file.suffix == ".parquet" else "Arrow"
         raise DataError(
-            f"{file}: not a readable {kind} file: {error}", code=Code.DATA_UNREADABLE
+            f"{file}: not a readable {format_name} file: {error}", code=Code.DATA_UNREADABLE
         ) from error
 
 
 def rows_of(rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> list[dict[str, Any]]:
-    """Returns the rows of a table with this schema, without the fields that its types add."""
+    """Returns the rows of a table, without the null fields that its schema adds."""
     converters = {field.name: _converter(field.type, in_message=False) for field in schema}
     return [
         {name: _converted(value, converters.get(name)) for name, value in row.items()}
@@ -72,29 +70,34 @@ def _converted(value: Any, convert: Converter | None) -> Any:
     return value if value is None or convert is None else convert(value)
 
 
-def _converter(kind: pa.DataType, *, in_message: bool) -> Converter | None:
-    """Returns what makes of a value of this type what its author wrote; None where that is the
-    value itself."""
+def _converter(data_type: pa.DataType, *, in_message: bool) -> Converter | None:
+    """Returns the function that restores a value of this type to what was written; None where
+    nothing needs restoring, which saves a call for each value."""
     from pyarrow import types
 
-    if getattr(kind, "extension_name", None) == "arrow.json":
+    if getattr(data_type, "extension_name", None) == "arrow.json":
         return lambda value: json.loads(value) if isinstance(value, str) else value
-    if types.is_map(kind) and in_message:
-        return dict
-    if types.is_struct(kind):
-        return _struct_converter(kind, in_message=in_message)
-    inner_kind = getattr(kind, "value_type", None)
-    if inner_kind is None or types.is_dictionary(kind):
-        return None
+    if types.is_map(data_type) and in_message:
+        return dict  # pyarrow returns a map as a list of pairs
+    if types.is_struct(data_type):
+        return _struct_converter(data_type, in_message=in_message)
+    inner_kind = getattr(data_type, "value_type", None)
+    if inner_kind is None or types.is_dictionary(data_type):
+        return None  # a scalar; pyarrow decodes dictionaries, whose value_type is not a list's
     inner = _converter(inner_kind, in_message=in_message)
-    return None if inner is None else lambda value: [_converted(each, inner) for each in value]
+    return (
+        None if inner is None else lambda value: [_converted(element, inner) for element in value]
+    )
 
 
-def _struct_converter(kind: pa.DataType, *, in_message: bool) -> Converter | None:
-    fields = {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}
+def _struct_converter(data_type: pa.DataType, *, in_message: bool) -> Converter | None:
+    fields = {data_type.field(i).name: data_type.field(i).type for i in range(data_type.num_fields)}
+    # A message or a tool itself keeps its nulls (`content`); what is nested in it does not.
+    is_tool = fields.keys() >= {"name", "parameters"}
+    in_message_below = in_message or is_tool or bool(fields.keys() & {"role", "from", "function"})
     inner = {
-        name: _converter(each, in_message=in_message or _is_message(fields.keys()))
-        for name, each in fields.items()
+        name: _converter(field_type, in_message=in_message_below)
+        for name, field_type in fields.items()
     }
     if not in_message and not any(inner.values()):
         return None
@@ -103,14 +106,9 @@ def _struct_converter(kind: pa.DataType, *, in_message: bool) -> Converter | Non
         if not isinstance(value, Mapping):  # an image that `datasets` decoded
             return value
         return {
-            name: _converted(each, inner.get(name))
-            for name, each in value.items()
-            if not (in_message and each is None)
+            name: _converted(field_value, inner.get(name))
+            for name, field_value in value.items()
+            if not (in_message and field_value is None)
         }
 
     return convert
-
-
-def _is_message(names: Set[str]) -> bool:
-    """Returns whether a struct with these fields is a chat message or a tool."""
-    return bool(names & {"role", "from", "function"}) or names >= {"name", "parameters"}

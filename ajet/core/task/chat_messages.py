@@ -7,11 +7,8 @@
     {"role": "assistant", "refusal": "no"}, a refusal part        "no"
     "arguments": {}, "{}", "" or null                             no arguments
 
-Rows of data sets (row_messages.py), requests over HTTP (workflow/gateway) and calls of workflows
-(trajectory/plain_trajectory.py) pass through here, so the same message is the same prompt in all
-three. What cannot be brought to that form raises ValueError, with its place in one line.
-
-Not covered: ids of calls in the form that a template takes (inference/chat_template.py).
+Rows of data sets, requests over HTTP and calls of workflows pass through here, so the same message
+is the same prompt in all three. Anything else raises a ValueError with its location.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ def checked_messages(
     messages: Iterable[Mapping[str, Any]], place: str = "messages"
 ) -> list[dict[str, Any]]:
     """Returns the messages in the form of the module's docstring, without fields that are null.
-    Content that is not text stays as it is."""
+    Content that is not text is left unchanged."""
     checked = [_checked(message, f"{place}[{index}]") for index, message in enumerate(messages)]
     return current_form(checked, place)
 
@@ -36,9 +33,11 @@ def current_form(
     messages: Sequence[Mapping[str, Any]], place: str = "messages"
 ) -> list[dict[str, Any]]:
     """Returns the messages with OpenAI's former function calls as tool calls, and a developer's as
-    the system's. A result belongs to the first call of its name that has none yet."""
+    the system's."""
     result: list[dict[str, Any]] = []
-    waiting: dict[str, Any] = {}  # ids of calls without a result -> names
+    # Ids of calls without a result -> names. The former API had no ids: a result belongs to the
+    # first call of its name that has none yet, or of any name if the result has none.
+    waiting: dict[str, Any] = {}
     for index, message in enumerate(map(dict, messages)):
         refusal = message.pop("refusal", None)
         if refusal and message.get("content"):
@@ -51,19 +50,22 @@ def current_form(
             message = _with_tool_calls(message, f"{place}[{index}]", f"call_{index}_0")
         elif message.get("role") == "function":
             name = message.get("name")
-            call_id = next((i for i, each in waiting.items() if name in (None, each)), None)
+            call_id = next((key for key in waiting if name in (None, waiting[key])), None)
             message = {**message, "role": "tool"}
             if call_id is not None:
                 message.setdefault("tool_call_id", call_id)
-        waiting |= _names_by_id(message.get("tool_calls"))
+        for call in message.get("tool_calls") or ():
+            function = call.get("function") if isinstance(call, Mapping) else None
+            if isinstance(function, Mapping) and call.get("id"):
+                waiting[str(call["id"])] = function.get("name")
         waiting.pop(str(message.get("tool_call_id")), None)
         result.append(message)
     return result
 
 
 def parsed_arguments(arguments: Any) -> Any:
-    """Returns a call's arguments as a dict: JSON text is parsed, and None, blank text and JSON's
-    null are those of a call without any. Anything else is returned unchanged."""
+    """Returns a call's arguments as a dict: JSON text is parsed; None, blank text and JSON's null
+    are no arguments. Anything else is returned unchanged."""
     if not isinstance(arguments, str):
         return {} if arguments is None else arguments
     if not arguments.strip():
@@ -72,19 +74,20 @@ def parsed_arguments(arguments: Any) -> Any:
         value = json.loads(arguments)
     except (ValueError, RecursionError):
         return arguments
-    return {} if value is None else value if isinstance(value, dict) else arguments
+    if value is None:
+        return {}
+    return value if isinstance(value, dict) else arguments
 
 
 def joined_text(content: Any) -> Any:
-    """Returns content that is a list of text parts as one text, and other content unchanged. A
-    refusal is text of the model's."""
+    """Returns a list of text parts as one text, and other content unchanged. A refusal is text."""
     if isinstance(content, list | tuple) and all(map(_is_text, content)):
         return "".join(part.get("text") or part.get("refusal") or "" for part in content)
     return content
 
 
 def why_not_text(content: Any) -> str:
-    """Says what keeps content from being text."""
+    """Says why content is not text."""
     if not isinstance(content, list | tuple):
         return f"it is of type {type(content).__name__}"
     number, part = next((n, part) for n, part in enumerate(content, 1) if not _is_text(part))
@@ -93,53 +96,55 @@ def why_not_text(content: Any) -> str:
     return f"its part {number} is a {type(part).__name__}, not an object"
 
 
-def _checked(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _checked(message: Mapping[str, Any], location: str) -> dict[str, Any]:
     result = {key: value for key, value in message.items() if value is not None}
     role = result.get("role")
     if role not in ROLES:
-        raise ValueError(f"{where}: unknown role {role!r}")
+        raise ValueError(f"{location}: unknown role {role!r}")
     content = result.get("content", "")
     if not isinstance(content, str | list | tuple):
-        raise ValueError(f"{where}: content must be text or a list of parts")
+        raise ValueError(f"{location}: content must be text or a list of parts")
     if content:
         result["content"] = joined_text(content)
     calls = result.pop("tool_calls", None)
     if calls:
-        result["tool_calls"] = _checked_calls(calls, where)
+        result["tool_calls"] = _checked_calls(calls, location)
     return result
 
 
-def _checked_calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    """Returns the calls with the function in a field of each, where some data sets leave it out."""
-    if not isinstance(calls, list | tuple) or not all(isinstance(each, Mapping) for each in calls):
-        raise ValueError(f"{where}.tool_calls must be a list of objects")
+def _checked_calls(calls: Any, location: str) -> list[dict[str, Any]]:
+    """Returns the calls in OpenAI's form; some data sets have the function's fields in the call."""
+    if not isinstance(calls, list | tuple) or not all(isinstance(call, Mapping) for call in calls):
+        raise ValueError(f"{location}.tool_calls must be a list of objects")
     checked = []
     for call in calls:
         function = call.get("function") or call
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise ValueError(f"{where}: a tool call has no function with a name")
+            raise ValueError(f"{location}: a tool call has no function with a name")
         if function is call:
-            rest = {key: call[key] for key in ("id", "type") if call.get(key) is not None}
+            envelope = {key: call[key] for key in ("id", "type") if call.get(key) is not None}
             fields = {"name": call["name"], "arguments": call.get("arguments")}
-            call = {"type": "function", **rest, "function": fields}
+            call = {"type": "function", **envelope, "function": fields}
         checked.append(dict(call))
     return checked
 
 
-def _with_tool_calls(message: dict[str, Any], where: str, call_id: str) -> dict[str, Any]:
-    """Returns the message with its `function_call` as the only one of its `tool_calls`."""
+def _with_tool_calls(message: dict[str, Any], location: str, call_id: str) -> dict[str, Any]:
+    """Returns the message with its `function_call` as its only tool call."""
     call = message.pop("function_call")
     if call is None or (isinstance(call, Mapping) and not any(call.values())):
-        return message  # an empty struct of a column is a message without a call
+        return message  # a column of structs has an empty one for a message without a call
     if message.get("role") != "assistant":
-        raise ValueError(f"{where}: function_call belongs to an assistant's message")
+        raise ValueError(f"{location}: function_call belongs to an assistant's message")
     if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
-        raise ValueError(f"{where}: function_call has no function with a name")
+        raise ValueError(f"{location}: function_call has no function with a name")
     function = {"name": call["name"], "arguments": call.get("arguments")}
     if not message.get("tool_calls"):
         message["tool_calls"] = [{"id": call_id, "type": "function", "function": function}]
-    elif [_meaning(each.get("function")) for each in message["tool_calls"]] != [_meaning(function)]:
-        raise ValueError(f"{where}: has function_call and other tool_calls; keep one of them")
+    elif [_meaning(tool_call.get("function")) for tool_call in message["tool_calls"]] != [
+        _meaning(function)
+    ]:
+        raise ValueError(f"{location}: has function_call and other tool_calls; keep one of them")
     return message
 
 
@@ -149,19 +154,11 @@ def _meaning(function: Any) -> Any:
     return function.get("name"), parsed_arguments(function.get("arguments"))
 
 
-def _names_by_id(calls: Any) -> dict[str, Any]:
-    """Returns the names of a message's calls by their ids, for those that have one."""
-    objects = [call for call in calls or () if isinstance(call, Mapping) and call.get("id")]
-    functions = {str(call["id"]): call.get("function") for call in objects}
-    return {key: each.get("name") for key, each in functions.items() if isinstance(each, Mapping)}
-
-
 def _is_text(part: Any) -> bool:
-    """Returns whether a content part is text. AgentScope writes an empty text as None, and in a
-    column of structs the text of an image is null."""
+    # AgentScope writes an empty text as None, and in a column of structs an image's text is null.
     if not isinstance(part, Mapping) or not part:
         return False
-    kind = part.get("type")
-    if kind is not None and kind != "refusal" and not str(kind).endswith("text"):
+    part_type = part.get("type")
+    if part_type is not None and part_type != "refusal" and not str(part_type).endswith("text"):
         return False
     return all(isinstance(part.get(name), str | None) for name in ("text", "refusal"))

@@ -5,11 +5,9 @@
     {"prompt": "…" or messages, "completion": "…" or messages}                          TRL
     {"instruction": "…", "input": "…", "output": "…", "history": [["…", "…"]]}          Alpaca
 
-Beside each form `system` may have the system message, and `tools` (or `functions`) the tools, as
-a list or as JSON text. An assistant message with `"weight": 0` is context; one that `ajet
-distill-data` wrote has the `token_ids` that were sampled.
-
-Not covered: which messages are trained where no weight says so (`ajet.supervised.train_on`).
+In each form `system` may have the system message, and `tools` (or `functions`) the tools, as a list
+or as JSON text. An assistant message with `"weight": 0` is context; one that `ajet distill-data`
+wrote has the `token_ids` that were sampled.
 """
 
 from __future__ import annotations
@@ -38,15 +36,15 @@ FORMS = (
     ("prompt", "completion"),
     ("instruction", "output", "input", "history"),
 )
-"""The fields of each form; a row has the first two, or the one, of its form."""
+"""The fields of each form. The first two (or the only one) are required."""
 COMMON_FIELDS = ("system", "tools", "functions", *IMAGE_MARKS, "task_id", "vocabulary")
 
 
 def chat_tasks(
     rows: Iterable[Mapping[str, Any]], *, split: str, source: str, train_on: str
 ) -> list[Task]:
-    """Returns one task for each row. Raises DataError for one that is no conversation, or has no
-    assistant message to train."""
+    """Returns one task for each row. Raises DataError for a row that is not a conversation, or has
+    no assistant message to train."""
     tasks = [
         _chat_task(row, f"{split}-{index}", f"{source}: row {index + 1}", train_on)
         for index, row in enumerate(rows)
@@ -55,33 +53,30 @@ def chat_tasks(
     return tasks
 
 
-def _chat_task(row: Mapping[str, Any], own_id: str, where: str, train_on: str) -> Task:
-    messages = with_system(_messages(row, where), row.get("system"), where)
+def _chat_task(row: Mapping[str, Any], default_id: str, location: str, train_on: str) -> Task:
+    messages = with_system(_messages(row, location), row.get("system"), location)
     messages = _with_weights(messages, train_on)
-    refuse_images(row, [each["content"] for each in messages], where)
-    trained = [index for index, each in enumerate(messages) if is_trained(each)]
+    refuse_images(row, [message["content"] for message in messages], location)
+    trained = [index for index, message in enumerate(messages) if is_trained(message)]
     if not trained:
         raise DataError(
-            f"{where}: none of its messages is an assistant's with a weight",
+            f"{location}: none of its messages is an assistant's with a weight",
             code=Code.ROW_NOT_TRAINABLE,
         )
     empty = next((index for index in trained if _is_empty(messages[index])), None)
     if empty is not None:
         raise DataError(
-            f"{where}: messages[{empty}], an assistant's, has neither text nor a tool call; leave "
-            'it out, or give it "weight": 0',
+            f"{location}: messages[{empty}], an assistant's, has neither text nor a tool call; "
+            'leave it out, or give it "weight": 0',
             code=Code.ROW_NOT_TRAINABLE,
         )
-    questions = [each["content"] for each in messages if each["role"] == "user"]
-    given_id = row.get("task_id")
+    questions = [message["content"] for message in messages if message["role"] == "user"]
+    task_id = row.get("task_id")
     return Task(
-        task_id=own_id if given_id is None else plain_text(given_id, MAX_ID_LENGTH),
-        main_query=next(iter(questions), ""),
+        task_id=default_id if task_id is None else plain_text(task_id, MAX_ID_LENGTH),
+        main_query=questions[0] if questions else "",
         init_messages=messages,
-        metadata={
-            "tools": _tools(row, where),
-            "vocabulary": row.get("vocabulary"),
-        },
+        metadata={"tools": _tools(row, location), "vocabulary": row.get("vocabulary")},
     )
 
 
@@ -90,109 +85,111 @@ def is_trained(message: Mapping[str, Any]) -> bool:
     return message["role"] == "assistant" and message.get("weight") != 0
 
 
-def _messages(row: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+def _messages(row: Mapping[str, Any], location: str) -> list[dict[str, Any]]:
     """Returns the row's conversation in OpenAI's form."""
     if not isinstance(row, Mapping):
-        raise DataError(f"{where} is a {type(row).__name__}, not an object", code=Code.ROW_FORM)
+        raise DataError(f"{location} is a {type(row).__name__}, not an object", code=Code.ROW_FORM)
     match _form(row):
         case ("messages" | "conversations" as name,):
-            return row_messages(row[name], f"{where}: {name}")
+            return row_messages(row[name], f"{location}: {name}")
         case ("prompt", "completion"):
-            prompt = _as_messages(row["prompt"], "user", f"{where}: prompt")
-            return prompt + _as_messages(row["completion"], "assistant", f"{where}: completion")
+            prompt = _as_messages(row["prompt"], "user", f"{location}: prompt")
+            return prompt + _as_messages(row["completion"], "assistant", f"{location}: completion")
         case ("instruction", *_):
-            return _from_instruction(row, where)
+            return _from_instruction(row, location)
     raise DataError(
-        f"{where} has neither {SHAPES}; it has {', '.join(map(str, row)) or 'no field'}",
+        f"{location} has neither {SHAPES}; it has {', '.join(map(str, row)) or 'no field'}",
         code=Code.ROW_FORM,
     )
 
 
 def _form(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the fields of the row's form, the first one that it has."""
-    there = {name for name, value in row.items() if value is not None}
-    return next((form for form in FORMS if there.issuperset(form[:2])), ())
+    """Returns the fields of the first form that the row has."""
+    present = {name for name, value in row.items() if value is not None}
+    return next((form for form in FORMS if present.issuperset(form[:2])), ())
 
 
 def unread_chat_fields(row: Mapping[str, Any]) -> set[str]:
-    """Returns the fields of the row that are not null and are no part of its conversation."""
-    there = {name for name, value in row.items() if value is not None}
-    return there.difference(_form(row), COMMON_FIELDS)
+    """Returns the fields of the row that are not null and not read."""
+    present = {name for name, value in row.items() if value is not None}
+    return present.difference(_form(row), COMMON_FIELDS)
 
 
-def _as_messages(value: Any, role: str, where: str) -> list[dict[str, Any]]:
+def _as_messages(value: Any, role: str, location: str) -> list[dict[str, Any]]:
     return row_messages(
-        [{"role": role, "content": value}] if isinstance(value, str) else value, where
+        [{"role": role, "content": value}] if isinstance(value, str) else value, location
     )
 
 
-def _from_instruction(row: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+def _from_instruction(row: Mapping[str, Any], location: str) -> list[dict[str, Any]]:
     """Returns the conversation of a row in Alpaca's form, as LLaMA-Factory reads it."""
     history = row.get("history") or []
     if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in history):
         raise DataError(
-            f"{where}: history is not a list of pairs of a question and its reply",
+            f"{location}: history is not a list of pairs of a question and its reply",
             code=Code.ROW_FORM,
         )
-    given = [row["instruction"], row.get("input")]
-    if not all(isinstance(text, str | None) for text in given):
-        raise DataError(f"{where}: instruction or input is not text", code=Code.ROW_FORM)
-    pairs = [*history, ("\n".join(text for text in given if text), row["output"])]
+    question_parts = [row["instruction"], row.get("input")]
+    if not all(isinstance(text, str | None) for text in question_parts):
+        raise DataError(f"{location}: instruction or input is not text", code=Code.ROW_FORM)
+    pairs = [*history, ("\n".join(text for text in question_parts if text), row["output"])]
     texts = [text for pair in pairs for text in pair]
     roles = ["user", "assistant"] * len(pairs)
     messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
-    return row_messages(messages, where)
+    return row_messages(messages, location)
 
 
 def _with_weights(messages: list[dict[str, Any]], train_on: str) -> list[dict[str, Any]]:
     """Returns the messages; with `train_on: last` the replies before the last have weight 0."""
     if train_on == "all":
         return messages
-    last = max((i for i, each in enumerate(messages) if each["role"] == "assistant"), default=-1)
+    replies = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     return [
-        {**each, "weight": 0} if each["role"] == "assistant" and index != last else each
-        for index, each in enumerate(messages)
+        {**message, "weight": 0} if index in replies[:-1] else message
+        for index, message in enumerate(messages)
     ]
 
 
 def _is_empty(message: Mapping[str, Any]) -> bool:
-    """Returns whether a reply has nothing that the model could write."""
+    """Tells whether a reply has nothing that the model could be trained to write."""
     texts = [message.get(name) for name in ("content", "reasoning_content")]
     has_text = any(isinstance(text, str) and text.strip() for text in texts)
     return not has_text and not message.get("tool_calls") and message.get("token_ids") is None
 
 
-def _tools(row: Mapping[str, Any], where: str) -> list[dict[str, Any]] | None:
-    """Returns the tools in OpenAI's form; a bare function is put into one."""
+def _tools(row: Mapping[str, Any], location: str) -> list[dict[str, Any]] | None:
+    """Returns the tools in OpenAI's form; a bare function becomes a tool."""
     names = [name for name in ("tools", "functions") if row.get(name)]
     if len(names) == 2:
-        raise DataError(f"{where} has tools and functions; keep tools", code=Code.ROW_FORM)
+        raise DataError(f"{location} has tools and functions; keep tools", code=Code.ROW_FORM)
     if not names:
         return None
-    given = _parsed(row[names[0]], f"{where}: {names[0]}")
-    if not given:
+    tools = _parsed(row[names[0]], f"{location}: {names[0]}")
+    if not tools:
         return None
-    if not are_messages(given):
-        raise DataError(f"{where}: {names[0]} is no list of objects", code=Code.ROW_FORM)
-    return [_tool(each, f"{where}: {names[0]}") for each in given]
+    if not are_messages(tools):
+        raise DataError(f"{location}: {names[0]} is not a list of objects", code=Code.ROW_FORM)
+    return [_tool(tool, f"{location}: {names[0]}") for tool in tools]
 
 
-def _tool(given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    tool = dict(given) if "function" in given else {"type": "function", "function": dict(given)}
+def _tool(spec: Mapping[str, Any], location: str) -> dict[str, Any]:
+    tool = dict(spec) if "function" in spec else {"type": "function", "function": dict(spec)}
     function = tool["function"]
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise DataError(f"{where}: a tool has no function with a name", code=Code.ROW_FORM)
+        raise DataError(f"{location}: a tool has no function with a name", code=Code.ROW_FORM)
     if isinstance(function.get("parameters"), str):
-        parameters = _parsed(function["parameters"], f"{where}: parameters of {function['name']}")
+        parameters = _parsed(
+            function["parameters"], f"{location}: parameters of {function['name']}"
+        )
         return {**tool, "function": {**function, "parameters": parameters}}
     return tool
 
 
-def _parsed(given: Any, where: str) -> Any:
-    """Returns what JSON text says, and other values unchanged."""
-    if not isinstance(given, str):
-        return given
+def _parsed(value: Any, location: str) -> Any:
+    """Returns the value of JSON text, and other values unchanged."""
+    if not isinstance(value, str):
+        return value
     try:
-        return json.loads(given) if given.strip() else None
+        return json.loads(value) if value.strip() else None
     except ValueError as error:
-        raise DataError(f"{where} is text and no JSON: {error}", code=Code.ROW_FORM) from error
+        raise DataError(f"{location} is not valid JSON: {error}", code=Code.ROW_FORM) from error

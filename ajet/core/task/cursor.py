@@ -3,21 +3,30 @@
     epoch 0: 3 0 2 4 1 | epoch 1: 1 4 0 2 3 | …        batches of 2:  [3 0] [2 4] [1 1] [4 0] …
 
 A batch at the end of an epoch is filled from the next one, so every batch is whole, every task is
-taken once an epoch, and a batch larger than the data set takes tasks of several epochs (a task may
-then be in a batch twice, as two groups). The order is a function of the seed and the epoch alone,
-also where it is the user's own (own_sampler.py).
-
-Not covered: an order that depends on results (result_cursor.py).
+taken once an epoch, and a task may be in a batch twice, as two groups. The order is a function of
+the seed and the epoch alone, also where it is the user's own (own_sampler.py). result_cursor.py is
+the same for an order that depends on results.
 """
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError, DataError
 from ajet.core.seeding import derive
 from ajet.core.task.results import GroupResult
+
+
+def check_same_data(cursor: object, state: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Raises CheckpointError where one of the cursor's attributes differs from the checkpoint's."""
+    for name in names:
+        if state.get(name) != getattr(cursor, name):
+            raise CheckpointError(
+                f"the checkpoint's data had {name}={state.get(name)}, this run has "
+                f"{getattr(cursor, name)}: use the same data and seed, or pass --no-resume",
+                code=Code.CHECKPOINT_DIFFERS,
+            )
 
 
 class DataCursor:
@@ -40,12 +49,12 @@ class DataCursor:
         self.seed = seed
         self.shuffle = shuffle
         self._own_order = own_order
-        self._own_of_epoch: tuple[int, list[int]] = (-1, [])
+        self._own_order_cache: tuple[int, list[int]] = (-1, [])
         self._taken = 0
 
     @property
     def epoch(self) -> int:
-        """Returns the epoch of the next task."""
+        """Returns the epoch of the next task, from 0."""
         return self._taken // self.num_tasks
 
     def total_steps(self, num_epochs: int) -> int:
@@ -57,6 +66,7 @@ class DataCursor:
         size = self.batch_size if size is None else size
         batch: list[int] = []
         while len(batch) < size:
+            # The rest of the epoch at most: the next one has another order.
             offset = self._taken % self.num_tasks
             chunk = self._order(self.epoch)[offset : offset + size - len(batch)]
             batch += chunk
@@ -64,33 +74,29 @@ class DataCursor:
         return batch
 
     def skip(self, task: int | None) -> None:
-        """Records that the next task has been taken before: it is `task`, since the order is
-        fixed."""
+        """Records that the next task, which is `task`, was taken before a run was killed."""
         self._taken += 1
 
     def observe(self, results: Iterable[GroupResult]) -> None:
-        """Does nothing: the order is fixed."""
+        """Does nothing: the order does not depend on results."""
 
     def state_after(self, result: GroupResult) -> dict[str, Any]:
-        """Returns the state, which is the same however this group has ended."""
         return self.state_dict()
 
     def metrics(self) -> dict[str, float]:
-        """Returns no metric: nothing is known of the tasks."""
         return {}
 
     def _order(self, epoch: int) -> list[int]:
         if self._own_order is not None:
-            if self._own_of_epoch[0] != epoch:
-                self._own_of_epoch = epoch, self._own_order(epoch)
-            return self._own_of_epoch[1]
+            if self._own_order_cache[0] != epoch:
+                self._own_order_cache = epoch, self._own_order(epoch)
+            return self._own_order_cache[1]
         order = list(range(self.num_tasks))
         if self.shuffle:
             random.Random(derive(self.seed, "epoch", epoch)).shuffle(order)
         return order
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a checkpoint stores, as JSON values."""
         return {
             "num_tasks": self.num_tasks,
             "seed": self.seed,
@@ -101,16 +107,10 @@ class DataCursor:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues where `state` was saved. Raises CheckpointError unless the data set and the
         seed are the same."""
-        for name in ("num_tasks", "seed", "shuffle"):
-            if state.get(name) != getattr(self, name):
-                raise CheckpointError(
-                    f"the checkpoint's data had {name}={state.get(name)}, this run has "
-                    f"{getattr(self, name)}: use the same data and seed, or pass --no-resume",
-                    code=Code.CHECKPOINT_DIFFERS,
-                )
-        if not isinstance(taken := state.get("taken"), int) or taken < 0:
+        check_same_data(self, state, ("num_tasks", "seed", "shuffle"))
+        if not isinstance(position := state.get("taken"), int) or position < 0:
             raise CheckpointError(
-                f"the checkpoint's position in the data is {taken!r}: pass --no-resume",
+                f"the checkpoint's position in the data is {position!r}: pass --no-resume",
                 code=Code.CHECKPOINT_DIFFERS,
             )
-        self._taken = taken
+        self._taken = position

@@ -1,11 +1,9 @@
 """Reads `dataset`: tasks from files, folders and data sets of the Hub, in every format alike.
 
-    dataset: {training: data/}                                        its splits train and test
-    dataset: {training: a.parquet, validation: b.jsonl}               two files
-    huggingface_dat_repo: {dataset_path: data/}                       the first, as AgentJet has it
-    jsonl_dataset_file: {training: {file_path: a.jsonl}, …}           the second, as AgentJet has it
-
-Not covered: what a place is (row_files.py), and what a row is (reader.py, chat_rows.py).
+dataset: {training: data/}                                        its splits train and test
+dataset: {training: a.parquet, validation: b.jsonl}               two files
+huggingface_dat_repo: {dataset_path: data/}                       the first, as AgentJet has it
+jsonl_dataset_file: {training: {file_path: a.jsonl}, …}           the second, as AgentJet has it
 """
 
 from __future__ import annotations
@@ -34,17 +32,18 @@ KEYS = {
         "jsonl_dataset_file.validation.file_path",
     ),
 }
-"""Maps the reader's types to the keys of the places of training and validation."""
+"""Maps the reader's types to the keys that name the training and the validation data."""
 
 
 class DatasetReader(BaseTaskReader):
-    """Reads the two places, or the two splits of one place, that the config names.
-    `unread_columns` are those of the rows so far that ajet itself does not read."""
+    """Reads the two files or folders, or the two splits of one, that the config names.
+    `unread_columns` are the rows' fields, so far, that ajet itself does not read."""
 
     def __init__(self, config: AjetConfig) -> None:
         super().__init__(config)
         self.unread_columns: set[str] = set()
         reader = config.ajet.task_reader
+        # The other types are AgentJet's keys for the same thing.
         self._section = reader.dataset
         if reader.type == "jsonl_dataset_file":
             files = reader.jsonl_dataset_file
@@ -78,11 +77,11 @@ class DatasetReader(BaseTaskReader):
         place = one_split(section.training, self.config.base_dirs)
         if place is None:
             return self._tasks(section.training, split, is_training=False)
-        what = "one file" if place.is_file() else "one saved Dataset"
-        if split != Dataset().validation_split:  # the config asks for it
+        noun = "one file" if place.is_file() else "one saved Dataset"
+        if split != Dataset().validation_split:  # the config names this split, so it is needed
             name = self.config.ajet.task_reader.type
             raise ConfigError(
-                f"ajet.task_reader.{name}.validation_split={split}: {place} is {what}, which is "
+                f"ajet.task_reader.{name}.validation_split={split}: {place} is {noun}, which is "
                 "the training split alone; give a folder with a file for each split, or set "
                 "validation_split=null",
                 code=Code.SPLIT_NOT_FOUND,
@@ -91,7 +90,7 @@ class DatasetReader(BaseTaskReader):
             "no validation tasks: {} is {}, which is the training split alone; "
             "a folder with train and test files has both",
             place,
-            what,
+            noun,
         )
         return []
 

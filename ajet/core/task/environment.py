@@ -4,7 +4,7 @@
       -> FrozenLake4-0000, Sokoban-0000, FrozenLake4-0001, Sokoban-0001       one epoch is one step
 
 Instances are drawn from the episode's seed, which differs at each step of training and is the same
-at each validation. Not covered: the instances themselves (core/environment/).
+at each validation.
 """
 
 from __future__ import annotations
@@ -28,57 +28,55 @@ class EnvironmentReader(BaseTaskReader):
 
     def get_training_tasks(self) -> list[Task]:
         size = self.config.ajet.data.train_batch_size
-        manager = self._section.train_env_manager
-        where = "ajet.data.train_batch_size"
-        return self._tasks(manager, size, "train", "train_env_manager", where)
+        return self._tasks("train_env_manager", size, "train", "ajet.data.train_batch_size")
 
     def get_validation_tasks(self) -> list[Task]:
-        manager = self._section.val_env_manager
-        where = f"{SECTION}.val_env_manager.num_env_groups"
-        if not manager.num_env_groups:
+        size = self.config.ajet.environment.val_env_manager.num_env_groups
+        if not size:
             return []
-        size = manager.num_env_groups
-        return self._tasks(manager, size, "validation", "val_env_manager", where)
+        size_key = f"{SECTION}.val_env_manager.num_env_groups"
+        return self._tasks("val_env_manager", size, "validation", size_key)
 
-    @property
-    def _section(self) -> EnvironmentConfig:
-        return self.config.ajet.environment
-
-    def _tasks(
-        self, manager: EnvManager, size: int, split: str, name: str, size_key: str
-    ) -> list[Task]:
-        """Returns the tasks with the tags interleaved, so that the first tasks represent all of
-        them fairly."""
-        tags = played_tags(self._section, manager)
-        parts = manager.num_groups_partition or _split_evenly(size, len(tags))
-        if sum(parts) != size:
+    def _tasks(self, manager_name: str, size: int, split: str, size_key: str) -> list[Task]:
+        section = self.config.ajet.environment
+        manager: EnvManager = getattr(section, manager_name)
+        tags = played_tags(section, manager)
+        group_counts = manager.num_groups_partition
+        if not group_counts:
+            quotient, remainder = divmod(size, len(tags))
+            group_counts = [quotient + (order < remainder) for order in range(len(tags))]
+        if sum(group_counts) != size:
             raise ConfigError(
-                f"{SECTION}.{name}.num_groups_partition adds up to {sum(parts)}, "
+                f"{SECTION}.{manager_name}.num_groups_partition adds up to {sum(group_counts)}, "
                 f"{size_key} is {size}: make them equal",
                 code=Code.KEYS_CONFLICT,
             )
-        fewest = min(parts)
+        fewest = min(group_counts)
         if fewest < 1:
             raise ConfigError(
-                f"{SECTION}.{name}: no group is left for {tags[parts.index(fewest)]!r}: "
-                f"raise {size_key}, or leave it out of tags",
+                f"{SECTION}.{manager_name}: no group is left for "
+                f"{tags[group_counts.index(fewest)]!r}: raise {size_key}, or leave it out of tags",
                 code=Code.KEYS_CONFLICT,
             )
+        # Each tag's groups are spread evenly over the list, so that any first part of it has the
+        # tags in their proportions.
         order_keys = [
-            ((number + 0.5) / part, order, number)
-            for order, part in enumerate(parts)
-            for number in range(part)
+            ((number + 0.5) / count, order, number)
+            for order, count in enumerate(group_counts)
+            for number in range(count)
         ]
-        return [self._task(tags[order], number, split) for _, order, number in sorted(order_keys)]
-
-    def _task(self, tag: str, number: int, split: str) -> Task:
-        environment = self._section.custom_envs[tag]
-        metadata = {"tag": tag, "split": split, "agent_name": environment.env_manager_cls}
-        return Task(f"{tag}-{number:04d}", "", env_type=environment.env_type, metadata=metadata)
+        tasks = []
+        for _, order, number in sorted(order_keys):
+            tag = tags[order]
+            custom = section.custom_envs[tag]
+            metadata = {"tag": tag, "split": split, "agent_name": custom.env_manager_cls}
+            name = f"{tag}-{number:04d}"
+            tasks.append(Task(name, "", env_type=custom.env_type, metadata=metadata))
+        return tasks
 
 
 def played_tags(section: EnvironmentConfig, manager: EnvManager) -> Sequence[str]:
-    """Returns the manager's tags; all of them where it names none."""
+    """Returns the manager's tags; all tags where it names none."""
     tags = manager.tags or list(section.custom_envs)
     if not tags:
         raise ConfigError(
@@ -87,10 +85,3 @@ def played_tags(section: EnvironmentConfig, manager: EnvManager) -> Sequence[str
             code=Code.NO_SUCH_ENVIRONMENT,
         )
     return tags
-
-
-def _split_evenly(size: int, num_parts: int) -> list[int]:
-    """Divides `size` into `num_parts`; the first parts are larger by one where it is no
-    multiple."""
-    each, left = divmod(size, num_parts)
-    return [each + (order < left) for order in range(num_parts)]

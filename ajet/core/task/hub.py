@@ -1,11 +1,10 @@
 """Reads rows of a data set on the Hugging Face Hub, through the `datasets` package.
 
     gsm8k/main      the Hub's `openai/gsm8k`, configuration `main`
-    openai/gsm8k    owner and name, or name and configuration: the first that is there
+    openai/gsm8k    owner and name, or name and configuration: the first that exists
 
-Where the Hub takes no connection, data is read from the cache of an earlier run; if it is not
-there, an error follows at once (the library alone would try six times). Not covered: streaming,
-scripts in data sets.
+Where the Hub cannot be reached, data comes from the cache of an earlier run. A missing cache is an
+error at once; the library alone would try six times.
 """
 
 import socket
@@ -24,8 +23,7 @@ PROBE_TIMEOUT_S = 3.0
 
 
 def read_hub(path: str, split: str) -> list[dict[str, Any]]:
-    """Reads `name` or `name/config` from the Hub, or from the cache where the Hub is out of
-    reach."""
+    """Reads `name` or `name/config` from the Hub, or from the cache if the Hub is unreachable."""
     try:
         import datasets.config
     except ModuleNotFoundError as error:
@@ -65,9 +63,8 @@ def _load(path: str, split: str) -> list[dict[str, Any]]:
 
 
 def _takes_connections(endpoint: str) -> bool:
-    """Returns True if the address resolves and answers. Behind a proxy only the request itself can
-    tell."""
-    if getproxies().keys() - {"no"}:
+    """Tells whether the address resolves and answers."""
+    if getproxies().keys() - {"no"}:  # behind a proxy only the request itself can tell
         return True
     address = urlsplit(endpoint)
     port = address.port or (80 if address.scheme == "http" else 443)
@@ -94,13 +91,13 @@ def _offline() -> Iterator[None]:
 
 
 def _hub_names(path: str) -> list[tuple[str, str | None]]:
-    """Returns the (name, configuration) pairs to try. `gsm8k/main` may be owner/name or
-    name/config: gsm8k has a repository of its own on the Hub."""
-    parts = path.split("/")
-    if len(parts) == 3:
-        return [("/".join(parts[:2]), parts[2])]
-    if parts == ["gsm8k", "main"] or parts == ["gsm8k", "socratic"]:
-        return [("openai/gsm8k", parts[1])]
-    if len(parts) == 2:
-        return [(path, None), (parts[0], parts[1])]
+    """Returns the (name, configuration) pairs to try: `a/b` may be owner/name or name/config."""
+    names = path.split("/")
+    if len(names) == 3:
+        return [("/".join(names[:2]), names[2])]
+    if names in (["gsm8k", "main"], ["gsm8k", "socratic"]):
+        # The Hub has another repository gsm8k; AgentJet's YAMLs mean this one.
+        return [("openai/gsm8k", names[1])]
+    if len(names) == 2:
+        return [(path, None), (names[0], names[1])]
     return [(path, None)]

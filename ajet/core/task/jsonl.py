@@ -1,7 +1,4 @@
-"""Reads and writes JSON lines in UTF-8, one object a line, and finds data files.
-
-Not covered: other formats (row_files.py), compressed files.
-"""
+"""Reads and writes JSON lines in UTF-8, one object a line, and finds data files."""
 
 import json
 from pathlib import Path
@@ -29,7 +26,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def refuse_format(path: Path) -> None:
-    """Raises DataError for a file of a format that nothing reads."""
+    """Raises DataError for a format that nothing reads, with what to do about it."""
     if path.suffix in REFUSED:
         raise DataError(f"{path}: {REFUSED[path.suffix]}", code=Code.DATA_FORMAT)
 
@@ -63,49 +60,47 @@ def jsonl_text(rows: list[dict[str, Any]]) -> str:
 
 
 def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Writes `jsonl_text`."""
     path.write_text(jsonl_text(rows), encoding="utf-8")
 
 
 def resolve(path: str, base_dirs: list[Path]) -> Path:
-    """Looks for a relative path in the YAML's folder and the current one."""
-    candidates = [folder / Path(path).expanduser() for folder in base_dirs]
-    return next(
-        (candidate for candidate in candidates if candidate.exists()), Path(path).expanduser()
-    )
+    """Returns the first of the path's locations below `base_dirs` that exists, else the path."""
+    expanded = Path(path).expanduser()
+    candidates = (folder / expanded for folder in base_dirs)
+    return next((candidate for candidate in candidates if candidate.exists()), expanded)
 
 
-def existing_file(path: str, base_dirs: list[Path], where: str) -> Path:
-    """Returns the data file that a key of the config names. Raises DataError, with the key
-    (`where`) and every path that was tried, when there is none."""
+def existing_file(path: str, base_dirs: list[Path], key: str) -> Path:
+    """Returns the data file that the config's `key` names. Raises DataError, with every path that
+    was tried, when there is none."""
     file = resolve(path, base_dirs)
     if file.is_dir():
-        raise DataError(f"{where}: {path}: a folder; give the file in it", code=Code.DATA_NOT_FOUND)
+        raise DataError(f"{key}: {path}: a folder; give the file in it", code=Code.DATA_NOT_FOUND)
     if not file.is_file():
         tried = dict.fromkeys(str((folder / file).absolute()) for folder in [*base_dirs, Path()])
         raise DataError(
-            f"{where}: {path}: no such data file; looked for {', '.join(tried)}",
+            f"{key}: {path}: no such data file; looked for {', '.join(tried)}",
             code=Code.DATA_NOT_FOUND,
         )
     return file
 
 
-def _parse(line: str, where: str) -> dict[str, Any]:
+def _parse(line: str, location: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
         problem = f"not valid JSON: {error.msg.removesuffix(' at')}"
         if line.strip() in ("{", "[", "[{"):
-            problem = "an object, or a list, goes on over several lines; write one object a line"
-        raise DataError(f"{where}: {problem}", code=Code.ROW_NOT_JSON) from error
+            problem = "an object or a list spans several lines; write one object a line"
+        raise DataError(f"{location}: {problem}", code=Code.ROW_NOT_JSON) from error
     except RecursionError as error:
         raise DataError(
-            f"{where}: its values are nested too deeply", code=Code.ROW_NOT_JSON
+            f"{location}: its values are nested too deeply", code=Code.ROW_NOT_JSON
         ) from error
     except ValueError as error:  # an integer of more digits than Python reads
-        raise DataError(f"{where}: not valid JSON: {error}", code=Code.ROW_NOT_JSON) from error
+        raise DataError(f"{location}: not valid JSON: {error}", code=Code.ROW_NOT_JSON) from error
     if not isinstance(row, dict):
         raise DataError(
-            f"{where}: a line is one JSON object, got a {type(row).__name__}", code=Code.ROW_FORM
+            f"{location}: a line is one JSON object, got a {type(row).__name__}", code=Code.ROW_FORM
         )
     return row

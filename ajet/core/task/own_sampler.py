@@ -10,13 +10,10 @@
     def least_known(tasks, results, size, seed):
         return sorted(range(len(tasks)), key=lambda i: results[i].episodes)[:size]
 
-The first gets all training tasks, the number of the epoch from 0 on, and the run's seed, and
-returns as many indices as there are tasks; a task may be there twice, and another not at all. The
-second has an argument `results`: a `TaskResults` for each task (results.py). It is called for each
-batch with a seed of its own, and returns `size` indices. Either is a function of its arguments
-alone, so that a run that resumes takes the same tasks.
-
-Not covered: state of the function's own.
+The first gets the number of the epoch, from 0, and returns as many indices as there are tasks,
+repetitions allowed. The second has an argument `results`, a `TaskResults` for each task; it is
+called for each batch with a different seed, and returns `size` indices. Neither may keep state: a
+run that resumes must take the same tasks.
 """
 
 from __future__ import annotations
@@ -39,7 +36,6 @@ WHERE = "ajet.data.sampler"
 
 
 def load_own_sampler(config: AjetConfig, tasks: Sequence[Task]) -> OwnSampler | OwnChoice:
-    """Loads the function that the config names."""
     function = load_function(config.ajet.data.sampler, base_dirs=config.base_dirs, where=WHERE)
     takes_results = "results" in inspect.signature(function).parameters
     return (OwnChoice if takes_results else OwnSampler)(function, tasks, config.ajet.seed)
@@ -47,28 +43,26 @@ def load_own_sampler(config: AjetConfig, tasks: Sequence[Task]) -> OwnSampler | 
 
 @dataclass(frozen=True, slots=True)
 class OwnSampler:
-    """Calls the user's function for an epoch and checks what it returns."""
+    """Calls the user's function for an epoch and checks its result."""
 
     function: Callable[..., Any]
     tasks: Sequence[Task]
     seed: int
 
     def __call__(self, epoch: int) -> list[int]:
-        """Returns the indices of the tasks of an epoch, in their order."""
         result = run_user_code(partial(self.function, self.tasks, epoch, self.seed), WHERE)
         return _checked(result, len(self.tasks), len(self.tasks), f"epoch {epoch}")
 
 
 @dataclass(frozen=True, slots=True)
 class OwnChoice:
-    """Calls the user's function for a batch and checks what it returns."""
+    """Calls the user's function for a batch and checks its result."""
 
     function: Callable[..., Any]
     tasks: Sequence[Task]
     seed: int
 
     def choose(self, log: ResultLog, size: int) -> list[int]:
-        """Returns the indices of the next `size` tasks."""
         seed = derive(self.seed, "sampler", log.num_taken)
         results = tuple(log.of_task)
         result = run_user_code(partial(self.function, self.tasks, results, size, seed), WHERE)
@@ -76,7 +70,7 @@ class OwnChoice:
 
 
 def _checked(result: Any, size: int, num_tasks: int, when: str) -> list[int]:
-    """Returns the indices as a list, if they are `size` of the tasks."""
+    """Returns the indices as a list. Raises ConfigError unless they are `size` of the tasks."""
     try:
         order = [int(index) for index in result]
     except (TypeError, ValueError) as error:

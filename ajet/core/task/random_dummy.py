@@ -1,4 +1,4 @@
-"""Provides `random_dummy`: made-up sums, to try a workflow where there is no data."""
+"""Provides `random_dummy`: made-up sums, to try a workflow without data."""
 
 import random
 
@@ -10,9 +10,8 @@ NUMBERS = 1000
 
 
 class RandomDummyReader(BaseTaskReader):
-    """Draws questions such as ``What is 12 + 34?`` from the run's seed. A workflow that makes its
-    own tasks finds a number in ``metadata["random_number"]``, another one in each task of a
-    split."""
+    """Draws questions such as ``What is 12 + 34?`` from the run's seed. For a workflow that makes
+    its own tasks, ``metadata["random_number"]`` is different in each task of a split."""
 
     def get_training_tasks(self) -> list[Task]:
         return self._draw("train", self.config.ajet.task_reader.random_dummy.num_training)

@@ -3,8 +3,7 @@
     {"question": "…", "answer": "#### 42"}   ->   Task("train-0", "…", metadata=the row)
 
 `make_reader(config)` picks the class that `ajet.task_reader.type` names; a user's own is
-`file.py->Class` (user_reader.py). Not covered: the order in which a run takes the tasks
-(cursor.py).
+`file.py->Class` (user_reader.py).
 """
 
 from __future__ import annotations
@@ -43,26 +42,26 @@ READ_FIELDS = {
     *("agent_name", "agent_cfg_path", "extra_info", "tag", "split"),
     *("answer", "solution", "reward_model", "data_source", "test_command"),
 }
-"""The fields beside the question that ajet itself reads from a row: the reader, agents, judges."""
+"""The fields besides the question that ajet itself reads: the reader, its agents and judges."""
 QUERY_FIELDS = ("question", "main_query", "query", "prompt", "problem")
 
 
 class BaseTaskReader:
-    """Base class of task readers: subclasses implement both methods. One object is made for each
-    run, with the whole config."""
+    """Base class of task readers: subclasses implement `get_training_tasks` and
+    `get_validation_tasks`. One object is made for each run, with the whole config."""
 
     def __init__(self, config: AjetConfig) -> None:
         self.config = config
 
     @classmethod
     def constructor_argument(cls, config: AjetConfig) -> Any:
-        """Returns what a reader is made with."""
+        """Returns the argument of the constructor; AgentJet's readers take another one."""
         return config
 
     def tasks_from_rows(
         self, rows: Iterable[Mapping[str, Any]], *, is_training: bool, split: str, source: str
     ) -> list[Task]:
-        """Returns a task for each row: a conversation where the run learns from given replies."""
+        """Returns a task for each row: a whole conversation where the run learns from replies."""
         ajet = self.config.ajet
         if self.config.learns_from_rows(is_training=is_training):
             from ajet.core.task.chat_rows import chat_tasks
@@ -77,44 +76,44 @@ class BaseTaskReader:
         raise NotImplementedError(f"{type(self).__name__} does not define get_training_tasks()")
 
     def get_validation_tasks(self) -> list[Task]:
-        """Returns every held-out task, in a fixed order; with an empty list there is no
-        validation."""
+        """Returns every held-out task, in a fixed order; an empty list means no validation."""
         raise NotImplementedError(f"{type(self).__name__} does not define get_validation_tasks()")
 
 
 def make_reader(config: AjetConfig) -> BaseTaskReader:
-    """Makes the reader that `ajet.task_reader.type` names."""
     name = config.ajet.task_reader.type
     if name in READERS:
-        module, _, kind = READERS[name].partition("->")
-        return getattr(import_module(module), kind)(config)
+        module, _, class_name = READERS[name].partition("->")
+        return getattr(import_module(module), class_name)(config)
     from ajet.core.task.user_reader import UserReader
 
-    found = user_reader_class(config)
-    assert found is not None
-    return UserReader(found, config)
+    reader_class = user_reader_class(config)
+    assert reader_class is not None
+    return UserReader(reader_class, config)
 
 
 def user_reader_class(config: AjetConfig) -> type[BaseTaskReader] | None:
-    """Returns the user's own class that `ajet.task_reader.type` names, or None for a reader of
-    ajet."""
+    """Returns the user's class that `ajet.task_reader.type` names; None for a reader of ajet."""
     from ajet.core.importing import load_object
 
     name = config.ajet.task_reader.type
     if name in READERS:
         return None
-    where = "ajet.task_reader.type"
-    return load_object(name, base_dirs=config.base_dirs, kind=BaseTaskReader, where=where)
+    key = "ajet.task_reader.type"
+    return load_object(name, base_dirs=config.base_dirs, kind=BaseTaskReader, where=key)
 
 
 def tasks_from_rows(
     rows: Iterable[Mapping[str, Any]], *, split: str, source: str, query_field: str | None = None
 ) -> list[Task]:
-    """Returns one task for each row. Raises DataError when there is none, or a row has no question
-    though one has a field for it. Where none has, the rows are for a workflow that reads their
-    other fields: the question of each is `NO_QUESTION`, and a warning says so."""
+    """Returns one task for each row. Raises DataError where there is none, or one row has no
+    question and another has. If no row has a field for it, the question of each is `NO_QUESTION`,
+    with a warning."""
     rows = list(rows)
-    lacks_question = query_field is None and not any(map(_has_question_field, rows))
+    # Rows without any question field are for a workflow that reads their other fields.
+    lacks_question = query_field is None and not any(
+        isinstance(row, Mapping) and any(name in row for name in QUERY_FIELDS) for row in rows
+    )
     tasks = [
         task_from_row(
             row,
@@ -139,10 +138,6 @@ def tasks_from_rows(
     return tasks
 
 
-def _has_question_field(row: Any) -> bool:
-    return isinstance(row, Mapping) and any(name in row for name in QUERY_FIELDS)
-
-
 def task_from_row(
     row: Mapping[str, Any],
     index: int,
@@ -158,78 +153,73 @@ def task_from_row(
             f"{source}: row {index + 1} is a {type(row).__name__}, not an object",
             code=Code.ROW_FORM,
         )
-    where = f"{source}: row {index + 1}"
-    wanted = (query_field,) if query_field else QUERY_FIELDS
-    name = next((field for field in wanted if not _is_blank(row.get(field))), None)
+    location = f"{source}: row {index + 1}"
+    query_fields = (query_field,) if query_field else QUERY_FIELDS
+    name = next((field for field in query_fields if not _is_blank(row.get(field))), None)
     if name is None and not may_lack_question:
-        empty = next((field for field in wanted if field in row), None)
+        empty = next((field for field in query_fields if field in row), None)
+        if empty is not None:
+            problem = f"{location}: the field {empty} is empty; it is the task's question"
+        else:
+            problem = (
+                f"{location} has none of the fields {', '.join(query_fields)}; it has "
+                f"{', '.join(map(str, row)) or 'no field'}. Name the question's field in "
+                "ajet.task_reader.query_field"
+            )
+        raise DataError(problem, code=Code.ROW_FORM)
+    query, before = NO_QUESTION, []
+    if name is not None:
+        query, before = _query_and_messages(row[name], f"{location}: {name}")
+    init_messages = row.get("init_messages")
+    if init_messages and not are_messages(init_messages):
         raise DataError(
-            f"{where}: the field {empty} is empty; it is the task's question"
-            if empty
-            else f"{where} has none of the fields {', '.join(wanted)}; it has "
-            f"{', '.join(map(str, row)) or 'no field'}. Name the question's field in "
-            "ajet.task_reader.query_field",
+            f"{location}: init_messages is not a list of chat messages", code=Code.ROW_FORM
+        )
+    if init_messages and before:
+        raise DataError(
+            f"{location} has init_messages, and messages before the question in {name}; keep one "
+            "of them",
             code=Code.ROW_FORM,
         )
-    query, before = (
-        _query_and_messages(row[name], f"{where}: {name}") if name else (NO_QUESTION, [])
+    messages = (
+        row_messages(init_messages, f"{location}: init_messages") if init_messages else before
     )
-    given = row.get("init_messages")
-    if given and not are_messages(given):
-        raise DataError(
-            f"{where}: init_messages is not a list of chat messages", code=Code.ROW_FORM
-        )
-    if given and before:
-        raise DataError(
-            f"{where} has init_messages, and messages before the question in {name}; keep one of "
-            "them",
-            code=Code.ROW_FORM,
-        )
-    messages = row_messages(given, f"{where}: init_messages") if given else before
-    messages = with_system(messages, row.get("system"), where)
-    refuse_images(row, [query, *(each["content"] for each in messages)], where)
+    messages = with_system(messages, row.get("system"), location)
+    refuse_images(row, [query, *(message["content"] for message in messages)], location)
+    task_id, metadata = row.get("task_id"), row.get("metadata")
     return Task(
-        task_id=plain_text(row["task_id"], MAX_ID_LENGTH)
-        if row.get("task_id") is not None
-        else f"{split}-{index}",
+        task_id=f"{split}-{index}" if task_id is None else plain_text(task_id, MAX_ID_LENGTH),
         main_query=query,
         init_messages=messages,
         env_type=str(row.get("env_type") or "no_env"),
-        metadata=_metadata(row),
+        # AgentJet's rows have the judge's fields (`answer`) in `metadata`; row fields come first.
+        metadata={**metadata, **row} if isinstance(metadata, Mapping) else dict(row),
     )
 
 
 def unread_fields(row: Mapping[str, Any], query_field: str | None) -> set[str]:
-    """Returns the fields of the row, but those that are null, that neither its task nor one of
-    ajet's agents and judges is made of. Settings may name more of them."""
-    wanted = (query_field,) if query_field else QUERY_FIELDS
-    query = next((field for field in wanted if not _is_blank(row.get(field))), None)
-    there = {name for name, value in row.items() if value is not None}
-    return there - {query} - READ_FIELDS
+    """Returns the row's fields that are not null and that neither the reader nor ajet's agents and
+    judges read by default."""
+    query_fields = (query_field,) if query_field else QUERY_FIELDS
+    query = next((field for field in query_fields if not _is_blank(row.get(field))), None)
+    return {name for name, value in row.items() if value is not None} - {query} - READ_FIELDS
 
 
 def _is_blank(value: Any) -> bool:
     return value is None or (isinstance(value, str) and not value.strip())
 
 
-def _metadata(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the row, and beside its fields those of its `metadata`, where AgentJet's rows have
-    what the judge compares with."""
-    inner = row.get("metadata")
-    return {**inner, **row} if isinstance(inner, Mapping) else dict(row)
-
-
-def _query_and_messages(value: Any, where: str) -> tuple[str, list[dict[str, Any]]]:
-    """Splits a row's value: text is the question; of chat messages the last user's is the question
-    and the others precede it."""
+def _query_and_messages(value: Any, location: str) -> tuple[str, list[dict[str, Any]]]:
+    """Returns the question (text, or the last of chat messages) and the messages before it."""
     if isinstance(value, str):
         return value, []
     if value and are_messages(value):
-        *before, last = row_messages(value, where)
+        *before, last = row_messages(value, location)
         if last["role"] == "user":
             return last["content"], before
     raise DataError(
-        f"{where} is neither text nor chat messages that end with the user's", code=Code.ROW_FORM
+        f"{location} is neither text nor chat messages that end with the user's",
+        code=Code.ROW_FORM,
     )
 
 
@@ -247,8 +237,8 @@ def check_split(tasks: Sequence[Task], *, split: str, source: str) -> None:
 
 
 def first_duplicate_ids(tasks: Sequence[Task]) -> tuple[int, int] | None:
-    """Returns the numbers, from 1, of two tasks with the same id, which would be one task in the
-    record; None when all ids differ."""
+    """Returns the numbers, from 1, of two tasks with the same id, which the record could not tell
+    apart; None when all ids differ."""
     seen: dict[str, int] = {}
     for number, task in enumerate(tasks, 1):
         first = seen.setdefault(task.task_id, number)

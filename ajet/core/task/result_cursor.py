@@ -2,11 +2,9 @@
 
     batch 0 [3 1] -> groups end -> their results -> batch 1 [3 0] -> …
 
-The loop says how the groups of a step ended before it asks for the next tasks, so the choice
-depends on no timing; where groups of several steps run at once (trinity with staleness above 0), it
-depends on which of them have ended.
-
-Not covered: the choice itself (adaptive.py, own_sampler.py).
+The loop reports how the groups of a step ended before it asks for the next tasks, so the choice
+does not depend on timing. With trinity's staleness above 0, groups of several steps run at once,
+and it depends on which of them have ended.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from typing import Any, Protocol
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError, DataError
+from ajet.core.task.cursor import check_same_data
 from ajet.core.task.results import GroupResult, ResultLog
 
 
@@ -40,7 +39,7 @@ class ResultCursor:
         sampler: Sampler,
         start: Iterable[GroupResult] = (),
     ) -> None:
-        """`start` are results from before the run."""
+        """`start` has results from before the run."""
         if num_tasks < 1:
             raise DataError("there is no training task", code=Code.NO_TASK)
         self.num_tasks, self.batch_size, self.seed = num_tasks, batch_size, seed
@@ -55,39 +54,30 @@ class ResultCursor:
         return batch
 
     def skip(self, task: int | None) -> None:
-        """Records that `task` has been taken before, whatever would be chosen now."""
+        """Records that `task` was taken before a run was killed, whatever would be chosen now."""
         assert task is not None
         self._log.take([task], self.batch_size)
 
     def observe(self, results: Iterable[GroupResult]) -> None:
-        """Takes the results of groups that have ended."""
         self._log.observe(results)
 
     def state_after(self, result: GroupResult) -> dict[str, Any]:
-        """Returns the state as it is going to be when this group has ended."""
+        """Returns the state that `observe` of this result would lead to, without changing it."""
         log = copy(self._log)
-        log.of_task = [*log.of_task]
+        log.of_task = [*log.of_task]  # `observe` replaces entries of the list
         log.observe([result])
         return self.state_dict() | {"results": log.state_dict()}
 
     def metrics(self) -> dict[str, float]:
-        """Returns how many tasks are solved, hopeless, with signal and unknown."""
         return self._log.counts()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a checkpoint stores, as JSON values."""
         return {"num_tasks": self.num_tasks, "seed": self.seed, "results": self._log.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues where `state` was saved. Raises CheckpointError unless the data set and the
         seed are the same."""
-        for name in ("num_tasks", "seed"):
-            if state.get(name) != getattr(self, name):
-                raise CheckpointError(
-                    f"the checkpoint's data had {name}={state.get(name)}, this run has "
-                    f"{getattr(self, name)}: use the same data and seed, or pass --no-resume",
-                    code=Code.CHECKPOINT_DIFFERS,
-                )
+        check_same_data(self, state, ("num_tasks", "seed"))
         if "results" not in state:
             raise CheckpointError(
                 "the checkpoint has no results of tasks, which ajet.data.sampler needs: use the "

@@ -1,13 +1,10 @@
-"""What a run knows of its training tasks: how often each was taken, and how its groups ended.
+"""Records how often each training task was taken, and how its groups ended.
 
     task 3   taken in batch 0: 8 episodes, 3 successes     share 0.39, with signal
              taken in batch 5: 8 episodes, 8 successes     share 0.81, no signal once in a row
 
-Episodes of a group count half as much as those of the task's next group, since the policy has
-changed. The results of groups that are left out of the update count too. An evaluation of the
-training tasks (`ajet eval --split training --out FILE`) may be the first group of each.
-
-Not covered: which task is next (adaptive.py, own_sampler.py).
+Groups that are left out of the update count too. An evaluation of the training tasks (`ajet eval
+--split training --out FILE`) may be the first group of each.
 """
 
 from __future__ import annotations
@@ -24,13 +21,14 @@ from ajet.core.errors import CheckpointError, DataError
 from ajet.core.task.task import Task
 
 DECAY = 0.5
+"""The weight of a task's earlier episodes when another group ends: the policy has changed."""
 WHERE = "ajet.data.curriculum.results_path"
 
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """Holds how a group of the task at index `task` ended: its judged episodes, those that
-    succeeded, and whether two of them earned different rewards."""
+    """Holds how a group ended: the index of its task, the numbers of judged and of successful
+    episodes, and whether two of them earned different rewards."""
 
     task: int
     num_episodes: int
@@ -40,11 +38,11 @@ class GroupResult:
 
 @dataclass(frozen=True, slots=True)
 class TaskResults:
-    """Holds what is known of one task. Batches are counted from 0; `last_batch` is -1 before the
-    first.
+    """Holds the results of one task. `taken` counts how often it was taken, last in batch
+    `last_batch` (from 0; -1 for never); `is_waiting` until that group ends.
 
-    `is_waiting`: it was taken, and its group has not ended. `groups` ended with a judged episode,
-    the last `blank` of them in a row without signal. `episodes` and `wins` are decayed counts.
+    `groups` counts groups with a judged episode, of which the last `blank` in a row had no signal.
+    `episodes` and `wins` are decayed counts. Checkpoints store the fields by position.
     """
 
     taken: int = 0
@@ -57,7 +55,9 @@ class TaskResults:
 
     @property
     def share(self) -> float:
-        """Returns the expected share of successes: 1/2 for a task without a result."""
+        """Returns the estimated chance of success: 1/2 for a task without a result."""
+        # The mean of the posterior under Jeffreys' prior, Beta(1/2, 1/2): it is never 0 or 1, so
+        # that no task's chance of a signal becomes 0.
         return (self.wins + 0.5) / (self.episodes + 1)
 
     def signal_chance(self, group_size: int) -> float:
@@ -65,9 +65,8 @@ class TaskResults:
         return 1 - self.share**group_size - (1 - self.share) ** group_size
 
     def after(self, result: GroupResult) -> TaskResults:
-        """Returns the task's results with those of another group. A group without a judged episode
-        says nothing."""
-        if not result.num_episodes:
+        """Returns the task's results with those of another group."""
+        if not result.num_episodes:  # nothing was judged, so nothing was learnt about the task
             return replace(self, is_waiting=False)
         return replace(
             self,
@@ -87,68 +86,67 @@ class ResultLog:
         self.num_taken = 0
 
     def take(self, tasks: Sequence[int], batch_size: int) -> None:
-        """Notes that these tasks are taken next."""
+        """Records that these tasks are taken next."""
         for task in tasks:
-            known, batch = self.of_task[task], self.num_taken // batch_size
+            results, batch = self.of_task[task], self.num_taken // batch_size
             self.of_task[task] = replace(
-                known, taken=known.taken + 1, last_batch=batch, is_waiting=True
+                results, taken=results.taken + 1, last_batch=batch, is_waiting=True
             )
             self.num_taken += 1
 
     def observe(self, results: Iterable[GroupResult]) -> None:
-        """Adds the results of groups that have ended."""
         for result in results:
             self.of_task[result.task] = self.of_task[result.task].after(result)
 
     def counts(self) -> dict[str, float]:
-        """Returns how many tasks are of each kind, as metrics; none before a task was taken."""
-        known = [each for each in self.of_task if each.groups]
+        """Returns how many tasks are solved, hopeless, with signal and unknown, as metrics; none
+        before a task was taken."""
+        measured = [task for task in self.of_task if task.groups]
         if not self.num_taken:
             return {}
-        solved = sum(each.blank > 0 and each.share >= 0.5 for each in known)
-        hopeless = sum(each.blank > 0 and each.share < 0.5 for each in known)
+        solved = sum(task.blank > 0 and task.share >= 0.5 for task in measured)
+        hopeless = sum(task.blank > 0 and task.share < 0.5 for task in measured)
         counts = {
-            "unknown": len(self.of_task) - len(known),
-            "with_signal": len(known) - solved - hopeless,
+            "unknown": len(self.of_task) - len(measured),
+            "with_signal": len(measured) - solved - hopeless,
             "solved": solved,
             "hopeless": hopeless,
         }
         return {f"curriculum/{name}": float(number) for name, number in counts.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a checkpoint stores: only tasks of which something is known."""
+        """Returns the state for a checkpoint, without tasks that have no results."""
         unknown = TaskResults()
         tasks = {
-            str(index): list(astuple(each))
-            for index, each in enumerate(self.of_task)
-            if each != unknown
+            str(index): list(astuple(results))
+            for index, results in enumerate(self.of_task)
+            if results != unknown
         }
         return {"taken": self.num_taken, "tasks": tasks}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what a checkpoint stored."""
         try:
-            taken = {int(index): TaskResults(*values) for index, values in state["tasks"].items()}
+            stored = {int(index): TaskResults(*values) for index, values in state["tasks"].items()}
             self.num_taken = int(state["taken"])
-            found = [taken.pop(index, TaskResults()) for index in range(len(self.of_task))]
+            restored = [stored.pop(index, TaskResults()) for index in range(len(self.of_task))]
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise CheckpointError(
                 "the checkpoint's results of tasks cannot be read: pass --no-resume",
                 code=Code.CHECKPOINT_DIFFERS,
             ) from error
-        if taken:
+        if stored:  # indices beyond this run's tasks
             raise CheckpointError(
                 "the checkpoint's results are of other tasks: pass --no-resume",
                 code=Code.CHECKPOINT_DIFFERS,
             )
-        self.of_task = found
+        self.of_task = restored
 
 
 def read_results(file: Path, tasks: Sequence[Task]) -> list[GroupResult]:
     """Returns the groups of an evaluation of the training tasks, as `ajet eval --out` writes it."""
     try:
         played = json.loads(file.read_text(encoding="utf-8"))["tasks"]
-        found = [
+        groups = [
             _group_result(index, played[task.task_id])
             for index, task in enumerate(tasks)
             if task.task_id in played
@@ -160,16 +158,17 @@ def read_results(file: Path, tasks: Sequence[Task]) -> list[GroupResult]:
             f"{WHERE}: {file}: not a result of `ajet eval --split training --out FILE`",
             code=Code.RESULT_FILE,
         ) from error
-    if not found:
+    if not groups:
         raise DataError(
             f"{WHERE}: {file} has no training task of this run: measure them with "
             "ajet eval --split training",
             code=Code.RESULT_FILE,
         )
-    return found
+    return groups
 
 
 def _group_result(index: int, episodes: Mapping[str, Any]) -> GroupResult:
+    # An episode that failed has no reward, and says nothing about the task.
     judged = [
         (bool(success), float(reward))
         for success, reward in zip(episodes["success"], episodes["reward"], strict=True)

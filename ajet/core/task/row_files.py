@@ -6,10 +6,13 @@
     openai/gsm8k, gsm8k/main     a data set of the Hub, where no such folder is on disk (hub.py)
     embedded:arithmetic          comes with this package
 
-No local file needs the package `datasets`. Not covered: compressed files.
+No local file needs the package `datasets`.
 """
 
+import csv
+import io
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,6 @@ from typing import Any
 from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
 from ajet.core.task.arrow_rows import read_table
-from ajet.core.task.csv_rows import rows_of_csv
 from ajet.core.task.hub import read_hub
 from ajet.core.task.jsonl import read_text, refuse_format, resolve, rows_of_lines
 from ajet.core.task.reader import QUERY_FIELDS
@@ -28,13 +30,13 @@ TABLES = (".parquet", ".arrow")
 READABLE = (".jsonl", ".json", ".csv", *TABLES)
 NOT_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 SAVED_STATE = "state.json"
-"""Stands in each folder that `Dataset.save_to_disk` wrote, and names its files."""
+"""Is in each folder that `Dataset.save_to_disk` wrote, and lists its files."""
 ROW_FIELDS = {*QUERY_FIELDS, "messages", "conversations", "instruction"}
-"""The fields that show that a JSON object is a row, and not a file of rows."""
+"""Fields that mark a JSON object as a row, not as an object that holds rows."""
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
-    """Returns the rows of one data file, in the format that its name ends with."""
+    """Returns the rows of one data file, whose suffix says its format."""
     if file.suffix in TABLES:
         return read_table(file)
     refuse_format(file)
@@ -51,7 +53,7 @@ def _rows_of_json(text: str, file: Path) -> list[dict[str, Any]]:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         if not text.lstrip().startswith("["):
-            return rows_of_lines(text, file)  # says what is wrong in which line
+            return rows_of_lines(text, file)  # raises with the line of the mistake
         line = getattr(error, "lineno", 1)
         problem = getattr(error, "msg", "its values are nested too deeply")
         raise DataError(
@@ -59,7 +61,9 @@ def _rows_of_json(text: str, file: Path) -> list[dict[str, Any]]:
         ) from error
     rows = _held_rows(value, file) if isinstance(value, dict) else value
     if not isinstance(rows, list):
-        raise DataError(f"{file}: a {type(value).__name__} is no list of rows", code=Code.ROW_FORM)
+        raise DataError(
+            f"{file}: a {type(value).__name__} is not a list of rows", code=Code.ROW_FORM
+        )
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
             raise DataError(
@@ -70,10 +74,14 @@ def _rows_of_json(text: str, file: Path) -> list[dict[str, Any]]:
 
 def _held_rows(value: dict[str, Any], file: Path) -> list[dict[str, Any]]:
     """Returns the rows that the only object of a file holds, as in `{"data": [row, …]}`; an object
-    that holds none is a row itself."""
-    lists = [name for name, held in value.items() if _is_list_of_objects(held)]
+    that holds none is a row itself. Raises DataError where it may be either."""
     if value.keys() & ROW_FIELDS:
         return [value]
+    lists = [
+        name
+        for name, inner in value.items()
+        if isinstance(inner, list) and all(isinstance(element, dict) for element in inner)
+    ]
     if len(value) == len(lists) == 1:
         return value[lists[0]]
     if not any(value[name] for name in lists):
@@ -85,36 +93,78 @@ def _held_rows(value: dict[str, Any], file: Path) -> list[dict[str, Any]]:
     )
 
 
-def _is_list_of_objects(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
+def rows_of_csv(text: str, path: Path) -> list[dict[str, Any]]:
+    """Returns the rows of a CSV file with commas, quotes as spreadsheets write them, and a header.
+    Empty lines are skipped.
+
+    ticket,team
+    "Charged twice, help",billing   ->   {"ticket": "Charged twice, help", "team": "billing"}
+    """
+    lines = csv.reader(io.StringIO(text, newline=""), strict=True)
+    rows: list[dict[str, Any]] = []
+    try:
+        header = [name.strip() for name in next(lines, [])]
+        _check_header(header, path)
+        for cells in lines:
+            if len(cells) == len(header):
+                # Values are text, since a CSV has no types. An empty cell is None, so that a row
+                # without an answer is reported as one.
+                rows.append(dict(zip(header, (cell or None for cell in cells), strict=True)))
+            elif cells:
+                raise DataError(
+                    f"{path}:{lines.line_num}: {len(cells)} cells, and the header has "
+                    f"{len(header)}; put text that has a comma into double quotes",
+                    code=Code.ROW_FORM,
+                )
+    except csv.Error as error:
+        raise DataError(
+            f"{path}:{lines.line_num}: not valid CSV: {error}", code=Code.ROW_FORM
+        ) from error
+    return rows
+
+
+def _check_header(header: list[str], path: Path) -> None:
+    duplicate = next((name for name, number in Counter(header).items() if number > 1), None)
+    if duplicate is not None:
+        raise DataError(
+            f"{path}:1: the header has {duplicate!r} twice; give each column a different name",
+            code=Code.ROW_FORM,
+        )
+    if len(header) == 1 and (";" in header[0] or "\t" in header[0]):
+        raise DataError(
+            f"{path}:1: the header {header[0]!r} has no comma; save the file with commas between "
+            "its columns",
+            code=Code.ROW_FORM,
+        )
 
 
 def one_split(path: str, base_dirs: list[Path]) -> Path | None:
-    """Returns the file, or the folder of one saved `Dataset`, that has no splits to choose from;
-    None where the path is another place."""
+    """Returns the file, or the folder of a saved `Dataset`, that is all of one split; None where
+    the path is anything else."""
     place = resolve(path, base_dirs)
     return place if place.is_file() or (place / SAVED_STATE).is_file() else None
 
 
 def read_place(place: Path) -> list[dict[str, Any]]:
-    """Returns all rows of a place that `one_split` found."""
+    """Returns all rows of a file or folder that `one_split` returned."""
     return _read_files([place] if place.is_file() else saved_files(place))
 
 
 def read_split(path: str, split: str, base_dirs: list[Path]) -> list[dict[str, Any]]:
-    """Reads the rows of one split, from disk where `path` exists, else from the Hub. One file has
-    no splits: the caller that takes its rows decides what they are."""
+    """Reads the rows of one split, from disk where `path` exists, else from the Hub. Raises
+    DataError for one file, which has no splits (`read_place`)."""
     if path.startswith(EMBEDDED):
         return _read_folder(_embedded(path.removeprefix(EMBEDDED)), split)
     path_on_disk = resolve(path, base_dirs)
     if one_split(path, base_dirs) is not None:
-        what = "one file" if path_on_disk.is_file() else "one saved Dataset"
+        noun = "one file" if path_on_disk.is_file() else "one saved Dataset"
         raise DataError(
-            f"{path_on_disk}: {what} has no split {split!r}; give a folder of splits",
+            f"{path_on_disk}: {noun} has no split {split!r}; give a folder of splits",
             code=Code.SPLIT_NOT_FOUND,
         )
     if path_on_disk.is_dir():
         return _read_folder(path_on_disk, split)
+    # Whatever else is not on disk may be a name on the Hub.
     if path.startswith((".", "/", "~")) or path.endswith(READABLE):
         raise DataError(
             f"{path}: no such data folder or file; looked in {', '.join(map(str, base_dirs))}",
@@ -146,10 +196,10 @@ def _read_folder(folder: Path, split: str) -> list[dict[str, Any]]:
             code=Code.SPLIT_NOT_FOUND,
         )
     files = splits[split]
-    other = next((file for file in files if file.suffix != files[0].suffix), None)
-    if other is not None:
+    odd_file = next((file for file in files if file.suffix != files[0].suffix), None)
+    if odd_file is not None:
         raise DataError(
-            f"{folder}: {files[0].relative_to(folder)} and {other.relative_to(folder)} are both "
+            f"{folder}: {files[0].relative_to(folder)} and {odd_file.relative_to(folder)} are both "
             f"the split {split!r}, in two formats; keep one",
             code=Code.DATA_FORMAT,
         )
@@ -160,10 +210,11 @@ def splits_of(folder: Path) -> dict[str, list[Path]]:
     """Returns split names with their files: train.jsonl, train-00000-of-00002.parquet,
     train/part.jsonl."""
     saved = [state.parent for state in sorted(folder.glob(f"*/{SAVED_STATE}"))]
-    splits = {each.name: saved_files(each) for each in saved}
+    splits = {saved_folder.name: saved_files(saved_folder) for saved_folder in saved}
     for file in sorted(_data_files(folder)):
         if file.parent in saved:
             continue
+        # train/part.jsonl is named by its folder; the Hub's data/train-0.parquet by itself.
         nested = file.parent not in (folder, folder / "data")
         name = file.parent.name if nested else file.name.split(".")[0].split("-")[0]
         splits.setdefault(name, []).append(file)
@@ -178,11 +229,11 @@ def _data_files(folder: Path) -> Iterator[Path]:
 
 
 def saved_files(folder: Path) -> list[Path]:
-    """Returns the files of a `Dataset` that was saved here. Others that end alike are the caches
-    of what was computed from it."""
+    """Returns the files of a `Dataset` that was saved here."""
+    # The other .arrow files of the folder are caches of datasets that were computed from it.
     state_file = folder / SAVED_STATE
     try:
-        names = [each["filename"] for each in json.loads(read_text(state_file))["_data_files"]]
+        names = [entry["filename"] for entry in json.loads(read_text(state_file))["_data_files"]]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"{state_file}: not written by save_to_disk of the package datasets",

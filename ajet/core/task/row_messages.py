@@ -5,8 +5,6 @@
     {"from": "function_call", "value": CALLS}, {"from": "observation", …} LLaMA-Factory's tool calls
 
 CALLS is the JSON text of `{"name": …, "arguments": {…}}`, or of a list of such objects.
-
-Not covered: which field of a row has them (reader.py, chat_rows.py).
 """
 
 from __future__ import annotations
@@ -21,119 +19,116 @@ from ajet.core.task.chat_messages import checked_messages, parsed_arguments, why
 
 SHAREGPT_ROLES = {
     "system": "system",
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "assistant": "assistant",
-    "function_call": "assistant",
-    "tool_call": "assistant",
-    "tool": "function",
-    "observation": "function",
-    "function_response": "function",
-    "tool_response": "function",
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "assistant", "function_call", "tool_call"), "assistant"),
+    **dict.fromkeys(("tool", "observation", "function_response", "tool_response"), "function"),
 }
-"""Maps who a message is from to a role. A result names no call: it is the next one's, as those of
-the role "function" are."""
+"""Maps ShareGPT's `from` to a role. A tool's result has no call id, as in OpenAI's former role
+"function", so it belongs to the first call without a result."""
 IMAGE_MARKS = {"images": "<image>", "videos": "<video>", "audios": "<audio>"}
-"""Maps a field of a row to the text that stands for one of its entries in a message."""
+"""Maps a field of a row to the mark of one of its entries in a message's text."""
 
 
 def are_messages(value: Any) -> bool:
-    """Returns True if the value is a list of objects, as chat messages are."""
+    """Tells whether the value is a list of objects, as chat messages are."""
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         return False
     return all(isinstance(message, Mapping) for message in value)
 
 
-def row_messages(value: Any, where: str) -> list[dict[str, Any]]:
+def row_messages(value: Any, location: str) -> list[dict[str, Any]]:
     """Returns the messages in OpenAI's form, with text or None as their content. Raises DataError
     if the value is not a list of messages of text, a user's message is empty, or a call's
     arguments are not an object."""
     if not value or not are_messages(value):
-        raise DataError(f"{where} is no list of messages", code=Code.ROW_FORM)
+        raise DataError(f"{location} is not a list of messages", code=Code.ROW_FORM)
     try:
         plain = [
-            each if "role" in each or "from" not in each else _from_sharegpt(each, index, where)
-            for index, each in enumerate(value)
+            message
+            if "role" in message or "from" not in message
+            else _from_sharegpt(message, index, location)
+            for index, message in enumerate(value)
         ]
-        messages = checked_messages(plain, where)
+        messages = checked_messages(plain, location)
         for index, message in enumerate(messages):
-            _check(message, f"{where}[{index}]")
+            _check(message, f"{location}[{index}]")
     except ValueError as error:
         raise DataError(str(error), code=Code.ROW_FORM) from error
+    # Null fields have been removed; readers of tasks expect every message to have content.
     return [{"content": None, **message} for message in messages]
 
 
-def with_system(messages: list[dict[str, Any]], system: Any, where: str) -> list[dict[str, Any]]:
+def with_system(messages: list[dict[str, Any]], system: Any, location: str) -> list[dict[str, Any]]:
     """Returns the messages with the text of the row's field `system` as their first one."""
     if system is None or (isinstance(system, str) and not system.strip()):
         return messages
     if not isinstance(system, str):
-        raise DataError(f"{where}: system is not text", code=Code.ROW_FORM)
-    there = [each["content"] for each in messages if each["role"] == "system"]
-    if any(each != system for each in there):
+        raise DataError(f"{location}: system is not text", code=Code.ROW_FORM)
+    there = [message["content"] for message in messages if message["role"] == "system"]
+    if any(text != system for text in there):
         raise DataError(
-            f"{where}: system and a system message of its conversation differ; keep one of them",
+            f"{location}: system and a system message of its conversation differ; keep one of them",
             code=Code.ROW_FORM,
         )
     return messages if there else [{"role": "system", "content": system}, *messages]
 
 
-def refuse_images(row: Mapping[str, Any], texts: Sequence[Any], where: str) -> None:
-    """Raises DataError for a text with a place for an image, a video or a sound that the row has,
-    in the form of the data sets of verl, ChatLearn and LLaMA-Factory."""
+def refuse_images(row: Mapping[str, Any], texts: Sequence[Any], location: str) -> None:
+    """Raises DataError for a text with the mark of an image, a video or a sound of the row, as data
+    sets of verl, ChatLearn and LLaMA-Factory have them."""
     for field, mark in IMAGE_MARKS.items():
         marked = any(isinstance(text, str) and mark in text for text in texts)
         if marked and row.get(field) is not None:
             raise DataError(
-                f"{where}: {mark} stands for one of its {field}: questions are text",
+                f"{location}: {mark} stands for one of its {field}, and only text can be trained",
                 code=Code.ROW_FORM,
             )
 
 
-def _from_sharegpt(message: Mapping[str, Any], index: int, where: str) -> dict[str, Any]:
+def _from_sharegpt(message: Mapping[str, Any], index: int, location: str) -> dict[str, Any]:
     source, value = message.get("from"), message.get("value")
     role = SHAREGPT_ROLES.get(str(source))
     if role is None:
         raise ValueError(
-            f"{where}[{index}]: a message is from {source!r}; there are {', '.join(SHAREGPT_ROLES)}"
+            f"{location}[{index}]: a message is from {source!r}; there are "
+            f"{', '.join(SHAREGPT_ROLES)}"
         )
     rest = {key: message[key] for key in message if key not in ("from", "value")}
     if source in ("function_call", "tool_call"):
-        return {**rest, "role": role, "tool_calls": _calls(value, index, where)}
+        return {**rest, "role": role, "tool_calls": _calls(value, index, location)}
     return {**rest, "role": role, "content": value}
 
 
-def _calls(value: Any, index: int, where: str) -> list[dict[str, Any]]:
-    """Returns the calls that the JSON text of a ShareGPT message has: one, or a list of them."""
+def _calls(value: Any, index: int, location: str) -> list[dict[str, Any]]:
     try:
-        given = json.loads(value) if isinstance(value, str) else value
+        parsed = json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError) as error:
         raise ValueError(
-            f"{where}[{index}]: a function call is not JSON, as "
-            '{"name": …, "arguments": {…}} is'
+            f"{location}[{index}]: a function call is not JSON; write "
+            '{"name": …, "arguments": {…}}'
         ) from error
-    calls = given if isinstance(given, list) else [given]
+    calls = parsed if isinstance(parsed, list) else [parsed]
     if not calls or not all(isinstance(call, Mapping) for call in calls):
-        raise ValueError(f"{where}[{index}]: a function call is not an object, or a list of them")
+        raise ValueError(
+            f"{location}[{index}]: a function call is not an object, or a list of them"
+        )
     return [{"id": f"call_{index}_{order}", **call} for order, call in enumerate(calls)]
 
 
-def _check(message: Mapping[str, Any], where: str) -> None:
+def _check(message: Mapping[str, Any], location: str) -> None:
     content, role = message.get("content"), message["role"]
     if not isinstance(content, str | None):
         raise ValueError(
-            f"{where}: its content is not text ({why_not_text(content)}): the models trained here "
-            "read text alone"
+            f"{location}: its content is not text ({why_not_text(content)}): the models trained "
+            "here read text alone"
         )
     if role == "user" and not (content or "").strip():
-        raise ValueError(f"{where}: the user's message is empty")
+        raise ValueError(f"{location}: the user's message is empty")
     if message.get("weight", 1) not in (0, 1):
-        raise ValueError(f"{where}: its weight is {message['weight']!r}; give 0 or 1")
+        raise ValueError(f"{location}: its weight is {message['weight']!r}; give 0 or 1")
     for call in message.get("tool_calls", ()):
         function = call["function"]
         if not isinstance(parsed_arguments(function.get("arguments")), dict):
             raise ValueError(
-                f"{where}: the arguments of its call of {function['name']} are not a JSON object"
+                f"{location}: the arguments of its call of {function['name']} are not a JSON object"
             )

@@ -8,9 +8,9 @@ from typing import Any
 class Task:
     """Holds what a reader makes of one row.
 
-    `main_query` is the question as text; `init_messages` are chat messages that come before the
-    agent's own (may be empty); `metadata` is the whole row, so a judge finds ``answer`` there.
-    A reader of the user's own may leave `task_id` out: its tasks are numbered.
+    `main_query` is the question as text; `init_messages` are chat messages that precede the
+    agent's (may be empty); `metadata` is the whole row, so a judge finds ``answer`` there. The
+    user's own reader may leave `task_id` out: its tasks are numbered.
     """
 
     task_id: str = ""

@@ -1,11 +1,10 @@
 """Wraps a user's own task reader in checks.
 
-    what the class raises        ->  ConfigError  rd.py:4: RuntimeError: db down
-    what it gives and is no list ->  DataError    rd.py:12: D.get_training_tasks() gave a NoneType
-    a task that no episode can have   ->  DataError    … number 3 of the list cannot be copied: …
+    an exception             ->  ConfigError  rd.py:4: RuntimeError: db down
+    a result that is no list ->  DataError    rd.py:12: D.get_training_tasks() gave a NoneType
+    an unusable task         ->  DataError    … number 3 of the list cannot be copied: …
 
-A task's messages and metadata may hold any object that can be copied, since each episode gets a
-copy. Not covered: finding, importing and making the class (core/importing.py).
+A task's messages and metadata may hold any object that can be copied: each episode gets a copy.
 """
 
 import copy
@@ -32,20 +31,20 @@ CONTAINERS = (dict, list, tuple, set, frozenset)
 class UserReader(BaseTaskReader):
     """Calls the user's class, which is made with `__init__(self, config)` or `__init__(self)`."""
 
-    def __init__(self, kind: type[BaseTaskReader], config: AjetConfig) -> None:
+    def __init__(self, reader_class: type[BaseTaskReader], config: AjetConfig) -> None:
         super().__init__(config)
-        self.kind = kind
+        self.kind = reader_class
         self.prefix = f"ajet.task_reader.type: {config.ajet.task_reader.type!r}"
-        self.inner = construct(kind, kind.constructor_argument(config), self.prefix)
+        self.inner = construct(reader_class, reader_class.constructor_argument(config), self.prefix)
         if not hasattr(self.inner, "config"):
             self.inner.config = config
 
     def get_training_tasks(self) -> list[Task]:
         tasks = self._tasks("get_training_tasks")
         if not tasks:
-            where = self._where("get_training_tasks")
+            location = self._where("get_training_tasks")
             raise DataError(
-                f"{where} gave an empty list; a run needs training tasks", code=Code.NO_TASK
+                f"{location} gave an empty list; a run needs training tasks", code=Code.NO_TASK
             )
         return tasks
 
@@ -53,68 +52,66 @@ class UserReader(BaseTaskReader):
         return self._tasks("get_validation_tasks")
 
     def _tasks(self, method: str) -> list[Task]:
-        own = getattr(self.kind, method)
-        if own is getattr(BaseTaskReader, method):
+        function = getattr(self.kind, method)
+        if function is getattr(BaseTaskReader, method):
             raise DataError(
                 f"{self.prefix}: {line_of(self.kind)}: {self.kind.__name__} does not define "
                 f"{method}(); it returns a list of ajet.Task",
                 code=Code.OWN_METHOD_MISSING,
             )
-        if inspect.iscoroutinefunction(own):
+        if inspect.iscoroutinefunction(function):
             raise DataError(
                 f"{self._where(method)} is async; write a plain def", code=Code.OWN_SIGNATURE
             )
-        given = run_user_code(getattr(self.inner, method), self.prefix)
+        result = run_user_code(getattr(self.inner, method), self.prefix)
         split = method.removeprefix("get_").removesuffix("_tasks")
-        return _checked(given, split, self._where(method))
+        return _checked(result, split, self._where(method))
 
     def _where(self, method: str) -> str:
         location = line_of(getattr(self.kind, method))
         return f"{self.prefix}: {location}: {self.kind.__name__}.{method}()"
 
 
-def _checked(given: Any, split: str, where: str) -> list[Task]:
-    """Returns what the class returned, with an id for each task that has none. Raises DataError
-    unless it is a list of complete tasks whose ids differ."""
-    if not isinstance(given, list | tuple):
+def _checked(result: Any, split: str, location: str) -> list[Task]:
+    """Returns the class's result, with an id for each task that has none. Raises DataError unless
+    it is a list of complete tasks whose ids differ."""
+    if not isinstance(result, list | tuple):
         raise DataError(
-            f"{where} gave a {type_name(type(given))}; return a list of ajet.Task",
+            f"{location} gave a {type_name(type(result))}; return a list of ajet.Task",
             code=Code.OWN_RESULT,
         )
     tasks = []
-    for index, task in enumerate(_items(given)):
-        place = f"{where}: number {index + 1} of the list"
+    for index, task in enumerate(_items(result)):
+        place = f"{location}: number {index + 1} of the list"
         if problem := run_user_code(partial(_task_problem, task), place):
             raise DataError(f"{place} {problem}", code=Code.OWN_RESULT)
         run_user_code(partial(copy.deepcopy, task), f"{place} cannot be copied for an episode")
-        tasks.append(_with_plain_texts(task, f"{split}-{index}"))
+        # Texts of a subclass of str may print or compare as something else.
+        tasks.append(
+            replace(
+                task,
+                task_id=str.__str__(task.task_id) or f"{split}-{index}",
+                main_query=str.__str__(task.main_query),
+                env_type=str.__str__(task.env_type),
+            )
+        )
     if duplicates := first_duplicate_ids(tasks):
         first, second = duplicates
         raise DataError(
-            f"{where}: numbers {first} and {second} of the list have one task_id "
+            f"{location}: numbers {first} and {second} of the list have one task_id "
             f"{tasks[first - 1].task_id!r}; give each its own",
             code=Code.TASK_ID_TWICE,
         )
     return tasks
 
 
-def _items(given: list[Any] | tuple[Any, ...]) -> Iterator[Any]:
-    """Returns the entries as the base class has them; a subclass may tell of others."""
-    return list.__iter__(given) if isinstance(given, list) else tuple.__iter__(given)
-
-
-def _with_plain_texts(task: Task, otherwise: str) -> Task:
-    """Returns the task with texts of no subclass of `str`, and this id where it has none."""
-    return replace(
-        task,
-        task_id=str.__str__(task.task_id) or otherwise,
-        main_query=str.__str__(task.main_query),
-        env_type=str.__str__(task.env_type),
-    )
+def _items(entries: list[Any] | tuple[Any, ...]) -> Iterator[Any]:
+    """Yields the stored entries: a subclass's __iter__ may yield others."""
+    return list.__iter__(entries) if isinstance(entries, list) else tuple.__iter__(entries)
 
 
 def _task_problem(task: Any) -> str | None:
-    """Says what keeps the object from being a task of a run; None where nothing does."""
+    """Says why the object cannot be a task of a run; None where it can."""
     if not isinstance(task, Task):
         return f"is a {type_name(type(task))}, not an ajet.Task"
     for name in ("task_id", "main_query", "env_type"):
@@ -126,41 +123,42 @@ def _task_problem(task: Any) -> str | None:
         return "has init_messages that are not a list of chat messages"
     if not isinstance(task.metadata, dict):
         return "has metadata that is not a dict"
-    if problem := _content_problem([task.init_messages, task.metadata]):
+    try:
+        num_values, _ = _size([task.init_messages, task.metadata], 0, {})
+    except ValueError as problem:
         return f"has init_messages or metadata that {problem}"
+    if num_values > MAX_VALUES:
+        return f"has init_messages or metadata that hold more than {MAX_VALUES} values"
     for name in ("agent_name", "agent_cfg_path"):
         if not isinstance(task.metadata.get(name), str | None):
             return f"has a {name} in its metadata that is not text"
     return None
 
 
-def _content_problem(content: Any) -> str | None:
-    """Says what keeps messages and metadata from being copied and recorded; None where nothing
-    does."""
-    try:
-        num_values, _ = _size(content, 0, {})
-    except ValueError as problem:
-        return str(problem)
-    return f"hold more than {MAX_VALUES} values" if num_values > MAX_VALUES else None
-
-
 def _size(value: Any, depth: int, sizes: dict[int, tuple[int, int]]) -> tuple[int, int]:
-    """Returns the number of values in a value, itself included, and how deep they are nested; a
-    value in two places counts twice. `sizes` are those of containers that were counted already, by
-    their ids. Raises ValueError for what lies more than `MAX_DEPTH` deep."""
-    kind = type(value)
-    base: Any = next((each for each in CONTAINERS if issubclass(kind, each)), None)
+    """Returns the number of values in a value, itself included, and the height of their nesting.
+    Raises ValueError for what lies more than `MAX_DEPTH` deep.
+
+    `sizes` caches the results of containers by id: one that is in two places counts twice, as
+    when it is copied or recorded, but is walked once.
+    """
+    value_type = type(value)
+    base: Any = next(
+        (container for container in CONTAINERS if issubclass(value_type, container)), None
+    )
     if base is None:
         return 1, 0
-    if base is list and kind.__iter__ is not list.__iter__:
+    if base is list and value_type.__iter__ is not list.__iter__:
         raise ValueError(
-            f"hold a {type_name(kind)}, a list with an __iter__ of its own; give a plain list"
+            f"hold a {type_name(value_type)}, a list that defines __iter__; give a plain list"
         )
+    # A container that holds itself is met again before its size is known. The walk then ends at
+    # MAX_DEPTH, where the height below counts as too large.
     if id(value) not in sizes and depth <= MAX_DEPTH:
         items = [*base.__iter__(value), *(dict.values(value) if base is dict else ())]
-        inner = [_size(each, depth + 1, sizes) for each in items]
-        height = 1 + max((each[1] for each in inner), default=0)
-        sizes[id(value)] = 1 + sum(each[0] for each in inner), height
+        inner = [_size(item, depth + 1, sizes) for item in items]
+        height = 1 + max((entry[1] for entry in inner), default=0)
+        sizes[id(value)] = 1 + sum(entry[0] for entry in inner), height
     num_values, height = sizes.get(id(value), (0, MAX_DEPTH + 1))
     if depth + height > MAX_DEPTH:
         raise ValueError(f"are nested more than {MAX_DEPTH} deep, or hold themselves")

@@ -1,8 +1,6 @@
-"""Defines what a workflow is given and what it returns, as plain data to record and send.
+"""Defines the input and the output of a workflow, as plain data to record and send.
 
-    WorkflowTask(task, episode_id, …)  ->  workflow.execute(…)  ->  WorkflowOutput(reward, metadata)
-
-Not covered: the workflow itself (core/workflow), and what becomes of its output (core/rollout).
+WorkflowTask(task, episode_id, …)  ->  workflow.execute(…)  ->  WorkflowOutput(reward, metadata)
 """
 
 from __future__ import annotations
@@ -17,21 +15,20 @@ if TYPE_CHECKING:
     from ajet.core.config.rollout import Decoding
 
 Mode = Literal["train", "eval", "baseline"]
-"""A baseline is a greedy episode beside a training group; it is not trained."""
+"""A baseline is a greedy episode that a training group is compared with; it is not trained."""
 LARGEST_REWARD = 1e30
-"""The largest absolute value of a reward: sums of its square stay finite in float32's range."""
+"""The largest absolute value of a reward: float32 can hold it, and float64 its square."""
 
 
 class EpisodeEnvironment(Protocol):
-    """Describes one live episode's environment as its workflow calls it
-    (tools/env_service/gym_env.py).
-
-    On the event loop each call is awaited; in a thread it returns its result.
+    """Describes the environment of a live episode, as its workflow calls it
+    (tools/env_service/gym_env.py). A call from the event loop must be awaited; a call from a thread
+    returns its result.
     """
 
     @property
     def state(self) -> list[dict[str, Any]]:
-        """Returns the messages that the environment showed last."""
+        """Returns the environment's last messages."""
         ...
 
     def step(self, action: str | Mapping[str, Any], params: Mapping[str, Any] | None = None) -> Any:
@@ -96,16 +93,15 @@ class WorkflowTask:
 
     @property
     def gym_env(self) -> EpisodeEnvironment | None:
-        """Returns the episode's environment while it lives; None where the tasks have none."""
+        """Returns the running episode's environment; None where the tasks have none."""
         return open_environments.get(self.episode_id)
 
 
 @dataclass(slots=True)
 class WorkflowOutput:
     """Holds what a workflow returns. With `reward=None` the judge gives the reward. A bool as the
-    reward is 1 or 0, and the success where `is_success` is None. `agent_rewards` has the reward of
-    each trained agent by its name, where they earn different ones; then `reward` only says how the
-    episode went."""
+    reward is 1 or 0, and the success where `is_success` is None. `agent_rewards` maps each trained
+    agent's name to its reward, where these differ; then `reward` is for metrics only."""
 
     reward: float | None = None
     is_success: bool | None = None

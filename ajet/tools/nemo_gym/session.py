@@ -55,7 +55,7 @@ class NemoGymSection(Section):
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
         """Returns the section of the config. Raises ConfigError where it is missing or wrong."""
-        section = cls.of_user(config.user_sections(), "nemo_gym")
+        section = cls.from_sections(config.user_sections(), "nemo_gym")
         if urlsplit(section.url).scheme not in ("http", "https"):
             raise ConfigError(
                 f"nemo_gym.url: {section.url!r} is no address of a resources server: write "

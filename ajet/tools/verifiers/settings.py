@@ -61,7 +61,7 @@ class VerifiersSection(Section):
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
         """Returns the section of the config. Raises ConfigError where it has none, or a mistake."""
-        section = cls.of_user(config.user_sections(), "verifiers")
+        section = cls.from_sections(config.user_sections(), "verifiers")
         if "taskset" not in section.env:
             _check_classic("verifiers.env", section.env)
             _check_classic("verifiers.validation_env", section.env | (section.validation_env or {}))

@@ -438,5 +438,5 @@ def test_retries_that_no_policy_makes_are_noticed(yaml_path):
 
 
 def test_a_judges_sampling_holds_no_other_part_of_the_request(yaml_path):
-    with pytest.raises(ConfigError, match="stream is not how a reply is sampled"):
+    with pytest.raises(ConfigError, match="stream is not a sampling parameter"):
         load_config(yaml_path, ["ajet.task_judge.llm.sampling={stream: true}"])

@@ -407,7 +407,7 @@ def test_a_mistake_in_an_override_names_the_override(tmp_path):
         ("seed=1", "seed: stands at the top level; write it under 'ajet:' as ajet.seed"),
         ("lak.size=1", "lak: no such key; did you mean 'lake'? To add it, write +lak.size=1"),
         ("lake.siz=1", "lake.siz: no such key; did you mean 'size'? To add it, write +lake.siz=1"),
-        ("lake.size.x=1", "lake.size is no section: it is 4"),
+        ("lake.size.x=1", "lake.size is not a section: it is 4"),
         ("~lake.siz", "lake.siz: no such key; did you mean 'size'?"),
         ("ajet@x=1", "write a key of the tree as ajet.…=value"),
         ("ajet/seed=1", "write a key of the tree as ajet.…=value"),
@@ -446,7 +446,9 @@ def test_an_override_without_a_key_is_one_line(tmp_path, override):
 
 @pytest.mark.parametrize("override", ["hydra=3", "hydra.run.dir=x", "+hydra.x=1", "hydra/job=x"])
 def test_hydras_own_settings_are_refused_in_an_override(tmp_path, override):
-    assert "settings of Hydra's own are not taken" in error_of(write(tmp_path, MINIMAL), override)
+    assert "Hydra's own settings cannot be overridden" in error_of(
+        write(tmp_path, MINIMAL), override
+    )
 
 
 def test_hydras_own_settings_in_the_yaml_are_noticed_but_for_the_search_path(tmp_path):

@@ -142,7 +142,7 @@ async def test_a_class_on_gems_base_plays_from_its_seed_and_tells_its_own_rules(
 
 MISTAKES = [
     ("NoSeed", {}, "NoSeed.reset takes no seed: write reset(self, seed=None)"),
-    ("NoStep", {}, "NoStep is no environment: it has no step; write reset(seed) and step(action)"),
+    ("NoStep", {}, "NoStep is not an environment: it has no step; write reset(seed)"),
     ("WithOptions", {"size": 4}, "has no setting 'size'"),
 ]
 
@@ -264,7 +264,7 @@ async def test_the_suffix_of_an_info_is_below_the_observation(tmp_path):
     maker = environment_maker(spec, {"last": 3}, [tmp_path], "test")
     async with open_environment(maker, "inline") as environment:
         await environment.reset(1, {})
-        with pytest.raises(EnvironmentFault, match=r"Suffixed: info\['suffix'\] is a int, no text"):
+        with pytest.raises(EnvironmentFault, match=r"info\['suffix'\] is a int, not text"):
             await environment.step("open")
 
 

@@ -124,8 +124,8 @@ def test_a_longer_run_goes_on_and_says_so(toy, warnings):
     train(ONE)
     assert train(TWO).steps == 2
     change = f"{T}.total_training_steps 1 -> 2"
-    goes_on = "goes on after step 1 of 2; changed since the last start"
-    assert f"the finished run becomes longer: it {goes_on}: {change}" in warnings
+    resumes = "resumes after step 1 of 2; changed since the last start"
+    assert f"the finished run becomes longer: it {resumes}: {change}" in warnings
 
 
 def test_a_longer_run_says_that_its_learning_rate_ends_elsewhere(toy, warnings):

@@ -79,13 +79,13 @@ def test_train_on_last_leaves_the_earlier_replies_as_context():
     ("row", "message"),
     [
         ({"text": "a"}, "row 1 has neither messages, conversations, or prompt and completion, or"),
-        ({"messages": []}, "row 1: messages is no list of messages"),
+        ({"messages": []}, "row 1: messages is not a list of messages"),
         ({"messages": [USER]}, "none of its messages is an assistant's with a weight"),
         ({"messages": [USER, {**REPLY, "weight": 0}]}, "none of its messages"),
         ({"messages": [USER, {**REPLY, "weight": 0.5}]}, "weight is 0.5; give 0 or 1"),
         ({"messages": [{"role": "robot"}]}, r"messages\[0\]: unknown role 'robot'"),
         ({"conversations": [{"from": "dog", "value": "w"}]}, "a message is from 'dog'"),
-        ({"messages": [USER, REPLY], "tools": "{"}, "tools is text and no JSON"),
+        ({"messages": [USER, REPLY], "tools": "{"}, "tools is not valid JSON"),
         ({"messages": [USER, REPLY], "tools": [{"type": "function"}]}, "tools: a tool has no"),
         ({"messages": [USER, REPLY], "tools": [FUNCTION], "functions": [FUNCTION]}, "keep tools"),
         (

@@ -113,7 +113,7 @@ async def test_a_reader_may_hand_over_anything_anywhere(begin, place, tmp_path):
         (nested(200), "are nested more than 100 deep, or hold themselves"),
         (cyclic_list(), "are nested more than 100 deep, or hold themselves"),
         (doubled(60), "hold more than 10000000 values"),
-        (LyingList([1]), "hold a LyingList, a list with an __iter__ of its own; give a plain list"),
+        (LyingList([1]), "hold a LyingList, a list that defines __iter__; give a plain list"),
     ],
 )
 def test_a_row_without_end_is_named(begin, monkeypatch, value, problem):

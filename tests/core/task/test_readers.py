@@ -74,7 +74,7 @@ def test_a_question_about_an_image_is_refused_and_a_field_of_images_alone_is_not
     with pytest.raises(AjetError) as error:
         task_from_row({"prompt": prompt, "images": ["a.png"]}, 2, split="train", source="d.parquet")
     assert str(error.value) == (
-        "d.parquet: row 3: <image> stands for one of its images: questions are text"
+        "d.parquet: row 3: <image> stands for one of its images, and only text can be trained"
     )
     row = {"prompt": "What?", "images": ["a.png"]}
     task = task_from_row(row, 2, split="train", source="d.parquet")
