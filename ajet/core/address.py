@@ -14,13 +14,13 @@ def checked_address(value: str) -> str:
     if not value.startswith(("http://", "https://")):
         raise ValueError(f"{value!r}: an address begins with http:// or https://")
     try:
-        parts = urlsplit(value)
-        host, _ = parts.hostname, parts.port
+        url = urlsplit(value)
+        host, _ = url.hostname, url.port
     except ValueError as error:
         raise ValueError(f"{value!r} is no address: {error}") from None
     if not host:
         raise ValueError(f"{value!r} names no host")
-    if "@" in parts.netloc:
+    if "@" in url.netloc:
         raise ValueError(f"the address at {host}: leave the login out")
     return value
 

@@ -96,8 +96,8 @@ def message_of(error: BaseException) -> str:
     `__str__` itself fails."""
     if type(error).__str__ in (BaseException.__str__, KeyError.__str__):
         # Their text is that of what they were raised with, which may be anything.
-        given = error.args[0] if len(error.args) == 1 else error.args or ""
-        text = plain_text(given, MAX_MESSAGE_READ)
+        argument = error.args[0] if len(error.args) == 1 else error.args or ""
+        text = plain_text(argument, MAX_MESSAGE_READ)
         return repr(text) if isinstance(error, KeyError) and error.args else text
     message = plain_text(error, MAX_MESSAGE_READ)
     return "" if message == f"<{type_name(type(error))} object>" else message
@@ -112,8 +112,8 @@ def first_line(text: str) -> str:
 def user_line(frames: Sequence[traceback.FrameSummary]) -> str:
     """Returns ``workflow.py:31``, the innermost of these lines that is the user's own; "" if there
     is none."""
-    own = [f for f in frames if not _is_library(f.filename)]
-    return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+    user_frames = [f for f in frames if not _is_library(f.filename)]
+    return f"{Path(user_frames[-1].filename).name}:{user_frames[-1].lineno}" if user_frames else ""
 
 
 def _is_library(filename: str) -> bool:

@@ -19,8 +19,8 @@ def take(file: IO[Any] | int, *, shared: bool = False, wait: bool = True) -> Non
     """Locks an open file, or a descriptor, until it is closed. Raises BlockingIOError without
     `wait` where another process holds the lock."""
     if fcntl is not None:
-        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-        fcntl.flock(file, kind if wait else kind | fcntl.LOCK_NB)
+        operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        fcntl.flock(file, operation if wait else operation | fcntl.LOCK_NB)
 
 
 def is_held(lock: Path) -> bool:

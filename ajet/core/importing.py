@@ -87,54 +87,54 @@ if ExamplesFinder not in sys.meta_path:
     sys.meta_path.append(ExamplesFinder)
 
 
-def load_object(spec: str, *, base_dirs: Sequence[Path], kind: type[T], where: str) -> type[T]:
+def load_object(spec: str, *, base_dirs: Sequence[Path], base: type[T], location: str) -> type[T]:
     """Returns the class that `spec` names; `where` is the config key, for the message."""
-    source, name = _split_spec(spec, "Class", where)
-    module = _load(source, base_dirs, f"{where}: {spec!r}")
-    return _find_class(module, name, kind, f"{where}: {spec!r}")
+    source, name = _split_spec(spec, "Class", location)
+    module = _load(source, base_dirs, f"{location}: {spec!r}")
+    return _find_class(module, name, base, f"{location}: {spec!r}")
 
 
-def load_function(spec: str, *, base_dirs: Sequence[Path], where: str) -> Callable[..., Any]:
+def load_function(spec: str, *, base_dirs: Sequence[Path], location: str) -> Callable[..., Any]:
     """Returns the function that `spec` names: file.py->name or package.module->name."""
-    found = load_attribute(spec, base_dirs=base_dirs, where=where, what="function")
-    if not callable(found) or inspect.isclass(found):
-        kind = "class" if inspect.isclass(found) else type(found).__name__
-        name = _split_spec(spec, "function", where)[1]
+    function = load_attribute(spec, base_dirs=base_dirs, location=location, expected="function")
+    if not callable(function) or inspect.isclass(function):
+        type_text = "class" if inspect.isclass(function) else type(function).__name__
+        name = _split_spec(spec, "function", location)[1]
         raise ConfigError(
-            f"{where}: {spec!r}: {name!r} is a {kind}, no function", code=Code.OWN_WRONG_KIND
+            f"{location}: {spec!r}: {name!r} is a {type_text}, no function", code=Code.OWN_WRONG_KIND
         )
-    return found
+    return function
 
 
-def require_arguments(function: Callable[..., Any], arguments: Sequence[str], where: str) -> None:
+def require_arguments(function: Callable[..., Any], arguments: Sequence[str], location: str) -> None:
     """Raises ConfigError unless the function can be called with these arguments."""
     if not _accepts(function, len(arguments)):
         name, listed = getattr(function, "__name__", "it"), ", ".join(arguments)
         raise ConfigError(
-            f"{where}: {line_of(function)}: {name} cannot be called with ({listed}): write "
+            f"{location}: {line_of(function)}: {name} cannot be called with ({listed}): write "
             f"{name}({listed})",
             code=Code.OWN_SIGNATURE,
         )
 
 
 def load_attribute(
-    spec: str, *, base_dirs: Sequence[Path], where: str, what: str = "function or class"
+    spec: str, *, base_dirs: Sequence[Path], location: str, expected: str = "function or class"
 ) -> Any:
     """Returns what `spec` names: file.py->name or package.module->name. `what` it should be is for
     the message where there is none."""
-    source, name = _split_spec(spec, what, where)
-    module = _load(source, base_dirs, f"{where}: {spec!r}")
-    found = getattr(module, name, None)
-    if found is None:
-        is_named = inspect.isroutine if what == "function" else callable
-        own = [key for key, value in vars(module).items() if is_named(value)]
-        close = get_close_matches(name, own, 1)
+    source, name = _split_spec(spec, expected, location)
+    module = _load(source, base_dirs, f"{location}: {spec!r}")
+    value = getattr(module, name, None)
+    if value is None:
+        is_named = inspect.isroutine if expected == "function" else callable
+        names = [key for key, value in vars(module).items() if is_named(value)]
+        close = get_close_matches(name, names, 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ConfigError(
-            f"{where}: {spec!r}: {source} has no {what} {name!r}{hint}",
+            f"{location}: {spec!r}: {source} has no {expected} {name!r}{hint}",
             code=Code.OWN_NAME_NOT_FOUND,
         )
-    return found
+    return value
 
 
 def as_import_spec(spec: str) -> str:
@@ -145,24 +145,24 @@ def as_import_spec(spec: str) -> str:
     return f"{module}->{name}"
 
 
-def load_module(source: str, *, base_dirs: Sequence[Path], where: str) -> ModuleType:
+def load_module(source: str, *, base_dirs: Sequence[Path], location: str) -> ModuleType:
     """Imports and returns the module file.py or package.module."""
-    return _load(source, base_dirs, f"{where}: {source!r}")
+    return _load(source, base_dirs, f"{location}: {source!r}")
 
 
 def arrow_form(spec: str) -> str | None:
     """Returns ``file.py->Name`` for ``file.py:Name`` and ``file.py.Name``, which other tools write;
     None for anything else."""
-    meant = re.fullmatch(r"(.+\.py)[:.](\w+)", spec)
-    return f"{meant[1]}{ARROW}{meant[2]}" if meant else None
+    match = re.fullmatch(r"(.+\.py)[:.](\w+)", spec)
+    return f"{match[1]}{ARROW}{match[2]}" if match else None
 
 
-def _split_spec(spec: str, what: str, where: str) -> tuple[str, str]:
+def _split_spec(spec: str, expected: str, location: str) -> tuple[str, str]:
     source, arrow, name = (part.strip() for part in spec.partition(ARROW))
     if not (source and arrow and name):
-        form = arrow_form(spec) or f"file.py->{what} or package.module->{what}"
+        form = arrow_form(spec) or f"file.py->{expected} or package.module->{expected}"
         raise ConfigError(
-            f"{where}: {spec!r}: write {form}",
+            f"{location}: {spec!r}: write {form}",
             code=Code.OWN_SPEC_FORM,
         )
     return source, name
@@ -180,49 +180,49 @@ def _load(source: str, base_dirs: Sequence[Path], prefix: str) -> ModuleType:
         raise ConfigError(f"{prefix}: {error}", code=error.code) from error.__cause__
 
 
-def construct(kind: type[T], config: Any, where: str) -> T:
+def construct(cls: type[T], config: Any, location: str) -> T:
     """Makes the one object of a class of the user's: `kind(config)`, or `kind()` if it takes
     nothing."""
-    arguments = next((given for given in ((config,), ()) if _accepts(kind, len(given))), None)
+    arguments = next((args for args in ((config,), ()) if _accepts(cls, len(args))), None)
     if arguments is None:
         raise ConfigError(
-            f"{where}: {line_of(kind)}: {kind.__name__} is made as {kind.__name__}(config): "
+            f"{location}: {line_of(cls)}: {cls.__name__} is made as {cls.__name__}(config): "
             "give the other arguments of its __init__ defaults",
             code=Code.OWN_SIGNATURE,
         )
-    return run_user_code(partial(kind, *arguments), where)
+    return run_user_code(partial(cls, *arguments), location)
 
 
-def require_method(kind: type, name: str, base: type, arguments: Sequence[str], where: str) -> None:
+def require_method(cls: type, name: str, base: type, arguments: Sequence[str], location: str) -> None:
     """Raises ConfigError unless `kind` has a method `name` of its own that takes these
     arguments."""
-    wanted = f"{name}(self, {', '.join(arguments)})"
-    if kind is base:
+    signature = f"{name}(self, {', '.join(arguments)})"
+    if cls is base:
         raise ConfigError(
-            f"{where}: names {base.__name__} itself: name your class derived from it",
+            f"{location}: names {base.__name__} itself: name your class derived from it",
             code=Code.OWN_WRONG_KIND,
         )
-    if getattr(kind, name, None) in (None, getattr(base, name)):
+    if getattr(cls, name, None) in (None, getattr(base, name)):
         raise ConfigError(
-            f"{where}: {line_of(kind)}: {kind.__name__} does not define {wanted}",
+            f"{location}: {line_of(cls)}: {cls.__name__} does not define {signature}",
             code=Code.OWN_METHOD_MISSING,
         )
-    is_bound = isinstance(inspect.getattr_static(kind, name), staticmethod | classmethod)
-    if not _accepts(getattr(kind, name), len(arguments) + (not is_bound)):
+    is_bound = isinstance(inspect.getattr_static(cls, name), staticmethod | classmethod)
+    if not _accepts(getattr(cls, name), len(arguments) + (not is_bound)):
         raise ConfigError(
-            f"{where}: {line_of(kind)}: {kind.__name__}.{name} cannot be called with "
-            f"({', '.join(arguments)}): write {wanted}",
+            f"{location}: {line_of(cls)}: {cls.__name__}.{name} cannot be called with "
+            f"({', '.join(arguments)}): write {signature}",
             code=Code.OWN_SIGNATURE,
         )
 
 
-def require_methods(kind: type, names: Sequence[str], base: type, where: str) -> None:
+def require_methods(cls: type, names: Sequence[str], base: type, location: str) -> None:
     """Raises ConfigError unless `kind` has all the methods of `base`, from which it need not
     derive."""
-    missing = [name for name in names if not callable(getattr(kind, name, None))]
+    missing = [name for name in names if not callable(getattr(cls, name, None))]
     if missing:
         raise ConfigError(
-            f"{where}: {line_of(kind)}: {kind.__name__} has no {' and no '.join(missing)}: derive "
+            f"{location}: {line_of(cls)}: {cls.__name__} has no {' and no '.join(missing)}: derive "
             f"it from ajet.{base.__name__}, or write {', '.join(names)}",
             code=Code.OWN_METHOD_MISSING,
         )
@@ -238,24 +238,24 @@ def require_package(name: str, *, wanted_by: str) -> None:
         )
 
 
-def require_no_arguments(kind: type, where: str) -> None:
+def require_no_arguments(cls: type, location: str) -> None:
     """Raises ConfigError unless `kind()` can be called."""
-    if not _accepts(kind, 0):
+    if not _accepts(cls, 0):
         raise ConfigError(
-            f"{where}: {line_of(kind)}: {kind.__name__} is made as {kind.__name__}(): "
+            f"{location}: {line_of(cls)}: {cls.__name__} is made as {cls.__name__}(): "
             "give the arguments of its __init__ defaults",
             code=Code.OWN_SIGNATURE,
         )
 
 
-def run_user_code(action: Callable[[], R], where: str) -> R:
+def run_user_code(action: Callable[[], R], location: str) -> R:
     """Returns what `action` returns. Whatever the user's code raises in it becomes one line:
     `where` (a config key), file and line, what."""
     try:
         return action()
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise ConfigError(
-            f"{where}: {_describe(error)}", code=Code.OWN_CONSTRUCTOR_FAILS
+            f"{location}: {_describe(error)}", code=Code.OWN_CONSTRUCTOR_FAILS
         ) from error
 
 
@@ -287,21 +287,21 @@ def _resolved(folder: Path) -> Path:
 def _import_file(source: str, search: Sequence[Path]) -> ModuleType:
     path = Path(source).expanduser()
     candidates = list(dict.fromkeys((folder / path).resolve() for folder in search))
-    found = next((file for file in candidates if file.is_file()), None)
-    if found is None:
+    file = next((file for file in candidates if file.is_file()), None)
+    if file is None:
         tried = ", ".join(map(str, candidates))
         raise ConfigError(f"no such file; looked for {tried}", code=Code.OWN_FILE_NOT_FOUND)
-    name = f"ajet_user_{found.stem}_{sha256(str(found).encode()).hexdigest()[:12]}"
+    name = f"ajet_user_{file.stem}_{sha256(str(file).encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, found)
+    spec = importlib.util.spec_from_file_location(name, file)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
-    _prefer_folder(found.parent, search)
+    _prefer_folder(file.parent, search)
     sys.modules[name] = module
     try:
-        with _first_on_path([found.parent, *search]):
-            _load_user_module(partial(spec.loader.exec_module, module), found.name)
+        with _first_on_path([file.parent, *search]):
+            _load_user_module(partial(spec.loader.exec_module, module), file.name)
     except ConfigError:
         del sys.modules[name]
         raise
@@ -400,17 +400,17 @@ def _describe(error: BaseException, subject: str | None = None) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name:
         frames = _frames(error)
         advice = _advice_for(error.name.partition(".")[0], frames)
-        what = f"it imports {error.name!r}, which is not installed{advice}"
-        return _with_location(frames, subject, what)
+        message = f"it imports {error.name!r}, which is not installed{advice}"
+        return _with_location(frames, subject, message)
     frames = _frames(error)
-    own = [f for f in frames if not f.filename.startswith(("<", *INSTALLED))]
+    user_frames = [f for f in frames if not f.filename.startswith(("<", *INSTALLED))]
     if isinstance(error, SystemExit):
-        what = "it calls sys.exit()"
+        message = "it calls sys.exit()"
     elif isinstance(error, AjetError):
-        what = _one_line(error)
+        message = _one_line(error)
     else:
-        what = f"{type_name(type(error))}: {_one_line(error)}".removesuffix(": ")
-    return _with_location(own or frames, subject, what)
+        message = f"{type_name(type(error))}: {_one_line(error)}".removesuffix(": ")
+    return _with_location(user_frames or frames, subject, message)
 
 
 def _advice_for(package: str, frames: Sequence[traceback.FrameSummary]) -> str:
@@ -421,8 +421,8 @@ def _advice_for(package: str, frames: Sequence[traceback.FrameSummary]) -> str:
         lacking = [name for name in names if not hasattr(importlib.import_module(module), name)]
         if not lacking:
             return f": import its names from {module}"
-        others = "" if lacking == names else f", and import the others from {module}"
-        return f": {module} has no {', '.join(lacking)}: write it yourself{others}"
+        rest = "" if lacking == names else f", and import the others from {module}"
+        return f": {module} has no {', '.join(lacking)}: write it yourself{rest}"
     advice = extra_advice(package)
     return f": {advice}" if advice else ""
 
@@ -435,13 +435,13 @@ def _imported_names(frame: traceback.FrameSummary) -> list[str]:
         return []
     statements = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     line = frame.lineno or 0
-    here = (each for each in statements if each.lineno <= line <= (each.end_lineno or line))
-    return [alias.name for each in here for alias in each.names]
+    here = (statement for statement in statements if statement.lineno <= line <= (statement.end_lineno or line))
+    return [alias.name for statement in here for alias in statement.names]
 
 
-def _with_location(frames: Sequence[traceback.FrameSummary], subject: str | None, what: str) -> str:
+def _with_location(frames: Sequence[traceback.FrameSummary], subject: str | None, message: str) -> str:
     source = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else subject
-    return f"{source}: {what}" if source else what
+    return f"{source}: {message}" if source else message
 
 
 def _frames(error: BaseException) -> list[traceback.FrameSummary]:
@@ -480,26 +480,26 @@ def _find_class(module: ModuleType, name: str, kind: type[T], prefix: str) -> ty
     is_public = hasattr(sys.modules["ajet"], kind.__name__)
     base = f"{'ajet' if is_public else kind.__module__}.{kind.__name__}"
     derived = "" if kind.__module__ == "builtins" else f", derived from {base},"
-    found = getattr(module, name, None)
+    value = getattr(module, name, None)
     file = getattr(module, "__file__", None) or module.__name__
-    if found is None:
+    if value is None:
         classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
-        own = [key for key in classes if getattr(module, key).__module__ == module.__name__]
-        close = get_close_matches(name, own or classes, 1)
-        listed = f"it has {', '.join(own)}" if own else "it defines no class"
+        names = [key for key in classes if getattr(module, key).__module__ == module.__name__]
+        close = get_close_matches(name, names or classes, 1)
+        listed = f"it has {', '.join(names)}" if names else "it defines no class"
         hint = f"did you mean {close[0]!r}?" if close else listed
         raise ConfigError(
             f"{prefix}: {file} has no class {name!r}; {hint}", code=Code.OWN_NAME_NOT_FOUND
         )
-    if not inspect.isclass(found):
+    if not inspect.isclass(value):
         raise ConfigError(
-            f"{prefix}: {name!r} in {file} is a {type(found).__name__}, no class"
-            + f"; write a class{derived} that calls it" * callable(found),
+            f"{prefix}: {name!r} in {file} is a {type(value).__name__}, no class"
+            + f"; write a class{derived} that calls it" * callable(value),
             code=Code.OWN_WRONG_KIND,
         )
-    if not issubclass(found, kind):
+    if not issubclass(value, kind):
         raise ConfigError(
-            f"{prefix}: {line_of(found)}: {name} is not a {kind.__name__}; derive it from {base}",
+            f"{prefix}: {line_of(value)}: {name} is not a {kind.__name__}; derive it from {base}",
             code=Code.OWN_WRONG_KIND,
         )
-    return found
+    return value

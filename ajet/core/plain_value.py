@@ -74,20 +74,20 @@ def num_characters(value: Any, limits: PlainLimits = DEFAULT_LIMITS) -> int:
     values than the limit, or itself."""
     total, num_values, waiting = 0, 0, [value]
     while waiting:
-        each = waiting.pop()
+        item = waiting.pop()
         num_values += 1
         if num_values + len(waiting) > limits.values:
             raise ValueError(
                 f"a call's messages hold more than {limits.values} values, or themselves"
             )
-        if _is(each, str):
-            total += str.__len__(each)
-        elif _is(each, dict):
-            waiting += islice(dict.keys(each), limits.values)
-            waiting += islice(dict.values(each), limits.values)
-        elif _is(each, list) or _is(each, tuple):
-            kind: Any = list if _is(each, list) else tuple
-            waiting += islice(kind.__iter__(each), limits.values)
+        if _is(item, str):
+            total += str.__len__(item)
+        elif _is(item, dict):
+            waiting += islice(dict.keys(item), limits.values)
+            waiting += islice(dict.values(item), limits.values)
+        elif _is(item, list) or _is(item, tuple):
+            sequence_type: Any = list if _is(item, list) else tuple
+            waiting += islice(sequence_type.__iter__(item), limits.values)
     return total
 
 
@@ -99,7 +99,7 @@ def without_surrogates(text: str) -> str:
 def printable(text: str) -> str:
     """Returns the text with its control characters spelled out, so that a terminal shows them and
     does not obey them."""
-    return _CONTROL.sub(lambda found: _escape(found[0]), without_surrogates(text))
+    return _CONTROL.sub(lambda match: _escape(match[0]), without_surrogates(text))
 
 
 def _escape(character: str) -> str:
@@ -143,19 +143,19 @@ class _Reduction:
 
     def plain(self, value: Any, depth: int) -> Any:
         self._values_left -= 1
-        kind = type(value)
-        if value is None or value is True or value is False or kind is float:
+        value_type = type(value)
+        if value is None or value is True or value is False or value_type is float:
             return value
-        if kind is dict or kind is list:  # these first: most of what is reduced is plain already
-            return self._container(value, depth, _CONTAINERS[kind])
+        if value_type is dict or value_type is list:  # these first: most of what is reduced is plain already
+            return self._container(value, depth, _CONTAINERS[value_type])
         if _is(value, str):
             return self._text(str.__str__(value))
         if _is(value, int):
             return self._integer(int.__int__(value))
         if _is(value, float):
             return float.__float__(value)
-        for kind, reduce in _CONTAINERS.items():
-            if _is(value, kind):
+        for value_type, reduce in _CONTAINERS.items():
+            if _is(value, value_type):
                 return self._container(value, depth, reduce)
         if _is(value, bytes | bytearray):
             return self._text(_bytes_text(value))
@@ -181,11 +181,11 @@ class _Reduction:
         if depth >= self._max_depth:
             self._num_cuts += 1
             return f"<{type_name(type(value))} below {self._max_depth} others>"
-        known = self._whole.get(id(value))
-        if known is not None and self._fits(known, depth):
-            self._values_left -= known.values
-            self._characters_left -= known.characters
-            return known.reduced
+        reduced_before = self._whole.get(id(value))
+        if reduced_before is not None and self._fits(reduced_before, depth):
+            self._values_left -= reduced_before.values
+            self._characters_left -= reduced_before.characters
+            return reduced_before.reduced
         num_cuts, values, characters = self._num_cuts, self._values_left, self._characters_left
         self._above.add(id(value))
         try:
@@ -197,11 +197,11 @@ class _Reduction:
             self._whole[id(value)] = _Whole(value, reduced, depth, *used)
         return reduced
 
-    def _fits(self, known: _Whole, depth: int) -> bool:
+    def _fits(self, earlier: _Whole, depth: int) -> bool:
         return (
-            depth <= known.depth
-            and known.values <= self._values_left
-            and known.characters <= self._characters_left
+            depth <= earlier.depth
+            and earlier.values <= self._values_left
+            and earlier.characters <= self._characters_left
         )
 
     def _dict(self, value: dict[Any, Any], depth: int) -> dict[str, Any]:
@@ -217,13 +217,13 @@ class _Reduction:
         return result
 
     def _list(self, value: Any, depth: int) -> list[Any]:
-        kind: Any = list if _is(value, list) else tuple
-        return self._sequence(kind.__iter__(value), kind.__len__(value), depth)
+        base: Any = list if _is(value, list) else tuple
+        return self._sequence(base.__iter__(value), base.__len__(value), depth)
 
     def _set(self, value: Any, depth: int) -> list[Any]:
-        kind: Any = set if _is(value, set) else frozenset
-        found = self._sequence(kind.__iter__(value), kind.__len__(value), depth)
-        return sorted(found, key=repr)  # the order of a set differs from process to process
+        base: Any = set if _is(value, set) else frozenset
+        items = self._sequence(base.__iter__(value), base.__len__(value), depth)
+        return sorted(items, key=repr)  # the order of a set differs from process to process
 
     def _sequence(self, items: Iterable[Any], length: int, depth: int) -> list[Any]:
         result = []
@@ -257,9 +257,9 @@ class _Reduction:
             try:
                 size, numbers = int(_size(value)), value.tolist
                 if size <= self._values_left:
-                    found = numbers()
+                    plain_numbers = numbers()
                     # A number that Python has no type for (numpy's longdouble) stays itself.
-                    return self.plain(float(found) if _is_array(found) else found, depth + 1)
+                    return self.plain(float(plain_numbers) if _is_array(plain_numbers) else plain_numbers, depth + 1)
             except (KeyboardInterrupt, MemoryError):
                 raise
             except BaseException:  # noqa: BLE001  # a subclass, or an array without memory
@@ -288,9 +288,9 @@ _CONTAINERS: dict[Any, Callable[..., Any]] = {
 }
 
 
-def _is(value: Any, kind: Any) -> bool:
+def _is(value: Any, base: Any) -> bool:
     """Returns True if the value's type derives from this one; `isinstance` asks the object too."""
-    return issubclass(type(value), kind)
+    return issubclass(type(value), base)
 
 
 def _is_array(value: Any) -> bool:
@@ -298,7 +298,7 @@ def _is_array(value: Any) -> bool:
     any."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     kinds = [getattr(numpy, "ndarray", None), getattr(numpy, "generic", None)]
-    return any(kind and _is(value, kind) for kind in (*kinds, getattr(torch, "Tensor", None)))
+    return any(array_type and _is(value, array_type) for array_type in (*kinds, getattr(torch, "Tensor", None)))
 
 
 def _size(array: Any) -> int:
@@ -306,10 +306,10 @@ def _size(array: Any) -> int:
 
 
 def _bytes_text(value: Any) -> str:
-    kind: Any = bytes if _is(value, bytes) else bytearray
-    length = kind.__len__(value)
-    shown = repr(bytes(kind.__getitem__(value, slice(MAX_BYTES_SHOWN))))
-    return shown if length <= MAX_BYTES_SHOWN else f"{shown}… [cut: {length} bytes]"
+    base: Any = bytes if _is(value, bytes) else bytearray
+    length = base.__len__(value)
+    text = repr(bytes(base.__getitem__(value, slice(MAX_BYTES_SHOWN))))
+    return text if length <= MAX_BYTES_SHOWN else f"{text}… [cut: {length} bytes]"
 
 
 def _text_of(value: Any) -> str:
@@ -322,6 +322,6 @@ def _text_of(value: Any) -> str:
         return f"<{type_name(type(value))} object>"
 
 
-def type_name(kind: type) -> str:
+def type_name(cls: type) -> str:
     """Returns the type's name as `type` stores it; a metaclass may define another attribute."""
-    return type.__dict__["__name__"].__get__(kind)[:100]
+    return type.__dict__["__name__"].__get__(cls)[:100]

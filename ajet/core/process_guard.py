@@ -93,9 +93,9 @@ def _run_guarded(command: list[str], handle: int, grace_s: float) -> int:
         return NOT_FOUND
     _release_streams()
     status = _Signals().wait_for(child, handle)
-    found = [] if status is None else [status]
-    _end_descendants(child, grace_s, found)
-    exit_code = os.waitstatus_to_exitcode(found[0]) if found else -signal.SIGKILL
+    statuses = [] if status is None else [status]
+    _end_descendants(child, grace_s, statuses)
+    exit_code = os.waitstatus_to_exitcode(statuses[0]) if statuses else -signal.SIGKILL
     return exit_code if exit_code >= 0 else SIGNALLED - exit_code
 
 
@@ -138,39 +138,39 @@ class _Signals:
 def _reap(child: int) -> int | None:
     """Reaps all children that have ended, with adopted orphans; returns the status of `child` if it
     is among them."""
-    found = None
+    status = None
     try:
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            found = ended[1] if ended[0] == child else found
+            status = ended[1] if ended[0] == child else status
     except ChildProcessError:
         pass
-    return found
+    return status
 
 
-def _end_descendants(child: int, grace_s: float, found: list[int]) -> None:
+def _end_descendants(child: int, grace_s: float, statuses: list[int]) -> None:
     """Ends all descendants, and adds the status of `child` to `found`."""
     _signal_all(_descendants(), signal.SIGTERM)
-    _wait_until_alone(child, grace_s, found)
+    _wait_until_alone(child, grace_s, statuses)
     _signal_all([pid for pid in _descendants() if not _is_tracker(pid)], signal.SIGKILL)
-    _wait_until_alone(child, TRACKER_S, found)
+    _wait_until_alone(child, TRACKER_S, statuses)
     last = time.monotonic() + LAST_S
     while (descendants := _descendants()) and time.monotonic() < last:
         _signal_all(descendants, signal.SIGKILL)  # again: one may have been born meanwhile
-        _wait_until_alone(child, _LONGEST_WAIT_S, found)
-    _collect(child, found)
+        _wait_until_alone(child, _LONGEST_WAIT_S, statuses)
+    _collect(child, statuses)
 
 
-def _wait_until_alone(child: int, seconds: float, found: list[int]) -> None:
+def _wait_until_alone(child: int, seconds: float, statuses: list[int]) -> None:
     end, wait_s = time.monotonic() + seconds, _FIRST_WAIT_S
     while _descendants() and time.monotonic() < end:
-        _collect(child, found)
+        _collect(child, statuses)
         time.sleep(wait_s)
         wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
 
-def _collect(child: int, found: list[int]) -> None:
+def _collect(child: int, statuses: list[int]) -> None:
     if (status := _reap(child)) is not None:
-        found.append(status)
+        statuses.append(status)
 
 
 def _descendants() -> list[int]:
@@ -181,10 +181,10 @@ def _descendants() -> list[int]:
             state, ppid = stat.rpartition(b")")[2].split()[:2]
             if state != b"Z":
                 children.setdefault(int(ppid), []).append(int(name))
-    found = [os.getpid()]
-    for pid in found:  # grows while it is read: breadth first
-        found += children.get(pid, ())
-    return found[1:]
+    pids = [os.getpid()]
+    for pid in pids:  # grows while it is read: breadth first
+        pids += children.get(pid, ())
+    return pids[1:]
 
 
 def _is_tracker(pid: int) -> bool:

@@ -225,7 +225,7 @@ def _known_in(text: str) -> list[str]:
         for name, value in os.environ.items()
         if len(value) >= MIN_KNOWN_LENGTH and _names_secret_variable(name)
     }
-    return sorted((each for each in _known | variables if each in text), key=len, reverse=True)
+    return sorted((secret for secret in _known | variables if secret in text), key=len, reverse=True)
 
 
 # --- free-form values ----------------------------------------------------------------------------
@@ -310,16 +310,16 @@ class FreeForm:
         return self._text(str(value), path, context)
 
     def _list(self, values: Sequence[Any], path: Sequence[str], context: _Context) -> list[Any]:
-        shown = []
+        redacted = []
         flag = ""
         for index, value in enumerate(values):
             inner = self._below(context, (*path, str(index)))
             if is_secret_key(flag) and not inner.is_named:  # ["--api-key", "S"]
                 inner = _Context(is_secret=True)
-            shown.append(self._value(value, (*path, str(index)), inner))
+            redacted.append(self._value(value, (*path, str(index)), inner))
             is_flag = isinstance(value, str) and value.startswith("-") and "=" not in value
             flag = value if is_flag else ""
-        return shown
+        return redacted
 
     def _text(self, text: str, path: Sequence[str], context: _Context) -> str:
         if context.is_named:
@@ -330,11 +330,11 @@ class FreeForm:
             return self._replaced(text, path, context)
         return self._shown(text, without_secret_forms(text), path)
 
-    def _shown(self, text: str, shown: str, path: Sequence[str]) -> str:
-        if shown == text:
+    def _shown(self, text: str, redacted: str, path: Sequence[str]) -> str:
+        if redacted == text:
             return text
         self._remember_parts(text)
-        return self._references.get(".".join(path), shown)
+        return self._references.get(".".join(path), redacted)
 
     def _replaced(self, text: str, path: Sequence[str], context: _Context) -> str:
         is_secret = context.is_secret or context.is_password

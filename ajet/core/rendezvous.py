@@ -22,10 +22,10 @@ def listen(host: str, port: int, size: int, timeout_s: float) -> Any:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(max(size, 128))
-        found = listener.getsockname()[1]
+        bound_port = listener.getsockname()[1]
         return dist.TCPStore(
             host,
-            found,
+            bound_port,
             size,
             is_master=True,
             timeout=timedelta(seconds=timeout_s),

@@ -73,7 +73,7 @@ def config(tmp_path):
 def log_of(config):
     from ajet.core.importing import load_module
 
-    return load_module("counter.py", base_dirs=config.base_dirs, where="test").LOG
+    return load_module("counter.py", base_dirs=config.base_dirs, location="test").LOG
 
 
 async def test_each_episode_has_its_own_instance_with_the_rows_arguments(config):

@@ -33,7 +33,7 @@ def write(path: Path, text: str) -> Path:
 
 
 def load(spec: str, *base_dirs: Path, kind: type = Workflow) -> type:
-    return load_object(spec, base_dirs=base_dirs, kind=kind, where="ajet.rollout.user_workflow")
+    return load_object(spec, base_dirs=base_dirs, base=kind, location="ajet.rollout.user_workflow")
 
 
 def error_of(spec: str, *base_dirs: Path) -> str:
@@ -99,7 +99,7 @@ def test_the_tutorials_judge_is_found_whatever_the_current_folder_holds(tmp_path
         "from ajet.core.importing import load_object\n"
         "from ajet.core.judge.judge import BaseJudge\n"
         "spec = 'tutorial.example_math_agent.math_answer_as_judge->MathAnswerAsJudge'\n"
-        "print(load_object(spec, base_dirs=[], kind=BaseJudge, where='here').__name__)\n"
+        "print(load_object(spec, base_dirs=[], base=BaseJudge, location='here').__name__)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "MathAnswerAsJudge\n", done.stderr
@@ -113,7 +113,7 @@ def test_an_example_may_import_another_one_that_is_in_the_package_alone(tmp_path
         "from ajet.core.importing import load_object\n"
         "from ajet import Workflow\n"
         "spec = 'tutorial.example_own.flow->Flow'\n"
-        "print(load_object(spec, base_dirs=[], kind=Workflow, where='here').__name__)\n"
+        "print(load_object(spec, base_dirs=[], base=Workflow, location='here').__name__)\n"
         "import sys; print(sys.modules['tutorial.example_math_agent'].__spec__.origin)\n"
     )
     command = [sys.executable, "-c", code]

@@ -93,7 +93,7 @@ def _kind_of(
     env_type: str, base_dirs: Sequence[Path], where: str
 ) -> tuple[type[Environment], tuple[str, ...]]:
     def load(spec: str) -> type[Environment]:
-        kind = load_object(spec, base_dirs=base_dirs, kind=object, where=where)
+        kind = load_object(spec, base_dirs=base_dirs, base=object, location=where)
         if issubclass(kind, Environment):
             place = f"{where}: {spec!r}"
             require_method(kind, "reset", Environment, ("seed", "options"), place)

@@ -234,7 +234,7 @@ class ChatTemplate:
             )
         except (TemplateError, *TEMPLATE_FAULTS) as error:
             roles = ", ".join(
-                str(each.get("role")) for messages in conversations for each in messages
+                str(message.get("role")) for messages in conversations for message in messages
             )
             reason = printable(str(error) or type(error).__name__)
             raise ModelError(
@@ -301,10 +301,10 @@ class ChatTemplate:
 
     def find_reply_end(self, marked_text: str, start: int) -> tuple[int, int] | None:
         """Searches like `find_control`, but skips the tokens that close a call."""
-        found = self.find_control(marked_text, start)
-        while found and marked_text.startswith(CALL_END_TOKENS, found[0]):
-            found = self.find_control(marked_text, found[0] + 1)
-        return found
+        position_and_id = self.find_control(marked_text, start)
+        while position_and_id and marked_text.startswith(CALL_END_TOKENS, position_and_id[0]):
+            position_and_id = self.find_control(marked_text, position_and_id[0] + 1)
+        return position_and_id
 
     def _formatted(self, message: dict[str, Any]) -> dict[str, Any]:
         """Returns the message in the form that this template takes."""
@@ -394,12 +394,12 @@ class ChatTemplate:
         reply = {"role": "assistant", "content": _PROBE}
         # The last reply may end with another token than earlier ones (gpt-oss), or with none.
         text = self._try_render([_QUESTION, reply])
-        found = self.find_control(text, text.rfind(_PROBE)) if _PROBE in text else None
-        if not found:
+        end = self.find_control(text, text.rfind(_PROBE)) if _PROBE in text else None
+        if not end:
             text = self.render_marked([_QUESTION, reply, _QUESTION], add_generation_prompt=False)
-            found = self.find_control(text, text.rfind(_PROBE)) if _PROBE in text else None
+            end = self.find_control(text, text.rfind(_PROBE)) if _PROBE in text else None
         eos = self._tokenizer.eos_token_id
-        ends = ([eos] if isinstance(eos, int) else []) + ([found[1]] if found else [])
+        ends = ([eos] if isinstance(eos, int) else []) + ([end[1]] if end else [])
         call_stops = [
             self._control_ids[name] for name in CALL_STOP_TOKENS if name in self._control_ids
         ]
@@ -442,7 +442,7 @@ def _short_id(call_id: Any) -> str:
 def _with_named_ids(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the messages with ids like `functions.NAME:NUMBER`, where numbers count the calls of
     the conversation. An id of that form stays. A result gets the id of the call that it answers."""
-    named: dict[str, str] = {}
+    new_ids: dict[str, str] = {}
     number = 0
     result: list[dict[str, Any]] = []
     for message in messages:
@@ -452,12 +452,12 @@ def _with_named_ids(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             numbered_id = f"functions.{call['function']['name']}:{number}"
             new = old if NAMED_ID.fullmatch(old) else numbered_id
             number += 1
-            named[old] = new
+            new_ids[old] = new
             calls.append({**call, "id": new})
         changed: dict[str, Any] = {"tool_calls": calls} if calls else {}
         if "tool_call_id" in message:
             call_id = message["tool_call_id"]
-            changed["tool_call_id"] = named.get(str(call_id), call_id)
+            changed["tool_call_id"] = new_ids.get(str(call_id), call_id)
         result.append({**message, **changed})
     return result
 

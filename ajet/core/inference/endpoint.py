@@ -51,12 +51,12 @@ class SamplingParams:
         }
         if mode == "eval":
             validation = rollout.val_kwargs
-            given = {
+            overrides = {
                 "temperature": validation.temperature,
                 "top_p": validation.top_p,
                 "top_k": validation.top_k,
             }
-            values |= {name: value for name, value in given.items() if value is not None}
+            values |= {name: value for name, value in overrides.items() if value is not None}
         if mode == "baseline":
             values = {"temperature": 0.0, "top_p": 1.0, "top_k": -1}
         return cls(

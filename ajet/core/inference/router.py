@@ -132,8 +132,8 @@ class Router:
         self._changed = asyncio.Event()
         self._is_watching = False
         self.stats = RouterStats()
-        for one in replicas:
-            self.replace(one.name, one)
+        for replica in replicas:
+            self.replace(replica.name, replica)
 
     @property
     def names(self) -> list[str]:
@@ -193,7 +193,7 @@ class Router:
     def drop_requests(self, id_suffix: str) -> None:
         """Records that the requests whose ids have this suffix are done: the process that made them
         has ended."""
-        for request_id in [each for each in self._gate.inside if each.endswith(id_suffix)]:
+        for request_id in [request_id for request_id in self._gate.inside if request_id.endswith(id_suffix)]:
             self.done(request_id)
 
     async def pause(self, abort: bool = False) -> None:
@@ -298,8 +298,8 @@ class Router:
             self._given_up.discard(request_id)
 
     def _no_replica_message(self) -> str:
-        why = "; ".join(member.reason for member in self._members.values() if member.reason)
-        return f"no inference replica is left ({why or 'none was there'})"
+        reasons = "; ".join(member.reason for member in self._members.values() if member.reason)
+        return f"no inference replica is left ({reasons or 'none was there'})"
 
     # --- health and replacement ------------------------------------------------------------------
 
@@ -443,8 +443,8 @@ class Router:
 
     async def _replacements_made(self) -> None:
         """Returns when no replacement is being made."""
-        made = (member.replacement for member in self._members.values())
-        unfinished = [each for each in made if each is not None and not each.done()]
+        replacements = (member.replacement for member in self._members.values())
+        unfinished = [replacement for replacement in replacements if replacement is not None and not replacement.done()]
         if unfinished:
             await asyncio.wait(unfinished)
 
@@ -462,7 +462,7 @@ class Router:
         while members := self._active_members():
             sources = dict(zip(members, await _sources_for(weights, members), strict=True))
             try:
-                await self._on_all(lambda m, own=sources: self._load(m, own[m], version), members)
+                await self._on_all(lambda m, sources_by_member=sources: self._load(m, sources_by_member[m], version), members)
             except WeightsError:
                 if not isinstance(weights, BroadcastSource) or members == self._active_members():
                     raise

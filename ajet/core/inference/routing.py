@@ -115,7 +115,7 @@ class Routing:
             return []
         del self._by_load[count][name]
         self._least = min(self._counts.values(), default=0)
-        requests = [request for request, where in self._replica_of.items() if where == name]
+        requests = [request for request, replica in self._replica_of.items() if replica == name]
         for request_id in requests:
             del self._replica_of[request_id]
         return sorted(requests)

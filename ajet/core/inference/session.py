@@ -136,10 +136,10 @@ class TokenSession:
         of the reply: it ends the prompt, as context that was not sampled."""
         path = self._path(messages, tools)
         call, num_matched = self._longest_match(messages, path)
-        found = self._continue(call, messages[num_matched:], tools) if call else None
-        continues = isinstance(found, _RenderedPrompt)
+        continuation = self._continue(call, messages[num_matched:], tools) if call else None
+        continues = isinstance(continuation, _RenderedPrompt)
         rendered = (
-            found if isinstance(found, _RenderedPrompt) else self._render_fresh(messages, tools)
+            continuation if isinstance(continuation, _RenderedPrompt) else self._render_fresh(messages, tools)
         )
         drift = self._drift(rendered, messages, tools) if continues else None
         if opening:
@@ -154,7 +154,7 @@ class TokenSession:
         return Prompt(
             ids=list(rendered.ids),
             continues=continues and not is_carried,
-            reason=found if isinstance(found, str) else reason,
+            reason=continuation if isinstance(continuation, str) else reason,
             opening=opening,
             drift=drift,
             drift_checked=continues and self._check_drift,
@@ -184,7 +184,7 @@ class TokenSession:
             return
         prompt = self.prompt_for(target[:-1], tools)
         node = self._node(self._path(target[:-1], tools))
-        rendered = next(each for each in node.prompts if each.ids == tuple(prompt.ids))
+        rendered = next(candidate for candidate in node.prompts if candidate.ids == tuple(prompt.ids))
         completion = replace(call.completion, prompt_ids=rendered.ids)
         carried = _AnsweredCall(rendered, call.reply, completion, is_carried=True)
         node.child(_reply_key(call.reply)).calls.append(carried)

@@ -18,8 +18,8 @@ Decode = Callable[[Sequence[int]], str]
 
 def first_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
     """Returns the position of the first stop string in the text and that string, or None."""
-    found = [(position, stop) for stop in stops if (position := text.find(stop)) >= 0]
-    return min(found, default=None)
+    matches = [(position, stop) for stop in stops if (position := text.find(stop)) >= 0]
+    return min(matches, default=None)
 
 
 def cut_at_stop(
@@ -36,12 +36,12 @@ def cut_at_stop(
             low = middle
         else:
             high = middle
-    found = first_stop(decode(ids[:high]), stops)
-    assert found is not None
+    match = first_stop(decode(ids[:high]), stops)
+    assert match is not None
     cut = replace(
         completion,
         token_ids=ids[:high],
         logprobs=completion.logprobs[:high],
         finish_reason="stop",
     )
-    return cut, found[1]
+    return cut, match[1]

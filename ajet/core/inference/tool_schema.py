@@ -30,9 +30,9 @@ def check_parameters(name: str, parameters: Any) -> None:
     """Raises a `ConfigError` if the parameters are no JSON schema of an object, or the name is none
     that a model could write in a call."""
     if not name.isprintable() or len(name.split()) != 1 or len(name) > MAX_NAME_CHARACTERS:
-        shown = name[:MAX_NAME_CHARACTERS]
+        short_name = name[:MAX_NAME_CHARACTERS]
         raise ConfigError(
-            f"tool {shown!r}: a name is a word of 1 to {MAX_NAME_CHARACTERS} characters",
+            f"tool {short_name!r}: a name is a word of 1 to {MAX_NAME_CHARACTERS} characters",
             code=Code.TOOL_SCHEMA,
         )
     if not isinstance(parameters, Mapping):
@@ -116,4 +116,4 @@ def _follow_references(validator: Any) -> None:
         for _ in validator.descend({}, resource.contents, resolver=resolver):
             pass
         subresources = resource.subresources()
-        pending += [(each, resolver.in_subresource(each)) for each in subresources]
+        pending += [(subresource, resolver.in_subresource(subresource)) for subresource in subresources]

@@ -104,7 +104,7 @@ def user_reader_class(config: AjetConfig) -> type[BaseTaskReader] | None:
     if name in READERS:
         return None
     where = "ajet.task_reader.type"
-    return load_object(name, base_dirs=config.base_dirs, kind=BaseTaskReader, where=where)
+    return load_object(name, base_dirs=config.base_dirs, base=BaseTaskReader, location=where)
 
 
 def tasks_from_rows(

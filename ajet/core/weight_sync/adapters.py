@@ -61,10 +61,10 @@ class Adapters:
         for name in self.scalings:
             if name not in base:
                 raise AdaptersError(f"the model has no tensor {name} to add the adapter to")
-            of_a, of_b, own = sent[name + FACTOR_A], sent[name + FACTOR_B], base[name]
-            if of_a[:1] != of_b[1:] or (*of_b[:1], *of_a[1:]) != own:
+            of_a, of_b, base_shape = sent[name + FACTOR_A], sent[name + FACTOR_B], base[name]
+            if of_a[:1] != of_b[1:] or (*of_b[:1], *of_a[1:]) != base_shape:
                 raise AdaptersError(
-                    f"{name} is {list(own)}, its adapter {list(of_b)} times {list(of_a)}"
+                    f"{name} is {list(base_shape)}, its adapter {list(of_b)} times {list(of_a)}"
                 )
 
     def factors(self, tensors: Mapping[str, Tensor]) -> Factors:

@@ -120,7 +120,7 @@ class HandoverReceiver:
 
     def memberships(self) -> list[dict[str, Any]]:
         """Returns what each worker needs to join its group, in plain values."""
-        return [each for part in self.parts for each in part.memberships()]
+        return [membership for part in self.parts for membership in part.memberships()]
 
     def copies(self) -> Generator[tuple[TensorInfo, tuple[Tensor, ...]], None, None]:
         """Yields each tensor on all GPUs.

@@ -75,5 +75,5 @@ def _add(total: int, data: Tensor, positions: Tensor, keys: Tensor) -> int:
 
 def combined_checksum(lines: Iterable[tuple[str, str, tuple[int, ...], str]]) -> str:
     """Returns one checksum of many tensors, each (name, dtype, shape, checksum), in any order."""
-    text = "\n".join(f"{name} {dtype} {shape} {own}" for name, dtype, shape, own in sorted(lines))
+    text = "\n".join(f"{name} {dtype} {shape} {checksum}" for name, dtype, shape, checksum in sorted(lines))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -91,8 +91,8 @@ class FolderSource:
 
     def _shards(self) -> list[str]:
         try:
-            where = json.loads((self.path / INDEX).read_text("utf-8"))["weight_map"]
-            return sorted(set(where.values()))
+            weight_map = json.loads((self.path / INDEX).read_text("utf-8"))["weight_map"]
+            return sorted(set(weight_map.values()))
         except (OSError, *UNREADABLE) as error:
             raise self._damaged(INDEX) from error
 
@@ -131,8 +131,8 @@ class WeightFolder:
         self._keep = keep
         self._shard_bytes = shard_bytes
         root.mkdir(parents=True, exist_ok=True)
-        for left in root.glob(f".{PREFIX}*"):  # leftovers of a writer that was killed
-            shutil.rmtree(left, ignore_errors=True)
+        for leftover in root.glob(f".{PREFIX}*"):  # leftovers of a writer that was killed
+            shutil.rmtree(leftover, ignore_errors=True)
 
     @classmethod
     def of_model(cls, root: Path, files: Mapping[str, bytes]) -> Self:
@@ -182,8 +182,8 @@ class WeightFolder:
 
     def versions(self) -> list[int]:
         """Returns the versions that are there, in ascending order."""
-        found = self.root.glob(f"{PREFIX}*/{MANIFEST}")
-        return sorted(int(path.parent.name.removeprefix(PREFIX)) for path in found)
+        manifests = self.root.glob(f"{PREFIX}*/{MANIFEST}")
+        return sorted(int(path.parent.name.removeprefix(PREFIX)) for path in manifests)
 
     def remove_old(self, exclude: int | None = None) -> list[int]:
         """Removes versions beyond the newest `keep` that nobody reads, and returns their numbers.

@@ -187,15 +187,15 @@ class BroadcastGroup:
         self._group = self._tensor_group = self._buffer = None
 
 
-def check_nccl_versions(store: Any, rank: int, size: int, own: str) -> None:
+def check_nccl_versions(store: Any, rank: int, size: int, version: str) -> None:
     """Compares the versions of NCCL of all processes of a group, which NCCL itself does by failing
     on some of them."""
-    store.set(f"nccl/{rank}", own)
-    versions = [store.get(f"nccl/{each}").decode() for each in range(size)]
+    store.set(f"nccl/{rank}", version)
+    versions = [store.get(f"nccl/{peer}").decode() for peer in range(size)]
     if len(set(versions)) > 1:
-        told = ", ".join(f"rank {each} has {version}" for each, version in enumerate(versions))
+        listing = ", ".join(f"rank {each} has {version}" for each, version in enumerate(versions))
         raise ValueError(
-            f"NCCL works between equal versions alone, and {told}: install one in all of their "
+            f"NCCL works between equal versions alone, and {listing}: install one in all of their "
             "Pythons (pip install --no-deps nvidia-nccl-cu13==…), or send weights through files "
             "(sync_method: checkpoint)"
         )
@@ -292,25 +292,25 @@ def portable_handle(handle: bytes) -> bytes:
     torch writes its own version of the form, the kind of memory, and the driver's handle. It opens
     no form of a newer torch (2.13 began another one), and a bare handle of the driver always.
     """
-    kind = handle[1:2] if len(handle) != IPC_HANDLE_BYTES else b"c"
-    if kind == b"e":
+    memory_type = handle[1:2] if len(handle) != IPC_HANDLE_BYTES else b"c"
+    if memory_type == b"e":
         raise ValueError(
             "memory of expandable segments is not opened by other processes: take "
             "expandable_segments:True out of PYTORCH_CUDA_ALLOC_CONF (PYTORCH_ALLOC_CONF), or send "
             "weights through files (sync_method: memory)"
         )
-    is_plain = kind == b"c" and len(handle) == 2 + IPC_HANDLE_BYTES
+    is_plain = memory_type == b"c" and len(handle) == 2 + IPC_HANDLE_BYTES
     return handle[2:] if is_plain else handle
 
 
 def to_json(handle: list[Any]) -> list[Any]:
     """Returns a handle of CUDA IPC, numbers and bytes, in JSON values."""
-    return [{"hex": each.hex()} if isinstance(each, bytes) else each for each in handle]
+    return [{"hex": value.hex()} if isinstance(value, bytes) else value for value in handle]
 
 
 def from_json(handle: list[Any]) -> list[Any]:
     """Returns the handle of `to_json`."""
-    return [bytes.fromhex(each["hex"]) if isinstance(each, dict) else each for each in handle]
+    return [bytes.fromhex(value["hex"]) if isinstance(value, dict) else value for value in handle]
 
 
 def first_line(error: BaseException) -> str:

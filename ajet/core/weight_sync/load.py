@@ -62,33 +62,33 @@ class BaseWeights:
     def load(self, targets: Targets, source: WeightSource, adapters: Adapters) -> SyncReport:
         """Checks all adapters of `source` and the base, and then sets the adapted weights."""
         started = time.perf_counter()
-        where = f"weights of version {source.version}"
+        prefix = f"weights of version {source.version}"
         sent = list(source.tensors())
         for info, tensor in sent:
-            check_tensor(info, tensor, tensor, where)
+            check_tensor(info, tensor, tensor, prefix)
         shapes = {name: tuple(target.shape) for name, target in targets.items()}
         try:
             adapters.check({info.name: info.shape for info, _ in sent}, shapes)
         except AdaptersError as error:
-            raise WeightsError(f"{where}: {error}") from error
-        self._remember(targets, adapters, where)
+            raise WeightsError(f"{prefix}: {error}") from error
+        self._remember(targets, adapters, prefix)
         factors = adapters.factors({info.name: tensor for info, tensor in sent})
         for name in adapters.scalings:
             target = targets[name]
-            own = {name: tuple(factor.to(target.device) for factor in factors[name])}
-            target.copy_(adapters.add(name, self._copies[name], own))  # type: ignore[arg-type]
+            factors_on_device = {name: tuple(factor.to(target.device) for factor in factors[name])}
+            target.copy_(adapters.add(name, self._copies[name], factors_on_device))  # type: ignore[arg-type]
         manifest = Manifest(source.version, tuple(info for info, _ in sent))
         seconds = time.perf_counter() - started
         return SyncReport(source.version, seconds, manifest.num_bytes, manifest.checksum)
 
-    def _remember(self, targets: Targets, adapters: Adapters, where: str) -> None:
+    def _remember(self, targets: Targets, adapters: Adapters, prefix: str) -> None:
         if self._checksum is None:
             self._checksum = _untied(targets).checksum
             for name in adapters.scalings:
                 self._copies[name] = targets[name].detach().to("cpu", copy=True)
         if self._checksum != adapters.base_checksum:
             raise WeightsError(
-                f"{where}: the engine's base weights are not those that the adapters were trained "
+                f"{prefix}: the engine's base weights are not those that the adapters were trained "
                 "on; all machines need the same files and number format of ajet.model.path"
             )
 
@@ -107,57 +107,57 @@ def load_tensors(targets: Targets, source: WeightSource) -> SyncReport:
     Of two names for one storage (tied weights), the source needs only one.
     """
     started = time.perf_counter()
-    where = f"weights of version {source.version}"
+    prefix = f"weights of version {source.version}"
     if source.can_be_read_again:
         with closing(source.tensors()) as incoming:
-            check(incoming, targets, where)
+            check(incoming, targets, prefix)
         with closing(source.tensors()) as incoming:
             infos = _copy(incoming, targets)
     else:
         collected = list(source.tensors())
-        check(collected, targets, where)
+        check(collected, targets, prefix)
         infos = _copy(collected, targets)
-    _check_loaded(infos, targets, where)
+    _check_loaded(infos, targets, prefix)
     manifest = Manifest(source.version, tuple(infos))
     seconds = time.perf_counter() - started
     return SyncReport(source.version, seconds, manifest.num_bytes, manifest.checksum)
 
 
-def check(incoming: IncomingTensors, targets: Targets, where: str) -> None:
+def check(incoming: IncomingTensors, targets: Targets, prefix: str) -> None:
     """Checks that all incoming tensors are undamaged and fit, and that none is missing."""
     infos: list[TensorInfo] = []
     for info, tensor in incoming:
-        check_tensor(info, tensor, targets.get(info.name), where)
+        check_tensor(info, tensor, targets.get(info.name), prefix)
         infos.append(info)
-    check_complete(infos, targets, where)
+    check_complete(infos, targets, prefix)
 
 
-def check_tensor(info: TensorInfo, tensor: Tensor, target: Tensor | None, where: str) -> None:
+def check_tensor(info: TensorInfo, tensor: Tensor, target: Tensor | None, prefix: str) -> None:
     """Checks that the tensor is the one that was sent, and that the model has one of its name
     and shape.
     """
     if target is None:
-        raise WeightsError(f"{where}: the model has no tensor {info.name}; is it another model's?")
+        raise WeightsError(f"{prefix}: the model has no tensor {info.name}; is it another model's?")
     if tuple(target.shape) != info.shape:
         raise WeightsError(
-            f"{where}: {info.name} is {list(info.shape)}, the model's is {list(target.shape)}"
+            f"{prefix}: {info.name} is {list(info.shape)}, the model's is {list(target.shape)}"
         )
-    found = TensorInfo.of(info.name, tensor)
-    if found != info:
+    received = TensorInfo.of(info.name, tensor)
+    if received != info:
         raise WeightsError(
-            f"{where}: {info.name} is damaged (checksum {found.checksum}, sent {info.checksum})"
+            f"{prefix}: {info.name} is damaged (checksum {received.checksum}, sent {info.checksum})"
         )
 
 
-def check_complete(infos: Iterable[TensorInfo], targets: Targets, where: str) -> None:
+def check_complete(infos: Iterable[TensorInfo], targets: Targets, prefix: str) -> None:
     """Checks that every tensor of the model is given, by its own name or by that of one it is
     tied to.
     """
-    given = {info.name for info in infos}
-    filled = {_storage_key(targets[name]) for name in given}
-    missing = [n for n, t in targets.items() if n not in given and _storage_key(t) not in filled]
+    names = {info.name for info in infos}
+    filled = {_storage_key(targets[name]) for name in names}
+    missing = [n for n, t in targets.items() if n not in names and _storage_key(t) not in filled]
     if missing:
-        raise WeightsError(f"{where}: missing {shorten_list(missing)}")
+        raise WeightsError(f"{prefix}: missing {shorten_list(missing)}")
 
 
 def _storage_key(tensor: Tensor) -> tuple[int, tuple[int, ...]]:
@@ -175,10 +175,10 @@ def _copy(incoming: IncomingTensors, targets: Targets) -> list[TensorInfo]:
     return infos
 
 
-def _check_loaded(infos: Iterable[TensorInfo], targets: Targets, where: str) -> None:
+def _check_loaded(infos: Iterable[TensorInfo], targets: Targets, prefix: str) -> None:
     """Checks that the model holds what was sent, where its type is that of what was sent."""
     for info in infos:
         target = targets[info.name]
         same_type = str(target.dtype) == f"torch.{info.dtype}"
         if same_type and TensorInfo.of(info.name, target) != info:
-            raise WeightsError(f"{where}: {info.name} in the model is not what was copied")
+            raise WeightsError(f"{prefix}: {info.name} in the model is not what was copied")

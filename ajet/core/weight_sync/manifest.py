@@ -91,10 +91,10 @@ class Manifest:
         match.
         """
         data = json.loads(text)
-        found = cls(data["version"], tuple(TensorInfo.from_json(info) for info in data["tensors"]))
-        if found.checksum != data["checksum"]:
-            raise WeightsError(f"weights of version {found.version}: the manifest is damaged")
-        return found
+        manifest = cls(data["version"], tuple(TensorInfo.from_json(info) for info in data["tensors"]))
+        if manifest.checksum != data["checksum"]:
+            raise WeightsError(f"weights of version {manifest.version}: the manifest is damaged")
+        return manifest
 
 
 @dataclass(frozen=True, slots=True)

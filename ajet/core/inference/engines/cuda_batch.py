@@ -41,12 +41,12 @@ class CudaBatch(KVBatch):
         is_served = pool.k.shape[3] in DIMS and group <= MAX_GROUP
         return is_served and decode_kernels_for(pool.k) is not None
 
-    def __init__(self, pool: KVPool, layout: CacheLayout, room: int) -> None:
+    def __init__(self, pool: KVPool, layout: CacheLayout, max_new_tokens: int) -> None:
         self._kernels = decode_kernels()
         sizes = [segment.last - segment.first for segment in layout.segments]
         lengths = [len(segment.slots) for segment in layout.segments]
         self._first_slot_R = np.repeat(np.cumsum([0, *lengths[:-1]]), sizes)
-        super().__init__(pool, layout, room)
+        super().__init__(pool, layout, max_new_tokens)
         self._set_table()
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -86,7 +86,7 @@ class FlatForward:
         lengths; where it returns a kernel new tokens are computed as one flat list."""
         self._packed: CopiedDecoder | PackedWeights | None = None
         kinds = (PackedDecoder, JoinedDecoder)
-        kind = next((each for each in kinds if each.supports(model)), None)
+        kind = next((decoder_class for decoder_class in kinds if decoder_class.supports(model)), None)
         if kind is not None:
             self._decoder: FlatDecoder = kind(model)
             self._packed = self._decoder
@@ -153,8 +153,8 @@ class FlatForward:
         tails = [self._insert(row.ids[:-1]) for row in rows]
         num_computed = self._compute([path(tail) for tail in tails])
         self._batch = None  # frees its memory before the new batch is allocated
-        kind, layout = self._layout([path_slots(tail) for tail in tails])
-        self._batch = kind(self._pool, layout, _room(rows))
+        batch_class, layout = self._layout([path_slots(tail) for tail in tails])
+        self._batch = batch_class(self._pool, layout, _room(rows))
         if self._graph is not None:
             self._graph.forget()
         return num_computed

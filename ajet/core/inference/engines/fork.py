@@ -72,8 +72,8 @@ class ForkEngine(ModelEndpoint):
             if is_given:
                 return await prefix.completion_of(call)
         own_seed = seeding.derive(sampling.seed, "fork", episode_id)
-        own = replace(sampling, seed=own_seed)
-        return await self._engine.generate(list(prompt_ids), own, request_id)
+        forked = replace(sampling, seed=own_seed)
+        return await self._engine.generate(list(prompt_ids), forked, request_id)
 
     def abort(self, request_id: str) -> None:
         self._engine.abort(request_id)

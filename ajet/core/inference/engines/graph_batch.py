@@ -30,5 +30,5 @@ class GraphBatch(GridBatch):
     def _columns_at_a_time(self, most: int) -> int:
         return 128
 
-    def _write(self, own: Tensor, new: Tensor) -> None:
-        own.index_copy_(2, self.column_1, new.transpose(0, 1).unsqueeze(2))
+    def _write(self, cached: Tensor, new: Tensor) -> None:
+        cached.index_copy_(2, self.column_1, new.transpose(0, 1).unsqueeze(2))

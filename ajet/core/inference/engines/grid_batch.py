@@ -90,8 +90,8 @@ class GridBatch(KVBatch):
             segments
         ) * most_shared <= MAX_PADDING * sum(lengths)
 
-    def __init__(self, pool: KVPool, layout: CacheLayout, room: int) -> None:
-        super().__init__(pool, layout, room)
+    def __init__(self, pool: KVPool, layout: CacheLayout, max_new_tokens: int) -> None:
+        super().__init__(pool, layout, max_new_tokens)
         self._grid = SegmentGrid.of(self._segments, pool)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -124,9 +124,9 @@ class GridBatch(KVBatch):
         super().advance()
         self._mask[..., self._grid.num_shared + self._column].fill_(0)
 
-    def _write(self, own: Tensor, new: Tensor) -> None:
+    def _write(self, cached: Tensor, new: Tensor) -> None:
         """Writes keys, or values, ``[rows, kv_heads, d]`` to the current column."""
-        own[:, :, self._column] = new.transpose(0, 1)
+        cached[:, :, self._column] = new.transpose(0, 1)
 
     def _shared_parts(self, gathered: GatheredCache, k: Tensor, v: Tensor) -> SharedParts:
         return [gathered.stacked(k)], [gathered.stacked(v)]
@@ -149,7 +149,7 @@ class GridBatch(KVBatch):
         left of its first token, and those that are not written yet are MASKED."""
         shared = np.arange(max(len(segment.slots) for segment in self._segments))
         columns = np.arange(self.num_columns)
-        own = (columns < self._start_R[:, None]) | (columns > self._column)
-        hidden = np.concatenate((shared >= self._shared_R[:, None], own), axis=1)
+        own_hidden = (columns < self._start_R[:, None]) | (columns > self._column)
+        hidden = np.concatenate((shared >= self._shared_R[:, None], own_hidden), axis=1)
         mask = np.where(hidden, MASKED, 0.0).astype(np.float32)
         return self._pool.tensor(mask).to(self._pool.k.dtype)[None, :, None]

@@ -145,13 +145,13 @@ class InProcessEngine:
         self._vocab_size: int = model.get_input_embeddings().weight.shape[0]
         self._batches = {
             name: Batch(
-                self._forward(each, num_kv_bytes),
-                next(each.parameters()).device,
+                self._forward(adapter_model, num_kv_bytes),
+                next(adapter_model.parameters()).device,
                 max_num_seqs=max_num_seqs,
                 eager=not deterministic,
-                looks_ahead=next(each.parameters()).device.type == "cuda",
+                looks_ahead=next(adapter_model.parameters()).device.type == "cuda",
             )
-            for name, each in self._models.items()
+            for name, adapter_model in self._models.items()
         }
         self.policy_version = 0
         self._busy_s = 0.0

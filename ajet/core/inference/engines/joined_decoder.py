@@ -44,9 +44,9 @@ class JoinedLayer:
         """Copies the weights of a transformers layer."""
         attn, mlp = layer.self_attn, layer.mlp
         linears = (attn.q_proj, attn.k_proj, attn.v_proj)
-        biases = [each.bias for each in linears]
+        biases = [linear.bias for linear in linears]
         return cls(
-            torch.cat([each.weight for each in linears]),
+            torch.cat([linear.weight for linear in linears]),
             None if biases[0] is None else torch.cat(biases),
             attn.o_proj.weight,
             torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)),
@@ -91,9 +91,9 @@ def gpu_bytes(device: torch.device) -> int:
 
 def _copied_bytes(model: Any) -> int:
     return sum(
-        each.weight.nbytes
+        linear.weight.nbytes
         for layer in model.model.layers
-        for each in (
+        for linear in (
             *(layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj),
             *(layer.mlp.gate_proj, layer.mlp.up_proj),
         )
@@ -102,8 +102,8 @@ def _copied_bytes(model: Any) -> int:
 
 def _has_other_biases(model: Any) -> bool:
     return any(
-        each.bias is not None
+        module.bias is not None
         for layer in model.model.layers
-        for each in (layer.self_attn.o_proj, *layer.mlp.children())
+        for module in (layer.self_attn.o_proj, *layer.mlp.children())
         if isinstance(each, nn.Linear)
     )

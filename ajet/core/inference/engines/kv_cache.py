@@ -169,10 +169,10 @@ class CacheLayout:
             own_RT[row, width - own_R[row] :] = slots[shared_R[row] :]
         return cls(segments, shared_R, width - own_R, own_RT)
 
-    def num_slots(self, room: int) -> int:
+    def num_slots(self, max_new_tokens: int) -> int:
         """Returns the slots that a batch of these rows takes, with `room` new ones for each."""
         rows, width = self.own_RT.shape
-        return sum(len(segment.slots) for segment in self.segments) + rows * (width + room)
+        return sum(len(segment.slots) for segment in self.segments) + rows * (width + max_new_tokens)
 
 
 def _smallest_segments(slots_R: list[Ids]) -> list[CacheSegment]:
@@ -189,8 +189,8 @@ def _smallest_segments(slots_R: list[Ids]) -> list[CacheSegment]:
         # What the rows first .. end - 1 share, for each first.
         common = np.append(shared_R[: end - 1], lengths_R[end - 1])[::-1]
         common = np.minimum.accumulate(common)[::-1]
-        own = ends_R[end] - ends_R[:end] - common * np.arange(end, 0, -1)
-        totals = costs + common + OWN_COST * own + SEGMENT_COST
+        num_own = ends_R[end] - ends_R[:end] - common * np.arange(end, 0, -1)
+        totals = costs + common + OWN_COST * num_own + SEGMENT_COST
         begins.append(int(totals.argmin()))
         costs = np.append(costs, totals[begins[-1]])
     segments: list[CacheSegment] = []
@@ -269,7 +269,7 @@ class GatheredCache:
 
 def attend_shared(
     q: Tensor,
-    own: tuple[Tensor, Tensor],
+    own_kv: tuple[Tensor, Tensor],
     shared: tuple[list[Tensor], list[Tensor]],
     segments: list[CacheSegment],
     mask: Tensor,
@@ -281,7 +281,7 @@ def attend_shared(
     """
     heads, rows, queries, group, d = q.shape
     q = (q * d**-0.5).reshape(heads, rows, queries * group, d)
-    k, v = own
+    k, v = own_kv
     scores = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2))
     scores = scores.view(heads, rows, queries, group, -1).add_(mask).flatten(2, 3)
     outs = []
@@ -349,15 +349,15 @@ class KVBatch:
     """Holds the rows that are being decoded. Each step writes one column; the Decoder calls
     `attend` for each layer."""
 
-    def __init__(self, pool: KVPool, layout: CacheLayout, room: int) -> None:
+    def __init__(self, pool: KVPool, layout: CacheLayout, max_new_tokens: int) -> None:
         """Gathers the rows from the pool; `room` tokens more can be written for each."""
         self._pool = pool
         gathered, memory = GatheredCache(pool, layout), pool.batch_memory
         self._segments = layout.segments
         layers, heads, _, d = pool.k.shape
         rows, columns = layout.own_RT.shape
-        growth = self._columns_at_a_time(columns + room + 1)
-        num_own = heads * rows * in_steps(columns + room + 1, growth) * d
+        growth = self._columns_at_a_time(columns + max_new_tokens + 1)
+        num_own = heads * rows * in_steps(columns + max_new_tokens + 1, growth) * d
         memory.begin(2 * layers * (num_own + heads * d * self._num_placed(layout)))
         self._shared = [
             self._shared_parts(gathered, k, v) for k, v in zip(pool.k, pool.v, strict=True)

@@ -49,13 +49,13 @@ class PackedLinear:
             x, self.weight, self.bias, activation, [], ""
         )
 
-    def added_to(self, other: Tensor, x: Tensor) -> Tensor:
+    def added_to(self, addend: Tensor, x: Tensor) -> Tensor:
         """Returns ``x W + b + other``."""
-        return _ops().mkldnn._linear_pointwise.binary(x, other, self.weight, self.bias, "add")
+        return _ops().mkldnn._linear_pointwise.binary(x, addend, self.weight, self.bias, "add")
 
-    def times(self, other: Tensor, x: Tensor) -> Tensor:
+    def times(self, factor: Tensor, x: Tensor) -> Tensor:
         """Returns ``(x W + b) * other``."""
-        return _ops().mkldnn._linear_pointwise.binary(x, other, self.weight, self.bias, "mul")
+        return _ops().mkldnn._linear_pointwise.binary(x, factor, self.weight, self.bias, "mul")
 
 
 @dataclass(frozen=True)

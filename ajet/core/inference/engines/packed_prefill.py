@@ -59,23 +59,23 @@ def prefill_passes(
     a pass takes is cut."""
     seen: set[PrefixNode] = set()
     rows: list[PrefillRow] = []
-    left = max_tokens
+    budget = max_tokens
     for path in paths:
         tokens = np.concatenate([node.tokens for node in path] or [np.empty(0, np.int64)])
         slots = np.concatenate([node.slots for node in path] or [np.empty(0, np.int64)])
-        known = sum(len(node.tokens) for node in path if node.computed or node in seen)
+        num_known = sum(len(node.tokens) for node in path if node.computed or node in seen)
         seen.update(path)
-        if rows and left < len(tokens) - known <= max_tokens:
+        if rows and budget < len(tokens) - num_known <= max_tokens:
             yield rows
-            rows, left = [], max_tokens
-        while known < len(tokens):
-            end = min(len(tokens), known + left)
-            rows.append(PrefillRow(tokens[:end], slots[:end], known))
-            left -= end - known
-            known = end
-            if not left:
+            rows, budget = [], max_tokens
+        while num_known < len(tokens):
+            end = min(len(tokens), num_known + budget)
+            rows.append(PrefillRow(tokens[:end], slots[:end], num_known))
+            budget -= end - num_known
+            num_known = end
+            if not budget:
                 yield rows
-                rows, left = [], max_tokens
+                rows, budget = [], max_tokens
     if rows:
         yield rows
 

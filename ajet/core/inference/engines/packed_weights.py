@@ -55,22 +55,22 @@ class PackedWeights:
 
     def free(self) -> None:
         """Drops the copies: the weights will change, or the engine has nothing to do."""
-        for layer, own in zip(self._layers, self._own_forwards, strict=False):
-            if own is None:
+        for layer, forward in zip(self._layers, self._own_forwards, strict=False):
+            if forward is None:
                 del layer.forward
             else:
-                layer.forward = own
+                layer.forward = forward
         self._own_forwards = []
 
 
-def _forward(packed: PackedLinear, own: Callable[[Tensor], Tensor], input: Tensor) -> Tensor:
+def _forward(packed: PackedLinear, original: Callable[[Tensor], Tensor], input: Tensor) -> Tensor:
     """Computes from the copy where no gradient can be asked for, and otherwise as before."""
-    return packed(input) if torch.is_inference_mode_enabled() else own(input)
+    return packed(input) if torch.is_inference_mode_enabled() else original(input)
 
 
 def _large_linears(model: nn.Module) -> list[nn.Linear]:
     return [
-        each
-        for each in model.modules()
-        if type(each) is nn.Linear and each.weight.numel() >= MIN_WEIGHTS
+        module
+        for module in model.modules()
+        if type(module) is nn.Linear and module.weight.numel() >= MIN_WEIGHTS
     ]

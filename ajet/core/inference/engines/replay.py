@@ -146,13 +146,13 @@ class ReplayEngine(ModelEndpoint):
         self._in_flight.add(index)
         try:
             await asyncio.sleep(0)
-            while any(self._ended_before(other, index) for other in self._in_flight):
+            while any(self._ended_before(in_flight, index) for in_flight in self._in_flight):
                 await asyncio.sleep(0)
         finally:
             self._in_flight.discard(index)
 
-    def _ended_before(self, other: int, index: int) -> bool:
-        return self._recorded[other].ended_s < self._recorded[index].ended_s
+    def _ended_before(self, earlier: int, index: int) -> bool:
+        return self._recorded[earlier].ended_s < self._recorded[index].ended_s
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:

@@ -81,11 +81,11 @@ class Sampler:
         if kernels is not None:
             return _joined(*kernels.draw(logits, self._scale, u, self._greedy))
         step = max(1, MAX_ELEMENTS // logits.shape[1])
-        parts = [
+        chunks = [
             self._draw(logits[at : at + step], u, slice(at, at + step))
             for at in range(0, len(logits), step)
         ]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return chunks[0] if len(chunks) == 1 else torch.cat(chunks, dim=1)
 
     def _next_u(self) -> Tensor:
         """Returns the `u` of this draw, of which those of many draws are computed and uploaded

@@ -78,11 +78,11 @@ class StepGraph:
             held = torch.empty_like(tokens, dtype=torch.long, device=self._device)
             self._inputs = held, UploadBuffer(places, self._device)
         held, buffer = self._inputs
-        given = held.copy_(tokens, non_blocking=True), buffer.write(places)
+        inputs = held.copy_(tokens, non_blocking=True), buffer.write(places)
         if is_first:
-            return self._graph.warm_up(lambda: compute(*given))
+            return self._graph.warm_up(lambda: compute(*inputs))
         if self._logits is None:
-            self._logits = self._graph.capture(lambda: compute(*given))
+            self._logits = self._graph.capture(lambda: compute(*inputs))
         self._graph.replay()
         self.num_replayed += 1
         return self._logits

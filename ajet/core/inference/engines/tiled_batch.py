@@ -34,11 +34,11 @@ class TiledBatch(KVBatch):
         """Tells whether the kernels compute for the pool's device, dtype and width of heads."""
         return attention_kernels_for(pool.k) is not None
 
-    def __init__(self, pool: KVPool, layout: CacheLayout, room: int) -> None:
+    def __init__(self, pool: KVPool, layout: CacheLayout, max_new_tokens: int) -> None:
         kernels = attention_kernels_for(pool.k)
         assert kernels is not None, "supports() was asked"
         self._kernels = kernels
-        super().__init__(pool, layout, room)
+        super().__init__(pool, layout, max_new_tokens)
         self._segments_S3 = self._segment_table()
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -63,8 +63,8 @@ class TiledBatch(KVBatch):
             return memory.take(part.numel()).view(part.shape).copy_(part)
 
         return (
-            [placed(kernels.shared_keys(each)) for each in gathered.shared(k)],
-            [placed(kernels.shared_values(each)) for each in gathered.shared(v)],
+            [placed(kernels.shared_keys(keys)) for keys in gathered.shared(k)],
+            [placed(kernels.shared_values(values)) for values in gathered.shared(v)],
         )
 
     def _keep_segments(self, index: Ids) -> None:
