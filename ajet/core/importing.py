@@ -101,12 +101,15 @@ def load_function(spec: str, *, base_dirs: Sequence[Path], location: str) -> Cal
         type_text = "class" if inspect.isclass(function) else type(function).__name__
         name = _split_spec(spec, "function", location)[1]
         raise ConfigError(
-            f"{location}: {spec!r}: {name!r} is a {type_text}, no function", code=Code.OWN_WRONG_KIND
+            f"{location}: {spec!r}: {name!r} is a {type_text}, no function",
+            code=Code.OWN_WRONG_KIND,
         )
     return function
 
 
-def require_arguments(function: Callable[..., Any], arguments: Sequence[str], location: str) -> None:
+def require_arguments(
+    function: Callable[..., Any], arguments: Sequence[str], location: str
+) -> None:
     """Raises ConfigError unless the function can be called with these arguments."""
     if not _accepts(function, len(arguments)):
         name, listed = getattr(function, "__name__", "it"), ", ".join(arguments)
@@ -193,7 +196,9 @@ def construct(cls: type[T], config: Any, location: str) -> T:
     return run_user_code(partial(cls, *arguments), location)
 
 
-def require_method(cls: type, name: str, base: type, arguments: Sequence[str], location: str) -> None:
+def require_method(
+    cls: type, name: str, base: type, arguments: Sequence[str], location: str
+) -> None:
     """Raises ConfigError unless `kind` has a method `name` of its own that takes these
     arguments."""
     signature = f"{name}(self, {', '.join(arguments)})"
@@ -435,11 +440,17 @@ def _imported_names(frame: traceback.FrameSummary) -> list[str]:
         return []
     statements = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     line = frame.lineno or 0
-    here = (statement for statement in statements if statement.lineno <= line <= (statement.end_lineno or line))
+    here = (
+        statement
+        for statement in statements
+        if statement.lineno <= line <= (statement.end_lineno or line)
+    )
     return [alias.name for statement in here for alias in statement.names]
 
 
-def _with_location(frames: Sequence[traceback.FrameSummary], subject: str | None, message: str) -> str:
+def _with_location(
+    frames: Sequence[traceback.FrameSummary], subject: str | None, message: str
+) -> str:
     source = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else subject
     return f"{source}: {message}" if source else message
 

@@ -17,7 +17,11 @@ def accepted_arguments(function: Any, arguments: Mapping[str, Any]) -> dict[str,
 
 def required_names(function: Any) -> list[str]:
     """Returns the names of the parameters that have no default."""
-    return [name for name, parameter in inspect.signature(function).parameters.items() if _is_bare(parameter)]
+    return [
+        name
+        for name, parameter in inspect.signature(function).parameters.items()
+        if _is_bare(parameter)
+    ]
 
 
 def _is_bare(parameter: inspect.Parameter) -> bool:
