@@ -208,7 +208,7 @@ MISTAKES = [
     ({"class_name": "counter.py->Counter", "conf": 1}, "conf: no such key; did you mean 'config'"),
     ({"class_name": "counter.py->Counter"}, "Counter has no schema: give tool_schema in"),
     ({"class_name": "counter.py->Nobody"}, "has no class 'Nobody'"),
-    ({"function": "counter.py->Counter"}, "'Counter' is a class, no function"),
+    ({"function": "counter.py->Counter"}, "'Counter' is a class, not a function"),
     ({"function": "counter.py->count"}, r"counter\.py has no function 'count'"),
     ({"mcp": {"args": ["a"]}}, "give a command .* or a url, one of them"),
     ({"mcp": {"command": "no-such-program"}}, "does not start: .*No such file or directory"),

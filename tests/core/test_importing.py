@@ -135,10 +135,10 @@ def test_mistakes_are_one_line_with_their_place(tmp_path):
     assert f"{a}/flow.py" in error_of("flow.py->Flow", a)
     assert error_of("workflow.py->Flo", a) == f"{file} has no class 'Flo'; did you mean 'Flow'?"
     assert error_of("workflow.py->Xyz", a) == f"{file} has no class 'Xyz'; it has Flow, Other"
-    assert error_of("workflow.py->NUMBER", a) == f"'NUMBER' in {file} is a int, no class"
+    assert error_of("workflow.py->NUMBER", a) == f"'NUMBER' in {file} is a int, not a class"
     judge = write(a / "judge.py", "def judge(task, output): return 1.0\n")
     assert error_of("judge.py->judge", a) == (
-        f"'judge' in {judge} is a function, no class; write a class, derived from ajet.Workflow, "
+        f"'judge' in {judge} is a function, not a class; write a class, derived from ajet.Workflow, "
         "that calls it"
     )
     assert error_of("workflow.py->Other", a) == (
@@ -206,7 +206,7 @@ def test_a_file_that_is_no_text_is_a_syntax_error(tmp_path, text):
 NO_WORKFLOWS = {
     "torch->Tensor": "Tensor is not a Workflow; derive it from ajet.Workflow",
     "nt.py->Point": "Point is not a Workflow; derive it from ajet.Workflow",
-    "sys->flags": "'flags' in sys is a flags, no class",
+    "sys->flags": "'flags' in sys is a flags, not a class",
 }
 
 

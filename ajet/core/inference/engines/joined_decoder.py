@@ -105,5 +105,5 @@ def _has_other_biases(model: Any) -> bool:
         module.bias is not None
         for layer in model.model.layers
         for module in (layer.self_attn.o_proj, *layer.mlp.children())
-        if isinstance(each, nn.Linear)
+        if isinstance(module, nn.Linear)
     )
