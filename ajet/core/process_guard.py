@@ -138,8 +138,8 @@ class _Signals:
 
 
 def _reap(child: int) -> int | None:
-    """Reaps all children that have ended, adopted orphans included. Returns the status of `child` if
-    it is among them."""
+    """Reaps all children that have ended, adopted orphans included. Returns the status of `child`
+    if it is among them."""
     status = None
     try:
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -154,10 +154,9 @@ def _end_descendants(child: int, grace_s: float, statuses: list[int]) -> None:
     _signal_all(_descendants(), signal.SIGTERM)
     _wait_until_alone(child, grace_s, statuses)
     # Resource trackers last: they remove the shared memory of the others.
-    pids = [
-        pid for pid in _descendants() if b"resource_tracker" not in _read(f"/proc/{pid}/cmdline")
-    ]
-    _signal_all(pids, signal.SIGKILL)
+    for pid in _descendants():
+        if b"resource_tracker" not in _read(f"/proc/{pid}/cmdline"):
+            _signal_all([pid], signal.SIGKILL)
     _wait_until_alone(child, TRACKER_S, statuses)
     last = time.monotonic() + LAST_S
     while (descendants := _descendants()) and time.monotonic() < last:
