@@ -232,7 +232,7 @@ def test_every_torch_opens_the_drivers_bare_handle_of_a_gpus_memory():
 
 
 def test_memory_of_expandable_segments_is_refused_with_what_to_do():
-    with pytest.raises(ValueError, match=r"expandable_segments:True out of PYTORCH_CUDA_ALLOC_CON"):
+    with pytest.raises(ValueError, match="expandable_segments:True from PYTORCH_CUDA_ALLOC_CONF"):
         group.portable_handle(b"\x03e" + bytes(40))
 
 
