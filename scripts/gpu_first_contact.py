@@ -297,7 +297,7 @@ def checksum(args: Namespace) -> Figures:
 def prefill(args: Namespace) -> Figures:
     """Compares logits of rows whose prompts share beginnings, and measures prompts that do not."""
     from ajet.core.inference.endpoint import SamplingParams
-    from ajet.core.inference.engines.batch_rows import BatchRows
+    from ajet.core.inference.engines.batch import BatchRows
     from ajet.core.inference.engines.flat_forward import FlatForward
     from ajet.core.inference.engines.forward import BatchRow
     from ajet.core.model.attention.varlen_kernels import varlen_kernel_for

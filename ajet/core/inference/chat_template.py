@@ -217,10 +217,12 @@ class ChatTemplate:
             self._has_warned = True
             logger.warning("the chat template has no place for tools: the model does not see them")
         template: str | None = None
-        if self._writes_date:  # the run's date, instead of a call for today's
-            source: Any = self._tokenizer.get_chat_template(None, list(tools) if tools else None)  # pyright: ignore
-            template = _DATE.sub(lambda m: json.dumps(self.today.strftime(m[2])), source)
         try:
+            if self._writes_date:  # the run's date, instead of a call for today's
+                source: Any = self._tokenizer.get_chat_template(  # pyright: ignore
+                    None, list(tools) if tools else None
+                )
+                template = _DATE.sub(lambda m: json.dumps(self.today.strftime(m[2])), source)
             plain = [self._plain(messages) for messages in conversations]
             texts = self._tokenizer.apply_chat_template(
                 plain if len(plain) > 1 else plain[0],
@@ -314,23 +316,20 @@ class ChatTemplate:
                 f"({why_not_text(message['content'])}): the models served here read text alone",
                 code=Code.TEMPLATE_FAILS,
             )
-        formatted = message
-        if self._format.reads_thinking and "reasoning_content" in formatted:
-            formatted["thinking"] = formatted.pop("reasoning_content")
-        if formatted.get("tool_calls"):
+        if self._format.reads_thinking and "reasoning_content" in message:
+            message["thinking"] = message.pop("reasoning_content")
+        if message.get("tool_calls"):
             if (
                 self._format.joins_thinking_and_content
-                and formatted.get("thinking")
-                and formatted["content"]
+                and message.get("thinking")
+                and message["content"]
             ):
-                formatted["thinking"] += "\n" + formatted["content"]
-                formatted["content"] = ""
-            formatted["tool_calls"] = [
-                self._formatted_call(call) for call in formatted["tool_calls"]
-            ]
-        if self._format.short_ids and "tool_call_id" in formatted:
-            formatted["tool_call_id"] = _short_id(formatted["tool_call_id"])
-        return formatted
+                message["thinking"] += "\n" + message["content"]
+                message["content"] = ""
+            message["tool_calls"] = [self._formatted_call(call) for call in message["tool_calls"]]
+        if self._format.short_ids and "tool_call_id" in message:
+            message["tool_call_id"] = _short_id(message["tool_call_id"])
+        return message
 
     def _formatted_tool(self, tool: Mapping[str, Any]) -> Mapping[str, Any]:
         function = tool.get("function")

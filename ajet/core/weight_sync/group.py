@@ -188,7 +188,7 @@ def check_nccl_versions(store: Any, rank: int, size: int, version: str) -> None:
     if len(set(versions)) > 1:
         listing = ", ".join(f"rank {n} has {version}" for n, version in enumerate(versions))
         raise ValueError(
-            f"NCCL needs equal versions, and {listing}: install one of them in all of their "
+            f"NCCL needs equal versions, and {listing}: install one in all of their "
             "Pythons (pip install --no-deps nvidia-nccl-cu13==…), or send weights through files "
             "(sync_method: checkpoint)"
         )
