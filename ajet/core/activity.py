@@ -111,7 +111,7 @@ class Activity:
         return tuple(self._returned)
 
     def now(self) -> CurrentCall:
-        """Returns the oldest call in progress, one of the model only if there is no other. Other
+        """Returns the oldest call in progress, of the model only without others. Other
         threads may call this."""
         now_s = time.monotonic()
         age_s = now_s - self._began_s

@@ -64,7 +64,7 @@ class LimitedAnswers:
         response.stream = _as_stream(self.http.AsyncByteStream, chunks, response.stream.aclose)
 
     async def _limited_chunks(self, response: Any, stream: Any) -> AsyncIterator[bytes]:
-        """Yields the chunks of a body or an event stream, as long as it is within the limits."""
+        """Yields the chunks of a body or an event stream, within the limits."""
         is_events = response.headers.get("content-type", "").startswith("text/event-stream")
         num_bytes, before, chunks = 0, b"", aiter(stream)
         while True:

@@ -102,19 +102,6 @@ def load_function(spec: str, *, base_dirs: Sequence[Path], location: str) -> Cal
     return function
 
 
-def require_arguments(
-    function: Callable[..., Any], arguments: Sequence[str], location: str
-) -> None:
-    """Raises ConfigError unless the function can be called with these arguments."""
-    if not _accepts(function, len(arguments)):
-        name, listed = getattr(function, "__name__", "it"), ", ".join(arguments)
-        raise ConfigError(
-            f"{location}: {line_of(function)}: {name} cannot be called with ({listed}): write "
-            f"{name}({listed})",
-            code=Code.OWN_SIGNATURE,
-        )
-
-
 def load_attribute(
     spec: str, *, base_dirs: Sequence[Path], location: str, expected: str = "function or class"
 ) -> Any:
@@ -173,14 +160,11 @@ def _load(source: str, base_dirs: Sequence[Path], prefix: str) -> ModuleType:
 
 def construct(cls: type[T], config: Any, location: str) -> T:
     """Creates the object of a user's class: `cls(config)`, or `cls()` if it takes no argument."""
-    arguments = next((args for args in ((config,), ()) if _accepts(cls, len(args))), None)
-    if arguments is None:
-        raise ConfigError(
-            f"{location}: {line_of(cls)}: {cls.__name__} is made as {cls.__name__}(config): "
-            "give the other arguments of its __init__ defaults",
-            code=Code.OWN_SIGNATURE,
-        )
-    return run_user_code(partial(cls, *arguments), location)
+    for args in ((config,), ()):
+        if _accepts(cls, len(args)):
+            return run_user_code(partial(cls, *args), location)
+    text = f"is made as {cls.__name__}(config): give the other arguments of its __init__ defaults"
+    raise _definition_error(cls, cls.__name__, text, location, Code.OWN_SIGNATURE)
 
 
 def require_method(
@@ -188,35 +172,50 @@ def require_method(
 ) -> None:
     """Raises ConfigError unless `cls` defines or inherits an implementation of the method `name` of
     `base` that takes these arguments."""
-    signature = f"{name}(self, {', '.join(arguments)})"
+    listed = ", ".join(arguments)
+    signature = f"{name}(self, {listed})"
     if cls is base:
         raise ConfigError(
             f"{location}: names {base.__name__} itself: name your class derived from it",
             code=Code.OWN_WRONG_KIND,
         )
     if getattr(cls, name, None) in (None, getattr(base, name)):
-        raise ConfigError(
-            f"{location}: {line_of(cls)}: {cls.__name__} does not define {signature}",
-            code=Code.OWN_METHOD_MISSING,
-        )
+        text = f"does not define {signature}"
+        raise _definition_error(cls, cls.__name__, text, location, Code.OWN_METHOD_MISSING)
     is_bound = isinstance(inspect.getattr_static(cls, name), staticmethod | classmethod)
     if not _accepts(getattr(cls, name), len(arguments) + (not is_bound)):
-        raise ConfigError(
-            f"{location}: {line_of(cls)}: {cls.__name__}.{name} cannot be called with "
-            f"({', '.join(arguments)}): write {signature}",
-            code=Code.OWN_SIGNATURE,
-        )
+        text = f"cannot be called with ({listed}): write {signature}"
+        raise _definition_error(cls, f"{cls.__name__}.{name}", text, location, Code.OWN_SIGNATURE)
 
 
 def require_methods(cls: type, names: Sequence[str], base: type, location: str) -> None:
     """Raises ConfigError unless `cls` has these methods; it need not derive from `base`."""
     missing = [name for name in names if not callable(getattr(cls, name, None))]
     if missing:
-        raise ConfigError(
-            f"{location}: {line_of(cls)}: {cls.__name__} has no {' and no '.join(missing)}: derive "
-            f"it from ajet.{base.__name__}, or write {', '.join(names)}",
-            code=Code.OWN_METHOD_MISSING,
-        )
+        text = f"has no {' and no '.join(missing)}: derive it from ajet.{base.__name__}, or write "
+        text += ", ".join(names)
+        raise _definition_error(cls, cls.__name__, text, location, Code.OWN_METHOD_MISSING)
+
+
+def require_no_arguments(cls: type, location: str) -> None:
+    """Raises ConfigError unless `cls()` can be called."""
+    if not _accepts(cls, 0):
+        text = f"is made as {cls.__name__}(): give the arguments of its __init__ defaults"
+        raise _definition_error(cls, cls.__name__, text, location, Code.OWN_SIGNATURE)
+
+
+def require_arguments(
+    function: Callable[..., Any], arguments: Sequence[str], location: str
+) -> None:
+    """Raises ConfigError unless the function can be called with these arguments."""
+    if not _accepts(function, len(arguments)):
+        name, listed = getattr(function, "__name__", "it"), ", ".join(arguments)
+        text = f"cannot be called with ({listed}): write {name}({listed})"
+        raise _definition_error(function, name, text, location, Code.OWN_SIGNATURE)
+
+
+def _definition_error(code: Any, name: str, text: str, location: str, error: Code) -> ConfigError:
+    return ConfigError(f"{location}: {line_of(code)}: {name} {text}", code=error)
 
 
 def require_package(name: str, *, wanted_by: str) -> None:
@@ -226,16 +225,6 @@ def require_package(name: str, *, wanted_by: str) -> None:
     ):
         raise ConfigError(
             f"{wanted_by} needs {name}: {extra_advice(name)}", code=Code.PACKAGE_MISSING
-        )
-
-
-def require_no_arguments(cls: type, location: str) -> None:
-    """Raises ConfigError unless `cls()` can be called."""
-    if not _accepts(cls, 0):
-        raise ConfigError(
-            f"{location}: {line_of(cls)}: {cls.__name__} is made as {cls.__name__}(): "
-            "give the arguments of its __init__ defaults",
-            code=Code.OWN_SIGNATURE,
         )
 
 

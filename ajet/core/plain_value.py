@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -137,7 +137,7 @@ class _Reduction:
             return value
         # Most values are plain already: test the usual types first.
         if value_type is dict or value_type is list:
-            return self._container(value, depth, _CONTAINERS[value_type])
+            return self._container(value, value_type, depth)
         if _is(value, str):
             return self._text(str.__str__(value))
         if _is(value, int):
@@ -146,9 +146,9 @@ class _Reduction:
             return number if bits <= MAX_INTEGER_BITS else f"<integer of {bits} bits>"
         if _is(value, float):
             return float.__float__(value)
-        for value_type, reduce in _CONTAINERS.items():
-            if _is(value, value_type):
-                return self._container(value, depth, reduce)
+        for base in (dict, list, tuple, set, frozenset):
+            if _is(value, base):
+                return self._container(value, base, depth)
         if _is(value, bytes | bytearray):
             bytes_type: Any = bytes if _is(value, bytes) else bytearray
             length = bytes_type.__len__(value)
@@ -166,7 +166,7 @@ class _Reduction:
             self._characters_left -= len(text)
         return without_surrogates(text)
 
-    def _container(self, value: Any, depth: int, reduce: Callable[..., Any]) -> Any:
+    def _container(self, value: Any, base: type, depth: int) -> Any:
         if id(value) in self._above:
             self.num_cuts += 1
             return f"<{type_name(type(value))} within itself>"
@@ -186,7 +186,10 @@ class _Reduction:
         num_cuts, values, characters = self.num_cuts, self._values_left, self._characters_left
         self._above.add(id(value))
         try:
-            reduced = reduce(self, value, depth + 1)
+            if base is dict:
+                reduced: Any = self._dict(value, depth + 1)
+            else:
+                reduced = self._sequence(value, base, depth + 1)
         finally:
             self._above.discard(id(value))
         if self.num_cuts == num_cuts:
@@ -206,25 +209,17 @@ class _Reduction:
             result["…"] = f"<{left_out} more>"
         return result
 
-    def _list(self, value: Any, depth: int) -> list[Any]:
-        base: Any = list if _is(value, list) else tuple
-        return self._sequence(base.__iter__(value), base.__len__(value), depth)
-
-    def _set(self, value: Any, depth: int) -> list[Any]:
-        base: Any = set if _is(value, set) else frozenset
-        items = self._sequence(base.__iter__(value), base.__len__(value), depth)
-        return sorted(items, key=repr)  # the order of a set differs from process to process
-
-    def _sequence(self, items: Iterable[Any], length: int, depth: int) -> list[Any]:
+    def _sequence(self, value: Any, base: Any, depth: int) -> list[Any]:
         result = []
-        for item in self._items(items):
+        for item in self._items(base.__iter__(value)):
             if self._values_left <= 0:
                 break
             result.append(self.plain(item, depth))
-        if len(result) < length:
+        if (left_out := base.__len__(value) - len(result)) > 0:
             self.num_cuts += 1
-            result.append(f"<{length - len(result)} more>")
-        return result
+            result.append(f"<{left_out} more>")
+        # The order of a set differs from process to process.
+        return sorted(result, key=repr) if base in (set, frozenset) else result
 
     def _items(self, items: Iterable[Any]) -> list[Any]:
         """Returns as many items as the limit allows, copied in one call of C: another thread of the
@@ -273,15 +268,6 @@ class _Reduction:
             raise
         except BaseException:  # noqa: BLE001  # the user's code; libraries in Rust panic outside Exception
             return self._text(f"<{type_name(type(value))} object>")
-
-
-_CONTAINERS: dict[Any, Callable[..., Any]] = {
-    dict: _Reduction._dict,
-    list: _Reduction._list,
-    tuple: _Reduction._list,
-    set: _Reduction._set,
-    frozenset: _Reduction._set,
-}
 
 
 def _is(value: Any, base: Any) -> bool:

@@ -19,7 +19,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Self, TypeVar
 
 from loguru import logger
 
@@ -32,6 +32,7 @@ from ajet.core.inference.replica import Replica, ReplicaDown
 from ajet.core.inference.routing import NoReplica, Routing
 from ajet.core.weight_sync.manifest import BroadcastSource, SyncReport, WeightsError, WeightSource
 
+Result = TypeVar("Result")
 Spawn = Callable[[str], Awaitable[Replica]]
 """Creates a replacement for the dead replica of this name, or raises ReplicaDown or ModelError. The
 new replica then loads the current weights, unless its `version` says that it has them."""
@@ -244,7 +245,7 @@ class Router:
                     if self._spawn is not None:
                         self._start_watcher(member)
         if not reports:
-            reports = [await self._report_of_first(version)]
+            reports = [await self._wait_for(lambda: self._report_of(version))]
         checksums = {report.checksum for report in reports}
         if len(checksums) != 1:
             raise WeightsError(f"weights of version {version}: replicas hold different ones")
@@ -277,24 +278,35 @@ class Router:
 
     async def _route(self, request_id: str) -> str:
         """Returns the name of the replica for a request; waits while one is expected."""
+
+        def assign() -> str | None:
+            if request_id in self._given_up:
+                raise RequestGivenUp
+            try:
+                return self._routing.assign(request_id)
+            except NoReplica:
+                return None
+
+        try:
+            return await self._wait_for(assign)
+        finally:
+            self._given_up.discard(request_id)
+
+    async def _wait_for(self, attempt: Callable[[], Result | None]) -> Result:
+        """Returns the first result of `attempt` that is not None; tries again after each change of
+        the replicas. Raises ModelError when no replica is expected any more."""
         try:
             async with asyncio.timeout(self._settings.wait_for_replica_s):
                 while True:
                     changed = self._changed  # read before the state, so that no change is missed
-                    if request_id in self._given_up:
-                        raise RequestGivenUp
-                    try:
-                        return self._routing.assign(request_id)
-                    except NoReplica:
-                        if not any(member.watcher for member in self._members.values()):
-                            raise ModelError(
-                                self._no_replica_message(), code=Code.ENGINE_FAILED
-                            ) from None
-                        await changed.wait()
+                    if (result := attempt()) is not None:
+                        return result
+                    # A watcher is checking or replacing its replica.
+                    if not any(member.watcher for member in self._members.values()):
+                        raise ModelError(self._no_replica_message(), code=Code.ENGINE_FAILED)
+                    await changed.wait()
         except TimeoutError:
             raise ModelError(self._no_replica_message(), code=Code.ENGINE_FAILED) from None
-        finally:
-            self._given_up.discard(request_id)
 
     def _no_replica_message(self) -> str:
         reasons = "; ".join(member.reason for member in self._members.values() if member.reason)
@@ -317,7 +329,7 @@ class Router:
                 while await self._watch_once(member):
                     pass
             finally:
-                # Without a watcher the replica is no longer expected: waiting requests must fail.
+                # Without a watcher no replica is expected here, so waiting requests must fail.
                 member.watcher = None
                 self._notify()
 
@@ -469,20 +481,10 @@ class Router:
             member.is_loading = False
         member.version = version
 
-    async def _report_of_first(self, version: int) -> SyncReport:
-        """Waits until a replica is active with this version; returns its report."""
-        try:
-            async with asyncio.timeout(self._settings.wait_for_replica_s):
-                while True:
-                    changed = self._changed  # read before the state, so that no change is missed
-                    for member in self._active_members():
-                        if member.report is not None and member.version == version:
-                            return member.report
-                    if not any(member.watcher for member in self._members.values()):
-                        raise ModelError(self._no_replica_message(), code=Code.ENGINE_FAILED)
-                    await changed.wait()
-        except TimeoutError:
-            raise ModelError(self._no_replica_message(), code=Code.ENGINE_FAILED) from None
+    def _report_of(self, version: int) -> SyncReport | None:
+        """Returns the report of any active replica that has loaded this version."""
+        reports = (m.report for m in self._active_members() if m.version == version)
+        return next((report for report in reports if report is not None), None)
 
     def _active_members(self) -> list[_Member]:
         return [member for member in self._members.values() if member.is_active]

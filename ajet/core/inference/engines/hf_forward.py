@@ -1,7 +1,7 @@
 """The slow forward pass, through transformers, for any causal model that runs with left padding.
 
-The cache is the model's (states of linear attention, windows, keys and values). There is no prefix
-cache: each forming of a batch computes rows from their first token, equal rows once.
+The cache is the model's (states of linear attention, windows, keys and values). Without a prefix
+cache, each forming of a batch computes rows from their first token, equal rows once.
 docs/models.md lists the tested models.
 """
 
@@ -69,10 +69,10 @@ class HfForward:
         self._padded = self._mask = torch.zeros(0, 0)
 
     def release(self, episode_ids: Iterable[str]) -> None:
-        """Does nothing: there is no prefix cache."""
+        """Does nothing, without a prefix cache."""
 
     def store(self, rows: Sequence[tuple[int, BatchRow]]) -> None:
-        """Does nothing: there is no prefix cache."""
+        """Does nothing, without a prefix cache."""
 
     def fits(self, rows: Sequence[BatchRow]) -> bool:
         """Returns whether the padded batch of these rows stays within the budget."""

@@ -271,7 +271,8 @@ class InProcessEngine:
             if decoder is None:
                 reason = "it has no flat forward"
             elif decoder.longest_plain:
-                reason = f"ajet.rollout.max_model_len exceeds its window of {decoder.longest_plain} tokens"
+                window = decoder.longest_plain
+                reason = f"ajet.rollout.max_model_len exceeds its window of {window} tokens"
             else:
                 reason = "not all of its layers are plain attention"
             logger.info(

@@ -419,7 +419,7 @@ class KVBatch:
     def save(self, rows_N: Ids, positions_N: Ids, slots_N: Ids) -> None:
         """Copies N tokens, given by row and position in the row, to N slots of the pool. They must
         be in own parts."""
-        # A row's position p is in column start + p - shared of its own part.
+        # Position p of a row is in column start + p - shared.
         columns = self._start_R[rows_N] + positions_N - self._shared_R[rows_N]
         assert (columns >= self._start_R[rows_N]).all() and (columns < self._column).all()
         rows, cols, slots = (self._pool.tensor(x) for x in (rows_N, columns, slots_N))
