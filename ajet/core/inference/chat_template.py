@@ -249,7 +249,8 @@ class ChatTemplate:
         return [self._mark(self._formatted(message)) for message in plain]
 
     def marked(self, text: str) -> str:
-        """Returns the text with marks around every special token that it spells out."""
+        """Returns the text with marks around the special tokens that it spells out, so that
+        `encode` takes it as plain text."""
         return self._control.sub(f"{_OPEN}\\g<0>{_CLOSE}", clean_text(text))
 
     def encode(self, marked_text: str) -> list[int]:
@@ -265,10 +266,6 @@ class ChatTemplate:
             else:
                 ids += self._encode(piece, split_special_tokens=True)
         return ids
-
-    def as_plain(self, text: str) -> str:
-        """Returns the text with marks around special tokens, so that `encode` takes it as text."""
-        return self._mark(text)
 
     def _encode(self, text: str, split_special_tokens: bool = False) -> list[int]:
         if not text:

@@ -75,7 +75,11 @@ class BroadcastGroup:
             prefixed = c10d.PrefixStore("ajet-weights", store)
             self._group: Any = c10d.ProcessGroupGloo(prefixed, rank, size, timeout)
             self._tensor_group: Any = self._group
-            self.device = torch.device("cpu") if backend == "gloo" else own_device(gpu)
+            self.device = torch.device("cpu")
+            if backend != "gloo" and torch.cuda.is_available():  # ipc also works on a CPU
+                self.device = torch.device(
+                    "cuda", torch.cuda.current_device() if gpu is None else gpu
+                )
             if backend == "nccl":
                 check_nccl_versions(prefixed, rank, size, nccl_version())
                 options = c10d.ProcessGroupNCCL.Options()
@@ -222,15 +226,6 @@ def nccl_waits() -> Iterator[None]:
             del os.environ[BLOCKING_WAIT]
         else:
             os.environ[BLOCKING_WAIT] = before
-
-
-def own_device(gpu: int | None = None) -> Any:
-    """Returns the GPU with this number, the current one if None, or the CPU without GPUs."""
-    import torch
-
-    if torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device() if gpu is None else gpu)
-    return torch.device("cpu")
 
 
 def make_buffer(num_bytes: int, device: Any) -> tuple[Tensor, dict[str, Any], int | None]:

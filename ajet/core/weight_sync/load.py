@@ -120,7 +120,12 @@ def check(incoming: IncomingTensors, targets: Targets, prefix: str) -> None:
     for info, tensor in incoming:
         check_tensor(info, tensor, targets.get(info.name), prefix)
         infos.append(info)
-    check_complete(infos, targets, prefix)
+    # Tied weights share storage: one of their names is enough.
+    names = {info.name for info in infos}
+    filled = {_storage_key(targets[name]) for name in names}
+    missing = [n for n, t in targets.items() if n not in names and _storage_key(t) not in filled]
+    if missing:
+        raise WeightsError(f"{prefix}: missing {shorten_list(missing)}")
 
 
 def check_tensor(info: TensorInfo, tensor: Tensor, target: Tensor | None, prefix: str) -> None:
@@ -136,15 +141,6 @@ def check_tensor(info: TensorInfo, tensor: Tensor, target: Tensor | None, prefix
         raise WeightsError(
             f"{prefix}: {info.name} is damaged (checksum {received.checksum}, sent {info.checksum})"
         )
-
-
-def check_complete(infos: Iterable[TensorInfo], targets: Targets, prefix: str) -> None:
-    """Checks that `infos` name every tensor of the model, or one that it is tied to."""
-    names = {info.name for info in infos}
-    filled = {_storage_key(targets[name]) for name in names}
-    missing = [n for n, t in targets.items() if n not in names and _storage_key(t) not in filled]
-    if missing:
-        raise WeightsError(f"{prefix}: missing {shorten_list(missing)}")
 
 
 def _storage_key(tensor: Tensor) -> tuple[int, tuple[int, ...]]:
