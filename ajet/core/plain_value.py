@@ -51,7 +51,7 @@ def uncut_plain_value(value: Any, limits: PlainLimits = DEFAULT_LIMITS) -> Any:
     plain = reduction.plain(value, 0)
     if reduction.num_cuts:
         raise ValueError(
-            f"a message or a tool is nested more than {limits.depth} deep, or holds itself or more "
+            f"a message or a tool is nested more than {limits.depth} deep, contains itself or more "
             f"than {limits.values} values"
         )
     return plain
@@ -73,7 +73,7 @@ def num_characters(value: Any, limits: PlainLimits = DEFAULT_LIMITS) -> int:
         num_values += 1
         if num_values + len(waiting) > limits.values:
             raise ValueError(
-                f"a call's messages hold more than {limits.values} values, or themselves"
+                f"a call's messages have more than {limits.values} values, or contain themselves"
             )
         if _is(item, str):
             total += str.__len__(item)

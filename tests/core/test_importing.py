@@ -138,7 +138,8 @@ def test_mistakes_are_one_line_with_their_place(tmp_path):
     assert error_of("workflow.py->NUMBER", a) == f"'NUMBER' in {file} is a int, not a class"
     judge = write(a / "judge.py", "def judge(task, output): return 1.0\n")
     assert error_of("judge.py->judge", a) == (
-        f"'judge' in {judge} is a function, not a class; write a class, derived from ajet.Workflow, "
+        f"'judge' in {judge} is a function, not a class; write a class, derived from "
+        "ajet.Workflow, "
         "that calls it"
     )
     assert error_of("workflow.py->Other", a) == (

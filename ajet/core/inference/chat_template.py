@@ -310,7 +310,7 @@ class ChatTemplate:
         if not isinstance(message["content"], str):
             raise ModelError(
                 f"a message ({message.get('role')}) has content that is not text "
-                f"({why_not_text(message['content'])}): the models served here read text alone",
+                f"({why_not_text(message['content'])}): the models served here only read text",
                 code=Code.TEMPLATE_FAILS,
             )
         if self._format.reads_thinking and "reasoning_content" in message:

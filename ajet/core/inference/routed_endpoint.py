@@ -77,7 +77,6 @@ class RoutedEndpoint(ModelEndpoint):
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
-        """Samples a continuation; see `ModelEndpoint`."""
         if request_id in self._running:
             raise ValueError(f"request {request_id!r} is already under way")
         self.stats.num_requests += 1
@@ -113,7 +112,6 @@ class RoutedEndpoint(ModelEndpoint):
             del self._running[request_id]
 
     def abort(self, request_id: str) -> None:
-        """Ends a request with the tokens sampled so far, whether it runs or waits."""
         request = self._running.get(request_id)
         if request is None:
             return
@@ -124,7 +122,6 @@ class RoutedEndpoint(ModelEndpoint):
             request.replica.abort(request.full_id)
 
     def leave(self, episode_id: str) -> None:
-        """Notes that an episode is over: its replica may drop the episode's prefix."""
         self._router.leave(episode_id)
 
     @asynccontextmanager

@@ -44,7 +44,6 @@ class CopiedDecoder(Decoder, ABC):
     def __call__(
         self, token_ids_N: Tensor, positions_N: Tensor, attend: Attend, forest: object = None
     ) -> Tensor:
-        """Returns the final hidden states ``[N, hidden]``, already normalised."""
         self.pack()
         return super().__call__(token_ids_N, positions_N, attend)
 
@@ -54,7 +53,6 @@ class CopiedDecoder(Decoder, ABC):
             self._copies = [self._copied(layer) for layer in self._layers]
 
     def free(self) -> None:
-        """Drops the copies."""
         self._copies = []
 
     @abstractmethod

@@ -48,8 +48,6 @@ class CudaBatch(KVBatch):
         self._set_table()
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Writes one new token per row to the current column, and returns the attention over it
-        and the tokens before."""
         [shared_k], [shared_v] = self._shared[layer]
         return self._kernels.attend(
             (q, k, v),

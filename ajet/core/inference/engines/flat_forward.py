@@ -66,7 +66,7 @@ class PrefillChunk:
 
 
 class FlatForward:
-    """Computes forward passes of a model with a flat decoder for the in-process engine."""
+    """A `Forward` of a model with a flat decoder."""
 
     def __init__(
         self,
@@ -117,30 +117,24 @@ class FlatForward:
 
     @property
     def num_replayed(self) -> int:
-        """The number of decode steps that were replays of a captured step."""
         return 0 if self._graph is None else self._graph.num_replayed
 
     def reset(self) -> None:
-        """Forgets what was computed with the old weights, and frees its memory."""
         self._cache.clear()
         self._batch = None
         self._pool.free()
         self.free_weights()
 
     def free_weights(self) -> None:
-        """Frees copies of the weights and a captured step; the next batch creates them again."""
         if self._packed is not None:
             self._packed.free()
         if self._graph is not None:
             self._graph.free()
 
     def release(self, episode_ids: Iterable[str]) -> None:
-        """Frees the cache that only these episodes could use; they make no more requests."""
         self._cache.release(episode_ids)
 
     def rebuild(self, rows: Sequence[BatchRow]) -> int:
-        """Forms a batch of these rows, which must be sorted by token ids. Returns the number of
-        tokens whose keys and values had to be computed."""
         if self._packed is not None:
             self._packed.pack()
         self._pool.allocate()
@@ -161,7 +155,6 @@ class FlatForward:
         return num_computed
 
     def fits(self, rows: Sequence[BatchRow]) -> bool:
-        """Returns whether a batch of these rows stays within the budget until all have ended."""
         # A cheap bound first: no layout of them is larger than this.
         if 3 * len(rows) * max(row.max_len for row in rows) <= self._max_kv_tokens:
             return True
@@ -186,7 +179,6 @@ class FlatForward:
         return KVBatch, CacheLayout.of(slots_R)
 
     def decode(self, tokens_R: Tensor, positions_R: Ids) -> Tensor:
-        """Returns logits ``[rows, vocab]`` after each row's last token."""
         batch, graph = self._batch, self._graph
         assert batch is not None
 
@@ -206,7 +198,6 @@ class FlatForward:
         return logits
 
     def keep(self, index: Ids) -> None:
-        """Drops all rows but these."""
         assert self._batch is not None
         if self._graph is not None:
             self._graph.forget()

@@ -85,5 +85,4 @@ class ForkEngine(ModelEndpoint):
 
     @property
     def waves(self) -> WaveEndpoint | None:
-        """The waves of the engine that samples."""
         return self._engine.waves

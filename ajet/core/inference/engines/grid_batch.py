@@ -91,8 +91,6 @@ class GridBatch(KVBatch):
         self._grid = SegmentGrid.of(self._segments, pool)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Writes one new token per row to the current column, and returns the attention over it
-        and the tokens before."""
         # `heads` are those of keys; `group` query heads share one of them.
         (rows, heads, d), group = k.shape, q.shape[1] // k.shape[1]
         own_k, own_v = self._k[layer].tensor, self._v[layer].tensor
@@ -118,7 +116,6 @@ class GridBatch(KVBatch):
         return out.transpose(0, 1).reshape(rows, heads * group, d)
 
     def advance(self) -> None:
-        """Moves to the next column, after every layer has written this one."""
         super().advance()
         # In place, since a captured step reads this memory.
         self._mask[..., self._grid.num_shared + self._column].fill_(0)

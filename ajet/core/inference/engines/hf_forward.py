@@ -59,7 +59,6 @@ class HfForward:
         self.reset()
 
     def reset(self) -> None:
-        """Drops the batch and everything computed with the old weights."""
         self._drop_batch()
         self.free_weights()
 
@@ -68,14 +67,11 @@ class HfForward:
         self._cache: Any = None
         self._padded = self._mask = torch.zeros(0, 0)
 
-    def release(self, episode_ids: Iterable[str]) -> None:
-        """Does nothing, without a prefix cache."""
-
-    def store(self, rows: Sequence[tuple[int, BatchRow]]) -> None:
-        """Does nothing, without a prefix cache."""
+    # Without a prefix cache there is nothing to release or store.
+    def release(self, episode_ids: Iterable[str]) -> None: ...
+    def store(self, rows: Sequence[tuple[int, BatchRow]]) -> None: ...
 
     def fits(self, rows: Sequence[BatchRow]) -> bool:
-        """Returns whether the padded batch of these rows stays within the budget."""
         if len(rows) == 1:
             return True
         longest = max(row.max_len for row in rows)
@@ -100,12 +96,10 @@ class HfForward:
         return sum(len(ids) - 1 for ids in {tuple(row.ids) for row in rows})
 
     def free_weights(self) -> None:
-        """Frees copies of the weights until the next batch."""
         if self._packed is not None:
             self._packed.free()
 
     def decode(self, tokens_R: Tensor, positions_R: NDArray[np.int64]) -> Tensor:
-        """Returns logits ``[rows, vocab]`` after each row's last token."""
         if self._cache is None:
             return self._begin()
         tokens = tokens_R.long().to(self._device).unsqueeze(1)
@@ -134,7 +128,6 @@ class HfForward:
         return logits
 
     def keep(self, index: NDArray[np.int64]) -> None:
-        """Drops all other rows."""
         if not len(index):
             self._drop_batch()
         elif self._cache is None or not self._can_select_rows:  # compute them again

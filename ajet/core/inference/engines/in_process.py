@@ -175,7 +175,6 @@ class InProcessEngine:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
-        """Samples a continuation of `prompt_ids`; see `ModelEndpoint`."""
         loop = asyncio.get_running_loop()
         call = PendingRequest(
             self._row(prompt_ids, sampling, request_id), loop, loop.create_future()
@@ -200,13 +199,11 @@ class InProcessEngine:
                 self._drop(request_id, call)
 
     def enter(self, episode_id: str) -> None:
-        """Marks the episode as live: waves wait for its requests until it leaves."""
         with self._changed:
             self._live.add(episode_id)
             self._arrivals += 1
 
     def leave(self, episode_id: str) -> None:
-        """Marks the episode as over: no wave waits for it, and its cache is freed."""
         with self._changed:
             self._live.discard(episode_id)
             self._left_episodes.add(episode_id)
@@ -217,16 +214,13 @@ class InProcessEngine:
 
     @property
     def waves(self) -> WaveEndpoint | None:
-        """This engine if it is deterministic, else None."""
         return self if self._deterministic else None
 
     def set_wave_check(self, check: Callable[[], bool] | None) -> None:
-        """See `WaveEndpoint`."""
         with self._changed:
             self._wave_check = check
 
     def waiting(self) -> WaveWait | None:
-        """See `WaveEndpoint`."""
         with self._changed:
             if not self._pending or self._running or self._submitted:
                 return None
@@ -242,7 +236,6 @@ class InProcessEngine:
             self._changed.notify()
 
     def abort(self, request_id: str) -> None:
-        """Ends a request with what it has sampled so far and `finish_reason="abort"`."""
         with self._changed:
             call = self._pending.pop(request_id, None)
             if request_id in self._running:

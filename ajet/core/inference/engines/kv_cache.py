@@ -382,8 +382,8 @@ class KVBatch:
         return self._k[0].tensor.shape[2]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Writes one new token per row to the current column, and returns the attention over it
-        and the tokens before."""
+        """Writes one new token per row to the current column, and returns its attention ``[rows,
+        heads, d]`` over the tokens before and itself. All layers come before `advance`."""
         heads, end = k.shape[1], self._column + 1
         own_k, own_v = self._k[layer].tensor, self._v[layer].tensor
         own_k[:, :, self._column] = k.transpose(0, 1)
@@ -398,7 +398,7 @@ class KVBatch:
         return out.permute(1, 2, 0, 3, 4).reshape(q.shape)
 
     def advance(self) -> None:
-        """Moves to the next column, after every layer has written this one."""
+        """Moves to the next column."""
         self._column += 1
         if self._column == self.num_columns:
             for part in (*self._k, *self._v):

@@ -51,7 +51,6 @@ class PackedWeights:
             layer.forward = partial(_forward, PackedLinear.of(layer), layer.forward)
 
     def free(self) -> None:
-        """Drops the copies."""
         for layer, forward in zip(self._layers, self._own_forwards, strict=False):
             if forward is None:
                 del layer.forward

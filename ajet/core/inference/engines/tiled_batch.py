@@ -39,8 +39,6 @@ class TiledBatch(KVBatch):
         self._segments_S3 = self._segment_table()
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Writes one new token per row to the current column, and returns the attention over it
-        and the tokens before."""
         return self._kernels.attend(
             (q, k, v),
             (self._k[layer].tensor, self._v[layer].tensor),

@@ -78,7 +78,6 @@ class InProcessReplica(ModelEndpoint):
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
-        """Samples a continuation, as `ModelEndpoint.generate` does; waits while paused."""
         if self._is_closed:
             raise ReplicaDown(f"{self.name}: closed")
         if not await self._gate.enter(request_id):
@@ -95,34 +94,28 @@ class InProcessReplica(ModelEndpoint):
             self._gate.leave(request_id)
 
     def abort(self, request_id: str) -> None:
-        """Ends a request with what it has sampled so far; ignores an unknown one."""
         if not self._gate.give_up(request_id) and self._engine is not None:
             self._engine.abort(request_id)
 
     def leave(self, episode_id: str) -> None:
-        """Frees the episode's part of the cache."""
         if self._engine is not None:
             self._engine.leave(episode_id)
 
     async def health(self) -> None:
-        """Raises `ReplicaDown` if the replica is closed."""
         if self._is_closed:
             raise ReplicaDown(f"{self.name}: closed")
 
     async def pause(self, abort: bool = False) -> None:
-        """Holds new requests, and returns when none is running."""
         self._gate.shut()
         for request_id in self._gate.inside if abort else ():
             self.abort(request_id)
         await self._gate.empty()
 
     async def resume(self) -> None:
-        """Lets held requests run; does nothing while the replica sleeps."""
-        if self._engine is not None:
+        if self._engine is not None:  # not asleep
             self._gate.open()
 
     async def sleep(self) -> None:
-        """Drops the engine and its cache; on a GPU moves the weights to the CPU."""
         await self.pause()
         await self._stop_engine()
         if self._device.type != "cpu":
@@ -132,7 +125,6 @@ class InProcessReplica(ModelEndpoint):
             torch.cuda.empty_cache()
 
     async def wake(self) -> None:
-        """Moves the weights back and starts with an empty cache; `resume` lets requests in."""
         if self._engine is None and not self._is_closed:
             if self._device.type != "cpu":
                 await self._in_thread(lambda: self._model.to(self._device))
@@ -159,12 +151,10 @@ class InProcessReplica(ModelEndpoint):
         return load_weights(self._model, source, base=self._base)
 
     async def empty_cache(self) -> None:
-        """Forgets every cached prefix; running rows are computed again with the same weights."""
-        if self._engine is not None:
+        if self._engine is not None:  # running rows are computed again with the same weights
             self._engine.publish(self.version)
 
     async def close(self) -> None:
-        """Closes the engine; running requests fail."""
         self._is_closed = True
         await self._stop_engine()
         self._gate.open()  # held requests continue, and fail because the replica is closed
