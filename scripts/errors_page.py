@@ -46,7 +46,7 @@ def _section(code: Code) -> str:
     title = code.title[0].upper() + code.title[1:]
     paragraphs = (
         f"**{_escaped(title)}.** {_escaped(code.meaning)}",
-        f"*Usual causes:* {_escaped('; '.join(code.causes))}.",
+        f"*Usual causes:* {_escaped(code.causes)}.",
         f"*What to do:* {_escaped(code.remedy)}",
     )
     return "\n\n".join([f"### {code}", *map(_wrapped, paragraphs)]) + "\n\n"

@@ -297,7 +297,7 @@ def checksum(args: Namespace) -> Figures:
 def prefill(args: Namespace) -> Figures:
     """Compares logits of rows whose prompts share beginnings, and measures prompts that do not."""
     from ajet.core.inference.endpoint import SamplingParams
-    from ajet.core.inference.engines.batch_rows import BatchRows
+    from ajet.core.inference.engines.batch import BatchRows
     from ajet.core.inference.engines.flat_forward import FlatForward
     from ajet.core.inference.engines.forward import BatchRow
     from ajet.core.model.attention.varlen_kernels import varlen_kernel_for
@@ -753,7 +753,8 @@ def save_and_load(args: Namespace, ranks: Any) -> None:
 def sync(args: Namespace) -> Figures:
     """Brings weights to a second process by handles of the device's memory and by files, and sends
     them through a group of one."""
-    from ajet.core.weight_sync.broadcast import open_store, send_tensors
+    from ajet.core.rendezvous import listen
+    from ajet.core.weight_sync.broadcast import send_tensors
     from ajet.core.weight_sync.folder import WeightFolder, shared_memory_root
     from ajet.core.weight_sync.group import BroadcastGroup, nccl_version
     from ajet.core.weight_sync.load import load_tensors
@@ -774,7 +775,7 @@ def sync(args: Namespace) -> Figures:
     folder.close()
     sending.close()
     backend = "gloo" if is_toy(args) else "nccl"
-    store = open_store("127.0.0.1", 1, 60.0)
+    store = listen("127.0.0.1", 0, 1, 60.0)
     group = BroadcastGroup(
         "127.0.0.1", store.port, rank=0, size=1, backend=backend, timeout_s=60.0, store=store
     )

@@ -144,7 +144,7 @@ def _load_cached(file: Path, _changed_ns: int, base_dirs: tuple[Path, ...]) -> d
     for entry in read_listing(file, "interaction"):
         form = entry.validated_as(InteractionEntry)
         where, spec = f"{entry.where}.class_name", as_import_spec(form.class_name)
-        kind: type[Any] = load_object(spec, base_dirs=base_dirs, kind=object, where=where)
+        kind: type[Any] = load_object(spec, base_dirs=base_dirs, base=object, location=where)
         where = f"{where}: {form.class_name!r}"
         require_methods(kind, METHODS, BaseInteraction, where)
         arguments = ("instance_id", "messages")

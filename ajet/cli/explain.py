@@ -59,8 +59,7 @@ def _explanation(text: str) -> str:
             code=Code.UNKNOWN_NAME,
         )
     code = known[name]
-    causes = "\n".join(f"- {cause}" for cause in code.causes)
     return (
-        f"{code}: {code.title}\n\n{code.meaning}\n\nUsual causes:\n{causes}\n\n"
+        f"{code}: {code.title}\n\n{code.meaning}\n\nUsual causes: {code.causes}\n\n"
         f"What to do: {code.remedy}"
     )

@@ -181,7 +181,7 @@ def _check_own_algorithms(config: AjetConfig) -> None:
     for key, (spec, arguments) in specs.items():
         if spec is None or ARROW not in spec:
             continue
-        found = load_attribute(spec, base_dirs=config.base_dirs, where=key)
+        found = load_attribute(spec, base_dirs=config.base_dirs, location=key)
         if arguments is not None and inspect.isfunction(found):
             require_arguments(found, arguments, f"{key}: {spec!r}")
 

@@ -1,14 +1,13 @@
-"""Says what an episode does now: the call that the other episodes may have to wait for.
+"""Tracks what an episode is doing, so that the display can name a call that others wait for.
 
     activity = Activity("000003-train-0004-02")     # one for each attempt at an episode
-    activity.enter()                                # for this task, and all that it starts
+    activity.enter()                                # for this task and all tasks that it starts
     with in_call("tool get_weather"):               # in a tool, an environment, a judge
         …
     activity.now()  ->  CurrentCall("tool get_weather", 12.4)
     activity.calls  ->  (TimedCall("tool get_weather", 3.1, 15.5),)     # once it has returned
 
-Between such calls it is the workflow's own code, with its line where the frames tell it. Not
-covered: who waits for it (rollout/watch.py).
+Between calls, `now` names the line of the workflow that is running or waiting.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from ajet.core.error_text import user_line
 from ajet.core.plain_value import plain_text
 
 MAX_CALLS = 4096
-"""The calls of one attempt that are kept; what an episode does after them is not."""
+"""The number of calls that one attempt records."""
 MAX_NAME = 200
 
 _activity: contextvars.ContextVar[Activity | None] = contextvars.ContextVar(
@@ -39,8 +38,7 @@ _activity: contextvars.ContextVar[Activity | None] = contextvars.ContextVar(
 
 @dataclass(frozen=True, slots=True)
 class CurrentCall:
-    """Holds what an episode does, for how many seconds, whether it is a call of the model, and how
-    many seconds ago the attempt began."""
+    """What an episode is doing and for how long; `episode_s` is the age of the attempt."""
 
     name: str
     seconds: float
@@ -50,8 +48,8 @@ class CurrentCall:
 
 @dataclass(frozen=True, slots=True)
 class TimedCall:
-    """Holds a call of a tool, an environment or a judge that has returned. Its times are seconds
-    since the attempt began."""
+    """A call of a tool, an environment or a judge that has returned, in seconds since the attempt
+    began."""
 
     name: str
     started_s: float
@@ -59,9 +57,8 @@ class TimedCall:
 
 
 class Activity:
-    """Holds the calls of one attempt at an episode: those that have not returned, and the first
-    `MAX_CALLS` that have, but for those of the model. Threads of the episode may add theirs.
-    `began_unix_s` is when it was made."""
+    """The calls of one attempt at an episode: those in progress, and the first `MAX_CALLS` that
+    have returned (without those of the model). Any thread of the episode may add calls."""
 
     def __init__(self, episode_id: str) -> None:
         self.episode_id = episode_id
@@ -76,16 +73,16 @@ class Activity:
         self._thread: int | None = None
 
     def enter(self) -> None:
-        """Makes this the activity of the running task and of all that it starts."""
+        """Makes this the activity of the running task and of all tasks that it starts."""
         _activity.set(self)
 
     def runs_in(self, task: asyncio.Task[Any]) -> None:
-        """Says which task runs the workflow."""
+        """Sets the task that runs the workflow."""
         self._task = task
 
     @contextmanager
     def calling(self, name: str) -> Iterator[None]:
-        """Surrounds a call of something that is not the model."""
+        """Records a call of a tool, an environment or a judge for the length of the block."""
         number = next(self._numbers)
         self._calls[number] = (name, time.monotonic())
         try:
@@ -99,7 +96,7 @@ class Activity:
 
     @contextmanager
     def calling_model(self) -> Iterator[None]:
-        """Surrounds a call of the model."""
+        """Records a call of the model for the length of the block."""
         number = next(self._numbers)
         self._model_calls[number] = time.monotonic()
         try:
@@ -110,14 +107,15 @@ class Activity:
 
     @property
     def calls(self) -> tuple[TimedCall, ...]:
-        """Returns the calls that have returned, in the order in which they did."""
+        """The calls that have returned, in that order."""
         return tuple(self._returned)
 
     def now(self) -> CurrentCall:
-        """Returns the oldest call that has not returned; the model's only where there is no other.
-        Other threads may call it."""
+        """Returns the oldest call in progress, of the model only without others. Other
+        threads may call this."""
         now_s = time.monotonic()
         age_s = now_s - self._began_s
+        # Copied to lists: the episode's threads change them at any time.
         for name, since_s in list(self._calls.values()):
             return CurrentCall(name, now_s - since_s, episode_s=age_s)
         for since_s in list(self._model_calls.values()):
@@ -127,7 +125,7 @@ class Activity:
         return CurrentCall(name, now_s - self._since_s, episode_s=age_s)
 
     def _line(self) -> str:
-        """Returns the innermost line of the user's code that runs or waits; "" if none is seen."""
+        """Returns the innermost line of the user's code that runs or waits, or ""."""
         if self._thread is not None:
             frame = sys._current_frames().get(self._thread)
             return user_line(traceback.extract_stack(frame)) if frame else ""
@@ -136,7 +134,7 @@ class Activity:
 
 @contextmanager
 def in_call(name: str) -> Iterator[None]:
-    """Surrounds a call that an episode waits for; outside an episode it does nothing."""
+    """Records a call that an episode waits for; outside of an episode it does nothing."""
     activity = _activity.get()
     if activity is None:
         yield
@@ -146,14 +144,14 @@ def in_call(name: str) -> Iterator[None]:
 
 
 def runs_in_this_thread() -> None:
-    """Says that the episode's workflow runs in this thread."""
+    """Notes that the episode's workflow runs in this thread."""
     activity = _activity.get()
     if activity is not None:
         activity._thread = threading.get_ident()
 
 
 def _awaiting_frames(awaited: Any) -> list[traceback.FrameSummary]:
-    """Returns the lines at which a coroutine, and each that it awaits in turn, stands."""
+    """Returns the current line of a coroutine, and of each one that it awaits, outermost first."""
     frames: list[traceback.FrameSummary] = []
     while awaited is not None:
         frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)

@@ -1,7 +1,4 @@
-"""Checks the form of an HTTP address, and whether a request names this machine.
-
-Not covered: whether anybody answers there.
-"""
+"""Checks the form of an HTTP address, and whether a request comes from this machine."""
 
 from urllib.parse import urlsplit
 
@@ -9,25 +6,24 @@ LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
 def checked_address(value: str) -> str:
-    """Returns the address, or raises a ValueError of one line. An address may hold no login: keys
-    belong in the environment."""
+    """Returns the address, or raises a ValueError of one line. Logins are refused: keys belong in
+    the environment."""
     if not value.startswith(("http://", "https://")):
         raise ValueError(f"{value!r}: an address begins with http:// or https://")
     try:
-        parts = urlsplit(value)
-        host, _ = parts.hostname, parts.port
+        url = urlsplit(value)
+        host, _ = url.hostname, url.port
     except ValueError as error:
-        raise ValueError(f"{value!r} is no address: {error}") from None
+        raise ValueError(f"{value!r} is not an address: {error}") from None
     if not host:
         raise ValueError(f"{value!r} names no host")
-    if "@" in parts.netloc:
+    if "@" in url.netloc:
         raise ValueError(f"the address at {host}: leave the login out")
     return value
 
 
 def is_loopback_host(host: str) -> bool:
-    """Returns whether a Host header names this machine. Any port is accepted, because ssh may
-    forward another one."""
+    """Returns whether a Host header names this machine. ssh may forward it from any port."""
     name, colon, port = host.rpartition(":")
     if not colon or not (port.isascii() and port.isdigit()):
         name = host
@@ -35,13 +31,13 @@ def is_loopback_host(host: str) -> bool:
 
 
 def is_loopback_origin(origin: str) -> bool:
-    """Returns whether an Origin header names a page of this machine."""
+    """Returns whether an Origin header is from a page of this machine."""
     try:
         return is_loopback_host(urlsplit(origin).netloc)
-    except ValueError:  # "http://[" is no address
+    except ValueError:  # "http://["
         return False
 
 
 def checked_path_or_address(value: str) -> str:
-    """Returns a path as it is, and an address after its check."""
+    """Returns a path unchanged, and an address after its check."""
     return checked_address(value) if value.startswith(("http://", "https://")) else value

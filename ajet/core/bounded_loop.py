@@ -1,11 +1,11 @@
-"""Runs a coroutine like `asyncio.run`, and ends whatever the user's code does.
+"""Runs a coroutine like `asyncio.run`, but ends even if the user's code blocks.
 
-    groups = run_bounded(train())     # then cancels the remaining tasks, waits GRACE_S for them
-    await first_of(work(), watch())   # what ends first ends both
+    groups = run_bounded(train())     # cancels the remaining tasks and waits GRACE_S for them
+    await first_of(work(), watch())   # whichever ends first cancels the other
 
-`asyncio.run` waits for ever for a task that swallows its cancellation and for a thread that a
-workflow blocked (`asyncio.to_thread(requests.get, …)`). Not covered: those threads still delay
-the end of the process (cli/process_end.py).
+`asyncio.run` waits for ever for a task that swallows its cancellation, and for a thread that a
+workflow blocked (`asyncio.to_thread(requests.get, …)`). Such threads still delay the end of the
+process (cli/process_end.py).
 """
 
 import asyncio
@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 
 GRACE_S = 2.0
 MAX_THREADS = 256
-"""asyncio's own default is 6 on two cores: six tools that block for ever would starve the rest."""
+"""asyncio's default is 6 on two cores: six tools that block for ever would starve the rest."""
 Result = TypeVar("Result")
 
 
 def run_bounded(main: Coroutine[Any, Any, Result], grace_s: float = GRACE_S) -> Result:
-    """Runs `main` in an event loop of its own; tasks that are left get `grace_s` to end."""
+    """Runs `main` in a new event loop; the remaining tasks get `grace_s` seconds to end."""
     executor = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="ajet")
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
@@ -40,8 +40,8 @@ def run_bounded(main: Coroutine[Any, Any, Result], grace_s: float = GRACE_S) -> 
 
 
 async def first_of(first: Awaitable[Any], second: Awaitable[Any]) -> Any:
-    """Waits for the first of the two to end, and cancels the other. Returns or raises what the one
-    that ended did; the first argument's where both have ended."""
+    """Waits for either to end and cancels the other. Returns or raises its result; if both have
+    ended, that of the first argument."""
     tasks = [asyncio.ensure_future(first), asyncio.ensure_future(second)]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -60,12 +60,12 @@ async def _cancel_remaining(grace_s: float) -> None:
         done, _ = await asyncio.wait(remaining, timeout=grace_s)
         for task in done:
             if not task.cancelled():
-                task.exception()  # marks it as retrieved: nobody waits for it
+                task.exception()  # marked as retrieved, or asyncio would log it
     with contextlib.suppress(TimeoutError):  # a generator may refuse to close
         await asyncio.wait_for(asyncio.get_running_loop().shutdown_asyncgens(), grace_s)
 
 
 def is_being_cancelled() -> bool:
-    """Returns whether somebody else cancels the current task, and not only one that it awaits."""
+    """Returns whether the current task is being cancelled, and not only one that it awaits."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

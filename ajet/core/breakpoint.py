@@ -3,16 +3,15 @@
     from ajet import bp
     bp("after-tool")                        ajet --conf x.yaml --debug "after-tool|judge"
 
-On backbone debug it is Python's own `breakpoint()`: pdb in the terminal, or the editor that
-launched the process. In a process of Ray's it is Ray's debugger (`ray debug` in another terminal),
-which begins in this function: one `next` leaves it.
+On backbone debug it opens pdb, or the debugger of the editor that launched the process. In a Ray
+worker it opens Ray's debugger (`ray debug` in another terminal); there one `next` leaves this file.
 """
 
 import os
 import sys
 
 TAGS_VARIABLE = "AJET_DEBUG_TAGS"
-"""The command line sets this variable; Ray passes it to processes on other nodes."""
+"""Set by the command line; Ray passes it to processes on other nodes."""
 
 
 def bp(tag: str) -> None:

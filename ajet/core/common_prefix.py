@@ -1,8 +1,4 @@
-"""Counts what two sequences begin with alike.
-
-common_length([a, b, c], [a, b, d, e])     2       lists or tuples, of anything that compares
-common_length_of_ids(ids, ids)             the same of two arrays, in numpy
-"""
+"""The length of the common prefix of two sequences: common_length([a, b, c], [a, b, d, e]) == 2."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +8,7 @@ from numpy.typing import NDArray
 
 
 def common_length(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """Returns the length of the common prefix of two lists, or of two tuples."""
+    """Returns the length of the common prefix of two lists or two tuples."""
     if a == b[: len(a)]:  # the usual case, and much faster than the comparison below
         return len(a)
     pairs = enumerate(zip(a, b, strict=False))

@@ -1,10 +1,7 @@
-"""Open files and connections: how many a process may have, and how many a run needs.
+"""File descriptors: how many a process may open, and how many a run needs.
 
-    raise_descriptor_limit()        at the start of whatever runs episodes
-    descriptors_needed(64)          compared with descriptor_limit() before a run
-
-A process may raise its own limit, the soft one, up to the hard one; many systems start it with
-1,024. Not covered: the limit of all processes together (`fs.file-max`).
+A process may raise its soft limit, often 1,024, up to the hard one: whatever runs episodes calls
+`raise_descriptor_limit` at its start.
 """
 
 from __future__ import annotations
@@ -18,18 +15,18 @@ except ModuleNotFoundError:  # Windows
     resource = None
 
 MAX_DESCRIPTORS = 1 << 20
-"""A larger limit helps nobody, and slows programs that close every possible descriptor."""
+"""A larger limit only slows down programs that close every possible descriptor."""
 DESCRIPTORS_OF_A_PROCESS = 256
 """The libraries, the records, the model's files and a few children."""
 DESCRIPTORS_OF_AN_EPISODE = 8
-"""Two for an agent over HTTP (its end and the gateway's), two for a program in the sandbox, four
-for an environment or an MCP server."""
+"""Two for an agent over HTTP (both ends), two for a program in the sandbox, four for an environment
+or an MCP server."""
 NONE_LEFT = f"Errno {errno.EMFILE}: no file descriptor was left"
-"""It is in the error of each episode that failed because of that."""
+"""Part of the error of each episode that failed for this reason."""
 
 
 def descriptor_limit() -> int:
-    """Returns the limit that a command which runs episodes will have. Windows has none."""
+    """Returns the limit after `raise_descriptor_limit`. Windows has none."""
     if resource is None:
         return sys.maxsize
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -38,8 +35,7 @@ def descriptor_limit() -> int:
 
 
 def raise_descriptor_limit() -> int:
-    """Raises the soft limit of this process to the hard one, and returns it. Its children have the
-    same limit."""
+    """Raises the soft limit of this process and its children to the hard one, and returns it."""
     limit = descriptor_limit()
     if resource is None:
         return limit
@@ -49,23 +45,19 @@ def raise_descriptor_limit() -> int:
 
 
 def descriptors_needed(max_env_worker: int) -> int:
-    """Returns about how many descriptors a process needs that runs so many episodes at once
-    (`ajet.rollout.max_env_worker`)."""
+    """Returns how many descriptors a process needs to run this many episodes at once."""
     return DESCRIPTORS_OF_A_PROCESS + DESCRIPTORS_OF_AN_EPISODE * max_env_worker
 
 
 def is_out_of_descriptors(error: BaseException) -> bool:
-    """Returns whether a missing descriptor is the cause of the error, or of a cause of it."""
-    seen: set[int] = set()
+    """Returns whether the error, or one in its chain of causes, is a lack of descriptors."""
+    seen: set[int] = set()  # a chain of causes may be a circle
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
-        if isinstance(cause, OSError) and _number_of(cause) in (errno.EMFILE, errno.ENFILE):
+        # Read by OSError's descriptor: a user's class may define `errno` as something else.
+        number = vars(OSError)["errno"].__get__(cause) if isinstance(cause, OSError) else None
+        if number in (errno.EMFILE, errno.ENFILE):
             return True
         cause = cause.__cause__ or cause.__context__
     return False
-
-
-def _number_of(error: OSError) -> object:
-    """Returns `error.errno`, whatever a user's class makes of that name."""
-    return vars(OSError)["errno"].__get__(error)

@@ -1,4 +1,4 @@
-"""Formats an exception for a person: one line for the record, or the traceback from their own line.
+"""Formats an exception: one line for the record, or a traceback that starts in the user's code.
 
     one_line(error)        "ValueError: bad move (workflow.py:31)"
     user_traceback(error)  Traceback (most recent call last):
@@ -6,8 +6,7 @@
                                answer = int(reply["content"])
                            ValueError: invalid literal for int() …
 
-A traceback leaves out the frames by which this package reached the user's code. Everything that the
-user's code called, this package included, stays.
+A traceback omits the frames of ajet above the user's code, and keeps all frames below it.
 """
 
 import traceback
@@ -19,7 +18,7 @@ from ajet.core.plain_value import plain_text, printable, type_name
 from ajet.core.redaction import redact
 
 MAX_MESSAGE_LENGTH = 500
-"""The number of characters of a message that are recorded: some hold a whole page."""
+"""The number of characters of a message that are recorded: some contain a whole web page."""
 MAX_MESSAGE_READ = 100_000
 EXTRAS = {
     "agentscope": "agentscope",
@@ -70,10 +69,9 @@ _STDLIB = str(Path(traceback.__file__).parent)
 
 
 def one_line(error: BaseException) -> str:
-    """Returns ``ValueError: bad move (workflow.py:31)``, without secrets: the class, the message's
-    first line and the last line of the user's own code that the exception passed through, if any.
-    Control characters are spelled out."""
-    # Secrets are found in the whole message: a line that is cut may have half of one.
+    """Returns ``ValueError: bad move (workflow.py:31)``: the class, the first line of the message
+    and the innermost line of the user's code, without secrets and control characters."""
+    # Redacted before it is cut: a cut line could end within a secret.
     message = first_line(redact(message_of(error)))
     name = type_name(type(error))
     text = f"{name}: {message}" if message else name
@@ -92,48 +90,41 @@ def extra_advice(module: str) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """Returns the exception's message, cut where it is very long; an empty text where the user's
-    `__str__` itself fails."""
+    """Returns the exception's message, cut if it is very long; "" if its `__str__` fails."""
     if type(error).__str__ in (BaseException.__str__, KeyError.__str__):
-        # Their text is that of what they were raised with, which may be anything.
-        given = error.args[0] if len(error.args) == 1 else error.args or ""
-        text = plain_text(given, MAX_MESSAGE_READ)
+        # `str(error)` would call the `__str__` of the argument, which may be anything.
+        argument = error.args[0] if len(error.args) == 1 else error.args or ""
+        text = plain_text(argument, MAX_MESSAGE_READ)
         return repr(text) if isinstance(error, KeyError) and error.args else text
     message = plain_text(error, MAX_MESSAGE_READ)
     return "" if message == f"<{type_name(type(error))} object>" else message
 
 
 def first_line(text: str) -> str:
-    """Returns the text's first line for a person: cut, with control characters spelled out."""
+    """Returns the text's first line, cut, with control characters escaped."""
     line = next(iter(text.lstrip()[:MAX_MESSAGE_LENGTH].splitlines()), "")
     return printable(line.rstrip())
 
 
 def user_line(frames: Sequence[traceback.FrameSummary]) -> str:
-    """Returns ``workflow.py:31``, the innermost of these lines that is the user's own; "" if there
-    is none."""
-    own = [f for f in frames if not _is_library(f.filename)]
-    return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
-
-
-def _is_library(filename: str) -> bool:
-    return (
-        "site-packages" in filename
-        or filename.startswith((_OWN_CODE, "<"))
-        or "/lib/python" in filename
-    )
+    """Returns ``workflow.py:31``, the innermost frame that is the user's code, or ""."""
+    for frame in reversed(frames):
+        file = frame.filename
+        is_library = "site-packages" in file or "/lib/python" in file
+        if not (is_library or file.startswith((_OWN_CODE, "<"))):
+            return f"{Path(file).name}:{frame.lineno}"
+    return ""
 
 
 def user_traceback(error: BaseException) -> str | None:
-    """Returns the text of the traceback; None where no code of the user's was running."""
+    """Returns the text of the traceback; None if no code of the user's was running."""
     frames = error.__traceback__
-    while frames is not None and _is_own_or_stdlib(frames.tb_frame.f_code.co_filename):
+    while frames is not None:
+        file = frames.tb_frame.f_code.co_filename
+        in_stdlib = file.startswith(_STDLIB) and "site-packages" not in file
+        if not (in_stdlib or file.startswith((_OWN_CODE, "<"))):
+            break
         frames = frames.tb_next
     if frames is None:
         return None
     return printable("".join(traceback.format_exception(type(error), error, frames)))
-
-
-def _is_own_or_stdlib(filename: str) -> bool:
-    in_stdlib = filename.startswith(_STDLIB) and "site-packages" not in filename
-    return filename.startswith((_OWN_CODE, "<")) or in_stdlib

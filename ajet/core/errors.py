@@ -1,4 +1,4 @@
-"""Defines what can go wrong, as a tree.
+"""The tree of errors.
 
     AjetError                 caught at the command line's edge: one line, exit 1
     ├── ConfigError           the YAML or an override: a key, a type, a path, a class
@@ -6,16 +6,14 @@
     ├── ModelError            the model folder: no tokenizer, no chat template, unknown architecture
     ├── CheckpointError       no usable checkpoint, a run folder in use, a full disk
     ├── ChatError             somebody else's model (a judge's, say) gave no answer
-    ├── RunChanged            an unfinished run would go on as another experiment
-    ├── RunComplete           the run has no step left; the command line ends with exit code 0
+    ├── RunChanged            an unfinished run would continue as another experiment
+    ├── RunComplete           no step remains; the command line ends with exit code 0
     ├── RunFailed             the run stops itself: too many failed episodes, lost processes, a
-    │                         sampler that is not the trainer's policy any more
-    └── TraceError            a receiver of traces does not take them
+    │                         sampler that is no longer the trainer's policy
+    └── TraceError            a receiver of traces does not accept them
 
-A message says what, where and what to do. A class is what callers catch; the kind of mistake, of
-which there are more, is the error's `code` (error_codes.py). An episode's own failure is not in
-this tree: it is an `EpisodeStatus` (see trajectory/trajectory.py); `EnvironmentFault` decides which
-one.
+A message says what, where and what to do. Callers catch classes; `code` names the kind of mistake
+(error_codes.py). An episode's failure is not in this tree: it is an `EpisodeStatus`.
 """
 
 from typing import ClassVar
@@ -24,8 +22,8 @@ from ajet.core.error_codes import Code
 
 
 class AjetError(Exception):
-    """Base class of errors that the user can correct; the message is one line. A class whose errors
-    are all of one kind has that kind as its `usual_code`; the others are raised with a `code`."""
+    """Base class of errors that the user can correct; the message is one line. `usual_code` is for
+    classes whose errors are all of one kind; others are raised with a `code`."""
 
     usual_code: ClassVar[Code] = Code.RAISED_BY_OWN_CODE
 
@@ -48,7 +46,7 @@ class DataError(AjetError):
 
 
 class ModelError(AjetError):
-    """Raised when the model cannot be loaded or used as it is."""
+    """Raised when the model cannot be loaded or used."""
 
 
 class CheckpointError(AjetError):
@@ -60,31 +58,31 @@ class ChatError(AjetError):
 
 
 class RunChanged(AjetError):
-    """Raised when an unfinished run would go on with another workflow, judge, data or setting."""
+    """Raised when an unfinished run would continue with another workflow, judge, data or config."""
 
     usual_code = Code.RUN_CHANGED
 
 
 class RunComplete(AjetError):
-    """Raised when a run that is started again is finished already."""
+    """Raised when a run that is restarted is already finished."""
 
     usual_code = Code.RUN_COMPLETE
 
 
 class TraceError(AjetError):
-    """Raised when a receiver of traces does not take them."""
+    """Raised when a receiver of traces does not accept them."""
 
     usual_code = Code.TRACES_NOT_TAKEN
 
 
 class RunFailed(AjetError):
-    """Raised when the run stops itself; its last whole step is saved."""
+    """Raised when the run stops itself, after saving its last complete step."""
 
 
 class EnvironmentFault(Exception):
-    """Raised by a workflow or a tool: the environment failed, the agent did nothing wrong."""
+    """Raised by a workflow or a tool when the environment failed and not the agent."""
 
 
 class BlockingCall(RuntimeError):
-    """Raised where code on the event loop waits without `await`, which would hold up all other
-    episodes. In a thread of its own it may."""
+    """Raised when code on the event loop waits without `await`, which would block all other
+    episodes. It may do so in a thread."""

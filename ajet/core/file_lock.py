@@ -1,7 +1,6 @@
-"""Locks files by the kernel's flock, which ends with the process that took it.
+"""Locks files with the kernel's flock, which ends with the process that holds it.
 
-Windows has no such lock. There nothing is locked: no second process is kept out of a run folder
-(record/run_folder.py says so), and `is_held` is always False.
+On Windows nothing is locked (record/run_folder.py warns), and `is_held` is always False.
 """
 
 from pathlib import Path
@@ -16,11 +15,11 @@ HAS_LOCKS = fcntl is not None
 
 
 def take(file: IO[Any] | int, *, shared: bool = False, wait: bool = True) -> None:
-    """Locks an open file, or a descriptor, until it is closed. Raises BlockingIOError without
-    `wait` where another process holds the lock."""
+    """Locks an open file or descriptor until it is closed. Without `wait`, raises BlockingIOError
+    if another process holds the lock."""
     if fcntl is not None:
-        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-        fcntl.flock(file, kind if wait else kind | fcntl.LOCK_NB)
+        operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        fcntl.flock(file, operation if wait else operation | fcntl.LOCK_NB)
 
 
 def is_held(lock: Path) -> bool:

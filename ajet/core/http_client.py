@@ -1,15 +1,11 @@
-"""Clients over HTTP that bound how large an answer may be, and how long all of it may take.
+"""HTTP clients that limit the size and the duration of answers.
 
-    LimitedAsyncClient(timeout=timeout_s)      in the place of httpx.AsyncClient
+    LimitedAsyncClient(timeout=timeout_s)      instead of httpx.AsyncClient
     openai_http_client()                       for AsyncOpenAI(http_client=…), which is on httpx2
-    with blocking() as wait: wait(client.get, path, params=…)           where there is no event loop
+    with blocking() as wait: wait(client.get, path, params=…)       outside of an event loop
 
-The read timeout of a request bounds its whole answer, also one that drips; without one, an answer
-may take any time. An event stream lasts as long as it is read, and each of its events is limited.
-An answer that is too large is a DecodingError. Answers are asked for uncompressed, because a small
-one could become a large one.
-
-Importing this module imports httpx.
+The read timeout covers the whole answer, not only the time between two bytes. An event stream may
+last for ever, but each of its events is limited. Importing this module imports httpx.
 """
 
 from __future__ import annotations
@@ -23,25 +19,27 @@ from typing import Any, ClassVar, TypeVar
 import httpx
 
 MAX_ANSWER_BYTES = 64 << 20
+EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 Result = TypeVar("Result")
 
 
 class LimitedAnswers:
-    """Limits the answers of an AsyncClient of httpx or of a library like it; a mixin."""
+    """A mixin that limits the answers of an AsyncClient of httpx or httpx2."""
 
     http: ClassVar[Any]
-    """This is the library that the AsyncClient comes from."""
+    """The library of the AsyncClient."""
 
     def __init__(self, *, max_answer_bytes: int = MAX_ANSWER_BYTES, **options: Any) -> None:
         super().__init__(**options)
         self.max_answer_bytes = max_answer_bytes
         hooks: dict[str, list[Any]] = self.event_hooks  # type: ignore[attr-defined]
-        # A hook sees the answers with redirects too, which the library reads by itself.
+        # In a hook, because the library itself reads the bodies of redirects.
         self.event_hooks = {**hooks, "response": [self._limit, *hooks["response"]]}
 
     async def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
-        """Sends a request. The library's ReadTimeout is raised where the whole answer takes longer
-        than the read timeout, its DecodingError where it is too large."""
+        """Sends a request. Raises the library's ReadTimeout if the whole answer takes longer than
+        the read timeout, and its DecodingError if the answer is too large."""
+        # A small compressed answer could unpack to a huge one.
         request.headers["accept-encoding"] = "identity"
         total_s = request.extensions.get("timeout", {}).get("read")
         now_s = asyncio.get_running_loop().time()
@@ -66,6 +64,7 @@ class LimitedAnswers:
         response.stream = _as_stream(self.http.AsyncByteStream, chunks, response.stream.aclose)
 
     async def _limited_chunks(self, response: Any, stream: Any) -> AsyncIterator[bytes]:
+        """Yields the chunks of a body or an event stream, within the limits."""
         is_events = response.headers.get("content-type", "").startswith("text/event-stream")
         num_bytes, before, chunks = 0, b"", aiter(stream)
         while True:
@@ -74,14 +73,16 @@ class LimitedAnswers:
             if chunk is None:
                 return
             num_bytes += len(chunk)
-            if is_events and (rest := _after_last_event(before + chunk)) is not None:
-                num_bytes = rest
+            if is_events:  # an event ends with a blank line: count from the last one
+                text = before + chunk
+                ends = [text.rfind(end) + len(end) for end in EVENT_ENDS if end in text]
+                num_bytes = len(text) - max(ends) if ends else num_bytes
             if num_bytes > self.max_answer_bytes:
                 raise self.http.DecodingError(
                     f"the answer has more than {self.max_answer_bytes} bytes",
                     request=response.request,
                 )
-            before = chunk[-3:]
+            before = chunk[-3:]  # a blank line may be split over two chunks
             yield chunk
 
     @asynccontextmanager
@@ -97,13 +98,13 @@ class LimitedAnswers:
 
 
 class LimitedAsyncClient(LimitedAnswers, httpx.AsyncClient):
-    """Calls over HTTP as `httpx.AsyncClient` does; its answers are limited."""
+    """`httpx.AsyncClient` with limited answers."""
 
     http = httpx
 
 
 def openai_http_client(**options: Any) -> Any:
-    """Returns a client with OpenAI's own settings whose answers are limited."""
+    """Returns OpenAI's default client with limited answers."""
     import httpx2
     from openai import DefaultAsyncHttpxClient
 
@@ -115,8 +116,8 @@ def openai_http_client(**options: Any) -> Any:
 
 @contextmanager
 def blocking() -> Iterator[Callable[..., Any]]:
-    """Yields a function that calls an async function in an event loop of its own, in a thread of
-    its own, and returns its result."""
+    """Yields a function that runs an async function in another thread's event loop and returns the
+    result."""
     from anyio.from_thread import start_blocking_portal
 
     with start_blocking_portal() as portal:
@@ -128,7 +129,7 @@ def blocking() -> Iterator[Callable[..., Any]]:
 
 
 def _as_stream(base: type, chunks: AsyncIterator[bytes], close: Callable[[], Any]) -> Any:
-    """Returns a stream of the library's class, which its responses require."""
+    """Returns a stream of `base`, the class that the library's responses require."""
 
     class Stream(base):
         def __aiter__(self) -> AsyncIterator[bytes]:
@@ -138,10 +139,3 @@ def _as_stream(base: type, chunks: AsyncIterator[bytes], close: Callable[[], Any
             await close()
 
     return Stream()
-
-
-def _after_last_event(text: bytes) -> int | None:
-    """Returns the number of bytes after the last blank line, which ends an event; None if there is
-    none."""
-    ends = [text.rfind(end) + len(end) for end in (b"\n\n", b"\r\n\r\n", b"\r\r") if end in text]
-    return len(text) - max(ends) if ends else None

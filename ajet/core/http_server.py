@@ -1,15 +1,12 @@
-"""Limits on what the clients of an HTTP server can hold: connections, time and memory.
+"""Limits the connections, time and memory that clients of an HTTP server can take.
 
     uvicorn.Config(app, http=limited_protocol(ServerLimits()), ws="none")
 
     connection ──> headers within header_s ──> body within body_s ──> the application answers
                                            └─ partial bodies together: max_partial_bytes
 
-uvicorn itself waits for ever for the rest of a request. A connection that waits for one, half-open
-or kept alive, makes room for a new one when there are `max_connections`.
-
-Importing this module imports uvicorn. Not covered: how long an application may take for an answer,
-clients that do not read theirs.
+uvicorn waits for ever for the rest of a request. Here, a connection without a complete request is
+dropped for a new one when there are `max_connections`. Importing this module imports uvicorn.
 """
 
 from __future__ import annotations
@@ -30,8 +27,7 @@ BACKLOG = 2048
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """Holds the limits of one server. `max_partial_bytes` is for all bodies together that have
-    not arrived in full."""
+    """The limits of one server. `max_partial_bytes` is for all incomplete bodies together."""
 
     header_s: float = 20.0
     body_s: float = 60.0
@@ -43,16 +39,16 @@ class ServerLimits:
 
 @dataclass(slots=True)
 class _ServerUse:
-    """Counts what all connections of one server hold. `waiting` are those without a whole
-    request, the longest waiting first."""
+    """What the connections of one server have in use."""
 
     waiting: dict[LimitedProtocol, None] = field(default_factory=dict)
+    """The connections without a complete request, in the order in which they began to wait."""
     partial_bytes: int = 0
 
 
 def listening_socket(host: str, port: int, whose: str, remedy: str) -> socket.socket:
-    """Returns a socket that listens, on any free port for 0. Raises a ConfigError of one line,
-    which ends with `remedy`, where the port cannot be had."""
+    """Returns a listening socket, on any free port if `port` is 0. Raises a ConfigError that ends
+    with `remedy` if the port is not available."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -68,20 +64,20 @@ def listening_socket(host: str, port: int, whose: str, remedy: str) -> socket.so
 
 
 def limited_protocol(limits: ServerLimits) -> type[LimitedProtocol]:
-    """Returns the protocol class for one server, whose connections share its limits."""
+    """Returns the protocol class for one server."""
     shared = {"limits": limits, "use": _ServerUse()}
     return type(LimitedProtocol.__name__, (LimitedProtocol,), shared)
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection of uvicorn's, which is closed when it goes beyond a limit."""
+    """A connection of uvicorn that is closed when it exceeds a limit."""
 
     limits: ServerLimits
     use: _ServerUse
     _awaited: Literal["headers", "body"] | None = None
     _deadline: asyncio.TimerHandle | None = None
-    _num_bytes = 0  # of what is awaited
-    _request: object = None  # the last one whose headers were complete
+    _num_bytes = 0  # that arrived of what is awaited
+    _request: object = None  # the latest request whose headers were complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -96,7 +92,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self.transport.is_closing():
             return
-        if self.cycle is not self._request:
+        if self.cycle is not self._request:  # the headers of a new request are complete
             self._request = self.cycle
             self._await("body")
         elif self._awaited is None and self.cycle.response_complete:
@@ -107,7 +103,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._awaited is None:  # it is kept alive, for another request
+        if self._awaited is None:  # kept alive for another request
             self.use.waiting[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -115,7 +111,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _await(self, part: Literal["headers", "body"] | None) -> None:
-        """Begins to wait for a part of a request, instead of what it has waited for."""
+        """Starts waiting for a part of a request (None: for nothing)."""
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
@@ -129,12 +125,11 @@ class LimitedProtocol(HttpToolsProtocol):
             self._deadline = self.loop.call_later(seconds, self.transport.abort)
 
     def _count(self, num_bytes: int) -> None:
-        """Counts what has arrived, and closes the connection if it is too much."""
+        """Counts received bytes, and refuses the request if there are too many."""
         self._num_bytes += num_bytes
         if self._awaited == "body":
             self.use.partial_bytes += num_bytes
-            is_too_large = self._num_bytes > self.limits.max_body_bytes
-            if is_too_large:
+            if self._num_bytes > self.limits.max_body_bytes:
                 self._refuse("413 Content Too Large")
             elif self.cycle.more_body and self.use.partial_bytes > self.limits.max_partial_bytes:
                 self._refuse("503 Service Unavailable")

@@ -1,16 +1,11 @@
-"""Imports the user's classes, functions and modules by the config's strings.
+"""Imports the classes, functions and modules that a config names.
 
     package.module->Class      imported with the project's folders on sys.path
     path/file.py->Class        relative to the YAML's folder, then to the current folder
 
-A file is keyed by its real path: two files named workflow.py are two modules. The file's own folder
-is on sys.path, so it may import what lies beside it (later too, inside a function); where two
-folders have a helper.py, each file that loads gets its own folder's. `tutorial.x` that is in no
-folder is the package's `ajet.examples.x`. Every mistake is one line with file and line, the class's
-own (no `execute`, a constructor that cannot be called) included.
-
-Not covered: a file that changes while the run goes on; an import inside a function, of a name that
-lies in two folders: it finds one of the two for both.
+Two files named workflow.py are two modules, and each can import helpers from its folder, even if
+both folders have a helper.py. (An import inside a function finds one of the two for both files.)
+`tutorial.x` falls back to `ajet.examples.x`. Every mistake becomes one line with file and line.
 """
 
 import ast
@@ -51,26 +46,26 @@ COMPAT = {
     "roll": "ajet.compat.roll",
     "verl": "ajet.compat.verl",
 }
-"""Maps a package of another system to ajet's module with the names that its users import."""
+"""Maps a package of another system to ajet's module that offers the same names."""
 
 MAX_SHOWN = 2000
-"""The number of characters that are shown of a message of the user's code."""
+"""The number of characters to which a message of the user's code is cut."""
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 _user_folders: set[Path] = set()
 _hidden_modules: dict[Path, dict[str, ModuleType]] = {}
-"""Maps a folder of user files to its modules that another folder's replaced in sys.modules."""
+"""The modules of a user's folder that are out of sys.modules, because another folder has the same
+names."""
 
 
 class ExamplesFinder:
-    """Finds `tutorial` and what is below it in ajet.examples where no folder on sys.path has it, so
-    that a config names an example in the same way in the repository and beside a wheel."""
+    """Finds `tutorial.x` in ajet.examples if no folder on sys.path has it, so that configs of
+    examples also work with an installed wheel."""
 
     @classmethod
     def find_spec(cls, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Returns where the module is, or None for any other package."""
         top, *below = name.split(".")
         packaged = importlib.util.find_spec("ajet.examples") if top == "tutorial" else None
         if packaged is None or not packaged.submodule_search_locations:
@@ -87,54 +82,44 @@ if ExamplesFinder not in sys.meta_path:
     sys.meta_path.append(ExamplesFinder)
 
 
-def load_object(spec: str, *, base_dirs: Sequence[Path], kind: type[T], where: str) -> type[T]:
-    """Returns the class that `spec` names; `where` is the config key, for the message."""
-    source, name = _split_spec(spec, "Class", where)
-    module = _load(source, base_dirs, f"{where}: {spec!r}")
-    return _find_class(module, name, kind, f"{where}: {spec!r}")
+def load_object(spec: str, *, base_dirs: Sequence[Path], base: type[T], location: str) -> type[T]:
+    """Returns the class that `spec` names. `location` is the config key, for error messages."""
+    source, name = _split_spec(spec, "Class", location)
+    module = _load(source, base_dirs, f"{location}: {spec!r}")
+    return _find_class(module, name, base, f"{location}: {spec!r}")
 
 
-def load_function(spec: str, *, base_dirs: Sequence[Path], where: str) -> Callable[..., Any]:
+def load_function(spec: str, *, base_dirs: Sequence[Path], location: str) -> Callable[..., Any]:
     """Returns the function that `spec` names: file.py->name or package.module->name."""
-    found = load_attribute(spec, base_dirs=base_dirs, where=where, what="function")
-    if not callable(found) or inspect.isclass(found):
-        kind = "class" if inspect.isclass(found) else type(found).__name__
-        name = _split_spec(spec, "function", where)[1]
+    function = load_attribute(spec, base_dirs=base_dirs, location=location, expected="function")
+    if not callable(function) or inspect.isclass(function):
+        type_text = "class" if inspect.isclass(function) else type(function).__name__
+        name = _split_spec(spec, "function", location)[1]
         raise ConfigError(
-            f"{where}: {spec!r}: {name!r} is a {kind}, no function", code=Code.OWN_WRONG_KIND
+            f"{location}: {spec!r}: {name!r} is a {type_text}, not a function",
+            code=Code.OWN_WRONG_KIND,
         )
-    return found
-
-
-def require_arguments(function: Callable[..., Any], arguments: Sequence[str], where: str) -> None:
-    """Raises ConfigError unless the function can be called with these arguments."""
-    if not _accepts(function, len(arguments)):
-        name, listed = getattr(function, "__name__", "it"), ", ".join(arguments)
-        raise ConfigError(
-            f"{where}: {line_of(function)}: {name} cannot be called with ({listed}): write "
-            f"{name}({listed})",
-            code=Code.OWN_SIGNATURE,
-        )
+    return function
 
 
 def load_attribute(
-    spec: str, *, base_dirs: Sequence[Path], where: str, what: str = "function or class"
+    spec: str, *, base_dirs: Sequence[Path], location: str, expected: str = "function or class"
 ) -> Any:
-    """Returns what `spec` names: file.py->name or package.module->name. `what` it should be is for
-    the message where there is none."""
-    source, name = _split_spec(spec, what, where)
-    module = _load(source, base_dirs, f"{where}: {spec!r}")
-    found = getattr(module, name, None)
-    if found is None:
-        is_named = inspect.isroutine if what == "function" else callable
-        own = [key for key, value in vars(module).items() if is_named(value)]
-        close = get_close_matches(name, own, 1)
+    """Returns what `spec` names: file.py->name or package.module->name. `expected` says in error
+    messages what it should be."""
+    source, name = _split_spec(spec, expected, location)
+    module = _load(source, base_dirs, f"{location}: {spec!r}")
+    value = getattr(module, name, None)
+    if value is None:
+        is_named = inspect.isroutine if expected == "function" else callable
+        names = [key for key, value in vars(module).items() if is_named(value)]
+        close = get_close_matches(name, names, 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ConfigError(
-            f"{where}: {spec!r}: {source} has no {what} {name!r}{hint}",
+            f"{location}: {spec!r}: {source} has no {expected} {name!r}{hint}",
             code=Code.OWN_NAME_NOT_FOUND,
         )
-    return found
+    return value
 
 
 def as_import_spec(spec: str) -> str:
@@ -145,91 +130,96 @@ def as_import_spec(spec: str) -> str:
     return f"{module}->{name}"
 
 
-def load_module(source: str, *, base_dirs: Sequence[Path], where: str) -> ModuleType:
+def load_module(source: str, *, base_dirs: Sequence[Path], location: str) -> ModuleType:
     """Imports and returns the module file.py or package.module."""
-    return _load(source, base_dirs, f"{where}: {source!r}")
+    return _load(source, base_dirs, f"{location}: {source!r}")
 
 
 def arrow_form(spec: str) -> str | None:
-    """Returns ``file.py->Name`` for ``file.py:Name`` and ``file.py.Name``, which other tools write;
-    None for anything else."""
-    meant = re.fullmatch(r"(.+\.py)[:.](\w+)", spec)
-    return f"{meant[1]}{ARROW}{meant[2]}" if meant else None
+    """Returns ``file.py->Name`` for other tools' ``file.py:Name`` or ``file.py.Name``, or None."""
+    match = re.fullmatch(r"(.+\.py)[:.](\w+)", spec)
+    return f"{match[1]}{ARROW}{match[2]}" if match else None
 
 
-def _split_spec(spec: str, what: str, where: str) -> tuple[str, str]:
+def _split_spec(spec: str, expected: str, location: str) -> tuple[str, str]:
     source, arrow, name = (part.strip() for part in spec.partition(ARROW))
     if not (source and arrow and name):
-        form = arrow_form(spec) or f"file.py->{what} or package.module->{what}"
-        raise ConfigError(
-            f"{where}: {spec!r}: write {form}",
-            code=Code.OWN_SPEC_FORM,
-        )
+        form = arrow_form(spec) or f"file.py->{expected} or package.module->{expected}"
+        raise ConfigError(f"{location}: {spec!r}: write {form}", code=Code.OWN_SPEC_FORM)
     return source, name
 
 
 def _load(source: str, base_dirs: Sequence[Path], prefix: str) -> ModuleType:
-    search = list(dict.fromkeys([*map(_resolved, base_dirs), Path.cwd()]))
+    search = list(dict.fromkeys([*(Path(folder).resolve() for folder in base_dirs), Path.cwd()]))
+    load = _import_file if source.endswith(".py") else _import_module
     try:
-        return (
-            _import_file(source, search)
-            if source.endswith(".py")
-            else _import_module(source, search)
-        )
+        return load(source, search)
     except ConfigError as error:
         raise ConfigError(f"{prefix}: {error}", code=error.code) from error.__cause__
 
 
-def construct(kind: type[T], config: Any, where: str) -> T:
-    """Makes the one object of a class of the user's: `kind(config)`, or `kind()` if it takes
-    nothing."""
-    arguments = next((given for given in ((config,), ()) if _accepts(kind, len(given))), None)
-    if arguments is None:
-        raise ConfigError(
-            f"{where}: {line_of(kind)}: {kind.__name__} is made as {kind.__name__}(config): "
-            "give the other arguments of its __init__ defaults",
-            code=Code.OWN_SIGNATURE,
-        )
-    return run_user_code(partial(kind, *arguments), where)
+def construct(cls: type[T], config: Any, location: str) -> T:
+    """Creates the object of a user's class: `cls(config)`, or `cls()` if it takes no argument."""
+    for args in ((config,), ()):
+        if _accepts(cls, len(args)):
+            return run_user_code(partial(cls, *args), location)
+    text = f"is made as {cls.__name__}(config): give the other arguments of its __init__ defaults"
+    raise _definition_error(cls, cls.__name__, text, location, Code.OWN_SIGNATURE)
 
 
-def require_method(kind: type, name: str, base: type, arguments: Sequence[str], where: str) -> None:
-    """Raises ConfigError unless `kind` has a method `name` of its own that takes these
-    arguments."""
-    wanted = f"{name}(self, {', '.join(arguments)})"
-    if kind is base:
+def require_method(
+    cls: type, name: str, base: type, arguments: Sequence[str], location: str
+) -> None:
+    """Raises ConfigError unless `cls` defines or inherits an implementation of the method `name` of
+    `base` that takes these arguments."""
+    listed = ", ".join(arguments)
+    signature = f"{name}(self, {listed})"
+    if cls is base:
         raise ConfigError(
-            f"{where}: names {base.__name__} itself: name your class derived from it",
+            f"{location}: names {base.__name__} itself: name your class derived from it",
             code=Code.OWN_WRONG_KIND,
         )
-    if getattr(kind, name, None) in (None, getattr(base, name)):
-        raise ConfigError(
-            f"{where}: {line_of(kind)}: {kind.__name__} does not define {wanted}",
-            code=Code.OWN_METHOD_MISSING,
-        )
-    is_bound = isinstance(inspect.getattr_static(kind, name), staticmethod | classmethod)
-    if not _accepts(getattr(kind, name), len(arguments) + (not is_bound)):
-        raise ConfigError(
-            f"{where}: {line_of(kind)}: {kind.__name__}.{name} cannot be called with "
-            f"({', '.join(arguments)}): write {wanted}",
-            code=Code.OWN_SIGNATURE,
-        )
+    if getattr(cls, name, None) in (None, getattr(base, name)):
+        text = f"does not define {signature}"
+        raise _definition_error(cls, cls.__name__, text, location, Code.OWN_METHOD_MISSING)
+    is_bound = isinstance(inspect.getattr_static(cls, name), staticmethod | classmethod)
+    if not _accepts(getattr(cls, name), len(arguments) + (not is_bound)):
+        text = f"cannot be called with ({listed}): write {signature}"
+        raise _definition_error(cls, f"{cls.__name__}.{name}", text, location, Code.OWN_SIGNATURE)
 
 
-def require_methods(kind: type, names: Sequence[str], base: type, where: str) -> None:
-    """Raises ConfigError unless `kind` has all the methods of `base`, from which it need not
-    derive."""
-    missing = [name for name in names if not callable(getattr(kind, name, None))]
+def require_methods(cls: type, names: Sequence[str], base: type, location: str) -> None:
+    """Raises ConfigError unless `cls` has these methods; it need not derive from `base`."""
+    missing = [name for name in names if not callable(getattr(cls, name, None))]
     if missing:
-        raise ConfigError(
-            f"{where}: {line_of(kind)}: {kind.__name__} has no {' and no '.join(missing)}: derive "
-            f"it from ajet.{base.__name__}, or write {', '.join(names)}",
-            code=Code.OWN_METHOD_MISSING,
-        )
+        text = f"has no {' and no '.join(missing)}: derive it from ajet.{base.__name__}, or write "
+        text += ", ".join(names)
+        raise _definition_error(cls, cls.__name__, text, location, Code.OWN_METHOD_MISSING)
+
+
+def require_no_arguments(cls: type, location: str) -> None:
+    """Raises ConfigError unless `cls()` can be called."""
+    if not _accepts(cls, 0):
+        text = f"is made as {cls.__name__}(): give the arguments of its __init__ defaults"
+        raise _definition_error(cls, cls.__name__, text, location, Code.OWN_SIGNATURE)
+
+
+def require_arguments(
+    function: Callable[..., Any], arguments: Sequence[str], location: str
+) -> None:
+    """Raises ConfigError unless the function can be called with these arguments."""
+    if not _accepts(function, len(arguments)):
+        name, listed = getattr(function, "__name__", "it"), ", ".join(arguments)
+        text = f"cannot be called with ({listed}): write {name}({listed})"
+        raise _definition_error(function, name, text, location, Code.OWN_SIGNATURE)
+
+
+def _definition_error(code: Any, name: str, text: str, location: str, error: Code) -> ConfigError:
+    return ConfigError(f"{location}: {line_of(code)}: {name} {text}", code=error)
 
 
 def require_package(name: str, *, wanted_by: str) -> None:
-    """Raises ConfigError, with what to install, unless the package is installed."""
+    """Raises ConfigError with the install command if the package is missing."""
     if sys.modules.get(name) is None and (
         name in sys.modules or importlib.util.find_spec(name) is None
     ):
@@ -238,24 +228,14 @@ def require_package(name: str, *, wanted_by: str) -> None:
         )
 
 
-def require_no_arguments(kind: type, where: str) -> None:
-    """Raises ConfigError unless `kind()` can be called."""
-    if not _accepts(kind, 0):
-        raise ConfigError(
-            f"{where}: {line_of(kind)}: {kind.__name__} is made as {kind.__name__}(): "
-            "give the arguments of its __init__ defaults",
-            code=Code.OWN_SIGNATURE,
-        )
-
-
-def run_user_code(action: Callable[[], R], where: str) -> R:
-    """Returns what `action` returns. Whatever the user's code raises in it becomes one line:
-    `where` (a config key), file and line, what."""
+def run_user_code(action: Callable[[], R], location: str) -> R:
+    """Returns the result of `action`. Whatever the user's code raises becomes a ConfigError of one
+    line: `location` (a config key), file and line, message."""
     try:
         return action()
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise ConfigError(
-            f"{where}: {_describe(error)}", code=Code.OWN_CONSTRUCTOR_FAILS
+            f"{location}: {_describe(error)}", code=Code.OWN_CONSTRUCTOR_FAILS
         ) from error
 
 
@@ -268,8 +248,8 @@ def add_to_path(folders: Sequence[Path]) -> None:
 
 @contextmanager
 def _first_on_path(folders: Sequence[Path]) -> Iterator[None]:
-    """Puts the folders first on sys.path while the user's module loads, and last ever after: a
-    `types.py` beside a workflow must not hide what a library imports later."""
+    """Puts the folders first on sys.path while the user's module loads, and last from then on: a
+    `types.py` next to a workflow must not hide the standard one from later imports."""
     add_to_path(folders)
     front = [str(folder) for folder in folders]
     sys.path[:0] = front
@@ -280,28 +260,25 @@ def _first_on_path(folders: Sequence[Path]) -> Iterator[None]:
             sys.path.remove(folder)
 
 
-def _resolved(folder: Path) -> Path:
-    return Path(folder).resolve()
-
-
 def _import_file(source: str, search: Sequence[Path]) -> ModuleType:
     path = Path(source).expanduser()
     candidates = list(dict.fromkeys((folder / path).resolve() for folder in search))
-    found = next((file for file in candidates if file.is_file()), None)
-    if found is None:
+    file = next((file for file in candidates if file.is_file()), None)
+    if file is None:
         tried = ", ".join(map(str, candidates))
         raise ConfigError(f"no such file; looked for {tried}", code=Code.OWN_FILE_NOT_FOUND)
-    name = f"ajet_user_{found.stem}_{sha256(str(found).encode()).hexdigest()[:12]}"
+    name = f"ajet_user_{file.stem}_{sha256(str(file).encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, found)
+    # The steps of `import`, with a name that the path determines.
+    spec = importlib.util.spec_from_file_location(name, file)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
-    _prefer_folder(found.parent, search)
+    _prefer_folder(file.parent, search)
     sys.modules[name] = module
     try:
-        with _first_on_path([found.parent, *search]):
-            _load_user_module(partial(spec.loader.exec_module, module), found.name)
+        with _first_on_path([file.parent, *search]):
+            _load_user_module(partial(spec.loader.exec_module, module), file.name)
     except ConfigError:
         del sys.modules[name]
         raise
@@ -315,9 +292,9 @@ def _import_module(source: str, search: Sequence[Path]) -> ModuleType:
         with _first_on_path(search):
             return _load_user_module(partial(importlib.import_module, source), source)
     except ConfigError as error:
-        elsewhere = _in_other_package(source, error.__cause__)
-        if elsewhere is not None:
-            return elsewhere
+        other_module = _in_other_package(source, error.__cause__)
+        if other_module is not None:
+            return other_module
         if _is_absent(source, error.__cause__):
             folders = ", ".join(map(str, search))
             raise ConfigError(
@@ -333,14 +310,13 @@ def _missing_module_name(cause: BaseException | None) -> str | None:
 
 
 def _is_absent(source: str, cause: BaseException | None) -> bool:
-    """Returns True if the module itself does not exist, False if something that it imports is
-    missing."""
+    """Returns True if the module itself is missing, and not something that it imports."""
     missing = _missing_module_name(cause)
     return missing is not None and (source == missing or source.startswith(f"{missing}."))
 
 
 def _in_other_package(source: str, cause: BaseException | None) -> ModuleType | None:
-    """Finds `folder.x` where a `folder` found first on the path hides the package that has `x`."""
+    """Finds `folder.x` if another `folder`, earlier on the path and without `x`, hides it."""
     if not _is_absent(source, cause) or "." not in source:
         return None
     relative = Path(*source.split("."))
@@ -352,17 +328,15 @@ def _in_other_package(source: str, cause: BaseException | None) -> ModuleType | 
 
 
 def _prefer_folder(folder: Path, search: Sequence[Path]) -> None:
-    """Makes `import helper` find the one in `folder`, where another folder of user files has one
-    too. Modules that imported the other one keep it."""
+    """Makes `import helper` find the file in `folder`, even if a helper of another user's folder is
+    already imported. Modules that imported the other one keep it."""
     _user_folders.update([folder, *search])
+    # For each name that this folder defines: take modules of that name from other folders out of
+    # sys.modules. They come back in the last line when their folder is preferred again.
     for name in {e.stem for e in folder.iterdir() if e.suffix == ".py" or e.is_dir()} - {"ajet"}:
         modules = {key: m for key, m in sys.modules.items() if key.partition(".")[0] == name}
-        folders = {
-            import_folder
-            for key, module in modules.items()
-            if (import_folder := _import_folder(key, module))
-        }
-        for import_folder in (folders & _user_folders) - {folder}:
+        folders = {_import_folder(key, module) for key, module in modules.items()}
+        for import_folder in (_user_folders & folders) - {folder}:
             _hidden_modules.setdefault(import_folder, {}).update(modules)
             for key in modules:
                 sys.modules.pop(key, None)
@@ -370,16 +344,17 @@ def _prefer_folder(folder: Path, search: Sequence[Path]) -> None:
 
 
 def _import_folder(name: str, module: ModuleType) -> Path | None:
-    """Returns the folder from which `name` was imported: that of its top-level package or file."""
+    """Returns the folder that was on sys.path when `name` was imported."""
     file = getattr(module, "__file__", None)
     if file is None:
         return None
     source = Path(file).resolve()
+    # One level up for each dot of the name, and one more out of a package's folder.
     return source.parents[name.count(".") + (source.name == "__init__.py")]
 
 
 def _load_user_module(action: Callable[[], R], subject: str) -> R:
-    """Loads the user's module; whatever it raises becomes one line with file and line."""
+    """Loads the user's module; whatever it raises becomes a ConfigError of one line."""
     try:
         return action()
     except SystemExit as error:
@@ -392,66 +367,72 @@ def _load_user_module(action: Callable[[], R], subject: str) -> R:
 
 
 def _describe(error: BaseException, subject: str | None = None) -> str:
-    """Says where in the user's code an error was raised, and what it was; `subject` replaces an
-    unknown location."""
+    """Returns the line of the user's code that raised an error, and the error; `subject` replaces
+    an unknown line."""
     if isinstance(error, SyntaxError):
         line = f":{error.lineno}" if error.lineno else ""
         return f"{error.filename or subject}{line}: syntax error: {error.msg}"
     if isinstance(error, ModuleNotFoundError) and error.name:
         frames = _frames(error)
         advice = _advice_for(error.name.partition(".")[0], frames)
-        what = f"it imports {error.name!r}, which is not installed{advice}"
-        return _with_location(frames, subject, what)
+        message = f"it imports {error.name!r}, which is not installed{advice}"
+        return _with_location(frames, subject, message)
     frames = _frames(error)
-    own = [f for f in frames if not f.filename.startswith(("<", *INSTALLED))]
+    user_frames = [f for f in frames if not f.filename.startswith(("<", *INSTALLED))]
     if isinstance(error, SystemExit):
-        what = "it calls sys.exit()"
+        message = "it calls sys.exit()"
     elif isinstance(error, AjetError):
-        what = _one_line(error)
+        message = _one_line(error)
     else:
-        what = f"{type_name(type(error))}: {_one_line(error)}".removesuffix(": ")
-    return _with_location(own or frames, subject, what)
+        message = f"{type_name(type(error))}: {_one_line(error)}".removesuffix(": ")
+    return _with_location(user_frames or frames, subject, message)
 
 
 def _advice_for(package: str, frames: Sequence[traceback.FrameSummary]) -> str:
-    """Returns what to do about a missing package, with a colon before it, or nothing."""
+    """Returns what to do about a missing package, after a colon, or nothing."""
     if package in COMPAT:
         module = COMPAT[package]
         names = _imported_names(frames[-1]) if frames else []
         lacking = [name for name in names if not hasattr(importlib.import_module(module), name)]
         if not lacking:
             return f": import its names from {module}"
-        others = "" if lacking == names else f", and import the others from {module}"
-        return f": {module} has no {', '.join(lacking)}: write it yourself{others}"
+        rest = "" if lacking == names else f", and import the others from {module}"
+        return f": {module} has no {', '.join(lacking)}: write it yourself{rest}"
     advice = extra_advice(package)
     return f": {advice}" if advice else ""
 
 
 def _imported_names(frame: traceback.FrameSummary) -> list[str]:
-    """Returns the names of the statement `from package import …` that a frame is at."""
+    """Returns the names in the statement `from package import …` that a frame is executing."""
     try:
         tree = ast.parse(Path(frame.filename).read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError):
         return []
     statements = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     line = frame.lineno or 0
-    here = (each for each in statements if each.lineno <= line <= (each.end_lineno or line))
-    return [alias.name for each in here for alias in each.names]
+    here = (
+        statement
+        for statement in statements
+        if statement.lineno <= line <= (statement.end_lineno or line)
+    )
+    return [alias.name for statement in here for alias in statement.names]
 
 
-def _with_location(frames: Sequence[traceback.FrameSummary], subject: str | None, what: str) -> str:
+def _with_location(
+    frames: Sequence[traceback.FrameSummary], subject: str | None, message: str
+) -> str:
     source = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else subject
-    return f"{source}: {what}" if source else what
+    return f"{source}: {message}" if source else message
 
 
 def _frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """Returns the error's frames, without those of Python's import system and of this module."""
+    """Returns the error's frames outside of Python's import system and this module."""
     frames = traceback.extract_tb(error.__traceback__)
     return [f for f in frames if f.filename != __file__ and "importlib" not in f.filename]
 
 
 def _accepts(callee: Any, num_arguments: int) -> bool:
-    """Returns True if `callee` takes this number of positional arguments, or nobody can tell."""
+    """Returns True if `callee` takes this many positional arguments, or has no known signature."""
     try:
         inspect.signature(callee).bind(*[None] * num_arguments)
     except TypeError:
@@ -462,8 +443,7 @@ def _accepts(callee: Any, num_arguments: int) -> bool:
 
 
 def line_of(code: Any) -> str:
-    """Returns file:line of a class or a method, or its module's file where no statement of it made
-    it."""
+    """Returns file:line of a class or a method; only the file if no source line defines it."""
     code = inspect.unwrap(code)
     try:
         return f"{inspect.getsourcefile(code)}:{inspect.getsourcelines(code)[1]}"
@@ -476,30 +456,31 @@ def _one_line(error: BaseException) -> str:
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
 
 
-def _find_class(module: ModuleType, name: str, kind: type[T], prefix: str) -> type[T]:
-    is_public = hasattr(sys.modules["ajet"], kind.__name__)
-    base = f"{'ajet' if is_public else kind.__module__}.{kind.__name__}"
-    derived = "" if kind.__module__ == "builtins" else f", derived from {base},"
-    found = getattr(module, name, None)
+def _find_class(module: ModuleType, name: str, base: type[T], prefix: str) -> type[T]:
+    is_public = hasattr(sys.modules["ajet"], base.__name__)
+    base_name = f"{'ajet' if is_public else base.__module__}.{base.__name__}"
+    derived = "" if base.__module__ == "builtins" else f", derived from {base_name},"
+    value = getattr(module, name, None)
     file = getattr(module, "__file__", None) or module.__name__
-    if found is None:
+    if value is None:
         classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
-        own = [key for key in classes if getattr(module, key).__module__ == module.__name__]
-        close = get_close_matches(name, own or classes, 1)
-        listed = f"it has {', '.join(own)}" if own else "it defines no class"
+        names = [key for key in classes if getattr(module, key).__module__ == module.__name__]
+        close = get_close_matches(name, names or classes, 1)
+        listed = f"it has {', '.join(names)}" if names else "it defines no class"
         hint = f"did you mean {close[0]!r}?" if close else listed
         raise ConfigError(
             f"{prefix}: {file} has no class {name!r}; {hint}", code=Code.OWN_NAME_NOT_FOUND
         )
-    if not inspect.isclass(found):
+    if not inspect.isclass(value):
         raise ConfigError(
-            f"{prefix}: {name!r} in {file} is a {type(found).__name__}, no class"
-            + f"; write a class{derived} that calls it" * callable(found),
+            f"{prefix}: {name!r} in {file} is a {type(value).__name__}, not a class"
+            + f"; write a class{derived} that calls it" * callable(value),
             code=Code.OWN_WRONG_KIND,
         )
-    if not issubclass(found, kind):
+    if not issubclass(value, base):
         raise ConfigError(
-            f"{prefix}: {line_of(found)}: {name} is not a {kind.__name__}; derive it from {base}",
+            f"{prefix}: {line_of(value)}: {name} is not a {base.__name__}; derive it from "
+            f"{base_name}",
             code=Code.OWN_WRONG_KIND,
         )
-    return found
+    return value

@@ -1,5 +1,5 @@
-"""Handles Ctrl-C and SIGTERM: the first finishes the step, saves and stops; the second stops at
-once."""
+"""Handles Ctrl-C and SIGTERM: the first one finishes the step, saves and stops; a second one stops
+immediately."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -10,23 +10,22 @@ SIGNALLED = 128
 
 
 def nothing() -> None:
-    """Does nothing when a stop is asked for."""
+    """Does nothing, as a default for callbacks."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """Raised at once, wherever the main thread is, by a person's second Ctrl-C."""
+    """Raised in the main thread by the second signal."""
 
 
 class Interrupt:
-    """Stores whether somebody asked the run to stop after this step, and whether it did stop before
-    its end because of that."""
+    """Whether the run was asked to stop after this step (`requested`), and whether it therefore
+    stopped before its last step (`stopped_early`). `on_first` is called at the first signal."""
 
     def __init__(self, on_first: Callable[[], None] = nothing) -> None:
         self.requested = False
         self.stopped_early = False
         self.exit_code = SIGNALLED + signal.SIGINT
-        """The exit code of a command that a signal stopped, as in a shell: 130 for SIGINT, 143 for
-        SIGTERM."""
+        """As in a shell: 130 for SIGINT, 143 for SIGTERM."""
         self.on_first = on_first
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
@@ -39,7 +38,7 @@ class Interrupt:
 
 @contextmanager
 def catch_interrupts(interrupt: Interrupt | None = None) -> Iterator[Interrupt]:
-    """Lets SIGINT and SIGTERM set `requested` within the block; a second one raises
+    """Makes SIGINT and SIGTERM set `requested` within the block; a second one raises
     `Interrupted`."""
     interrupt = interrupt or Interrupt()
     before = {
@@ -54,7 +53,7 @@ def catch_interrupts(interrupt: Interrupt | None = None) -> Iterator[Interrupt]:
 
 
 def is_from_user_code(error: BaseException) -> bool:
-    """Tells a KeyboardInterrupt that user code raises itself from a person's Ctrl-C. Without
-    `catch_interrupts` they are the same, and it is taken for a person's."""
+    """Returns whether user code raised this KeyboardInterrupt itself. Only `catch_interrupts` can
+    tell; without it, the interrupt is taken for a Ctrl-C."""
     handler = getattr(signal.getsignal(signal.SIGINT), "__self__", None)
     return isinstance(handler, Interrupt) and not isinstance(error, Interrupted)

@@ -5,14 +5,11 @@
     redact("Authorization: Bearer abc123")              ->  "Authorization: ***"
     FreeForm().redacted({"size": 4, "seller": "x7"})    ->  {"size": 4, "seller": "***"}
 
-A text loses what has the form of a secret, and every secret that this process knows: those that
-`remember_secrets` was given, and the environment's. A free-form value (a section whose keys ajet
-does not define) is denied by default: it is kept if it is a number, a boolean or empty, if its key
-is plainly harmless, or if the user names its path in ``ajet.not_secret``. docs/adr/0027-secrets.md
-has the reasons.
-
-Not covered: which keys of the config ajet defines (core/config/redacted.py); what the user's own
-code prints; what the model is shown and says, which is recorded word for word.
+`redact` removes everything that looks like a secret, and the secrets that this process knows: those
+of `remember_secrets` and of the environment. `FreeForm` redacts values whose keys ajet does not
+define. It hides every text unless its key is harmless or ``ajet.not_secret`` names it
+(docs/adr/0027-secrets.md). What the user's code prints and what the model reads and writes is
+recorded unchanged.
 """
 
 from __future__ import annotations
@@ -21,6 +18,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, unquote
@@ -28,8 +26,7 @@ from urllib.parse import quote, unquote
 PREFIX = "sk-ajet-"
 REDACTED = "***"
 MIN_KNOWN_LENGTH = 8
-"""The characters that a known secret has at least: a shorter one would be found in innocent
-words."""
+"""Shorter secrets are not searched for in texts: they would match ordinary words."""
 
 # --- names of keys -------------------------------------------------------------------------------
 
@@ -39,10 +36,10 @@ _SECRET_WORDS = _PASSWORD_WORDS | {"token", "apikey", "accesskey", "secretkey", 
 _SECRET_WORDS |= {"auth", "authorization", "authentication", "oauth", "bearer", "jwt", "signature"}
 _SECRET_WORDS |= {"cookie", "cookies", "dsn", "pat", "webhook"}
 _MEASURES = {"len", "length", "count", "limit", "budget"}
-"""Words behind which `token` counts tokens: ``max_token_len_per_gpu``."""
+"""After `token`, these mean a number of tokens: ``max_token_len_per_gpu``."""
 _SECRET_ENDINGS = ("password", "passwd", "secret", "token", "apikey")
 _OPAQUE = ("header", "headers", "env", "environ", "env_vars", "environment_variables")
-"""Sections in which every text is taken for a secret, whatever its key."""
+"""Sections in which every text is treated as a secret, whatever its key."""
 _HARMLESS_WORDS = set(
     """
     mode type kind level difficulty style strategy effort role side order unit format version
@@ -53,9 +50,8 @@ _HARMLESS_WORDS = set(
     url urls uri host endpoint address
     """.split()  # noqa: SIM905  # one name a line would be sixty lines
 )
-"""Last words of keys whose texts are kept: which variant; which thing, among the user's files, in
-the data or in code; what the model is shown, which the episodes have anyway; what ajet's
-environments take; addresses, without their logins."""
+"""Last words of keys whose texts are kept. By line: variants; names of files, data and code;
+prompts, which the record has anyway; settings of ajet's environments; addresses (logins go)."""
 _NO_SECRET_VARIABLES = ("PWD", "OLDPWD", "GPG_KEY")
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
@@ -87,7 +83,7 @@ def is_secret_key(key: str) -> bool:
 
 
 def _is_password_key(key: str) -> bool:
-    """Returns True if even a number under this key is a secret."""
+    """Returns True if even a number under this key is a secret (a PIN)."""
     words = _words(key)
     return bool(words) and (words[-1] in _PASSWORD_WORDS or words[-1].endswith("password"))
 
@@ -98,8 +94,8 @@ def _is_harmless_key(key: str) -> bool:
 
 
 def _names_secret_variable(name: str) -> bool:
-    """Returns True if an environment variable of this name has a secret in it, and not the place or
-    the kind of one (``SSH_AUTH_SOCK``, ``AWS_SHARED_CREDENTIALS_FILE``)."""
+    """Returns True if the environment variable holds a secret, and not the path or the type of one
+    (``SSH_AUTH_SOCK``, ``AWS_SHARED_CREDENTIALS_FILE``)."""
     words = _words(name)
     return (
         name not in _NO_SECRET_VARIABLES
@@ -110,15 +106,14 @@ def _names_secret_variable(name: str) -> bool:
 
 # --- forms of secrets in a text ------------------------------------------------------------------
 
-# A model or a tool may have written these texts: each pattern takes time in proportion to their
-# length. What may be long is possessive (*+, ++), and begins where no other match could have begun,
-# or is bounded.
+# A model or a tool may have written these texts, so every pattern must take linear time. Unbounded
+# repetitions are possessive (*+, ++) and start where no other match can start.
 
 _OWN_KEY = re.compile(f"{PREFIX}[0-9a-f]{{32}}")
 _LOGIN = re.compile(r"(?<=://)[^/@\s]++(?=@)")
 _BEFORE_AT = re.compile(r"(?<![^@\s])[^@\s]++(?=@)")
 _DATABASE_LOGIN = re.compile(r"(?<=://)(?<!http://)(?<!https://)[^/:]*+:.+")
-"""Searched in what is before an ``@``. Database passwords, unlike those of HTTP addresses, may
+"""Searched in the text before an ``@``. Unlike those in HTTP addresses, passwords of databases may
 contain a slash."""
 _NAMED = (
     r"[\w.-]*(?:password|passwd|pwd|passphrase|secret|credential|authorization|cookie|"
@@ -139,9 +134,9 @@ _KEY_FORMS = re.compile(
     r"hv[sbr]\.[\w-]{20,}|SG\.[\w-]{16,}\.[\w-]{16,}|SK[0-9a-f]{32}|key-[0-9a-f]{32})|"
     r"(?<![\w-])(?=[\w-]++\.eyJ[\w-]{8})[\w-]*?\beyJ[\w-]{8,}+\.eyJ[\w-]{8,}+(?:\.[\w-]*+)?"
 )
-"""Keys that say themselves what they are: OpenAI's and those that look like them, GitHub, GitLab,
-Hugging Face, Slack, AWS, Google, Stripe, npm, PyPI, Groq, xAI, Databricks, Replicate, Vault,
-SendGrid, Twilio, Mailgun, JSON web tokens."""
+"""Keys with a recognizable prefix: OpenAI and lookalikes, GitHub, GitLab, Hugging Face, Slack, AWS,
+Google, Stripe, npm, PyPI, Groq, xAI, Databricks, Replicate, Vault, SendGrid, Twilio, Mailgun,
+JSON web tokens."""
 _CURL_USER = re.compile(r"(?<!\S)((?:-u|--user)[ =]?[\"']?[^\s:\"'=]+:)[^\s\"']+")
 _BEARER = re.compile(
     r"\b(Bearer(?=\s+\S{8})|(?:bearer|[Tt]oken|[Bb]asic)(?=\s+\S*\d)(?=\s+\S*[A-Za-z]))"
@@ -162,37 +157,40 @@ _ASSIGNED = re.compile(
 )
 _FLAG = re.compile(rf"(?<!\S)(--?{_NAMED}[ =])(?!-)[^\s'\"]+", re.I)
 _STATED = re.compile(rf"(?<![\w.-])({_NAMED}: )(?=\S*\d)(?=\S*[a-z])(?=\S{{6}})[^\s,;'\"]+", re.I)
-"""``password: S`` in a sentence: with letters and digits, because ``…api_key: no such key`` is no
-secret."""
+"""``password: S`` in a sentence, with letters and digits: not ``api_key: no such key``."""
 _ADDRESS = re.compile(r"://[^?#]*+")
 _RANDOM_SEGMENT = re.compile(r"/((?=[^/]*\d)(?=[^/]*[A-Za-z])[\w:~-]{20,})")
-"""A part of an address's path that may be a secret, as those of webhooks are."""
+"""A part of an address's path that may be a secret, as in webhooks."""
 
 
 def redact(text: str) -> str:
-    """Returns the text of a log line, an error or a command line without secrets: those of a known
-    form, and those that this process knows."""
+    """Returns the text of a log line, an error or a command line without secrets."""
     text = _OWN_KEY.sub(f"{PREFIX}…", text) if PREFIX in text else text
-    for secret in _known_in(text):
+    variables = {
+        value
+        for name, value in os.environ.items()
+        if len(value) >= MIN_KNOWN_LENGTH and _names_secret_variable(name)
+    }
+    # The longest first: one secret may contain another.
+    for secret in sorted(_known | variables, key=len, reverse=True):
         text = text.replace(secret, REDACTED)
     return without_secret_forms(text)
 
 
 def without_secret_forms(text: str) -> str:
-    """Returns the text with everything replaced that has the form of a secret."""
+    """Returns the text without anything that looks like a secret."""
     text = without_keys_and_logins(text)
     text = _AUTHORIZATION.sub(rf"\1{REDACTED}", text)
     text = _BEARER.sub(rf"\1 {REDACTED}", text)
     text = _QUOTED.sub(rf"\1\2{REDACTED}\2", text)
-    forms = (_ASSIGNED, _FLAG, _STATED, *([_CURL_USER] if "curl" in text else []))
-    for form in forms:
+    for form in (_ASSIGNED, _FLAG, _STATED, *([_CURL_USER] if "curl" in text else [])):
         text = form.sub(rf"\1{REDACTED}", text)
     return text
 
 
 def without_keys_and_logins(text: str) -> str:
-    """Returns the text with keys of well-known services, and the logins and passwords in addresses,
-    replaced. A sentence about passwords stays as it is."""
+    """Returns the text without keys of well-known services and without logins in addresses. A
+    sentence about passwords is unchanged."""
     if PREFIX in text:
         text = _OWN_KEY.sub(f"{PREFIX}…", text)
     if "://" in text:
@@ -208,41 +206,41 @@ _known: set[str] = set()
 
 
 def remember_secrets(secrets: Iterable[str]) -> None:
-    """Adds secrets that `redact` removes from now on, each also as quotes and addresses write it.
-    Short ones are left out."""
+    """Adds secrets for `redact` to remove, also in their escaped forms. Short ones are ignored."""
     for secret in secrets:
         for line in (secret, *secret.splitlines()):
-            if line.startswith("-----"):
+            if line.startswith("-----"):  # BEGIN and END of a private key
                 continue
             forms = (line.strip(), repr(line)[1:-1], json.dumps(line)[1:-1], quote(line, safe=""))
             _known.update(form for form in forms if len(form) >= MIN_KNOWN_LENGTH)
-
-
-def _known_in(text: str) -> list[str]:
-    """Returns the known secrets that are in the text, the longest first."""
-    variables = {
-        value
-        for name, value in os.environ.items()
-        if len(value) >= MIN_KNOWN_LENGTH and _names_secret_variable(name)
-    }
-    return sorted((each for each in _known | variables if each in text), key=len, reverse=True)
 
 
 # --- free-form values ----------------------------------------------------------------------------
 
 
 def is_kept(path: str, not_secret: Iterable[str]) -> bool:
-    """Returns True if one of the paths in `not_secret` is this one; ``*`` is any one name."""
+    """Returns True if a pattern in `not_secret` matches the path; ``*`` stands for one name."""
     patterns = (re.escape(kept).replace(r"\*", "[^.]*") for kept in not_secret)
     return any(re.fullmatch(pattern, path) for pattern in patterns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Context:
+    """What the keys above a value say about it."""
+
+    is_secret: bool = False
+    is_password: bool = False  # numbers are secrets too
+    is_kept: bool = False  # below a path of `not_secret`: only keys that name a secret hide it
+    is_named: bool = False  # `not_secret` names exactly this path: nothing hides it
+    is_harmless: bool = False
 
 
 class FreeForm:
     """Redacts values whose keys ajet does not define, and collects what it replaced.
 
-    `not_secret` are dotted paths of values that are kept, in which ``*`` is any one name; what is
-    below such a path is kept too, except where a key names a secret. `references` are texts such as
-    ``${oc.env:NAME}`` that are written in the place of a secret, by its path.
+    `not_secret` are dotted paths of values to keep, with ``*`` for any one name. What is below such
+    a path is kept too, unless a key names a secret. `references` maps paths to texts such as
+    ``${oc.env:NAME}``, which are written in place of the secret.
     """
 
     def __init__(
@@ -251,14 +249,14 @@ class FreeForm:
         self._not_secret = not_secret
         self._references = references or {}
         self.secrets: set[str] = set()
-        """Replaced texts that are worth looking for elsewhere: not words of a language."""
+        """The replaced texts that should be searched for elsewhere; no ordinary words."""
 
     def redacted(self, value: Any, *path: str) -> Any:
-        """Returns the value at this path of the config, with secrets replaced."""
+        """Returns the value at this path of the config with secrets replaced."""
         return self._value(value, path, self._at(path, _Context()))
 
     def allowed(self, value: Any, *path: str) -> Any:
-        """Returns the value with only that replaced which is a secret by its key or its form."""
+        """Returns the value, hiding only what is a secret by its key or its form."""
         return self._value(value, path, self._at(path, _Context(is_kept=True)))
 
     def _at(self, path: Sequence[str], context: _Context) -> _Context:
@@ -271,8 +269,8 @@ class FreeForm:
         return self._value(value, path, _Context(is_secret=True))
 
     def harmless(self, value: Any, *path: str) -> Any:
-        """Returns the value of a key that ajet defines and that is no secret, without keys, and
-        without logins in its addresses."""
+        """Returns the value of a key that ajet defines as harmless, without the keys and logins
+        that it may contain."""
         if isinstance(value, list):
             return [self.harmless(inner, *path, str(n)) for n, inner in enumerate(value)]
         if not isinstance(value, str):
@@ -283,7 +281,7 @@ class FreeForm:
         key = path[-1]
         if is_kept(".".join(path), self._not_secret):
             return _Context(is_named=True, is_kept=True)
-        if key.isdigit():  # an element of a list is as its list
+        if key.isdigit():  # an element of a list has the context of the list
             return above
         return _Context(
             is_secret=above.is_secret or is_secret_key(key) or key.lower() in _OPAQUE,
@@ -310,16 +308,16 @@ class FreeForm:
         return self._text(str(value), path, context)
 
     def _list(self, values: Sequence[Any], path: Sequence[str], context: _Context) -> list[Any]:
-        shown = []
+        redacted = []
         flag = ""
         for index, value in enumerate(values):
             inner = self._below(context, (*path, str(index)))
             if is_secret_key(flag) and not inner.is_named:  # ["--api-key", "S"]
                 inner = _Context(is_secret=True)
-            shown.append(self._value(value, (*path, str(index)), inner))
+            redacted.append(self._value(value, (*path, str(index)), inner))
             is_flag = isinstance(value, str) and value.startswith("-") and "=" not in value
-            flag = value if is_flag else ""
-        return shown
+            flag = value if is_flag else ""  # its argument is the next element
+        return redacted
 
     def _text(self, text: str, path: Sequence[str], context: _Context) -> str:
         if context.is_named:
@@ -330,22 +328,22 @@ class FreeForm:
             return self._replaced(text, path, context)
         return self._shown(text, without_secret_forms(text), path)
 
-    def _shown(self, text: str, shown: str, path: Sequence[str]) -> str:
-        if shown == text:
+    def _shown(self, text: str, redacted: str, path: Sequence[str]) -> str:
+        if redacted == text:
             return text
         self._remember_parts(text)
-        return self._references.get(".".join(path), shown)
+        return self._references.get(".".join(path), redacted)
 
     def _replaced(self, text: str, path: Sequence[str], context: _Context) -> str:
-        is_secret = context.is_secret or context.is_password
-        if is_secret or _PRIVATE_KEY.search(text) or _has_letters_and_digits(text):
+        # Other texts may be ordinary words or paths, which must stay readable elsewhere.
+        is_random = re.fullmatch(r"(?=.*[A-Za-z])(?=.*\d)[^\s/]+", text) is not None
+        if context.is_secret or context.is_password or is_random or _PRIVATE_KEY.search(text):
             self.secrets.add(text)
         self._remember_parts(text)
         return self._references.get(".".join(path), REDACTED)
 
     def _remember_parts(self, text: str) -> None:
-        """Notes the secrets within a text: keys, logins and passwords of addresses, what follows
-        ``Bearer``."""
+        """Collects the secrets in a text: keys, logins, passwords, bearer tokens."""
         self.secrets.update((*_KEY_FORMS.findall(text), *_random_segments(text)))
         self.secrets.update(re.findall(r"\b(?:[Bb]earer|[Bb]asic|[Tt]oken)\s+(\S+)", text))
         logins = _LOGIN.findall(text)
@@ -360,33 +358,7 @@ class FreeForm:
             self.secrets.add(assigned[2].strip("'\""))
 
 
-class _Context:
-    """Says what the keys above a value make of it."""
-
-    __slots__ = ("is_harmless", "is_kept", "is_named", "is_password", "is_secret")
-
-    def __init__(
-        self,
-        *,
-        is_secret: bool = False,
-        is_password: bool = False,
-        is_kept: bool = False,
-        is_named: bool = False,
-        is_harmless: bool = False,
-    ) -> None:
-        self.is_secret = is_secret
-        self.is_password = is_password
-        self.is_kept = is_kept
-        self.is_named = is_named
-        self.is_harmless = is_harmless
-
-
 def _random_segments(text: str) -> list[str]:
-    """Returns the parts of the paths of addresses that may be secrets."""
+    """Returns the segments of paths in addresses that may be secrets."""
     addresses = _ADDRESS.findall(text)
     return [segment for address in addresses for segment in _RANDOM_SEGMENT.findall(address)]
-
-
-def _has_letters_and_digits(text: str) -> bool:
-    """Returns True for ``S3cr3tValue``; not for words, sentences, paths and addresses."""
-    return re.fullmatch(r"(?=.*[A-Za-z])(?=.*\d)[^\s/]+", text) is not None

@@ -1,10 +1,9 @@
-"""Lets a group of processes meet at a torch store that listens at one address.
+"""Lets a group of processes meet at a torch store that listens on one address only.
 
-    rank 0      store = listen(host, port, size, timeout_s)     port 0: one that is free
-    the others  store = join(host, port, size, timeout_s)       waits until it listens
+    rank 0      store = listen(host, port, size, timeout_s)     port 0: any free port
+    the others  store = join(host, port, size, timeout_s)       waits until rank 0 listens
 
-By default torch's store listens at every address of the machine. Not covered: what the processes
-send each other afterwards; gloo's and NCCL's own connections.
+torch's store by itself would listen on every address of the machine.
 """
 
 import socket
@@ -13,8 +12,8 @@ from typing import Any
 
 
 def listen(host: str, port: int, size: int, timeout_s: float) -> Any:
-    """Opens rank 0's store and returns before the others have joined. Raises OSError where it
-    cannot listen."""
+    """Opens rank 0's store and returns before the others have joined. Raises OSError if it cannot
+    listen."""
     from torch._C import _distributed_c10d as dist
 
     family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -22,10 +21,9 @@ def listen(host: str, port: int, size: int, timeout_s: float) -> Any:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(max(size, 128))
-        found = listener.getsockname()[1]
         return dist.TCPStore(
             host,
-            found,
+            listener.getsockname()[1],
             size,
             is_master=True,
             timeout=timedelta(seconds=timeout_s),

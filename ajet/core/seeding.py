@@ -1,7 +1,6 @@
-"""Derives every seed of a run from its path in a tree (run seed, step, group, member, turn).
+"""Derives every seed of a run as a hash of a path (run seed, step, group, member, turn).
 
-A seed is a hash of its path, so it depends on what it is for and never on what ran before it or
-beside it. Nothing reads or sets the global `random`.
+A seed depends on its purpose and never on what else ran. Nothing uses the global `random`.
 """
 
 import hashlib

@@ -3,7 +3,7 @@
     calls = SharedCalls()
     answer = await calls.join(key, ask)     # ask() runs once, however many join meanwhile
 
-A cancelled task does not affect the others that wait; with the last one the call is cancelled.
+Cancelling a task does not affect the others that wait; with the last one the call is cancelled.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class SharedCall(Generic[Result]):
-    """Runs a coroutine in a task of its own, starting at once."""
+    """Runs a coroutine in a separate task, starting immediately."""
 
     def __init__(self, call: Coroutine[Any, Any, Result]) -> None:
         self._task = asyncio.create_task(call)
@@ -22,12 +22,12 @@ class SharedCall(Generic[Result]):
 
     @property
     def is_wanted(self) -> bool:
-        """Returns True while anybody waits for the call."""
+        """True while any task waits for the call."""
         return self._num_waiting > 0
 
     async def result(self) -> Result:
-        """Waits for the call and returns its result; the call is cancelled with the last one that
-        waits."""
+        """Waits for the call and returns its result. When the last waiting task is cancelled, so is
+        the call."""
         self._num_waiting += 1
         try:
             return await asyncio.shield(self._task)
@@ -38,14 +38,14 @@ class SharedCall(Generic[Result]):
 
 
 class SharedCalls(Generic[Result]):
-    """Holds the calls in progress, by key."""
+    """The calls in progress, by key."""
 
     def __init__(self) -> None:
         self._calls: dict[str, SharedCall[Result]] = {}
 
     async def join(self, key: str, begin: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-        """Waits for the call with this key and returns its result; `begin` makes the call if there
-        is none."""
+        """Waits for the call with this key and returns its result; starts `begin()` if there is
+        none."""
         call = self._calls.get(key)
         if call is None:
             call = self._calls[key] = SharedCall(begin())

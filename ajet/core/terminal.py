@@ -1,11 +1,7 @@
-"""Provides the console that everything on the screen is printed with.
+"""The console that prints everything on the screen.
 
-Texts of an episode may hold control sequences, which a terminal would obey: they could clear the
-screen, rename the window, or write over earlier lines. This console spells them out. Colours and
-the live display are its own and stay. Names between colons stay too: of the address fd00:a::1, rich
-would make an emoji.
-
-Not covered: what the user's code prints itself; lines of the log (record/screen_log.py).
+It escapes control sequences in texts of an episode, which could clear the screen or overwrite
+earlier lines. It has no emoji codes: rich would turn the address fd00:a::1 into one.
 """
 
 import os
@@ -21,7 +17,7 @@ from ajet.core.plain_value import printable
 
 
 class Console(RichConsole):
-    """Prints as rich does, with control characters in texts spelled out and no emoji codes."""
+    """Rich's console with escaped control characters and without emoji codes."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(emoji=False, **options)
@@ -30,26 +26,27 @@ class Console(RichConsole):
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
-            is_control = segment.control is not None
-            yield segment if is_control else Segment(printable(segment.text), segment.style)
+            if segment.control is None:  # else it comes from rich itself, not from a text
+                segment = Segment(printable(segment.text), segment.style)
+            yield segment
 
     def on_broken_pipe(self) -> None:
-        """Ends the command as Ctrl-C does where its output's reader is gone, as `head` is after ten
-        lines. Rich would raise SystemExit here, in the midst of an episode."""
+        """Ends the command like Ctrl-C when its output is closed, as by `head`. Rich would raise
+        SystemExit here, in the middle of an episode."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
         signal.raise_signal(signal.SIGINT)
 
 
 def can_redraw(console: RichConsole) -> bool:
-    """Tells whether lines that were printed can be written over, as a live display does: on a
-    terminal, but not in a file, even if FORCE_COLOR is set, and not in a notebook's cell."""
+    """Returns whether a live display can redraw lines: on a terminal, but not in a file (even with
+    FORCE_COLOR) and not in a notebook's cell."""
     if console.file.isatty():
         return console.is_interactive and not in_notebook(os.environ)
     return console.is_interactive and not os.environ.get("FORCE_COLOR")
 
 
 def in_notebook(environ: Mapping[str, str]) -> bool:
-    """Tells whether the process was started by a notebook's cell. A cell gives its commands a
-    pseudo-terminal, prints what they write, and obeys no movement of the cursor."""
+    """Returns whether a notebook's cell started the process. Its pseudo-terminal ignores movements
+    of the cursor."""
     return "JPY_PARENT_PID" in environ or "inline" in environ.get("MPLBACKEND", "")

@@ -117,7 +117,7 @@ class LocalSession:
     def __init__(self, spec: str, settings: Data) -> None:
         self._spec = spec
         where = f"openenv:{spec}"
-        kind: Any = load_object(spec, base_dirs=[Path.cwd()], kind=object, where=where)
+        kind: Any = load_object(spec, base_dirs=[Path.cwd()], base=object, location=where)
         step = getattr(kind, "step", None)
         try:
             action_class = typing.get_type_hints(step).get("action") if callable(step) else None

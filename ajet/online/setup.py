@@ -109,4 +109,4 @@ def load_next_message(config: AjetConfig) -> NextMessage | None:
     if spec is None:
         return None
     where = "ajet.serve.learn.next_message"
-    return load_function(spec, base_dirs=config.base_dirs, where=where)
+    return load_function(spec, base_dirs=config.base_dirs, location=where)

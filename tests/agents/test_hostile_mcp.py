@@ -197,7 +197,7 @@ LISTS = {
         {"inputSchema": {"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#"}]}}}},
         "tool 'odd': its parameters refer to themselves",
     ),
-    "no schema": ({"inputSchema": {"properties": []}}, "tool 'odd': its parameters are no JSON"),
+    "no schema": ({"inputSchema": {"properties": []}}, "tool 'odd': its parameters are not a JSON"),
 }
 
 

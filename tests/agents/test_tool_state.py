@@ -73,7 +73,7 @@ def config(tmp_path):
 def log_of(config):
     from ajet.core.importing import load_module
 
-    return load_module("counter.py", base_dirs=config.base_dirs, where="test").LOG
+    return load_module("counter.py", base_dirs=config.base_dirs, location="test").LOG
 
 
 async def test_each_episode_has_its_own_instance_with_the_rows_arguments(config):
@@ -208,7 +208,7 @@ MISTAKES = [
     ({"class_name": "counter.py->Counter", "conf": 1}, "conf: no such key; did you mean 'config'"),
     ({"class_name": "counter.py->Counter"}, "Counter has no schema: give tool_schema in"),
     ({"class_name": "counter.py->Nobody"}, "has no class 'Nobody'"),
-    ({"function": "counter.py->Counter"}, "'Counter' is a class, no function"),
+    ({"function": "counter.py->Counter"}, "'Counter' is a class, not a function"),
     ({"function": "counter.py->count"}, r"counter\.py has no function 'count'"),
     ({"mcp": {"args": ["a"]}}, "give a command .* or a url, one of them"),
     ({"mcp": {"command": "no-such-program"}}, "does not start: .*No such file or directory"),
@@ -236,10 +236,10 @@ def named(name, parameters=None):
 NO_TOOLS = [
     ([named(5)], r"tools\[0\].* tool_schema has no name that is text"),
     ([named("a"), named("a")], "tool_config_path: two tools are called 'a'"),
-    ([named("a", [1])], "tool 'a': its parameters are no JSON schema: no object"),
-    ([named("a", {"type": 12})], "tool 'a': its parameters are no JSON schema: 12 is not"),
-    ([named("a", {"properties": {"x": {"pattern": "("}}})], "no JSON schema: '\\(' is not a 'reg"),
-    ([named("a", {"$schema": 5})], "tool 'a': its parameters are no JSON schema"),
+    ([named("a", [1])], "tool 'a': its parameters are not a JSON schema: not an object"),
+    ([named("a", {"type": 12})], "tool 'a': its parameters are not a JSON schema: 12 is not"),
+    ([named("a", {"properties": {"x": {"pattern": "("}}})], "not a JSON schema: '\\(' is not a 'reg"),
+    ([named("a", {"$schema": 5})], "tool 'a': its parameters are not a JSON schema"),
     ([named("a", {"properties": {"x": {"$ref": "#/no"}}})], "parameters refer to '/no'"),
     ([named("a", {"$ref": "#"})], "tool 'a': its parameters refer to themselves"),
     ([named("a", {"items": {"$ref": "http://127.0.0.1:1/x"}})], "refer to 'http://127.0.0.1:1/x'"),

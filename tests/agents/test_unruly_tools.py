@@ -111,7 +111,7 @@ async def test_a_call_that_ends_the_episode_ends_the_calls_beside_it(config):
         EpisodeStatus.ENV_ERROR,
         "EnvironmentFault: the sensor is off (tools.py:52)",
     )
-    assert load_module("tools.py", base_dirs=config.base_dirs, where="test").LOG == [
+    assert load_module("tools.py", base_dirs=config.base_dirs, location="test").LOG == [
         "slow has ended"
     ]
 

@@ -25,7 +25,7 @@ def test_a_code_is_explained_however_it_is_copied(written):
     assert first == "AJ-CFG-004: no such key"
     code = Code.UNKNOWN_KEY
     assert code.meaning in result.stdout and f"What to do: {code.remedy}" in result.stdout
-    assert [f"- {cause}" in result.stdout for cause in code.causes] == [True, True, True]
+    assert f"Usual causes: {code.causes}" in result.stdout
 
 
 def test_without_a_code_all_are_listed_by_area():

@@ -32,7 +32,7 @@ async def test_an_engine_is_handed_the_weights_by_the_ranks_on_its_gpus_in_their
     beside = {"engine 0": (1, 0), "engine 1": (3,)}
     wide, narrow = await Handover(ranks, beside, 7).make_sources(["engine 0", "engine 1"])
     assert isinstance(wide, HandoverReceiver) and wide.version == 7
-    assert [(part.port, part.gpu) for part in wide.parts] == [(1, 0), (0, 1)]
+    assert [(part.port, part.gpu) for part in wide.receivers] == [(1, 0), (0, 1)]
     assert isinstance(narrow, BroadcastReceiver) and (narrow.port, narrow.gpu) == (3, None)
     assert [rank.asked for rank in ranks] == [[1], [1], [0], [1]]
     assert all(rank.has_sent for rank in ranks)  # rank 2 too: they gather together

@@ -90,7 +90,7 @@ def test_a_kind_names_keys_and_commands_that_there_are():
     roots = {"ajet": tree.ajet, "verl": tree.verl, "trinity": tree.trinity}
     known = [leaf.path for root, section in roots.items() for leaf in leaves(section, root)]
     for code in Code:
-        text = " ".join([code.meaning, *code.causes, code.remedy])
+        text = " ".join([code.meaning, code.causes, code.remedy])
         keys = re.findall(r"(?<![\w/])(?:ajet|verl|trinity)(?:\.[a-z_]+)+(?!\.py)", text)
         strange = [
             key for key in keys if not any(f"{each}.".startswith(f"{key}.") for each in known)

@@ -33,7 +33,7 @@ def write(path: Path, text: str) -> Path:
 
 
 def load(spec: str, *base_dirs: Path, kind: type = Workflow) -> type:
-    return load_object(spec, base_dirs=base_dirs, kind=kind, where="ajet.rollout.user_workflow")
+    return load_object(spec, base_dirs=base_dirs, base=kind, location="ajet.rollout.user_workflow")
 
 
 def error_of(spec: str, *base_dirs: Path) -> str:
@@ -99,7 +99,7 @@ def test_the_tutorials_judge_is_found_whatever_the_current_folder_holds(tmp_path
         "from ajet.core.importing import load_object\n"
         "from ajet.core.judge.judge import BaseJudge\n"
         "spec = 'tutorial.example_math_agent.math_answer_as_judge->MathAnswerAsJudge'\n"
-        "print(load_object(spec, base_dirs=[], kind=BaseJudge, where='here').__name__)\n"
+        "print(load_object(spec, base_dirs=[], base=BaseJudge, location='here').__name__)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "MathAnswerAsJudge\n", done.stderr
@@ -113,7 +113,7 @@ def test_an_example_may_import_another_one_that_is_in_the_package_alone(tmp_path
         "from ajet.core.importing import load_object\n"
         "from ajet import Workflow\n"
         "spec = 'tutorial.example_own.flow->Flow'\n"
-        "print(load_object(spec, base_dirs=[], kind=Workflow, where='here').__name__)\n"
+        "print(load_object(spec, base_dirs=[], base=Workflow, location='here').__name__)\n"
         "import sys; print(sys.modules['tutorial.example_math_agent'].__spec__.origin)\n"
     )
     command = [sys.executable, "-c", code]
@@ -135,10 +135,11 @@ def test_mistakes_are_one_line_with_their_place(tmp_path):
     assert f"{a}/flow.py" in error_of("flow.py->Flow", a)
     assert error_of("workflow.py->Flo", a) == f"{file} has no class 'Flo'; did you mean 'Flow'?"
     assert error_of("workflow.py->Xyz", a) == f"{file} has no class 'Xyz'; it has Flow, Other"
-    assert error_of("workflow.py->NUMBER", a) == f"'NUMBER' in {file} is a int, no class"
+    assert error_of("workflow.py->NUMBER", a) == f"'NUMBER' in {file} is a int, not a class"
     judge = write(a / "judge.py", "def judge(task, output): return 1.0\n")
     assert error_of("judge.py->judge", a) == (
-        f"'judge' in {judge} is a function, no class; write a class, derived from ajet.Workflow, "
+        f"'judge' in {judge} is a function, not a class; write a class, derived from "
+        "ajet.Workflow, "
         "that calls it"
     )
     assert error_of("workflow.py->Other", a) == (
@@ -206,7 +207,7 @@ def test_a_file_that_is_no_text_is_a_syntax_error(tmp_path, text):
 NO_WORKFLOWS = {
     "torch->Tensor": "Tensor is not a Workflow; derive it from ajet.Workflow",
     "nt.py->Point": "Point is not a Workflow; derive it from ajet.Workflow",
-    "sys->flags": "'flags' in sys is a flags, no class",
+    "sys->flags": "'flags' in sys is a flags, not a class",
 }
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from ajet.core.rendezvous import listen
 from ajet.core.weight_sync.adapters import Adapters
 from ajet.core.weight_sync.broadcast import (
     BroadcastReceiver,
     BroadcastSender,
-    open_store,
 )
 from ajet.core.weight_sync.folder import WeightFolder
 from ajet.core.weight_sync.group import BroadcastGroup
@@ -235,7 +235,7 @@ def test_a_broadcast_of_another_version_is_one_line(worker, tmp_path):
 def damaged(worker, tmp_path, sent, adapters=None):
     """What the worker reports of a broadcast whose last tensor is not what its header says."""
     model = WeightFolder(tmp_path / "model").write(0, {"weight": torch.ones(3, 2)}.items())
-    store = open_store("127.0.0.1", 2, 30)
+    store = listen("127.0.0.1", 0, 2, 30)
     meeting = {"size": 2, "backend": "gloo", "timeout_s": 30}
     *_, last = sent
 

@@ -221,7 +221,7 @@ def _source(entry: Entry, file: Path, base_dirs: tuple[Path, ...]) -> ToolSource
     if "function" in entry.values:
         form = entry.validated_as(FunctionEntry)
         where = f"{entry.where}.function"
-        function = load_function(form.function, base_dirs=base_dirs, where=where)
+        function = load_function(form.function, base_dirs=base_dirs, location=where)
         return FunctionTool(function, form.name, f"{where}: {form.function!r}")
     if "class_name" in entry.values:
         return _class_source(entry.validated_as(ClassEntry), entry.where, base_dirs)
@@ -234,7 +234,7 @@ def _source(entry: Entry, file: Path, base_dirs: tuple[Path, ...]) -> ToolSource
 
 def _class_source(form: ClassEntry, where: str, base_dirs: tuple[Path, ...]) -> ClassTool:
     where, spec = f"{where}.class_name", as_import_spec(form.class_name)
-    kind = load_object(spec, base_dirs=base_dirs, kind=object, where=where)
+    kind = load_object(spec, base_dirs=base_dirs, base=object, location=where)
     where = f"{where}: {form.class_name!r}"
     require_methods(kind, METHODS, BaseTool, where)
     require_method(kind, "execute", BaseTool, ("instance_id", "parameters"), where)

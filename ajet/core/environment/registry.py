@@ -96,7 +96,7 @@ def _kind_of(
     env_type: str, base_dirs: Sequence[Path], location: str
 ) -> tuple[type[Environment], tuple[str, ...]]:
     def load(spec: str) -> type[Environment]:
-        cls = load_object(spec, base_dirs=base_dirs, kind=object, where=location)
+        cls = load_object(spec, base_dirs=base_dirs, base=object, location=location)
         if issubclass(cls, Environment):
             place = f"{location}: {spec!r}"
             require_method(cls, "reset", Environment, ("seed", "options"), place)

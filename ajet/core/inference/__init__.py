@@ -1,5 +1,4 @@
 """Takes messages or token ids and returns completions: token ids with log-probabilities.
 
-The endpoint is the interface; engines, chat templates, token sessions and tool parsers are behind
-it. Rewards play no part here.
+The endpoint is the interface to engines, chat templates, token sessions and tool parsers.
 """

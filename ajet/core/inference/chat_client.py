@@ -1,4 +1,4 @@
-"""A client for models behind an OpenAI-compatible API: for judges and data, never for training.
+"""A client for models behind an OpenAI-compatible API, for judges and data and not for training.
 
     client = ChatClient("qwen-max", "http://127.0.0.1:8000/v1", cache_path=Path("replies.sqlite"))
     text = await client.complete([{"role": "user", "content": "Is it right?"}], temperature=0)
@@ -8,12 +8,9 @@
                   └────────── reply ──────────────────────────────┴──┘ 429, 5xx, no connection:
                                                                        again, with back-off
 
-Equal requests (model, address, messages, sampling) get the same answer: calls that run at the same
-time share one request, and with a cache it is never sent again. Another `seed=` makes it another
-request. A client serves one event loop at a time; on a new loop it opens new connections.
-
-`timeout_s` bounds each attempt with its whole answer. Not covered: streaming, tools, replies
-without text.
+Equal requests (model, address, messages, sampling) get the same answer: concurrent ones are sent
+once, and with a cache never again. Another `seed=` makes a different request. A client serves one
+event loop at a time; on a new loop it opens new connections.
 """
 
 from __future__ import annotations
@@ -22,15 +19,17 @@ import asyncio
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.core.address import checked_address
 from ajet.core.error_codes import Code
 from ajet.core.errors import ChatError, ConfigError
-from ajet.core.inference.engines.openai import KEY_VARIABLES, MAX_RETRIES, NO_KEY, api_key
-from ajet.core.inference.rate_limit import RateLimit
+from ajet.core.inference.engines.openai import KEY_VARIABLES, MAX_RETRIES, NO_KEY
+from ajet.core.inference.engines.openai import api_key as key_from_environment
 from ajet.core.inference.reply_cache import ReplyCache
 from ajet.core.shared_call import SharedCalls
 
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
 CHAT_KEY_VARIABLES = ("AJET_JUDGE_API_KEY", *KEY_VARIABLES)
 OPENAI_URL = "https://api.openai.com/v1"
 MAX_ERROR_CHARACTERS = 300
+WINDOW_S = 60.0
 
 Message = Mapping[str, Any]
 
@@ -47,8 +47,8 @@ Message = Mapping[str, Any]
 class ChatClient:
     """Sends chat requests to `model` at `base_url` (default: OPENAI_BASE_URL, then OpenAI's).
 
-    `api_key` comes from the environment if it is not given: AJET_JUDGE_API_KEY,
-    AJET_ENDPOINT_API_KEY or OPENAI_API_KEY."""
+    The default for `api_key` is AJET_JUDGE_API_KEY, AJET_ENDPOINT_API_KEY or OPENAI_API_KEY in the
+    environment. `timeout_s` is for each attempt, until its whole answer has arrived."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class ChatClient:
     ) -> None:
         self.model = model
         self.base_url = checked_url(base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL)
-        self._api_key = api_key or _key_from_environment()
+        self._api_key = api_key or key_from_environment(CHAT_KEY_VARIABLES)
         if self.base_url == OPENAI_URL and self._api_key == NO_KEY:
             raise ConfigError(
                 f"model {model}: no address and no key for OpenAI's: give base_url (or set "
@@ -79,14 +79,19 @@ class ChatClient:
         self._loop_state: _LoopState | None = None
 
     async def complete(self, messages: Sequence[Message], **sampling: Any) -> str:
-        """Returns the reply's text, or raises a `ChatError` of one line. `sampling` holds further
-        fields of the request: temperature, max_tokens, seed, …, also those of some servers only."""
+        """Returns the reply's text, or raises a `ChatError` of one line. `sampling` are further
+        fields of the request (temperature, max_tokens, seed, …), also a server's extensions."""
         request = {"model": self.model, "messages": list(messages), **sampling}
-        key = _hash({"base_url": self.base_url, **request})
+        text = json.dumps({"base_url": self.base_url, **request}, sort_keys=True)
+        key = hashlib.sha256(text.encode()).hexdigest()
         cached = self._cache.get(key) if self._cache else None
         if cached is not None:
             return cached
-        state = self._state_of_loop()
+        # Connections and semaphores belong to an event loop: those of an earlier loop are dropped.
+        loop = asyncio.get_running_loop()
+        if self._loop_state is None or self._loop_state.loop is not loop:
+            self._loop_state = _LoopState(self._max_parallel, self._connect())
+        state = self._loop_state
         return await state.calls.join(
             key, lambda: self._send(state, key, request["messages"], sampling)
         )
@@ -99,20 +104,17 @@ class ChatClient:
         if self._cache is not None:
             self._cache.close()
 
-    def _state_of_loop(self) -> _LoopState:
-        """Returns the state of the running event loop; that of an earlier loop is dropped."""
-        loop = asyncio.get_running_loop()
-        if self._loop_state is None or self._loop_state.loop is not loop:
-            self._loop_state = _LoopState(self._max_parallel, self._connect())
-        return self._loop_state
-
     def _connect(self) -> AsyncOpenAI:
         from openai import AsyncOpenAI
 
         from ajet.core.http_client import openai_http_client
 
-        # The hook runs before every attempt, so that retries count in the rate limit too.
-        hooks = {"request": [self._before_request]} if self._rate else {}
+        async def wait_for_rate(_request: object) -> None:
+            if self._rate is not None:
+                await self._rate.wait()
+
+        # A hook runs before every attempt, so that retries count in the rate limit too.
+        hooks = {"request": [wait_for_rate]}
         return AsyncOpenAI(
             base_url=self.base_url,
             api_key=self._api_key,
@@ -120,10 +122,6 @@ class ChatClient:
             max_retries=self._max_retries,
             http_client=openai_http_client(event_hooks=hooks),
         )
-
-    async def _before_request(self, _request: object) -> None:
-        assert self._rate is not None
-        await self._rate.wait()
 
     async def _send(
         self, state: _LoopState, key: str, messages: list[Any], sampling: dict[str, Any]
@@ -135,7 +133,7 @@ class ChatClient:
                 completion = await state.client.chat.completions.create(
                     model=self.model, messages=messages, extra_body=sampling
                 )
-        except (OpenAIError, ValueError) as error:  # ValueError: an answer that is no JSON
+        except (OpenAIError, ValueError) as error:  # ValueError: the answer is not JSON
             raise self._error(self._error_text(error)) from None
         reply = self._text(completion)
         if self._cache is not None:
@@ -143,7 +141,7 @@ class ChatClient:
         return reply
 
     def _text(self, completion: Any) -> str:
-        """Returns the reply's text; an empty, cut or malformed reply is a `ChatError`."""
+        """Returns the reply's text; raises `ChatError` if it is empty, cut or malformed."""
         choices = getattr(completion, "choices", None)
         choice = choices[0] if isinstance(choices, list) and choices else None
         if getattr(choice, "finish_reason", None) == "length":
@@ -154,7 +152,7 @@ class ChatClient:
         return content
 
     def _error_text(self, error: Exception) -> str:
-        """Returns a description of the error, with the number of attempts if it was retried."""
+        """Returns the error's text, with the number of attempts if it was retried."""
         from openai import APIConnectionError, APIStatusError, APITimeoutError
 
         attempts = f" (tried {self._max_retries + 1} times)" if self._max_retries else ""
@@ -185,8 +183,8 @@ class _LoopState:
 
 
 def checked_url(base_url: str) -> str:
-    """Returns the address, or raises a `ConfigError` if it holds a login: it is written to the run
-    folder."""
+    """Returns the address; raises `ConfigError` if it has a login, since the run folder records
+    it."""
     try:
         return checked_address(base_url)
     except ValueError as error:
@@ -196,9 +194,28 @@ def checked_url(base_url: str) -> str:
         ) from None
 
 
-def _key_from_environment() -> str:
-    return api_key(CHAT_KEY_VARIABLES)
+class RateLimit:
+    """Allows `per_minute` starts in any 60 seconds. Tests pass their own `clock` and `sleep`.
 
+    A call reserves the next free start immediately and sleeps until then, so calls start in the
+    order in which they came.
+    """
 
-def _hash(value: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    def __init__(
+        self,
+        per_minute: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._clock = clock
+        self._sleep = sleep
+        self._starts_s: deque[float] = deque(maxlen=per_minute)  # of the latest calls
+
+    async def wait(self) -> None:
+        now_s = self._clock()
+        is_full = len(self._starts_s) == self._starts_s.maxlen
+        start_s = max(now_s, self._starts_s[0] + WINDOW_S) if is_full else now_s
+        self._starts_s.append(start_s)
+        if start_s > now_s:
+            await self._sleep(start_s - now_s)

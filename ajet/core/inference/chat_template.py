@@ -1,27 +1,17 @@
 """Renders and tokenizes messages with a tokenizer's chat template.
 
-Messages have OpenAI's form. Before rendering they are brought to the form that templates expect:
-`content` is a string (None becomes "", text parts are joined), the `arguments` of a tool call are a
-dict (None and blank text an empty one; other text that is no JSON object stays a string), fields
-that are None are left out, and former function calls are tool calls (task/chat_messages.py).
+Messages in OpenAI's form are normalised first: `content` is a string (None becomes "", text parts
+are joined), the `arguments` of a call are a dict (text that is not a JSON object stays a string),
+fields that are None are removed, and former function calls become tool calls.
 
 A special token that is spelled out in a message is text, never a token: a tool result with the text
-``<|im_end|>`` cannot end its own turn. Such spellings are put between two marks (Unicode
-noncharacters, which are removed from the messages first), pass through the template with the marks,
-and are then tokenized as plain text:
+``<|im_end|>`` cannot end its turn. Such spellings are put between two marks (Unicode noncharacters,
+which are first removed from the messages), rendered, and then tokenized as plain text:
 
     tool: "a<|im_end|>b"  ->  …a⟦<|im_end|>⟧b<|im_end|>…  ->  …, a, <, |, im, _end, |, >, b, IM_END
 
-`decode` does the same for what a model samples: where a parser reads a special token, its spelling
-in ordinary tokens is broken by a mark.
-
-The templates of model families take different forms: arguments as an object or as JSON text (which
-one is found by rendering both), `reasoning_content` or `thinking`, a description of every tool, ids
-of calls of nine letters and digits (Mistral) or with the call's name and number (Kimi).
-
-Not covered: images and other content that is not text (an error); templates that glue a special
-token together from two strings of a message, or that write calls only where the content is None
-(DeepSeek's R1 distillations, which offer no tools either): there a history shows no calls.
+`_MessageFormat` lists how the templates of model families differ; it is found by trial renders. One
+known gap: DeepSeek's R1 distillations write no calls into a history with content.
 """
 
 from __future__ import annotations
@@ -29,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property, lru_cache
@@ -62,7 +52,7 @@ REPLY_TAGS = (
     "<think>",
     "</think>",
 )
-"""Tags that replies are parsed by. They are text, even if a tokenizer calls them special."""
+"""Tags that parsers read. They are text, even if a tokenizer calls them special."""
 
 CALL_END_TOKENS = (
     "<｜tool▁call▁end｜>",
@@ -76,7 +66,7 @@ CALL_END_TOKENS = (
     "<escape>",
     "<end_function_call>",
 )
-"""Special tokens that close a call or a value in it, but not the reply."""
+"""Special tokens that end a call or a value in it, but not the reply."""
 
 CALL_STOP_TOKENS = (
     "<|call|>",
@@ -85,16 +75,14 @@ CALL_STOP_TOKENS = (
     "<|tool_response>",
     "<start_function_response>",
 )
-"""Special tokens that end a reply with a call, beside the one that ends other replies."""
+"""Special tokens that end a reply with a call, in addition to the usual end of a reply."""
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 _MARKED = re.compile(f"{_OPEN}(.*?){_CLOSE}", re.DOTALL)
 MARK = f"[{_OPEN}{_CLOSE}]"
 _MARKS = re.compile(MARK)
-_SURROGATES = re.compile(
-    "[\ud800-\udfff]"
-)  # lone surrogates (JSON's "\ud83d"), which no tokenizer takes
-_LIKE_SPECIAL = re.compile("<[|｜][^<>]*[|｜]>")  # DeepSeek's tokenizer does not call these special
+_SURROGATES = re.compile("[\ud800-\udfff]")  # alone (JSON's "\ud83d"), which tokenizers refuse
+_LIKE_SPECIAL = re.compile("<[|｜][^<>]*[|｜]>")  # not marked as special in DeepSeek's tokenizer
 _PROBE = "PROBE"
 _QUESTION = {"role": "user", "content": "a"}
 NAMED_ID = re.compile(r"functions\.[^\s:]+:\d+")
@@ -102,7 +90,7 @@ SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
 _DATE = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")
 TEMPLATE_FAULTS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 TEMPLATE_FAULTS += (MemoryError, RecursionError)
-"""What Python raises in a template's expressions, beside the errors of Jinja."""
+"""What a template's expressions raise, in addition to Jinja's errors."""
 
 
 class ChatTemplate:
@@ -111,7 +99,8 @@ class ChatTemplate:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, end_token_ids: Sequence[int] = ()
     ) -> None:
-        """`end_token_ids` are the model's own end tokens beside the tokenizer's end of text."""
+        """`end_token_ids` are the model's end tokens, in addition to the tokenizer's end of
+        text."""
         if not tokenizer.chat_template:
             raise ModelError(
                 f"the tokenizer of {tokenizer.name_or_path or 'the model'!r} has no chat template: "
@@ -125,7 +114,8 @@ class ChatTemplate:
             if (token.special or _LIKE_SPECIAL.fullmatch(token.content))
             and token.content not in REPLY_TAGS
         }
-        self._spelled = {
+        # `split_special_tokens` does not split these: `encode` has to.
+        self._unsplit = {
             token.content for token in tokenizer.added_tokens_decoder.values() if not token.special
         }
         longest_first = sorted(self._control_ids, key=len, reverse=True)
@@ -137,7 +127,7 @@ class ChatTemplate:
         self._encode_cached = lru_cache(maxsize=128)(lambda text: tuple(self.encode(text)))
         self._writes_date = "strftime_now" in self.text
         self.today = datetime.now()  # the date in templates; a resumed run sets that of its start
-        self._has_warned = True  # no warnings while the template is tried out
+        self._has_warned = True  # no warnings during trial renders
         self._format = self._find_format()
         self.stop_token_ids: tuple[int, ...] = self._find_stop_token_ids(end_token_ids)
         self._has_warned = "tools" in self.text
@@ -153,7 +143,7 @@ class ChatTemplate:
 
     @property
     def text(self) -> str:
-        """The template's source; of a tokenizer with several templates, all of them."""
+        """The template's source, or all of them if the tokenizer has several."""
         source: Any = self._tokenizer.chat_template
         return "\n".join(source.values()) if isinstance(source, dict) else source
 
@@ -163,18 +153,18 @@ class ChatTemplate:
         tools: Tools | None = None,
         add_generation_prompt: bool = True,
     ) -> str:
-        """Returns the conversation as the template writes it, for people and parsers to read."""
+        """Returns the conversation as the template writes it, for people and parsers."""
         return _MARKS.sub("", self.render_marked(messages, tools, add_generation_prompt))
 
     def prompt_ids(self, messages: Sequence[Message], tools: Tools | None = None) -> list[int]:
-        """Returns the ids of a fresh render with the generation prompt at its end."""
+        """Returns the ids of a fresh render that ends with the generation prompt."""
         return list(self.encode_cached(self.render_marked(messages, tools)))
 
     def decode(self, ids: Sequence[int], keep: Sequence[str] = ()) -> str:
-        """Returns the text of sampled ids, without special tokens; `REPLY_TAGS` stay.
+        """Returns the text of sampled ids without special tokens, except `REPLY_TAGS` and `keep`.
 
-        The special tokens in `keep` stay too. If such a token was spelled out in other tokens, a
-        mark breaks up the spelling (`clean_text` removes it), so that only the token counts.
+        If ordinary tokens spell a token in `keep`, a mark breaks up the spelling (`clean_text`
+        removes it), so that a parser only sees the real token.
         """
         kept = {self._control_ids[name]: name for name in keep if name in self._control_ids}
         control = set(self._control_ids.values()) - kept.keys()
@@ -183,7 +173,10 @@ class ChatTemplate:
             if is_kept:
                 pieces += [kept[token_id] for token_id in run]
             else:
-                pieces.append(_break_up(self.text_of(list(run)), kept.values()))
+                text = self.text_of(list(run))
+                for name in kept.values():
+                    text = text.replace(name, name[0] + _OPEN + name[1:])
+                pieces.append(text)
         return "".join(pieces)
 
     def text_of(self, ids: Sequence[int]) -> str:
@@ -208,7 +201,7 @@ class ChatTemplate:
         tools: Tools | None = None,
         add_generation_prompt: bool = True,
     ) -> str:
-        """Renders like `render`, with marks around the special tokens that messages spell out."""
+        """Renders with marks around the special tokens that messages spell out."""
         return self.render_marked_all([messages], tools, add_generation_prompt)[0]
 
     def render_marked_all(
@@ -217,24 +210,30 @@ class ChatTemplate:
         tools: Tools | None = None,
         add_generation_prompt: bool = True,
     ) -> list[str]:
-        """Renders conversations with the same tools, which are prepared once."""
+        """Renders several conversations with the same tools."""
         from jinja2 import TemplateError
 
         if tools and not self._has_warned:
             self._has_warned = True
             logger.warning("the chat template has no place for tools: the model does not see them")
+        template: str | None = None
         try:
+            if self._writes_date:  # the run's date, instead of a call for today's
+                source: Any = self._tokenizer.get_chat_template(  # pyright: ignore
+                    None, list(tools) if tools else None
+                )
+                template = _DATE.sub(lambda m: json.dumps(self.today.strftime(m[2])), source)
             plain = [self._plain(messages) for messages in conversations]
             texts = self._tokenizer.apply_chat_template(
                 plain if len(plain) > 1 else plain[0],
                 tools=self._mark(list(map(self._formatted_tool, tools))) if tools else None,
                 add_generation_prompt=add_generation_prompt,
                 tokenize=False,
-                chat_template=self._with_run_date(tools) if self._writes_date else None,
+                chat_template=template,
             )
         except (TemplateError, *TEMPLATE_FAULTS) as error:
             roles = ", ".join(
-                str(each.get("role")) for messages in conversations for each in messages
+                str(message.get("role")) for messages in conversations for message in messages
             )
             reason = printable(str(error) or type(error).__name__)
             raise ModelError(
@@ -250,24 +249,23 @@ class ChatTemplate:
         return [self._mark(self._formatted(message)) for message in plain]
 
     def marked(self, text: str) -> str:
-        """Returns `text` with marks around every special token that it spells out."""
+        """Returns the text with marks around the special tokens that it spells out, so that
+        `encode` takes it as plain text."""
         return self._control.sub(f"{_OPEN}\\g<0>{_CLOSE}", clean_text(text))
 
     def encode(self, marked_text: str) -> list[int]:
-        """Returns the token ids of a render (or of its end); marked spellings become plain text."""
+        """Returns the token ids of a render, or of the end of one. Marked spellings are plain
+        text."""
         ids: list[int] = []
+        # `split` alternates: text, marked spelling, text, …
         for index, piece in enumerate(_MARKED.split(marked_text)):
             if index % 2 == 0:
                 ids += self._encode(_MARKS.sub("", piece))
-            elif piece in self._spelled:  # tokenizers split up only what they call special
+            elif piece in self._unsplit:
                 ids += self._encode(piece[:1]) + self._encode(piece[1:])
             else:
                 ids += self._encode(piece, split_special_tokens=True)
         return ids
-
-    def as_plain(self, text: str) -> str:
-        """Returns the text with marks around special tokens, so that `encode` takes it as text."""
-        return self._mark(text)
 
     def _encode(self, text: str, split_special_tokens: bool = False) -> list[int]:
         if not text:
@@ -280,51 +278,55 @@ class ChatTemplate:
         )
 
     def encode_cached(self, marked_text: str) -> tuple[int, ...]:
-        """Encodes like `encode`, with a cache of the latest texts."""
+        """Like `encode`, with a cache of recent texts."""
         return self._encode_cached(marked_text)
 
     @cached_property
     def vocabulary_hash(self) -> str:
-        """Returns a hash of the tokenizer's tokens and their ids."""
+        """A hash of the tokenizer's tokens and their ids."""
         tokens = sorted(self._tokenizer.get_vocab().items(), key=lambda item: item[1])
         return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:16]
 
     @cached_property
     def max_token_length(self) -> int:
-        """Returns the number of characters of the vocabulary's longest token."""
+        """The number of characters of the vocabulary's longest token."""
         return max(map(len, self._tokenizer.get_vocab()))
 
     def find_control(self, marked_text: str, start: int) -> tuple[int, int] | None:
-        """Returns position and id of the template's first own special token from `start` on."""
+        """Returns position and id of the first special token of the template itself from
+        `start`."""
         match = self._unmarked_control.search(marked_text, start)
         return (match.start(), self._control_ids[match.group()]) if match else None
 
     def find_reply_end(self, marked_text: str, start: int) -> tuple[int, int] | None:
-        """Searches like `find_control`, but skips the tokens that close a call."""
-        found = self.find_control(marked_text, start)
-        while found and marked_text.startswith(CALL_END_TOKENS, found[0]):
-            found = self.find_control(marked_text, found[0] + 1)
-        return found
+        """Like `find_control`, but skips the tokens that end a call."""
+        position_and_id = self.find_control(marked_text, start)
+        while position_and_id and marked_text.startswith(CALL_END_TOKENS, position_and_id[0]):
+            position_and_id = self.find_control(marked_text, position_and_id[0] + 1)
+        return position_and_id
 
     def _formatted(self, message: dict[str, Any]) -> dict[str, Any]:
         """Returns the message in the form that this template takes."""
-        formatted = _only_text(message)
-        if self._format.reads_thinking and "reasoning_content" in formatted:
-            formatted["thinking"] = formatted.pop("reasoning_content")
-        if formatted.get("tool_calls"):
+        if not isinstance(message["content"], str):
+            raise ModelError(
+                f"a message ({message.get('role')}) has content that is not text "
+                f"({why_not_text(message['content'])}): the models served here only read text",
+                code=Code.TEMPLATE_FAILS,
+            )
+        if self._format.reads_thinking and "reasoning_content" in message:
+            message["thinking"] = message.pop("reasoning_content")
+        if message.get("tool_calls"):
             if (
                 self._format.joins_thinking_and_content
-                and formatted.get("thinking")
-                and formatted["content"]
+                and message.get("thinking")
+                and message["content"]
             ):
-                formatted["thinking"] += "\n" + formatted["content"]
-                formatted["content"] = ""
-            formatted["tool_calls"] = [
-                self._formatted_call(call) for call in formatted["tool_calls"]
-            ]
-        if self._format.short_ids and "tool_call_id" in formatted:
-            formatted["tool_call_id"] = _short_id(formatted["tool_call_id"])
-        return formatted
+                message["thinking"] += "\n" + message["content"]
+                message["content"] = ""
+            message["tool_calls"] = [self._formatted_call(call) for call in message["tool_calls"]]
+        if self._format.short_ids and "tool_call_id" in message:
+            message["tool_call_id"] = _short_id(message["tool_call_id"])
+        return message
 
     def _formatted_tool(self, tool: Mapping[str, Any]) -> Mapping[str, Any]:
         function = tool.get("function")
@@ -343,8 +345,7 @@ class ChatTemplate:
         return call
 
     def _find_format(self) -> _MessageFormat:
-        """Returns the form of messages that the template takes. Arguments are an object if the
-        template writes an object as JSON."""
+        """Finds the message format that the template takes, from its source and trial renders."""
         source = self.text
         from_source = _MessageFormat(
             reads_thinking="reasoning_content" not in source
@@ -359,10 +360,12 @@ class ChatTemplate:
             return from_source
         function = {"name": _PROBE, "arguments": {_PROBE: _PROBE}}
         call_message = {"role": "assistant", "tool_calls": [{"id": _PROBE, "function": function}]}
+        # An object is the right form of arguments if the template writes it as JSON, else JSON
+        # text.
         for as_text in (False, True):
             self._format = replace(from_source, arguments_as_text=as_text)
             text = self._try_render([_QUESTION, call_message])
-            if _PROBE in text and f"'{_PROBE}'" not in text:  # an object, not Python's dict
+            if _PROBE in text and f"'{_PROBE}'" not in text:  # no Python repr of a dict
                 return self._format
         return from_source
 
@@ -373,13 +376,8 @@ class ChatTemplate:
         except ModelError:
             return ""
 
-    def _with_run_date(self, tools: Tools | None) -> str:
-        """Returns the template's source with the run's date instead of a call for today's."""
-        source: Any = self._tokenizer.get_chat_template(None, list(tools) if tools else None)  # pyright: ignore
-        return _DATE.sub(lambda match: json.dumps(self.today.strftime(match[2])), source)
-
     def _mark(self, value: Any) -> Any:
-        """Returns `value` with marks around every special token that its strings spell out."""
+        """Returns the value with marks around every special token that its strings spell out."""
         if isinstance(value, str):
             return self.marked(value) if self._unsafe.search(value) else value
         if isinstance(value, dict):
@@ -389,17 +387,18 @@ class ChatTemplate:
         return value
 
     def _find_stop_token_ids(self, end_token_ids: Sequence[int]) -> tuple[int, ...]:
-        """Returns the tokens that end a reply: the tokenizer's end of text, the one that the
-        template writes after a reply, the model's own, and those after a tool call."""
+        """Returns the tokens that end a reply: the tokenizer's end of text, what the template
+        writes after a reply, the model's end tokens, and those after a tool call."""
         reply = {"role": "assistant", "content": _PROBE}
-        # The last reply may end with another token than earlier ones (gpt-oss), or with none.
+        # The last reply may end with a different token than earlier ones (gpt-oss), or with none:
+        # try a reply at the end first.
         text = self._try_render([_QUESTION, reply])
-        found = self.find_control(text, text.rfind(_PROBE)) if _PROBE in text else None
-        if not found:
+        end = self.find_control(text, text.rfind(_PROBE)) if _PROBE in text else None
+        if not end:
             text = self.render_marked([_QUESTION, reply, _QUESTION], add_generation_prompt=False)
-            found = self.find_control(text, text.rfind(_PROBE)) if _PROBE in text else None
+            end = self.find_control(text, text.rfind(_PROBE)) if _PROBE in text else None
         eos = self._tokenizer.eos_token_id
-        ends = ([eos] if isinstance(eos, int) else []) + ([found[1]] if found else [])
+        ends = ([eos] if isinstance(eos, int) else []) + ([end[1]] if end else [])
         call_stops = [
             self._control_ids[name] for name in CALL_STOP_TOKENS if name in self._control_ids
         ]
@@ -408,41 +407,33 @@ class ChatTemplate:
 
 @dataclass(frozen=True, slots=True)
 class _MessageFormat:
-    """The form of messages that a template takes."""
+    """How a template wants its messages."""
 
     arguments_as_text: bool = False
     reads_thinking: bool = False  # it reads `thinking`, not `reasoning_content`
-    joins_thinking_and_content: bool = False  # it takes only one of the two beside a call
+    joins_thinking_and_content: bool = False  # it accepts only one of the two with a call
     needs_descriptions: bool = False  # every tool must have a description
-    short_ids: bool = False  # ids of calls are nine letters and digits
-    named_ids: bool = False  # a call's name is written only in its id
-    content_last: bool = False  # a reply's content comes after its calls and their results
+    short_ids: bool = False  # ids of calls are nine letters and digits (Mistral)
+    named_ids: bool = False  # a call's name is written only in its id (Kimi)
+    content_last: bool = False  # content comes after the calls and their results (Gemma 4)
 
 
 def clean_text(text: str) -> str:
-    """Returns the text without marks, and with replacements for lone surrogates, which cannot be
-    encoded."""
+    """Returns the text without marks and with lone surrogates replaced."""
     return _SURROGATES.sub("\ufffd", _MARKS.sub("", text))
 
 
-def _break_up(text: str, names: Iterable[str]) -> str:
-    """Returns `text` with a mark inside every one of `names` that it spells."""
-    for name in names:
-        text = text.replace(name, name[0] + _OPEN + name[1:])
-    return text
-
-
 def _short_id(call_id: Any) -> str:
-    """Returns an id of nine letters and digits, the same one for the same `call_id`."""
+    """Returns an id of nine letters and digits, equal for equal `call_id`."""
     if isinstance(call_id, str) and SHORT_ID.fullmatch(call_id):
         return call_id
     return hashlib.sha256(str(call_id).encode()).hexdigest()[:9]
 
 
 def _with_named_ids(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the messages with ids like `functions.NAME:NUMBER`, where numbers count the calls of
-    the conversation. An id of that form stays. A result gets the id of the call that it answers."""
-    named: dict[str, str] = {}
+    """Returns the messages with call ids like `functions.NAME:NUMBER`, numbered over the
+    conversation. Ids of that form are kept. Results get the id of the call that they answer."""
+    new_ids: dict[str, str] = {}
     number = 0
     result: list[dict[str, Any]] = []
     for message in messages:
@@ -452,12 +443,12 @@ def _with_named_ids(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             numbered_id = f"functions.{call['function']['name']}:{number}"
             new = old if NAMED_ID.fullmatch(old) else numbered_id
             number += 1
-            named[old] = new
+            new_ids[old] = new
             calls.append({**call, "id": new})
         changed: dict[str, Any] = {"tool_calls": calls} if calls else {}
         if "tool_call_id" in message:
             call_id = message["tool_call_id"]
-            changed["tool_call_id"] = named.get(str(call_id), call_id)
+            changed["tool_call_id"] = new_ids.get(str(call_id), call_id)
         result.append({**message, **changed})
     return result
 
@@ -472,16 +463,6 @@ def normalised(message: Message) -> dict[str, Any]:
     else:
         result.pop("tool_calls", None)
     return result
-
-
-def _only_text(message: dict[str, Any]) -> dict[str, Any]:
-    if not isinstance(message["content"], str):
-        raise ModelError(
-            f"a message ({message.get('role')}) has content that is not text "
-            f"({why_not_text(message['content'])}): the models served here read text alone",
-            code=Code.TEMPLATE_FAILS,
-        )
-    return message
 
 
 def _normalised_call(call: Mapping[str, Any]) -> dict[str, Any]:

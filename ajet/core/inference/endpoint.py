@@ -1,10 +1,8 @@
 """The interfaces between agents and models.
 
-    ModelEndpoint    token ids          every model that is trained
-    WaveEndpoint     token ids          an engine that computes requests in waves
-    ChatEndpoint     chat messages      a model behind an API, for evaluation only
-
-Not covered: who an episode belongs to, its limits and its record (the recorders in trajectory/).
+ModelEndpoint    token ids          every model that is trained
+WaveEndpoint     token ids          an engine that computes requests in waves
+ChatEndpoint     chat messages      a model behind an API, for evaluation only
 """
 
 from __future__ import annotations
@@ -21,13 +19,12 @@ FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """The sampling parameters of one request. `seed` fixes the draw whatever else is in the batch.
+    """The sampling parameters of one request. `seed` fixes the draw, whatever else is in the batch.
 
-    `temperature=0` is greedy (log-probabilities are then those at temperature 1). `top_k=-1` and
-    `top_p=1.0` mean no cut. Log-probabilities are those of the distribution that tokens are drawn
-    from: after temperature and after the cut. An engine may end the reply early at one of the texts
-    in `stop`; the recorder cuts there in any case. `adapter` names the LoRA adapter that samples,
-    where the endpoint has several; empty is the base without any.
+    `temperature=0` is greedy, with log-probabilities at temperature 1. `top_k=-1` and `top_p=1.0`
+    mean no cut. Log-probabilities are those of the distribution that tokens are drawn from: after
+    temperature and cuts. An engine may end the reply early at a text in `stop`; the recorder cuts
+    there in any case. `adapter` names the LoRA adapter; "" is the base model.
     """
 
     temperature: float = 1.0
@@ -41,38 +38,30 @@ class SamplingParams:
 
     @classmethod
     def from_config(cls, config: AjetConfig, mode: Literal["train", "eval", "baseline"]) -> Self:
-        """Returns the config's parameters for training or for validation, where null means the
-        value of training. A baseline is greedy."""
-        rollout = config.ajet.rollout
-        values = {
-            "temperature": rollout.temperature,
-            "top_p": rollout.top_p,
-            "top_k": rollout.top_k,
-        }
+        """Returns the config's parameters. For "eval", null means the value of training; a
+        "baseline" is greedy."""
+        rollout, validation = config.ajet.rollout, config.ajet.rollout.val_kwargs
+        temperature, top_p, top_k = rollout.temperature, rollout.top_p, rollout.top_k
         if mode == "eval":
-            validation = rollout.val_kwargs
-            given = {
-                "temperature": validation.temperature,
-                "top_p": validation.top_p,
-                "top_k": validation.top_k,
-            }
-            values |= {name: value for name, value in given.items() if value is not None}
-        if mode == "baseline":
-            values = {"temperature": 0.0, "top_p": 1.0, "top_k": -1}
+            temperature = temperature if validation.temperature is None else validation.temperature
+            top_p = top_p if validation.top_p is None else validation.top_p
+            top_k = top_k if validation.top_k is None else validation.top_k
+        elif mode == "baseline":
+            temperature, top_p, top_k = 0.0, 1.0, -1
         return cls(
-            temperature=float(values["temperature"]),
-            top_p=float(values["top_p"]),
-            top_k=int(values["top_k"]),
+            temperature=float(temperature),
+            top_p=float(top_p),
+            top_k=int(top_k),
             max_tokens=rollout.max_response_length_in_one_turn,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The prompt ids that the engine was given and the tokens that it sampled.
+    """The prompt ids that the engine received and the tokens that it sampled.
 
-    `token_ids` includes the stop token if one was sampled (`finish_reason="stop"`); `logprobs` has
-    one entry for each of them. `policy_version` is the version of the weights that sampled them.
+    `token_ids` includes the stop token if one was sampled (`finish_reason="stop"`), and `logprobs`
+    has one entry for each. `policy_version` is the version of the weights that sampled them.
     """
 
     prompt_ids: tuple[int, ...]
@@ -89,8 +78,8 @@ class Completion:
 
 
 class ModelEndpoint(Protocol):
-    """A model that continues a list of token ids. A class that derives from this has to write only
-    `generate`; the other methods do nothing by default."""
+    """A model that continues a list of token ids. A subclass must define only `generate`; the other
+    methods do nothing by default."""
 
     async def generate(
         self, prompt_ids: list[int], sampling: SamplingParams, request_id: str
@@ -101,11 +90,11 @@ class ModelEndpoint(Protocol):
 
     def abort(self, request_id: str) -> None:
         """Ends a request: `generate` returns what it has sampled so far, with `finish_reason`
-        ``abort``. Nothing happens if the request is not known."""
+        ``abort``. An unknown request is ignored."""
         return
 
     def enter(self, episode_id: str) -> None:
-        """Marks the episode as live: requests of it may come until `leave`."""
+        """Marks the episode as live: it may make requests until `leave`."""
         return
 
     def leave(self, episode_id: str) -> None:
@@ -120,11 +109,8 @@ class ModelEndpoint(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WaveWait:
-    """Describes a wave that cannot begin.
-
-    `missing` are the live episodes that make no request, `num_waiting` is the number of those that
-    do. `wave` counts the waves so far.
-    """
+    """A wave that cannot begin yet: `missing` are the live episodes without a request, and
+    `num_waiting` counts those with one. `wave` counts the waves so far."""
 
     wave: int
     num_waiting: int
@@ -132,22 +118,22 @@ class WaveWait:
 
 
 class WaveEndpoint(ModelEndpoint, Protocol):
-    """An endpoint that begins a batch (a wave) when every live episode waits for it, so that what
-    is computed together does not depend on timing. An episode is live from `enter` to `leave`."""
+    """An endpoint that begins a batch (a wave) when every live episode is waiting for it, so that
+    what is computed together does not depend on timing."""
 
     def set_wave_check(self, check: Callable[[], bool] | None) -> None:
-        """Has `check` called on the event loop before each wave. The wave begins if it returns
-        true, else it waits for the next request or `leave`. None removes the check."""
+        """Sets a function to call on the event loop before each wave. If it returns false, the
+        wave waits for the next request or `leave`. None removes the check."""
         ...
 
     def waiting(self) -> WaveWait | None:
-        """Returns who is waited for, while requests wait and nothing is computed; else None."""
+        """Returns who is missing while requests wait and nothing is computed, else None."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ChatCompletion:
-    """An assistant message in OpenAI's form, with the server's token counts if it gives them."""
+    """An assistant message in OpenAI's form, with the server's token counts if it reports them."""
 
     message: dict[str, Any]
     finish_reason: FinishReason
@@ -157,7 +143,7 @@ class ChatCompletion:
 
 @runtime_checkable
 class ChatEndpoint(Protocol):
-    """A model that answers chat messages. It gives no token ids, so it cannot be trained."""
+    """A model that answers chat messages. Without token ids it cannot be trained."""
 
     async def chat(
         self,

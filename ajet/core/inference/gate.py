@@ -1,12 +1,10 @@
-"""A gate that holds requests while weights or memory change, and tells when none is inside.
+"""A gate that holds requests while weights or memory change. For one event loop.
 
-    if not await gate.enter(request_id): …given up while it was held
-    try: …generate…
-    finally: gate.leave(request_id)
+if not await gate.enter(request_id): …given up while it was held
+try: …generate…
+finally: gate.leave(request_id)
 
-    gate.shut();  await gate.empty();  …change the weights…;  gate.open()
-
-Not covered: other event loops and threads.
+gate.shut();  await gate.empty();  …change the weights…;  gate.open()
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import asyncio
 
 
 class Gate:
-    """Lets requests in while it is open, as it is at first, and holds them while it is shut."""
+    """Lets requests in while it is open, and holds them while it is shut. It starts open."""
 
     def __init__(self) -> None:
         self.is_open = True
@@ -25,11 +23,11 @@ class Gate:
 
     @property
     def inside(self) -> list[str]:
-        """The requests that have entered and not left, in the order of their ids."""
+        """The requests that have entered and not left, sorted by id."""
         return sorted(self._inside)
 
     async def enter(self, request_id: str) -> bool:
-        """Waits until the gate is open. Returns False if the request was given up meanwhile."""
+        """Waits until the gate is open. Returns False if the request was given up while waiting."""
         if request_id in self._inside or request_id in self._waiting:
             raise ValueError(f"request {request_id!r} is already under way")
         while not self.is_open:  # the gate may be shut again before a held request runs
@@ -43,7 +41,7 @@ class Gate:
         return True
 
     def leave(self, request_id: str) -> None:
-        """Removes a request that is answered, or whose caller is gone."""
+        """Removes a request that was answered or cancelled."""
         self._inside.discard(request_id)
         self._left_event.set()
 
@@ -59,7 +57,7 @@ class Gate:
         self.is_open = False
 
     def open(self) -> None:
-        """Lets all held requests in, in the order in which they came."""
+        """Lets all held requests in, in the order of their arrival."""
         self.is_open = True
         for waiting in self._waiting.values():
             if not waiting.done():

@@ -1,13 +1,11 @@
-"""A cache of a model's replies: one SQLite file, key -> text, which processes may share.
+"""A cache of a model's replies: one SQLite file that several processes may share.
 
-    cache = ReplyCache(path)          # the file is made with the first look-up
+    cache = ReplyCache(path)          # the first look-up creates the file
     cache.put(key, "a reply")
-    cache.get(key)                    # also in another process, at once
+    cache.get(key)                    # in any process
 
-A look-up takes some ten microseconds, so it is made on the event loop. The file has no
-write-ahead log: workers on several machines may share it in a run folder on a network disk, where
-such a log does not work (docs/adr/0021-staleness.md). Not covered: forgetting
-(delete the file), file systems without locks.
+A look-up takes about ten microseconds, so it runs on the event loop. There is no write-ahead log:
+it would not work on a network disk that several machines share (docs/adr/0021-staleness.md).
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ Result = TypeVar("Result")
 
 
 class ReplyCache:
-    """Stores texts by key. Raises `ChatError` if the file cannot be used."""
+    """Stores texts by key; raises `ChatError` if the file cannot be used."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,7 +37,7 @@ class ReplyCache:
         return None if row is None else row[0]
 
     def put(self, key: str, reply: str) -> None:
-        """Stores a reply. If two processes sent the same request, the first reply stays."""
+        """Stores a reply; an existing one is kept, so that all processes use the same."""
         row = (key, reply)
         self._try(lambda: self._open().execute("INSERT OR IGNORE INTO replies VALUES (?, ?)", row))
 

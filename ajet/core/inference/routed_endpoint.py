@@ -1,15 +1,12 @@
-"""Makes many replicas one `ModelEndpoint`: each request goes straight to the replica that the
-router chooses, and to another one if that is down.
+"""A `ModelEndpoint` over many replicas: each request goes directly to the replica that the router
+chooses, and to another one if that is down.
 
     generate ──assign──> router "r1"
              ──prompt, reply──> replica r1 ──ReplicaDown──> router, another one; `max_tries` times
              ──done──> router
 
-While weights are loaded the router may end the requests that run. The endpoint then continues each
-from the tokens that it has. A completion of several pieces has the oldest policy version among
-them.
-
-Not covered: the choice of the replica (router.py, routing.py).
+While weights are loaded, the router may end running requests. The endpoint continues them from the
+tokens sampled so far. A completion of several pieces has the oldest of their policy versions.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ from ajet.core.inference.router import Assignment, RequestGivenUp
 from ajet.core.seeding import derive
 
 PAUSE_AFTER_ABORT_S = 0.01
-"""The pause before a request that the router has ended is sent again."""
+"""The pause before a request that was ended is continued."""
 
 
 class RequestRouter(Protocol):
@@ -44,7 +41,7 @@ class RequestRouter(Protocol):
 
 @dataclass(slots=True)
 class RequestStats:
-    """Numbers of requests since the endpoint was made."""
+    """Counts since the endpoint was created."""
 
     num_requests: int = 0
     num_retries: int = 0
@@ -52,10 +49,9 @@ class RequestStats:
 
 @dataclass(eq=False, slots=True)
 class _Request:
-    """A running request: its id at the router and the replicas, its replica, and whether its
-    caller has given it up."""
+    """A running request."""
 
-    full_id: str
+    full_id: str  # its id at the router and the replicas
     replica: Replica | None = None
     is_given_up: bool = False
 
@@ -70,10 +66,8 @@ class RoutedEndpoint(ModelEndpoint):
         max_tries: int = 3,
         id_suffix: str = "",
     ) -> None:
-        """`id_suffix` is appended to the ids that the router and the replicas see, so that the
-        requests of a process that died are not confused with those of its replacement. Before it
-        they have the request's number here: an episode that was cancelled and begins again makes
-        requests of the same ids, while what was said of the first ones may still be under way."""
+        """`id_suffix` is appended to the ids at the router and the replicas, so that requests of a
+        process that died differ from those of its replacement."""
         self._router = router
         self._max_tries = max_tries
         self._id_suffix = id_suffix
@@ -83,10 +77,11 @@ class RoutedEndpoint(ModelEndpoint):
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
-        """Samples a continuation; see `ModelEndpoint`."""
         if request_id in self._running:
             raise ValueError(f"request {request_id!r} is already under way")
         self.stats.num_requests += 1
+        # Numbered, because an episode that was cancelled and starts again uses the same ids, while
+        # messages about the first requests may still be on their way.
         full_id = f"{request_id}.{self.stats.num_requests}{self._id_suffix}"
         request = self._running[request_id] = _Request(full_id)
         num_failed = 0
@@ -117,7 +112,6 @@ class RoutedEndpoint(ModelEndpoint):
             del self._running[request_id]
 
     def abort(self, request_id: str) -> None:
-        """Ends a request with the tokens that it has, whether it runs or waits."""
         request = self._running.get(request_id)
         if request is None:
             return
@@ -128,16 +122,14 @@ class RoutedEndpoint(ModelEndpoint):
             request.replica.abort(request.full_id)
 
     def leave(self, episode_id: str) -> None:
-        """Records that an episode is over: its replica may drop the episode's prefix."""
         self._router.leave(episode_id)
 
     @asynccontextmanager
     async def _assigned(self, request: _Request) -> AsyncIterator[Replica]:
         """Yields the replica for a request, which counts as running there within the block."""
         request_id = request.full_id
-        assignment = await self._router.assign(
-            request_id
-        )  # if cancelled here, the router itself frees it
+        # Outside of the `try`: if it is cancelled here, the router itself frees the request.
+        assignment = await self._router.assign(request_id)
         try:
             if request.is_given_up:
                 raise RequestGivenUp
@@ -158,8 +150,8 @@ class RoutedEndpoint(ModelEndpoint):
 def _remaining(
     prompt_ids: Sequence[int], sampling: SamplingParams, sampled: Completion | None
 ) -> tuple[list[int], SamplingParams]:
-    """Returns the prompt and the parameters for what is still to be sampled. The seed differs,
-    since the same seed would draw the same random numbers again, for other positions."""
+    """Returns the prompt and the parameters for the rest of a reply. The seed must differ: the same
+    one would draw the same random numbers again for other positions."""
     if sampled is None or not sampled.token_ids:
         return list(prompt_ids), sampling
     num_sampled = len(sampled.token_ids)
@@ -172,10 +164,10 @@ def _remaining(
 
 
 def _joined(first: Completion | None, rest: Completion) -> Completion:
-    """Joins two pieces to one completion, with the older version of those that have tokens: a piece
-    without tokens was ended in a queue, and no weights sampled it."""
+    """Joins two pieces into one completion."""
     if first is None:
         return rest
+    # A piece without tokens was ended in a queue: no weights sampled it.
     versions = [piece.policy_version for piece in (first, rest) if piece.token_ids]
     return Completion(
         prompt_ids=first.prompt_ids,

@@ -1,33 +1,25 @@
 """Chooses the replica for each request, watches the replicas' health and loads their weights.
 
-Prompts and replies do not pass through here (routed_endpoint.py).
-
-    RoutedEndpoint ──assign──> gate ─> routing ─> "r1"
-                   ──done───>    ^        ^
+    RoutedEndpoint ──assign──> gate ─> routing ─> "r1"         prompts and replies go directly
+                   ──done───>    ^        ^                    to the replica
                                  │        └── a watcher for each replica: checks its health, takes
                                  │            it out, puts it back in or replaces it
                         pause holds requests here
 
-A replica that failed a request gets no more requests at once, and its health is checked. If it is
-well it comes back with the present weights. After `max_failed_checks` failed checks in a row it is
-dead: it is closed, which outcomes its requests, and `spawn` makes a replacement; after `max_spawns`
-that did not come to work it is given up until other weights are loaded. Replacements are made only
-while the engines are awake, since their memory belongs to the trainer while they sleep; `sleep`
-waits for one that is being made. A check that fails once and passes again changes nothing, nor does
-one that fails while the replica loads weights. While no replica is active, requests wait if one is
-on its way; otherwise they fail with an error of one line.
-
-`pause(abort=True)` outcomes the requests that run; the endpoint continues them after `resume`.
-
-Not covered: placing replicas on machines, starting processes (`spawn` does); several event loops.
+A replica that failed a request gets no more requests until a health check passes; it then returns
+with the current weights. After `max_failed_checks` failed checks in a row it is dead: it is closed,
+which fails its requests, and `spawn` creates a replacement. After `max_spawns` failed replacements
+it is abandoned until new weights are loaded. While no replica is active, requests wait if one is
+being checked or replaced, and fail if none is.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Self, TypeVar
 
 from loguru import logger
 
@@ -40,34 +32,33 @@ from ajet.core.inference.replica import Replica, ReplicaDown
 from ajet.core.inference.routing import NoReplica, Routing
 from ajet.core.weight_sync.manifest import BroadcastSource, SyncReport, WeightsError, WeightSource
 
+Result = TypeVar("Result")
 Spawn = Callable[[str], Awaitable[Replica]]
-"""Makes a replica to replace the dead one of this name; raises ReplicaDown or ModelError if that
-fails. The new replica then loads the present weights, unless its `version` says that it has
-them."""
+"""Creates a replacement for the dead replica of this name, or raises ReplicaDown or ModelError. The
+new replica then loads the current weights, unless its `version` says that it has them."""
 
 
 @dataclass(frozen=True, slots=True)
 class RouterSettings:
-    """Settings of a router: times in seconds, and numbers of tries."""
+    """Settings of a router, from `ajet.rollout.router`."""
 
     skew: int = 32
     health_interval_s: float = 5.0
-    """The time between health checks, and between attempts to replace a replica."""
+    """The interval between health checks, and between attempts to replace a replica."""
     health_timeout_s: float = 10.0
     max_failed_checks: int = 3
     max_spawns: int = 3
     wait_for_replica_s: float = 900.0
-    """How long requests wait while no replica is active and one is on its way."""
+    """How long requests wait while no replica is active but one is expected."""
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
-        """Returns the settings of a config's router over its engines."""
         return cls(**same_named(cls, config.ajet.rollout.router))
 
 
 @dataclass(slots=True)
 class RouterStats:
-    """Counts since the router was made."""
+    """Counts since the router was created."""
 
     num_lost: int = 0
     num_replaced: int = 0
@@ -75,15 +66,15 @@ class RouterStats:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The replica that takes a request. `incarnation` counts the earlier replicas of this name: a
-    replacement has the name of the dead replica."""
+    """The replica for a request. A replacement has the name of the dead replica; `incarnation`
+    counts the earlier replicas of this name."""
 
     name: str
     incarnation: int
 
 
 class RequestGivenUp(Exception):
-    """The request was given up while it waited for a replica."""
+    """Raised when a request is given up while it waits for a replica."""
 
 
 @dataclass(eq=False, slots=True)
@@ -96,11 +87,11 @@ class _Member:
     is_new: bool = False  # a replacement that is not active yet
     replacement: asyncio.Future[None] | None = None
     version: int | None = None
-    report: SyncReport | None = None  # from the last time it loaded weights
+    report: SyncReport | None = None  # of its last load of weights
     failed_checks: int = 0
     num_spawns: int = 0
     incarnation: int = 0
-    reason: str = ""
+    reason: str = ""  # why it was deactivated last
     suspected: asyncio.Event = field(default_factory=asyncio.Event)
     watcher: asyncio.Task[None] | None = None
 
@@ -110,7 +101,7 @@ class _Member:
 
 
 class Router:
-    """Routes requests over replicas; see the module's docstring."""
+    """Routes requests over replicas; see the module's docstring. For one event loop."""
 
     def __init__(
         self,
@@ -124,20 +115,22 @@ class Router:
         self._routing = Routing(skew=self._settings.skew)
         self._gate = Gate()
         self._members: dict[str, _Member] = {}
-        self._given_up: set[str] = set()
+        self._given_up: set[str] = set()  # requests that wait in `_route` and shall stop
         self._weights: tuple[WeightSource | BroadcastSource, int] | None = None
         self._awake = asyncio.Event()
         self._awake.set()
+        # Held by whatever changes the state of all replicas (pause, sleep, weights), and by a
+        # watcher that brings one replica to that state.
         self._state_lock = asyncio.Lock()
-        self._changed = asyncio.Event()
+        self._changed = asyncio.Event()  # replaced by a new one at each change, see `_notify`
         self._is_watching = False
         self.stats = RouterStats()
-        for one in replicas:
-            self.replace(one.name, one)
+        for replica in replicas:
+            self.replace(replica.name, replica)
 
     @property
     def names(self) -> list[str]:
-        """The names of the replicas that take requests now."""
+        """The names of the active replicas."""
         return [name for name, member in self._members.items() if member.is_active]
 
     @property
@@ -148,10 +141,13 @@ class Router:
     async def assign(self, request_id: str) -> Assignment:
         """Returns the replica for this request, which counts as running there until `done`.
 
-        Waits while requests are held, and while no replica is active but one is on its way. Raises
-        `RequestGivenUp` if the request is given up meanwhile, and ModelError if no replica is left.
+        Waits while requests are held, and while no replica is active but one is expected. Raises
+        `RequestGivenUp` if the request is given up while waiting, and ModelError without replicas.
         """
-        self._watch_all()
+        if not self._is_watching:
+            self._is_watching = True
+            for member in self._members.values():
+                self._start_watcher(member)
         if not await self._gate.enter(request_id):
             raise RequestGivenUp
         try:
@@ -162,19 +158,20 @@ class Router:
         return Assignment(name, self._members[name].incarnation)
 
     def replica(self, assignment: Assignment) -> Replica:
-        """Returns the replica to send the request to. It may be a later replica of the same name,
-        which serves the request as well."""
+        """Returns the replica of an assignment, or its replacement, which can serve the request
+        too."""
         return self._members[assignment.name].replica
 
     def done(self, request_id: str) -> None:
-        """Records that a request is answered, has failed or was given up."""
+        """Notes that a request was answered, has failed or was given up."""
         self._routing.done(request_id)
         self._gate.leave(request_id)
-        self._given_up.discard(request_id)  # it was given up when it had a replica already
+        self._given_up.discard(request_id)  # `give_up` may have come after it had a replica
 
     def report_down(self, assignment: Assignment, reason: str) -> None:
-        """Deactivates a replica that gave no answer until a check says that it is well."""
+        """Deactivates a replica that did not answer, until a health check passes."""
         member = self._members[assignment.name]
+        # A report about an earlier incarnation says nothing about its replacement.
         if member.incarnation == assignment.incarnation:
             self._deactivate(member, reason)
 
@@ -185,19 +182,19 @@ class Router:
             self._notify()
 
     def leave(self, episode_id: str) -> None:
-        """Records that an episode is over: its replica may drop the episode's prefix."""
+        """Notes that an episode is over: its replica may drop the episode's prefix."""
         name = self._routing.leave(episode_id)
         if name in self._members:
             self._members[name].replica.leave(episode_id)
 
     def drop_requests(self, id_suffix: str) -> None:
-        """Records that the requests whose ids have this suffix are done: the process that made them
-        has ended."""
-        for request_id in [each for each in self._gate.inside if each.endswith(id_suffix)]:
-            self.done(request_id)
+        """Marks all requests whose ids have this suffix as done: their process has ended."""
+        for request_id in self._gate.inside:
+            if request_id.endswith(id_suffix):
+                self.done(request_id)
 
     async def pause(self, abort: bool = False) -> None:
-        """Holds new requests and returns when no replica works. With `abort` requests that run end
+        """Holds new requests, and returns when none is running. With `abort`, running requests end
         now, and the endpoint continues them after `resume`."""
         async with self._state_lock:
             self._gate.shut()
@@ -213,8 +210,12 @@ class Router:
         """Makes every replica free its memory; requests are held until `wake` and `resume`."""
         async with self._state_lock:
             self._gate.shut()
-            self._awake.clear()
-            await self._replacements_made()
+            self._awake.clear()  # no new replacement from here: the memory is the trainer's
+            replacements = (member.replacement for member in self._members.values())
+            unfinished = [future for future in replacements if future and not future.done()]
+            if unfinished:
+                await asyncio.wait(unfinished)
+            # A new replica is not active yet, but has allocated its memory.
             members = [m for m in self._members.values() if m.is_active or m.is_new]
             await self._on_all(lambda member: member.replica.sleep(), members)
 
@@ -227,25 +228,24 @@ class Router:
     async def load_weights(
         self, source: WeightSource | BroadcastSource, version: int
     ) -> SyncReport:
-        """Loads new weights into every replica; `WeightsError` unless all then have the same.
+        """Loads new weights into every replica; raises `WeightsError` unless all have the same.
 
         Returns a report with the seconds of the slowest replica and the bytes of all. If no replica
-        is active but one is on its way, waits until that one has loaded the weights. A router
-        without replicas, which no request comes to, loads nothing."""
-        if not self._members:
+        is active but one is expected, waits until that one has loaded the weights."""
+        if not self._members:  # a run without engines
             return SyncReport(version, 0.0, 0, "")
         async with self._state_lock:
             reports = await self._load_all(source, version)
             self._weights = (source, version)
             for member in self._members.values():
                 if not member.is_active:
-                    # After a lost attempt of the trainer, versions of other weights come again.
+                    # A restarted trainer uses a version number again for different weights.
                     member.version = None
-                    member.num_spawns = 0  # it may not have come to work because of the old weights
+                    member.num_spawns = 0  # the old weights may have been why it failed
                     if self._spawn is not None:
                         self._start_watcher(member)
         if not reports:
-            reports = [await self._report_of_first(version)]
+            reports = [await self._wait_for(lambda: self._report_of(version))]
         checksums = {report.checksum for report in reports}
         if len(checksums) != 1:
             raise WeightsError(f"weights of version {version}: replicas hold different ones")
@@ -259,7 +259,7 @@ class Router:
             await self._on_all(lambda member: member.replica.empty_cache())
 
     def replace(self, name: str, replica: Replica) -> None:
-        """Adds a replica, or replaces the one of this name; it takes requests at once."""
+        """Adds a replica, or replaces the one with this name; it is active immediately."""
         assert replica.name == name
         member = self._members.setdefault(name, _Member(replica))
         member.replica, member.is_active = replica, True
@@ -277,34 +277,45 @@ class Router:
             await member.replica.close()
 
     async def _route(self, request_id: str) -> str:
-        """Returns the name of the replica for a request; waits while one is on its way."""
+        """Returns the name of the replica for a request; waits while one is expected."""
+
+        def assign() -> str | None:
+            if request_id in self._given_up:
+                raise RequestGivenUp
+            try:
+                return self._routing.assign(request_id)
+            except NoReplica:
+                return None
+
         try:
-            async with asyncio.timeout(self._settings.wait_for_replica_s):
-                while True:
-                    changed = self._changed  # taken before the state is read: no change is missed
-                    if request_id in self._given_up:
-                        raise RequestGivenUp
-                    try:
-                        return self._routing.assign(request_id)
-                    except NoReplica:
-                        if not any(member.watcher for member in self._members.values()):
-                            raise ModelError(
-                                self._no_replica_message(), code=Code.ENGINE_FAILED
-                            ) from None
-                        await changed.wait()
-        except TimeoutError:
-            raise ModelError(self._no_replica_message(), code=Code.ENGINE_FAILED) from None
+            return await self._wait_for(assign)
         finally:
             self._given_up.discard(request_id)
 
+    async def _wait_for(self, attempt: Callable[[], Result | None]) -> Result:
+        """Returns the first result of `attempt` that is not None; tries again after each change of
+        the replicas. Raises ModelError when no replica is expected any more."""
+        try:
+            async with asyncio.timeout(self._settings.wait_for_replica_s):
+                while True:
+                    changed = self._changed  # read before the state, so that no change is missed
+                    if (result := attempt()) is not None:
+                        return result
+                    # A watcher is checking or replacing its replica.
+                    if not any(member.watcher for member in self._members.values()):
+                        raise ModelError(self._no_replica_message(), code=Code.ENGINE_FAILED)
+                    await changed.wait()
+        except TimeoutError:
+            raise ModelError(self._no_replica_message(), code=Code.ENGINE_FAILED) from None
+
     def _no_replica_message(self) -> str:
-        why = "; ".join(member.reason for member in self._members.values() if member.reason)
-        return f"no inference replica is left ({why or 'none was there'})"
+        reasons = "; ".join(member.reason for member in self._members.values() if member.reason)
+        return f"no inference replica is left ({reasons or 'there was none'})"
 
     # --- health and replacement ------------------------------------------------------------------
 
     def _deactivate(self, member: _Member, reason: str) -> None:
-        """Gives the replica no further requests, and wakes its watcher to check its health."""
+        """Stops sending requests to the replica, and wakes its watcher to check its health."""
         if member.is_active:
             member.is_active, member.reason = False, reason
             self._routing.lost(member.name)
@@ -312,51 +323,48 @@ class Router:
             logger.warning(f"an inference replica gets no more requests: {reason}")
         member.suspected.set()
 
-    def _watch_all(self) -> None:
-        if not self._is_watching:
-            self._is_watching = True
-            for member in self._members.values():
-                self._start_watcher(member)
-
     def _start_watcher(self, member: _Member) -> None:
-        if member.watcher is None or member.watcher.done():
-            member.watcher = asyncio.create_task(
-                self._watch_loop(member), name=f"watch {member.name}"
-            )
+        async def watch() -> None:
+            try:
+                while await self._watch_once(member):
+                    pass
+            finally:
+                # Without a watcher no replica is expected here, so waiting requests must fail.
+                member.watcher = None
+                self._notify()
 
-    async def _watch_loop(self, member: _Member) -> None:
-        """Watches a replica and its replacements until it cannot be replaced any more."""
-        try:
-            while await self._watch_once(member):
-                pass
-        finally:
-            member.watcher = None
-            self._notify()
+        if member.watcher is None or member.watcher.done():
+            member.watcher = asyncio.create_task(watch(), name=f"watch {member.name}")
 
     async def _watch_once(self, member: _Member) -> bool:
         """Does one round of the watcher; returns False if the replica cannot be replaced."""
         interval_s = self._settings.health_interval_s
         try:
             if member.failed_checks >= self._settings.max_failed_checks:
-                await self._close_dead(member)
+                self._deactivate(member, member.reason)
+                logger.warning(f"inference replica lost: {member.reason}")
+                await member.replica.close()  # its requests fail, and go to another replica
                 return await self._respawn(member)
+            # Waits for the next regular check, or until a request has failed there. A replica that
+            # is suspected already is checked at once the first time, and then at intervals.
             if not member.suspected.is_set():
-                await _wait_for(member.suspected, interval_s)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(interval_s):
+                        await member.suspected.wait()
             elif member.failed_checks or member.is_loading:
                 await asyncio.sleep(interval_s)
             if await self._check(member):
                 await self._reactivate(member)
         except Exception as error:  # noqa: BLE001, nobody awaits the watcher
             message = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            logger.error(f"inference replica {member.name}: the watch over it met {message}")
+            logger.error(f"inference replica {member.name}: its watcher raised {message}")
             self._failed(member, f"{member.name}: {message}")
             await asyncio.sleep(interval_s)
         return True
 
     async def _check(self, member: _Member) -> bool:
-        """Returns whether the replica is well. A replica that loads weights may not answer, which
-        is no failure."""
-        if member.is_loading:
+        """Returns whether the replica is well."""
+        if member.is_loading:  # it may not answer, which is not a failure
             return False
         try:
             async with asyncio.timeout(self._settings.health_timeout_s):
@@ -367,18 +375,18 @@ class Router:
             failure = str(failed)
         else:
             return True
-        if not member.is_loading:
+        if not member.is_loading:  # a load may have started during the check
             self._failed(member, failure)
         return False
 
     def _failed(self, member: _Member, reason: str) -> None:
-        """Counts a failed check; `reason` names the replica, as its own errors do."""
+        """Counts a failed check; `reason` names the replica."""
         member.reason = reason
         member.failed_checks += 1
         member.suspected.set()
 
     async def _reactivate(self, member: _Member) -> None:
-        """Makes a replica that is well active again, with the present weights and state."""
+        """Activates a healthy replica again, with the current weights and state."""
         if not member.is_active:
             async with self._state_lock:
                 try:
@@ -392,9 +400,9 @@ class Router:
         self._notify()
 
     async def _synchronize(self, member: _Member) -> None:
-        """Gives a replica the present weights, and makes it sleep, pause or run like the others. It
-        may have missed a `wake`."""
-        if self._awake.is_set():
+        """Loads the current weights into a replica, and makes it sleep, pause or run like the
+        others."""
+        if self._awake.is_set():  # it may have missed a `wake`
             await member.replica.wake()
         if self._weights is not None and member.version != self._weights[1]:
             weights, version = self._weights
@@ -407,16 +415,10 @@ class Router:
         else:
             await member.replica.pause()
 
-    async def _close_dead(self, member: _Member) -> None:
-        """Closes a dead replica, so that its requests fail and are sent to another one."""
-        self._deactivate(member, member.reason)
-        logger.warning(f"inference replica lost: {member.reason}")
-        await member.replica.close()
-
     async def _respawn(self, member: _Member) -> bool:
-        """Makes a replacement; returns False if the router cannot spawn, or it failed too often."""
+        """Creates a replacement; returns False if there is no `spawn` or it failed too often."""
         while self._spawn is not None and member.num_spawns < self._settings.max_spawns:
-            await self._awake.wait()
+            await self._awake.wait()  # while asleep, the trainer has the memory
             member.num_spawns += 1
             try:
                 member.replacement = asyncio.ensure_future(
@@ -429,7 +431,7 @@ class Router:
                 await asyncio.sleep(self._settings.health_interval_s)
                 continue
             self.stats.num_replaced += 1
-            logger.info(f"inference replica {member.name} is there again")
+            logger.info(f"inference replica {member.name} was replaced")
             return True
         return False
 
@@ -438,17 +440,11 @@ class Router:
         member.replica = await spawn(member.name)
         member.incarnation += 1
         member.is_new, member.failed_checks = True, 0
-        # Weights that were loaded meanwhile may be others of the version that it began with.
+        # If weights were loaded since, they may be different ones with the version that it has.
         member.version = member.replica.version if self._weights is weights else None
 
-    async def _replacements_made(self) -> None:
-        """Returns when no replacement is being made."""
-        made = (member.replacement for member in self._members.values())
-        unfinished = [each for each in made if each is not None and not each.done()]
-        if unfinished:
-            await asyncio.wait(unfinished)
-
     def _notify(self) -> None:
+        """Wakes everything that waits for a change of the replicas."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -457,12 +453,18 @@ class Router:
     async def _load_all(
         self, weights: WeightSource | BroadcastSource, version: int
     ) -> list[SyncReport]:
-        """Loads weights into all active replicas. A replica that dies during a broadcast ends it
-        for the others too: the weights are then sent again."""
+        """Loads weights into all active replicas. A broadcast also fails for the others if a
+        replica dies; the weights are then sent again."""
         while members := self._active_members():
             sources = dict(zip(members, await _sources_for(weights, members), strict=True))
+
+            def load(
+                member: _Member, sources: dict[_Member, WeightSource] = sources
+            ) -> Awaitable[None]:
+                return self._load(member, sources[member], version)
+
             try:
-                await self._on_all(lambda m, own=sources: self._load(m, own[m], version), members)
+                await self._on_all(load, members)
             except WeightsError:
                 if not isinstance(weights, BroadcastSource) or members == self._active_members():
                     raise
@@ -479,20 +481,10 @@ class Router:
             member.is_loading = False
         member.version = version
 
-    async def _report_of_first(self, version: int) -> SyncReport:
-        """Waits for a replica that becomes active with this version; returns its report."""
-        try:
-            async with asyncio.timeout(self._settings.wait_for_replica_s):
-                while True:
-                    changed = self._changed  # taken before the state is read: no change is missed
-                    for member in self._active_members():
-                        if member.report is not None and member.version == version:
-                            return member.report
-                    if not any(member.watcher for member in self._members.values()):
-                        raise ModelError(self._no_replica_message(), code=Code.ENGINE_FAILED)
-                    await changed.wait()
-        except TimeoutError:
-            raise ModelError(self._no_replica_message(), code=Code.ENGINE_FAILED) from None
+    def _report_of(self, version: int) -> SyncReport | None:
+        """Returns the report of any active replica that has loaded this version."""
+        reports = (m.report for m in self._active_members() if m.version == version)
+        return next((report for report in reports if report is not None), None)
 
     def _active_members(self) -> list[_Member]:
         return [member for member in self._members.values() if member.is_active]
@@ -500,7 +492,7 @@ class Router:
     async def _on_all(
         self, call: Callable[[_Member], Awaitable[object]], members: list[_Member] | None = None
     ) -> None:
-        """Calls a method of every active replica, at the same time. A replica that is down is
+        """Makes a call for every active replica, concurrently. Replicas that are down are
         deactivated; another error is raised after all calls have ended."""
         members = self._active_members() if members is None else members
         outcomes = await asyncio.gather(*(call(m) for m in members), return_exceptions=True)
@@ -518,16 +510,7 @@ class Router:
 async def _sources_for(
     weights: WeightSource | BroadcastSource, members: Sequence[_Member]
 ) -> Sequence[WeightSource]:
-    """Returns one source for each of these replicas."""
+    """Returns one source for each replica."""
     if isinstance(weights, BroadcastSource):
         return await weights.make_sources([member.name for member in members])
     return [weights] * len(members)
-
-
-async def _wait_for(event: asyncio.Event, seconds: float) -> None:
-    """Returns when the event is set, or after this time."""
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return

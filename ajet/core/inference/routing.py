@@ -1,25 +1,17 @@
-"""Chooses the replica for a request: bookkeeping alone, no I/O, no clock, no randomness.
+"""Chooses the replica for a request. Pure bookkeeping: no I/O, no clock, no randomness.
 
     routing = Routing(["r0", "r1"], skew=32)
-    name = routing.assign("episode7/0000")       # least in flight
+    name = routing.assign("episode7/0000")       # the replica with the fewest requests
     routing.done("episode7/0000")                # answered, failed or given up
     routing.assign("episode7/0001")              # the same replica: it has the prefix in its cache
     routing.leave("episode7")
 
 An episode stays with its replica until that has over `skew` requests more than the least busy one;
-then it moves for good, since its cached prefix is at the new replica from then on. Among equally
-busy replicas the one that has waited longest is taken. A request takes a constant number of steps,
-whatever the number of replicas and episodes: replicas are listed by their number of requests, and a
-request moves one replica to a neighbouring list. It also touches little memory (one entry for the
-request and one for its episode), since at 100,000 requests in flight each entry is a cache miss.
+then it moves permanently, because its cached prefix is now at the new replica. Of equally busy
+replicas the one that has waited longest is chosen. A request takes constant time: replicas are
+listed by their number of requests, and a request moves one of them to a neighbouring list.
 
       in flight   0: r3   1: r0 r4   2: r1         least = 0
-
-Episodes are remembered in two generations: an episode that makes a request moves to the recent one,
-and when that is full the older one is forgotten. The requests of a lost replica are found by a
-search.
-
-Not covered: whether a replica is healthy (the Router says `lost` and `joined`).
 """
 
 from __future__ import annotations
@@ -28,20 +20,20 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 MAX_EPISODES = 1_000_000
-"""The number of episodes remembered; without `leave` the least recent ones are forgotten."""
+"""The number of episodes remembered; the least recent ones are forgotten even without `leave`."""
 
 
 class NoReplica(Exception):
-    """Raised when there is no replica to take a request."""
+    """Raised when no replica can take a request."""
 
 
 def episode_of(request_id: str) -> str:
-    """Returns the part of a request's id before its turn."""
+    """Returns the part of a request id before the turn."""
     return request_id.rpartition("/")[0] or request_id
 
 
 class Routing:
-    """Assigns requests to replicas. Not thread-safe: one event loop, or one actor, owns it."""
+    """Assigns requests to replicas. Not thread-safe."""
 
     def __init__(
         self, names: Iterable[str] = (), *, skew: int = 32, max_episodes: int = MAX_EPISODES
@@ -50,21 +42,22 @@ class Routing:
         self._max_recent = max(1, max_episodes // 2)
         self._counts: dict[str, int] = {}  # number of requests by replica
         self._replica_of: dict[str, str] = {}  # replica by request
-        self._recent: dict[str, str] = {}  # replica by episode
+        # Replica by episode, in two generations: an episode that makes a request moves to the
+        # recent one, and when that is full, the older one is forgotten.
+        self._recent: dict[str, str] = {}
         self._older: dict[str, str] = {}
-        # OrderedDict: a plain dict finds its first key slowly after many deletions.
-        self._by_load: list[OrderedDict[str, None]] = [
-            OrderedDict()
-        ]  # replicas by number in flight
+        # The replicas with n requests, at index n. OrderedDict, because a plain dict finds its
+        # first key slowly after many deletions.
+        self._by_load: list[OrderedDict[str, None]] = [OrderedDict()]
         self._least = 0
         self.num_moved = 0
-        """Counts requests that did not go to their episode's replica: it was too busy or lost."""
+        """Counts requests that did not go to their episode's replica, which was too busy or
+        lost."""
         for name in names:
             self.joined(name)
 
     @property
     def names(self) -> list[str]:
-        """The names of the replicas that take requests."""
         return list(self._counts)
 
     @property
@@ -72,18 +65,20 @@ class Routing:
         return len(self._replica_of)
 
     def in_flight(self, name: str) -> int:
-        """Returns the number of requests that a replica has now."""
+        """Returns the number of requests that a replica has."""
         return self._counts[name]
 
     def assign(self, request_id: str) -> str:
-        """Returns the replica for this request, which counts there until `done`. A request that is
-        tried again is taken off its former replica first."""
-        self.done(request_id)
+        """Returns the replica for this request, which counts there until `done`."""
+        self.done(request_id)  # a retry is taken off its former replica first
         if not self._counts:
             raise NoReplica
         episode_id = episode_of(request_id)
         home = self._home(episode_id)
-        name = self._choose(home)
+        if home in self._counts and self._counts[home] - self._least <= self._skew:
+            name = home
+        else:
+            name = next(iter(self._by_load[self._least]))
         if name != home:
             self.num_moved += home is not None
             self._recent[episode_id] = name
@@ -92,7 +87,7 @@ class Routing:
         return name
 
     def done(self, request_id: str) -> None:
-        """Takes a request off its replica; does nothing if it has none."""
+        """Takes a request off its replica, if it has one."""
         name = self._replica_of.pop(request_id, None)
         if name is not None:
             self._move(name, -1)
@@ -102,20 +97,20 @@ class Routing:
         return self._recent.pop(episode_id, None) or self._older.pop(episode_id, None)
 
     def joined(self, name: str) -> None:
-        """Adds a replica; does nothing if it takes requests already."""
+        """Adds a replica, unless it exists."""
         if name not in self._counts:
             self._counts[name] = 0
             self._by_load[0][name] = None
             self._least = 0
 
     def lost(self, name: str) -> list[str]:
-        """Removes a replica. Returns the requests that it had, which have no replica now."""
+        """Removes a replica. Returns its requests, which have no replica any more."""
         count = self._counts.pop(name, None)
         if count is None:
             return []
         del self._by_load[count][name]
         self._least = min(self._counts.values(), default=0)
-        requests = [request for request, where in self._replica_of.items() if where == name]
+        requests = [request for request, replica in self._replica_of.items() if replica == name]
         for request_id in requests:
             del self._replica_of[request_id]
         return sorted(requests)
@@ -131,14 +126,8 @@ class Routing:
                 self._recent[episode_id] = home
         return home
 
-    def _choose(self, home: str | None) -> str:
-        if home in self._counts and self._counts[home] - self._least <= self._skew:
-            return home
-        return next(iter(self._by_load[self._least]))
-
     def _move(self, name: str, step: int) -> None:
-        """Moves a replica to the list of `step` requests more; the least load changes by at most
-        one."""
+        """Changes a replica's number of requests by `step`, which is 1 or -1."""
         count = self._counts[name]
         new_count = self._counts[name] = count + step
         replicas = self._by_load[count]
@@ -146,5 +135,6 @@ class Routing:
         if new_count == len(self._by_load):
             self._by_load.append(OrderedDict())
         self._by_load[new_count][name] = None
+        # The least load changes by at most one, so no search is needed.
         if new_count < self._least or (count == self._least and not replicas):
             self._least = new_count

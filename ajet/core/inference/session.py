@@ -1,6 +1,6 @@
-"""Makes the prompt of an episode's next call without encoding recorded tokens again.
+"""Builds the prompt of an episode's next call without encoding recorded tokens again.
 
-An episode's calls make a tree of conversations. When an agent sends the messages of a recorded
+An episode's calls form a tree of conversations. When an agent sends the messages of a recorded
 call, that call's reply, and new messages, the next prompt is
 
     recorded prompt ids + recorded completion ids + ids of what the template writes for the new part
@@ -11,25 +11,20 @@ The new part is found in the *rendered text*, with a placeholder for every recor
     text with reply and new part    …<|im_start|>assistant⏎REPLY<|im_end|>⏎<|im_start|>user⏎…
                                                                 ^ the new part begins here
 
-The new part begins at the special token that ends the reply, so tokenizing it alone is exact. A
+The new part begins at the special token that ends the reply, so it can be tokenized separately. A
 completion that ended with that token has it already; one that was cut short (`length`, `abort`)
 gets it as context that was not sampled.
 
-A fresh render begins a new branch, and `Prompt.reason` says why, in these cases: the template
-changes the text before the reply, or drops the reply's thinking (Qwen3, once a new user message
-comes), or writes no special token after a reply, or ends it with another one than the model did.
-Tokens sampled on the old branch stay there.
+A fresh render starts a new branch, and `Prompt.reason` says why, in these cases: the template
+changes the text before the reply, drops the reply's thinking (Qwen3, after a new user message),
+writes no special token after a reply, or ends it with a different one than the model did.
 
-Messages are matched by everything that the template may write. A recorded reply is matched by its
-text and its calls: white space around it and the ids of its calls do not count. Thinking that the
-agent does not send back counts as sent back; thinking that it changed does not match. Several
-agents may share a session.
+Messages match if everything that the template may write is equal. A recorded reply matches by its
+stripped text and its calls without ids; thinking matches if it is equal or was not sent back. After
+a reply that the agent edited, the longest match before it is continued.
 
-A compacted conversation begins with other messages and holds replies of the one before it.
-`carry_reply` lets it continue with their recorded ids; `Prompt.continues` is false for its first
-prompt, which begins a new branch.
-
-Not covered: a reply that the agent edited. The longest match before it is continued.
+A compacted conversation has new first messages and some replies of the previous one. `carry_reply`
+lets it continue with their recorded ids; its first prompt starts a new branch.
 """
 
 from __future__ import annotations
@@ -41,6 +36,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ajet.core.common_prefix import common_length
 from ajet.core.inference.chat_template import ChatTemplate, Message, Tools, normalised
 from ajet.core.inference.endpoint import Completion
 
@@ -51,11 +47,10 @@ COMPACTED = "the conversation was compacted"
 class Prompt:
     """The prompt of the next call.
 
-    `continues` says that its first ids are those of a recorded call. `reason` says why a recorded
-    call that matches was not continued. `opening` is the fixed beginning of the reply, if there is
-    one. `drift` is the first position where rendering and tokenizing everything afresh would give
-    another id. It is None if there is none, or if `drift_checked` is false: a fresh render cannot
-    drift.
+    `continues`: the first ids are those of a recorded call. `reason`: why a matching recorded call
+    was not continued. `opening`: a fixed beginning of the reply, if any. `drift`: the first
+    position where a fresh render would have another id; None if there is none, or it was not
+    checked.
     """
 
     ids: list[int]
@@ -68,7 +63,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class _RenderedPrompt:
-    """A prompt: its ids, and the rendered text that a continuation must begin with."""
+    """A prompt with the rendered text that a continuation must begin with."""
 
     ids: tuple[int, ...]  # may end with the opening of the reply, which is not in `text`
     messages: list[dict[str, Any]]  # with a placeholder for every reply that `ids` holds as sampled
@@ -80,7 +75,7 @@ class _AnsweredCall:
     prompt: _RenderedPrompt
     reply: dict[str, Any]
     completion: Completion
-    is_carried: bool = False  # sampled after other messages
+    is_carried: bool = False  # it was sampled after other messages, before a compaction
 
     @property
     def thinking(self) -> str:
@@ -89,8 +84,8 @@ class _AnsweredCall:
 
 @dataclass(slots=True)
 class _ConversationNode:
-    """A conversation up to one message, with the prompts made for it and the calls whose reply is
-    its last message."""
+    """A conversation up to one message, with its prompts and the calls whose reply is that
+    message."""
 
     children: dict[Hashable, _ConversationNode] = field(default_factory=dict)
     prompts: list[_RenderedPrompt] = field(default_factory=list)
@@ -104,8 +99,8 @@ class _ConversationNode:
 
 @dataclass(frozen=True, slots=True)
 class _MessageKey:
-    """The keys of a message in the tree: `exact` holds everything that a template may write of it,
-    `as_reply` what identifies a recorded reply (None if the message is no reply)."""
+    """The keys of a message in the tree: `exact` has everything that a template may write,
+    `as_reply` what identifies a recorded reply (None for other messages)."""
 
     exact: Hashable
     as_reply: Hashable = None
@@ -115,7 +110,7 @@ class _MessageKey:
 
 
 class TokenSession:
-    """Makes and records the prompts of one episode; see the module's docstring."""
+    """Builds and records the prompts of one episode, whose agents may share it."""
 
     def __init__(self, template: ChatTemplate, check_drift: bool = False) -> None:
         self._template = template
@@ -124,7 +119,7 @@ class TokenSession:
         self._ids_are_written = (
             re.search(r"tool_call_id|\.id\b|\[.id.\]", template.text) is not None
         )
-        # Placeholders must not occur in any message. They are searched for, never tokenized.
+        # Random, so that they occur in no message. They are searched for, never tokenized.
         self._reply_placeholder = f"R{secrets.token_hex(8)}"
         self._thinking_placeholder = f"T{secrets.token_hex(8)}"
 
@@ -132,15 +127,15 @@ class TokenSession:
         self, messages: Sequence[Message], tools: Tools | None, opening: str = ""
     ) -> Prompt:
         """Returns the prompt for these messages: a continuation of the longest recorded match if
-        there is one and the template allows it, else a fresh render. `opening` is a fixed beginning
-        of the reply: it ends the prompt, as context that was not sampled."""
+        the template allows it, else a fresh render. `opening` is a fixed beginning of the reply,
+        which becomes the end of the prompt, as context that was not sampled."""
         path = self._path(messages, tools)
         call, num_matched = self._longest_match(messages, path)
-        found = self._continue(call, messages[num_matched:], tools) if call else None
-        continues = isinstance(found, _RenderedPrompt)
-        rendered = (
-            found if isinstance(found, _RenderedPrompt) else self._render_fresh(messages, tools)
-        )
+        rendered = self._continue(call, messages[num_matched:], tools) if call else None
+        reason = rendered if isinstance(rendered, str) else None
+        continues = isinstance(rendered, _RenderedPrompt)
+        if not isinstance(rendered, _RenderedPrompt):
+            rendered = self._render_fresh(messages, tools)
         drift = self._drift(rendered, messages, tools) if continues else None
         if opening:
             if rendered.text.rstrip().endswith("<think>"):  # the template begins with thinking
@@ -149,12 +144,14 @@ class TokenSession:
         prompts = self._node(path).prompts
         if not any(earlier.ids == rendered.ids for earlier in prompts):
             prompts.append(rendered)
+        # The ids of a carried reply continue, but the messages before it are new: a new branch.
         is_carried = call is not None and call.is_carried
-        reason = COMPACTED if continues and is_carried else None
+        if continues and is_carried:
+            reason = COMPACTED
         return Prompt(
             ids=list(rendered.ids),
             continues=continues and not is_carried,
-            reason=found if isinstance(found, str) else reason,
+            reason=reason,
             opening=opening,
             drift=drift,
             drift_checked=continues and self._check_drift,
@@ -167,24 +164,27 @@ class TokenSession:
         reply: Message,
         completion: Completion,
     ) -> None:
-        """Records that `completion` followed these messages; the agent got it as `reply`."""
+        """Records that `completion` followed these messages; the agent received it as `reply`."""
         node = self._node(self._path(messages, tools))
         matches = [prompt for prompt in node.prompts if prompt.ids == completion.prompt_ids]
-        prompt = matches[0] if matches else self._unseen_prompt(messages, tools, completion)
+        if matches:
+            prompt = matches[0]
+        else:  # not a prompt of this session: keep the recorded ids
+            prompt = replace(self._render_fresh(messages, tools), ids=completion.prompt_ids)
         plain = normalised(reply)
         node.child(_reply_key(plain)).calls.append(_AnsweredCall(prompt, plain, completion))
 
     def carry_reply(
         self, source: Sequence[Message], target: Sequence[Message], tools: Tools | None
     ) -> None:
-        """Gives the reply at the end of `source` its recorded ids at the end of `target` too. Does
-        nothing if it was not recorded there."""
+        """Makes the recorded reply at the end of `source` continue with its ids at the end of
+        `target` too. Does nothing if it was not recorded."""
         call, num_matched = self._longest_match(source, self._path(source, tools))
         if call is None or num_matched < len(source):
             return
         prompt = self.prompt_for(target[:-1], tools)
         node = self._node(self._path(target[:-1], tools))
-        rendered = next(each for each in node.prompts if each.ids == tuple(prompt.ids))
+        rendered = next(p for p in node.prompts if p.ids == tuple(prompt.ids))
         completion = replace(call.completion, prompt_ids=rendered.ids)
         carried = _AnsweredCall(rendered, call.reply, completion, is_carried=True)
         node.child(_reply_key(call.reply)).calls.append(carried)
@@ -192,8 +192,8 @@ class TokenSession:
     def _longest_match(
         self, messages: Sequence[Message], path: Sequence[_MessageKey]
     ) -> tuple[_AnsweredCall | None, int]:
-        """Returns the recorded call that covers most of `messages`, and how many it covers. Of
-        several calls with the same reply it is the last one recorded."""
+        """Returns the recorded call that covers most of `messages`, and how many it covers; the
+        latest of several calls with the same reply."""
         best: tuple[_AnsweredCall | None, int] = (None, 0)
         node = path[0].find_child(self._root)
         for num_matched, (message, step) in enumerate(zip(messages, path[1:], strict=True), 1):
@@ -204,7 +204,7 @@ class TokenSession:
             same = [call for call in node.calls if sent_thinking in ("", call.thinking)]
             if same:
                 best = same[-1], num_matched
-            elif node.calls:
+            elif node.calls:  # the agent changed the thinking of this reply
                 break
         return best
 
@@ -215,26 +215,25 @@ class TokenSession:
         return node
 
     def _path(self, messages: Sequence[Message], tools: Tools | None) -> list[_MessageKey]:
-        """Returns the keys from the tree's root to this conversation."""
-        offered = json.dumps(list(tools), default=str) if tools else ""
-        return [
-            _MessageKey(offered),
-            *(self._message_key(normalised(message)) for message in messages),
-        ]
-
-    def _message_key(self, plain: dict[str, Any]) -> _MessageKey:
-        as_reply = _reply_key(plain)
-        if not self._ids_are_written:
-            plain.pop("tool_call_id", None)
-            for call in plain.get("tool_calls", ()):
-                call.pop("id", None)
-        return _MessageKey(json.dumps(plain, sort_keys=True, default=str), as_reply)
+        """Returns the keys from the tree's root (the tools) to this conversation."""
+        path = [_MessageKey(json.dumps(list(tools), default=str) if tools else "")]
+        for message in messages:
+            plain = normalised(message)
+            as_reply = _reply_key(plain)
+            if not self._ids_are_written:  # ids that the template ignores need not match
+                plain.pop("tool_call_id", None)
+                for call in plain.get("tool_calls", ()):
+                    call.pop("id", None)
+            path.append(_MessageKey(json.dumps(plain, sort_keys=True, default=str), as_reply))
+        return path
 
     def _continue(
         self, call: _AnsweredCall, new: Sequence[Message], tools: Tools | None
     ) -> _RenderedPrompt | str:
         """Returns the recorded call continued with new messages, or why it cannot be continued."""
         placeholder = self._placeholder_reply(call.reply)
+        # `before` and `reply` are positions in `text`: where the recorded prompt ends, and where
+        # the placeholder of its reply is.
         messages = [*call.prompt.messages, placeholder, *map(normalised, new)]
         text = self._template.render_marked(messages, tools)
         before = len(call.prompt.text)
@@ -250,12 +249,13 @@ class TokenSession:
         return _RenderedPrompt(ids, messages, text)
 
     def _new_ids(self, sampled: Sequence[int], text: str, reply: int) -> list[int] | str:
-        """Returns the ids that follow `sampled`, whose placeholder is at `reply` in `text`, or why
-        there are none."""
+        """Returns the ids that follow `sampled`, or why there are none. `reply` is the position of
+        the reply's placeholder in `text`."""
         end_of_turn = self._template.find_reply_end(text, reply)
         ids = self._template.encode(text[end_of_turn[0] :]) if end_of_turn else []
         if not end_of_turn or ids[0] != end_of_turn[1]:
             return "the template writes no special token after a reply"
+        # `ended`: the stop token that the model sampled, None if the reply was cut short.
         stops = self._template.stop_token_ids
         ended = sampled[-1] if sampled and sampled[-1] in stops else None
         if ended == ids[0]:
@@ -266,10 +266,10 @@ class TokenSession:
         how = "was cut short"
         if ended is not None:
             how = f"ended its reply with {self._template.token_text(ended)}"
-        return f"the model {how}, the template goes on with {written}"
+        return f"the model {how}, the template continues with {written}"
 
     def _placeholder_reply(self, reply: Message) -> dict[str, Any]:
-        """Returns a message of the reply's form whose texts are the placeholders."""
+        """Returns a message like the reply, with placeholders as its texts."""
         placeholder: dict[str, Any] = {"role": "assistant", "content": self._reply_placeholder}
         if "</think>" in str(reply.get("content")):
             placeholder["content"] = (
@@ -279,7 +279,7 @@ class TokenSession:
             placeholder["reasoning_content"] = self._thinking_placeholder
         if reply.get("tool_calls"):
             if self._template.writes_content_last and not str(reply["content"]).strip():
-                placeholder["content"] = ""  # else the render has text after the tools' results
+                placeholder["content"] = ""  # else text would follow the tools' results
             arguments = {self._reply_placeholder: self._reply_placeholder}
             placeholder["tool_calls"] = [
                 {**call, "function": {**call["function"], "arguments": arguments}}
@@ -293,29 +293,18 @@ class TokenSession:
             self._template.encode_cached(text), list(map(normalised, messages)), text
         )
 
-    def _unseen_prompt(
-        self, messages: Sequence[Message], tools: Tools | None, completion: Completion
-    ) -> _RenderedPrompt:
-        """Returns the prompt of a completion that this session made no prompt for, with the ids as
-        they were recorded."""
-        rendered = self._render_fresh(messages, tools)
-        return _RenderedPrompt(completion.prompt_ids, rendered.messages, rendered.text)
-
     def _drift(
         self, rendered: _RenderedPrompt, messages: Sequence[Message], tools: Tools | None
     ) -> int | None:
         if not self._check_drift:
             return None
         fresh = self._template.encode(self._template.render_marked(messages, tools))
-        same = (a == b for a, b in zip(rendered.ids, fresh, strict=False))
-        first = next((index for index, equal in enumerate(same) if not equal), None)
-        if first is None and len(fresh) != len(rendered.ids):
-            return min(len(fresh), len(rendered.ids))
-        return first
+        num_equal = common_length(rendered.ids, tuple(fresh))
+        return None if num_equal == len(fresh) == len(rendered.ids) else num_equal
 
 
 def _thinking(message: Message) -> str:
-    """Returns the reply's thinking, which a parser split off or which is still in its content."""
+    """Returns the reply's thinking, which a parser has split off or its content still has."""
     split_off = message.get("reasoning_content")
     if isinstance(split_off, str) and split_off.strip():
         return split_off.strip()
@@ -326,7 +315,7 @@ def _thinking(message: Message) -> str:
 
 
 def _reply_key(plain: dict[str, Any]) -> Hashable:
-    """Returns the part of a reply that every agent sends back: its text and its calls."""
+    """Returns what every agent sends back of a reply: its text and its calls without ids."""
     if plain.get("role") != "assistant":
         return None
     calls = tuple(

@@ -2,10 +2,9 @@
 
     stop ("Observation:",)   "Thought … Observation: 4 …"  ->  the tokens up to "Observation:"
 
-The cut is after the first token with which the text holds a stop string. An engine that stops there
-samples exactly these tokens, so their distribution does not change, and engines that stop early are
-only faster. Not covered: the text that an agent gets, which ends before the stop string
-(trajectory/reply_reader.py).
+The cut is after the first token that completes a stop string. An engine that stops there samples
+exactly these tokens, so stopping early is faster but changes no distribution. The text that the
+agent gets ends before the stop string (trajectory/reply_reader.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -18,30 +17,32 @@ Decode = Callable[[Sequence[int]], str]
 
 def first_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
     """Returns the position of the first stop string in the text and that string, or None."""
-    found = [(position, stop) for stop in stops if (position := text.find(stop)) >= 0]
-    return min(found, default=None)
+    matches = [(position, stop) for stop in stops if (position := text.find(stop)) >= 0]
+    return min(matches, default=None)
 
 
 def cut_at_stop(
     completion: Completion, stops: Sequence[str], decode: Decode
 ) -> tuple[Completion, str] | None:
-    """Returns the completion up to its first stop string, and that string; None if it has none."""
+    """Returns the completion up to its first stop string, and that string, or None without one."""
     ids = completion.token_ids
     if first_stop(decode(ids), stops) is None:
         return None
-    low, high = 0, len(ids)  # `high` tokens hold one, `low` do not
+    # A binary search for the shortest prefix with a stop string: `high` tokens have one, `low` do
+    # not. Tokens cannot be searched directly, since a stop string may begin or end within one.
+    low, high = 0, len(ids)
     while high - low > 1:
         middle = (low + high) // 2
         if first_stop(decode(ids[:middle]), stops) is None:
             low = middle
         else:
             high = middle
-    found = first_stop(decode(ids[:high]), stops)
-    assert found is not None
+    match = first_stop(decode(ids[:high]), stops)
+    assert match is not None
     cut = replace(
         completion,
         token_ids=ids[:high],
         logprobs=completion.logprobs[:high],
         finish_reason="stop",
     )
-    return cut, found[1]
+    return cut, match[1]

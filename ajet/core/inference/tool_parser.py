@@ -1,16 +1,15 @@
-"""The interface of tool parsers: a reply's text becomes content, tool calls and reasoning.
+"""The interface of tool parsers: they split a reply's text into content, tool calls and reasoning.
 
     text --ToolParser.parse--> ParsedReply --without_marks--> what the agent gets
 
-Most families write special tokens around a call. A parser lists those that it reads in its
-`special_tokens`. `ChatTemplate.decode(ids, keep=parser.special_tokens)` leaves them in the text,
-and breaks up with a mark what a model merely spelled in ordinary tokens, so that it is content:
+Most model families write special tokens around a call, which a parser lists in `special_tokens`.
+`ChatTemplate.decode(ids, keep=parser.special_tokens)` keeps them in the text. If the model spelled
+one with ordinary tokens, `decode` breaks it up with a mark, so that it stays content:
 
     ids [TOOL_CALLS] add { }       text "[TOOL_CALLS]add{}"      a call
-    ids [ TOOL _CALLS ] add { }    text "[⟦TOOL_CALLS]add{}"     content, the mark taken away
+    ids [ TOOL _CALLS ] add { }    text "[⟦TOOL_CALLS]add{}"     content; the mark is removed
 
-Not covered: tags that a tokenizer has as ordinary text (`<tool_call>`, `<think>`), which count
-however they were sampled; a tokenizer without the token, where the spelling is all there is.
+Tags that are ordinary text for the tokenizer (`<tool_call>`, `<think>`) always count.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from ajet.core.inference.chat_template import Tools, clean_text
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One tool call of the model. Its `id` is unique within its reply only; `has_sampled_id` says
-    that the model wrote it."""
+    """One tool call. `id` is unique within the reply only; `has_sampled_id`: the model wrote it."""
 
     id: str
     name: str
@@ -34,8 +32,8 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ParsedReply:
-    """The parts of a reply. Every text in `malformed` is also in `content`. `other_form` names the
-    parser that would have read calls of offered tools in a reply in which this one found none."""
+    """A parsed reply. Every text in `malformed` is also in `content`. `other_form` names a parser
+    that would have found calls of offered tools where this one found none."""
 
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
@@ -44,8 +42,8 @@ class ParsedReply:
     other_form: str | None = None
 
     def without_marks(self) -> ParsedReply:
-        """Returns the reply as an agent gets it: without the marks of `ChatTemplate.decode`, and
-        with replacements for lone surrogates."""
+        """Returns the reply for the agent: without the marks of `ChatTemplate.decode`, and with
+        lone surrogates replaced."""
         calls = (
             replace(call, name=clean_text(call.name), arguments=_clean(call.arguments))
             for call in self.tool_calls
@@ -70,13 +68,13 @@ class ToolParser(Protocol):
     def parse(
         self, text: str, tools: Tools | None = None, prompt_end: str | None = None
     ) -> ParsedReply:
-        """Takes a reply apart. It never raises: what cannot be read as a call is content. `tools`
-        are those offered: some families write arguments without types, which the schemas give.
-        `prompt_end` is the text before the reply, if it is known: it may have opened thinking."""
+        """Parses a reply. Never raises: what is not a call is content. `tools` are those offered:
+        some families write arguments without types, which their schemas have. `prompt_end` is the
+        text before the reply, if known: it may have opened thinking."""
         ...
 
     def opening(self, name: str | None) -> str:
-        """Returns the beginning of a reply that can only become a call (of the tool `name`). Raises
+        """Returns a beginning that forces the reply to be a call (of the tool `name`). Raises
         ValueError if the family has none."""
         ...
 

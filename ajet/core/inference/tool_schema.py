@@ -3,10 +3,8 @@
     check_parameters("add", {"type": "object", "properties": {"x": {"type": "integer"}}})
     first_violation("add", {…}, {"x": "1"})    ->    its path is ["x"]: '1' is not of type 'integer'
 
-A schema comes from the user or from a tool server. An invalid one, or one with a reference out of
-itself, is an error of one line before a launch; no reference is ever fetched.
-
-Not covered: patterns that take a regular expression for ever; formats.
+An invalid schema, or one with a reference to another document, is an error of one line before a
+launch. References are never fetched.
 """
 
 from __future__ import annotations
@@ -27,24 +25,25 @@ MAX_NAME_CHARACTERS = 128
 
 
 def check_parameters(name: str, parameters: Any) -> None:
-    """Raises a `ConfigError` if the parameters are no JSON schema of an object, or the name is none
-    that a model could write in a call."""
+    """Raises a `ConfigError` unless the parameters are a JSON schema of an object, and the name is
+    one that a model can write in a call."""
     if not name.isprintable() or len(name.split()) != 1 or len(name) > MAX_NAME_CHARACTERS:
-        shown = name[:MAX_NAME_CHARACTERS]
+        short_name = name[:MAX_NAME_CHARACTERS]
         raise ConfigError(
-            f"tool {shown!r}: a name is a word of 1 to {MAX_NAME_CHARACTERS} characters",
+            f"tool {short_name!r}: a name is a word of 1 to {MAX_NAME_CHARACTERS} characters",
             code=Code.TOOL_SCHEMA,
         )
     if not isinstance(parameters, Mapping):
         raise ConfigError(
-            f"tool {name!r}: its parameters are no JSON schema: no object", code=Code.TOOL_SCHEMA
+            f"tool {name!r}: its parameters are not a JSON schema: not an object",
+            code=Code.TOOL_SCHEMA,
         )
     with _schema_errors(name):
         validator = _validator(name, _as_json(parameters))
         _follow_references(validator)
     if "object" not in parameters.get("type", "object"):  # a name of a type, or a list of them
         raise ConfigError(
-            f"tool {name!r}: its parameters are of type {parameters['type']!r}, and those of a "
+            f"tool {name!r}: its parameters are of type {parameters['type']!r}, but those of a "
             "call are an object",
             code=Code.TOOL_SCHEMA,
         )
@@ -53,7 +52,7 @@ def check_parameters(name: str, parameters: Any) -> None:
 def first_violation(
     name: str, parameters: Mapping[str, Any], arguments: Mapping[str, Any]
 ) -> ValidationError | None:
-    """Returns the first violation of the schema by the arguments, or None if there is none."""
+    """Returns how the arguments first violate the schema, or None."""
     with _schema_errors(name):
         return next(_validator(name, _as_json(parameters)).iter_errors(arguments), None)
 
@@ -89,16 +88,17 @@ def _validator(name: str, schema: str) -> Any:
         validator_class = validator_for(parameters, default=Draft202012Validator)
         validator_class.check_schema(parameters)
     except (SchemaError, AttributeError, ValueError) as error:  # the last two: its `$schema`
-        reason = " ".join(getattr(error, "message", "its $schema is no address").split())[:200]
+        reason = " ".join(getattr(error, "message", "its $schema is not an address").split())[:200]
         raise ConfigError(
-            f"tool {name!r}: its parameters are no JSON schema: {reason}", code=Code.TOOL_SCHEMA
+            f"tool {name!r}: its parameters are not a JSON schema: {reason}", code=Code.TOOL_SCHEMA
         ) from None
-    return validator_class(parameters, registry=Registry())  # the default one goes to the net
+    # An empty registry: the default one would fetch references over the network.
+    return validator_class(parameters, registry=Registry())
 
 
 def _follow_references(validator: Any) -> None:
-    """Looks up each `$ref`, and applies each part of the schema to an object, since validation
-    follows only what the arguments lead to: one that ends nowhere ends in RecursionError."""
+    """Resolves every `$ref`, and applies every part of the schema to an empty object: validation
+    would only follow what the arguments lead to. A circle of references is a RecursionError."""
     from referencing import Registry, Resource
     from referencing.jsonschema import DRAFT202012, specification_with
 
@@ -108,12 +108,10 @@ def _follow_references(validator: Any) -> None:
     while pending:
         resource, resolver = pending.pop()
         for keyword in ("$ref", "$dynamicRef"):
-            reference = (
-                resource.contents.get(keyword) if isinstance(resource.contents, dict) else None
-            )
+            contents = resource.contents
+            reference = contents.get(keyword) if isinstance(contents, dict) else None
             if isinstance(reference, str):
                 resolver.lookup(reference)
         for _ in validator.descend({}, resource.contents, resolver=resolver):
             pass
-        subresources = resource.subresources()
-        pending += [(each, resolver.in_subresource(each)) for each in subresources]
+        pending += [(part, resolver.in_subresource(part)) for part in resource.subresources()]

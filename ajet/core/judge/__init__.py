@@ -56,7 +56,7 @@ def judge_class(spec: str | None, base_dirs: Sequence[Path] = ()) -> type[BaseJu
         raise ConfigError(
             f"{key}: no judge {spec!r}; {hint} (your own: file.py->Class)", code=Code.UNKNOWN_NAME
         )
-    return load_object(spec, base_dirs=base_dirs, kind=BaseJudge, where=key)
+    return load_object(spec, base_dirs=base_dirs, base=BaseJudge, location=key)
 
 
 def make_judge(config: AjetConfig) -> BaseJudge | None:

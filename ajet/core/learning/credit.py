@@ -27,7 +27,7 @@ def estimator_settings(config: AjetConfig) -> EstimatorSettings:
         spec, where = getattr(algorithm, key), f"ajet.trainer_common.algorithm.{key}"
         if spec is None or ARROW not in spec:
             return None
-        return where, load_function(spec, base_dirs=config.base_dirs, where=where)
+        return where, load_function(spec, base_dirs=config.base_dirs, location=where)
 
     estimator, shaping = function("adv_estimator"), function("reward_shaping")
     return EstimatorSettings(

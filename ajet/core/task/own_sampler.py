@@ -36,7 +36,7 @@ WHERE = "ajet.data.sampler"
 
 
 def load_own_sampler(config: AjetConfig, tasks: Sequence[Task]) -> OwnSampler | OwnChoice:
-    function = load_function(config.ajet.data.sampler, base_dirs=config.base_dirs, where=WHERE)
+    function = load_function(config.ajet.data.sampler, base_dirs=config.base_dirs, location=WHERE)
     takes_results = "results" in inspect.signature(function).parameters
     return (OwnChoice if takes_results else OwnSampler)(function, tasks, config.ajet.seed)
 

@@ -100,7 +100,7 @@ def user_reader_class(config: AjetConfig) -> type[BaseTaskReader] | None:
     if name in READERS:
         return None
     key = "ajet.task_reader.type"
-    return load_object(name, base_dirs=config.base_dirs, kind=BaseTaskReader, where=key)
+    return load_object(name, base_dirs=config.base_dirs, base=BaseTaskReader, location=key)
 
 
 def tasks_from_rows(

@@ -46,7 +46,7 @@ def own_loss(config: AjetConfig) -> PolicyLoss | None:
     spec = config.ajet.trainer_common.algorithm.policy_loss
     if ARROW not in spec:
         return None
-    found = load_attribute(spec, base_dirs=config.base_dirs, where=WHERE)
+    found = load_attribute(spec, base_dirs=config.base_dirs, location=WHERE)
     if inspect.isfunction(found):
         return PolicyLoss(OwnTokens(found), needs_advantage=False)
     if not inspect.isclass(found):

@@ -1,15 +1,12 @@
-"""LoRA adapters that travel alone: the receiver adds them to base weights that it has itself.
+"""LoRA adapters that are sent without the base weights, which the receiver has.
 
     model.layers.0.self_attn.q_proj.weight.lora_A   (rank, in)     two tensors for each adapted
-    model.layers.0.self_attn.q_proj.weight.lora_B   (out, rank)    weight, in the type of training
+    model.layers.0.self_attn.q_proj.weight.lora_B   (out, rank)    weight, in the training dtype
 
-    base + (B @ A) * scaling  ->  the weight, in the type of the base
+    base + (B @ A) * scaling  ->  the weight, in the dtype of the base
 
-The trainer adds adapters by the same function where it publishes whole weights, so both have the
-same bits. This file imports torch alone: vLLM's worker loads it by its path
-(servers/worker_extension/), where ajet's other packages are not to be found.
-
-Not covered: which layers have such adapters (core/update/engine_weights.py), quantised bases.
+The trainer uses the same function when it publishes whole weights, so both have the same bits. This
+file imports only torch: vLLM's worker loads it by path, without the rest of ajet.
 """
 
 from __future__ import annotations
@@ -29,17 +26,19 @@ Factors = Mapping[str, "tuple[Tensor, Tensor]"]
 
 
 class AdaptersError(ValueError):
-    """Says in one line why adapters do not fit."""
+    """Raised when adapters do not fit the model; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """Describes the adapters of a run: the scaling of each adapted weight, the type in which an
-    adapter is added, and the checksum of all base weights."""
+    """Describes the adapters of a run."""
 
     scalings: Mapping[str, float]
+    """The scaling of each adapted weight, by the weight's name."""
     sum_dtype: str
+    """The dtype in which an adapter is added to the base."""
     base_checksum: str
+    """The checksum of all base weights."""
 
     def dumps(self) -> str:
         """Returns JSON text."""
@@ -51,31 +50,33 @@ class Adapters:
         return cls(**json.loads(text))
 
     def check(self, sent: Shapes, base: Shapes) -> None:
-        """Checks that tensors of these names and shapes are the factors of every adapted weight,
-        and fit the base weights."""
+        """Raises AdaptersError unless the sent tensors are exactly the factors of all adapted
+        weights, with shapes that fit the base."""
         expected = {name + factor for name in self.scalings for factor in (FACTOR_A, FACTOR_B)}
         if missing := sorted(expected - sent.keys()):
             raise AdaptersError(f"missing {missing[0]}")
         if unknown := sorted(sent.keys() - expected):
-            raise AdaptersError(f"{unknown[0]} is no adapter of this run")
+            raise AdaptersError(f"{unknown[0]} is not an adapter of this run")
         for name in self.scalings:
             if name not in base:
                 raise AdaptersError(f"the model has no tensor {name} to add the adapter to")
-            of_a, of_b, own = sent[name + FACTOR_A], sent[name + FACTOR_B], base[name]
-            if of_a[:1] != of_b[1:] or (*of_b[:1], *of_a[1:]) != own:
+            shape_a, shape_b = sent[name + FACTOR_A], sent[name + FACTOR_B]
+            # B [out, rank] @ A [rank, in] must have the base's shape.
+            if shape_a[:1] != shape_b[1:] or (*shape_b[:1], *shape_a[1:]) != base[name]:
                 raise AdaptersError(
-                    f"{name} is {list(own)}, its adapter {list(of_b)} times {list(of_a)}"
+                    f"{name} is {list(base[name])}, its adapter {list(shape_b)} times "
+                    f"{list(shape_a)}"
                 )
 
     def factors(self, tensors: Mapping[str, Tensor]) -> Factors:
-        """Returns the factors among these tensors by the names of the weights."""
+        """Returns the factors (A, B) by the names of the weights."""
         return {
             name: (tensors[name + FACTOR_A], tensors[name + FACTOR_B]) for name in self.scalings
         }
 
     def add(self, name: str, base: Tensor, factors: Factors) -> Tensor:
-        """Returns a base weight with its adapter added, in the base's type and on the device of
-        the factors; a weight without one is returned as it is."""
+        """Returns a base weight with its adapter added, in the base's dtype and on the factors'
+        device; a weight without an adapter is returned unchanged."""
         import torch
 
         if name not in factors:
@@ -86,5 +87,5 @@ class Adapters:
 
 
 def with_adapter(base: Tensor, factor_a: Tensor, factor_b: Tensor, scaling: float) -> Tensor:
-    """Returns `base` with an adapter added, in its type."""
+    """Returns `base + B @ A * scaling` in the dtype of `base`."""
     return base + ((factor_b @ factor_a) * scaling).to(base.dtype)

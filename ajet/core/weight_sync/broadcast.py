@@ -1,26 +1,19 @@
-"""Weight sync by a broadcast of torch.distributed: rank 0 sends, every other rank receives.
+"""Weight sync through torch.distributed: rank 0 broadcasts, every other rank receives.
 
-    trainer    sender.snapshot(version, tensors)      a copy in the CPU's memory
+    trainer    sender.snapshot(version, tensors)          a copy in CPU memory
                receivers = sender.receivers(version, 3)   one for each engine, sent to it
-               sender.send()                          shapes, header, tensor, header, tensor, … end
+               sender.send()                              shapes, header, tensor, header, … end
     replica    load_weights(model, receiver)              joins, receives, leaves
 
-The copy can be sent several times: to all engines, and later to one that replaces a dead one. On
-the engines' own device (backend ipc) no copy is made: `hold` gives the weights as they are, until
-the trainer goes on and drops them.
+The copy can be sent again, for example to an engine that replaces a dead one. On the engines'
+device (backend ipc) `hold` lends the weights without a copy, until `drop`.
 
-Each broadcast has a group of its own (group.py). The first header has all names and shapes, so that
-a server's worker can refuse them before it changes a byte; each tensor's has name, type, shape and
-checksum; the last one has the checksum of all. A receiver that finds a damaged tensor receives the
-rest before it fails, so that the others are not left waiting. The workers of an inference server
-receive by the same headers (servers/worker_extension/); each has a rank, so a server has `width`
-of them.
-
-An engine over several GPUs, each of which a trainer rank has too, is handed the weights on all of
-them (`HandoverReceiver`): each rank has a broadcast of its own, to the engine's part on its GPU.
-
-Not covered: a receiver that dies. The others' broadcast then fails or ends with the group's
-timeout, and the router begins another (core/inference/router.py).
+Each broadcast uses a new group (group.py). The first header has all names and shapes, so that a
+worker can refuse them before it changes anything; each tensor's header has its checksum, and the
+last one that of all. A receiver that finds a damaged tensor receives the rest before it fails, so
+that the others do not wait for it. A server has `width` workers, each with a rank
+(servers/worker_extension/). If a receiver dies, the broadcast fails or times out, and the router
+starts another one.
 """
 
 from __future__ import annotations
@@ -44,10 +37,10 @@ TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class BroadcastReceiver:
-    """Describes one receiver of one version's broadcast; it is cheap to send to another process.
+    """One receiver of one version's broadcast; cheap to send to another process.
 
-    A receiver of several workers (`width`) has the ranks `rank` to `rank + width - 1`. `gpu` is the
-    number of the GPU to receive on, in the process that does; None is its current one.
+    A receiver with several workers has the ranks `rank` to `rank + width - 1`. `gpu` is the number
+    of the GPU to receive on in the receiving process (None: its current one).
     """
 
     address: str
@@ -66,27 +59,25 @@ class BroadcastReceiver:
         return False
 
     def memberships(self) -> list[dict[str, Any]]:
-        """Returns what each worker needs to join the group, in plain values."""
+        """Returns what each worker needs to join the group, as plain values."""
         names = ("address", "port", "rank", "size", "backend", "timeout_s")
         first = {name: getattr(self, name) for name in names}
         return [first | {"rank": self.rank + worker} for worker in range(self.width)]
 
     def tensors(self) -> Generator[tuple[TensorInfo, Tensor], None, None]:
-        """Joins the group, waits for all its members, and yields the tensors as they come, each in
-        new memory."""
+        """Joins the group, and yields the tensors as they arrive, each in new memory."""
         with self.joined() as group:
             yield from self.received(group)
 
     @contextmanager
     def joined(self) -> Iterator[BroadcastGroup]:
-        """Is a member of the group for the length of the block, and has received the shapes, which
-        `load_tensors` checks tensor by tensor."""
+        """Joins the group for the length of the block, and receives the first header."""
         with _joined(self.address, self.port, self.rank, self.size, self, gpu=self.gpu) as group:
-            group.receive_header()
+            group.receive_header()  # the shapes, which `load_tensors` checks tensor by tensor
             yield group
 
     def received(self, group: BroadcastGroup) -> Iterator[tuple[TensorInfo, Tensor]]:
-        """Yields the tensors as they come, and checks at the end that all have come."""
+        """Yields the tensors as they arrive, and checks at the end that all have arrived."""
         infos: list[TensorInfo] = []
         for header, tensor in group.tensors():
             infos.append(TensorInfo.from_json(header))
@@ -94,45 +85,41 @@ class BroadcastReceiver:
         end = group.end
         assert end is not None
         if end["end"] != self.version:
-            raise WeightsError(f"{group.where}: version {end['end']} came, not {self.version}")
+            raise WeightsError(f"{group.where}: received version {end['end']}, not {self.version}")
         if end["checksum"] != Manifest(self.version, tuple(infos)).checksum:
-            raise WeightsError(f"{group.where}: version {self.version} came incomplete")
+            raise WeightsError(f"{group.where}: version {self.version} arrived incomplete")
 
 
 @dataclass(frozen=True, slots=True)
 class HandoverReceiver:
-    """Describes an engine over several GPUs: a receiver on each of them, with a sender of its own.
-    Each gets all weights."""
+    """An engine over several GPUs, each shared with a trainer rank. Each rank broadcasts all
+    weights in a separate group to the engine's receiver on its GPU."""
 
-    parts: tuple[BroadcastReceiver, ...]
+    receivers: tuple[BroadcastReceiver, ...]
 
     @property
     def version(self) -> int:
-        return self.parts[0].version
+        return self.receivers[0].version
 
     @property
     def adapters(self) -> Adapters | None:
-        return self.parts[0].adapters
+        return self.receivers[0].adapters
 
     @property
     def can_be_read_again(self) -> bool:
         return False
 
     def memberships(self) -> list[dict[str, Any]]:
-        """Returns what each worker needs to join its group, in plain values."""
-        return [each for part in self.parts for each in part.memberships()]
+        """Returns what each worker needs to join its group, as plain values."""
+        return [m for receiver in self.receivers for m in receiver.memberships()]
 
     def copies(self) -> Generator[tuple[TensorInfo, tuple[Tensor, ...]], None, None]:
-        """Yields each tensor on all GPUs.
-
-        All groups are joined before the first tensor, and then the next tensor is taken from each
-        of them: the senders gather it together, so none goes on before all are rid of the last one.
-        """
+        """Yields each tensor as a tuple with its copy on every GPU."""
         with ExitStack() as stack:
-            groups = [stack.enter_context(part.joined()) for part in self.parts]
-            incoming = [
-                part.received(group) for part, group in zip(self.parts, groups, strict=True)
-            ]
+            # All groups are joined before the first tensor, and then each gives its next tensor:
+            # the senders gather a tensor together, so none can be ahead of the others.
+            groups = [stack.enter_context(receiver.joined()) for receiver in self.receivers]
+            incoming = [r.received(group) for r, group in zip(self.receivers, groups, strict=True)]
             for received in zip(*incoming, strict=True):
                 if len({info for info, _ in received}) > 1:
                     raise WeightsError(
@@ -149,7 +136,7 @@ class HandoverReceiver:
 
 
 class BroadcastSender:
-    """Acts as rank 0 of every broadcast, in the process that has the weights."""
+    """Rank 0 of every broadcast, in the process that has the weights."""
 
     def __init__(
         self,
@@ -159,8 +146,7 @@ class BroadcastSender:
         timeout_s: float = TIMEOUT_S,
         width: int = 1,
     ) -> None:
-        """Takes the `address` at which receivers reach this machine, and how many workers each
-        receiver has."""
+        """`address` is that of this machine for the receivers, `width` the workers of each."""
         self.backend: Backend = backend
         self.timeout_s = timeout_s
         self._address, self._width = address, width
@@ -176,8 +162,8 @@ class BroadcastSender:
         tensors: Iterable[tuple[str, Tensor]],
         adapters: Adapters | None = None,
     ) -> None:
-        """Copies the weights to CPU memory, so that the trainer can go on changing them. `adapters`
-        describes them if they are adapters alone."""
+        """Copies the weights to CPU memory, so that the trainer may change them. `adapters`
+        describes them if they are adapters without base weights."""
         copy = {name: t.detach().to("cpu", copy=True) for name, t in tensors}
         self.hold(version, {name: tuple(t.shape) for name, t in copy.items()}, copy.items)
         self._adapters = adapters
@@ -188,26 +174,31 @@ class BroadcastSender:
         shapes: Mapping[str, tuple[int, ...]],
         weights: Callable[[], Iterable[tuple[str, Tensor]]],
     ) -> None:
-        """Has each `send` take the weights from `weights()`, in the order of `shapes`, without a
-        copy. The trainer calls `drop` before it changes them."""
+        """Makes each `send` read the weights from `weights()`, in the order of `shapes`, without a
+        copy. The trainer must call `drop` before it changes them."""
         self._version, self._shapes, self._weights = version, shapes, weights
         self._adapters = None
 
     def drop(self) -> None:
-        """Forgets the weights: no version can be had any more."""
+        """Forgets the weights; no version can be sent any more."""
         self._version, self._weights = None, tuple
 
     def receivers(self, version: int, number: int) -> list[BroadcastReceiver]:
-        """Returns `number` receivers, which may begin to receive before `send` is called."""
+        """Returns `number` receivers, which may start receiving before `send` is called."""
         if version != self._version:
-            now = "goes on" if self._version is None else f"has {self._version}"
+            state = "has moved on" if self._version is None else f"has {self._version}"
             raise WeightsError(
-                f"weights of version {version} cannot be had again: the trainer {now}"
+                f"weights of version {version} are no longer available: the trainer {state}"
             )
         if not number:
             return []
-        size = number * self._width + 1
-        store = open_store(self._address, size, self.timeout_s)
+        size = number * self._width + 1  # with rank 0
+        try:
+            store = listen(self._address, 0, size, self.timeout_s)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise WeightsError(
+                f"weights by broadcast from {self._address}: {first_line(error)}"
+            ) from error
         self._pending = store, size
         return [
             BroadcastReceiver(
@@ -225,9 +216,8 @@ class BroadcastSender:
         ]
 
     def send(self) -> SyncReport | None:
-        """Sends the weights to the receivers that were made last, one tensor at a time; returns
-        None if there are none. All weights are taken even after a failure: where they are sharded,
-        the other ranks gather each of them together with this one."""
+        """Sends the weights to the latest receivers, one tensor at a time. Returns None if there
+        are none."""
         weights = iter(self._weights())
         try:
             if self._pending is None:
@@ -237,6 +227,8 @@ class BroadcastSender:
             with _joined(self._address, store.port, 0, size, self, store=store) as group:
                 return send_tensors(group, self._version, self._shapes, weights)
         finally:
+            # Even after a failure: the other ranks gather each sharded tensor together with this
+            # one.
             for _ in weights:
                 pass
 
@@ -247,8 +239,7 @@ def send_tensors(
     shapes: Mapping[str, tuple[int, ...]],
     tensors: Iterable[tuple[str, Tensor]],
 ) -> SyncReport:
-    """Sends all shapes, then a header and the bytes of each tensor, and at the end the checksum of
-    all."""
+    """Sends all shapes, a header and the bytes of each tensor, and finally the checksum of all."""
     started = time.perf_counter()
     group.send_header({"shapes": {name: list(shape) for name, shape in shapes.items()}})
     infos = []
@@ -273,7 +264,7 @@ def _joined(
     store: Any = None,
     gpu: int | None = None,
 ) -> Iterator[BroadcastGroup]:
-    """Joins a group for the length of the block; its errors are raised as `WeightsError`."""
+    """Joins a group for the length of the block. Its errors become `WeightsError`."""
     try:
         group = BroadcastGroup(
             address,
@@ -291,11 +282,3 @@ def _joined(
             group.close()
     except GroupError as error:
         raise WeightsError(str(error)) from error
-
-
-def open_store(address: str, size: int, timeout_s: float) -> Any:
-    """Opens the store through which a group of `size` processes meets, on a free port."""
-    try:
-        return listen(address, 0, size, timeout_s)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise WeightsError(f"weights by broadcast from {address}: {first_line(error)}") from error

@@ -1,11 +1,9 @@
-"""A checksum of a tensor's bytes that is the same on every device, and fast on all of them.
+"""A fast checksum of a tensor's bytes that is equal on every device.
 
     words of 8 bytes -> each is mixed with its position -> sum modulo 2**64
 
-Integer sums do not depend on the order of adding, so a GPU, a CPU and another number of threads
-agree to the bit. It finds a flipped bit, swapped or repeated blocks, and a tensor cut short.
-
-Not covered: deliberate collisions; the checksum guards against accidents only.
+Integer sums do not depend on the order of addition, so GPUs, CPUs and any number of threads agree.
+It detects flipped bits, swapped or repeated blocks and truncation, but not deliberate collisions.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
 
 WORD_BYTES, CHUNK_WORDS = 8, 1 << 15
 CHUNKS_PER_PASS = {"cpu": 1}
-"""Chunks that are summed at once: one fits into a CPU's cache, a GPU is faster with many."""
+"""The number of chunks summed at a time: one fits into a CPU's cache, GPUs are faster with many."""
 DEFAULT_CHUNKS_PER_PASS = 256
 KEY_MULTIPLIER, MIX_MULTIPLIER, CHAIN_MULTIPLIER = (
     0x1E3779B97F4A7C15,
@@ -31,10 +29,7 @@ MODULUS = 1 << 64
 
 
 def tensor_checksum(tensor: Tensor) -> str:
-    """Returns a checksum of 16 hexadecimal digits.
-
-    It does not cover the shape, which a manifest holds beside it.
-    """
+    """Returns a checksum of 16 hexadecimal digits. It does not cover the shape (see TensorInfo)."""
     import torch
 
     data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
@@ -42,8 +37,8 @@ def tensor_checksum(tensor: Tensor) -> str:
     keys = positions * KEY_MULTIPLIER
     size = CHUNK_WORDS * WORD_BYTES
     step = size * CHUNKS_PER_PASS.get(data.device.type, DEFAULT_CHUNKS_PER_PASS)
-    whole = data.numel() - data.numel() % size
-    total = data.numel()
+    whole = data.numel() - data.numel() % size  # bytes in full chunks
+    total = data.numel()  # the length is part of the checksum: trailing zeros count
     for start in range(0, whole, step):
         total = _add(total, data[start : min(start + step, whole)], positions, keys)
     rest = data[whole:]
@@ -56,15 +51,16 @@ def tensor_checksum(tensor: Tensor) -> str:
 
 
 def _add(total: int, data: Tensor, positions: Tensor, keys: Tensor) -> int:
-    """Returns `total` updated with the sums of one chunk, or of several of the same length."""
+    """Returns `total` updated with the sums of one or more chunks of equal length."""
     import torch
 
+    # `view(int64)` needs both the address and the storage offset at a multiple of 8 bytes.
     aligned = data if data.data_ptr() % WORD_BYTES == 0 else data.clone()
     if aligned.storage_offset() % WORD_BYTES:
         aligned = aligned.clone()
     mixed = aligned.view(torch.int64).view(-1, len(positions)) + positions
     mixed *= keys
-    # Without these steps two flipped top bits (two signs) would cancel each other.
+    # Without these shifts, two flipped top bits (two signs) would cancel each other.
     mixed ^= mixed >> 31
     mixed *= MIX_MULTIPLIER
     mixed ^= mixed >> 29
@@ -74,6 +70,8 @@ def _add(total: int, data: Tensor, positions: Tensor, keys: Tensor) -> int:
 
 
 def combined_checksum(lines: Iterable[tuple[str, str, tuple[int, ...], str]]) -> str:
-    """Returns one checksum of many tensors, each (name, dtype, shape, checksum), in any order."""
-    text = "\n".join(f"{name} {dtype} {shape} {own}" for name, dtype, shape, own in sorted(lines))
+    """Returns one checksum of tensors given by (name, dtype, shape, checksum), in any order."""
+    text = "\n".join(
+        f"{name} {dtype} {shape} {checksum}" for name, dtype, shape, checksum in sorted(lines)
+    )
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -1,16 +1,13 @@
-"""Weight sync by safetensors in a folder: on disk ("checkpoint") or in shared memory ("memory").
+"""Weight sync through safetensors on disk ("checkpoint") or in shared memory ("memory").
 
     root/v00000007/manifest.json                      version, names, shapes, checksums
                    model-00001.safetensors …          shards; one is in memory while writing
-                   model.safetensors.index.json       lets any Hugging Face reader load it
-                   config.json …                      copied from `extra_files`; servers read them
+                   model.safetensors.index.json       for readers of Hugging Face's format
+                   config.json …                      copied from `extra_files` for servers
 
-A version is written under a temporary name and renamed, so it is whole or absent. A reader holds a
-shared lock while it reads; the writer removes older versions that nobody has locked, and tries
-again when it writes the next one. The system releases the lock of a process that dies.
-
-Not covered: network file systems without `flock`. There `keep` must be large enough for the slowest
-reader, or a version is removed while it is read.
+A version is written under a temporary name and renamed, so it is complete or absent. A reader holds
+a shared lock, which the kernel releases if it dies; the writer removes old versions that are not
+locked. On a network file system without `flock`, a version may be removed while it is read.
 """
 
 from __future__ import annotations
@@ -37,32 +34,30 @@ SHARD_BYTES = 1 << 29
 MANIFEST, LOCK, PREFIX = "manifest.json", ".lock", "v"
 INDEX = "model.safetensors.index.json"
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
-"""The errors of reading a damaged JSON file."""
+"""What reading a damaged JSON file raises."""
 
 
 def shared_memory_root() -> Path:
-    """Returns the folder of shared memory, or the temporary folder where there is none."""
+    """Returns the folder of shared memory, or the temporary folder if there is none."""
     usable = SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK)
     return SHARED_MEMORY if usable else Path(tempfile.gettempdir())
 
 
 @dataclass(frozen=True, slots=True)
 class FolderSource:
-    """Reads one version from its folder; it is cheap to send to a process with the same file
-    system.
-    """
+    """One version in its folder; cheap to send to a process that sees the same file system."""
 
     path: Path
     version: int
     adapters: Adapters | None = None
-    """Set where the folder has adapters alone."""
+    """Set if the folder has adapters without base weights."""
 
     @property
     def can_be_read_again(self) -> bool:
         return True
 
     def manifest(self) -> Manifest:
-        """Reads the manifest; raises `WeightsError` where the folder is missing or incomplete."""
+        """Reads the manifest; raises `WeightsError` if the folder is missing or incomplete."""
         try:
             return Manifest.loads((self.path / MANIFEST).read_text("utf-8"))
         except FileNotFoundError:
@@ -74,7 +69,7 @@ class FolderSource:
             raise self._damaged(MANIFEST) from error
 
     def tensors(self) -> Generator[tuple[TensorInfo, Tensor], None, None]:
-        """Yields the tensors one by one; the folder stays locked until the last one is taken."""
+        """Yields the tensors one by one; the folder is locked until the last one."""
         from safetensors import SafetensorError, safe_open
 
         with self.read_lock():
@@ -91,8 +86,8 @@ class FolderSource:
 
     def _shards(self) -> list[str]:
         try:
-            where = json.loads((self.path / INDEX).read_text("utf-8"))["weight_map"]
-            return sorted(set(where.values()))
+            weight_map = json.loads((self.path / INDEX).read_text("utf-8"))["weight_map"]
+            return sorted(set(weight_map.values()))
         except (OSError, *UNREADABLE) as error:
             raise self._damaged(INDEX) from error
 
@@ -105,7 +100,7 @@ class FolderSource:
         try:
             lock = os.open(self.path / LOCK, os.O_RDONLY)
         except FileNotFoundError:
-            self.manifest()  # raises, and says it
+            self.manifest()  # raises a WeightsError with the reason
             raise
         try:
             take(lock, shared=True)
@@ -131,21 +126,17 @@ class WeightFolder:
         self._keep = keep
         self._shard_bytes = shard_bytes
         root.mkdir(parents=True, exist_ok=True)
-        for left in root.glob(f".{PREFIX}*"):  # leftovers of a writer that was killed
-            shutil.rmtree(left, ignore_errors=True)
+        for leftover in root.glob(f".{PREFIX}*"):  # leftovers of a writer that was killed
+            shutil.rmtree(leftover, ignore_errors=True)
 
     @classmethod
     def of_model(cls, root: Path, files: Mapping[str, bytes]) -> Self:
-        """Makes a folder in which each version is a model that a server can start from.
-
-        `files` are the model's files beside its weights (`model_files`).
-        """
+        """Makes a folder in which each version is a model that a server can start from. `files` are
+        the contents of the model's other files (`model_files`)."""
         (root / "model").mkdir(parents=True, exist_ok=True)
         extra_files = []
         for name, content in files.items():
-            if (
-                "/" not in name
-            ):  # files in subfolders are further chat templates, which no server reads
+            if "/" not in name:  # subfolders only have further chat templates, for no server
                 extra_files.append(root / "model" / name)
                 extra_files[-1].write_bytes(content)
         return cls(root, extra_files=extra_files, keep=1)
@@ -161,9 +152,8 @@ class WeightFolder:
         tensors: Iterable[tuple[str, Tensor]],
         adapters: Adapters | None = None,
     ) -> FolderSource:
-        """Writes a version from an iterator, with one shard at a time in memory, and removes
-        old ones. `adapters` describes the tensors if they are adapters alone.
-        """
+        """Writes a version, with one shard at a time in memory, and removes old ones. `adapters`
+        describes the tensors if they are adapters without base weights."""
         path = self.path_of(self.root, version)
         temporary = self.root / f".{path.name}.{os.getpid()}"
         shutil.rmtree(temporary, ignore_errors=True)
@@ -181,22 +171,18 @@ class WeightFolder:
         return FolderSource(path, version, adapters)
 
     def versions(self) -> list[int]:
-        """Returns the versions that are there, in ascending order."""
-        found = self.root.glob(f"{PREFIX}*/{MANIFEST}")
-        return sorted(int(path.parent.name.removeprefix(PREFIX)) for path in found)
+        """Returns the existing versions, in ascending order."""
+        manifests = self.root.glob(f"{PREFIX}*/{MANIFEST}")
+        return sorted(int(path.parent.name.removeprefix(PREFIX)) for path in manifests)
 
     def remove_old(self, exclude: int | None = None) -> list[int]:
-        """Removes versions beyond the newest `keep` that nobody reads, and returns their numbers.
-
-        The version `exclude` stays: a resumed run writes lower numbers than it left there before.
-        """
-        removed = []
-        for version in self.versions()[: -self._keep]:
-            if version == exclude:
-                continue
-            if _remove_unless_locked(self.path_of(self.root, version)):
-                removed.append(version)
-        return removed
+        """Removes versions older than the newest `keep` that nobody is reading, and returns their
+        numbers. `exclude` is not removed: a resumed run writes lower numbers than exist already."""
+        return [
+            version
+            for version in self.versions()[: -self._keep]
+            if version != exclude and _remove_unless_locked(self.path_of(self.root, version))
+        ]
 
     def close(self) -> None:
         """Removes all versions; shared memory would outlive the process."""
@@ -225,16 +211,15 @@ class WeightFolder:
 def _shards(
     tensors: Iterable[tuple[str, Tensor]], shard_bytes: int, infos: list[TensorInfo]
 ) -> Iterator[dict[str, Tensor]]:
-    """Yields the tensors in shards, and appends the description of each to `infos`. Checksums are
-    computed where a tensor is: on its GPU, rather than of the copy in the CPU's memory."""
+    """Yields shards of at most `shard_bytes` (or one tensor), and appends to `infos`."""
     shard: dict[str, Tensor] = {}
     size = 0
     for name, tensor in tensors:
         if shard and size + tensor.nbytes > shard_bytes:
             yield shard
             shard, size = {}, 0
-        infos.append(TensorInfo.of(name, tensor))
-        # A copy: safetensors refuses tensors that share memory, and the trainer goes on.
+        infos.append(TensorInfo.of(name, tensor))  # before the copy: checksums are faster on a GPU
+        # Copied, because safetensors refuses tensors that share memory.
         shard[name] = tensor.detach().to("cpu", copy=True).contiguous()
         size += tensor.nbytes
     if shard:
@@ -252,13 +237,11 @@ def _save(shard: dict[str, Tensor], path: Path) -> None:
 
 
 def _remove_unless_locked(path: Path) -> bool:
-    """Removes the folder unless a reader has locked it, and tells whether it did.
-
-    The folder is renamed first, so that nobody finds a half-removed version.
-    """
+    """Removes the folder unless a reader has locked it. Returns whether it did. The folder is
+    renamed first, so that a partly removed version is never visible."""
     try:
         lock = os.open(path / LOCK, os.O_RDONLY)
-    except FileNotFoundError:  # without the file nobody can have locked it
+    except FileNotFoundError:  # without the file it cannot be locked
         shutil.rmtree(path, ignore_errors=True)
         return True
     try:

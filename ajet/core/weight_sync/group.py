@@ -1,22 +1,16 @@
-"""One process's place in a group of torch.distributed over which rank 0 sends tensors.
+"""A process group of torch.distributed in which rank 0 sends tensors to the others.
 
     rank 0        group.send_header({"name": …})    group.broadcast(tensor)
     the others    group.receive_header()            for header, tensor in group.tensors(): …
 
-The group is separate from the process's default one. Headers travel over gloo. Tensors do too if
-they are in CPU memory, and over nccl on GPUs. ipc is for processes on one device: tensors go
-through a buffer in the device's memory that all of them have open.
+It is separate from the default group. Headers use gloo, and so do tensors in CPU memory; on GPUs
+these use nccl. ipc is for processes on one device, which share a buffer in its memory:
 
     rank 0        copies a part of the tensor in ─ barrier ─────────────────── barrier ─ …
     the others    ───────────────────────────────── barrier ─ copy it out ─ barrier ─ …
 
-The processes may have different versions of torch: an inference server brings its own. Handles are
-sent in the one form that all versions read, and different versions of NCCL are refused by name.
-
-This file imports torch alone: vLLM's worker loads it by its path (servers/worker_extension/), where
-ajet's other packages are not to be found.
-
-Not covered: what the headers mean (broadcast.py).
+The processes may have different versions of torch, but not of NCCL. This file imports only torch:
+vLLM's worker loads it by path (servers/worker_extension/), without the rest of ajet.
 """
 
 from __future__ import annotations
@@ -39,16 +33,15 @@ BUFFER_BYTES = 1 << 28
 IPC_HANDLE_BYTES = 64
 """The size of a `cudaIpcMemHandle_t`."""
 BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
-"""The variable that torch reads when it makes a group of NCCL."""
+"""The environment variable that torch reads when it creates an NCCL group."""
 
 
 class GroupError(RuntimeError):
-    """Says in one line that the group did not form, or broke."""
+    """Raised when the group cannot form, or breaks; the message is one line."""
 
 
 class BroadcastGroup:
-    """Represents one process's membership in a group; the constructor returns when all `size`
-    processes have joined."""
+    """One process's membership in a group."""
 
     def __init__(
         self,
@@ -63,9 +56,9 @@ class BroadcastGroup:
         gpu: int | None = None,
         buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
-        """Joins the group that meets at rank 0's store, which rank 0 passes. It makes the buffer of
-        ipc, of `buffer_bytes`. `gpu` is the number of this process's GPU, if not its current one.
-        """
+        """Joins the group; returns when all `size` processes have joined. Rank 0 passes the `store`
+        that they meet at, and creates ipc's buffer of `buffer_bytes`. `gpu` is the number of this
+        process's GPU (default: the current one)."""
         import torch
         import torch.distributed.distributed_c10d as c10d
         from torch._C._distributed_c10d import TCPStore
@@ -73,7 +66,7 @@ class BroadcastGroup:
         self._rank = rank
         self._buffer: Tensor | None = None
         self.end: dict[str, Any] | None = None
-        """The header that ends the tensors, once it has come."""
+        """The header that ends the tensors, once it was received."""
         self.where = f"weights by {backend} over {address}:{port}"
         timeout = timedelta(seconds=timeout_s)
         try:
@@ -82,7 +75,11 @@ class BroadcastGroup:
             prefixed = c10d.PrefixStore("ajet-weights", store)
             self._group: Any = c10d.ProcessGroupGloo(prefixed, rank, size, timeout)
             self._tensor_group: Any = self._group
-            self.device = torch.device("cpu") if backend == "gloo" else own_device(gpu)
+            self.device = torch.device("cpu")
+            if backend != "gloo" and torch.cuda.is_available():  # ipc also works on a CPU
+                self.device = torch.device(
+                    "cuda", torch.cuda.current_device() if gpu is None else gpu
+                )
             if backend == "nccl":
                 check_nccl_versions(prefixed, rank, size, nccl_version())
                 options = c10d.ProcessGroupNCCL.Options()
@@ -95,7 +92,8 @@ class BroadcastGroup:
             raise GroupError(f"{self.where}: {first_line(error)}") from error
 
     def _share_buffer(self, num_bytes: int) -> None:
-        """Makes the buffer on rank 0 and opens it on the others; all have it open at the end."""
+        """Creates the buffer on rank 0 and opens it on the others; returns when all have it
+        open."""
         if self._rank == 0:
             self._buffer, handle, descriptor = make_buffer(num_bytes, self.device)
             self.send_header(handle)
@@ -107,7 +105,7 @@ class BroadcastGroup:
             os.close(descriptor)
 
     def send_header(self, header: dict[str, Any]) -> None:
-        """Sends JSON values to all others; only rank 0 calls it."""
+        """Sends JSON values to the others; only rank 0 calls this."""
         import torch
 
         data = torch.frombuffer(bytearray(json.dumps(header).encode()), dtype=torch.uint8)
@@ -127,7 +125,7 @@ class BroadcastGroup:
 
     def tensors(self) -> Iterator[tuple[dict[str, Any], Tensor]]:
         """Yields the header and the content of each tensor that rank 0 sends, in new memory, until
-        `end` has come; a second call goes on where the first one was left."""
+        `end` is received. A second call continues where the first one stopped."""
         import torch
 
         while self.end is None:
@@ -141,8 +139,8 @@ class BroadcastGroup:
             yield header, tensor
 
     def broadcast(self, tensor: Tensor) -> None:
-        """Sends rank 0's tensor, in this group's device memory, into that of every other rank."""
-        # gloo takes neither a tensor without dimensions nor one without elements.
+        """Copies rank 0's tensor into the given one of every other rank, on the group's device."""
+        # gloo accepts neither a tensor without dimensions nor one without elements.
         flat = tensor.reshape(-1)
         if not flat.numel():
             return
@@ -152,8 +150,7 @@ class BroadcastGroup:
             self._through(self._buffer, flat)
 
     def _through(self, buffer: Tensor, flat: Tensor) -> None:
-        """Moves a tensor through the buffer in parts. The second barrier of each keeps rank 0 from
-        writing the next part over it."""
+        """Copies a tensor through the buffer, part by part."""
         import torch
 
         data = flat.view(torch.uint8)
@@ -163,14 +160,14 @@ class BroadcastGroup:
             if self._rank == 0:
                 shared.copy_(part)
                 self._finish_copy()
-            self._run(self._group.barrier)
+            self._run(self._group.barrier)  # the part is in the buffer
             if self._rank != 0:
                 part.copy_(shared)
                 self._finish_copy()
-            self._run(self._group.barrier)
+            self._run(self._group.barrier)  # all have read it: rank 0 may overwrite it
 
     def _finish_copy(self) -> None:
-        """Waits until the device has copied: a barrier waits for processes alone."""
+        """Waits for the device's copy: a barrier waits only for processes."""
         import torch
 
         if self.device.type == "cuda":
@@ -183,32 +180,32 @@ class BroadcastGroup:
             raise GroupError(f"{self.where}: broke off: {first_line(error)}") from error
 
     def close(self) -> None:
-        """Leaves the group; the others' next broadcast fails."""
+        """Leaves the group; the next broadcast of the others fails."""
         self._group = self._tensor_group = self._buffer = None
 
 
-def check_nccl_versions(store: Any, rank: int, size: int, own: str) -> None:
-    """Compares the versions of NCCL of all processes of a group, which NCCL itself does by failing
-    on some of them."""
-    store.set(f"nccl/{rank}", own)
-    versions = [store.get(f"nccl/{each}").decode() for each in range(size)]
+def check_nccl_versions(store: Any, rank: int, size: int, version: str) -> None:
+    """Raises ValueError if the processes of a group have different versions of NCCL, with which
+    NCCL fails in some of them only."""
+    store.set(f"nccl/{rank}", version)
+    versions = [store.get(f"nccl/{peer}").decode() for peer in range(size)]
     if len(set(versions)) > 1:
-        told = ", ".join(f"rank {each} has {version}" for each, version in enumerate(versions))
+        listing = ", ".join(f"rank {n} has {version}" for n, version in enumerate(versions))
         raise ValueError(
-            f"NCCL works between equal versions alone, and {told}: install one in all of their "
+            f"NCCL needs equal versions, and {listing}: install one in all of their "
             "Pythons (pip install --no-deps nvidia-nccl-cu13==…), or send weights through files "
             "(sync_method: checkpoint)"
         )
 
 
 def nccl_version() -> str:
-    """Returns the version of the NCCL that this process has loaded, which need not be the one that
-    its torch was built with."""
+    """Returns the version of NCCL that this process has loaded. It may differ from the one that
+    torch was built with."""
     from torch.cuda import nccl
 
     try:
         loaded = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-    except OSError:  # this torch has NCCL within it
+    except OSError:  # NCCL is linked into torch
         return ".".join(map(str, nccl.version()))
     number = ctypes.c_int()
     loaded.ncclGetVersion(ctypes.byref(number))
@@ -217,10 +214,9 @@ def nccl_version() -> str:
 
 @contextmanager
 def nccl_waits() -> Iterator[None]:
-    """Has the groups of NCCL that are made in the block wait for each operation and raise what
-    fails. By default `wait` returns before the bytes are there, so that a group which is closed
-    then aborts its last broadcast, and a member that is lost ends this whole process, by a thread
-    of torch's."""
+    """Makes NCCL groups that are created in the block wait for each operation and raise its errors.
+    By default `wait` returns before the bytes have arrived, so that closing a group aborts its last
+    broadcast, and the loss of a member makes a thread of torch kill this process."""
     before = os.environ.get(BLOCKING_WAIT)
     os.environ[BLOCKING_WAIT] = "1"
     try:
@@ -232,35 +228,28 @@ def nccl_waits() -> Iterator[None]:
             os.environ[BLOCKING_WAIT] = before
 
 
-def own_device(gpu: int | None = None) -> Any:
-    """Returns this process's GPU of this number, or its current one; the CPU if it has none."""
-    import torch
-
-    if torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device() if gpu is None else gpu)
-    return torch.device("cpu")
-
-
 def make_buffer(num_bytes: int, device: Any) -> tuple[Tensor, dict[str, Any], int | None]:
-    """Makes a buffer that other processes can open. Returns it, its handle for them in JSON values,
-    and on a CPU the file descriptor to close when they have opened it."""
+    """Creates a buffer that other processes can open. Returns it, a handle in JSON values for them,
+    and on a CPU the file descriptor to close after they have opened it."""
     import torch
 
     if device.type == "cuda":
         buffer = torch.empty(num_bytes, dtype=torch.uint8, device=device)
-        # The first value is the number that this process gives the GPU; others may number it
-        # otherwise, so its own name is compared.
+        # The first value is this process's number of the GPU, which differs in others: its UUID is
+        # sent and compared instead.
         _, memory, *rest = buffer.untyped_storage()._share_cuda_()
         handle = to_json([portable_handle(memory), *rest])
         return buffer, {"gpu": gpu_name(device), "handle": handle}, None
-    descriptor = os.memfd_create("ajet-weights")  # has no name that could outlive the processes
+    descriptor = os.memfd_create(
+        "ajet-weights"
+    )  # without a name, so that it is freed with the processes
     os.truncate(descriptor, num_bytes)
     path = f"/proc/{os.getpid()}/fd/{descriptor}"
     return map_file(descriptor, num_bytes), {"path": path, "num_bytes": num_bytes}, descriptor
 
 
 def open_buffer(handle: dict[str, Any], device: Any) -> Tensor:
-    """Opens the buffer that another process has made on the same device."""
+    """Opens the buffer that another process has created on the same device."""
     import torch
 
     if "path" in handle:
@@ -273,44 +262,44 @@ def open_buffer(handle: dict[str, Any], device: Any) -> Tensor:
 
 
 def map_file(descriptor: int, num_bytes: int) -> Tensor:
-    """Returns a file in memory as a tensor of bytes, shared with all that map it."""
+    """Maps a file as a tensor of bytes, shared with all processes that map it."""
     import torch
 
     return torch.frombuffer(mmap(descriptor, num_bytes), dtype=torch.uint8)
 
 
 def gpu_name(device: Any) -> str:
-    """Returns a name that a GPU has in every process."""
+    """Returns a name of the GPU that is equal in all processes."""
     import torch
 
     return f"GPU {torch.cuda.get_device_properties(device).uuid}"
 
 
 def portable_handle(handle: bytes) -> bytes:
-    """Returns torch's handle of a GPU's memory in the form that every version of torch opens.
+    """Returns torch's handle of GPU memory in the form that every version of torch can open.
 
-    torch writes its own version of the form, the kind of memory, and the driver's handle. It opens
-    no form of a newer torch (2.13 began another one), and a bare handle of the driver always.
+    torch prefixes the driver's handle with a format version and a type of memory. It cannot open
+    the format of a newer torch (2.13 introduced one), but always the bare handle of the driver.
     """
-    kind = handle[1:2] if len(handle) != IPC_HANDLE_BYTES else b"c"
-    if kind == b"e":
+    memory_type = handle[1:2] if len(handle) != IPC_HANDLE_BYTES else b"c"
+    if memory_type == b"e":
         raise ValueError(
-            "memory of expandable segments is not opened by other processes: take "
-            "expandable_segments:True out of PYTORCH_CUDA_ALLOC_CONF (PYTORCH_ALLOC_CONF), or send "
+            "other processes cannot open memory of expandable segments: remove "
+            "expandable_segments:True from PYTORCH_CUDA_ALLOC_CONF (PYTORCH_ALLOC_CONF), or send "
             "weights through files (sync_method: memory)"
         )
-    is_plain = kind == b"c" and len(handle) == 2 + IPC_HANDLE_BYTES
+    is_plain = memory_type == b"c" and len(handle) == 2 + IPC_HANDLE_BYTES
     return handle[2:] if is_plain else handle
 
 
 def to_json(handle: list[Any]) -> list[Any]:
-    """Returns a handle of CUDA IPC, numbers and bytes, in JSON values."""
-    return [{"hex": each.hex()} if isinstance(each, bytes) else each for each in handle]
+    """Returns a CUDA IPC handle (numbers and bytes) in JSON values."""
+    return [{"hex": value.hex()} if isinstance(value, bytes) else value for value in handle]
 
 
 def from_json(handle: list[Any]) -> list[Any]:
-    """Returns the handle of `to_json`."""
-    return [bytes.fromhex(each["hex"]) if isinstance(each, dict) else each for each in handle]
+    """Returns the handle that `to_json` converted."""
+    return [bytes.fromhex(value["hex"]) if isinstance(value, dict) else value for value in handle]
 
 
 def first_line(error: BaseException) -> str:

@@ -1,9 +1,7 @@
-"""Weights in this process's memory or on its device: nothing is written or sent.
+"""Weights in this process's memory or on its device, which are not written or sent.
 
-A model in the same process copies them, and an SGLang server on the same GPU is given handles to
-the device's memory (`/update_weights_from_tensor`).
-
-Not covered: a trainer that changes the weights during the load; it waits until the load is over.
+A model in the same process copies them; an SGLang server on the same GPU gets handles to the memory
+(`/update_weights_from_tensor`). The trainer must not change them before the load is over.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LiveSource:
-    """Reads weights that are in memory; each call of `weights()` gives every (name, tensor)."""
+    """A source over weights in memory; `weights()` returns all (name, tensor) pairs."""
 
     version: int
     weights: Callable[[], Iterable[tuple[str, Tensor]]]
@@ -32,6 +30,6 @@ class LiveSource:
         return True
 
     def tensors(self) -> Generator[tuple[TensorInfo, Tensor], None, None]:
-        """Yields each tensor as it is now."""
+        """Yields the tensors with their descriptions."""
         for name, tensor in self.weights():
             yield TensorInfo.of(name, tensor), tensor

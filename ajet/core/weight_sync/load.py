@@ -1,16 +1,11 @@
-"""Loading of weights: copies them into a model in place, all of them or none.
+"""Copies weights into a model in place: all of them or none.
 
     source --check every tensor--> names, shapes, checksums --copy--> model --checksum--> report
 
-A source that can be read again (a folder) is checked from end to end before the first byte of the
-model changes, and needs no extra memory. A broadcast can be received only once, so it is collected
-first, which needs the weights' size in memory once more.
-
-Adapters alone (adapters.py) are added to copies of the base weights that `BaseWeights` takes of the
-model at its first load.
-
-The model's own type may differ from what was sent (bfloat16 over float32, for example); values are
-cast. The report's checksum is then that of what was sent; otherwise it is that of the model.
+A folder can be read twice: it is checked completely before the model changes, without extra memory.
+A broadcast can be received only once, so it is collected first and takes the weights' size in
+memory. Values are cast if the model has another dtype; the report has the checksum of what was
+sent. Adapters (adapters.py) are added to copies of the base weights that `BaseWeights` keeps.
 """
 
 from __future__ import annotations
@@ -41,123 +36,111 @@ def load_weights(
     model: nn.Module, source: WeightSource, *, base: BaseWeights | None = None
 ) -> SyncReport:
     """Copies `source` into `model`; raises `WeightsError` if it is damaged or does not fit.
-    Adapters alone need a `base`, which is the model's for all its loads."""
+    Adapters need `base`, the same object for all loads of a model."""
     if source.adapters is None:
         return load_tensors(model.state_dict(), source)
-    assert base is not None, "adapters alone need the base weights"
+    assert base is not None, "adapters need the base weights"
     return base.load(model.state_dict(), source, source.adapters)
 
 
 class BaseWeights:
-    """Remembers a model's base weights, to which each version's adapters are added anew.
-
-    The model must have its base weights at the first load. Copies of the adapted ones are in the
-    CPU's memory.
-    """
+    """Keeps a model's base weights, to which the adapters of each version are added. The model must
+    have its base weights at the first load."""
 
     def __init__(self) -> None:
-        self._copies: dict[str, Tensor] = {}
+        self._copies: dict[str, Tensor] = {}  # of the adapted weights, on the CPU
         self._checksum: str | None = None
 
     def load(self, targets: Targets, source: WeightSource, adapters: Adapters) -> SyncReport:
-        """Checks all adapters of `source` and the base, and then sets the adapted weights."""
+        """Checks the adapters of `source` and the base, then sets the adapted weights."""
         started = time.perf_counter()
-        where = f"weights of version {source.version}"
+        prefix = f"weights of version {source.version}"
         sent = list(source.tensors())
         for info, tensor in sent:
-            check_tensor(info, tensor, tensor, where)
+            check_tensor(info, tensor, tensor, prefix)
         shapes = {name: tuple(target.shape) for name, target in targets.items()}
         try:
             adapters.check({info.name: info.shape for info, _ in sent}, shapes)
         except AdaptersError as error:
-            raise WeightsError(f"{where}: {error}") from error
-        self._remember(targets, adapters, where)
+            raise WeightsError(f"{prefix}: {error}") from error
+        self._remember(targets, adapters, prefix)
         factors = adapters.factors({info.name: tensor for info, tensor in sent})
         for name in adapters.scalings:
             target = targets[name]
-            own = {name: tuple(factor.to(target.device) for factor in factors[name])}
-            target.copy_(adapters.add(name, self._copies[name], own))  # type: ignore[arg-type]
+            factor_a, factor_b = (factor.to(target.device) for factor in factors[name])
+            # Added to the copy: the target has the adapters of the version before.
+            target.copy_(adapters.add(name, self._copies[name], {name: (factor_a, factor_b)}))
         manifest = Manifest(source.version, tuple(info for info, _ in sent))
         seconds = time.perf_counter() - started
         return SyncReport(source.version, seconds, manifest.num_bytes, manifest.checksum)
 
-    def _remember(self, targets: Targets, adapters: Adapters, where: str) -> None:
+    def _remember(self, targets: Targets, adapters: Adapters, prefix: str) -> None:
         if self._checksum is None:
-            self._checksum = _untied(targets).checksum
+            # Of tied weights, which share storage, only the first is part of the checksum.
+            first: dict[tuple[int, tuple[int, ...]], str] = {}
+            for name, tensor in targets.items():
+                first.setdefault(_storage_key(tensor), name)
+            infos = tuple(TensorInfo.of(name, targets[name]) for name in first.values())
+            self._checksum = Manifest(0, infos).checksum
             for name in adapters.scalings:
                 self._copies[name] = targets[name].detach().to("cpu", copy=True)
         if self._checksum != adapters.base_checksum:
             raise WeightsError(
-                f"{where}: the engine's base weights are not those that the adapters were trained "
+                f"{prefix}: the engine's base weights are not those that the adapters were trained "
                 "on; all machines need the same files and number format of ajet.model.path"
             )
 
 
-def _untied(targets: Targets) -> Manifest:
-    """Describes the tensors; of those with one storage (tied weights) the first."""
-    first: dict[tuple[int, tuple[int, ...]], str] = {}
-    for name, tensor in targets.items():
-        first.setdefault(_storage_key(tensor), name)
-    return Manifest(0, tuple(TensorInfo.of(name, targets[name]) for name in first.values()))
-
-
 def load_tensors(targets: Targets, source: WeightSource) -> SyncReport:
-    """Copies `source` into named tensors.
-
-    Of two names for one storage (tied weights), the source needs only one.
-    """
+    """Copies `source` into named tensors. It needs only one name of tied weights."""
     started = time.perf_counter()
-    where = f"weights of version {source.version}"
+    prefix = f"weights of version {source.version}"
     if source.can_be_read_again:
         with closing(source.tensors()) as incoming:
-            check(incoming, targets, where)
+            check(incoming, targets, prefix)
         with closing(source.tensors()) as incoming:
             infos = _copy(incoming, targets)
     else:
         collected = list(source.tensors())
-        check(collected, targets, where)
+        check(collected, targets, prefix)
         infos = _copy(collected, targets)
-    _check_loaded(infos, targets, where)
+    for info in infos:
+        target = targets[info.name]
+        same_dtype = str(target.dtype) == f"torch.{info.dtype}"
+        if same_dtype and TensorInfo.of(info.name, target) != info:
+            raise WeightsError(f"{prefix}: {info.name} in the model is not what was copied")
     manifest = Manifest(source.version, tuple(infos))
     seconds = time.perf_counter() - started
     return SyncReport(source.version, seconds, manifest.num_bytes, manifest.checksum)
 
 
-def check(incoming: IncomingTensors, targets: Targets, where: str) -> None:
-    """Checks that all incoming tensors are undamaged and fit, and that none is missing."""
+def check(incoming: IncomingTensors, targets: Targets, prefix: str) -> None:
+    """Checks that all incoming tensors are intact and fit, and that none is missing."""
     infos: list[TensorInfo] = []
     for info, tensor in incoming:
-        check_tensor(info, tensor, targets.get(info.name), where)
+        check_tensor(info, tensor, targets.get(info.name), prefix)
         infos.append(info)
-    check_complete(infos, targets, where)
+    # Tied weights share storage: one of their names is enough.
+    names = {info.name for info in infos}
+    filled = {_storage_key(targets[name]) for name in names}
+    missing = [n for n, t in targets.items() if n not in names and _storage_key(t) not in filled]
+    if missing:
+        raise WeightsError(f"{prefix}: missing {shorten_list(missing)}")
 
 
-def check_tensor(info: TensorInfo, tensor: Tensor, target: Tensor | None, where: str) -> None:
-    """Checks that the tensor is the one that was sent, and that the model has one of its name
-    and shape.
-    """
+def check_tensor(info: TensorInfo, tensor: Tensor, target: Tensor | None, prefix: str) -> None:
+    """Checks that the tensor is intact, and that the model has one with its name and shape."""
     if target is None:
-        raise WeightsError(f"{where}: the model has no tensor {info.name}; is it another model's?")
+        raise WeightsError(f"{prefix}: the model has no tensor {info.name}; is it another model's?")
     if tuple(target.shape) != info.shape:
         raise WeightsError(
-            f"{where}: {info.name} is {list(info.shape)}, the model's is {list(target.shape)}"
+            f"{prefix}: {info.name} is {list(info.shape)}, the model's is {list(target.shape)}"
         )
-    found = TensorInfo.of(info.name, tensor)
-    if found != info:
+    received = TensorInfo.of(info.name, tensor)
+    if received != info:
         raise WeightsError(
-            f"{where}: {info.name} is damaged (checksum {found.checksum}, sent {info.checksum})"
+            f"{prefix}: {info.name} is damaged (checksum {received.checksum}, sent {info.checksum})"
         )
-
-
-def check_complete(infos: Iterable[TensorInfo], targets: Targets, where: str) -> None:
-    """Checks that every tensor of the model is given, by its own name or by that of one it is
-    tied to.
-    """
-    given = {info.name for info in infos}
-    filled = {_storage_key(targets[name]) for name in given}
-    missing = [n for n, t in targets.items() if n not in given and _storage_key(t) not in filled]
-    if missing:
-        raise WeightsError(f"{where}: missing {shorten_list(missing)}")
 
 
 def _storage_key(tensor: Tensor) -> tuple[int, tuple[int, ...]]:
@@ -173,12 +156,3 @@ def _copy(incoming: IncomingTensors, targets: Targets) -> list[TensorInfo]:
             targets[info.name].copy_(tensor)
             infos.append(info)
     return infos
-
-
-def _check_loaded(infos: Iterable[TensorInfo], targets: Targets, where: str) -> None:
-    """Checks that the model holds what was sent, where its type is that of what was sent."""
-    for info in infos:
-        target = targets[info.name]
-        same_type = str(target.dtype) == f"torch.{info.dtype}"
-        if same_type and TensorInfo.of(info.name, target) != info:
-            raise WeightsError(f"{where}: {info.name} in the model is not what was copied")

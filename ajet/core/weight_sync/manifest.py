@@ -1,10 +1,9 @@
-"""Descriptions of sent weights: name, type, shape and checksum of every tensor, and the version.
+"""Describes sent weights: the version, and name, dtype, shape and checksum of every tensor.
 
     Manifest(version=7, tensors=(TensorInfo("model.norm.weight", "float32", (128,), "9f…"), …))
     SyncReport(version=7, seconds=0.09, num_bytes=2_400_000, checksum="41…")    what arrived
 
-The sender writes the manifest, and a receiver computes its own from what it received: the two
-checksums are equal, or the load fails with `WeightsError`.
+The receiver computes the checksums again: if they differ, the load fails with `WeightsError`.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ MAX_NAMED = 3
 
 
 class WeightsError(ModelError):
-    """Reports in one line that weights did not arrive as they were sent, or do not fit."""
+    """Raised when weights did not arrive as they were sent, or do not fit."""
 
     usual_code = Code.WEIGHTS_NOT_ARRIVED
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Describes one tensor as its sender saw it."""
+    """Describes one tensor as it was sent."""
 
     name: str
     dtype: str
@@ -44,7 +43,6 @@ class TensorInfo:
 
     @classmethod
     def of(cls, name: str, tensor: Tensor) -> TensorInfo:
-        """Describes `tensor`."""
         dtype = str(tensor.dtype).removeprefix("torch.")
         return cls(name, dtype, tuple(tensor.shape), tensor_checksum(tensor))
 
@@ -73,7 +71,7 @@ class Manifest:
 
     @property
     def checksum(self) -> str:
-        """Returns one checksum for all tensors, whatever their order."""
+        """One checksum for all tensors, independent of their order."""
         return combined_checksum((t.name, t.dtype, t.shape, t.checksum) for t in self.tensors)
 
     @property
@@ -87,19 +85,18 @@ class Manifest:
 
     @classmethod
     def loads(cls, text: str) -> Manifest:
-        """Reads the text of `dumps`; raises `WeightsError` where its own checksum does not
-        match.
-        """
+        """Reads the text of `dumps`; raises `WeightsError` if its checksum does not match."""
         data = json.loads(text)
-        found = cls(data["version"], tuple(TensorInfo.from_json(info) for info in data["tensors"]))
-        if found.checksum != data["checksum"]:
-            raise WeightsError(f"weights of version {found.version}: the manifest is damaged")
-        return found
+        infos = tuple(TensorInfo.from_json(info) for info in data["tensors"])
+        manifest = cls(data["version"], infos)
+        if manifest.checksum != data["checksum"]:
+            raise WeightsError(f"weights of version {manifest.version}: the manifest is damaged")
+        return manifest
 
 
 @dataclass(frozen=True, slots=True)
 class SyncReport:
-    """Reports a finished load of weights: `num_bytes` arrived and are in the model."""
+    """A finished load of weights."""
 
     version: int
     seconds: float
@@ -115,12 +112,12 @@ class WeightSource(Protocol):
 
     @property
     def can_be_read_again(self) -> bool:
-        """Tells whether `tensors` can be called twice; a broadcast can be received only once."""
+        """False for a broadcast, which can be received only once."""
         ...
 
     @property
     def adapters(self) -> Adapters | None:
-        """Describes the tensors if they are adapters alone."""
+        """Describes the tensors if they are adapters without base weights."""
         ...
 
     def tensors(self) -> Generator[tuple[TensorInfo, Tensor], None, None]:
@@ -130,16 +127,14 @@ class WeightSource(Protocol):
 
 @runtime_checkable
 class BroadcastSource(Protocol):
-    """Gives the weights of one version to several receivers at once.
-
-    The sender must know them in advance. It can send the weights again.
-    """
+    """Sends the weights of one version to several receivers at once, which must be known in
+    advance. It can send them again."""
 
     @property
     def version(self) -> int: ...
 
     async def make_sources(self, names: Sequence[str]) -> Sequence[WeightSource]:
-        """Returns a source for each receiver, by its name; all must read theirs now."""
+        """Returns a source for each receiver; all must read theirs at the same time."""
         ...
 
 

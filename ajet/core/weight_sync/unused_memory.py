@@ -1,14 +1,12 @@
-"""Gives back memory of GPUs that this process holds and does not use, to the processes beside it.
+"""Frees GPU memory that torch has cached, for other processes on the same GPU.
 
-A load of weights needs memory for a while, and torch keeps it. An inference server allocates its
-cache of keys and values after a load, from what its GPU has free.
-
-This file imports torch alone: vLLM's worker loads it by its path (servers/worker_extension/).
+A load of weights needs memory for a while. An inference server allocates its KV cache after a load,
+from the free memory of the GPU. This file imports only torch: vLLM's worker loads it by path.
 """
 
 
 def release_unused_memory() -> None:
-    """Gives back what torch keeps, and memory that other processes had open until now."""
+    """Frees torch's cache, and memory that other processes had open."""
     import torch
 
     if torch.cuda.is_available():

@@ -66,7 +66,7 @@ def _listed(entry: Any, where: str, base_dirs: tuple[Path, ...]) -> ListedLoop:
             f"{where}: no key {unknown[0]!r} here: leave it out", code=Code.TOOL_LISTING
         )
     where = f"{where}._target_"
-    kind = load_object(as_import_spec(target), base_dirs=base_dirs, kind=object, where=where)
+    kind = load_object(as_import_spec(target), base_dirs=base_dirs, base=object, location=where)
     return ListedLoop(name, kind, settings, f"{where}: {target!r}")
 
 

@@ -107,7 +107,7 @@ def import_agent_modules(config: AjetConfig) -> list[ModuleType]:
     returns them."""
     where = "ajet.rollout.agent_modules"
     specs = config.ajet.rollout.agent_modules
-    modules = [load_module(spec, base_dirs=config.base_dirs, where=where) for spec in specs]
+    modules = [load_module(spec, base_dirs=config.base_dirs, location=where) for spec in specs]
     for listed in listed_loops(config):
         _register_listed(listed)
         modules.append(sys.modules[listed.kind.__module__])
@@ -143,7 +143,7 @@ class WorkflowFactory:
                 f"or an agent: {unknown_agent_hint(spec)}",
                 code=Code.AGENT_NOT_REGISTERED,
             )
-        kind = load_object(spec, base_dirs=config.base_dirs, kind=object, where=where)
+        kind = load_object(spec, base_dirs=config.base_dirs, base=object, location=where)
         return cls(workflow_for(kind, f"{where}: {spec!r}"))
 
     def __call__(self, task: Task) -> Workflow:

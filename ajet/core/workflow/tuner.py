@@ -228,7 +228,7 @@ class ModelTuner:
         """Returns the token ids of a text. The spelling of a special token is plain text, as in a
         message; with `special_tokens` it is the token."""
         template = self._recorder.template
-        return template.encode(text if special_tokens else template.as_plain(text))
+        return template.encode(text if special_tokens else template.marked(text))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Returns the text of token ids, without special tokens."""

@@ -416,8 +416,8 @@ def test_the_defaults_alone_are_the_tree(tmp_path):
 @pytest.mark.parametrize(
     ("address", "said"),
     [
-        ("http://h:abc", "is no address"),
-        ("http://[::1", "is no address"),
+        ("http://h:abc", "is not an address"),
+        ("http://[::1", "is not an address"),
         ("http://", "names no host"),
         ("http://me:secret@h/v1", "leave the login out"),
     ],

@@ -696,7 +696,7 @@ async def test_a_watcher_outlives_what_it_meets(error):
         while not router.stats.num_replaced or len(router.names) < 2:
             await asyncio.sleep(0.01)
     logger.remove(sink)
-    assert "inference replica r0: the watch over it met OSError: no more files" in said
+    assert "inference replica r0: its watcher raised OSError: no more files" in said
     await router.close()
 
 

@@ -110,7 +110,7 @@ def test_a_reply_ended_with_another_token_than_the_templates_opens_a_branch():
     assert after.ids == template.prompt_ids(messages)
     assert not after.continues
     assert after.reason == (
-        "the model ended its reply with <|endoftext|>, the template goes on with <|im_end|>"
+        "the model ended its reply with <|endoftext|>, the template continues with <|im_end|>"
     )
 
 
@@ -374,7 +374,7 @@ def test_a_cut_reply_is_not_ended_by_a_special_token_of_its_own_call():
     say(session, [user("1")], reply, [*b"call and a bit mo"], finish_reason="length")
     after = session.prompt_for([user("1"), reply, tool("2")], None)
     assert not after.continues
-    assert after.reason == "the model was cut short, the template goes on with <|eot_id|>"
+    assert after.reason == "the model was cut short, the template continues with <|eot_id|>"
 
 
 def test_a_template_without_special_tokens_is_rendered_afresh():

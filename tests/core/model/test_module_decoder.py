@@ -173,7 +173,7 @@ def test_the_engine_shares_prefixes_where_no_sequence_leaves_the_window(max_mode
         (
             "mistral",
             {"sliding_window": WINDOW},
-            "ajet.rollout.max_model_len is beyond its window of 16 tokens",
+            "ajet.rollout.max_model_len exceeds its window of 16 tokens",
         ),
         ("qwen3_5_text", {}, "not all of its layers are plain attention"),
         ("stablelm", {}, "it has no flat forward"),

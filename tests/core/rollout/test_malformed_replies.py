@@ -176,7 +176,7 @@ async def test_a_tool_whose_schema_is_none_is_said_in_one_line():
         RolloutRequest([Task("t", "2+2?")], step=0, mode="train", num_repeat=1)
     )
     assert group.trajectories[0].error.startswith(
-        "ConfigError: tool 'add': its parameters are no JSON schema: 'dict' is not valid"
+        "ConfigError: tool 'add': its parameters are not a JSON schema: 'dict' is not valid"
     )
 
 

@@ -54,7 +54,9 @@ def config(tmp_path, monkeypatch):
 
 
 def judge_kind(config):
-    return load_object("flow.py->Counted", base_dirs=config.base_dirs, kind=BaseJudge, where="test")
+    return load_object(
+        "flow.py->Counted", base_dirs=config.base_dirs, base=BaseJudge, location="test"
+    )
 
 
 def test_the_users_files_are_found_without_making_the_judge(config):

@@ -194,7 +194,7 @@ def mistake_in(schema):
 
 
 def test_a_schema_that_is_none_is_the_users_mistake():
-    expected = "tool 'f': its parameters are no JSON schema: 'dict' is not valid"
+    expected = "tool 'f': its parameters are not a JSON schema: 'dict' is not valid"
     assert mistake_in({"type": "dict"}).startswith(expected)
 
 

@@ -42,7 +42,7 @@ def test_each_version_is_added_to_the_base_and_not_to_the_one_before(tmp_path):
     ("change", "said"),
     [
         ({"weight.lora_B": None}, r"missing weight\.lora_B"),
-        ({"bias.lora_A": torch.ones(1, 2)}, r"bias\.lora_A is no adapter of this run"),
+        ({"bias.lora_A": torch.ones(1, 2)}, r"bias\.lora_A is not an adapter of this run"),
         (
             {"weight.lora_B": torch.ones(4, 1)},
             r"weight is \[3, 2\], its adapter \[4, 1\] times \[1, 2\]",

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ajet.core.weight_sync.broadcast import BroadcastReceiver, BroadcastSender, open_store
+from ajet.core.rendezvous import listen
+from ajet.core.weight_sync.broadcast import BroadcastReceiver, BroadcastSender
 from ajet.core.weight_sync.load import load_tensors
 from ajet.core.weight_sync.manifest import WeightsError
 
@@ -75,14 +76,14 @@ def test_a_missing_tensor_is_one_line_and_the_old_weights_stay(sender):
 
 def test_another_version_is_refused(sender):
     (receiver,) = sender(4)()
-    with pytest.raises(WeightsError, match="version 4 came, not 5"):
+    with pytest.raises(WeightsError, match="received version 4, not 5"):
         load_tensors(_tensors(), replace(receiver, version=5))
 
 
 def test_a_version_that_the_trainer_has_left_behind_is_one_line():
     sender = BroadcastSender("127.0.0.1")
     sender.snapshot(2, _tensors().items())
-    with pytest.raises(WeightsError, match=r"^weights of version 1 cannot be had again"):
+    with pytest.raises(WeightsError, match=r"^weights of version 1 are no longer available"):
         sender.receivers(1, 1)
 
 
@@ -98,7 +99,7 @@ def test_a_copy_is_not_changed_by_a_trainer_that_goes_on():
 
 
 def test_a_sender_that_never_comes_is_one_line():
-    store = open_store("127.0.0.1", 2, 0.5)
+    store = listen("127.0.0.1", 0, 2, 0.5)
     receiver = BroadcastReceiver("127.0.0.1", store.port, 1, 2, 1, timeout_s=0.5)
     with pytest.raises(WeightsError, match=r"^weights by gloo over 127\.0\.0\.1") as caught:
         list(receiver.tensors())

@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
+from ajet.core.rendezvous import listen
 from ajet.core.weight_sync import group
-from ajet.core.weight_sync.broadcast import BroadcastSender, HandoverReceiver, open_store
+from ajet.core.weight_sync.broadcast import BroadcastSender, HandoverReceiver
 from ajet.core.weight_sync.group import BroadcastGroup, GroupError
 from ajet.core.weight_sync.load import load_tensors
 from ajet.core.weight_sync.manifest import TensorInfo, WeightsError
@@ -42,7 +43,7 @@ def send(told, version, number):
 
 def send_parts(told, buffer_bytes, damage):
     """As a sender does, through a small buffer; the checksum of a tensor may be another's."""
-    store = open_store("127.0.0.1", 2, 30)
+    store = listen("127.0.0.1", 0, 2, 30)
     told.put(store.port)
     own = BroadcastGroup(
         "127.0.0.1", store.port, rank=0, size=2, backend="ipc", timeout_s=30, store=store,
@@ -57,7 +58,7 @@ def send_parts(told, buffer_bytes, damage):
 
 
 def send_and_die(told):
-    store = open_store("127.0.0.1", 2, 30)
+    store = listen("127.0.0.1", 0, 2, 30)
     told.put(store.port)
     own = BroadcastGroup(
         "127.0.0.1", store.port, rank=0, size=2, backend="ipc", timeout_s=30, store=store
@@ -204,7 +205,9 @@ def test_weights_that_the_trainer_goes_on_with_cannot_be_had():
     sender.hold(3, {}, dict)
     assert sender.receivers(3, 0) == [] and sender.send() is None
     sender.drop()
-    with pytest.raises(WeightsError, match="version 3 cannot be had again: the trainer goes on"):
+    with pytest.raises(
+        WeightsError, match="version 3 are no longer available: the trainer has moved on"
+    ):
         sender.receivers(3, 1)
 
 
@@ -229,7 +232,7 @@ def test_every_torch_opens_the_drivers_bare_handle_of_a_gpus_memory():
 
 
 def test_memory_of_expandable_segments_is_refused_with_what_to_do():
-    with pytest.raises(ValueError, match=r"expandable_segments:True out of PYTORCH_CUDA_ALLOC_CON"):
+    with pytest.raises(ValueError, match="expandable_segments:True from PYTORCH_CUDA_ALLOC_CONF"):
         group.portable_handle(b"\x03e" + bytes(40))
 
 

@@ -162,7 +162,7 @@ async def run(config, *replies, row=ROW, num=1, **limits):
 def module_of(config):
     from ajet.core.importing import load_module
 
-    return load_module("loops.py", base_dirs=config.base_dirs, where="test")
+    return load_module("loops.py", base_dirs=config.base_dirs, location="test")
 
 
 async def test_a_loop_of_verl_needs_another_import_line_alone(config):

@@ -1,6 +1,4 @@
 """Engines take prompt token ids and sampling parameters, and return sampled ids with logprobs.
 
-There is one file per engine, and for the in-process engine one per part: batch, cache, forward,
-sampling. Engines do not know what tokens mean; messages, tools and templates belong to the token
-session.
+One file per engine; the in-process engine has one per part: batch, cache, forward, sampling.
 """

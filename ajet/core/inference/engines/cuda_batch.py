@@ -1,15 +1,13 @@
 """Attention of a decode step on a CUDA GPU in one Triton kernel, two where rows are few.
 
-    shared        [kv_heads, slots, d]             what the segments' rows share, one after another
-    own parts     [kv_heads, rows, columns, d]     as in KVBatch, with the columns not yet written
-    table         [rows, 3]                        first own column, first shared slot, their number
+    shared        [kv_heads, slots, d]             the shared slots of all segments, one after
+    another own parts     [kv_heads, rows, columns, d]     as in KVBatch, with the columns not yet
+    written table         [rows, 3]                        first own column, first shared slot,
+    their number
 
-Segments of any sizes and lengths cost no padding (as in grid_batch.py) and no launches (as in
-kv_cache.py), and no column is read that is not written. A step's launches are the same, on the same
-memory, until `keep` drops rows, so it can be captured and replayed (step_graph.py): the column is
-read from a tensor, and all columns that the rows can come to are there from the start.
-
-Not covered: what `supports` refuses; graph_batch.py and grid_batch.py serve it.
+Segments of any size cost neither padding (as in grid_batch.py) nor launches (as in kv_cache.py). A
+step can be captured and replayed (step_graph.py) until `keep` drops rows: the column is read from a
+tensor, and all columns exist from the start.
 """
 
 import numpy as np
@@ -28,30 +26,28 @@ from ajet.core.model.kernels.devices import decode_kernels, decode_kernels_for
 
 DIMS, MAX_GROUP = (32, 64, 128), 16
 COLUMNS = 16
-"""Columns are multiples of this."""
+"""The number of columns is a multiple of this."""
 
 
 class CudaBatch(KVBatch):
-    """Computes the attention of a `KVBatch` with the kernels for CUDA GPUs."""
+    """A `KVBatch` with the attention kernels for CUDA GPUs."""
 
     @staticmethod
     def supports(pool: KVPool, group: int) -> bool:
-        """Tells whether the kernels compute for the pool, with `group` query heads for each key
-        head."""
+        """Returns whether the kernels can serve the pool, with `group` query heads per key head."""
         is_served = pool.k.shape[3] in DIMS and group <= MAX_GROUP
         return is_served and decode_kernels_for(pool.k) is not None
 
-    def __init__(self, pool: KVPool, layout: CacheLayout, room: int) -> None:
+    def __init__(self, pool: KVPool, layout: CacheLayout, max_new_tokens: int) -> None:
         self._kernels = decode_kernels()
+        # The first shared slot of each row, in the list of all segments' slots.
         sizes = [segment.last - segment.first for segment in layout.segments]
         lengths = [len(segment.slots) for segment in layout.segments]
         self._first_slot_R = np.repeat(np.cumsum([0, *lengths[:-1]]), sizes)
-        super().__init__(pool, layout, room)
+        super().__init__(pool, layout, max_new_tokens)
         self._set_table()
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Writes one new token per row to the current column, and returns the attention over it
-        and the tokens before."""
         [shared_k], [shared_v] = self._shared[layer]
         return self._kernels.attend(
             (q, k, v),
@@ -63,7 +59,7 @@ class CudaBatch(KVBatch):
         )
 
     def _columns_at_a_time(self, most: int) -> int:
-        return in_steps(most, COLUMNS)
+        return in_steps(most, COLUMNS)  # all at once, so that the memory never moves
 
     def _shared_parts(self, gathered: GatheredCache, k: Tensor, v: Tensor) -> SharedParts:
         return [gathered.joined(k)], [gathered.joined(v)]
@@ -74,11 +70,12 @@ class CudaBatch(KVBatch):
         self._set_table()
 
     def _padding_mask(self) -> Tensor:
-        return self._pool.k.new_empty(0)  # the kernel goes by the table
+        return self._pool.k.new_empty(0)  # the kernel uses the table
 
     def _set_table(self) -> None:
         table = np.stack((self._start_R, self._first_slot_R, self._shared_R), axis=1)
         self._table_R3 = self._pool.tensor(table.astype(np.int32))
+        # With few rows, the kernel cuts the keys into parts to occupy the whole GPU.
         most_keys = int((self._shared_R + self.num_columns - self._start_R).max())
         kv_heads = self._pool.k.shape[1]
         self._num_parts = self._kernels.num_parts(self.num_rows, kv_heads, most_keys)

@@ -1,18 +1,16 @@
-"""The fast forward pass: one flat list of tokens, keys and values shared by the prefix cache.
+"""The fast forward pass: one flat list of tokens, with keys and values shared by a prefix cache.
 
-    rebuild(rows)   every row's tokens but the last get keys and values: cached ones are looked up,
-                    missing ones computed once for all rows that have them in common
-    decode()        the last token of each row goes in, the logits of the next come out
-    keep(), store() drop finished rows; hand their tokens to the cache for the next turn
+    rebuild(rows)   every row's tokens but the last get keys and values: from the cache, or computed
+                    once for all rows that have them in common
+    decode()        takes the last token of each row, returns the logits of the next one
+    keep(), store() drop finished rows; cache their tokens for the next turn
 
-It computes with the policy's own modules (see model/flat_decoder.py), or, where weights are large
-and the device is a CPU, with packed copies of them (packed_decoder.py). Then a decode step attends
-with compiled kernels (tiled_batch.py), as it does on a CUDA GPU (cuda_batch.py); without them, and
-on other devices, it multiplies all segments at once (grid_batch.py). On a CUDA GPU weights with one
-input are joined (joined_decoder.py), new tokens are computed as one flat list (packed_prefill.py),
-and steps are captured and replayed (step_graph.py).
+           weights                      prefill              attention of a decode step
+    CPU    packed_decoder.py if large   chunks (below)       tiled_batch.py
+    CUDA   joined_decoder.py if small   packed_prefill.py    cuda_batch.py, step_graph.py
+    else   the policy's modules         chunks (below)       grid_batch.py, kv_cache.py
 
-Not covered: models without a flat decoder (hf_forward.py serves those).
+hf_forward.py serves models without a flat decoder.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,8 +23,7 @@ from torch import Tensor, nn
 from ajet.core.inference.engines.copied_decoder import CopiedDecoder
 from ajet.core.inference.engines.cuda_batch import CudaBatch
 from ajet.core.inference.engines.forward import BatchRow
-from ajet.core.inference.engines.graph_batch import GraphBatch
-from ajet.core.inference.engines.grid_batch import GridBatch
+from ajet.core.inference.engines.grid_batch import GraphBatch, GridBatch
 from ajet.core.inference.engines.joined_decoder import JoinedDecoder
 from ajet.core.inference.engines.kv_cache import (
     MASKED,
@@ -53,15 +50,15 @@ from ajet.core.model.kernels.functions import Kernels, attention_kernels_for
 from ajet.core.model.kernels.segments import AttentionSegment, SegmentTable
 
 MAX_CHUNK = 512
-"""The tokens of a chunk at most: with longer ones the attention scores would take much memory."""
+"""The largest number of tokens of a chunk, to limit the memory of attention scores."""
 MAX_SCORES, MAX_TOKENS = 500_000, 2048
-"""The attention scores (tokens x heads x columns) that are computed at a time, or the tokens where
-the compiled kernels compute, which keep no scores."""
+"""The attention scores (tokens x heads x columns) that are computed at a time; with compiled
+kernels, which store no scores, the tokens."""
 
 
 @dataclass(frozen=True)
 class PrefillChunk:
-    """New `tokens` to compute and their `slots`; `before` holds the slots of the tokens before."""
+    """New `tokens` to compute and their `slots`, and the slots of the tokens `before` them."""
 
     before: Ids
     tokens: Ids
@@ -69,7 +66,7 @@ class PrefillChunk:
 
 
 class FlatForward:
-    """Computes forward passes of a model with a flat decoder for the in-process engine."""
+    """A `Forward` of a model with a flat decoder."""
 
     def __init__(
         self,
@@ -80,22 +77,21 @@ class FlatForward:
         packs: bool = True,
         varlen_for: Callable[[Tensor], VarlenKernel | None] = varlen_kernel_for,
     ) -> None:
-        """`graph` captures decode steps, which are then replayed where they can be. Without `packs`
-        weights are copied (`PackedWeights`) for no model that `PackedDecoder` refuses. `varlen_for`
-        takes keys ``[kv_heads, slots, d]`` and returns what attends to sequences of several
-        lengths; where it returns a kernel new tokens are computed as one flat list."""
-        self._packed: CopiedDecoder | PackedWeights | None = None
-        kinds = (PackedDecoder, JoinedDecoder)
-        kind = next((each for each in kinds if each.supports(model)), None)
-        if kind is not None:
-            self._decoder: FlatDecoder = kind(model)
-            self._packed = self._decoder
+        """`graph` captures and replays decode steps. `packs` allows `PackedWeights` for models that
+        `PackedDecoder` refuses. `varlen_for` returns the attention kernel of `PackedPrefill` for
+        keys ``[kv_heads, slots, d]``, or None: new tokens are then computed in chunks."""
+        self._decoder: FlatDecoder
+        self._packed: CopiedDecoder | PackedWeights | None = None  # what has copies of weights
+        if PackedDecoder.supports(model):
+            self._decoder = self._packed = PackedDecoder(model)
+        elif JoinedDecoder.supports(model):
+            self._decoder = self._packed = JoinedDecoder(model)
         else:
             self._decoder = flat_decoder(model)
             if packs and PackedWeights.supports(model):
                 self._packed = PackedWeights(model)
         weight = next(model.parameters())
-        # Where products are fast a dozen calls for each segment cost more than padding does.
+        # Where products are fast, a dozen calls for each segment cost more than padding.
         self._prefers_grid = self._packed is not None or weight.device.type != "cpu"
         self._pool = KVPool(
             self._decoder.num_layers,
@@ -121,54 +117,54 @@ class FlatForward:
 
     @property
     def num_replayed(self) -> int:
-        """The number of decode steps that were replays of a captured one."""
         return 0 if self._graph is None else self._graph.num_replayed
 
     def reset(self) -> None:
-        """Forgets everything that was computed with the old weights, and frees its memory."""
         self._cache.clear()
         self._batch = None
         self._pool.free()
         self.free_weights()
 
     def free_weights(self) -> None:
-        """Frees copies of the weights, and the memory of a captured step, which the next batch
-        makes again."""
         if self._packed is not None:
             self._packed.free()
         if self._graph is not None:
             self._graph.free()
 
     def release(self, episode_ids: Iterable[str]) -> None:
-        """Frees what only these episodes could use: they make no more requests."""
         self._cache.release(episode_ids)
 
     def rebuild(self, rows: Sequence[BatchRow]) -> int:
-        """Forms the batch of these rows, which must be sorted by token ids. Returns the number of
-        tokens whose keys and values had to be computed."""
         if self._packed is not None:
             self._packed.pack()
         self._pool.allocate()
         self._cache.tick()
-        tails = [self._insert(row.ids[:-1]) for row in rows]
+        # Without the last token, which the first step feeds. All rows are inserted before any path
+        # is read: inserting may split the nodes of earlier rows.
+        tails = []
+        for row in rows:
+            tail = self._cache.insert(np.array(row.ids[:-1], np.int64))
+            assert tail is not None, "the engine admits no more rows than the pool holds"
+            tails.append(tail)
         num_computed = self._compute([path(tail) for tail in tails])
         self._batch = None  # frees its memory before the new batch is allocated
-        kind, layout = self._layout([path_slots(tail) for tail in tails])
-        self._batch = kind(self._pool, layout, _room(rows))
+        batch_class, layout = self._layout([path_slots(tail) for tail in tails])
+        self._batch = batch_class(self._pool, layout, _room(rows))
         if self._graph is not None:
             self._graph.forget()
         return num_computed
 
     def fits(self, rows: Sequence[BatchRow]) -> bool:
-        """Tells whether a batch of these rows stays within the budget until all have ended."""
+        # A cheap bound first: no layout of them is larger than this.
         if 3 * len(rows) * max(row.max_len for row in rows) <= self._max_kv_tokens:
-            return True  # no layout of them is larger
+            return True
+        # A layout only depends on common prefixes, so tokens stand for slots here.
         tokens = sorted(row.ids[:-1] for row in rows)
         _, layout = self._layout([np.array(ids, np.int64) for ids in tokens])
         return layout.num_slots(_room(rows)) <= self._max_kv_tokens
 
     def _layout(self, slots_R: list[Ids]) -> tuple[type[KVBatch], CacheLayout]:
-        """Returns how rows, given by their slots or tokens, are laid out and computed."""
+        """Returns the class and the layout of a batch for rows given by their slots (or tokens)."""
         if self._attends_on_cuda:
             return CudaBatch, CacheLayout.of(slots_R, smallest=True)
         if self._graph is not None:
@@ -183,7 +179,6 @@ class FlatForward:
         return KVBatch, CacheLayout.of(slots_R)
 
     def decode(self, tokens_R: Tensor, positions_R: Ids) -> Tensor:
-        """Returns logits ``[rows, vocab]`` after each row's last token."""
         batch, graph = self._batch, self._graph
         assert batch is not None
 
@@ -191,7 +186,7 @@ class FlatForward:
             positions, batch.column_1 = places.split((batch.num_rows, 1))
             return self._decoder.logits(self._decoder(tokens, positions, batch.attend))
 
-        places = np.append(positions_R, batch.column)  # one copy for both
+        places = np.append(positions_R, batch.column)  # one upload for both
         if graph is None:
             logits = compute(tokens_R.long().to(self._pool.k.device), self._pool.tensor(places))
         else:
@@ -199,11 +194,10 @@ class FlatForward:
         num_columns = batch.num_columns
         batch.advance()
         if graph is not None and batch.num_columns != num_columns:
-            graph.forget()
+            graph.forget()  # columns were added: the captured addresses are stale
         return logits
 
     def keep(self, index: Ids) -> None:
-        """Drops all rows but these."""
         assert self._batch is not None
         if self._graph is not None:
             self._graph.forget()
@@ -213,8 +207,8 @@ class FlatForward:
             self._batch = None
 
     def store(self, rows: Sequence[tuple[int, BatchRow]]) -> None:
-        """Stores rows, each given with its number in the batch, in the prefix cache while it has
-        room."""
+        """Copies keys and values of rows, given with their numbers in the batch, to the prefix
+        cache, as long as it has room."""
         if self._batch is None:
             return
         numbers, positions, slots = [], [], []
@@ -223,8 +217,10 @@ class FlatForward:
             if tail is None:
                 continue
             if not tail.computed:
+                # The new node covers the positions first .. len(row.ids) - 2. Its keys and values
+                # must be in the row's own part: the batch cannot save those of a segment.
                 first = len(row.ids) - 1 - len(tail.tokens)
-                if first < self._batch.num_shared(number):  # its beginning was evicted meanwhile
+                if first < self._batch.num_shared(number):  # the row's beginning was evicted
                     self._cache.remove(tail)
                     continue
                 tail.computed = True
@@ -238,33 +234,24 @@ class FlatForward:
                 np.concatenate(numbers), np.concatenate(positions), np.concatenate(slots)
             )
 
-    def _insert(self, ids: list[int]) -> PrefixNode:
-        tail = self._cache.insert(np.array(ids, np.int64))
-        assert tail is not None, "the engine admits no more rows than the pool holds"
-        return tail
-
     def _compute(self, paths: list[list[PrefixNode]]) -> int:
         """Computes the nodes that lack keys and values. Returns the number of tokens."""
-        num_tokens = (
-            self._compute_chunks(paths)
-            if self._varlen is None
-            else self._compute_packed(paths, self._varlen)
-        )
+        if self._varlen is None:
+            num_tokens = self._compute_chunks(paths)
+        else:
+            num_tokens = 0
+            for rows in prefill_passes(paths, self._pass_tokens):
+                prefill = PackedPrefill(self._pool, rows, self._varlen)
+                self._decoder(prefill.tokens_N, prefill.positions_N, prefill.attend)
+                num_tokens += len(prefill.tokens_N)
         for node in {node for nodes in paths for node in nodes}:
             node.computed = True
         return num_tokens
 
-    def _compute_packed(self, paths: list[list[PrefixNode]], kernel: VarlenKernel) -> int:
-        """Computes the nodes of all paths together."""
-        num_tokens = 0
-        for rows in prefill_passes(paths, self._pass_tokens):
-            prefill = PackedPrefill(self._pool, rows, kernel)
-            self._decoder(prefill.tokens_N, prefill.positions_N, prefill.attend)
-            num_tokens += len(prefill.tokens_N)
-        return num_tokens
-
     def _compute_chunks(self, paths: list[list[PrefixNode]]) -> int:
         """Computes the nodes in chunks, parents before children."""
+        # Level i has the i-th missing chunk of each path, keyed by its first slot: paths that share
+        # a chunk have it on the same level, and it is computed once.
         levels: list[dict[int, PrefillChunk]] = []
         for nodes in paths:
             for level, chunk in enumerate(_missing_chunks(nodes)):
@@ -277,23 +264,24 @@ class FlatForward:
         return sum(len(chunk.tokens) for chunks in levels for chunk in chunks.values())
 
     def _group_chunks(self, chunks: list[PrefillChunk]) -> Iterator[list[PrefillChunk]]:
-        """Yields lists of neighbouring chunks that are computed together."""
+        """Yields lists of neighbouring chunks to compute together, within the limits."""
+
+        def is_too_large(chunks: list[PrefillChunk]) -> bool:
+            lengths = [len(chunk.tokens) for chunk in chunks]
+            if self._attention_kernels is not None:
+                return sum(lengths) > MAX_TOKENS
+            # The scores of the padded batch.
+            columns = max(len(chunk.before) + len(chunk.tokens) for chunk in chunks)
+            return len(chunks) * max(lengths) * self._decoder.num_heads * columns > MAX_SCORES
+
         group: list[PrefillChunk] = []
         for chunk in chunks:
-            grown = [*group, chunk]
-            if group and self._is_too_large(grown):
+            if group and is_too_large([*group, chunk]):
                 yield group
-                grown = [chunk]
-            group = grown
+                group = []
+            group.append(chunk)
         if group:
             yield group
-
-    def _is_too_large(self, chunks: list[PrefillChunk]) -> bool:
-        lengths = [len(chunk.tokens) for chunk in chunks]
-        if self._attention_kernels is not None:
-            return sum(lengths) > MAX_TOKENS
-        columns = max(len(chunk.before) + len(chunk.tokens) for chunk in chunks)
-        return len(chunks) * max(lengths) * self._decoder.num_heads * columns > MAX_SCORES
 
     def _prefill(self, chunks: list[PrefillChunk]) -> None:
         """Writes the keys and values of these chunks' tokens to the pool."""
@@ -311,15 +299,15 @@ class FlatForward:
 
 
 def _room(rows: Sequence[BatchRow]) -> int:
-    """Returns the tokens that may still be sampled for a row, at most."""
+    """Returns the largest number of tokens that may still be sampled for a row."""
     return max(row.max_len - len(row.ids) for row in rows)
 
 
 class PrefillAttention:
-    """Computes attention of several chunks' new tokens over the tokens before and among themselves.
+    """Attention of several chunks' new tokens over the tokens before them and among themselves.
 
-    It works like a decode step, but with several queries a row. The queries are aligned at the
-    right too, so query c sees the own columns up to ``c + columns - queries``.
+    It works like a decode step with several queries per row. The queries are also right-aligned, so
+    query c sees the own columns up to ``c + columns - queries``.
     """
 
     def __init__(self, pool: KVPool, chunks: list[PrefillChunk]) -> None:
@@ -329,14 +317,23 @@ class PrefillAttention:
         self._segments = layout.segments
         lengths = np.array([len(chunk.tokens) for chunk in chunks])
         self._num_rows, self._num_queries = len(chunks), int(lengths.max())
+        # Token n of the flat list is query `_queries_N[n]` of row `_rows_N[n]`.
         aligned = [np.arange(self._num_queries - n, self._num_queries) for n in lengths]
         self._slots_N = pool.tensor(np.concatenate([chunk.slots for chunk in chunks]))
         self._rows_N = pool.tensor(np.repeat(np.arange(len(chunks)), lengths))
         self._queries_N = pool.tensor(np.concatenate(aligned))
-        self._mask = self._causal_mask(layout)
+        # The mask to add to the own scores, [1, rows, queries, 1, columns]: padding on the left of
+        # a row is hidden, and so are columns after the query.
+        columns = layout.own_RT.shape[1]
+        column = np.arange(columns)
+        last = np.arange(self._num_queries) + columns - self._num_queries
+        seen = (column >= layout.start_R[:, None, None]) & (column <= last[:, None])
+        mask = np.where(seen, 0.0, MASKED).astype(np.float32)
+        self._mask = pool.tensor(mask).to(pool.k.dtype)[None, :, :, None]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Returns the attention of one layer for ``q [N, heads, d]``; the Decoder calls it."""
+        """Returns the attention of one layer for ``q [N, heads, d]``."""
+        # Written first, so that the new tokens are gathered with those before them.
         self._pool.write(layer, self._slots_N, k, v)
         k_pool, v_pool = self._pool.k[layer], self._pool.v[layer]
         gathered = self._gathered
@@ -352,24 +349,16 @@ class PrefillAttention:
         )
         return out[:, self._rows_N, self._queries_N].transpose(0, 1).reshape(q.shape)
 
-    def _causal_mask(self, layout: CacheLayout) -> Tensor:
-        """Returns the mask to add to the own scores, ``[1, rows, queries, 1, columns]``."""
-        columns = layout.own_RT.shape[1]
-        column = np.arange(columns)
-        last = np.arange(self._num_queries) + columns - self._num_queries
-        seen = (column >= layout.start_R[:, None, None]) & (column <= last[:, None])
-        mask = np.where(seen, 0.0, MASKED).astype(np.float32)
-        return self._pool.tensor(mask).to(self._pool.k.dtype)[None, :, :, None]
-
 
 class KernelPrefillAttention:
-    """Computes what `PrefillAttention` does with the compiled kernels, without padding."""
+    """`PrefillAttention` with the compiled kernels, without padding."""
 
     def __init__(
         self, pool: KVPool, chunks: list[PrefillChunk], decoder: FlatDecoder, kernels: Kernels
     ) -> None:
         self._pool, self._kernels = pool, kernels
         self._slots_N = pool.tensor(np.concatenate([chunk.slots for chunk in chunks]))
+        # The slots of all keys, chunk after chunk; a chunk's queries are its last keys.
         self._seen_M = pool.tensor(np.concatenate([s for c in chunks for s in (c.before, c.slots)]))
         segments: list[AttentionSegment] = []
         query = key = 0
@@ -380,17 +369,17 @@ class KernelPrefillAttention:
         self._table = SegmentTable.of(segments, decoder.num_heads // decoder.num_kv_heads)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Returns the attention of one layer for ``q [N, heads, d]``; the Decoder calls it."""
+        """Returns the attention of one layer for ``q [N, heads, d]``."""
         self._pool.write(layer, self._slots_N, k, v)
         keys, values = (
-            of_layer.index_select(1, self._seen_M).transpose(0, 1)
-            for of_layer in (self._pool.k[layer], self._pool.v[layer])
+            cached[layer].index_select(1, self._seen_M).transpose(0, 1)
+            for cached in (self._pool.k, self._pool.v)
         )
         return self._kernels.attention(q, keys, values, self._table)[0]
 
 
 def _missing_chunks(nodes: list[PrefixNode]) -> Iterator[PrefillChunk]:
-    """Yields the tokens of a path that have no keys and values yet, in chunks of `MAX_CHUNK`."""
+    """Yields the tokens of a path without keys and values, in chunks of at most `MAX_CHUNK`."""
     before = np.empty(0, np.int64)
     for node in nodes:
         if not node.computed:

@@ -1,4 +1,4 @@
-"""Gives an episode's first calls their recorded replies, and samples its later ones.
+"""Answers an episode's first calls with recorded replies, and samples later ones.
 
     engine = ForkEngine(recorded_calls, num_given=2, engine=in_process_engine)
 
@@ -6,10 +6,8 @@
     call 2            the prompt is the recorded one: `engine` samples a reply
     call 3, …         `engine` samples a reply
 
-Each episode that asks is a fork: it has the recorded calls to itself, and draws of its own. A
-prompt that is not the recorded one, up to and with the first that is sampled, ends all of them.
-
-Not covered: who runs the episodes (backbones/debug/forking.py).
+Each episode is a separate fork with different draws. If a prompt up to the first sampled call
+differs from the recorded one, all forks end (backbones/debug/forking.py).
 """
 
 from __future__ import annotations
@@ -30,8 +28,8 @@ from ajet.core.inference.engines.replay import (
 
 class ForkEngine(ModelEndpoint):
     """Answers the first `num_given` calls of each episode with the recorded completions, and later
-    ones by `engine`. `departure` is the first call that is not as recorded, None while all are;
-    `on_departure` is called when there is one."""
+    ones with `engine`. `departure` is the first call that differs from the record, if any;
+    `on_departure` is called then."""
 
     def __init__(
         self, recorded: Sequence[RecordedCall], num_given: int, engine: ModelEndpoint
@@ -44,7 +42,7 @@ class ForkEngine(ModelEndpoint):
         self._prefixes: dict[str, ReplayEngine] = {}
 
     def missing_calls(self, episode_id: str) -> list[int]:
-        """Returns the recorded calls, up to the first that is sampled, which the episode has not
+        """Returns the recorded calls, up to the first sampled one, that the episode has not
         made."""
         prefix = self._prefixes.get(episode_id)
         missing = range(len(self._recorded)) if prefix is None else prefix.missing_calls
@@ -53,13 +51,14 @@ class ForkEngine(ModelEndpoint):
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
-        """Returns the recorded completion, or a sampled one. Raises `ReplayStopped` where the
-        prompt is not the recorded one."""
+        """Returns the recorded completion, or a sampled one. Raises `ReplayStopped` if the prompt
+        differs from the recorded one."""
         episode_id, _, number = request_id.rpartition("/")
-        if int(number) == 0:  # also of a second attempt: the first one blocked the event loop
+        if int(number) == 0:  # or a second attempt, after one that blocked the event loop
             self._prefixes[episode_id] = ReplayEngine(self._recorded)
         if self.missing_calls(episode_id):
             prefix = self._prefixes[episode_id]
+            # The first sampled call is matched too: its prompt must be the recorded one.
             call = prefix.match(prompt_ids, sampling.max_tokens)
             assert call.recorded is not None
             is_given = call.recorded < self._num_given
@@ -71,9 +70,9 @@ class ForkEngine(ModelEndpoint):
                 raise ReplayStopped("a prompt departs from the recorded one")
             if is_given:
                 return await prefix.completion_of(call)
-        own_seed = seeding.derive(sampling.seed, "fork", episode_id)
-        own = replace(sampling, seed=own_seed)
-        return await self._engine.generate(list(prompt_ids), own, request_id)
+        # Forks repeat one episode, so the request's seed is the same in all of them.
+        forked = replace(sampling, seed=seeding.derive(sampling.seed, "fork", episode_id))
+        return await self._engine.generate(list(prompt_ids), forked, request_id)
 
     def abort(self, request_id: str) -> None:
         self._engine.abort(request_id)
@@ -86,5 +85,4 @@ class ForkEngine(ModelEndpoint):
 
     @property
     def waves(self) -> WaveEndpoint | None:
-        """The waves of the engine that samples."""
         return self._engine.waves

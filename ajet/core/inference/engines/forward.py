@@ -1,4 +1,4 @@
-"""The interface between the engine's batch and a model: rows that advance by one token at a time.
+"""The interface between the engine's batch and a model: rows that advance one token at a time.
 
     forward.rebuild(rows)            form the batch
     logits_RV = forward.decode(...)  feed the last token of each row
@@ -21,22 +21,22 @@ from ajet.core.inference.endpoint import Completion, FinishReason, SamplingParam
 
 @dataclass(eq=False)
 class BatchRow:
-    """One request while it runs: `ids` holds the prompt and the tokens sampled so far."""
+    """A running request: `ids` has the prompt and the tokens sampled so far."""
 
     request_id: str
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     stop_ids: frozenset[int]
     max_len: int
-    """The largest number of prompt and new tokens together."""
+    """The largest length of prompt and sampled tokens together."""
     stop_check: Callable[[Sequence[int]], bool] | None = None
-    """Says whether the text of these sampled ids holds a stop string; called after each token."""
+    """Returns whether these sampled ids contain a stop string; called after each token."""
     policy_version: int = 0
     ids: list[int] = field(init=False)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     aborted: bool = False
-    """Set from another thread: ends the row before its next token."""
+    """Set by another thread to end the row before its next token."""
 
     def __post_init__(self) -> None:
         self.ids = list(self.prompt_ids)
@@ -47,17 +47,14 @@ class BatchRow:
         return self.request_id.rpartition("/")[0] or self.request_id
 
     def reason_to_end(self) -> FinishReason | None:
-        """Returns why the token that was sampled last is the last one, or None if it is not."""
-        if self.ids[-1] in self.stop_ids or self._has_stop_string():
+        """Returns why the row ends with the latest token, or None if it does not."""
+        check = self.stop_check
+        if self.ids[-1] in self.stop_ids or (check and check(self.ids[len(self.prompt_ids) :])):
             return "stop"
         return "length" if len(self.ids) >= self.max_len else None
 
-    def _has_stop_string(self) -> bool:
-        check = self.stop_check
-        return check is not None and check(self.ids[len(self.prompt_ids) :])
-
     def completion(self) -> Completion:
-        """Returns the finished row as the `Completion` that the caller gets."""
+        """Returns the finished row as a `Completion`."""
         assert self.finish_reason is not None
         return Completion(
             prompt_ids=self.prompt_ids,
@@ -69,46 +66,46 @@ class BatchRow:
 
 
 class Forward(Protocol):
-    """Computes forward passes over a batch of rows. The rows of `decode` are those of the last
-    `rebuild`, less those that `keep` dropped, in their order."""
+    """Computes forward passes over a batch: the rows of the last `rebuild`, in that order, without
+    those that `keep` has dropped."""
 
     @property
     def num_replayed(self) -> int:
-        """The number of `decode` steps so far that were replays of a captured one."""
+        """The number of `decode` steps that were replays of a captured step."""
         ...
 
     def fits(self, rows: Sequence[BatchRow]) -> bool:
-        """Tells whether a batch of these rows stays within the budget of keys and values until
+        """Returns whether a batch of these rows stays within the budget of keys and values until
         all have ended. One row always does."""
         ...
 
     def rebuild(self, rows: Sequence[BatchRow]) -> int:
-        """Forms the batch of these rows, which must be sorted by token ids. Returns the number of
+        """Forms a batch of these rows, which must be sorted by token ids. Returns the number of
         tokens whose keys and values had to be computed."""
         ...
 
     def decode(self, tokens_R: Tensor, positions_R: NDArray[np.int64]) -> Tensor:
         """Returns logits ``[rows, vocab]`` after each row's last token, which is given with its
-        position in the row. The next step may overwrite them. Tokens are whole numbers of any
-        dtype, on the model's device or another one."""
+        position. The next step may overwrite them. Tokens are whole numbers of any dtype, on any
+        device."""
         ...
 
     def keep(self, index: NDArray[np.int64]) -> None:
-        """Drops all rows but these, given by their numbers in ascending order."""
+        """Drops all other rows; `index` has row numbers in ascending order."""
         ...
 
     def store(self, rows: Sequence[tuple[int, BatchRow]]) -> None:
-        """Caches the keys and values of these rows, each given with its number in the batch."""
+        """Caches the keys and values of rows, given with their numbers in the batch."""
         ...
 
     def release(self, episode_ids: Iterable[str]) -> None:
-        """Frees what only these episodes could use: they make no more requests."""
+        """Frees the cache that only these episodes could use; they make no more requests."""
         ...
 
     def reset(self) -> None:
-        """Forgets everything that was computed with the old weights, and frees its memory."""
+        """Forgets what was computed with the old weights, and frees its memory."""
         ...
 
     def free_weights(self) -> None:
-        """Frees copies of the weights, if there are any; the next batch makes them again."""
+        """Frees copies of the weights; the next batch makes them again."""
         ...

@@ -1,14 +1,12 @@
-"""Attention of a decode step in four batched products, whatever the number of groups.
+"""Attention of a decode step in four batched products, whatever the number of segments.
 
-    segments      [kv_heads, n segments, S, d]     what a group's rows share, padded to one length
+    segments      [kv_heads, n segments, S, d]     what the rows of a segment share, padded to S
     own parts     [kv_heads, rows, columns, d]     as in KVBatch, with the columns not yet written
 
-`KVBatch` multiplies segment by segment, and only the columns that are written: no number is wasted,
-but each segment costs a dozen calls a layer, and bfloat16 products copy what is a slice of memory.
-Here all segments are multiplied at once and every operand is whole, at the price of padding: masked
-keys, and rows that a group has no more. `GridBatch.fits` says whether that price is low.
-
-Not covered: prefill, whose queries outweigh its calls.
+`KVBatch` multiplies segment by segment, and only the written columns. That wastes nothing, but each
+segment costs a dozen calls a layer, and bfloat16 products copy slices of memory. Here all segments
+are multiplied at once and every operand is contiguous, at the price of padding, which
+`GridBatch.fits` limits.
 """
 
 from collections.abc import Sequence
@@ -30,15 +28,15 @@ from ajet.core.inference.engines.kv_cache import (
 from ajet.core.inference.engines.prefix_cache import Ids
 
 MAX_PADDING = 2.0
-"""A grid fits if it has at most this many times the rows and the shared slots that there are."""
+"""A grid fits if padding multiplies the rows, and the shared slots, by at most this factor."""
 
 
 @dataclass(frozen=True)
 class SegmentGrid:
-    """Arranges the rows of n segments as a rectangle ``n x rows``.
+    """The rows of n segments as a rectangle ``n x rows``.
 
-    `row_of_cell` holds the row at each cell (row 0 where a segment is shorter), `cell_of_row` the
-    cell of each row; both are None if all segments have the same number of rows.
+    `row_of_cell` has the row at each cell (row 0 as padding), `cell_of_row` the cell of each row;
+    both are None if all segments have the same number of rows. `num_shared` is S.
     """
 
     num_segments: int
@@ -48,7 +46,6 @@ class SegmentGrid:
 
     @classmethod
     def of(cls, segments: Sequence[CacheSegment], pool: KVPool) -> "SegmentGrid":
-        """Lays out the rows of these segments."""
         sizes = [segment.last - segment.first for segment in segments]
         num_shared = max(len(segment.slots) for segment in segments)
         if len(set(sizes)) == 1:
@@ -77,26 +74,24 @@ class SegmentGrid:
 
 
 class GridBatch(KVBatch):
-    """Computes all segments of a `KVBatch` at once."""
+    """A `KVBatch` that computes all segments at once."""
 
     @staticmethod
     def fits(layout: CacheLayout) -> bool:
-        """Tells whether padding at most doubles the rows and the shared slots."""
-        segments = layout.segments
-        most_rows = max(segment.last - segment.first for segment in segments)
-        lengths = [len(segment.slots) for segment in segments]
-        num_rows, most_shared = len(layout.start_R), max(lengths)
-        return len(segments) * most_rows <= MAX_PADDING * num_rows and len(
-            segments
-        ) * most_shared <= MAX_PADDING * sum(lengths)
+        """Returns whether the padding of this layout is within `MAX_PADDING`."""
+        num_segments = len(layout.segments)
+        most_rows = max(segment.last - segment.first for segment in layout.segments)
+        lengths = [len(segment.slots) for segment in layout.segments]
+        return num_segments * most_rows <= MAX_PADDING * len(layout.start_R) and num_segments * max(
+            lengths
+        ) <= MAX_PADDING * sum(lengths)
 
-    def __init__(self, pool: KVPool, layout: CacheLayout, room: int) -> None:
-        super().__init__(pool, layout, room)
+    def __init__(self, pool: KVPool, layout: CacheLayout, max_new_tokens: int) -> None:
+        super().__init__(pool, layout, max_new_tokens)
         self._grid = SegmentGrid.of(self._segments, pool)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Writes one new token per row to the current column, and returns the attention over it
-        and the tokens before."""
+        # `heads` are those of keys; `group` query heads share one of them.
         (rows, heads, d), group = k.shape, q.shape[1] // k.shape[1]
         own_k, own_v = self._k[layer].tensor, self._v[layer].tensor
         self._write(own_k, k)
@@ -105,6 +100,7 @@ class GridBatch(KVBatch):
         torch.mul(q.view(rows, heads, group, d).transpose(0, 1), d**-0.5, out=scaled)
         scores = torch.bmm(scaled.view(heads * rows, group, d), own_k.flatten(0, 1).mT)
         scores = scores.view(heads, rows, group, -1)
+        # One softmax over [shared slots | own columns], so that no maximum has to be merged.
         [shared_k], [shared_v] = self._shared[layer]
         num_shared = shared_k.shape[2]
         if num_shared:
@@ -120,13 +116,13 @@ class GridBatch(KVBatch):
         return out.transpose(0, 1).reshape(rows, heads * group, d)
 
     def advance(self) -> None:
-        """Goes on to the next column once every layer has written this one."""
         super().advance()
+        # In place, since a captured step reads this memory.
         self._mask[..., self._grid.num_shared + self._column].fill_(0)
 
-    def _write(self, own: Tensor, new: Tensor) -> None:
+    def _write(self, cached: Tensor, new: Tensor) -> None:
         """Writes keys, or values, ``[rows, kv_heads, d]`` to the current column."""
-        own[:, :, self._column] = new.transpose(0, 1)
+        cached[:, :, self._column] = new.transpose(0, 1)
 
     def _shared_parts(self, gathered: GatheredCache, k: Tensor, v: Tensor) -> SharedParts:
         return [gathered.stacked(k)], [gathered.stacked(v)]
@@ -145,11 +141,34 @@ class GridBatch(KVBatch):
         self._shared = [([remaining(k)], [remaining(v)]) for [k], [v] in self._shared]
 
     def _padding_mask(self) -> Tensor:
-        """Returns ``[1, rows, 1, S + columns]``: the shared slots that a row has not, the columns
-        left of its first token, and those that are not written yet are MASKED."""
+        """Returns ``[1, rows, 1, S + columns]``: MASKED for padded shared slots, columns left of a
+        row's first token, and columns that are not written yet."""
         shared = np.arange(max(len(segment.slots) for segment in self._segments))
         columns = np.arange(self.num_columns)
-        own = (columns < self._start_R[:, None]) | (columns > self._column)
-        hidden = np.concatenate((shared >= self._shared_R[:, None], own), axis=1)
+        own_hidden = (columns < self._start_R[:, None]) | (columns > self._column)
+        hidden = np.concatenate((shared >= self._shared_R[:, None], own_hidden), axis=1)
         mask = np.where(hidden, MASKED, 0.0).astype(np.float32)
         return self._pool.tensor(mask).to(self._pool.k.dtype)[None, :, None]
+
+
+class GraphBatch(GridBatch):
+    """A `GridBatch` whose decode step can be captured and replayed (step_graph.py).
+
+    A step's launches are the same, on the same memory, until `advance` adds columns or `keep` drops
+    rows: the current column is read from a tensor, and the mask changes in place.
+    """
+
+    @staticmethod
+    def layout_of(slots_R: list[Ids]) -> CacheLayout:
+        """Lays out rows, given by their slots, in the fewest slots that make a grid which fits."""
+        for smallest in (True, False):
+            layout = CacheLayout.of(slots_R, smallest=smallest)
+            if GridBatch.fits(layout):
+                return layout
+        return CacheLayout.one_segment(slots_R)
+
+    def _columns_at_a_time(self, most: int) -> int:
+        return 128  # more than elsewhere: the step is captured again after each addition
+
+    def _write(self, cached: Tensor, new: Tensor) -> None:
+        cached.index_copy_(2, self.column_1, new.transpose(0, 1).unsqueeze(2))

@@ -1,12 +1,8 @@
-"""The slow forward pass, for any other causal model: transformers' own, with the model's own cache.
+"""The slow forward pass, through transformers, for any causal model that runs with left padding.
 
-    layer 0   linear attention   states, as large for every row     ]
-    layer 1   sliding window     keys and values of the last tokens ]  what the model itself makes
-    layer 2   full attention     keys and values of all tokens      ]
-
-A batch is left-padded, as in `generate`. Forming it computes rows from their first token, rows of
-the same tokens once; there is no prefix cache. It is correct for every model that transformers can
-run with left padding; docs/models.md names those that are tried.
+The cache is the model's (states of linear attention, windows, keys and values). Without a prefix
+cache, each forming of a batch computes rows from their first token, equal rows once.
+docs/models.md lists the tested models.
 """
 
 import inspect
@@ -30,7 +26,7 @@ CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 
 
 class HfForward:
-    """Computes forward passes through `model(...)` with the cache that the model makes."""
+    """A `Forward` through `model(...)` with the model's cache."""
 
     num_replayed = 0
 
@@ -41,8 +37,8 @@ class HfForward:
         max_kv_bytes: int,
         packs: bool = True,
     ) -> None:
-        """The budget is in tokens; without one of tokens it is in bytes. `packs` allows copies of
-        the weights (`PackedWeights`)."""
+        """`max_kv_bytes` is the budget if `max_kv_tokens` is None. `packs` allows copies of the
+        weights (`PackedWeights`)."""
         self._model: Any = model
         self._max_kv_tokens = max_kv_tokens
         self._max_kv_bytes = max_kv_bytes
@@ -52,18 +48,17 @@ class HfForward:
         if not names:
             raise ModelError(
                 f"in-process engine: models of type {self._model.config.model_type!r} have no "
-                "cache in transformers, without which none is sampled; name one of docs/models.md "
-                "in ajet.model.path",
+                "cache in transformers, which sampling needs; use a model of docs/models.md in "
+                "ajet.model.path",
                 code=Code.MODEL_UNSUPPORTED,
             )
         self._cache_name = names[0]
         self._device = next(model.parameters()).device
         self._packed = PackedWeights(model) if packs and PackedWeights.supports(model) else None
-        self._can_select_rows = True
+        self._can_select_rows = True  # unless the cache turns out to be of another class
         self.reset()
 
     def reset(self) -> None:
-        """Drops the batch, and what was computed with the old weights."""
         self._drop_batch()
         self.free_weights()
 
@@ -72,14 +67,11 @@ class HfForward:
         self._cache: Any = None
         self._padded = self._mask = torch.zeros(0, 0)
 
-    def release(self, episode_ids: Iterable[str]) -> None:
-        """Does nothing: no cache is kept for an episode."""
-
-    def store(self, rows: Sequence[tuple[int, BatchRow]]) -> None:
-        """Does nothing: no cache is kept for a later turn."""
+    # Without a prefix cache there is nothing to release or store.
+    def release(self, episode_ids: Iterable[str]) -> None: ...
+    def store(self, rows: Sequence[tuple[int, BatchRow]]) -> None: ...
 
     def fits(self, rows: Sequence[BatchRow]) -> bool:
-        """Tells whether the padded batch of these rows stays within the budget."""
         if len(rows) == 1:
             return True
         longest = max(row.max_len for row in rows)
@@ -89,22 +81,25 @@ class HfForward:
         return len(rows) * (row_bytes + longest * token_bytes) <= self._max_kv_bytes
 
     def rebuild(self, rows: Sequence[BatchRow]) -> int:
-        """Drops the old batch. The next `decode` computes the rows from their first token. Returns
-        the number of tokens that it will compute beside the last of each row."""
+        """Drops the old batch; the next `decode` computes the rows from their first token. Returns
+        the number of tokens that it will compute, without the last of each row."""
         self._drop_batch()
         if self._packed is not None:
             self._packed.pack()
         self._rows = rows
-        self._padded, self._mask = self._left_padded(rows)
+        width = max(len(row.ids) for row in rows)
+        tokens, mask = torch.zeros(2, len(rows), width, dtype=torch.long)
+        for number, row in enumerate(rows):
+            tokens[number, width - len(row.ids) :] = torch.tensor(row.ids)
+            mask[number, width - len(row.ids) :] = 1
+        self._padded, self._mask = tokens.to(self._device), mask.to(self._device)
         return sum(len(ids) - 1 for ids in {tuple(row.ids) for row in rows})
 
     def free_weights(self) -> None:
-        """Frees copies of the weights until the next batch."""
         if self._packed is not None:
             self._packed.free()
 
     def decode(self, tokens_R: Tensor, positions_R: NDArray[np.int64]) -> Tensor:
-        """Returns logits ``[rows, vocab]`` after each row's last token."""
         if self._cache is None:
             return self._begin()
         tokens = tokens_R.long().to(self._device).unsqueeze(1)
@@ -114,39 +109,39 @@ class HfForward:
 
     def _begin(self) -> Tensor:
         """Computes the rows from their first token, and returns the logits after their last. Rows
-        of the same tokens are neighbours."""
+        are sorted, so equal ones are neighbours."""
         ids = [row.ids for row in self._rows]
         is_new = [n == 0 or ids[n] != ids[n - 1] for n in range(len(ids))]
         first = torch.tensor([n for n, new in enumerate(is_new) if new], device=self._device)
         if len(first) < len(ids) and self._can_select_rows:
             logits, cache = self._compute(self._padded[first], self._mask[first], None)
-            # Transformers' methods need not reach what a cache of the model's own class holds.
+            # In a cache of the model's own class, `reorder_cache` may miss a part of the state.
             self._can_select_rows = type(cache) is DynamicCache
             if self._can_select_rows:
-                of_row = torch.tensor(is_new, device=self._device).cumsum(0) - 1
-                cache.reorder_cache(of_row)
+                # The number of each row's computed one: [True, False, True] -> [0, 0, 1].
+                source_R = torch.tensor(is_new, device=self._device).cumsum(0) - 1
+                cache.reorder_cache(source_R)
                 self._cache = cache
-                return logits[of_row]
+                return logits[source_R]
         logits, self._cache = self._compute(self._padded, self._mask, None)
         self._can_select_rows = type(self._cache) is DynamicCache
         return logits
 
     def keep(self, index: NDArray[np.int64]) -> None:
-        """Drops all rows but these."""
         if not len(index):
             self._drop_batch()
-        elif self._cache is None or not self._can_select_rows:
+        elif self._cache is None or not self._can_select_rows:  # compute them again
             self.rebuild([self._rows[number] for number in index])
         else:
             index_R = torch.from_numpy(index).to(self._device)
-            # `batch_select_indices` leaves the states of linear attention out.
+            # Not `batch_select_indices`, which omits the states of linear attention.
             self._cache.reorder_cache(index_R)
             self._mask = self._mask[index_R]
             self._rows = [self._rows[number] for number in index]
 
     def _compute(self, tokens: Tensor, mask: Tensor, cache: Any) -> tuple[Tensor, Any]:
-        """Returns the logits after the last column, and the cache: without one the model makes
-        it."""
+        """Returns the logits after the last column, and the cache (None: the model creates it)."""
+        # Counted from a row's first token, after the padding on its left.
         positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
         optional = {"position_ids": positions, "logits_to_keep": 1}
         out = self._model(
@@ -160,8 +155,8 @@ class HfForward:
 
     @cached_property
     def _cache_bytes(self) -> tuple[int, int]:
-        """The bytes of a row's cache: those that it takes whatever its length, and those of each
-        token. They are those of two short rows, since families differ in what they keep."""
+        """The bytes of a row's cache: a fixed part and a part per token. Measured with rows of one
+        and two tokens, since model families differ in what they store."""
         sizes = []
         for length in (1, 2):
             tokens = torch.zeros(1, length, dtype=torch.long, device=self._device)
@@ -170,20 +165,11 @@ class HfForward:
         token_bytes = sizes[1] - sizes[0]
         return sizes[0] - token_bytes, token_bytes
 
-    def _left_padded(self, rows: Sequence[BatchRow]) -> tuple[Tensor, Tensor]:
-        width = max(len(row.ids) for row in rows)
-        tokens = torch.zeros(len(rows), width, dtype=torch.long)
-        mask = torch.zeros(len(rows), width, dtype=torch.long)
-        for number, row in enumerate(rows):
-            tokens[number, width - len(row.ids) :] = torch.tensor(row.ids)
-            mask[number, width - len(row.ids) :] = 1
-        return tokens.to(self._device), mask.to(self._device)
 
-
-def _num_bytes(held: Any) -> int:
+def _num_bytes(value: Any) -> int:
     """Returns the size of the tensors in nested lists and mappings."""
-    if isinstance(held, Tensor):
-        return held.nbytes
-    if isinstance(held, Mapping):
-        held = list(held.values())
-    return sum(map(_num_bytes, held)) if isinstance(held, list) else 0
+    if isinstance(value, Tensor):
+        return value.nbytes
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return sum(map(_num_bytes, value)) if isinstance(value, list) else 0

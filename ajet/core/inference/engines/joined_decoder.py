@@ -1,15 +1,11 @@
-"""The decoder for CUDA GPUs: weights that read the same input are joined into one product.
+"""The decoder for CUDA GPUs: weights with the same input are joined into one product.
 
     Decoder           norm, q, k, v, rotate twice, attend, o, add, norm, gate, up, gated, down, add
     JoinedDecoder     norm, qkv, rotate, attend, o + x, norm, gate and up, gated, down + x
 
-A decode step of a small model takes as long as its launches: each kernel of few rows takes some
-microseconds, however little it computes. `JoinedDecoder` launches 9 for a layer in place of 15.
-docs/adr/0073-cuda-graphs.md has the figures.
-
-Not covered: what `supports` refuses: other devices, float64, sharded weights, LoRA layers, biases
-of o_proj and the MLP, and models whose copies would take more than `COPIED_SHARE` of the GPU's
-memory: their steps take as long as reading the weights. `Decoder` computes those.
+A decode step of a small model is bound by launches, which are 9 per layer here instead of 15
+(docs/adr/0073-cuda-graphs.md). Larger models, whose steps are bound by reading the weights, and
+models with shards, LoRA layers or biases of o_proj and the MLP keep the plain `Decoder`.
 """
 
 from dataclasses import dataclass
@@ -17,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from ajet.core.inference.engines.copied_decoder import CopiedDecoder, has_plain_linears
 from ajet.core.model.decoder import Decoder
@@ -25,13 +21,12 @@ from ajet.core.model.kernels.devices import cuda_kernels_for
 from ajet.core.model.wide_layer import gated
 
 COPIED_SHARE = 0.1
-"""The copies take no more of a GPU's memory, as keys and values do (in_process.py)."""
+"""The largest share of the GPU's memory for the copies."""
 
 
 @dataclass(frozen=True)
 class JoinedLayer:
-    """Holds copies of the weights of one decoder layer, ``[outputs, inputs]`` each, and those that
-    are joined with no other as they are."""
+    """The weights of one decoder layer, ``[outputs, inputs]`` each; joined ones are copies."""
 
     qkv: Tensor
     qkv_bias: Tensor | None
@@ -41,12 +36,11 @@ class JoinedLayer:
 
     @classmethod
     def of(cls, layer: Any) -> "JoinedLayer":
-        """Copies the weights of a transformers layer."""
         attn, mlp = layer.self_attn, layer.mlp
         linears = (attn.q_proj, attn.k_proj, attn.v_proj)
-        biases = [each.bias for each in linears]
+        biases = [linear.bias for linear in linears]
         return cls(
-            torch.cat([each.weight for each in linears]),
+            torch.cat([linear.weight for linear in linears]),
             None if biases[0] is None else torch.cat(biases),
             attn.o_proj.weight,
             torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)),
@@ -56,7 +50,7 @@ class JoinedLayer:
     def project(self, h: Tensor) -> Tensor:
         return F.linear(h, self.qkv, self.qkv_bias)
 
-    # Both sums are in place, so that they are part of the product: nothing else reads x.
+    # Both sums are in place, so that the product's kernel adds them. Nothing else reads x.
     def add_attention(self, x: Tensor, out: Tensor) -> Tensor:
         return x.addmm_(out, self.out.T)
 
@@ -66,19 +60,28 @@ class JoinedLayer:
 
 
 class JoinedDecoder(CopiedDecoder):
-    """Computes what `Decoder` does, without gradients, in fewer launches."""
+    """A `Decoder` with fewer launches, without gradients."""
 
     @staticmethod
-    def supports(model: nn.Module) -> bool:
-        """Tells whether the weights can be joined, and are on a GPU with Triton's kernels."""
+    def supports(model: Any) -> bool:
+        """Returns whether the weights can be joined, and are on a GPU with Triton's kernels."""
         weight = next(model.parameters())
-        return (
+        if not (
             Decoder.supports(model)
             and cuda_kernels_for(weight) is not None
             and has_plain_linears(model)
-            and not _has_other_biases(model)
-            and _copied_bytes(model) <= COPIED_SHARE * gpu_bytes(weight.device)
-        )
+        ):
+            return False
+        num_bytes = 0
+        for layer in model.model.layers:
+            attn, mlp = layer.self_attn, layer.mlp
+            # `JoinedLayer` only has a bias for queries, keys and values.
+            added = (attn.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+            if any(linear.bias is not None for linear in added):
+                return False
+            joined = (attn.q_proj, attn.k_proj, attn.v_proj, mlp.gate_proj, mlp.up_proj)
+            num_bytes += sum(linear.weight.nbytes for linear in joined)
+        return num_bytes <= COPIED_SHARE * gpu_bytes(weight.device)
 
     def _copied(self, layer: Any) -> JoinedLayer:
         return JoinedLayer.of(layer)
@@ -87,23 +90,3 @@ class JoinedDecoder(CopiedDecoder):
 def gpu_bytes(device: torch.device) -> int:
     """Returns the memory of a CUDA GPU."""
     return torch.cuda.get_device_properties(device).total_memory
-
-
-def _copied_bytes(model: Any) -> int:
-    return sum(
-        each.weight.nbytes
-        for layer in model.model.layers
-        for each in (
-            *(layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj),
-            *(layer.mlp.gate_proj, layer.mlp.up_proj),
-        )
-    )
-
-
-def _has_other_biases(model: Any) -> bool:
-    return any(
-        each.bias is not None
-        for layer in model.model.layers
-        for each in (layer.self_attn.o_proj, *layer.mlp.children())
-        if isinstance(each, nn.Linear)
-    )

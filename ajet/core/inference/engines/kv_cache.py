@@ -1,25 +1,24 @@
 """Storage of keys and values, and attention over them.
 
-    KVPool    [layers, kv_heads, slots, d]      every cached token once, at the slot that the
-                                                prefix cache gave it
+    KVPool    [layers, kv_heads, slots, d]           every cached token once, at the slot that the
+                                                     prefix cache has assigned
     KVBatch   [layers, kv_heads, rows, columns, d]   the rows that are being decoded
 
-What many rows of a batch have in common (the system prompt and the tools) is not copied for each
-of them. It is a `CacheSegment`, which is stored once and multiplied with the queries of all its
-rows in one matrix product; the rest of a row is its own:
+A prefix that rows of a batch have in common (the system prompt and the tools) is a `CacheSegment`:
+it is stored once and multiplied with the queries of all its rows in one product. The rest of a row
+is its own part:
 
     row 0   |                        | . . question 1, reply a >
     row 1   |  segment, stored once  | . . question 1, reply b >    . = padding, masked
     row 2   |                        | question 2, reply c     >
 
-The own part is aligned at the right, so all rows write their new token to the same column.
-Rows must be sorted by their tokens, so that rows with a common prefix are neighbours.
+Own parts are right-aligned, so all rows write their new token to the same column. Rows must be
+sorted by their tokens, so that rows with a common prefix are neighbours.
 
-Which rows make a segment is a choice. All conversations of an agent begin with its system prompt,
-those of a task go on with its question: one segment of all rows stores the system prompt once and
-every question many times, one of each task's rows stores it once for each task. Where a segment
-costs calls, the first takes fewer (`_segments_by_beginning`); where it does not, the second takes
-less memory and reads less (`_smallest_segments`).
+One large segment stores the system prompt once and every question many times; one segment per task
+stores each question once and the system prompt once per task. Where each segment costs calls, few
+are better (`_segments_by_beginning`), elsewhere those that take the least memory
+(`_smallest_segments`).
 """
 
 import math
@@ -39,48 +38,47 @@ from ajet.core.model.mapped_memory import mapped
 from ajet.core.model.transfer import uploaded
 
 MIN_SHARED = 32
-"""Tokens. Shorter common prefixes are copied: a segment costs a few small products a layer."""
+"""In tokens. Shorter common prefixes are copied: a segment costs a few small products a layer."""
 SEGMENT_COST, OWN_COST = 32, 1.25
-"""`_smallest_segments` counts so much for a segment and for a slot of an own part, and 1 for a
-shared slot: segments are padded to whole tiles, own parts to the longest of the batch."""
+"""The cost of a segment and of a slot of an own part in `_smallest_segments`, where a shared slot
+costs 1: segments are padded to whole tiles, own parts to the longest of the batch."""
 MASKED = -1e30
-"""A finite number: a query whose columns are all masked gives unused numbers, but no NaN."""
+"""Finite, so that a query with only masked columns gives unused numbers and not NaN."""
 MAPPED_BYTES = 1 << 25
-"""Memory on a CPU that is at least so large is mapped (core/model/mapped_memory.py)."""
+"""CPU memory from this size on is mapped (core/model/mapped_memory.py)."""
 
 
 def empty(like: Tensor, num: int) -> Tensor:
-    """Returns `num` elements of arbitrary content, of the dtype and on the device of `like`; many
-    of them not from the heap, where batches of ever other sizes would leave holes."""
+    """Returns `num` uninitialised elements with the dtype and device of `like`. Large blocks on a
+    CPU are not from the heap, which batches of varying sizes would fragment."""
     is_small = num * like.itemsize < MAPPED_BYTES
     return like.new_empty(num) if is_small or like.device.type != "cpu" else mapped(like, num)
 
 
 class BatchMemory:
-    """The memory of one batch after another, from which each takes its parts; it grows if need
-    be."""
+    """Memory that successive batches reuse; it grows when necessary."""
 
     def __init__(self, like: Tensor) -> None:
         self._memory = like.new_empty(0)
         self._num_taken = 0
 
     def begin(self, num: int) -> None:
-        """Has room for `num` elements; what was taken before is not used any more."""
+        """Starts again with room for `num` elements; earlier parts must not be used any more."""
         if len(self._memory) < num:
-            self._memory = self._memory.new_empty(0)  # freed before more is allocated
+            self._memory = self._memory.new_empty(0)  # free it before more is allocated
             self._memory = empty(self._memory, num)
         self._num_taken = 0
 
     def take(self, num: int) -> Tensor:
         """Returns the next `num` elements."""
         first, self._num_taken = self._num_taken, self._num_taken + num
-        assert self._num_taken <= len(self._memory), "begin() was told of fewer"
+        assert self._num_taken <= len(self._memory), "more than begin() reserved"
         return self._memory[first : self._num_taken]
 
 
 class KVPool:
-    """Holds keys and values by slot, in memory that is allocated when it is needed. Slot 0 stays
-    zero and stands for padding."""
+    """Keys and values by slot, in memory that is allocated when needed. Slot 0 is zero and stands
+    for padding."""
 
     def __init__(
         self,
@@ -97,14 +95,14 @@ class KVPool:
         self.batch_memory = BatchMemory(self.k)
 
     def allocate(self) -> None:
-        """Allocates the slots, unless they are; on a CPU those never written take no memory."""
+        """Allocates the slots if necessary. On a CPU, slots never written take no memory."""
         if not self.k.numel():
             self.k, self.v = self._empty(self._num_slots), self._empty(self._num_slots)
             self.k[:, :, 0] = 0
             self.v[:, :, 0] = 0
 
     def free(self) -> None:
-        """Frees the slots: what they hold is not needed any more, and no batch is there."""
+        """Frees the slots and the batch's memory; no batch may exist."""
         self.k, self.v = self._empty(0), self._empty(0)
         self.batch_memory = BatchMemory(self.k)
 
@@ -118,13 +116,13 @@ class KVPool:
         return empty(self.k, layers * heads * num_slots * d).view(layers, heads, num_slots, d)
 
     def tensor(self, values: NDArray[Any]) -> Tensor:
-        """Returns an array (slots, indices, a mask) as a tensor on the pool's device."""
+        """Returns an array as a tensor on the pool's device."""
         return uploaded(np.ascontiguousarray(values), self.k.device)
 
 
 @dataclass(frozen=True)
 class CacheSegment:
-    """Rows ``first .. last - 1`` all begin with these `slots` (none: nothing is shared)."""
+    """Rows ``first .. last - 1`` all begin with these `slots` (possibly none)."""
 
     first: int
     last: int
@@ -133,26 +131,25 @@ class CacheSegment:
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """The slots of a batch's rows, cut into shared segments and right-aligned own parts.
-
-    `shared_R` counts the slots of each row in its segment, `start_R` is the first column of its own
-    part in `own_RT`, which is padded with slot 0.
-    """
+    """The slots of a batch's rows, cut into shared segments and right-aligned own parts."""
 
     segments: list[CacheSegment]
     shared_R: Ids
+    """The number of slots of each row that are in its segment."""
     start_R: Ids
+    """The first column of each row's own part in `own_RT`."""
     own_RT: Ids
+    """The slots of the own parts, padded on the left with slot 0."""
 
     @classmethod
     def of(cls, slots_R: list[Ids], *, smallest: bool = False) -> "CacheLayout":
-        """Lays out rows, given by their slots: with few segments, or with few slots in all."""
+        """Lays out rows, given by their slots, with few segments or with few slots in all."""
         cut = _smallest_segments if smallest else _segments_by_beginning
         return cls._cut(slots_R, cut(slots_R))
 
     @classmethod
-    def of_one_segment(cls, slots_R: list[Ids]) -> "CacheLayout":
-        """Lays out rows, given by their slots: what all of them share, if anything, once."""
+    def one_segment(cls, slots_R: list[Ids]) -> "CacheLayout":
+        """Lays out rows, given by their slots, with one segment of what all of them share."""
         shared = [common_length_of_ids(a, b) for a, b in pairwise(slots_R)]
         common = slots_R[0][: min(shared, default=0)]
         return cls._cut(slots_R, [CacheSegment(0, len(slots_R), common)])
@@ -169,33 +166,35 @@ class CacheLayout:
             own_RT[row, width - own_R[row] :] = slots[shared_R[row] :]
         return cls(segments, shared_R, width - own_R, own_RT)
 
-    def num_slots(self, room: int) -> int:
-        """Returns the slots that a batch of these rows takes, with `room` new ones for each."""
+    def num_slots(self, max_new_tokens: int) -> int:
+        """Returns the slots that a batch takes if each row samples `max_new_tokens`."""
         rows, width = self.own_RT.shape
-        return sum(len(segment.slots) for segment in self.segments) + rows * (width + room)
+        num_shared = sum(len(segment.slots) for segment in self.segments)
+        return num_shared + rows * (width + max_new_tokens)
 
 
 def _smallest_segments(slots_R: list[Ids]) -> list[CacheSegment]:
-    """Cuts the rows where they take the least memory in all; a row alone shares all of its slots.
+    """Cuts the rows into the segments of least total cost; a segment of one row has all its slots.
 
-    The cost of the first j rows is the least, over the row i where their last segment begins, of
-    the cost of the first i and of that segment.
+    Dynamic programming: the cost of the first j rows is the minimum, over the row i where their
+    last segment begins, of the cost of the first i rows plus the cost of that segment.
     """
     lengths_R = np.array([len(slots) for slots in slots_R], np.int64)
     shared_R = np.array([common_length_of_ids(a, b) for a, b in pairwise(slots_R)], np.int64)
     ends_R = np.concatenate(([0], np.cumsum(lengths_R)))
+    # costs[j]: of the first j rows. begins[j - 1]: where the last segment of these begins.
     costs, begins = np.zeros(1), []
     for end in range(1, len(slots_R) + 1):
-        # What the rows first .. end - 1 share, for each first.
+        # common[first]: the length that the rows first .. end - 1 share, a minimum from the right.
         common = np.append(shared_R[: end - 1], lengths_R[end - 1])[::-1]
         common = np.minimum.accumulate(common)[::-1]
-        own = ends_R[end] - ends_R[:end] - common * np.arange(end, 0, -1)
-        totals = costs + common + OWN_COST * own + SEGMENT_COST
+        num_own = ends_R[end] - ends_R[:end] - common * np.arange(end, 0, -1)
+        totals = costs + common + OWN_COST * num_own + SEGMENT_COST
         begins.append(int(totals.argmin()))
         costs = np.append(costs, totals[begins[-1]])
     segments: list[CacheSegment] = []
     end = len(slots_R)
-    while end:
+    while end:  # back from the last row
         first = begins[end - 1]
         length = min(shared_R[first : end - 1], default=lengths_R[first])
         segments.insert(0, CacheSegment(first, end, slots_R[first][:length]))
@@ -211,6 +210,7 @@ def _segments_by_beginning(slots_R: list[Ids]) -> list[CacheSegment]:
     for first, last in pairwise([0, *cuts, len(slots_R)]):
         length = min(shared[first : last - 1], default=0)
         if segments and not length and not len(segments[-1].slots):
+            # Neighbouring segments that share nothing are merged: each costs calls.
             segments[-1] = CacheSegment(segments[-1].first, last, segments[-1].slots)
         else:
             segments.append(CacheSegment(first, last, slots_R[first][:length]))
@@ -218,12 +218,12 @@ def _segments_by_beginning(slots_R: list[Ids]) -> list[CacheSegment]:
 
 
 SharedParts = tuple[list[Tensor], list[Tensor]]
-"""Holds the keys and the values that the rows of each segment share, of one layer: a tensor for
-each segment, or one for all."""
+"""One layer's shared keys and shared values: a tensor for each segment, or one for all."""
 
 
 class GatheredCache:
-    """Gathers one layer's keys and values: the shared parts once, the own parts for each row."""
+    """Gathers one layer's keys or values from the pool: shared parts once, own parts for each
+    row."""
 
     def __init__(self, pool: KVPool, layout: CacheLayout) -> None:
         self._pool = pool
@@ -232,20 +232,19 @@ class GatheredCache:
         self._segments = layout.segments
 
     def own(self, source: Tensor) -> Tensor:
-        """Returns the own parts ``[kv_heads, rows, columns, d]`` from one layer of the pool."""
+        """Returns the own parts ``[kv_heads, rows, columns, d]``."""
         return source.index_select(1, self._own).unflatten(1, self._shape)
 
     def shared(self, source: Tensor) -> list[Tensor]:
-        """Returns ``[kv_heads, P, d]`` for each segment, P being the slots that it shares."""
+        """Returns ``[kv_heads, P, d]`` for each segment, which has P slots."""
         return [source.index_select(1, slots) for slots in self._shared]
 
     def joined(self, source: Tensor) -> Tensor:
-        """Returns ``[kv_heads, P, d]`` of all segments, one after another."""
+        """Returns ``[kv_heads, P, d]`` with the segments one after another."""
         return source.index_select(1, self._joined)
 
     def stacked(self, source: Tensor) -> Tensor:
-        """Returns ``[kv_heads, n, S, d]`` for n segments, which are padded with zeros to S slots,
-        in one call."""
+        """Returns ``[kv_heads, n, S, d]`` for n segments, padded with zeros to S slots."""
         num_segments = len(self._segments)
         shape = (num_segments, len(self._stacked) // num_segments)
         return source.index_select(1, self._stacked).unflatten(1, shape)
@@ -269,22 +268,23 @@ class GatheredCache:
 
 def attend_shared(
     q: Tensor,
-    own: tuple[Tensor, Tensor],
+    own_kv: tuple[Tensor, Tensor],
     shared: tuple[list[Tensor], list[Tensor]],
     segments: list[CacheSegment],
     mask: Tensor,
 ) -> Tensor:
     """Returns attention of ``q [kv_heads, rows, queries, group, d]`` over [segment | own columns].
 
-    `own` is ``[kv_heads, rows, columns, d]`` twice; `mask` is added to the own scores and
-    broadcasts over ``[kv_heads, rows, queries, group, columns]``.
+    `own_kv` are keys and values ``[kv_heads, rows, columns, d]``; `mask` is added to the own scores
+    and broadcasts over ``[kv_heads, rows, queries, group, columns]``.
     """
     heads, rows, queries, group, d = q.shape
     q = (q * d**-0.5).reshape(heads, rows, queries * group, d)
-    k, v = own
+    k, v = own_kv
     scores = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2))
     scores = scores.view(heads, rows, queries, group, -1).add_(mask).flatten(2, 3)
     outs = []
+    # For each segment one softmax over both parts: first its shared keys, then each row's own.
     for segment, k_shared, v_shared in zip(segments, *shared, strict=True):
         at = slice(segment.first, segment.last)
         num_shared = k_shared.shape[1]
@@ -292,33 +292,27 @@ def attend_shared(
         if num_shared:
             common = torch.bmm(q[:, at].flatten(1, 2), k_shared.transpose(1, 2))
             joined = torch.cat((common, joined), dim=-1)
-        probs = torch.softmax(joined, dim=-1)  # in float32 inside if these are narrower
+        probs = torch.softmax(joined, dim=-1)  # computed in float32 if these are narrower
         own_probs = probs[..., num_shared:].unflatten(1, (-1, queries * group))
-        out = _batched_product(own_probs, v[:, at])
+        v_own = v[:, at]
+        if v_own.stride(0) == v_own.shape[1] * v_own.stride(1):
+            flat = torch.bmm(own_probs.flatten(0, 1), v_own.flatten(0, 1))
+            out = flat.unflatten(0, v_own.shape[:2])
+        else:  # a slice of rows, which `flatten` would copy: head by head
+            out = torch.stack([torch.bmm(p, x) for p, x in zip(own_probs, v_own, strict=True)])
         if num_shared:
             out = torch.baddbmm(out.flatten(1, 2), probs[..., :num_shared], v_shared)
         outs.append(out.view(heads, -1, queries, group, d))
     return outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)
 
 
-def _batched_product(a: Tensor, b: Tensor) -> Tensor:
-    """Returns ``[H, R, m, n] @ [H, R, n, d]``. If `b` is a slice of rows, its heads are multiplied
-    one by one, because `flatten` would copy it."""
-    if b.stride(0) == b.shape[1] * b.stride(1):
-        return torch.bmm(a.flatten(0, 1), b.flatten(0, 1)).unflatten(0, b.shape[:2])
-    return torch.stack([torch.bmm(a_h, b_h) for a_h, b_h in zip(a, b, strict=True)])
-
-
 class OwnParts:
-    """Holds one layer's keys, or values, of all rows' own parts: ``tensor``, which is whole, of
-    ``[kv_heads, rows, columns, d]``.
+    """One layer's own keys or own values: ``tensor [kv_heads, rows, columns, d]``, contiguous.
 
-    Its memory is taken once, for all columns that the rows can come to; they are added `growth` at
-    a time.
+    Its memory is for all columns that the rows can ever have; they are added `growth` at a time.
     """
 
     def __init__(self, filled: Tensor, memory: Tensor, growth: int) -> None:
-        """Begins with these columns; `memory` has room for as many as will be written."""
         self._memory, self._growth = memory, growth
         self.tensor = self._placed(filled)
 
@@ -327,11 +321,11 @@ class OwnParts:
         self.tensor = self._placed(self.tensor.clone())
 
     def keep(self, index: Tensor, first: int, end: int) -> None:
-        """Drops all rows but these, and the columns outside of ``first .. end - 1``."""
+        """Drops all other rows, and the columns outside of ``first .. end - 1``."""
         self.tensor = self._placed(self.tensor[:, :, first:end].index_select(1, index))
 
     def _placed(self, filled: Tensor) -> Tensor:
-        """Returns a copy in the memory, with up to `growth` more columns, of zeros."""
+        """Copies to the start of the memory, with 1 to `growth` more columns of zeros."""
         heads, rows, columns, d = filled.shape
         shape = (heads, rows, in_steps(columns + 1, self._growth), d)
         placed = self._memory[: math.prod(shape)].view(shape)
@@ -341,23 +335,24 @@ class OwnParts:
 
 
 def in_steps(columns: int, growth: int) -> int:
-    """Returns the next multiple of `growth`."""
+    """Rounds up to a multiple of `growth`."""
     return -(-columns // growth) * growth
 
 
 class KVBatch:
-    """Holds the rows that are being decoded. Each step writes one column; the Decoder calls
-    `attend` for each layer."""
+    """The rows that are being decoded. Each step writes one column; the Decoder calls `attend` for
+    each layer."""
 
-    def __init__(self, pool: KVPool, layout: CacheLayout, room: int) -> None:
-        """Gathers the rows from the pool; `room` tokens more can be written for each."""
+    def __init__(self, pool: KVPool, layout: CacheLayout, max_new_tokens: int) -> None:
+        """Gathers the rows from the pool. Each can get `max_new_tokens` more tokens."""
         self._pool = pool
         gathered, memory = GatheredCache(pool, layout), pool.batch_memory
         self._segments = layout.segments
         layers, heads, _, d = pool.k.shape
         rows, columns = layout.own_RT.shape
-        growth = self._columns_at_a_time(columns + room + 1)
-        num_own = heads * rows * in_steps(columns + room + 1, growth) * d
+        growth = self._columns_at_a_time(columns + max_new_tokens + 1)
+        num_own = heads * rows * in_steps(columns + max_new_tokens + 1, growth) * d
+        # 2: keys and values, for all layers, with the own parts at their largest.
         memory.begin(2 * layers * (num_own + heads * d * self._num_placed(layout)))
         self._shared = [
             self._shared_parts(gathered, k, v) for k, v in zip(pool.k, pool.v, strict=True)
@@ -367,8 +362,8 @@ class KVBatch:
         self._shared_R, self._start_R = layout.shared_R, layout.start_R
         self._column = layout.own_RT.shape[1]
         self.column_1 = pool.tensor(np.array([self._column]))
-        """The current column on the device, set before the layers of a step attend: there a step
-        that is captured reads it."""
+        """The current column on the device, where a captured step reads it; set before each
+        step."""
         self._mask = self._padding_mask()
 
     @property
@@ -378,17 +373,17 @@ class KVBatch:
 
     @property
     def num_rows(self) -> int:
-        """The number of rows, with the finished ones that were not dropped yet."""
+        """The number of rows, including finished ones that were not dropped yet."""
         return len(self._start_R)
 
     @property
     def num_columns(self) -> int:
-        """The columns of the own parts, with those that are not written yet."""
+        """The number of columns of the own parts, including those not yet written."""
         return self._k[0].tensor.shape[2]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Writes one new token per row to the current column, and returns the attention over it
-        and the tokens before."""
+        """Writes one new token per row to the current column, and returns its attention ``[rows,
+        heads, d]`` over the tokens before and itself. All layers come before `advance`."""
         heads, end = k.shape[1], self._column + 1
         own_k, own_v = self._k[layer].tensor, self._v[layer].tensor
         own_k[:, :, self._column] = k.transpose(0, 1)
@@ -403,7 +398,7 @@ class KVBatch:
         return out.permute(1, 2, 0, 3, 4).reshape(q.shape)
 
     def advance(self) -> None:
-        """Goes on to the next column once every layer has written this one."""
+        """Moves to the next column."""
         self._column += 1
         if self._column == self.num_columns:
             for part in (*self._k, *self._v):
@@ -411,7 +406,7 @@ class KVBatch:
             self._mask = self._padding_mask()
 
     def keep(self, index: Ids) -> None:
-        """Drops all rows but these (in order), and the columns that none of them has written."""
+        """Drops all rows but these, in ascending order, and the columns that none of them uses."""
         index_R = self._pool.tensor(index)
         first = int(self._start_R[index].min())
         for part in (*self._k, *self._v):
@@ -422,7 +417,9 @@ class KVBatch:
         self._mask = self._padding_mask()
 
     def save(self, rows_N: Ids, positions_N: Ids, slots_N: Ids) -> None:
-        """Copies N tokens, given by row and position in the row, to N slots of the pool."""
+        """Copies N tokens, given by row and position in the row, to N slots of the pool. They must
+        be in own parts."""
+        # Position p of a row is in column start + p - shared.
         columns = self._start_R[rows_N] + positions_N - self._shared_R[rows_N]
         assert (columns >= self._start_R[rows_N]).all() and (columns < self._column).all()
         rows, cols, slots = (self._pool.tensor(x) for x in (rows_N, columns, slots_N))
@@ -431,13 +428,12 @@ class KVBatch:
             self._pool.v[layer].index_copy_(1, slots, v.tensor[:, rows, cols])
 
     def num_shared(self, row: int) -> int:
-        """Returns the number of this row's first tokens that its segment holds; `save` cannot copy
-        those."""
+        """Returns how many of this row's first tokens are in its segment, where `save` cannot copy
+        them."""
         return int(self._shared_R[row])
 
     def _columns_at_a_time(self, most: int) -> int:
-        """Returns how many columns of the own parts are added at a time, of which there will be
-        `most`."""
+        """Returns how many columns are added at a time; there will never be more than `most`."""
         return 32
 
     def _num_placed(self, layout: CacheLayout) -> int:
@@ -453,9 +449,11 @@ class KVBatch:
         self._shared = [([k[i] for i in kept], [v[i] for i in kept]) for k, v in self._shared]
 
     def _remaining_segments(self, index: Ids) -> list[int]:
-        """Cuts the segments down to these rows, and returns the numbers of those that have any."""
+        """Reduces the segments to these rows, and returns the numbers of those that still have
+        rows."""
         kept, segments = [], []
         for number, segment in enumerate(self._segments):
+            # The new numbers of the segment's rows: `index` is ascending.
             first, last = np.searchsorted(index, [segment.first, segment.last])
             if last > first:
                 kept.append(number)
@@ -464,7 +462,7 @@ class KVBatch:
         return kept
 
     def _padding_mask(self) -> Tensor:
-        """Returns ``[1, rows, 1, 1, columns]``, MASKED left of each row's first own token."""
+        """Returns ``[1, rows, 1, 1, columns]``: MASKED left of each row's first own token."""
         columns = np.arange(self.num_columns)
         mask = np.where(columns < self._start_R[:, None], MASKED, 0.0).astype(np.float32)
         return self._pool.tensor(mask).to(self._pool.k.dtype)[None, :, None, None]

@@ -3,10 +3,8 @@
     engine = OpenAIEngine("http://127.0.0.1:8000/v1", model="qwen", api_key=api_key())
     reply  = await engine.chat(messages, tools, sampling, tool_choice=None)
 
-The client retries rate limits, 5xx and broken connections with back-off. The seed is sent along,
-but servers may ignore it.
-
-Not covered: streaming, training (such an address gives no token ids).
+The client retries rate limits, 5xx and broken connections with back-off. Servers may ignore the
+seed.
 """
 
 from __future__ import annotations
@@ -31,8 +29,8 @@ MAX_RETRIES = 3
 
 
 def api_key(variables: Sequence[str] = KEY_VARIABLES) -> str:
-    """Returns the key from the environment. A config is written to the run folder, so it holds no
-    key."""
+    """Returns the key from the environment; configs have none, since the run folder records
+    them."""
     return next((os.environ[name] for name in variables if os.environ.get(name)), NO_KEY)
 
 
@@ -67,8 +65,7 @@ class OpenAIEngine:
         sampling: SamplingParams,
         tool_choice: str | None,
     ) -> ChatCompletion:
-        """Returns one reply. Raises `ContextOverflow` if the server says that the prompt is too
-        long."""
+        """Returns one reply. Raises `ContextOverflow` if the prompt is too long for the server."""
         from openai import BadRequestError
 
         request = _request(messages, tools, sampling, tool_choice)
@@ -105,16 +102,16 @@ def _request(
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "max_tokens": sampling.max_tokens,
-        "seed": sampling.seed % 2**31,  # servers differ in how large a seed they take
+        "seed": sampling.seed % 2**31,  # some servers refuse larger seeds
     }
     if sampling.stop:
         request["stop"] = list(sampling.stop)
     if tools:
         request["tools"] = tools
     if tool_choice is not None:
-        tool_choice = "required" if tool_choice == "any" else tool_choice  # AgentScope's word
+        tool_choice = "required" if tool_choice == "any" else tool_choice  # AgentScope's name
         by_name = {"type": "function", "function": {"name": tool_choice}}
         request["tool_choice"] = tool_choice if tool_choice in BUILT_IN_CHOICES else by_name
     if sampling.top_k > 0:
-        request["extra_body"] = {"top_k": sampling.top_k}  # not OpenAI's own, but most servers'
+        request["extra_body"] = {"top_k": sampling.top_k}  # an extension that most servers have
     return request

@@ -1,13 +1,9 @@
 """The decoder for large weights on a CPU: oneDNN's products with weights copied into its layout.
 
-`F.linear` reads a weight as it is stored. With few rows, as in a decode step, most of its time goes
-into bringing the weight into the form that the processor's instructions take. `PackedDecoder` does
-this once, for as long as the weights stay as they are, and has the activation, the gating product
-and the residual sum computed with the product that they follow. docs/adr/0032-packed-weights.md has
-the figures.
-
-Not covered: what `supports` refuses: accelerators, float64, sharded weights, LoRA layers, and
-models so small that their weights stay in the processor's cache. `Decoder` computes those.
+With few rows, as in a decode step, `F.linear` spends most of its time on converting the weight to
+the layout of the processor's instructions. `PackedDecoder` does that once, and fuses activation,
+gating and residual sum into the products (docs/adr/0032-packed-weights.md). Small models, shards
+and LoRA layers keep the plain `Decoder`.
 """
 
 from dataclasses import dataclass
@@ -22,22 +18,22 @@ from ajet.core.model.kernels.functions import kernels_for
 from ajet.core.model.wide_layer import rotate
 
 MIN_WEIGHTS = 2**18
-"""The weights of one MLP matrix from which packing pays; smaller ones stay in the cache anyway."""
+"""The smallest MLP matrix that is worth packing; smaller ones stay in the processor's cache."""
 NUM_ROWS = 32
-"""The rows that oneDNN chooses its layout for; products of other sizes take the same layout."""
+"""The number of rows for which oneDNN chooses its layout; products of any size can use it."""
 DTYPES = (torch.float32, torch.bfloat16)
 
 
 @dataclass(frozen=True)
 class PackedLinear:
-    """Computes a linear layer ``[in] -> [out]`` from a weight in oneDNN's layout."""
+    """A linear layer with its weight in oneDNN's layout."""
 
     weight: Tensor
     bias: Tensor | None
 
     @classmethod
     def of(cls, *layers: Any) -> "PackedLinear":
-        """Copies the weights of these linear layers, one below the other."""
+        """Copies the weights of linear layers with one input, joined along the outputs."""
         weight = torch.cat([layer.weight for layer in layers]) if layers[1:] else layers[0].weight
         biases = [layer.bias for layer in layers]
         bias = None if biases[0] is None else torch.cat(biases)
@@ -49,18 +45,18 @@ class PackedLinear:
             x, self.weight, self.bias, activation, [], ""
         )
 
-    def added_to(self, other: Tensor, x: Tensor) -> Tensor:
+    def added_to(self, addend: Tensor, x: Tensor) -> Tensor:
         """Returns ``x W + b + other``."""
-        return _ops().mkldnn._linear_pointwise.binary(x, other, self.weight, self.bias, "add")
+        return _ops().mkldnn._linear_pointwise.binary(x, addend, self.weight, self.bias, "add")
 
-    def times(self, other: Tensor, x: Tensor) -> Tensor:
+    def times(self, factor: Tensor, x: Tensor) -> Tensor:
         """Returns ``(x W + b) * other``."""
-        return _ops().mkldnn._linear_pointwise.binary(x, other, self.weight, self.bias, "mul")
+        return _ops().mkldnn._linear_pointwise.binary(x, factor, self.weight, self.bias, "mul")
 
 
 @dataclass(frozen=True)
 class PackedLayer:
-    """Holds the linear layers of one decoder layer."""
+    """The linear layers of one decoder layer."""
 
     qkv: PackedLinear
     out: PackedLinear
@@ -70,7 +66,6 @@ class PackedLayer:
 
     @classmethod
     def of(cls, layer: Any) -> "PackedLayer":
-        """Copies the weights of a transformers layer."""
         attn, mlp = layer.self_attn, layer.mlp
         return cls(
             PackedLinear.of(attn.q_proj, attn.k_proj, attn.v_proj),
@@ -91,7 +86,7 @@ class PackedLayer:
 
 
 class PackedDecoder(CopiedDecoder):
-    """Computes what `Decoder` does, without gradients, from packed copies of the weights."""
+    """A `Decoder` over packed copies of the weights, without gradients."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
@@ -100,7 +95,7 @@ class PackedDecoder(CopiedDecoder):
 
     @staticmethod
     def supports(model: nn.Module) -> bool:
-        """Tells whether the weights can be packed, and are large enough for it to pay."""
+        """Returns whether the weights can be packed and are large enough."""
         weight = next(model.parameters())
         if not (Decoder.supports(model) and weight.device.type == "cpu" and weight.dtype in DTYPES):
             return False
@@ -136,7 +131,7 @@ class PackedDecoder(CopiedDecoder):
 
 
 def has_onednn(dtype: torch.dtype) -> bool:
-    """Tells whether this build of torch and this processor have oneDNN's products for `dtype`."""
+    """Returns whether this build of torch and this processor have oneDNN's products for `dtype`."""
     return torch.backends.mkldnn.is_available() and (
         dtype != torch.bfloat16 or _ops().mkldnn._is_mkldnn_bf16_supported()
     )

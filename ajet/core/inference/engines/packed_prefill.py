@@ -5,13 +5,11 @@
                                          level 0 to the key of s: q a b c d
                                          level 1 to the key of q: a b c d
 
-A layer's launches are those of the products, of one call of an attention kernel, and of one more
-for each level of ancestors, merged by log-sum-exp: the trainer's calls (core/model/attention), with
-ancestors whose keys are in the pool. They do not grow with the number of rows. A token and the
-tokens before it, which it attends to, may be computed in the same pass.
-
-Not covered: what no such kernel computes: CPUs, bfloat16 on GPUs before compute capability 8.0.
-There flat_forward.py computes chunk by chunk.
+A layer launches its products, one attention kernel, and one more for each level of ancestors, whose
+results are merged by log-sum-exp: the trainer's code (core/model/attention), with keys of ancestors
+in the pool. Launches do not grow with the number of rows. A token may be computed in the same pass
+as the tokens that it attends to. Without such a kernel (CPUs, bfloat16 before compute capability
+8.0), flat_forward.py computes chunk by chunk.
 """
 
 import math
@@ -28,16 +26,15 @@ from ajet.core.model.attention.varlen_kernels import VarlenKernel
 from ajet.core.model.attention.varlen_plan import NewTokens, VarlenPlan
 
 PASS_BYTES = 1 << 30
-"""What the tokens of a pass take in the widest layer, about: a pass then takes far longer than its
-launches."""
+"""The approximate memory of a pass in the widest layer, large enough to hide the launches."""
 MAX_PASS_TOKENS = 1 << 16
-"""The tokens of a pass at most, however narrow the layers are."""
+"""The largest number of tokens of a pass, however narrow the layers are."""
 
 
 @dataclass(frozen=True)
 class PrefillRow:
-    """A row, up to where a pass computes it. The first `num_known` of its tokens are computed in
-    an earlier pass, or as tokens of another row in this one."""
+    """A row up to where a pass computes it. Its first `num_known` tokens are computed in an earlier
+    pass or for another row of this one."""
 
     tokens: Ids
     slots: Ids
@@ -45,8 +42,9 @@ class PrefillRow:
 
 
 def pass_tokens(hidden_size: int, intermediate_size: int, itemsize: int) -> int:
-    """Returns the tokens of a pass at most, the power of two whose gated MLP takes closest to
-    `PASS_BYTES`: its input, norm and output, and gate, up projection and their product."""
+    """Returns the largest number of tokens of a pass: the power of two whose gated MLP takes about
+    `PASS_BYTES`."""
+    # Input, norm and output, [hidden] each, and gate, up and their product, [intermediate] each.
     token_bytes = 3 * (hidden_size + intermediate_size) * itemsize
     return min(MAX_PASS_TOKENS, 1 << round(math.log2(PASS_BYTES / token_bytes)))
 
@@ -54,44 +52,45 @@ def pass_tokens(hidden_size: int, intermediate_size: int, itemsize: int) -> int:
 def prefill_passes(
     paths: Sequence[Sequence[PrefixNode]], max_tokens: int
 ) -> Iterator[list[PrefillRow]]:
-    """Yields the rows of each pass, which computes at most `max_tokens` tokens. Every token that
-    is not computed yet is new in one pass, and in one row of it; only a row with more of them than
-    a pass takes is cut."""
+    """Yields the rows of each pass, which computes at most `max_tokens` tokens. Every missing token
+    is new in exactly one row of one pass. Only a row with more than `max_tokens` of them is cut."""
     seen: set[PrefixNode] = set()
     rows: list[PrefillRow] = []
-    left = max_tokens
+    budget = max_tokens  # the tokens that the present pass can still compute
     for path in paths:
         tokens = np.concatenate([node.tokens for node in path] or [np.empty(0, np.int64)])
         slots = np.concatenate([node.slots for node in path] or [np.empty(0, np.int64)])
-        known = sum(len(node.tokens) for node in path if node.computed or node in seen)
+        num_known = sum(len(node.tokens) for node in path if node.computed or node in seen)
         seen.update(path)
-        if rows and left < len(tokens) - known <= max_tokens:
+        # A row that fits into a pass as a whole starts a new one rather than being cut.
+        if rows and budget < len(tokens) - num_known <= max_tokens:
             yield rows
-            rows, left = [], max_tokens
-        while known < len(tokens):
-            end = min(len(tokens), known + left)
-            rows.append(PrefillRow(tokens[:end], slots[:end], known))
-            left -= end - known
-            known = end
-            if not left:
+            rows, budget = [], max_tokens
+        while num_known < len(tokens):
+            end = min(len(tokens), num_known + budget)
+            rows.append(PrefillRow(tokens[:end], slots[:end], num_known))
+            budget -= end - num_known
+            num_known = end
+            if not budget:
                 yield rows
-                rows, left = [], max_tokens
+                rows, budget = [], max_tokens
     if rows:
         yield rows
 
 
 class PackedPrefill:
-    """Holds the new tokens of one pass, and computes their attention; the Decoder calls `attend`
-    for each layer."""
+    """The new tokens of one pass and their attention; the Decoder calls `attend` for each layer."""
 
     def __init__(self, pool: KVPool, rows: Sequence[PrefillRow], kernel: VarlenKernel) -> None:
         is_new = np.zeros(pool.k.shape[2], bool)  # by slot
         for row in rows:
             is_new[row.slots[row.num_known :]] = True
-        # What a row has from before is a row too, so that a segment is new as a whole or not.
+        # The known beginning of a row is added as another row: the trie then splits there, and each
+        # segment is either entirely new or entirely known.
         num_old = [int(is_new[row.slots].argmax()) for row in rows]
         before = [row.tokens[:num] for row, num in zip(rows, num_old, strict=True) if num]
         forest = trie_of_rows([*(row.tokens for row in rows), *before])
+        # The slot of each token of the trie (N); rows that share a token agree on its slot.
         slots_N = np.empty(len(forest), np.int64)
         for row, nodes in zip(rows, forest.row_nodes, strict=False):
             slots_N[nodes] = row.slots

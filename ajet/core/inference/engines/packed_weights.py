@@ -1,14 +1,10 @@
-"""Linear layers of any model on a CPU, computed from packed copies of their weights.
+"""Packed copies of the large linear layers of any model on a CPU.
 
-packed_decoder.py says what packing is, and packs more where it knows the layers. Here each large
-`nn.Linear` is called as before, by the model's own code, and computes from its copy: in the
-engine's thread alone, which runs under `torch.inference_mode`.
+For models that packed_decoder.py does not know. The model calls its `nn.Linear` layers as before,
+but in the engine's thread, which runs under `torch.inference_mode`, they compute from the copies.
 
     weights.pack()      copies the weights that are not packed
-    weights.free()      drops the copies; the layers compute as they did before
-
-Not covered: what `supports` refuses (accelerators, float64, sharded weights), and experts, whose
-weights are no linear layers.
+    weights.free()      drops the copies
 """
 
 from collections.abc import Callable
@@ -27,7 +23,7 @@ from ajet.core.model.decoder import is_sharded
 
 
 class PackedWeights:
-    """Holds packed copies of a model's large linear layers."""
+    """Packed copies of a model's large linear layers."""
 
     def __init__(self, model: nn.Module) -> None:
         self._layers = _large_linears(model)
@@ -35,7 +31,7 @@ class PackedWeights:
 
     @staticmethod
     def supports(model: nn.Module) -> bool:
-        """Tells whether the weights can be packed, and are large enough for it to pay."""
+        """Returns whether the weights can be packed and are large enough."""
         weight = next(model.parameters())
         return (
             weight.device.type == "cpu"
@@ -46,31 +42,31 @@ class PackedWeights:
         )
 
     def pack(self) -> None:
-        """Copies the weights, unless they are."""
+        """Copies the weights, if that has not been done."""
         if self._own_forwards:
             return
         for layer in self._layers:
+            # A layer may already have a `forward` of its instance, which `free` restores.
             self._own_forwards.append(layer.__dict__.get("forward"))
             layer.forward = partial(_forward, PackedLinear.of(layer), layer.forward)
 
     def free(self) -> None:
-        """Drops the copies: the weights will change, or the engine has nothing to do."""
-        for layer, own in zip(self._layers, self._own_forwards, strict=False):
-            if own is None:
+        for layer, forward in zip(self._layers, self._own_forwards, strict=False):
+            if forward is None:
                 del layer.forward
             else:
-                layer.forward = own
+                layer.forward = forward
         self._own_forwards = []
 
 
-def _forward(packed: PackedLinear, own: Callable[[Tensor], Tensor], input: Tensor) -> Tensor:
-    """Computes from the copy where no gradient can be asked for, and otherwise as before."""
-    return packed(input) if torch.is_inference_mode_enabled() else own(input)
+def _forward(packed: PackedLinear, original: Callable[[Tensor], Tensor], input: Tensor) -> Tensor:
+    """Computes from the copy in inference mode, otherwise from the weights."""
+    return packed(input) if torch.is_inference_mode_enabled() else original(input)
 
 
 def _large_linears(model: nn.Module) -> list[nn.Linear]:
     return [
-        each
-        for each in model.modules()
-        if type(each) is nn.Linear and each.weight.numel() >= MIN_WEIGHTS
+        module
+        for module in model.modules()
+        if type(module) is nn.Linear and module.weight.numel() >= MIN_WEIGHTS
     ]

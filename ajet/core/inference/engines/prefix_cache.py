@@ -4,13 +4,10 @@
                                      │                └─ [reply b]
                                      └─ [question 2] ── ...
 
-A node owns a run of token ids and one pool slot per id. Two prompts share a node only if every id
-before it is equal too, so its keys and values are those that a fresh computation would give.
-
-Eviction drops the least recently used leaves. Their age is counted in ticks of the engine (a batch
-is formed once a tick), not in seconds: so what is cached depends on the requests alone.
-
-Not covered: the keys and values themselves (kv_cache.py).
+A node has a run of token ids and one slot of the pool (kv_cache.py) per id. Two prompts share a
+node only if every id before it is equal too, so its keys and values are valid for both. Eviction
+drops the least recently used leaves. Age is counted in batches and not in seconds, so what is
+cached depends only on the requests.
 """
 
 import heapq
@@ -25,7 +22,7 @@ Ids = NDArray[np.int64]
 
 
 class PrefixNode:
-    """A run of tokens below `parent`. `computed` says whether its slots hold keys and values."""
+    """A run of tokens below `parent`. `computed`: its slots have keys and values."""
 
     __slots__ = (
         "children",
@@ -47,8 +44,8 @@ class PrefixNode:
         self.children: dict[int, PrefixNode] = {}
         self.computed = False
         self.last_used = last_used
-        self.serial = serial  # counts the nodes; breaks ties in the order of eviction
-        self.num_turn_ends = 0  # the turns of live episodes that end here
+        self.serial = serial  # in the order of creation; breaks ties in the order of eviction
+        self.num_turn_ends = 0  # how many turns of live episodes end here
 
 
 class PrefixCache:
@@ -62,15 +59,16 @@ class PrefixCache:
         """Forgets every sequence, because the weights have changed."""
         self._root = PrefixNode(np.empty(0, np.int64), np.empty(0, np.int64), None, 0, 0)
         self._root.computed = True
+        # A stack of free slots: the first `_num_free` entries are valid.
         self._free = np.arange(self.num_slots, 0, -1, dtype=np.int64)
         self._num_free = self.num_slots
-        self._tails: dict[str, list[PrefixNode]] = {}
+        self._tails: dict[str, list[PrefixNode]] = {}  # by episode, where its turns end
         self._clock = 0
         self._serial = 0
 
     def tick(self) -> None:
-        """Begins a new batch. Nodes that are inserted or used now are not evicted before the next
-        tick."""
+        """Starts a new batch. Nodes inserted or used from now on are not evicted before the next
+        call."""
         self._clock += 1
 
     @property
@@ -79,11 +77,11 @@ class PrefixCache:
         return self.num_slots - self._num_free
 
     def insert(self, ids: Ids) -> PrefixNode | None:
-        """Returns the node where `ids` ends. Ids that are not in the trie are added as one node,
-        which is not computed yet.
+        """Returns the node where `ids` ends. Missing ids are added as one node that is not
+        computed.
 
-        Returns None, and adds nothing, if there is no room even after eviction. Later insertions
-        may split the nodes above, so call `path` only when the path is needed.
+        Returns None, and adds nothing, if even eviction cannot make enough room. Later insertions
+        may split nodes, so call `path` only when the path is needed.
         """
         node, at = self._root, 0
         while at < len(ids):
@@ -95,18 +93,26 @@ class PrefixCache:
             node.last_used = self._clock
             at += same
         if at < len(ids):
-            slots = self._allocate(len(ids) - at)
-            return None if slots is None else self._add(node, ids[at:].copy(), slots)
+            count = len(ids) - at
+            if self._num_free < count:
+                self._evict(count)
+            if self._num_free < count:
+                return None
+            self._num_free -= count
+            slots = self._free[self._num_free : self._num_free + count][::-1].copy()
+            return self._add(node, ids[at:].copy(), slots)
         return node
 
     def mark_tail(self, episode_id: str, node: PrefixNode) -> None:
-        """Notes that a turn of this episode ends at this node, until `release`."""
+        """Notes that a turn of this episode ends at this node."""
         node.num_turn_ends += 1
         self._tails.setdefault(episode_id, []).append(node)
 
     def release(self, episode_ids: Iterable[str]) -> None:
-        """Drops the leaves that only these episodes could use: they are over."""
+        """Drops the leaves that only these episodes could use, which are over."""
         for episode_id in episode_ids:
+            # Backwards: a later turn's node is below that of an earlier one, which may then be a
+            # leaf.
             for node in reversed(self._tails.pop(episode_id, [])):
                 node.num_turn_ends -= 1
                 if not node.children and not node.num_turn_ends and node.parent is not None:
@@ -127,7 +133,8 @@ class PrefixCache:
         return node
 
     def _split(self, node: PrefixNode, at: int) -> PrefixNode:
-        """Cuts `node` in two at token `at` and returns the upper half, which is a new node."""
+        """Splits `node` at token `at` and returns the upper half, which is a new node: the lower
+        one stays the same object, so that ends of turns in `_tails` remain valid."""
         assert node.parent is not None
         upper = self._add(node.parent, node.tokens[:at], node.slots[:at])
         upper.computed, upper.last_used = node.computed, node.last_used
@@ -135,19 +142,9 @@ class PrefixCache:
         upper.children[int(node.tokens[0])] = node
         return upper
 
-    def _allocate(self, count: int) -> Ids | None:
-        if self._num_free < count:
-            self._evict(count)
-        if self._num_free < count:
-            return None
-        self._num_free -= count
-        return self._free[self._num_free : self._num_free + count][::-1].copy()
-
     def _evict(self, count: int) -> None:
-        """Drops leaves, least recently used first, until `count` slots are free and a tenth of all.
-
-        Without the extra tenth, every insertion into a full cache would walk over the whole trie.
-        """
+        """Drops leaves, least recently used first, until `count` slots are free."""
+        # And a tenth of all: otherwise every insertion into a full cache would walk the whole trie.
         target = max(count, self.num_slots // 10)
         heap = [(n.last_used, n.serial, n) for n in self._leaves() if n.last_used < self._clock]
         heapq.heapify(heap)
@@ -157,6 +154,7 @@ class PrefixCache:
             self.remove(node)
             assert parent is not None
             if parent.parent and not parent.children and parent.last_used < self._clock:
+                # It has become a leaf, and is not the root.
                 heapq.heappush(heap, (parent.last_used, parent.serial, parent))
 
     def _leaves(self) -> list[PrefixNode]:
@@ -179,5 +177,5 @@ def path(tail: PrefixNode) -> list[PrefixNode]:
 
 
 def path_slots(tail: PrefixNode) -> Ids:
-    """Returns the slots of the whole path to `tail`, in the order of its tokens."""
+    """Returns the slots of the path to `tail`, in the order of the tokens."""
     return np.concatenate([node.slots for node in path(tail)] or [np.empty(0, np.int64)])

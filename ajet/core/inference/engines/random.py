@@ -1,7 +1,4 @@
-"""An engine without a model, which draws tokens evenly from the vocabulary.
-
-It checks an environment or a workflow before a model is loaded.
-"""
+"""An engine without a model that draws tokens uniformly, to check environments and workflows."""
 
 import asyncio
 import math
@@ -14,7 +11,7 @@ from ajet.core.inference.engines.uniform import uniforms
 
 
 class RandomEngine(ModelEndpoint):
-    """Draws every token evenly from the vocabulary; the request's seed alone decides the draw."""
+    """Draws every token uniformly from the vocabulary; only the request's seed decides the draw."""
 
     policy_version = 0
 

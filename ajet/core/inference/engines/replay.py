@@ -1,13 +1,11 @@
-"""An engine without a model, which repeats recorded completions and notes where prompts differ.
+"""An engine that repeats recorded completions and notes where prompts differ.
 
     engine = ReplayEngine([RecordedCall(completion, 0.0, 0.5), …])
     … the workflow runs again …
-    engine.calls[1].departs_at      None: the same prompt; 57: another id at that position
+    engine.calls[1].departs_at      None: the same prompt; 57: a different id at that position
 
-Calls are matched in their order. Of recorded calls that were in flight together, each prompt takes
-the one with the longest common prefix, and they are answered in the order in which they were then.
-
-Not covered: a call that got no answer (it was cancelled or timed out), which left no record.
+Calls are matched in order. Of recorded calls that were in flight together, a prompt takes the one
+with the longest common prefix, and they are answered in the recorded order.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from ajet.core.inference.endpoint import Completion, ContextOverflow, ModelEndpo
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """A recorded completion, with the times at which its call began and ended."""
+    """A recorded completion, with the times when its call started and ended."""
 
     completion: Completion
     started_s: float
@@ -30,9 +28,9 @@ class RecordedCall:
 
 @dataclass(frozen=True, slots=True)
 class ReplayedCall:
-    """One call of the replay. `recorded` is the index of the recorded call that it was matched with
-    (None if none was left), `completion` is the answer that it got, and `departs_at` is the first
-    position where the prompts differ."""
+    """One call of the replay. `recorded` is the index of the matching recorded call (None after the
+    last one), `completion` is the answer, and `departs_at` the first position where the prompts
+    differ."""
 
     prompt_ids: tuple[int, ...]
     max_tokens: int
@@ -48,15 +46,15 @@ class ReplayedCall:
 
 
 class ReplayStopped(Exception):
-    """Ends the replay: the record is at its end, or a prompt departs and the replay stops there."""
+    """Raised when the record is at its end, or at the first prompt that differs."""
 
 
 class ReplayEngine(ModelEndpoint):
     """Answers each call with the recorded completion.
 
-    `overflow` is the error message of an episode whose last prompt was too long for the engine: the
-    call after the last recorded one raises it again. `ended` is set when the replay has ended, even
-    if the workflow still runs."""
+    `overflow` is the error message of an episode whose last prompt was too long: the call after the
+    last recorded one raises it again. `ended` is set when the replay has ended, even if the
+    workflow is still running."""
 
     policy_version = 0
 
@@ -82,7 +80,7 @@ class ReplayEngine(ModelEndpoint):
 
     @property
     def missing_calls(self) -> list[int]:
-        """The indices of the recorded calls that the workflow has not made."""
+        """The indices of the recorded calls that were not made yet."""
         return list(self._remaining)
 
     async def generate(
@@ -95,8 +93,7 @@ class ReplayEngine(ModelEndpoint):
         return await self.completion_of(self.match(prompt_ids, sampling.max_tokens))
 
     def match(self, prompt_ids: Sequence[int], max_tokens: int) -> ReplayedCall:
-        """Returns the call with the recorded one that it is matched with. Raises `ReplayStopped`
-        where none is left."""
+        """Matches a call with a recorded one. Raises `ReplayStopped` if none remains."""
         request = ReplayedCall(tuple(prompt_ids), max_tokens)
         if not self._remaining:
             self.calls.append(request)
@@ -121,15 +118,22 @@ class ReplayEngine(ModelEndpoint):
         return call
 
     async def completion_of(self, call: ReplayedCall) -> Completion:
-        """Returns the recorded completion of a call that `match` has returned, when the calls that
-        ended before it in the record have ended."""
+        """Returns the recorded completion of a call from `match`, after the calls in flight that
+        ended before it in the record."""
         assert call.recorded is not None and call.completion is not None
-        await self._wait_for_turn(call.recorded)
+        self._in_flight.add(call.recorded)
+        ended_s = self._recorded[call.recorded].ended_s
+        try:
+            await asyncio.sleep(0)
+            while any(self._recorded[index].ended_s < ended_s for index in self._in_flight):
+                await asyncio.sleep(0)
+        finally:
+            self._in_flight.discard(call.recorded)
         return call.completion
 
     def _nearest(self, prompt_ids: tuple[int, ...]) -> int:
-        """Returns the index of the next recorded call. Of several that were in flight together it
-        takes the one whose prompt has the longest common prefix."""
+        """Returns the index of the next recorded call; of several that were in flight together, the
+        one whose prompt has the longest common prefix."""
         next_end = min(self._recorded[index].ended_s for index in self._remaining)
         in_flight = [i for i in self._remaining if self._recorded[i].started_s < next_end]
         return max(
@@ -140,19 +144,6 @@ class ReplayEngine(ModelEndpoint):
     def _common_length(self, index: int, prompt_ids: tuple[int, ...]) -> float:
         at = first_difference(self._recorded[index].completion.prompt_ids, prompt_ids)
         return float("inf") if at is None else at
-
-    async def _wait_for_turn(self, index: int) -> None:
-        """Waits until the calls that ended before this one in the record have ended."""
-        self._in_flight.add(index)
-        try:
-            await asyncio.sleep(0)
-            while any(self._ended_before(other, index) for other in self._in_flight):
-                await asyncio.sleep(0)
-        finally:
-            self._in_flight.discard(index)
-
-    def _ended_before(self, other: int, index: int) -> bool:
-        return self._recorded[other].ended_s < self._recorded[index].ended_s
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:

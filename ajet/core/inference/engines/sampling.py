@@ -1,12 +1,12 @@
-"""Draws tokens, with the log-probability of each under the distribution it was drawn from.
+"""Draws tokens, with their log-probabilities under the distribution they are drawn from.
 
     logits -> / temperature -> top-k cut -> top-p cut -> softmax -> inverse CDF at u
 
-`u` is a hash of (the request's seed, the number of the token). So a draw does not depend on the
-rest of the batch, and no generator has a state. Greedy rows (temperature 0) take the largest logit
-and report log-probabilities at temperature 1, without cuts. From MPS, which has no float64, logits
-are brought to the CPU first. Where no row is cut, a compiled kernel draws on a CUDA GPU, and of a
-large vocabulary on a CPU. It reads the logits once or twice and writes none; it rounds otherwise.
+`u` is a hash of (the request's seed, the number of the token), so a draw does not depend on the
+rest of the batch. Greedy rows (temperature 0) take the largest logit and report log-probabilities
+at temperature 1, without cuts. Logits on MPS, which has no float64, are moved to the CPU. If no row
+has a cut, a compiled kernel draws on CUDA GPUs, and on CPUs from large vocabularies; it rounds
+differently.
 """
 
 from collections.abc import Sequence
@@ -26,21 +26,21 @@ from ajet.core.model.precision import float64_device, to_wide_dtype
 from ajet.core.model.transfer import uploaded
 
 MAX_ELEMENTS = 16_000_000
-"""The logits handled at a time: float64 copies of 256 rows of a large vocabulary are gigabytes."""
+"""The logits processed at a time: float64 copies of 256 rows of a large vocabulary take
+gigabytes."""
 
 MIN_VOCAB = 8192
-"""The least vocabulary that the compiled kernel draws from: small models draw as ever."""
+"""The smallest vocabulary for the compiled kernel."""
 
 DRAWS_AT_ONCE = 32
-"""The draws whose `u` are computed and uploaded together."""
+"""The number of draws whose `u` are computed and uploaded together."""
 
 BLOCK = 256
-"""The tokens that are summed together before the block is chosen that holds the drawn one."""
+"""The number of tokens per block in `inverse_cdf`."""
 
 
 class Sampler:
-    """Draws one token for each row of a batch, again and again; holds the rows' sampling parameters
-    as vectors."""
+    """Draws one token for each row of a batch at each call."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Sampler:
         device: torch.device,
         num_sampled: NDArray[np.int64],
     ) -> None:
-        """`num_sampled` holds the number of tokens that each row has sampled so far."""
+        """`num_sampled` is the number of tokens that each row has sampled so far."""
         device = self._device = float64_device(device)
         temperatures = [p.temperature if p.temperature > 0 else 1.0 for p in params]
         greedy = [p.temperature <= 0 for p in params]
@@ -61,6 +61,7 @@ class Sampler:
         self._scale = 1 / self._temperature.squeeze(1)
         self._any_greedy = any(greedy)
         self._greedy = uploaded(np.array(greedy, bool), device)
+        # (top_k, top_p) of each row, (0, 1.0) for no cut.
         cuts = [(0, 1.0) if greedy[i] else (max(p.top_k, 0), p.top_p) for i, p in enumerate(params)]
         self._cut = any(k or top_p < 1.0 for k, top_p in cuts)
         top_k = np.array([k or 2**31 - 1 for k, _ in cuts], np.int64)
@@ -69,9 +70,9 @@ class Sampler:
         self._top_p = uploaded(top_p, device).unsqueeze(1)
 
     def draw(self, logits: Tensor) -> Tensor:
-        """Returns ``[3, R]`` in float64: the next token of each row, its log-probability, and a sum
-        of the row's probabilities, of some scale, which is not finite where a logit is not
-        (`checked_draws`)."""
+        """Returns ``[3, R]`` in float64: the next token of each row, its log-probability, and the
+        sum of the row's probabilities (in any scale), which `checked_draws` tests for
+        finiteness."""
         logits = logits.to(self._device)
         u = self._next_u()
         cuda_kernels = None if self._cut else decode_kernels_for(logits)
@@ -81,15 +82,14 @@ class Sampler:
         if kernels is not None:
             return _joined(*kernels.draw(logits, self._scale, u, self._greedy))
         step = max(1, MAX_ELEMENTS // logits.shape[1])
-        parts = [
+        chunks = [
             self._draw(logits[at : at + step], u, slice(at, at + step))
             for at in range(0, len(logits), step)
         ]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return chunks[0] if len(chunks) == 1 else torch.cat(chunks, dim=1)
 
     def _next_u(self) -> Tensor:
-        """Returns the `u` of this draw, of which those of many draws are computed and uploaded
-        together."""
+        """Returns the `u [R]` of this draw."""
         number = self._num_drawn % DRAWS_AT_ONCE
         if number == 0:
             counts = (
@@ -97,8 +97,8 @@ class Sampler:
                 + np.arange(self._num_drawn, self._num_drawn + DRAWS_AT_ONCE)[:, None]
             )
             num_rows = len(self._seeds)
-            # An even number of rows: where each draw's begin is a multiple of 16 bytes, or Triton
-            # would compile its kernel for the others anew.
+            # Padded to an even number of rows, so that the numbers of each draw start at a multiple
+            # of 16 bytes. Triton would compile its kernel again for other alignments.
             u = np.zeros((DRAWS_AT_ONCE, num_rows + num_rows % 2))
             u[:, :num_rows] = uniforms(self._seeds, counts)
             self._u = uploaded(u, self._device)[:, :num_rows].unbind()
@@ -115,13 +115,13 @@ class Sampler:
         tokens, totals = inverse_cdf(probs, u[at])
         if self._any_greedy:
             tokens = torch.where(self._greedy[at], logits.argmax(dim=-1), tokens)
-        # What is drawn has a probability above zero, so its logarithm is as exact as a log-softmax.
+        # A drawn token has a positive probability, so this is as exact as a log-softmax.
         return _joined(tokens, probs.gather(1, tokens.unsqueeze(1)).squeeze(1).log(), totals)
 
 
 def checked_draws(drawn: NDArray[np.float64]) -> tuple[list[int], list[float]]:
-    """Returns the tokens that `Sampler.draw` drew, and their log-probabilities. Raises `ModelError`
-    if a logit was not finite."""
+    """Returns the tokens of `Sampler.draw` and their log-probabilities. Raises `ModelError` if a
+    logit was not finite."""
     if not np.isfinite(drawn[2].sum()):
         raise ModelError(
             "the model's logits are not finite: its weights have diverged; "
@@ -133,12 +133,11 @@ def checked_draws(drawn: NDArray[np.float64]) -> tuple[list[int], list[float]]:
 
 def inverse_cdf(probs: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the first token of each row whose cumulative probability exceeds ``u x total``, and
-    the totals. Where a row's total is not finite its token is any.
+    the totals. If a total is not finite, the token is arbitrary.
 
-    Sums are in float64, first of blocks of `BLOCK` tokens, then within the block that holds the
-    token: a cumulative sum over the whole vocabulary would take ten times as long. ``u < 1``, so
-    the target stays below the total, and a token of probability zero, which adds nothing to the
-    sum, is never the first to exceed it.
+    Sums are in float64, first over blocks of `BLOCK` tokens, then within the block of the token: a
+    cumulative sum over the whole vocabulary would take ten times as long. Since ``u < 1``, the
+    target is below the total, and a token of probability zero is never drawn.
     """
     vocab_size = probs.shape[1]
     starts = torch.arange(0, vocab_size, BLOCK, device=probs.device)
@@ -150,8 +149,10 @@ def inverse_cdf(probs: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     cdf = sums.cumsum(dim=1)
     total = cdf[:, -1:]
     target = _first_below(u.unsqueeze(1) * total, total)
+    # The block in which the sum exceeds the target, and the target relative to its start.
     block = torch.searchsorted(cdf, target, right=True).clamp_(max=len(starts) - 1)
     inside = target - torch.nn.functional.pad(cdf, (1, 0)).gather(1, block)
+    # All tokens of that block, [R, BLOCK]; the last block may reach beyond the vocabulary.
     tokens = starts[block] + torch.arange(BLOCK, device=probs.device)
     values = probs.gather(1, tokens.clamp(max=vocab_size - 1)).masked_fill_(tokens >= vocab_size, 0)
     cdf = values.cumsum(dim=1, dtype=torch.float64)
@@ -160,12 +161,12 @@ def inverse_cdf(probs: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _joined(tokens: Tensor, logprobs: Tensor, totals: Tensor) -> Tensor:
-    """Returns what `Sampler.draw` does."""
     return torch.stack((tokens.double(), logprobs.double(), totals))
 
 
 def _first_below(target: Tensor, total: Tensor) -> Tensor:
-    """Returns the target, or the largest number below the total if rounding has lifted it there."""
+    """Returns the target, but at most the largest number below the total: rounding may exceed
+    it."""
     return torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
 
 
@@ -178,6 +179,7 @@ def _cut(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     rank = torch.arange(logits.shape[1], device=logits.device)
     ordered = ordered.masked_fill(rank >= top_k, float("-inf"))
     probs = torch.softmax(ordered, dim=-1, dtype=torch.float64)
+    # The smallest set of mass p: a token is cut if those before it already have this mass.
     before = probs.cumsum(dim=-1) - probs
     beyond = (before >= top_p) & (rank > 0)
     ordered = ordered.masked_fill(beyond, float("-inf"))

@@ -1,8 +1,6 @@
-"""An engine without a model, which returns the tokens that a function returns.
+"""An engine for tests, which returns the tokens that a function returns.
 
-    engine = ScriptedEngine(lambda prompt_ids, sampling, request_id: tokenizer.encode("hello"))
-
-Tests use it.
+engine = ScriptedEngine(lambda prompt_ids, sampling, request_id: tokenizer.encode("hello"))
 """
 
 import asyncio
@@ -14,7 +12,7 @@ Script = Callable[[Sequence[int], SamplingParams, str], Sequence[int]]
 
 
 class ScriptedEngine(ModelEndpoint):
-    """Completes each request with what `script` returns, every token at probability one."""
+    """Completes each request with the result of `script`, every token at probability one."""
 
     policy_version = 0
 
@@ -25,7 +23,7 @@ class ScriptedEngine(ModelEndpoint):
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
         """Returns the script's tokens, cut at `max_tokens`."""
-        await asyncio.sleep(0)  # a real engine never answers within the same turn of the loop
+        await asyncio.sleep(0)  # real engines never answer in the same turn of the loop
         token_ids = tuple(self._script(prompt_ids, sampling, request_id))
         cut = token_ids[: sampling.max_tokens]
         finish: FinishReason = "stop" if len(cut) == len(token_ids) else "length"

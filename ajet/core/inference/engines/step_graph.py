@@ -1,16 +1,12 @@
-"""Decode steps of the in-process engine on a GPU: a step is captured once and replayed.
+"""CUDA graphs for decode steps of the in-process engine: a step is captured once and replayed.
 
-    step after the batch's tensors have moved    eager; warms up what the capture uses
-    the step after that                          captured, and replayed
-    further ones                                 replayed: one launch in place of hundreds
+    first step after the batch's tensors moved   eager; warms up what the capture uses
+    second step                                  captured, and replayed
+    later steps                                  replayed: one launch instead of hundreds
 
-A replay repeats the same launches on the same memory. So a step reads its tokens from one tensor,
-positions and column from another, which are written to before each replay, and the batch is a
-`CudaBatch` (cuda_batch.py) or a `GraphBatch` (graph_batch.py), whose keys and values keep their
-places. Which steps are replayed follows from the rows alone, never from timing.
-
-Not covered: sampling, which is a few launches after each step; sharded weights, which are gathered
-for each layer; models without a flat forward. Their steps all run eagerly.
+A replay repeats the same launches on the same memory. So tokens, positions and the column are
+copied into fixed tensors before each replay, and the keys and values of the batch (`CudaBatch` or
+`GraphBatch`) do not move. Which steps are replayed depends only on the rows, never on timing.
 """
 
 import threading
@@ -28,23 +24,23 @@ from ajet.core.model.decoder import is_sharded
 from ajet.core.model.transfer import UploadBuffer
 
 Compute = Callable[[], Tensor]
-"""Computes a step from memory that it finds by itself, and returns the logits."""
+"""Computes a step from fixed memory, and returns the logits."""
 
 
 class Graph(Protocol):
-    """Holds the launches of one step, on one device."""
+    """The launches of one step on one device."""
 
     def warm_up(self, compute: Compute) -> Tensor:
-        """Computes a step where the next one may be captured."""
+        """Computes a step, to prepare for capturing the next one."""
         ...
 
     def capture(self, compute: Compute) -> Tensor:
-        """Captures a step in place of the one before, whose logits are not used any more. Returns
-        the tensor that each replay writes the logits to; nothing is computed yet."""
+        """Captures a step in place of the previous one, without computing it. Returns the tensor to
+        which each replay writes the logits; the old one must not be used any more."""
         ...
 
     def replay(self) -> None:
-        """Computes the captured step on what is in its memory now."""
+        """Computes the captured step on the present content of its memory."""
         ...
 
     def free(self) -> None:
@@ -53,11 +49,11 @@ class Graph(Protocol):
 
 
 MakeGraph = Callable[[nn.Module], Graph | None]
-"""Makes a graph for a model's decode steps; None if they must run eagerly."""
+"""Returns a graph for a model's decode steps; None if they must run eagerly."""
 
 
 class StepGraph:
-    """Computes decode steps: by a graph where the step before had the same tensors."""
+    """Computes decode steps, with a graph if the previous step had the same tensors."""
 
     def __init__(self, graph: Graph, device: torch.device) -> None:
         self._graph, self._device = graph, device
@@ -71,24 +67,24 @@ class StepGraph:
         places: NDArray[np.int64],
         compute: Callable[[Tensor, Tensor], Tensor],
     ) -> Tensor:
-        """Returns the logits of a step that computes on these tokens and numbers, which change from
-        step to step. The next step overwrites the logits."""
+        """Returns the logits of a step. `tokens` and `places` change from step to step. The next
+        step overwrites the logits."""
         is_first = self._inputs is None
         if self._inputs is None:
-            held = torch.empty_like(tokens, dtype=torch.long, device=self._device)
-            self._inputs = held, UploadBuffer(places, self._device)
-        held, buffer = self._inputs
-        given = held.copy_(tokens, non_blocking=True), buffer.write(places)
+            static = torch.empty_like(tokens, dtype=torch.long, device=self._device)
+            self._inputs = static, UploadBuffer(places, self._device)
+        static, buffer = self._inputs
+        inputs = static.copy_(tokens, non_blocking=True), buffer.write(places)
         if is_first:
-            return self._graph.warm_up(lambda: compute(*given))
+            return self._graph.warm_up(lambda: compute(*inputs))
         if self._logits is None:
-            self._logits = self._graph.capture(lambda: compute(*given))
+            self._logits = self._graph.capture(lambda: compute(*inputs))
         self._graph.replay()
         self.num_replayed += 1
         return self._logits
 
     def forget(self) -> None:
-        """Notes that the tensors of the next step are others, or other rows' ones."""
+        """Notes that the next step has different tensors or rows."""
         self._inputs = self._logits = None
 
     def free(self) -> None:
@@ -98,7 +94,7 @@ class StepGraph:
 
 
 class CudaGraph:
-    """A `Graph` of CUDA's."""
+    """A `Graph` on a CUDA GPU."""
 
     _capturing = threading.Lock()  # torch captures one graph of a process at a time
 
@@ -108,7 +104,7 @@ class CudaGraph:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def warm_up(self, compute: Compute) -> Tensor:
-        """Computes on the capture's stream, for which libraries then have their workspaces."""
+        """Computes on the capture's stream, so that libraries allocate their workspaces for it."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -117,9 +113,9 @@ class CudaGraph:
         return out
 
     def capture(self, compute: Compute) -> Tensor:
-        """Captures in the memory of the graph before, which ends with this one."""
-        # Not torch.cuda.graph(), which also gives all cached memory back to the driver: batches
-        # change shape every few steps. "thread_local": other threads may use the GPU meanwhile.
+        """Captures a step, in the memory of the previous graph."""
+        # Not torch.cuda.graph(), which also returns all cached memory to the driver: too slow for
+        # batches that change shape every few steps. "thread_local": other threads may use the GPU.
         graph = torch.cuda.CUDAGraph()
         pool = None if self._graph is None else self._graph.pool()
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -141,16 +137,15 @@ class CudaGraph:
         return out
 
     def replay(self) -> None:
-        """Launches the graph on the current stream."""
         assert self._graph is not None, "capture() comes first"
         self._graph.replay()
 
     def free(self) -> None:
-        """Drops the graph; the allocator then has its memory."""
         self._graph = None
 
 
 def cuda_graph_of(model: nn.Module) -> Graph | None:
-    """Returns a graph for a model on a CUDA GPU whose weights are whole."""
+    """Returns a graph for a model on a CUDA GPU. Sharded weights, which are gathered for each
+    layer, have none."""
     device = next(model.parameters()).device
     return CudaGraph(device) if device.type == "cuda" and not is_sharded(model) else None

@@ -3,12 +3,9 @@
     segments      for each: keys [kv_heads, S, d], and values in tiles (Kernels.shared_values)
     own parts     [kv_heads, rows, columns, d], as in KVBatch
 
-What the rows of a group share is multiplied in tiles of queries, what is a row's own beside it, in
-one softmax. Groups of different sizes and lengths cost no padding (as in grid_batch.py) and no
-calls (as in kv_cache.py).
-
-Not covered: what `supports` refuses: accelerators, float64, narrow heads, machines without a C
-compiler.
+Shared parts are multiplied in tiles of queries, own parts row by row, with one softmax over both.
+Segments of different sizes cost neither padding (as in grid_batch.py) nor calls (as in
+kv_cache.py).
 """
 
 import torch
@@ -27,23 +24,21 @@ from ajet.core.model.kernels.segments import padded
 
 
 class TiledBatch(KVBatch):
-    """Computes the attention of a `KVBatch` with the compiled kernels."""
+    """A `KVBatch` with the compiled attention kernels."""
 
     @staticmethod
     def supports(pool: KVPool) -> bool:
-        """Tells whether the kernels compute for the pool's device, dtype and width of heads."""
+        """Returns whether the kernels can serve the pool's device, dtype and head size."""
         return attention_kernels_for(pool.k) is not None
 
-    def __init__(self, pool: KVPool, layout: CacheLayout, room: int) -> None:
+    def __init__(self, pool: KVPool, layout: CacheLayout, max_new_tokens: int) -> None:
         kernels = attention_kernels_for(pool.k)
-        assert kernels is not None, "supports() was asked"
+        assert kernels is not None, "supports() must be true"
         self._kernels = kernels
-        super().__init__(pool, layout, room)
+        super().__init__(pool, layout, max_new_tokens)
         self._segments_S3 = self._segment_table()
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Writes one new token per row to the current column, and returns the attention over it
-        and the tokens before."""
         return self._kernels.attend(
             (q, k, v),
             (self._k[layer].tensor, self._v[layer].tensor),
@@ -63,8 +58,8 @@ class TiledBatch(KVBatch):
             return memory.take(part.numel()).view(part.shape).copy_(part)
 
         return (
-            [placed(kernels.shared_keys(each)) for each in gathered.shared(k)],
-            [placed(kernels.shared_values(each)) for each in gathered.shared(v)],
+            [placed(kernels.shared_keys(keys)) for keys in gathered.shared(k)],
+            [placed(kernels.shared_values(values)) for values in gathered.shared(v)],
         )
 
     def _keep_segments(self, index: Ids) -> None:

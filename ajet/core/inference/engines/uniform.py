@@ -1,4 +1,4 @@
-"""Uniform random numbers by counter: a hash of (seed, count), not a generator with a state."""
+"""Uniform random numbers as a hash of (seed, count), without the state of a generator."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -1,13 +1,10 @@
-"""A replica with a model of its own in this process; clusters without a GPU serve with it.
+"""A replica with a model in this process, for clusters without a GPU.
 
     replica = InProcessReplica("r0", model, stop_token_ids=(3,))
     await replica.load_weights(source, 7);  await replica.generate(ids, sampling, "e/0000")
 
 Requests join a running batch (continuous batching), and the prefix cache is valid until the weights
-change. `sleep` drops the engine and its cache; on a GPU it also moves the weights to the CPU's
-memory.
-
-Not covered: a model on several devices.
+change.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class InProcessReplica(ModelEndpoint):
-    """A `Replica` over an engine in this process. Nothing else uses its model."""
+    """A `Replica` over an engine in this process, whose model nothing else uses."""
 
     def __init__(
         self,
@@ -48,9 +45,9 @@ class InProcessReplica(ModelEndpoint):
         adapter_weights: Mapping[str, torch.Tensor] | None = None,
         make_graph: MakeGraph | None = cuda_graph_of,
     ) -> None:
-        """`adapters` are the models of several adapters over the weights of `model`, and
-        `adapter_weights` what is loaded into them, in place of the model's own. `make_graph` is
-        that of `InProcessEngine`."""
+        """`adapters` are models of LoRA adapters over the weights of `model`. With them,
+        `load_weights` loads into `adapter_weights` instead of the model. `make_graph` is that of
+        `InProcessEngine`."""
         self.name = name
         self.version = version
         self._model, self._base = model, BaseWeights()
@@ -68,20 +65,19 @@ class InProcessReplica(ModelEndpoint):
         self._adapter_weights = adapter_weights
         self._gate = Gate()
         self._engine: InProcessEngine | None = None
-        self._past = EngineStats()  # counts of the engines before this one
+        self._past = EngineStats()  # counts of earlier engines: `sleep` drops the engine
         self._loader = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-weights")
         self._is_closed = False
         self._start_engine()
 
     @property
     def stats(self) -> EngineStats:
-        """The counts of this replica, over all its engines."""
+        """The counts of all engines of this replica."""
         return _sum(self._past, self._engine.stats) if self._engine else self._past
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
-        """Samples a continuation, as `ModelEndpoint.generate` does; waits while paused."""
         if self._is_closed:
             raise ReplicaDown(f"{self.name}: closed")
         if not await self._gate.enter(request_id):
@@ -98,50 +94,45 @@ class InProcessReplica(ModelEndpoint):
             self._gate.leave(request_id)
 
     def abort(self, request_id: str) -> None:
-        """Ends a request with what it has sampled so far; does nothing if there is none."""
         if not self._gate.give_up(request_id) and self._engine is not None:
             self._engine.abort(request_id)
 
     def leave(self, episode_id: str) -> None:
-        """Frees the episode's part of the cache."""
         if self._engine is not None:
             self._engine.leave(episode_id)
 
     async def health(self) -> None:
-        """Raises `ReplicaDown` if the replica is closed."""
         if self._is_closed:
             raise ReplicaDown(f"{self.name}: closed")
 
     async def pause(self, abort: bool = False) -> None:
-        """Holds new requests, and returns when none runs."""
         self._gate.shut()
         for request_id in self._gate.inside if abort else ():
             self.abort(request_id)
         await self._gate.empty()
 
     async def resume(self) -> None:
-        """Lets held requests run; does nothing while the replica sleeps."""
-        if self._engine is not None:
+        if self._engine is not None:  # not asleep
             self._gate.open()
 
     async def sleep(self) -> None:
-        """Drops the engine and its cache; on a GPU moves the weights to the CPU."""
         await self.pause()
         await self._stop_engine()
         if self._device.type != "cpu":
+            import torch
+
             await self._in_thread(lambda: self._model.to("cpu"))
-            _empty_cache()
+            torch.cuda.empty_cache()
 
     async def wake(self) -> None:
-        """Brings back the weights and an empty cache; `resume` lets requests in."""
         if self._engine is None and not self._is_closed:
             if self._device.type != "cpu":
                 await self._in_thread(lambda: self._model.to(self._device))
             self._start_engine()
 
     async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
-        """Copies the weights in place, in a thread. Running requests are waited for, new ones held.
-        A sleeping replica may be loaded too."""
+        """Copies the weights in place, in a thread, while no request runs. A sleeping replica can
+        be loaded too."""
         was_open = self._gate.is_open
         await self.pause()
         try:
@@ -160,15 +151,13 @@ class InProcessReplica(ModelEndpoint):
         return load_weights(self._model, source, base=self._base)
 
     async def empty_cache(self) -> None:
-        """Forgets every cached prefix; what runs is computed again, with the same weights."""
-        if self._engine is not None:
+        if self._engine is not None:  # running rows are computed again with the same weights
             self._engine.publish(self.version)
 
     async def close(self) -> None:
-        """Closes the engine; requests under way fail."""
         self._is_closed = True
         await self._stop_engine()
-        self._gate.open()  # held requests go on, and fail because the replica is closed
+        self._gate.open()  # held requests continue, and fail because the replica is closed
         self._loader.shutdown(wait=False)
 
     async def _in_thread(self, work: Callable[[], Any]) -> Any:
@@ -190,10 +179,3 @@ class InProcessReplica(ModelEndpoint):
 def _sum(first: EngineStats, second: EngineStats) -> EngineStats:
     counts = zip(astuple(first), astuple(second), strict=True)
     return EngineStats(*(a + b for a, b in counts))
-
-
-def _empty_cache() -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

@@ -28,7 +28,7 @@ def test_it_grows_where_a_batch_needs_more():
     memory.begin(3)
     memory.begin(5)
     assert len(memory.take(5)) == 5
-    with pytest.raises(AssertionError, match="told of fewer"):
+    with pytest.raises(AssertionError, match="reserved"):
         memory.take(1)
 
 

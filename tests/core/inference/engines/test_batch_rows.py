@@ -1,7 +1,7 @@
 """The rows of a batch, step by step, with every figure by hand."""
 
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.inference.engines.batch_rows import BatchRows
+from ajet.core.inference.engines.batch import BatchRows
 from ajet.core.inference.engines.forward import BatchRow
 
 

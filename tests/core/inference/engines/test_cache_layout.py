@@ -39,9 +39,9 @@ def test_a_question_is_stored_once_for_its_group():
     rows = conversations((200, [0] * 8), (100, [0] * 8))
     few, small = CacheLayout.of(rows), CacheLayout.of(rows, smallest=True)
     assert segments(few) == [(0, 16, 50)] and few.own_RT.shape == (16, 200)
-    assert few.num_slots(room=10) == 50 + 16 * (200 + 10)
+    assert few.num_slots(max_new_tokens=10) == 50 + 16 * (200 + 10)
     assert segments(small) == [(0, 8, 250), (8, 16, 150)] and small.own_RT.shape == (16, 0)
-    assert small.num_slots(room=10) == 250 + 150 + 16 * 10
+    assert small.num_slots(max_new_tokens=10) == 250 + 150 + 16 * 10
 
 
 def test_a_row_alone_shares_all_that_it_has():

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from ajet.core.inference.engines.graph_batch import GraphBatch
-from ajet.core.inference.engines.grid_batch import GridBatch
+from ajet.core.inference.engines.grid_batch import GraphBatch, GridBatch
 from ajet.core.inference.engines.kv_cache import CacheLayout, KVBatch, KVPool
 from ajet.core.inference.engines.tiled_batch import TiledBatch
 

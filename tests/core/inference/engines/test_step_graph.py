@@ -10,8 +10,7 @@ from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.engines.batch import Batch
 from ajet.core.inference.engines.flat_forward import FlatForward
 from ajet.core.inference.engines.forward import BatchRow
-from ajet.core.inference.engines.graph_batch import GraphBatch
-from ajet.core.inference.engines.grid_batch import GridBatch
+from ajet.core.inference.engines.grid_batch import GraphBatch, GridBatch
 from ajet.core.inference.engines.kv_cache import CacheLayout, KVPool
 from ajet.core.inference.engines.step_graph import StepGraph, cuda_graph_of
 from ajet.core.model.precision import to_float64
