@@ -175,18 +175,18 @@ def _batches(forest: Forest) -> list[SegmentBatch]:
             if is_inner[number]:
                 inner[lengths[number]].append(number)
         leaves = [number for number in levels[depth] if not is_inner[number]]
-        groups = [(each, True) for each in inner.values()]
-        groups += [(each, False) for each in _of_similar_length(leaves, lengths)]
+        groups = [(numbers, True) for numbers in inner.values()]
+        groups += [(numbers, False) for numbers in _by_similar_length(leaves, lengths)]
         for numbers, have_children in groups:
             longest = max(lengths[number] for number in numbers)
             starts = np.array([forest.segments[number].start for number in numbers])
-            own = np.array([lengths[number] for number in numbers])
+            lengths_S = np.array([lengths[number] for number in numbers])
             columns = np.arange(longest)
             parents = None if depth == 0 else np.array([place[parent_of[n]] for n in numbers])
             batches.append(
                 SegmentBatch(
-                    starts[:, None] + np.minimum(columns, own[:, None] - 1),
-                    columns < own[:, None],
+                    starts[:, None] + np.minimum(columns, lengths_S[:, None] - 1),
+                    columns < lengths_S[:, None],
                     parents,
                     have_children,
                 )
@@ -196,7 +196,7 @@ def _batches(forest: Forest) -> list[SegmentBatch]:
     return batches
 
 
-def _of_similar_length(numbers: list[int], lengths: list[int]) -> list[list[int]]:
+def _by_similar_length(numbers: list[int], lengths: list[int]) -> list[list[int]]:
     """Returns these segments in groups whose padding is within `MAX_PADDING`."""
     groups: list[list[int]] = []
     num_tokens = 0

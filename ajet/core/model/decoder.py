@@ -129,7 +129,7 @@ class Decoder:
             q, k, v = linears_of_norm(x, norm, *linears)
         else:
             h = rms_norm(norm, x)
-            q, k, v = (each(h) for each in linears)
+            q, k, v = (linear_layer(h) for linear_layer in linears)
         q, k, v = (t.unflatten(1, (-1, self.head_dim)) for t in (q, k, v))
         if hasattr(attn, "q_norm"):
             q, k = rms_norm(attn.q_norm, q), rms_norm(attn.k_norm, k)
@@ -182,5 +182,5 @@ def unwrapped(model: Any) -> Any:
 
 def _negate_left_half(sin: Tensor) -> Tensor:
     """Negates the left half, so that `rotate` is one product and one fused multiply-add."""
-    left, right = sin.chunk(2, dim=-1)
-    return torch.cat((-left, right), dim=-1)
+    first_half, second_half = sin.chunk(2, dim=-1)
+    return torch.cat((-first_half, second_half), dim=-1)

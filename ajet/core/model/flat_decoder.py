@@ -63,5 +63,5 @@ def has_flat_decoder(model: nn.Module) -> bool:
 def flat_decoder(model: nn.Module, recompute: bool = False) -> FlatDecoder:
     """Makes the flat forward of a model that has one. `recompute` has a backward pass compute each
     layer again, of which only the input is kept."""
-    kind = Decoder if Decoder.supports(model) else ModuleDecoder
-    return kind(model, recompute)
+    decoder_class = Decoder if Decoder.supports(model) else ModuleDecoder
+    return decoder_class(model, recompute)

@@ -283,13 +283,13 @@ def _hub_source(name: str) -> ModelSource:
     return ModelSource(name, {})
 
 
-def _load(path: str, what: str, load: Callable[..., Any], name_or_path: str, **options: Any) -> Any:
+def _load(path: str, part: str, load: Callable[..., Any], name_or_path: str, **options: Any) -> Any:
     try:
         with without_progress_bar():
             return load(name_or_path, **options)
     except LOAD_ERRORS as error:
         raise ModelError(
-            f"model '{path}': its {what} does not load: {_one_line(error)}",
+            f"model '{path}': its {part} does not load: {_one_line(error)}",
             code=Code.MODEL_NOT_LOADED,
         ) from error
 
@@ -353,13 +353,13 @@ def resolve_device(device: str) -> torch.device:
                 code=Code.DEVICE,
             )
         return torch.device(device)
-    known = re.fullmatch(r"cpu|cuda(?::(\d+))?", device)
-    if not known:
+    match = re.fullmatch(r"cpu|cuda(?::(\d+))?", device)
+    if not match:
         raise ModelError(
             f"device '{device}': unknown; use auto, cpu, cuda, cuda:N or mps", code=Code.DEVICE
         )
     num = torch.cuda.device_count()
-    if device != "cpu" and int(known[1] or 0) >= num:
+    if device != "cpu" and int(match[1] or 0) >= num:
         there = f"cuda:0 to cuda:{num - 1}" if num else "no CUDA device"
         raise ModelError(
             f"device '{device}': torch finds {there} on this machine; use auto or cpu",

@@ -193,9 +193,9 @@ def _layers_with_states(base: Any) -> list[nn.Module]:
     """Returns the modules that carry a state along a sequence."""
     kinds = getattr(base.config, "layer_types", None) or ()
     return [
-        getattr(layer, LAYERS_WITH_STATES[kind])
-        for layer, kind in zip(base.layers, kinds, strict=False)
-        if kind in LAYERS_WITH_STATES
+        getattr(layer, LAYERS_WITH_STATES[layer_type])
+        for layer, layer_type in zip(base.layers, kinds, strict=False)
+        if layer_type in LAYERS_WITH_STATES
     ]
 
 
@@ -232,8 +232,8 @@ def _attention(otherwise: Callable[..., Any]) -> Callable[..., Any]:
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the attention ``[1, N, heads, d]`` of a layer over ``[1, heads, N, d]``."""
         if attend is None:
-            given = {"sliding_window": sliding_window, "s_aux": s_aux, "scaling": scaling}
-            return otherwise(module, query, key, value, attention_mask, **given, **options)
+            arguments = {"sliding_window": sliding_window, "s_aux": s_aux, "scaling": scaling}
+            return otherwise(module, query, key, value, attention_mask, **arguments, **options)
         q, k, v = (t[0].transpose(0, 1).contiguous() for t in (query, key, value))
         plain = q.shape[2] ** -0.5
         if scaling is not None and scaling != plain:
@@ -242,7 +242,7 @@ def _attention(otherwise: Callable[..., Any]) -> Callable[..., Any]:
         if narrow < q.shape[2]:
             v = F.pad(v, (0, q.shape[2] - narrow))
         special = {"window": sliding_window, "sinks": s_aux}
-        special = {name: each for name, each in special.items() if each is not None}
+        special = {name: value for name, value in special.items() if value is not None}
         out = attend(module.layer_idx, q, k, v, **special)
         return out[..., :narrow].unsqueeze(0), None
 

@@ -98,10 +98,10 @@ def _load_whole(name_or_path: str, **options: Any) -> PreTrainedModel:
 
 def _text_part(whole: PreTrainedModel, model: PreTrainedModel, name_or_path: str) -> Any:
     """Returns the module of the whole model that is the base of `model`."""
-    parts = [part for part in whole.modules() if type(part) is type(model.base_model)]
-    if len(parts) != 1 or whole.get_output_embeddings() is None:
+    modules = [part for part in whole.modules() if type(part) is type(model.base_model)]
+    if len(modules) != 1 or whole.get_output_embeddings() is None:
         raise _unsupported(name_or_path, whole.config)
-    return parts[0]
+    return modules[0]
 
 
 def _unsupported(name_or_path: str, config: PreTrainedConfig) -> ModelError:

@@ -49,7 +49,7 @@ def is_wide(x_ND: Tensor, *linears: nn.Module) -> bool:
         )
     else:
         is_covered = layer_kernels_for(x_ND) is not None
-    return is_covered and all(type(each) is nn.Linear for each in linears)
+    return is_covered and all(type(module) is nn.Linear for module in linears)
 
 
 def linear(x_ND: Tensor, module: Any) -> Tensor:
@@ -59,8 +59,8 @@ def linear(x_ND: Tensor, module: Any) -> Tensor:
 
 def linears_of_norm(x_ND: Tensor, norm: Any, *linears: Any) -> tuple[Tensor, ...]:
     """Returns ``linear(rms_norm(x))`` of each linear layer."""
-    weights = [each.weight for each in linears]
-    biases = [each.bias for each in linears]
+    weights = [module.weight for module in linears]
+    biases = [module.bias for module in linears]
     return _computed(_LinearsOfNorm, x_ND, norm.weight, norm.variance_epsilon, *weights, *biases)
 
 
@@ -113,8 +113,8 @@ def weight_gradient(grad_NO: Tensor, x_NI: Tensor) -> Tensor:
     if kernels is not None and x_NI.shape[1] >= MIN_WIDTH:
         return kernels.weight_gradient(grad_NO, x_NI)
     out_OI = x_NI.new_empty(grad_NO.shape[1], x_NI.shape[1])
-    parts = zip(grad_NO.split(TRANSPOSED, 1), out_OI.split(TRANSPOSED), strict=True)
-    for grad_NP, out_PI in parts:
+    blocks = zip(grad_NO.split(TRANSPOSED, 1), out_OI.split(TRANSPOSED), strict=True)
+    for grad_NP, out_PI in blocks:
         out_PI.copy_(product(grad_NP.T, x_NI.T))
     return out_OI
 

@@ -1,22 +1,27 @@
-"""The critic: predicts the return before each trained token.
+"""The critic: a separate causal model that predicts the return before each trained token.
 
     token_ids   [s q] [a0 a1] [o] [b0]        a value is read at the same position as the token's
     values            v0 v1        v2         log-probability: v0 after "s q", before a0
 
-It is a separate causal model, like the policy's, with a head of one output:
-
-    value = head(final hidden state)          head: Linear(hidden, 1), at least float32, 0 at first
-
+    v    = head(final hidden state)           head: Linear(hidden, 1), at least float32, 0 at first
     loss = 1/N sum_t 1/2 max( (v - R)^2, (clip(v, old - c, old + c) - R)^2 )
 
 N is the number of trained tokens of the whole mini-batch, `old` are the values that the advantages
-were computed from, and R the returns. The model's own output layer is neither used nor trained.
+were computed from, c is `cliprange_value` and R the returns. A step's metrics, under `critic/`:
 
-Not covered: a critic that shares the policy's weights; adapters.
+    loss                         of a mini-batch's tokens, averaged over the optimizer steps
+    clip_fraction                tokens that the clip left without gradient
+    value_mean return_mean       means over the trained tokens, before the update
+    explained_variance           1 - var(return - value) / var(return), of the values before the
+                                 update; left out where all returns are equal or one is not finite
+    grad_norm lr optimizer_steps nonfinite_steps trained_tokens seconds    as in the policy's update
 """
+
+from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,7 +31,6 @@ from torch import Tensor, nn
 
 from ajet.core.model.precision import wide_dtype
 from ajet.core.trajectory.sample import TrainingSample
-from ajet.core.update.critic_metrics import CriticMetrics
 from ajet.core.update.layouts import make_layout
 from ajet.core.update.layouts.layout import (
     Layout,
@@ -37,7 +41,7 @@ from ajet.core.update.layouts.layout import (
 )
 from ajet.core.update.micro_batch_balancing import balance_micro_batches, numbers_of_samples
 from ajet.core.update.mini_batches import split_by_group
-from ajet.core.update.optimizer import ModelOptimizer, ModelState
+from ajet.core.update.optimizer import ModelOptimizer, ModelState, StepOutcome
 from ajet.core.update.ranks import ONE_RANK, Ranks
 from ajet.core.update.settings import CriticSettings
 from ajet.core.update.shards import reshard
@@ -50,9 +54,7 @@ Arrays = Sequence[NDArray[np.float32]]
 
 
 class ValueModel(nn.Module):
-    """Computes values ``[M, 1]`` of the trained tokens of a micro-batch with `model` and a
-    value head.
-    """
+    """A causal model with a value head; its output layer is neither used nor trained."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -62,13 +64,15 @@ class ValueModel(nn.Module):
         self.head = nn.Linear(config.hidden_size, 1, device=device_of(model), dtype=dtype)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
-        _freeze_output_layer(model)
+        untyped: Any = model
+        output, inputs = untyped.get_output_embeddings(), untyped.get_input_embeddings()
+        # Weight decay would change an output layer without gradient. A tied one is the embedding.
+        if output is not None and output.weight is not inputs.weight:
+            output.requires_grad_(False)
 
     def forward(self, layout: Layout, rows: Sequence[Row]) -> Tensor:
-        """Reads `layout`, which is over `model`, and applies the head.
-
-        It is called through the module, so that a sharded model is gathered together with its head.
-        """
+        """Returns values ``[M, 1]`` of the rows' trained tokens; `layout` is one over `model`."""
+        # The layout calls the model's parts. Inside this module's forward, FSDP gathers its head.
         return self.head(layout.forward_hidden(rows).to(self.head.weight.dtype))
 
 
@@ -95,20 +99,23 @@ class Critic:
 
     @torch.no_grad()
     def values(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
-        """Returns the value of the state before each trained token, as `numbers_of_samples`
-        does."""
+        """Returns the value of the state before each trained token, one array ``[T]`` for each
+        sample."""
         budget = self.settings.max_tokens_per_micro_batch
         return numbers_of_samples(samples, self._predict, self.layout, budget, self.ranks)
 
     def update(
         self, samples: Sequence[TrainingSample], returns: Arrays, values: Arrays
     ) -> dict[str, float]:
-        """Makes `ppo_epochs` passes over the mini-batches; `values` are those before the update."""
+        """Makes `ppo_epochs` passes over the mini-batches; `values` are the critic's before the
+        update."""
         started = time.perf_counter()
         rows = rows_of(samples)
         metrics = CriticMetrics.of(rows, returns, values)
-        parts = split_by_group(samples, self.settings.mini_batch_num) * self.settings.ppo_epochs
-        for indices in parts:
+        mini_batches = (
+            split_by_group(samples, self.settings.mini_batch_num) * self.settings.ppo_epochs
+        )
+        for indices in mini_batches:
             part = set(indices)
             mini_batch = [row for row in rows if row.sample_index in part]
             if mini_batch:
@@ -117,14 +124,12 @@ class Critic:
         return metrics.result(time.perf_counter() - started)
 
     def state_dict(self) -> ModelState:
-        """Returns what a checkpoint holds of the critic (`ModelOptimizer.checkpoint`)."""
         reshard(self.model)
         return self.optimizer.checkpoint()
 
     def template(self) -> dict[str, Tensor]:
-        """Returns tensors with the names, shapes and shards of a checkpoint's, with arbitrary
-        content.
-        """
+        """Returns tensors with the names, shapes and shards of a checkpoint's; their content is
+        arbitrary."""
         reshard(self.model)
         return self.optimizer.checkpoint_template()
 
@@ -140,7 +145,7 @@ class Critic:
     def _train_mini_batch(
         self, rows: Sequence[Row], returns: Arrays, values: Arrays, metrics: CriticMetrics
     ) -> None:
-        """Makes one optimizer step."""
+        # N of all ranks, before rows are distributed: micro-batches' losses then simply add up.
         num_tokens = sum(len(row.positions) for row in rows)
         budget = self.settings.max_tokens_per_micro_batch
         local = balance_micro_batches(rows, self.layout, budget, self.ranks).local
@@ -164,19 +169,73 @@ class Critic:
 def value_loss(
     values_M: Tensor, returns_M: Tensor, old_M: Tensor, cliprange: float
 ) -> tuple[Tensor, Tensor]:
-    """Returns the loss of each token, and where the clipped loss is larger; there it has no
-    gradient.
-    """
+    """Returns the loss of each token, and where the clipped loss is larger. There it has no
+    gradient: clamp() is constant in the value outside its bounds."""
     clipped_M = torch.clamp(values_M, old_M - cliprange, old_M + cliprange)
     plain_M, cut_M = (values_M - returns_M).square(), (clipped_M - returns_M).square()
     return 0.5 * torch.maximum(plain_M, cut_M), cut_M > plain_M
 
 
-def _freeze_output_layer(model: nn.Module) -> None:
-    """Freezes the output layer, which only weight decay would change, unless it is the input
-    embedding.
-    """
-    untyped: Any = model
-    output, inputs = untyped.get_output_embeddings(), untyped.get_input_embeddings()
-    if output is not None and output.weight is not inputs.weight:
-        output.requires_grad_(False)
+@dataclass(slots=True)
+class CriticMetrics:
+    """Collects the metrics of one `Critic.update`; the arrays have all trained tokens."""
+
+    returns_N: NDArray[np.float64]
+    values_N: NDArray[np.float64]
+    loss: float = 0.0
+    num_tokens: int = 0
+    num_cut: int = 0
+    steps: list[StepOutcome] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls,
+        rows: Sequence[Row],
+        returns: Sequence[NDArray[np.float32]],
+        values: Sequence[NDArray[np.float32]],
+    ) -> CriticMetrics:
+        return cls(_trained(rows, returns), _trained(rows, values))
+
+    def add(self, loss: Tensor, is_cut_M: Tensor) -> None:
+        """Adds one micro-batch of this rank; `loss` is its part of the mini-batch's loss."""
+        self.loss += float(loss)
+        self.num_tokens += len(is_cut_M)
+        self.num_cut += int(is_cut_M.sum())
+
+    def all_reduce(self, ranks: Ranks) -> None:
+        """Replaces this rank's sums by those of all ranks; it must be called once, at the end."""
+        by_rank = ranks.all_gather((self.loss, self.num_tokens, self.num_cut))
+        losses, tokens, cuts = zip(*by_rank, strict=True)
+        self.loss, self.num_tokens, self.num_cut = sum(losses), sum(tokens), sum(cuts)
+
+    def result(self, seconds: float) -> dict[str, float]:
+        stepped = [step for step in self.steps if step.stepped]
+        return {
+            "loss": self.loss / max(len(self.steps), 1),
+            "clip_fraction": self.num_cut / max(self.num_tokens, 1),
+            **self._fit(),
+            "grad_norm": sum(step.grad_norm for step in stepped) / max(len(stepped), 1),
+            "lr": self.steps[-1].lr if self.steps else 0.0,
+            "optimizer_steps": float(len(stepped)),
+            "nonfinite_steps": float(len(self.steps) - len(stepped)),
+            "trained_tokens": float(len(self.returns_N)),
+            "seconds": seconds,
+        }
+
+    def _fit(self) -> dict[str, float]:
+        if not len(self.returns_N) or not np.isfinite(self.returns_N).all():
+            return {}
+        fit = {
+            "value_mean": float(self.values_N.mean()),
+            "return_mean": float(self.returns_N.mean()),
+        }
+        variance = float(self.returns_N.var())
+        if variance > 0:
+            residual = float((self.returns_N - self.values_N).var())
+            fit["explained_variance"] = 1 - residual / variance
+        return fit
+
+
+def _trained(rows: Sequence[Row], arrays: Sequence[NDArray[np.float32]]) -> NDArray[np.float64]:
+    by_row = [row.trained(arrays[row.sample_index]) for row in rows]
+    return np.concatenate(by_row).astype(np.float64) if by_row else np.zeros(0)

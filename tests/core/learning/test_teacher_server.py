@@ -142,13 +142,13 @@ def input_logprobs(*entries):
 @pytest.mark.parametrize(
     ("answer", "line"),
     [
-        ("no json", "the answer is no JSON"),
-        ("[" * 100_000, "the answer is no JSON"),
+        ("no json", "the answer is not JSON"),
+        ("[" * 100_000, "the answer is not JSON"),
         ([1], "no log-probabilities for 3 prompt tokens"),
         ({"choices": []}, "no log-probabilities for 3 prompt tokens"),
         ({"choices": [{"prompt_logprobs": None}]}, "no log-probabilities for 3 prompt tokens"),
         (prompt_logprobs(-1.0, ids=(1, 2)), "2 log-probabilities for 3 prompt tokens"),
-        (prompt_logprobs(-1.0, NAN), r"of token 2 \(id 3\) is nan, and not a number from -10000"),
+        (prompt_logprobs(-1.0, NAN), r"of token 2 \(id 3\) is nan, not a number from -10000"),
         (prompt_logprobs(-INF, -1.0), r"of token 1 \(id 2\) is -inf, and"),
         (prompt_logprobs(-1.0, 0.5), r"of token 2 \(id 3\) is 0\.5, and"),
         (prompt_logprobs(-1.0, -(10**400)), r"of token 2 \(id 3\) is -1000000"),
@@ -247,7 +247,7 @@ def test_a_server_with_the_same_tokens_is_taken_and_has_the_configs_settings(loa
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"name": "other"}, "there is no model of this name; it has other"),
+        ({"name": "other"}, "no model of this name; it has other"),
         ({"context": 512}, "its context has 512 tokens, and .* up to 513"),
     ],
 )

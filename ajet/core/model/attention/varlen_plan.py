@@ -4,7 +4,7 @@ The flat tokens are the segments one after another. So one causal call, whose se
 segments, is every segment's attention to itself. The inner segments with as many ancestors form a
 level; one call without a mask computes the attention of their descendants to them:
 
-    s q a b c d    segments s q | a b | c d      own:      cu_queries 0 2 4 6    cu_keys 0 2 4 6
+    s q a b c d    segments s q | a b | c d      itself:  cu_queries 0 2 4 6    cu_keys 0 2 4 6
                    level 0: s q                  queries   a b c d    0 4        keys s q    0 2
 
 The products are those of the pairs of query and key that there are. The calls are one, and one for
@@ -65,7 +65,7 @@ class NewTokens:
 class VarlenPlan:
     """Holds the calls of one micro-batch's attention, which are the same in every layer."""
 
-    own: VarlenCall
+    segment_call: VarlenCall
     levels: tuple[VarlenLevel, ...]
     kernel: VarlenKernel
 
@@ -91,8 +91,8 @@ class VarlenPlan:
             )
             for level in _levels(forest.segments)
         ]
-        own = VarlenCall.of(lengths, lengths, True, device)
-        return cls(own, tuple(levels), kernel or FlashKernel())
+        segment_call = VarlenCall.of(lengths, lengths, True, device)
+        return cls(segment_call, tuple(levels), kernel or FlashKernel())
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, of_ancestors: tuple[Tensor, Tensor] | None = None
@@ -100,7 +100,7 @@ class VarlenPlan:
         """Returns the output ``[N, heads, d]`` and the log-sum-exp ``[heads, N]``. The levels find
         their keys and values in `of_ancestors`, or in k and v."""
         level_k, level_v = of_ancestors or (k, v)
-        out, lse = self.kernel.forward(q, k, v, self.own)
+        out, lse = self.kernel.forward(q, k, v, self.segment_call)
         for level in self.levels:
             queries, keys = level.queries_Q, level.keys_P
             piece_out, piece_lse = self.kernel.forward(
@@ -116,7 +116,7 @@ class VarlenPlan:
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the gradients of q, k and v; `out` and `lse` are those of `forward`."""
-        dq, dk, dv = self.kernel.backward(grad, q, k, v, out, lse, self.own)
+        dq, dk, dv = self.kernel.backward(grad, q, k, v, out, lse, self.segment_call)
         for level in self.levels:
             queries, keys = level.queries_Q, level.keys_P
             piece_dq, piece_dk, piece_dv = self.kernel.backward(

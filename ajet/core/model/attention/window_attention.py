@@ -46,10 +46,10 @@ class WindowPlan:
         """Makes the blocks of a forest."""
         size = min(window, MAX_BLOCK)
         blocks: list[tuple[IntArray, IntArray]] = []
-        for own, path in _paths(forest):
-            for first in range(0, len(own), size):
-                queries = own[first : first + size]
-                end = len(path) - len(own) + first + len(queries)
+        for tokens, path in _paths(forest):
+            for first in range(0, len(tokens), size):
+                queries = tokens[first : first + size]
+                end = len(path) - len(tokens) + first + len(queries)
                 blocks.append((queries, path[max(0, end - len(queries) - window + 1) : end]))
         queries_BQ, is_query_BQ = _padded([queries for queries, _ in blocks])
         keys_BK, is_key_BK = _padded([keys for _, keys in blocks])
@@ -82,12 +82,12 @@ class WindowPlan:
 
 def _paths(forest: Forest) -> list[tuple[IntArray, IntArray]]:
     """Returns the flat tokens of each segment, and those of its path from the root to its end."""
-    found: list[tuple[IntArray, IntArray]] = []
+    paths: list[tuple[IntArray, IntArray]] = []
     for segment, parent in zip(forest.segments, parents_of(forest.segments), strict=True):
-        own = np.arange(segment.start, segment.stop)
-        path = own if parent < 0 else np.concatenate((found[parent][1], own))
-        found.append((own, path))
-    return found
+        tokens = np.arange(segment.start, segment.stop)
+        path = tokens if parent < 0 else np.concatenate((paths[parent][1], tokens))
+        paths.append((tokens, path))
+    return paths
 
 
 def _padded(arrays: list[IntArray]) -> tuple[IntArray, NDArray[np.bool_]]:

@@ -65,11 +65,11 @@ class DecodeKernels(Protocol):
     def attend(
         self,
         qkv: tuple[Tensor, Tensor, Tensor],
-        own: tuple[Tensor, Tensor],
+        row_kv: tuple[Tensor, Tensor],
         shared: tuple[Tensor, Tensor],
         table_R3: Tensor,
         column_1: Tensor,
-        parts: int,
+        num_parts: int,
     ) -> Tensor: ...
 
     def draw(self, logits: Tensor, scales: Tensor, u: Tensor, greedy: Tensor) -> Tensor: ...

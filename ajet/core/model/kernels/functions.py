@@ -108,7 +108,7 @@ class Kernels:
     def attend(
         self,
         qkv: tuple[Tensor, Tensor, Tensor],
-        own: tuple[Tensor, Tensor],
+        row_kv: tuple[Tensor, Tensor],
         start_R: Tensor,
         column: int,
         segments_S3: Tensor,
@@ -121,15 +121,15 @@ class Kernels:
         segment is its first row, the row behind its last, and the number of its keys;
         `shared` has these and their values, as `shared_keys` and `shared_values` return them.
         """
-        q, (kv_heads, rows, columns, dim) = qkv[0], own[0].shape
+        q, (kv_heads, rows, columns, dim) = qkv[0], row_kv[0].shape
         group = q.shape[1] // kv_heads
         out = q.new_empty(q.shape)
         scratch = torch.empty(kv_heads * rows * group * (dim + 2 + columns))
-        addresses = [part.data_ptr() for parts in zip(*shared, strict=True) for part in parts]
+        addresses = [part.data_ptr() for tensors in zip(*shared, strict=True) for part in tensors]
         self._functions["attend", q.dtype](
             *(t.data_ptr() for t in qkv),
             *(t.stride(0) for t in qkv),
-            *(t.data_ptr() for t in (*own, start_R, segments_S3)),
+            *(t.data_ptr() for t in (*row_kv, start_R, segments_S3)),
             (ctypes.c_void_p * len(addresses))(*addresses),
             len(shared[0]),
             *(t.data_ptr() for t in (out, scratch)),
@@ -283,8 +283,8 @@ def attention_kernels_for(q: Tensor) -> Kernels | None:
 @functools.cache
 def kernels() -> Kernels | None:
     """Returns the kernels, or None where they could not be compiled."""
-    found = library()
-    return None if found is None else Kernels(found)
+    loaded = library()
+    return None if loaded is None else Kernels(loaded)
 
 
 def _multiple(num: int, of: int) -> int:

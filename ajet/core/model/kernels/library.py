@@ -76,9 +76,9 @@ def compiled(compiler: str, folder: Path) -> Path:
     version = subprocess.run(
         guarded([compiler, "--version"]), capture_output=True, check=True, timeout=COMPILE_S
     ).stdout
-    parts = [each.read_bytes() for each in sources]
-    parts += [version, repr(FLAGS).encode(), processor().encode()]
-    digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+    contents = [source.read_bytes() for source in sources]
+    contents += [version, repr(FLAGS).encode(), processor().encode()]
+    digest = hashlib.sha256(b"\0".join(contents)).hexdigest()[:16]
     library = folder / f"kernels-{digest}.so"
     if (
         os.path.lexists(library)
@@ -86,8 +86,8 @@ def compiled(compiler: str, folder: Path) -> Path:
         and not _is_writable_by_others(library)
     ):
         return library
-    with tempfile.TemporaryDirectory(dir=folder) as made:
-        unlinked, linked = Path(made, "kernels.o"), Path(made, "kernels.so")
+    with tempfile.TemporaryDirectory(dir=folder) as build_folder:
+        unlinked, linked = Path(build_folder, "kernels.o"), Path(build_folder, "kernels.so")
         # Linked without -fopenmp: its functions are then those of the runtime that torch has.
         for command in (
             [compiler, *FLAGS, "-c", str(sources[0]), "-o", str(unlinked)],

@@ -98,11 +98,11 @@ def padded(num_keys: int) -> int:
 
 
 def _seen(
-    segments: Sequence[AttentionSegment], parts: Sequence[Sequence[int]]
+    segments: Sequence[AttentionSegment], segments_of_parts: Sequence[Sequence[int]]
 ) -> NDArray[np.bool_]:
     """Tells for each part, given by the segments of its blocks, which segments they see."""
-    seen_PS = np.zeros((len(parts), len(segments)), bool)
-    for part, numbers in enumerate(parts):
+    seen_PS = np.zeros((len(segments_of_parts), len(segments)), bool)
+    for part, numbers in enumerate(segments_of_parts):
         for number in set(numbers):
             while number >= 0 and not seen_PS[part, number]:
                 seen_PS[part, number] = True

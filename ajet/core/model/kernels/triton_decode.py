@@ -52,7 +52,7 @@ def num_parts(rows: int, kv_heads: int, num_keys: int) -> int:
 
 def attend(
     qkv: tuple[Tensor, Tensor, Tensor],
-    own: tuple[Tensor, Tensor],
+    row_kv: tuple[Tensor, Tensor],
     shared: tuple[Tensor, Tensor],
     table_R3: Tensor,
     column_1: Tensor,
@@ -66,7 +66,7 @@ def attend(
     The table is int32, the column int64. The keys are cut into `parts` (`num_parts`).
     """
     q, k, v = (t if t.stride()[1:] == (t.shape[2], 1) else t.contiguous() for t in qkv)
-    kv_heads, rows, columns, dim = own[0].shape
+    kv_heads, rows, columns, dim = row_kv[0].shape
     heads = q.shape[1]
     out = q.new_empty(q.shape)
     is_whole = parts == 1
@@ -75,7 +75,7 @@ def attend(
     block = TILE_BYTES // (dim * q.element_size())
     with torch.cuda.device_of(q):
         _attend[(rows, kv_heads, parts)](
-            *(q, k, v, *own, *shared, table_R3, column_1, out, sums, stats),
+            *(q, k, v, *row_kv, *shared, table_R3, column_1, out, sums, stats),
             *(q.stride(0), k.stride(0), v.stride(0)),
             *(rows, columns, shared[0].shape[1], parts, dim**-0.5 * LOG2_E),
             *(heads // kv_heads, QUERIES, dim, block, STAGES, is_whole),
@@ -168,7 +168,7 @@ def _attend(
     rows,
     columns,
     num_shared_slots,
-    parts,
+    num_parts,
     scale,
     GROUP: tl.constexpr,
     ROWS_OF_Q: tl.constexpr,
@@ -200,11 +200,11 @@ def _attend(
     num_shared = tl.load(table + row * 3 + 2)
     now = tl.load(column).to(tl.int32)
 
-    own = (head.to(tl.int64) * rows + row) * columns * DIM
+    row_start = (head.to(tl.int64) * rows + row) * columns * DIM
     is_first = part == 0
     if is_first:
-        tl.store(own_k + own + now.to(tl.int64) * DIM + dims, new_k)
-        tl.store(own_v + own + now.to(tl.int64) * DIM + dims, new_v)
+        tl.store(own_k + row_start + now.to(tl.int64) * DIM + dims, new_k)
+        tl.store(own_v + row_start + now.to(tl.int64) * DIM + dims, new_v)
     score = tl.sum(q_tile.to(tl.float32) * new_k.to(tl.float32)[None, :], 1) * scale
     largest = tl.where(is_first, score, float("-inf"))
     total = tl.zeros([ROWS_OF_Q], tl.float32) + tl.where(is_first, 1.0, 0.0)
@@ -212,7 +212,7 @@ def _attend(
     weighted += tl.where(is_first, new_v.to(tl.float32), 0.0)[None, :]
 
     num_keys = num_shared + now - start
-    length = tl.cdiv(tl.cdiv(num_keys, parts), KEYS) * KEYS
+    length = tl.cdiv(tl.cdiv(num_keys, num_parts), KEYS) * KEYS
     first = part * length
     end = tl.minimum(first + length, num_keys)
     shared = (head.to(tl.int64) * num_shared_slots + first_slot) * DIM
@@ -232,8 +232,8 @@ def _attend(
     )
     largest, total, weighted = _attend_keys(
         q_tile,
-        own_k + own,
-        own_v + own,
+        own_k + row_start,
+        own_v + row_start,
         start + tl.maximum(first - num_shared, 0),
         start + end - num_shared,
         largest,
@@ -253,7 +253,7 @@ def _attend(
             mask=is_query[:, None],
         )
     else:
-        at = at * parts + part
+        at = at * num_parts + part
         tl.store(sums + at[:, None] * DIM + dims[None, :], weighted, mask=is_query[:, None])
         tl.store(stats + at * 2, largest, mask=is_query)
         tl.store(stats + at * 2 + 1, total, mask=is_query)
@@ -264,7 +264,7 @@ def _join_parts(
     sums,
     stats,
     out,
-    parts,
+    num_parts,
     DIM: tl.constexpr,
     MOST: tl.constexpr,
 ):
@@ -272,8 +272,8 @@ def _join_parts(
     index = tl.program_id(0).to(tl.int64)
     numbers = tl.arange(0, MOST)
     dims = tl.arange(0, DIM)
-    inside = numbers < parts
-    at = index * parts + numbers
+    inside = numbers < num_parts
+    at = index * num_parts + numbers
     largest = tl.load(stats + at * 2, mask=inside, other=float("-inf"))
     totals = tl.load(stats + at * 2 + 1, mask=inside, other=0.0)
     weights = tl.exp2(largest - tl.max(largest, 0))

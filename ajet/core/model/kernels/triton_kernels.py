@@ -102,8 +102,8 @@ def gate_kernel(gate, up, product, stride, SIZE: tl.constexpr, BLOCK: tl.constex
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask, at = column < SIZE, row * stride + column
     value = tl.load(gate + at, mask=mask, other=0.0).to(tl.float32)
-    other = tl.load(up + at, mask=mask, other=0.0).to(tl.float32)
-    result = value * tl.sigmoid(value) * other
+    up_value = tl.load(up + at, mask=mask, other=0.0).to(tl.float32)
+    result = value * tl.sigmoid(value) * up_value
     tl.store(product + row * SIZE + column, result.to(product.dtype.element_ty), mask=mask)
 
 
@@ -115,13 +115,13 @@ def gate_backward_kernel(grad, gate, up, product, d_gate, num, BLOCK: tl.constex
     mask = at < num
     d_out = tl.load(grad + at, mask=mask, other=0.0).to(tl.float32)
     value = tl.load(gate + at, mask=mask, other=0.0).to(tl.float32)
-    other = tl.load(up + at, mask=mask, other=0.0).to(tl.float32)
+    up_value = tl.load(up + at, mask=mask, other=0.0).to(tl.float32)
     share = tl.sigmoid(value)
     activation = value * share
     slope = share + activation * (1.0 - share)
     dtype = product.dtype.element_ty
-    tl.store(product + at, (activation * other).to(dtype), mask=mask)
-    tl.store(d_gate + at, (d_out * other * slope).to(dtype), mask=mask)
+    tl.store(product + at, (activation * up_value).to(dtype), mask=mask)
+    tl.store(d_gate + at, (d_out * up_value * slope).to(dtype), mask=mask)
     tl.store(grad + at, (d_out * activation).to(dtype), mask=mask)
 
 
@@ -142,15 +142,15 @@ def rotate_kernel(
     pair = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = pair < SIZE
     within = pair % HALF
-    left = (pair // HALF) * (2 * HALF) + within
+    first = (pair // HALF) * (2 * HALF) + within
     angle = row * (2 * HALF) + within
-    a = tl.load(x + row * x_stride + left, mask=mask, other=0.0).to(tl.float32)
-    b = tl.load(x + row * x_stride + left + HALF, mask=mask, other=0.0).to(tl.float32)
+    a = tl.load(x + row * x_stride + first, mask=mask, other=0.0).to(tl.float32)
+    b = tl.load(x + row * x_stride + first + HALF, mask=mask, other=0.0).to(tl.float32)
     cos_a = tl.load(cos + angle, mask=mask, other=0.0).to(tl.float32)
     cos_b = tl.load(cos + angle + HALF, mask=mask, other=0.0).to(tl.float32)
     sin_a = tl.load(signed_sin + angle, mask=mask, other=0.0).to(tl.float32)
     sin_b = tl.load(signed_sin + angle + HALF, mask=mask, other=0.0).to(tl.float32)
-    to = out + row * out_stride + left
+    to = out + row * out_stride + first
     tl.store(to, (a * cos_a + b * sin_a).to(out.dtype.element_ty), mask=mask)
     tl.store(to + HALF, (b * cos_b + a * sin_b).to(out.dtype.element_ty), mask=mask)
 
