@@ -109,8 +109,8 @@ class AdapterLearners:
             batch.tokens.merge(part.tokens)
             if on_progress is not None:
                 on_progress((number + 1) / len(batch.adapters))
-        named = {f"{key}/{name}": v for name, m in metrics.items() for key, v in m.items()}
-        return _over_all_adapters(list(metrics.values())) | named
+        by_name = {f"{key}/{name}": v for name, m in metrics.items() for key, v in m.items()}
+        return _over_all_adapters(list(metrics.values())) | by_name
 
     def cross_entropy(self, groups: Sequence[Group]) -> float:
         """Not implemented: config/support.py refuses rows for a run with several adapters."""

@@ -100,11 +100,11 @@ def adapter_models(model: nn.Module, checkpoint: Path, lora: LoraSettings) -> di
 def add_adapter_name(tensors: Mapping[str, Tensor], adapter: str) -> dict[str, Tensor]:
     """Returns an adapter's tensors under their names in a checkpoint of several: model.NAME
     becomes model.ADAPTER.NAME."""
-    named = {}
+    renamed = {}
     for name, tensor in tensors.items():
         prefix, _, rest = name.partition(".")
-        named[f"{prefix}.{adapter}.{rest}"] = tensor
-    return named
+        renamed[f"{prefix}.{adapter}.{rest}"] = tensor
+    return renamed
 
 
 def adapter_tensors(tensors: Mapping[str, Tensor], adapter: str) -> dict[str, Tensor]:
