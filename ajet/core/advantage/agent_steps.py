@@ -84,23 +84,18 @@ def step_table(groups: Sequence[GroupCredit], gamma: float) -> StepTable:
     numbered = [(number, episode) for number, group in enumerate(groups) for episode in group]
     for number, (group, episode) in enumerate(numbered):
         for steps in agent_steps(episode):
+            rewards = steps.rewards_S.tolist()
+            if episode.penalties is not None:
+                penalties = [
+                    float(episode.penalties[t].sum(dtype=np.float64)) for t in steps.turns_S
+                ]
+                rewards = [r - penalty for r, penalty in zip(rewards, penalties, strict=True)]
+            agent_returns, return_to_go = [0.0] * len(rewards), 0.0
+            for index in reversed(range(len(rewards))):
+                return_to_go = rewards[index] + gamma * return_to_go
+                agent_returns[index] = return_to_go
+            returns += agent_returns
             for agent_step, turn in enumerate(steps.turns_S.tolist()):
                 key = episode.state_keys_T[turn]
                 steps_N.append(StepEntry(group, number, turn, agent_step, steps.agent, key))
-            returns += _returns_to_go(_less_penalties(episode, steps), gamma)
     return StepTable(groups, steps_N, np.array(returns, np.float64))
-
-
-def _less_penalties(episode: EpisodeCredit, steps: AgentSteps) -> list[float]:
-    rewards = steps.rewards_S.tolist()
-    if episode.penalties is None:
-        return rewards
-    penalties = [float(episode.penalties[turn].sum(dtype=np.float64)) for turn in steps.turns_S]
-    return [reward - penalty for reward, penalty in zip(rewards, penalties, strict=True)]
-
-
-def _returns_to_go(rewards: list[float], gamma: float) -> list[float]:
-    returns, following = [0.0] * len(rewards), 0.0
-    for index in reversed(range(len(rewards))):
-        returns[index] = following = rewards[index] + gamma * following
-    return returns

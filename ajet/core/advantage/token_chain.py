@@ -70,8 +70,13 @@ def token_chains(groups: Sequence[GroupCredit]) -> TokenChains:
     spans: list[list[_ChainSpan]] = []
     num_chains = 0
     for episode in episodes:
-        spans.append(_chain_spans(episode, num_chains))
-        num_chains = max((span.chain + 1 for span in spans[-1]), default=num_chains)
+        spans.append([])
+        for steps in agent_steps(episode):
+            stop = 0
+            for turn, reward in zip(steps.turns_S.tolist(), steps.rewards_S.tolist(), strict=True):
+                start, stop = stop, stop + int(episode.lengths_T[turn])
+                spans[-1].append(_ChainSpan(turn, num_chains, start, stop, reward))
+            num_chains += 1
     all_spans = [span for episode_spans in spans for span in episode_spans]
     length = max((span.stop for span in all_spans), default=0)
     chains = TokenChains(episodes, spans, np.zeros((length, num_chains)))
@@ -91,16 +96,6 @@ def discounted_sums(values_TC: NDArray[np.float64], factor: float) -> NDArray[np
         running_C = values_TC[token] + factor * running_C
         sums_TC[token] = running_C
     return sums_TC
-
-
-def _chain_spans(episode: EpisodeCredit, first_chain: int) -> list[_ChainSpan]:
-    spans = []
-    for chain, steps in enumerate(agent_steps(episode), first_chain):
-        stop = 0
-        for turn, reward in zip(steps.turns_S.tolist(), steps.rewards_S.tolist(), strict=True):
-            start, stop = stop, stop + int(episode.lengths_T[turn])
-            spans.append(_ChainSpan(turn, chain, start, stop, reward))
-    return spans
 
 
 def _penalties(episode: EpisodeCredit) -> TokenArrays:

@@ -96,11 +96,7 @@ class AdapterLearners:
         return TrainBatch(advantages, samples, None, None, {}, tokens, adapters=by_adapter)
 
     def update(
-        self,
-        step: int,
-        batch: TrainBatch,
-        *,
-        on_progress: Callable[[float], None] | None = None,
+        self, step: int, batch: TrainBatch, *, on_progress: Callable[[float], None] | None = None
     ) -> dict[str, float]:
         """Trains one adapter after another, and returns the metrics of each and of all."""
         metrics: dict[str, dict[str, float]] = {}

@@ -64,6 +64,9 @@ def credit_of(group: Group) -> GroupCredit:
 def _episode(trajectory: Trajectory, baseline: float | None) -> EpisodeCredit:
     turns = trajectory.turns
     reward = trajectory.reward or 0.0  # None where the run needs no rewards
+    # Of the longest timeline, after the first prompt: what `data.max_response_length` limits.
+    lengths = [len(t.completion.prompt_ids) + len(t.completion.token_ids) for t in turns]
+    response_length = max(lengths) - len(turns[0].completion.prompt_ids) if turns else 0
     return EpisodeCredit(
         episode_id=trajectory.episode_id,
         group_id=trajectory.group_id,
@@ -75,7 +78,7 @@ def _episode(trajectory: Trajectory, baseline: float | None) -> EpisodeCredit:
         ),
         agents_T=tuple(map(_agent, turns)),
         tag=str(trajectory.workflow_task.task.metadata.get("tag", "")),
-        response_length=_response_length(trajectory),
+        response_length=response_length,
         baseline=baseline,
         log_metrics=trajectory.output.log_metrics if trajectory.output else {},
         agent_rewards={
@@ -88,17 +91,6 @@ def _episode(trajectory: Trajectory, baseline: float | None) -> EpisodeCredit:
 
 def _agent(turn: Turn) -> str:
     return f"{turn.agent_name}/{turn.target_tag}"
-
-
-def _response_length(trajectory: Trajectory) -> int:
-    """Returns the longest timeline's response length, which `data.max_response_length` limits."""
-    completions = [turn.completion for turn in trajectory.turns]
-    if not completions:
-        return 0
-    longest = max(
-        len(completion.prompt_ids) + len(completion.token_ids) for completion in completions
-    )
-    return longest - len(completions[0].prompt_ids)
 
 
 def _turn_rewards(trajectory: Trajectory, reward: float) -> NDArray[np.float64]:

@@ -82,8 +82,7 @@ class ScoredGroups:
 
     `values` are the critic's, `logprobs` the policy's if `old_logprobs` is trainer. `tokens`, for
     the record, has the reference's log-probabilities. `adapters` has the parts of several adapters
-    (adapter_learners.py), or is empty.
-    """
+    (adapter_learners.py), or is empty."""
 
     groups: Sequence[Group]
     credits: list[GroupCredit]
@@ -171,11 +170,7 @@ class Learner:
         )
 
     def update(
-        self,
-        step: int,
-        batch: TrainBatch,
-        *,
-        on_progress: Callable[[float], None] | None = None,
+        self, step: int, batch: TrainBatch, *, on_progress: Callable[[float], None] | None = None
     ) -> dict[str, float]:
         """Trains the critic and then the policy; returns their metrics with those of the batch."""
         metrics = dict(batch.metrics)

@@ -124,12 +124,19 @@ class TeacherServer:
         trained = np.flatnonzero(sample.loss_mask)
         first, end = int(trained[0]), int(trained[-1]) + 1
         ids = sample.token_ids[:end].tolist()
+        body: dict[str, Any]
         if self._at.api == "completions":
-            path, body = "/v1/completions", completions_body(self._at.model, ids)
-            read = completions_logprobs
+            path, read = "/v1/completions", completions_logprobs
+            # 0: the log-probabilities of the prompt's tokens, without alternatives.
+            body = {"model": self._at.model, "prompt": ids, "max_tokens": 1, "prompt_logprobs": 0}
         else:
-            path, body = "/generate", generate_body(ids, first)
-            read = generate_logprobs
+            path, read = "/generate", generate_logprobs
+            body = {
+                "input_ids": ids,
+                "sampling_params": {"max_new_tokens": 1},
+                "return_logprob": True,
+                "logprob_start_len": first - 1,  # the token there has none
+            }
         answer = await self._request(client, "POST", path, body)
         try:
             logprobs = read(answer, ids, first)
@@ -203,18 +210,15 @@ class TeacherServer:
             else:
                 reason = f"{response.status_code} {response.text}"
                 if response.status_code == 200:
-                    return self._json(path, response)
+                    try:
+                        return response.json()
+                    except (ValueError, RecursionError):
+                        raise self._failure(f"{path}: the answer is not JSON") from None
                 if response.status_code < 500 and response.status_code not in RETRIED:
                     break
         else:
             reason += f" (tried {self._at.max_retries + 1} times)" if self._at.max_retries else ""
         raise self._failure(f"{path}: {reason}")
-
-    def _json(self, path: str, response: Any) -> Any:
-        try:
-            return response.json()
-        except (ValueError, RecursionError):
-            raise self._failure(f"{path}: the answer is not JSON") from None
 
     def _failure(self, reason: str) -> RunFailed:
         line = " ".join(reason.split())
@@ -224,12 +228,6 @@ class TeacherServer:
         return RunFailed(
             f"teacher {self._at.model} at {self._at.base_url}: {line}", code=Code.CHAT_NO_ANSWER
         )
-
-
-def completions_body(model: str, ids: list[int]) -> dict[str, Any]:
-    """Returns the body of `/v1/completions`. `prompt_logprobs` 0 asks for those of the prompt's
-    tokens, without alternatives."""
-    return {"model": model, "prompt": ids, "max_tokens": 1, "prompt_logprobs": 0}
 
 
 def completions_logprobs(answer: Any, ids: Sequence[int], first: int) -> list[float]:
@@ -246,16 +244,6 @@ def completions_logprobs(answer: Any, ids: Sequence[int], first: int) -> list[fl
         value = details.get("logprob") if isinstance(details, dict) else None
         logprobs.append(_logprob(value, position, ids[position]))
     return logprobs
-
-
-def generate_body(ids: list[int], first: int) -> dict[str, Any]:
-    """Returns the body of `/generate` that asks for the log-probabilities of ids[first:]."""
-    return {
-        "input_ids": ids,
-        "sampling_params": {"max_new_tokens": 1},
-        "return_logprob": True,
-        "logprob_start_len": first - 1,  # the token there has none
-    }
 
 
 def generate_logprobs(answer: Any, ids: Sequence[int], first: int) -> list[float]:

@@ -14,12 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from ajet.core.losses.mini_batch_tokens import Floats, MiniBatchTokens, TokenNumbers
-from ajet.core.losses.ppo import (
-    ClipBounds,
-    clipped_surrogate_loss,
-    clipped_tokens,
-    unusual_bounds,
-)
+from ajet.core.losses.ppo import ClipBounds, clipped_surrogate_loss, clipped_tokens, unusual_bounds
 from ajet.core.losses.token_loss import LossInputs, PolicyLoss, TokenLoss
 
 
@@ -40,8 +35,7 @@ class CovShare:
 @dataclass(frozen=True)
 class ClipCovSettings(ClipBounds, CovShare):
     clip_cov_low: Annotated[
-        float,
-        Field(description="clip_cov: it chooses among tokens with a larger covariance."),
+        float, Field(description="clip_cov: it chooses among tokens with a larger covariance.")
     ] = 1.0
     clip_cov_high: Annotated[float, Field(description="clip_cov: and with a smaller one.")] = 5.0
 

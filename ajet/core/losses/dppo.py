@@ -31,8 +31,7 @@ EPSILON = 1e-8
 @dataclass(frozen=True)
 class DppoSettings(ClipBounds):
     dppo_max_ratio: Annotated[
-        float,
-        Field(gt=0, description="dppo_tv, dppo_kl: largest ratio that weighs a token."),
+        float, Field(gt=0, description="dppo_tv, dppo_kl: largest ratio that weighs a token.")
     ] = 20.0
 
 

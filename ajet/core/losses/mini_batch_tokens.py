@@ -29,8 +29,7 @@ class MiniBatchTokens:
     policy, the old one and the sampler, advantages, and the number of each token's episode.
 
     `seed` is for a loss that draws tokens: different in each optimizer step, the same after a
-    resume.
-    """
+    resume."""
 
     logprobs_M: NDArray[np.floating]
     old_M: NDArray[np.floating]
@@ -41,10 +40,7 @@ class MiniBatchTokens:
 
     @classmethod
     def of(
-        cls,
-        samples: Sequence[Any],
-        logprobs: Sequence[NDArray[np.floating]],
-        seed: tuple[int, ...],
+        cls, samples: Sequence[Any], logprobs: Sequence[NDArray[np.floating]], seed: tuple[int, ...]
     ) -> MiniBatchTokens:
         """Collects the tokens of `TrainingSample`s; `logprobs` has an array over all tokens of
         each."""

@@ -30,9 +30,7 @@ class ClipBounds:
     clip_low: Annotated[
         float,
         Field(
-            gt=0,
-            le=1,
-            description="The ratio is clipped below 1 - clip_low; 1 has no lower bound.",
+            gt=0, le=1, description="The ratio is clipped below 1 - clip_low; 1 has no lower bound."
         ),
     ] = 0.2
     clip_high: Annotated[

@@ -26,8 +26,7 @@ class LossInputs:
     """What a loss reads, in nats; only `logprobs_M` has a gradient.
 
     `old_M` are log-probabilities under the policy that sampled: the trainer's before the update, or
-    the sampler's. `mini_batch` has the numbers that `PolicyLoss.of_mini_batch` returned.
-    """
+    the sampler's. `mini_batch` has the numbers that `PolicyLoss.of_mini_batch` returned."""
 
     logprobs_M: Tensor
     old_M: Tensor
@@ -45,8 +44,7 @@ class TokenLoss:
     """The loss of each token.
 
     `ratio_M` is the ratio that the loss uses, a token's or an episode's. `cuts` has, by name, masks
-    of the tokens on which a bound acted; they become `clip_fraction_…` metrics.
-    """
+    of the tokens on which a bound acted; they become `clip_fraction_…` metrics."""
 
     loss_M: Tensor
     ratio_M: Tensor
@@ -61,8 +59,7 @@ class PolicyLoss:
     computed where one of them has an advantage, with "mini_batch" all samples.
 
     `needs_advantage` means that a token with advantage 0 has no gradient by itself. Where it is
-    false, all samples are computed and each mini-batch makes an optimizer step.
-    """
+    false, all samples are computed and each mini-batch makes an optimizer step."""
 
     of_tokens: Callable[[LossInputs, Any], TokenLoss]
     of_mini_batch: Callable[[MiniBatchTokens, Any], TokenNumbers] | None = None

@@ -33,8 +33,7 @@ class SegmentBatch:
 
     `index_SL` are their flat tokens, padded on the right with a segment's last token;
     `is_token_SL` is false at padding. `parents_S` are the numbers of their parents among the
-    segments with children, in the order in which these are computed; None for roots.
-    """
+    segments with children, in the order in which these are computed; None for roots."""
 
     index_SL: NDArray[np.int64]
     is_token_SL: NDArray[np.bool_]

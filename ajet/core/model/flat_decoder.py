@@ -35,11 +35,7 @@ class FlatDecoder(Protocol):
         ...
 
     def __call__(
-        self,
-        token_ids_N: Tensor,
-        positions_N: Tensor,
-        attend: Attend,
-        forest: Forest | None = None,
+        self, token_ids_N: Tensor, positions_N: Tensor, attend: Attend, forest: Forest | None = None
     ) -> Tensor:
         """Returns the final hidden states ``[N, hidden]``, already normalised."""
         ...

@@ -100,8 +100,7 @@ def load_model(
 
     `dtype` and `device` "auto" mean CUDA with bfloat16 where there is CUDA, else CPU with float32.
     `chat_template` is the path of a jinja file that replaces the tokenizer's own template, or
-    embedded:qwen2_5.
-    """
+    embedded:qwen2_5."""
     target = resolve_device(device)
     source = find_source(path)
     options = {**source.options, "trust_remote_code": False}  # a model's own code is not run
@@ -162,11 +161,7 @@ def _refuse_kernels_of_the_hub(path: str, source: ModelSource, options: dict[str
 
 
 def _with_weights(
-    name_or_path: str,
-    *,
-    text_config: PreTrainedConfig | None,
-    dtype: torch.dtype,
-    **options: Any,
+    name_or_path: str, *, text_config: PreTrainedConfig | None, dtype: torch.dtype, **options: Any
 ) -> PreTrainedModel:
     """Loads a model, or with a `text_config` the text model of a multimodal checkpoint."""
     if text_config is not None:
@@ -180,11 +175,7 @@ def _with_weights(
 
 
 def _without_weights(
-    name_or_path: str,
-    *,
-    text_config: PreTrainedConfig | None,
-    dtype: torch.dtype,
-    **options: Any,
+    name_or_path: str, *, text_config: PreTrainedConfig | None, dtype: torch.dtype, **options: Any
 ) -> PreTrainedModel:
     config = text_config or AutoConfig.from_pretrained(name_or_path, **options)
     with torch.device("meta"):

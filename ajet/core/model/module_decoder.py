@@ -114,11 +114,7 @@ class ModuleDecoder:
         )
 
     def __call__(
-        self,
-        token_ids_N: Tensor,
-        positions_N: Tensor,
-        attend: Attend,
-        forest: Forest | None = None,
+        self, token_ids_N: Tensor, positions_N: Tensor, attend: Attend, forest: Forest | None = None
     ) -> Tensor:
         """Returns the final hidden states ``[N, hidden]``, already normalised. Without a `forest`,
         no sequence may be longer than `longest_plain`, and `attend` gets no window."""

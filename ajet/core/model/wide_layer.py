@@ -206,7 +206,15 @@ class _GatedMLP(torch.autograd.Function):
         x, norm, gate, up, gate_weight, up_weight, down_weight = ctx.saved_tensors
         _, needs_norm, _, *needs = ctx.needs_input_grad
         grad = grads[0].contiguous()
-        gated, d_gate, d_up = _gated_backward(product(grad, down_weight.T), gate, up)
+        # The gradient of silu(gate) * up is overwritten with one of its factors'.
+        d_gated = product(grad, down_weight.T)
+        kernels = layer_kernels_for(gate)
+        if kernels is not None:
+            gated, d_gate, d_up = kernels.gate_backward(d_gated, gate, up)
+        else:
+            activation = F.silu(gate)
+            gated, d_up = activation * up, activation.mul_(d_gated)
+            d_gate = torch.ops.aten.silu_backward(d_gated.mul_(up), gate)
         (d_down,) = _weight_grads((grad,), gated, needs[2:])
         h = normed(x, norm, ctx.eps)
         d_weights = _weight_grads((d_gate, d_up), h, needs)
@@ -231,16 +239,6 @@ def _input_grad(grads: tuple[Tensor, ...], weights: Any) -> Tensor:
         else:
             total.addmm_(grad, weight)  # the sum is part of the product
     return total
-
-
-def _gated_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns ``silu(gate) * up`` and the gradients of gate and up; `grad` is overwritten."""
-    kernels = layer_kernels_for(gate)
-    if kernels is not None:
-        return kernels.gate_backward(grad, gate, up)
-    activation = F.silu(gate)
-    gated, d_up = activation * up, activation.mul_(grad)
-    return gated, torch.ops.aten.silu_backward(grad.mul_(up), gate), d_up
 
 
 def _rms_norm_backward(

@@ -14,8 +14,7 @@ def kept_values(hidden: int, attention_width: int, kv_width: int, intermediate: 
 
     After Korthikanti et al. 2022 (arXiv 2205.05198, section 4), for grouped queries and attention
     that keeps no score matrix: two norms' inputs and outputs (4 h), queries and attention's output
-    (2 q), keys and values (2 kv), gate, up, their product and the activation (4 m).
-    """
+    (2 q), keys and values (2 kv), gate, up, their product and the activation (4 m)."""
     return 4 * hidden + 2 * attention_width + 2 * kv_width + 4 * intermediate
 
 

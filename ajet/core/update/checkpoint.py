@@ -82,8 +82,7 @@ def save_checkpoint(
 
     With one rank, or where ranks do not share the folder, rank 0 writes whole tensors, and those
     named ``model.…`` go to model.safetensors without that prefix. `files` go into the same folder:
-    with a config.json and a tokenizer it loads as a model.
-    """
+    with a config.json and a tokenizer it loads as a model."""
     target = folder / f"step_{step:06d}"
     # Everything is written under another name and renamed at the end. A save that is killed leaves
     # this folder or the whole checkpoint, and the next save removes it.
@@ -122,10 +121,17 @@ def save_checkpoint(
         on_all_ranks(lambda: write_shards(writing, tensors))
     # Shards are large, so each rank hashes its own; rank 0 hashes the other files.
     by_rank = on_all_ranks(lambda: _fingerprints(writing, ranks.rank))
-    on_rank_0(lambda: _write_state(writing, state, files or {}))
     fingerprints = {name: entry for entries in by_rank for name, entry in entries.items()}
-    on_rank_0(lambda: _write_manifest(writing, step, fingerprints))
-    on_rank_0(lambda: _rename_into_place(writing, target))
+
+    def finish() -> None:
+        (writing / STATE_FILE).write_text(json.dumps(state, allow_nan=False))
+        for name, content in (files or {}).items():
+            (writing / name).parent.mkdir(parents=True, exist_ok=True)
+            (writing / name).write_bytes(content)
+        _write_manifest(writing, step, fingerprints)
+        _rename_into_place(writing, target)
+
+    on_rank_0(finish)
     if ranks.rank == 0:
         try:
             _remove_older(folder, step, max(keep, 2))
@@ -298,13 +304,6 @@ def _write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     other_tensors = {n: t for n, t in tensors.items() if not n.startswith(WEIGHT_PREFIX)}
     save_file(weights, folder / WEIGHTS_FILE, metadata={"format": "pt"})
     save_file(other_tensors, folder / TENSORS_FILE)
-
-
-def _write_state(folder: Path, state: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
-    (folder / STATE_FILE).write_text(json.dumps(state, allow_nan=False))
-    for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
 
 
 def _fingerprints(folder: Path, rank: int) -> dict[str, dict[str, Any]]:

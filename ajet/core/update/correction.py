@@ -43,8 +43,7 @@ def apply_correction(
     units (tokens, turns or episodes); correction_ratio_max is the largest ratio of a unit, before
     the bounds. truncated_tokens counts the tokens whose weight was cut, rejected_tokens those
     without a policy loss. rejected_share is their share of the sampled tokens, and
-    rejected_share_MEASURE the share that one measure rejects.
-    """
+    rejected_share_MEASURE the share that one measure rejects."""
     num_sampled = sum(sample.num_sampled for sample in samples)
     if not num_sampled:
         return list(samples), {}
@@ -75,7 +74,11 @@ def _with_weights(
     the metrics of the weights."""
     units = units_of(samples, settings.level)
     ratios_N = _ratios_of_units(samples, units, settings.combine)  # N: units, in all samples
-    bounded_N = _apply_bounds(ratios_N, settings)
+    if settings.mode == "truncate":
+        bounded_N = ratios_N.clip(max=settings.upper)
+    else:
+        is_inside_N = (ratios_N >= settings.lower) & (ratios_N <= settings.upper)
+        bounded_N = np.where(is_inside_N, ratios_N, 0.0)
     # The mean is over units, not tokens: each unit is one draw. It is 0 where all are rejected.
     mean = float(bounded_N.mean()) if settings.normalize else 1.0
     weights_N = (bounded_N / mean if mean else bounded_N).astype(np.float32)
@@ -106,10 +109,3 @@ def _ratios_of_units(
         sums_N /= tokens_N
     # The sum of a long episode may be beyond what exp() can represent.
     return np.exp(sums_N.clip(-MAX_LOG_RATIO, MAX_LOG_RATIO))
-
-
-def _apply_bounds(ratios_N: Floats, settings: CorrectionSettings) -> Floats:
-    if settings.mode == "truncate":
-        return ratios_N.clip(max=settings.upper)
-    is_within_N = (ratios_N >= settings.lower) & (ratios_N <= settings.upper)
-    return np.where(is_within_N, ratios_N, 0.0)

@@ -32,13 +32,7 @@ from torch import Tensor, nn
 from ajet.core.model.precision import wide_dtype
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.layouts import make_layout
-from ajet.core.update.layouts.layout import (
-    Layout,
-    Row,
-    concat_to_device,
-    device_of,
-    rows_of,
-)
+from ajet.core.update.layouts.layout import Layout, Row, concat_to_device, device_of, rows_of
 from ajet.core.update.micro_batch_balancing import balance_micro_batches, numbers_of_samples
 from ajet.core.update.mini_batches import split_by_group
 from ajet.core.update.optimizer import ModelOptimizer, ModelState, StepOutcome
@@ -79,8 +73,7 @@ class ValueModel(nn.Module):
 class Critic:
     """Trains a critic on `model`, a transformers causal model that nothing else trains.
 
-    Several ranks share the work as for the policy.
-    """
+    Several ranks share the work as for the policy."""
 
     def __init__(self, model: nn.Module, settings: CriticSettings, ranks: Ranks = ONE_RANK) -> None:
         train_every_embedding(model)

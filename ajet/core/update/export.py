@@ -39,8 +39,7 @@ def export_model(
     writes only the adapters, as peft's folder. `name` says which one, where the run trained several
     separately.
 
-    `loaded` is the model that the run began with; it is changed.
-    """
+    `loaded` is the model that the run began with; it is changed."""
     names = lora.adapters if lora else ()
     if name not in (names or (None,)):
         problem = "names no adapter" if name is None else f"is {name}"

@@ -25,8 +25,7 @@ from ajet.core.update.shards import reshard
 class FrozenModel:
     """Computes log-probabilities of trained tokens under `model`, at the settings' temperature.
 
-    The model is frozen and, with several ranks, sharded, both in place.
-    """
+    The model is frozen and, with several ranks, sharded, both in place."""
 
     def __init__(self, model: nn.Module, settings: UpdateSettings, ranks: Ranks = ONE_RANK) -> None:
         self.model = model.requires_grad_(False).eval()
@@ -51,8 +50,7 @@ class Reference:
     """Computes log-probabilities of trained tokens under the initial policy, without gradient.
 
     With LoRA it is the policy with its adapters switched off, without it a frozen copy. It must be
-    built before a checkpoint is loaded into the policy.
-    """
+    built before a checkpoint is loaded into the policy."""
 
     def __init__(
         self, model: nn.Module, policy_layout: Layout, settings: UpdateSettings, ranks: Ranks

@@ -27,8 +27,7 @@ def with_lora(model: nn.Module, lora: LoraSettings) -> nn.Module:
     """Returns the model wrapped by peft, with its base frozen.
 
     One factor of each adapter is zero and the other drawn from `lora.seed`, so the first update
-    starts from the base's numbers.
-    """
+    starts from the base's numbers."""
     try:
         import peft
     except ImportError:

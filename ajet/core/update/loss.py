@@ -127,8 +127,7 @@ def score_tokens(
     ratio starts below 1, which `logprob_diff_max` shows.
 
     With a vocabulary of 50,000, logits are far larger than any other tensor. More than `max_logits`
-    are computed in slices; on a CPU up to `max_kept` bytes are kept for the backward pass.
-    """
+    are computed in slices; on a CPU up to `max_kept` bytes are kept for the backward pass."""
     # 1. CUDA with Triton: slices stay in the model's dtype.
     kernels, weight_VD = cuda_kernels_for(output.features_UD), output.head_weight
     if kernels is not None and weight_VD is not None:
@@ -195,8 +194,7 @@ def kl_penalty(logprobs_M: Tensor, reference_M: Tensor, estimator: str) -> Tenso
     k1 and `low_var_kl+` have the gradient of k2, d * grad log pi, whose expectation is the gradient
     of the KL; that of k1 itself would be 0 on average. The gradient of `low_var_kl` is (1 -
     exp(-d)) * grad log pi, and 0 where the estimate is cut: at d < -2.61, where the policy has less
-    than 7.3 % of the reference's probability, and at d > 11.
-    """
+    than 7.3 % of the reference's probability, and at d > 11."""
     difference_M = logprobs_M - reference_M
     k2_M = 0.5 * difference_M.square()
     if estimator == "k2":

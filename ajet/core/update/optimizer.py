@@ -59,9 +59,12 @@ class ModelOptimizer:
         self._weight_prefix, self._state_prefix = prefixes
         self._settings = settings
         self._weights = dict(trainable(model) if weights is None else weights)
-        self._masters = {n: _master(p) for n, p in self._weights.items()}
+        self._masters: dict[str, Tensor] = {}
         for name, weight in self._weights.items():
-            if self._masters[name] is not weight:
+            if weight.dtype == wide_dtype(weight.dtype):
+                self._masters[name] = weight  # a weight of float32 or wider is its own master
+            else:
+                self._masters[name] = to_wide_dtype(weight.detach())
                 weight.register_post_accumulate_grad_hook(_add_to(self._masters[name]))
         # One kernel for all operations takes a fifth of the time. It rounds differently, so small
         # models keep the plain steps with which their recorded figures were measured.
@@ -165,8 +168,7 @@ class ModelOptimizer:
     def template(self) -> dict[str, Tensor]:
         """Returns tensors with the names, shapes and shards that `tensors` has after a step.
 
-        A tensor as large as a weight is that weight itself, so no memory is allocated.
-        """
+        A tensor as large as a weight is that weight itself, so no memory is allocated."""
         out: dict[str, Tensor] = {}
         for name, master in self._masters.items():
             out |= {f"{name}.{key}": master.detach() for key in STATE_KEYS}
@@ -230,8 +232,3 @@ def _add_to(master: Tensor) -> Callable[[Tensor], None]:
         weight.grad = None
 
     return add
-
-
-def _master(weight: nn.Parameter) -> Tensor:
-    is_wide = weight.dtype == wide_dtype(weight.dtype)
-    return weight if is_wide else to_wide_dtype(weight.detach())

@@ -70,8 +70,7 @@ class Policy:
 
     With `settings.lora` the model is wrapped, and with several ranks it is sharded, both in place.
     The weights stay the model's own, so an engine with the same model has each step at once. `loss`
-    is the user's, where `settings.policy_loss` names one.
-    """
+    is the user's, where `settings.policy_loss` names one."""
 
     def __init__(
         self,
@@ -129,8 +128,7 @@ class Policy:
         order, and returns the metrics (update_metrics.py).
 
         `on_progress` gets the fraction done; `tokens` gets what the first pass computed for each
-        token, on all ranks.
-        """
+        token, on all ranks."""
         started = time.perf_counter()
         self._activate()
         self._release_freed_memory()
@@ -355,8 +353,7 @@ class Policy:
         `weights` the mini-batch's factors by component and episode.
 
         [M] counts the trained tokens of the rows, in their order. A component has values for some
-        of these: `at` holds their indices in [M], or is None if they are all.
-        """
+        of these: `at` holds their indices in [M], or is None if they are all."""
         settings = self.settings
         reference_M = None
         if self.reference is not None and "kl_reference" in weights:
@@ -373,7 +370,7 @@ class Policy:
         policy_loss: tuple[TokenLoss | None, Tensor | None] = (None, None)
         # loss = sum over components of coef * sum_t weight_t * value_t (loss.py).
         for component, episode_factors in weights.items():
-            at = self._tokens_of(rows, [row.sample.stream(component) != 0 for row in rows])
+            at = self._indices(rows, lambda sample, c=component: sample.stream(c) != 0)
             if component == "policy_gradient":
                 pg = self._policy_loss(rows, scores.logprobs_M, at, numbers)
                 policy_loss = (pg, at)
@@ -396,10 +393,8 @@ class Policy:
         # takes part in the collectives.
         loss = sum(losses[1:], start=losses[0])
         loss.backward()
-        sampled = self._tokens_of(rows, [row.sample.sampled_mask for row in rows])
-        sampler_M = concat_to_device(
-            (row.trained(row.sample.logprobs) for row in rows), self.device
-        )
+        sampled = self._indices(rows, lambda sample: sample.sampled_mask)
+        sampler_M = self._gather(rows, lambda sample: sample.logprobs)
         gap_M = _at(scores.logprobs_M.detach() - sampler_M, sampled)
         metrics.add(TokenValues(loss.detach(), values, ratio_M, gap_M))
         if tokens is not None:
@@ -422,14 +417,11 @@ class Policy:
         if component == "kl_reference":
             assert reference_M is not None
             return kl_penalty(logprobs_M, reference_M, self.settings.kl_loss_type)
-        # kl_teacher. A row without a teacher carries none of the component: its 0 is not read.
-        teacher = (
-            np.zeros(len(row.positions), np.float32)
-            if row.sample.teacher_logprobs is None
-            else row.trained(row.sample.teacher_logprobs)
-            for row in rows
+        # kl_teacher. A sample without a teacher does not carry the component: its 0 is not read.
+        teacher_M = self._gather(
+            rows, lambda sample: _or_constant(sample.teacher_logprobs, sample, 0)
         )
-        value_M = kl_penalty(logprobs_M, concat_to_device(teacher, self.device), "k1")
+        value_M = kl_penalty(logprobs_M, teacher_M, "k1")
         return value_M * self._importance_weights(rows)
 
     def _policy_loss(
@@ -440,14 +432,10 @@ class Policy:
         numbers: NumbersOfSamples | None,
     ) -> TokenLoss:
         """Returns the policy loss of the trained tokens at the indices `at`, or of all."""
-        advantages_M = concat_to_device(
-            (row.trained(row.sample.advantages) for row in rows), self.device
-        )
+        advantages_M = self._gather(rows, lambda sample: sample.advantages)
         # The trainer's log-probabilities before the update, or the sampler's where those were not
         # computed.
-        old_M = concat_to_device(
-            (row.trained(row.sample.old_or_sampled) for row in rows), self.device
-        )
+        old_M = self._gather(rows, lambda sample: sample.old_or_sampled)
         by_name = {} if numbers is None else numbers.for_rows(rows, logprobs_M)
         by_name = {name: _at(number_M, at) for name, number_M in by_name.items()}
         off_policy_M = by_name.pop(OFF_POLICY, None)
@@ -460,11 +448,19 @@ class Policy:
         loss_M = torch.where(is_off_M, 0.0, token_loss.loss_M)
         return replace(token_loss, loss_M=loss_M, cuts={**token_loss.cuts, OFF_POLICY: is_off_M})
 
-    def _tokens_of(self, rows: Sequence[Row], masks: Sequence[NDArray[np.bool_]]) -> Tensor | None:
-        """Returns the indices in [M] of the trained tokens where the masks, over the samples'
-        tokens [T], are true; None if that is everywhere."""
-        pairs = zip(rows, masks, strict=True)
-        chosen_M = np.concatenate([row.trained(mask_T) for row, mask_T in pairs])
+    def _gather(
+        self, rows: Sequence[Row], read: Callable[[TrainingSample], NDArray[np.floating]]
+    ) -> Tensor:
+        """Returns the values [M] of the rows' trained tokens in the array [T] that `read` returns
+        for each sample."""
+        return concat_to_device((row.trained(read(row.sample)) for row in rows), self.device)
+
+    def _indices(
+        self, rows: Sequence[Row], mask: Callable[[TrainingSample], NDArray[np.bool_]]
+    ) -> Tensor | None:
+        """Returns the indices in [M] of the trained tokens where the mask [T] of their sample is
+        true; None if that is everywhere."""
+        chosen_M = np.concatenate([row.trained(mask(row.sample)) for row in rows])
         if chosen_M.all():
             return None
         return torch.from_numpy(np.flatnonzero(chosen_M)).to(self.device)
@@ -473,21 +469,15 @@ class Policy:
         self, rows: Sequence[Row], component: Component, episode_factors: Mapping[str, float]
     ) -> Tensor:
         """Returns weight_ct of loss.py: each trained token's stream times its episode's factor."""
-        arrays = (
-            row.trained(row.sample.stream(component))
-            * np.float32(episode_factors.get(row.episode_id, 0.0))
-            for row in rows
-        )
-        return concat_to_device(arrays, self.device)
+
+        def weights(sample: TrainingSample) -> NDArray[np.float32]:
+            factor = np.float32(episode_factors.get(sample.episode_id, 0.0))
+            return sample.stream(component) * factor
+
+        return self._gather(rows, weights)
 
     def _importance_weights(self, rows: Sequence[Row]) -> Tensor:
-        arrays = (
-            np.ones(len(row.positions), np.float32)
-            if row.sample.weights is None
-            else row.trained(row.sample.weights)
-            for row in rows
-        )
-        return concat_to_device(arrays, self.device)
+        return self._gather(rows, lambda sample: _or_constant(sample.weights, sample, 1))
 
 
 def off_policy_tokens(tokens: MiniBatchTokens, bound: float) -> Floats:
@@ -497,10 +487,15 @@ def off_policy_tokens(tokens: MiniBatchTokens, bound: float) -> Floats:
         1    A < 0 and mean over the episode's tokens of log(sampler / pi) > bound
 
     pi is the current policy, so updates since the rollout count as well as the difference between
-    sampler and trainer. KL and entropy keep all tokens, and a masked token counts in the mean.
-    """
+    sampler and trainer. KL and entropy keep all tokens, and a masked token counts in the mean."""
     gap_M = tokens.episode_means((tokens.sampler_M - tokens.logprobs_M).astype("float64"))
     return ((tokens.advantages_M < 0) & (gap_M > bound)).astype("float64")
+
+
+def _or_constant(
+    array_T: NDArray[np.float32] | None, sample: TrainingSample, constant: float
+) -> NDArray[np.float32]:
+    return np.full(len(sample), constant, np.float32) if array_T is None else array_T
 
 
 def _at(values_M: Tensor, at: Tensor | None) -> Tensor:

@@ -7,7 +7,7 @@ each rank     its own forward and backward passes ── gradients and metrics a
 
 import os
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,74 +28,44 @@ from ajet.core.update.shards import begin_micro_batch
 CONNECT_TIMEOUT_S = 600.0
 
 
-class Ranks(Protocol):
-    """Connects an update with the processes that train together.
+class Ranks:
+    """Connects an update with the processes that train together; here, a process that trains alone.
 
     `dp_size` is the number of data-parallel groups, to which the micro-batches of a mini-batch are
     distributed, and `dp_rank` is this rank's; the ranks of one `sequence` have the same `dp_rank`.
-    `compute_dtype` is the dtype of weights in a pass, or None if they are not cast.
-    """
+    `compute_dtype` is the dtype of weights in a pass, or None if they are not cast."""
 
-    @property
-    def rank(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def dp_size(self) -> int: ...
-    @property
-    def dp_rank(self) -> int: ...
-    @property
-    def sequence(self) -> SequenceGroup | None: ...
-    @property
-    def compute_dtype(self) -> torch.dtype | None: ...
+    rank = 0
+    size = 1
+    dp_rank = 0
+    dp_size = 1
+    sequence: SequenceGroup | None = None
+    compute_dtype: torch.dtype | None = None
 
     def device(self, model: nn.Module) -> torch.device:
         """Returns the device on which this rank computes."""
-        ...
+        return next(model.parameters()).device
 
     def shard(self, model: nn.Module) -> None:
         """Shards the model in place; all ranks call it, in the same order."""
-        ...
 
     def begin_micro_batch(self, model: nn.Module, *, is_last: bool) -> None:
         """Must be called before each micro-batch of an optimizer step; all ranks have the same
         number of micro-batches."""
-        ...
 
     def all_gather(self, value: Any) -> list[Any]:
         """Returns the values of all ranks, in the order of ranks."""
-        ...
-
-    def all_reduce_sum(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Returns the sum of the values of all ranks."""
-        ...
-
-
-class OneRank:
-    """A process that trains alone."""
-
-    rank, size, dp_size, dp_rank, sequence, compute_dtype = 0, 1, 1, 0, None, None
-
-    def device(self, model: nn.Module) -> torch.device:
-        return next(model.parameters()).device
-
-    def shard(self, model: nn.Module) -> None:
-        """Does nothing."""
-
-    def begin_micro_batch(self, model: nn.Module, *, is_last: bool) -> None:
-        """Does nothing."""
-
-    def all_gather(self, value: Any) -> list[Any]:
         return [value]
 
     def all_reduce_sum(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Returns the sum of the values of all ranks."""
         return values
 
 
-ONE_RANK = OneRank()
+ONE_RANK = Ranks()
 
 
-class TorchRanks:
+class TorchRanks(Ranks):
     """The processes of torch.distributed's default group (`connect`), with sharded weights and, if
     configured, long sequences divided among several of them."""
 
@@ -104,7 +74,7 @@ class TorchRanks:
     ) -> None:
         self.settings = settings or ShardingSettings()
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.compute_dtype: torch.dtype | None = getattr(torch, self.settings.param_dtype)
+        self.compute_dtype = getattr(torch, self.settings.param_dtype)
         self._device = device or torch.device("cpu")
         self._mesh = init_device_mesh(self._device.type, (self.size,))
         width = self.settings.ulysses_sequence_parallel_size

@@ -103,8 +103,7 @@ class CorrectionSettings:
 
         The weight trainer / sampler of a stale token lets the loss clip around the policy before
         this update, as it does without staleness, and not around the policy of some updates ago.
-        With `old_logprobs: sampler` the loss's ratio contains that weight already.
-        """
+        With `old_logprobs: sampler` the loss's ratio contains that weight already."""
         algorithm = config.ajet.trainer_common.algorithm
         correction = algorithm.rollout_correction
         weighs_stale_tokens = config.max_staleness and algorithm.weighs_stale_tokens

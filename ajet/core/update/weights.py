@@ -81,8 +81,7 @@ def load_weights(
     """Copies a checkpoint's tensors (under `prefix`) into `weights`, all of them or none.
 
     Raises `WeightMismatch` if a weight is missing, or if the checkpoint has others: a part of what
-    was trained would be lost.
-    """
+    was trained would be lost."""
     for name, weight in weights.items():
         check_fits(name, tensors.get(f"{prefix}{name}"), weight)
     for name in tensors:

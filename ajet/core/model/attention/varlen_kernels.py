@@ -62,8 +62,7 @@ class FlashKernel:
     heads share key heads.
 
     A kernel computes attention of ``q [Q, heads, d]`` to ``k, v [P, kv_heads, d]``, sequence by
-    sequence. The log-sum-exp is ``[heads, Q]`` in float32 or wider.
-    """
+    sequence. The log-sum-exp is ``[heads, Q]`` in float32 or wider."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, call: VarlenCall) -> tuple[Tensor, Tensor]:
         """Returns the output and the log-sum-exp."""

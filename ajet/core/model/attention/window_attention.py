@@ -30,8 +30,7 @@ class WindowPlan:
     """The blocks of one micro-batch, which are the same in every layer with this window.
 
     `queries_BQ` and `keys_BK` are flat tokens, padded with token 0; `sees_BQK` says which keys a
-    query sees. `place_N` is the index of each flat token among the queries of all blocks.
-    """
+    query sees. `place_N` is the index of each flat token among the queries of all blocks."""
 
     queries_BQ: Tensor
     keys_BK: Tensor
@@ -42,7 +41,11 @@ class WindowPlan:
     def of(cls, forest: Forest, window: int, device: torch.device) -> WindowPlan:
         size = min(window, MAX_BLOCK)
         blocks: list[tuple[IntArray, IntArray]] = []
-        for tokens, path in _paths(forest):
+        paths: list[IntArray] = []  # of each segment: the flat tokens from the root to its end
+        for segment, parent in zip(forest.segments, parents_of(forest.segments), strict=True):
+            tokens = np.arange(segment.start, segment.stop)
+            path = tokens if parent < 0 else np.concatenate((paths[parent], tokens))
+            paths.append(path)
             for first in range(0, len(tokens), size):
                 queries = tokens[first : first + size]
                 # Indices in `path`: the keys end with the block's last query, and begin window - 1
@@ -78,16 +81,6 @@ class WindowPlan:
             weights = torch.cat((scores, column), dim=-1).softmax(-1)[..., :-1]
             out = weights.to(v.dtype) @ v_BHKd
         return out.transpose(1, 2).flatten(0, 1).index_select(0, self.place_N)
-
-
-def _paths(forest: Forest) -> list[tuple[IntArray, IntArray]]:
-    """Returns the flat tokens of each segment, and those of its path from the root to its end."""
-    paths: list[tuple[IntArray, IntArray]] = []
-    for segment, parent in zip(forest.segments, parents_of(forest.segments), strict=True):
-        tokens = np.arange(segment.start, segment.stop)
-        path = tokens if parent < 0 else np.concatenate((paths[parent][1], tokens))
-        paths.append((tokens, path))
-    return paths
 
 
 def _padded(arrays: list[IntArray]) -> tuple[IntArray, NDArray[np.bool_]]:

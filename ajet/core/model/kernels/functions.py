@@ -102,8 +102,7 @@ class Kernels:
 
         Row r sees the keys of its segment, and its columns from ``start_R[r]`` to `column`. A
         segment is its first row, the row after its last, and the number of its keys; `shared` has
-        their keys and values as `shared_keys` and `shared_values` return them.
-        """
+        their keys and values as `shared_keys` and `shared_values` return them."""
         q, (kv_heads, rows, columns, dim) = qkv[0], row_kv[0].shape
         group = q.shape[1] // kv_heads
         out = q.new_empty(q.shape)

@@ -45,8 +45,7 @@ class SegmentTable:
     `segments_S6` has the fields of each `AttentionSegment`, and before the parent its first cell
     among the padded keys. `blocks_B2` has the segment and the first query of each block. Part p is
     the blocks ``starts_P[p]`` to ``starts_P[p + 1] - 1``; its sums for segment s begin at cell
-    ``cells_PS[p, s]`` of `num_cells`, or are not needed (-1).
-    """
+    ``cells_PS[p, s]`` of `num_cells`, or are not needed (-1)."""
 
     segments_S6: Tensor
     blocks_B2: Tensor

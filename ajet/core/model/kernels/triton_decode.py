@@ -56,8 +56,7 @@ def attend(
 
     `table_R3` (int32) has for each row its first column in `row_kv`, and the first and the number
     of its slots in `shared` ``[kv_heads, slots, d]``. A row sees these slots, and its columns up to
-    `column_1` (int64), the new one.
-    """
+    `column_1` (int64), the new one."""
     q, k, v = (t if t.stride()[1:] == (t.shape[2], 1) else t.contiguous() for t in qkv)
     kv_heads, rows, columns, dim = row_kv[0].shape
     heads = q.shape[1]
@@ -173,8 +172,7 @@ def _attend(
     """Attends to one part of a row's keys with the queries of one key head.
 
     Keys before the new token are counted from the first shared slot on; part 0 also has the new
-    token, with which its softmax begins. `scale` includes log2(e), for exp2.
-    """
+    token, with which its softmax begins. `scale` includes log2(e), for exp2."""
     row, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     wide_row = row.to(tl.int64)  # products of rows and strides may exceed 32 bits
     queries = tl.arange(0, ROWS_OF_Q)
@@ -255,14 +253,7 @@ def _attend(
 
 
 @triton.jit(do_not_specialize=BATCH_SIZES)
-def _join_parts(
-    sums,
-    stats,
-    out,
-    num_parts,
-    DIM: tl.constexpr,
-    MOST: tl.constexpr,
-):
+def _join_parts(sums, stats, out, num_parts, DIM: tl.constexpr, MOST: tl.constexpr):
     """Joins the parts of one row and head. Part 0 is never empty, so the maximum is finite."""
     index = tl.program_id(0).to(tl.int64)
     numbers = tl.arange(0, MOST)
@@ -322,8 +313,7 @@ def _draw(
     """Chooses a row's block by the blocks' sums, then the token within the block.
 
     Only weights above 0 are chosen: a GPU's cumulative sums, which are not computed from left to
-    right, may rise where nothing is added. If none exceeds the target, the last one is chosen.
-    """
+    right, may rise where nothing is added. If none exceeds the target, the last one is chosen."""
     row = tl.program_id(0).to(tl.int64)
     scale = tl.load(scales + row)
     is_greedy = tl.load(greedy + row) != 0

@@ -147,8 +147,7 @@ def softmax_sums_kernel(logits, log_sum, entropy, scale, SIZE: tl.constexpr, BLO
     """Writes the log-sum-exp and the entropy of one row of ``scale * logits``.
 
     With m the largest z so far: `sums` adds up exp(z - m), `moments` exp(z - m) * (z - m). At the
-    end log-sum-exp = m + log(sums), and entropy = log(sums) - moments / sums.
-    """
+    end log-sum-exp = m + log(sums), and entropy = log(sums) - moments / sums."""
     row = tl.program_id(0).to(tl.int64)
     largest = tl.full((), -1e30, tl.float32)  # not -inf: infinity times 0 is NaN
     sums, moments = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)

@@ -36,8 +36,7 @@ def make_layout(
     ``auto`` is the tree where the model has a flat forward, else padded. `device` is where passes
     are computed (weights may be offloaded); `sequence` are the ranks that share their rows.
     `recompute` keeps only the input of each decoder layer for the backward pass, which computes the
-    rest again; "auto" does so for a large model, on a GPU by the free memory.
-    """
+    rest again; "auto" does so for a large model, on a GPU by the free memory."""
     flat = has_flat_decoder(model)
     if name == "auto":
         name = "tree" if flat else "padded"

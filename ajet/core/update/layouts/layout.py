@@ -34,8 +34,7 @@ class Row:
     """One sample as the forward pass needs it.
 
     `positions` and `targets` have one entry for each trained token: the position whose output
-    predicts it, and its id. `sample_index` is the sample's index in the caller's list.
-    """
+    predicts it, and its id. `sample_index` is the sample's index in the caller's list."""
 
     sample: TrainingSample
     sample_index: int
@@ -107,8 +106,7 @@ class ForwardOutput:
     """Features ``[U, …]``, which `head` turns into logits ``[U, vocab]``.
 
     The k-th trained token, rows in order, reads row ``index_M[k]``; several may read the same one.
-    `head_weight` is set where `head` is a product with it and nothing else.
-    """
+    `head_weight` is set where `head` is a product with it and nothing else."""
 
     features_UD: Tensor
     head: Callable[[Tensor], Tensor]

@@ -28,8 +28,7 @@ class SegmentCall:
     """Segments that run as one causal call.
 
     `tokens_BL` are their flat tokens (short segments repeat their first token); `cells_R` are the
-    real ones among the ``B * L`` cells.
-    """
+    real ones among the ``B * L`` cells."""
 
     tokens_BL: Tensor
     cells_R: Tensor

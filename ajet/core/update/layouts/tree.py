@@ -23,12 +23,7 @@ from torch import Tensor, nn
 from ajet.core.common_prefix import common_length_of_ids
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.core.model.attention.trie import (
-    Forest,
-    forest_of_rows,
-    lexicographic,
-    trie_of_rows,
-)
+from ajet.core.model.attention.trie import Forest, forest_of_rows, lexicographic, trie_of_rows
 from ajet.core.model.attention.window_attention import WindowPlan
 from ajet.core.model.decoder import Attend, Decoder, is_sharded, unwrapped
 from ajet.core.model.flat_decoder import flat_decoder

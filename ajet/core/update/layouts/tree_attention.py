@@ -13,7 +13,7 @@ There are no second derivatives.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,23 +24,6 @@ from ajet.core.model.attention.varlen_plan import VarlenPlan
 from ajet.core.model.kernels.functions import Kernels, attention_kernels_for
 from ajet.core.model.kernels.segments import AttentionSegment, SegmentTable
 from ajet.core.update.layouts.piece_plan import PiecePlan
-
-
-class AttentionPlan(Protocol):
-    """Computes the attention of one micro-batch; the same plan serves every layer."""
-
-    heads_dim: ClassVar[int]
-    """The dimension of the heads in the log-sum-exp, 0 or 1; the other is that of the tokens."""
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the output ``[N, heads, d]`` and a log-sum-exp in the plan's own layout."""
-        ...
-
-    def backward(
-        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the gradients of q, k and v; `out` and `lse` are those of `forward`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +55,11 @@ class KernelPlan:
         return self.kernels.attention_backward(grad, q, k, v, out, lse, self.table)
 
 
+AttentionPlan = VarlenPlan | KernelPlan | PiecePlan
+"""Computes the attention of one micro-batch, the same in every layer. `heads_dim` is the dimension
+of the heads in its log-sum-exp, 0 or 1; the other is that of the tokens."""
+
+
 def attention_plan(forest: Forest, q_NHd: Tensor, k_NKd: Tensor) -> AttentionPlan:
     """Returns the plan for the forest on the device and in the dtype of these queries and keys."""
     # CUDA: one call for all segments, and one for each level of ancestors.
@@ -86,11 +74,7 @@ def attention_plan(forest: Forest, q_NHd: Tensor, k_NKd: Tensor) -> AttentionPla
 
 
 def tree_attention(
-    q_NHd: Tensor,
-    k_NKd: Tensor,
-    v_NKd: Tensor,
-    plan: AttentionPlan,
-    sinks_H: Tensor | None = None,
+    q_NHd: Tensor, k_NKd: Tensor, v_NKd: Tensor, plan: AttentionPlan, sinks_H: Tensor | None = None
 ) -> Tensor:
     """Returns the attention ``[N, heads, d]``; the softmax scale is ``d ** -0.5``. `sinks_H` are
     scores that take a part of each softmax and add nothing to the output: one more piece, whose
