@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ajet.core.advantage.comparison import episodes_of
 from ajet.core.advantage.credit import (
     AdvantageOptions,
     Advantages,
@@ -36,16 +37,11 @@ def gae(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
 
 def returns(groups: Sequence[GroupCredit], advantages: Advantages) -> Advantages:
     """Returns the critic's targets: raw advantages plus the values that they are relative to."""
-    return {
-        episode.episode_id: tuple(
-            advantage + value
-            for advantage, value in zip(
-                advantages[episode.episode_id], _values(episode), strict=True
-            )
-        )
-        for group in groups
-        for episode in group
-    }
+    targets: Advantages = {}
+    for episode in episodes_of(groups):
+        pairs = zip(advantages[episode.episode_id], _values(episode), strict=True)
+        targets[episode.episode_id] = tuple(advantage + value for advantage, value in pairs)
+    return targets
 
 
 def _values(episode: EpisodeCredit) -> TokenArrays:

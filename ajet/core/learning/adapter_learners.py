@@ -1,4 +1,4 @@
-"""Training of one step with several adapters: each learns from its own turns alone.
+"""Training of one step with several adapters: each learns only from its own turns.
 
     groups ──> of adapter "pro": the same episodes, its turns trained ──> its Learner ──┐
            └─> of adapter "con"                                       ──> its Learner ──┴─> record

@@ -20,11 +20,11 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of malloc.h
 KEPT = (1 << 31) - 1
 # oneDNN and torch read these variables at their first product. Each keeps compiled code for the
 # last 1,024 shapes, 0.3 MB a shape. Nearly every micro-batch has a new length, so a long run would
-# keep 0.6 GB; so many shapes are those of a few micro-batches.
+# keep 0.6 GB. 128 shapes are those of a few micro-batches.
 CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 CACHED_SHAPES = 128
 LARGE = 1 << 25
-"""A model with so many weights is large: its tensors are mapped anew each time."""
+"""A model is large from this many weights on."""
 
 
 def is_large(model: nn.Module) -> bool:

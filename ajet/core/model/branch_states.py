@@ -131,7 +131,7 @@ def takes_states(layer: nn.Module) -> bool:
 
 
 def compute_by_segments(layer: nn.Module) -> None:
-    """Has a layer with a state compute a tree where it is called with a `SegmentPlan` as
+    """Makes a layer with a state compute a tree when it is called with a `SegmentPlan` as
     `segments`; other calls do not change."""
     if "forward" not in layer.__dict__:
         layer.forward = partial(_forward, layer.forward)

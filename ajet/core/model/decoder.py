@@ -164,7 +164,7 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def recompute_layers(model: nn.Module) -> None:
-    """Has the backward pass compute each of the model's layers again."""
+    """Makes the backward pass compute each of the model's layers again."""
     for layer in decoder_layers(model):
         layer.forward = partial(recomputed, layer.forward)
 

@@ -149,7 +149,7 @@ def read_checkpoint(
     shares_folder: bool = True,
 ) -> Checkpoint:
     """Reads the checkpoint at `path`, which must be whole. With `like` (`Learner.template()`) its
-    tensors are sharded as those are. Unless the ranks share the folder, rank 0 alone reads it."""
+    tensors are sharded as those are. Unless the ranks share the folder, only rank 0 reads it."""
     # Hashing reads every byte, so rank 0 does it for all.
     fault = _from_rank_0(ranks, lambda: find_fault(path))
     if fault is not None:
@@ -161,8 +161,7 @@ def read_checkpoint(
 
 def read_state(path: Path, *, is_checked: bool = False) -> dict[str, Any]:
     """Reads state.json of the checkpoint at `path`, after hashing its files unless `is_checked`."""
-    fault = None if is_checked else find_fault(path)
-    if fault is not None:
+    if not is_checked and (fault := find_fault(path)) is not None:
         raise unusable(path, fault)
     with _reading(path):
         return _state(path)

@@ -71,7 +71,7 @@ def add_adapters(wrapped: nn.Module, loras: Sequence[LoraSettings]) -> list[str]
 
 
 def activate(wrapped: nn.Module, adapter: str) -> None:
-    """Has the model compute with this adapter from now on."""
+    """Makes the model compute with this adapter from now on."""
     # Not by peft's set_adapter: it also freezes the others, which have optimizers and shards.
     for layer in wrapped.modules():
         if hasattr(layer, "_active_adapter"):

@@ -142,7 +142,7 @@ def score_tokens(
         if temperature != 1.0:
             logits_UV = logits_UV / temperature
         logprobs_UV = torch.log_softmax(logits_UV, dim=-1)
-        # As a metric alone the entropy needs no graph, which would keep two more matrices [U, V].
+        # If the entropy is only a metric it needs no graph, which would keep two more [U, V].
         with torch.set_grad_enabled(with_entropy_grad and torch.is_grad_enabled()):
             entropy_U = -(logprobs_UV.exp() * logprobs_UV).sum(-1)
         return logprobs_UV[index_M, targets_M], entropy_U[index_M]

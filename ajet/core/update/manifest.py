@@ -20,7 +20,7 @@ MANIFEST = "manifest.json"
 FORMAT = 1
 REPLACED = ".replaced_"
 REMEMBERED = 1 << 26
-"""Hashes of files of at least so many bytes are remembered. Hashing them takes longer than a tick
+"""Hashes of files of at least this many bytes are remembered. Hashing them takes longer than a tick
 of a file system's clock, so a file that changes afterwards gets another modification time."""
 _hashes: dict[tuple[int, ...], str] = {}
 

@@ -29,7 +29,7 @@ from ajet.core.update.weights import load_weights, trainable
 
 def sharing_weights(model: nn.Module) -> nn.Module:
     """Returns a copy of the model's modules over the same parameters and buffers."""
-    # deepcopy takes what its memo has for a copy, so the tensors are not copied.
+    # deepcopy uses the objects in its memo as copies, so the tensors are shared.
     shared = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
     return copy.deepcopy(model, shared)
 

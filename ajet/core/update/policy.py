@@ -192,7 +192,7 @@ class Policy:
         return describe_adapters(self.model, self.ranks.compute_dtype)
 
     def adapter_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields the adapters alone, as `weights` yields all weights."""
+        """Yields only the adapters, in the same way as `weights`."""
         reshard(self.model)
         yield from adapter_weights(self.model)
         self.release_memory()

@@ -33,8 +33,8 @@ def reshard(model: nn.Module) -> None:
 
 
 def begin_micro_batch(model: nn.Module, *, is_last: bool) -> None:
-    """Has a sharded model keep its weights gathered after this micro-batch's passes, and its
-    gradients unsharded: they are summed over the ranks once, after the last micro-batch."""
+    """Keeps a sharded model's weights gathered after this micro-batch's passes, and its gradients
+    unsharded: they are summed over the ranks once, after the last micro-batch."""
     untyped: Any = model
     untyped.set_reshard_after_forward(False)
     untyped.set_reshard_after_backward(is_last)

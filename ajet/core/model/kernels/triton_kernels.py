@@ -318,5 +318,5 @@ def _launch(kernel: Any, grid: tuple[int, ...], first: Tensor, *args: Any, **opt
 
 
 def _warps(block: int) -> int:
-    """Returns the warps of a program that sums up a block of so many numbers."""
+    """Returns the warps of a program that sums `block` numbers."""
     return 4 if block <= 2048 else 8 if block <= 4096 else 16

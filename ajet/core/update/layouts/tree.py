@@ -64,6 +64,25 @@ class FlatLayout:
     def forest(self, rows: Sequence[Row]) -> Forest:
         raise NotImplementedError
 
+    def _with_shared(self, rows: Sequence[Row]) -> Iterator[tuple[Row, int]]:
+        """Yields rows in the order of the forest, each with the number of tokens that it shares
+        with rows before it; subclasses implement it."""
+        raise NotImplementedError
+
+    def split(self, rows: Sequence[Row], budget: int) -> list[list[Row]]:
+        batches: list[list[Row]] = []
+        used = 0
+        for row, shared in self._with_shared(rows):
+            if not batches or used + len(row) - shared > budget:
+                batches.append([])
+                used, shared = 0, 0  # the first row of a micro-batch shares nothing
+            batches[-1].append(row)
+            used += len(row) - shared
+        return batches
+
+    def num_computed(self, rows: Sequence[Row]) -> int:
+        return sum(len(row) - shared for row, shared in self._with_shared(rows))
+
     def local_rows(self, rows: Sequence[Row]) -> list[Row]:
         if self.sequence is None:
             return list(rows)
@@ -137,7 +156,7 @@ class FlatLayout:
         return self.decoder(ids, positions, attend, forest), first
 
     def _recomputes(self, num_tokens: int) -> bool:
-        """Tells whether a pass over so many tokens keeps only the inputs of layers."""
+        """Tells whether a pass over `num_tokens` keeps only the inputs of layers."""
         model: Any = self.model
         if self._recompute != "auto":
             return self._recompute
@@ -157,19 +176,14 @@ class TreeLayout(FlatLayout):
     def forest(self, rows: Sequence[Row]) -> Forest:
         return trie_of_rows([row.input_ids for row in rows])
 
-    def split(self, rows: Sequence[Row], budget: int) -> list[list[Row]]:
-        batches: list[list[Row]] = []
-        used = 0
-        for row, shared in _with_shared(rows):
-            if not batches or used + len(row) - shared > budget:
-                batches.append([])
-                used, shared = 0, 0
-            batches[-1].append(row)
-            used += len(row) - shared
-        return batches
-
-    def num_computed(self, rows: Sequence[Row]) -> int:
-        return sum(len(row) - shared for row, shared in _with_shared(rows))
+    def _with_shared(self, rows: Sequence[Row]) -> Iterator[tuple[Row, int]]:
+        # In token order, where the longest prefix shared with any earlier row is the one shared
+        # with the row before.
+        previous: Row | None = None
+        for i in lexicographic([row.input_ids for row in rows]):
+            row = rows[i]
+            yield row, common_length_of_ids(previous.input_ids, row.input_ids) if previous else 0
+            previous = row
 
 
 class PackedLayout(FlatLayout):
@@ -178,29 +192,8 @@ class PackedLayout(FlatLayout):
     def forest(self, rows: Sequence[Row]) -> Forest:
         return forest_of_rows([row.input_ids for row in rows])
 
-    def split(self, rows: Sequence[Row], budget: int) -> list[list[Row]]:
-        batches: list[list[Row]] = []
-        used = 0
-        for row in rows:
-            if not batches or used + len(row) > budget:
-                batches.append([])
-                used = 0
-            batches[-1].append(row)
-            used += len(row)
-        return batches
-
-    def num_computed(self, rows: Sequence[Row]) -> int:
-        return sum(map(len, rows))
-
-
-def _with_shared(rows: Sequence[Row]) -> Iterator[tuple[Row, int]]:
-    """Yields rows in token order, each with the length of the prefix that it shares with the row
-    before, which is the longest one that it shares with any earlier row."""
-    previous: Row | None = None
-    for i in lexicographic([row.input_ids for row in rows]):
-        row = rows[i]
-        yield row, common_length_of_ids(previous.input_ids, row.input_ids) if previous else 0
-        previous = row
+    def _with_shared(self, rows: Sequence[Row]) -> Iterator[tuple[Row, int]]:
+        return ((row, 0) for row in rows)
 
 
 def _row_within(row: Row, nodes_M: NDArray[np.int64], part: slice) -> Row:
