@@ -1,11 +1,8 @@
 """The computation of advantages from judged episodes, in the order of its stages.
 
-credits -> shaping -> estimator -> (returns for the critic) -> whitening -> clipping
+    credits -> shaping -> estimator -> (returns for the critic) -> whitening -> clipping
 
-advantage/zero_tokens       share of trained tokens with advantage 0
-advantage/zero_episodes     share of episodes with advantage 0 on every token
-advantage/mean, abs_mean    over tokens, after whitening and clipping
-gigpo/… remax/…             metrics of one estimator (`Estimator.metrics`)
+The order is part of the definition: shaping changes what is compared, whitening what is clipped.
 """
 
 from __future__ import annotations
@@ -19,6 +16,7 @@ from ajet.core.advantage.agent_views import agent_views, merge_views
 from ajet.core.advantage.credit import AdvantageOptions, Advantages, GroupCredit
 from ajet.core.advantage.estimator import Compute, Estimator
 from ajet.core.advantage.gae import returns
+from ajet.core.advantage.metrics import advantage_metrics
 from ajet.core.advantage.registry import ESTIMATORS
 from ajet.core.advantage.shaping import RewardShaping, shape_rewards
 from ajet.core.error_codes import Code
@@ -85,24 +83,8 @@ def _estimate(credits: Sequence[GroupCredit], settings: EstimatorSettings) -> Ad
     targets = returns(shaped.groups, raw) if estimator.needs_critic else None
     whitened = whiten(raw) if settings.whitens else raw
     advantages, metrics = _clip_advantages(whitened, settings.clip)
-    metrics |= shaped.metrics | _metrics(estimator, shaped.groups, advantages)
+    metrics |= shaped.metrics | advantage_metrics(estimator, shaped.groups, advantages)
     return AdvantageEstimate(advantages, targets, metrics)
-
-
-def _metrics(
-    estimator: Estimator, groups: Sequence[GroupCredit], advantages: Advantages
-) -> dict[str, float]:
-    episodes = [np.concatenate(turns) for turns in advantages.values() if any(map(len, turns))]
-    if not episodes:
-        return {}
-    tokens = np.concatenate(episodes)
-    metrics = {
-        "advantage/zero_tokens": float((tokens == 0).mean()),
-        "advantage/zero_episodes": float(np.mean([not episode.any() for episode in episodes])),
-        "advantage/mean": float(tokens.mean(dtype=np.float64)),
-        "advantage/abs_mean": float(np.abs(tokens).mean(dtype=np.float64)),
-    }
-    return metrics | (estimator.metrics(groups) if estimator.metrics else {})
 
 
 def _clip_advantages(

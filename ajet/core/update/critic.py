@@ -7,21 +7,11 @@
     loss = 1/N sum_t 1/2 max( (v - R)^2, (clip(v, old - c, old + c) - R)^2 )
 
 N is the number of trained tokens of the whole mini-batch, `old` are the values that the advantages
-were computed from, c is `cliprange_value` and R the returns. A step's metrics, under `critic/`:
-
-    loss                         of a mini-batch's tokens, averaged over the optimizer steps
-    clip_fraction                tokens that the clip left without gradient
-    value_mean return_mean       means over the trained tokens, before the update
-    explained_variance           1 - var(return - value) / var(return), of the values before the
-                                 update; left out where all returns are equal or one is not finite
-    grad_norm lr optimizer_steps nonfinite_steps trained_tokens seconds    as in the policy's update
+were computed from, c is `cliprange_value` and R the returns.
 """
-
-from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -31,11 +21,12 @@ from torch import Tensor, nn
 
 from ajet.core.model.precision import wide_dtype
 from ajet.core.trajectory.sample import TrainingSample
+from ajet.core.update.critic_metrics import CriticMetrics
 from ajet.core.update.layouts import make_layout
 from ajet.core.update.layouts.layout import Layout, Row, concat_to_device, device_of, rows_of
 from ajet.core.update.micro_batch_balancing import balance_micro_batches, numbers_of_samples
 from ajet.core.update.mini_batches import split_by_group
-from ajet.core.update.optimizer import ModelOptimizer, ModelState, StepOutcome
+from ajet.core.update.optimizer import ModelOptimizer, ModelState
 from ajet.core.update.ranks import ONE_RANK, Ranks
 from ajet.core.update.settings import CriticSettings
 from ajet.core.update.shards import reshard
@@ -167,68 +158,3 @@ def value_loss(
     clipped_M = torch.clamp(values_M, old_M - cliprange, old_M + cliprange)
     plain_M, cut_M = (values_M - returns_M).square(), (clipped_M - returns_M).square()
     return 0.5 * torch.maximum(plain_M, cut_M), cut_M > plain_M
-
-
-@dataclass(slots=True)
-class CriticMetrics:
-    """Collects the metrics of one `Critic.update`; the arrays have all trained tokens."""
-
-    returns_N: NDArray[np.float64]
-    values_N: NDArray[np.float64]
-    loss: float = 0.0
-    num_tokens: int = 0
-    num_cut: int = 0
-    steps: list[StepOutcome] = field(default_factory=list)
-
-    @classmethod
-    def of(
-        cls,
-        rows: Sequence[Row],
-        returns: Sequence[NDArray[np.float32]],
-        values: Sequence[NDArray[np.float32]],
-    ) -> CriticMetrics:
-        return cls(_trained(rows, returns), _trained(rows, values))
-
-    def add(self, loss: Tensor, is_cut_M: Tensor) -> None:
-        """Adds one micro-batch of this rank; `loss` is its part of the mini-batch's loss."""
-        self.loss += float(loss)
-        self.num_tokens += len(is_cut_M)
-        self.num_cut += int(is_cut_M.sum())
-
-    def all_reduce(self, ranks: Ranks) -> None:
-        """Replaces this rank's sums by those of all ranks; it must be called once, at the end."""
-        by_rank = ranks.all_gather((self.loss, self.num_tokens, self.num_cut))
-        losses, tokens, cuts = zip(*by_rank, strict=True)
-        self.loss, self.num_tokens, self.num_cut = sum(losses), sum(tokens), sum(cuts)
-
-    def result(self, seconds: float) -> dict[str, float]:
-        stepped = [step for step in self.steps if step.stepped]
-        return {
-            "loss": self.loss / max(len(self.steps), 1),
-            "clip_fraction": self.num_cut / max(self.num_tokens, 1),
-            **self._fit(),
-            "grad_norm": sum(step.grad_norm for step in stepped) / max(len(stepped), 1),
-            "lr": self.steps[-1].lr if self.steps else 0.0,
-            "optimizer_steps": float(len(stepped)),
-            "nonfinite_steps": float(len(self.steps) - len(stepped)),
-            "trained_tokens": float(len(self.returns_N)),
-            "seconds": seconds,
-        }
-
-    def _fit(self) -> dict[str, float]:
-        if not len(self.returns_N) or not np.isfinite(self.returns_N).all():
-            return {}
-        fit = {
-            "value_mean": float(self.values_N.mean()),
-            "return_mean": float(self.returns_N.mean()),
-        }
-        variance = float(self.returns_N.var())
-        if variance > 0:
-            residual = float((self.returns_N - self.values_N).var())
-            fit["explained_variance"] = 1 - residual / variance
-        return fit
-
-
-def _trained(rows: Sequence[Row], arrays: Sequence[NDArray[np.float32]]) -> NDArray[np.float64]:
-    by_row = [row.trained(arrays[row.sample_index]) for row in rows]
-    return np.concatenate(by_row).astype(np.float64) if by_row else np.zeros(0)
