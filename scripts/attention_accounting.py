@@ -276,7 +276,7 @@ def planned_pairs(forest: Forest) -> float:
     """Returns the pairs of query and key that the calls of a `VarlenPlan` compute."""
     plan = VarlenPlan.of(forest, torch.device("cpu"))
     pairs = 0.0
-    for call in (plan.own, *(level.call for level in plan.levels)):
+    for call in (plan.segment_call, *(level.call for level in plan.levels)):
         queries, keys = (t.diff().double() for t in (call.cu_queries, call.cu_keys))
         pairs += float((queries * ((keys + 1) / 2 if call.causal else keys)).sum())
     return pairs

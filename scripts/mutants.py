@@ -148,7 +148,6 @@ GROUPS = (
             "ajet/core/update/correction.py",
             "ajet/core/update/rejection.py",
             "ajet/core/update/units.py",
-            "ajet/core/update/off_policy.py",
             "ajet/core/update/optimizer.py",
             "ajet/core/update/policy.py",
             "ajet/core/update/critic.py",
@@ -221,7 +220,6 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "ajet/core/update/rejection.py": (f"{UPDATE}/test_rejection.py",),
     "ajet/core/update/units.py": (f"{UPDATE}/test_correction.py", f"{UPDATE}/test_rejection.py"),
-    "ajet/core/update/off_policy.py": (f"{UPDATE}/test_losses_against_trl.py",),
     "ajet/core/update/critic.py": (f"{UPDATE}/test_critic.py",),
     "ajet/core/update/manifest.py": (f"{UPDATE}/test_checkpoint.py",),
     "ajet/core/update/micro_batch_balancing.py": (
@@ -268,7 +266,7 @@ EQUIVALENT: dict[str, str] = {
     '- out[f"{name}.step"] = torch.tensor(0.0) + out[f"{name}.step"] = torch.tensor(1.0)': (
         "a template has names, shapes and shards: what is read is put over its content"
     ),
-    "ajet/core/update/optimizer.py _clip: "
+    "ajet/core/update/optimizer.py step: "
     "- if limit and grad_norm > limit: + if limit and grad_norm >= limit:": (
         "where both are equal, gradients are multiplied by their quotient, which is 1 exactly"
     ),

@@ -223,8 +223,8 @@ def test_bounds_that_do_not_fit_the_loss_are_told_with_the_papers_numbers():
 @pytest.mark.parametrize(
     ("algorithm", "problem"),
     [
-        ({"policy_loss": "ppo", "clip_low": 0.9}, "hardly a token is clipped"),
-        ({"policy_loss": "ppo", "clip_high": 4.0}, "hardly a token is clipped"),
+        ({"policy_loss": "ppo", "clip_low": 0.9}, "hardly any token is clipped"),
+        ({"policy_loss": "ppo", "clip_high": 4.0}, "hardly any token is clipped"),
         ({"policy_loss": "ppo", "dual_clip": 1.2}, "not above 1 + clip_high"),
         ({"policy_loss": "cispo", "clip_low": 1.0, "clip_high": 4e-4}, "weighs more"),
         ({"policy_loss": "gpg", "clip_low": 0.2}, "with clip_low=0.2: it clips nothing"),
@@ -232,9 +232,9 @@ def test_bounds_that_do_not_fit_the_loss_are_told_with_the_papers_numbers():
         ({"policy_loss": "sapo", "clip_high": 0.28}, "with clip_high=0.28: it clips nothing"),
         ({"policy_loss": "gmpo", "clip_low": 3e-4, "clip_high": 4e-4}, "0.4 and 0.4"),
         ({"policy_loss": "vespo", "clip_low": 0.2}, "with clip_low=0.2: it clips nothing"),
-        ({"policy_loss": "dppo_tv", "clip_high": 0.6}, "hardly a token is left out"),
-        ({"policy_loss": "dppo_kl"}, "above 0.2 hardly a token is left out"),
-        ({"policy_loss": "clip_cov", "clip_low": 0.9}, "hardly a token is clipped"),
+        ({"policy_loss": "dppo_tv", "clip_high": 0.6}, "hardly any token is left out"),
+        ({"policy_loss": "dppo_kl"}, "above 0.2 hardly any token is left out"),
+        ({"policy_loss": "clip_cov", "clip_low": 0.9}, "hardly any token is clipped"),
         ({"policy_loss": "kl_cov", "clip_high": 0.2}, "with clip_high=0.2: it clips nothing"),
         ({"policy_loss": "sapo", "sapo_tau_neg": 0.5}, "1 and 1.05 (arXiv 2511.20347)"),
     ],

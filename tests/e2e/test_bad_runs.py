@@ -176,7 +176,7 @@ def test_when_every_checkpoint_is_damaged_nothing_is_thrown_away(begun, monkeypa
     for step in (2, 3):
         flip_a_bit(begun.path / "checkpoints" / f"step_{step:06d}" / "tensors.safetensors")
     line = error_line(command(begun, monkeypatch, FOUR))
-    assert "no usable checkpoint in" in line and "remove the folder to start afresh" in line
+    assert "no usable checkpoint in" in line and "remove the folder to start from scratch" in line
     assert begun.steps_saved() == [2, 3]
     assert statuses(begun) == {"ok": 48}
 

@@ -215,5 +215,5 @@ def test_weights_that_lie_under_a_forged_manifest_are_one_line_of_every_command(
         one_line_or_well(result)
         assert result.exit_code == 1
         assert f"error: checkpoint {copy.path}/checkpoints/step_000002 cannot be" in result.stderr
-        assert "; move it away to go on from an earlier one" in result.stderr
+        assert "; move it away to resume from an earlier one" in result.stderr
     assert not (tmp_path / "out").exists()

@@ -26,8 +26,8 @@ from ajet.core.update.checkpoint import read_weights
 from ajet.core.update.frozen_model import FrozenModel
 from ajet.core.update.lora import with_lora
 from ajet.core.update.manifest import step_of
-from ajet.core.update.many_adapters import AdapterModels, check_names, of_adapter
-from ajet.core.update.mismatch import of_checkpoint
+from ajet.core.update.many_adapters import AdapterModels, check_names, adapter_tensors
+from ajet.core.update.mismatch import naming_checkpoint
 from ajet.core.update.settings import UpdateSettings
 from ajet.core.update.weights import load_weights, trainable
 
@@ -47,12 +47,12 @@ def score_episode(
     frozen = {name: FrozenModel(each, settings) for name, each in models.items()}
     yield EpisodeScores(0, _scored(frozen, episode))
     for checkpoint in checkpoints:
-        with of_checkpoint(checkpoint):
+        with naming_checkpoint(checkpoint):
             tensors = read_weights(checkpoint)
             if "" not in trained:
                 check_names(tensors, trained)
             for name, weights in trained.items():
-                load_weights(weights, of_adapter(tensors, name) if name else tensors)
+                load_weights(weights, adapter_tensors(tensors, name) if name else tensors)
         yield EpisodeScores(step_of(checkpoint), _scored(frozen, episode))
 
 

@@ -1,8 +1,7 @@
 """Advantage estimators: pure functions from the rewards of a batch to one number per sampled token.
 
 In: the `EpisodeCredit`s of each judged group. Out: episode id -> one array for each turn (empty
-where the turn is not trained); invalid episodes are absent. Ignored: tokens' text, the policy, the
-batch's layout, the config, which imports the registry.
+where the turn is not trained); invalid episodes are absent.
 """
 
 from ajet.core.advantage.credit import AdvantageOptions

@@ -8,9 +8,8 @@
     steps of p: turns 0 and 3, rewards .1 + 0 + .2 and .7
     steps of q: turn 1, reward 0 + .2 + .7
 
-For an agent, the other agents are part of its environment: all rewards until its next step belong
-to the present one. Rewards before its first step are not counted. With one agent that is trained
-in every turn, a step is a turn and its reward.
+For an agent, other agents are part of its environment: all rewards until its next step belong to
+the current one, and rewards before its first step are not counted.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from ajet.core.advantage.credit import Advantages, EpisodeCredit, GroupCredit
 
 @dataclass(frozen=True, slots=True)
 class AgentSteps:
-    """Holds one agent's trained turns in one episode, and the reward of each."""
+    """One agent's trained turns in one episode, and the reward of each."""
 
     agent: str
     turns_S: NDArray[np.int64]
@@ -41,14 +40,15 @@ def agent_steps(episode: EpisodeCredit) -> list[AgentSteps]:
     for turn, (agent, length) in enumerate(zip(episode.agents_T, episode.lengths_T, strict=True)):
         if length:
             turns.setdefault(agent, []).append(turn)
+    # reduceat sums from each index up to the next one, the last to the end of the episode.
     return [
-        AgentSteps(agent, np.array(own), np.add.reduceat(episode.turn_rewards_T, own))
-        for agent, own in turns.items()
+        AgentSteps(agent, np.array(indices), np.add.reduceat(episode.turn_rewards_T, indices))
+        for agent, indices in turns.items()
     ]
 
 
 class StepEntry(NamedTuple):
-    """Identifies one step; `group` and `episode` are numbers in the batch."""
+    """One step; `group` and `episode` are indices in the batch, `turn` one in the episode."""
 
     group: int
     episode: int
@@ -60,7 +60,7 @@ class StepEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepTable:
-    """Holds all steps of a batch and the discounted return-to-go of each."""
+    """All steps of a batch and the discounted return-to-go of each."""
 
     groups: Sequence[GroupCredit]
     steps_N: list[StepEntry]
@@ -77,33 +77,25 @@ class StepTable:
 
 
 def step_table(groups: Sequence[GroupCredit], gamma: float) -> StepTable:
-    """Collects the steps of a batch.
-
-    `gamma` discounts once for each step of the agent; the penalties of a step's tokens are
-    subtracted from its reward.
-    """
+    """Collects the steps of a batch. `gamma` discounts once for each step of the agent; the
+    penalties of a step's tokens are subtracted from its reward."""
     steps_N: list[StepEntry] = []
     returns: list[float] = []
     numbered = [(number, episode) for number, group in enumerate(groups) for episode in group]
     for number, (group, episode) in enumerate(numbered):
-        for own in agent_steps(episode):
-            for agent_step, turn in enumerate(own.turns_S.tolist()):
+        for steps in agent_steps(episode):
+            rewards = steps.rewards_S.tolist()
+            if episode.penalties is not None:
+                penalties = [
+                    float(episode.penalties[t].sum(dtype=np.float64)) for t in steps.turns_S
+                ]
+                rewards = [r - penalty for r, penalty in zip(rewards, penalties, strict=True)]
+            agent_returns, return_to_go = [0.0] * len(rewards), 0.0
+            for index in reversed(range(len(rewards))):
+                return_to_go = rewards[index] + gamma * return_to_go
+                agent_returns[index] = return_to_go
+            returns += agent_returns
+            for agent_step, turn in enumerate(steps.turns_S.tolist()):
                 key = episode.state_keys_T[turn]
-                steps_N.append(StepEntry(group, number, turn, agent_step, own.agent, key))
-            returns += _returns_to_go(_less_penalties(episode, own), gamma)
+                steps_N.append(StepEntry(group, number, turn, agent_step, steps.agent, key))
     return StepTable(groups, steps_N, np.array(returns, np.float64))
-
-
-def _less_penalties(episode: EpisodeCredit, own: AgentSteps) -> list[float]:
-    rewards = own.rewards_S.tolist()
-    if episode.penalties is None:
-        return rewards
-    taken = [float(episode.penalties[turn].sum(dtype=np.float64)) for turn in own.turns_S]
-    return [reward - penalty for reward, penalty in zip(rewards, taken, strict=True)]
-
-
-def _returns_to_go(rewards: list[float], gamma: float) -> list[float]:
-    returns, following = [0.0] * len(rewards), 0.0
-    for index in reversed(range(len(rewards))):
-        returns[index] = following = rewards[index] + gamma * following
-    return returns

@@ -6,7 +6,7 @@
     means_N    .5  .5  .5  .5   .3   .3   2
     stds_N    .58 .58 .58 .58  0    0   0       divided by counts_N - 1
 
-Means, deviations and counts are given for each value, so that formulas read as in the papers.
+Means, deviations and counts are repeated for each value, so that formulas read as in the papers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ajet.core.advantage.credit import Advantages, EpisodeCredit, GroupCredit
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Holds values, and for each the number of the set that it is compared in."""
+    """Values, and for each the number of the set in which it is compared."""
 
     values_N: NDArray[np.float64]
     sets_N: NDArray[np.int64]
@@ -46,9 +46,10 @@ class Comparison:
     @property
     def are_equal_N(self) -> NDArray[np.bool_]:
         """Tells for each value whether all values of its set are the same number."""
-        one_of_each = np.zeros(len(np.bincount(self.sets_N)))
-        one_of_each[self.sets_N] = self.values_N
-        differs_N = self.values_N != one_of_each[self.sets_N]
+        # Compared with one value of each set: a deviation that rounds to 1e-17 is not 0.
+        samples_S = np.zeros(len(np.bincount(self.sets_N)))
+        samples_S[self.sets_N] = self.values_N
+        differs_N = self.values_N != samples_S[self.sets_N]
         return self.sum_of(differs_N) == 0
 
     @property

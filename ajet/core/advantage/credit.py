@@ -1,17 +1,13 @@
 """The input of the estimators: judged episodes as numbers, without tokens, messages or policy.
 
-    episode of three turns (the second of an agent that is not trained)
+episode of three turns (the second of an agent that is not trained)
 
-    reward            1.0                 R, shaped
-    turn_rewards_T    0.2   0.0   0.8     add up to R; the last one has what no turn was given
-    state_keys_T      "a"   None  "c"     equal keys of one group are equal states
-    lengths_T         4     0     6       trained tokens of each turn
-    agents_T          "p/p" "u/u" "p/p"   name and target tag, which together identify it
-    agent_rewards     {"p/p": 1.0}        where agents earn rewards of their own (agent_views.py)
-
-`penalties` and `values` have one array for each turn, with one number for each trained token; they
-are set where the reward contains a KL or the estimator needs a critic. An episode that nobody
-rewarded, because the run needs no rewards, counts as 0.
+reward            1.0                 R, shaped
+turn_rewards_T    0.2   0.0   0.8     add up to R: the last trained turn gets the rest
+state_keys_T      "a"   None  "c"     equal keys of one group are equal states
+lengths_T         4     0     6       trained tokens of each turn
+agents_T          "p/p" "u/u" "p/p"   name and target tag, which together identify it
+agent_rewards     {"p/p": 1.0}        where agents earn separate rewards (agent_views.py)
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 TokenArrays = tuple[NDArray[np.float32], ...]
-"""Token arrays: one for each turn, with one number for each trained token."""
+"""One array for each turn, with one number for each trained token."""
 Advantages = dict[str, TokenArrays]
 """The keys are episode ids."""
 StdScale = bool | Literal["batch"]
@@ -33,7 +29,7 @@ StdScale = bool | Literal["batch"]
 
 @dataclass(frozen=True, slots=True)
 class EpisodeCredit:
-    """Holds the numbers of one valid episode; checks that its arrays over turns have one length."""
+    """The numbers of one valid episode."""
 
     episode_id: str
     group_id: str
@@ -64,12 +60,12 @@ class EpisodeCredit:
 
     @property
     def score(self) -> float:
-        """Returns what groups compare: the reward less all KL penalties."""
-        return self.reward - sum(float(each.sum(dtype=np.float64)) for each in self.penalties or ())
+        """What groups compare: the reward less the KL penalties of all tokens."""
+        return self.reward - sum(float(turn.sum(dtype=np.float64)) for turn in self.penalties or ())
 
     def with_reward(self, reward: float, turn_rewards_T: NDArray[np.float64]) -> EpisodeCredit:
-        """Returns the episode with another reward and these turn rewards; what they lack of the
-        reward goes to the last trained turn."""
+        """Returns the episode with another reward and these turn rewards; the difference between
+        the reward and their sum goes to the last trained turn."""
         turn_rewards_T = turn_rewards_T.copy()
         trained = np.flatnonzero(self.lengths_T)
         if len(trained):
@@ -88,8 +84,8 @@ GroupCredit = tuple[EpisodeCredit, ...]
 
 @dataclass(frozen=True)
 class AdvantageOptions:
-    """Holds the options of all estimators, whose rows say which they read. The config has the same
-    keys: it inherits them."""
+    """The options of all estimators (`Estimator.reads` says who reads which). The config inherits
+    them as keys."""
 
     normalize_std: Annotated[
         StdScale,

@@ -2,8 +2,6 @@
 
     credits -> shaping -> estimator -> (returns for the critic) -> whitening -> clipping
 
-    estimate(credits, EstimatorSettings("gae")).advantages["e1"]   one array per turn
-
 The order is part of the definition: shaping changes what is compared, whitening what is clipped.
 """
 
@@ -27,18 +25,18 @@ from ajet.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class EstimatorSettings:
-    """Holds what `trainer_common.algorithm` says about advantages."""
+    """What `trainer_common.algorithm` says about advantages."""
 
     name: str = "grpo"
     options: AdvantageOptions = field(default_factory=AdvantageOptions)
     shaping: RewardShaping = field(default_factory=RewardShaping)
     whiten: bool | None = None  # None: as the estimator is defined
-    own: Compute | None = None  # the user's, which `name` names
+    user_function: Compute | None = None  # loaded from `name`
     clip: float | None = None
 
     @property
     def estimator(self) -> Estimator:
-        return Estimator(self.own) if self.own else ESTIMATORS[self.name]
+        return Estimator(self.user_function) if self.user_function else ESTIMATORS[self.name]
 
     @property
     def whitens(self) -> bool:
@@ -47,7 +45,7 @@ class EstimatorSettings:
 
 @dataclass(frozen=True, slots=True)
 class AdvantageEstimate:
-    """Holds the advantages and returns of a step, with the metrics of their computation."""
+    """The advantages and returns of a step, with metrics."""
 
     advantages: Advantages
     returns: Advantages | None  # the critic's targets, where there is one
@@ -55,32 +53,25 @@ class AdvantageEstimate:
 
 
 def estimate(credits: Sequence[GroupCredit], settings: EstimatorSettings) -> AdvantageEstimate:
-    """Computes the advantages of all groups of a step.
-
-    It needs them all at once, because whitening and batch baselines are computed over the whole
-    batch. Agents that earn separate rewards are computed separately (agent_views.py); the names of
-    their metrics end with the agent's.
-    """
+    """Computes the advantages of all groups of a step, at once: whitening and batch baselines are
+    over the whole batch. Agents that earn separate rewards are computed separately
+    (agent_views.py), and their metrics end with the agent's name."""
     views = agent_views(credits)
     if not views:
         return _estimate(credits, settings)
     if settings.estimator.compares_named_rewards or settings.estimator.needs_greedy_episode:
         raise ConfigError(
             f"ajet.trainer_common.algorithm.adv_estimator={settings.name}: it compares rewards of "
-            "whole episodes, and agents of these have rewards of their own (agent_rewards); take "
-            "grpo, for example",
+            "whole episodes, but agents of these have separate rewards (agent_rewards); use grpo, "
+            "for example",
             code=Code.KEYS_CONFLICT,
         )
-    of_agents = {agent: _estimate(view, settings) for agent, view in views.items()}
-    targets = {a: result.returns for a, result in of_agents.items() if result.returns is not None}
+    by_agent = {agent: _estimate(view, settings) for agent, view in views.items()}
+    targets = {a: result.returns for a, result in by_agent.items() if result.returns is not None}
     return AdvantageEstimate(
-        merge_views(credits, {agent: result.advantages for agent, result in of_agents.items()}),
+        merge_views(credits, {agent: result.advantages for agent, result in by_agent.items()}),
         merge_views(credits, targets) if targets else None,
-        {
-            f"{n}/{agent}": v
-            for agent, result in of_agents.items()
-            for n, v in result.metrics.items()
-        },
+        {f"{n}/{agent}": v for agent, r in by_agent.items() for n, v in r.metrics.items()},
     )
 
 
@@ -88,6 +79,7 @@ def _estimate(credits: Sequence[GroupCredit], settings: EstimatorSettings) -> Ad
     shaped = shape_rewards(credits, settings.shaping)
     estimator = settings.estimator
     raw = estimator.compute(shaped.groups, settings.options)
+    # The critic's targets come before whitening, which changes the unit of the advantages.
     targets = returns(shaped.groups, raw) if estimator.needs_critic else None
     whitened = whiten(raw) if settings.whitens else raw
     advantages, metrics = _clip_advantages(whitened, settings.clip)
@@ -111,11 +103,9 @@ def _clip_advantages(
 
 
 def whiten(advantages: Advantages) -> Advantages:
-    """Returns (x - mean) / sqrt(var + 1e-8) over all tokens of the batch.
-
-    As in verl the variance is divided by n - 1. Every token has the same weight, so long episodes
-    weigh more. If all advantages are equal, or there is one, they become exactly 0.
-    """
+    """Returns (x - mean) / sqrt(var + 1e-8) over all tokens of the batch, so long episodes weigh
+    more. As in verl the variance is divided by n - 1. Equal advantages, or a single one, become
+    exactly 0."""
     arrays = [array for turns in advantages.values() for array in turns]
     flat = np.concatenate(arrays).astype(np.float64) if arrays else np.zeros(0)
     if not len(flat) or (flat == flat[0]).all():

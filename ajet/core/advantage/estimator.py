@@ -2,7 +2,7 @@
 
     GRPO = Estimator(grpo, reads=("normalize_std",), compares_group=True)
 
-Other code asks for the traits and knows no estimator by name.
+Other code reads the traits and knows no estimator by name.
 """
 
 from __future__ import annotations
@@ -19,25 +19,24 @@ Compute = Callable[[Sequence[GroupCredit], AdvantageOptions], Advantages]
 
 @dataclass(frozen=True, slots=True)
 class Estimator:
-    """Holds an estimator: what computes it, and what others must know about it."""
+    """An estimator: its function and its traits."""
 
     compute: Compute
     reads: tuple[str, ...] = ()
-    """The fields of `AdvantageOptions`, which are keys of the config, that it reads."""
+    """The fields of `AdvantageOptions` (keys of the config) that it reads."""
     whitens: bool = False
-    """Its definition includes whitening; `whiten_advantages` overrides it if not null."""
+    """Its definition includes whitening; `whiten_advantages` overrides this if not null."""
     needs_critic: bool = False
     needs_greedy_episode: bool = False
     compares_group: bool | Callable[[AdvantageOptions], bool] = False
-    """An episode alone in its group has no advantage; a function of the options says when."""
+    """An episode alone in its group has no advantage; may depend on the options."""
     compares_named_rewards: bool = False
     """It reads `reward_weights` instead of the episode's reward."""
     credits_by: Literal["state_key", "reward"] | None = None
-    """What it reads of single turns, and warns about where no turn has it."""
+    """What it reads of single turns; a run in which no turn has it gets a warning."""
     metrics: Callable[[Sequence[GroupCredit]], dict[str, float]] | None = None
 
     def compares(self, options: AdvantageOptions) -> bool:
         """Tells whether, with these options, a lone episode has no advantage."""
-        return (
-            self.compares_group(options) if callable(self.compares_group) else self.compares_group
-        )
+        compares = self.compares_group
+        return compares(options) if callable(compares) else compares

@@ -1,4 +1,4 @@
-"""GDPO: several rewards of an episode, each normalised within its group by itself.
+"""GDPO: several rewards of an episode, each normalised separately within the group.
 
     rewards of a group       correct 1 1 0 0     format 1 0 1 0     weights 1 and 1
     each normalised          .87 .87 -.87 -.87   .87 -.87 .87 -.87
@@ -6,11 +6,10 @@
 
     A_i = sum over rewards k of w_k (r_ik - mean r_k) / (std r_k + 1e-6), whitened over the batch
 
-Liu et al. 2026 (GDPO, arXiv 2601.05242). A sum that is normalised as a whole gives episodes of
-different rewards one advantage where their sums are equal, and a reward of small variance none.
-The rewards are `log_metrics` of the workflow or the judge, named by `reward_weights`; an episode
-whose reward ajet has set itself (a malformed one, say) has that reward for each. This function
-gives A before whitening, which is over tokens as in verl; TRL whitens over episodes.
+Liu et al. 2026 (GDPO, arXiv 2601.05242). A sum normalised as a whole gives episodes with different
+rewards but equal sums the same advantage. The rewards are `log_metrics` of the workflow or the
+judge, named by `reward_weights`; an episode whose reward ajet set itself (a malformed reply, say)
+has that reward for each. Whitening is over tokens as in verl; TRL whitens over episodes.
 """
 
 from collections.abc import Sequence

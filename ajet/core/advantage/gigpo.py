@@ -8,11 +8,10 @@
     A = w_E (R_i - mean(R)) / F  +  w_S (R_t - mean(R of the steps with this state key)) / F
     R_t = sum over k >= t of step_reward_gamma^(k-t) r_k;   F = std, or 1 without normalize_std
 
-Feng et al. 2025 (GiGPO, arXiv 2505.10978), the episode and the step relative advantage; w_E is 1
-and w_S omega there, F_norm is F.
+Feng et al. 2025 (GiGPO, arXiv 2505.10978), where w_E is 1, w_S is omega and F is F_norm.
 An anchor group has the steps of one group, agent and state key, including an episode's second visit
-to the state. A step that is alone with its state, a step without a key, and steps with equal
-returns get a step advantage of exactly 0. The episode level does the same (see grpo.py).
+to the state. A step alone in its state, a step without a key, and steps with equal returns get a
+step advantage of exactly 0, as on the episode level (grpo.py).
 """
 
 from collections.abc import Sequence
@@ -27,9 +26,7 @@ from ajet.core.advantage.grpo import relative
 
 
 def gigpo(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
-    """Adds the advantages of the episode and the step level; `normalize_std` applies to both
-    levels.
-    """
+    """Adds the advantages of the two levels; `normalize_std` applies to both."""
     normalize_std = options.normalize_std
     episode_level = relative(compare_scores(groups), normalize_std)
     table = step_table(groups, options.step_reward_gamma)
@@ -42,6 +39,7 @@ def gigpo(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantage
 
 def anchor_groups(table: StepTable) -> Comparison:
     """Compares the return of each step with those of the same group, agent and state."""
+    # A step without a key has its index as the key: a set of one, which has no advantage.
     numbers: dict[object, int] = {}
     sets_N = [
         numbers.setdefault(

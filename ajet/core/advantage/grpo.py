@@ -6,9 +6,9 @@
     A_i = (R_i - mean(R)) / std(R)       Shao et al. 2024 (DeepSeekMath, arXiv 2402.03300), 4.1.2
     A_i =  R_i - mean(R)                 without std: Liu et al. 2025 (Dr. GRPO, arXiv 2503.20783)
 
-The mean is over valid episodes and counts each once, however many turns or timelines it has. (verl
-gives a lone episode its raw reward; here it gets 0.) **starpo** is the same function: StarPO (Wang
-et al. 2025, RAGEN, arXiv 2504.20073) compares all turns of a trajectory as one action.
+The mean is over valid episodes and counts each once, however many turns or timelines it has. A lone
+episode gets 0 (verl: its raw reward). **starpo** is the same function: StarPO (Wang et al. 2025,
+RAGEN, arXiv 2504.20073) compares all turns of a trajectory as one action.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ def over_std(
         return differences_N
     if normalize_std == "batch":
         return differences_N / (rewards.values_N.std(ddof=1) + EPSILON)
-    # Multiplied by the inverse, because a division rounds differently from the recorded runs.
+    # Times the inverse: a division rounds differently from the recorded runs.
     return differences_N * (1 / (rewards.stds_N + EPSILON))
 
 

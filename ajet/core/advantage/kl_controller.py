@@ -3,37 +3,31 @@
     error  = clip(kl / target - 1, -0.2, 0.2)
     coef  *= 1 + error * min(episodes, horizon) / horizon
 
-Ziegler et al. 2019 (arXiv 1909.08593). After `horizon` episodes whose KL is far from
-the target, the coefficient has moved by a fifth. A step of more episodes moves it by no more: with
-five times the horizon the paper's formula gives a coefficient of 0, and with more a negative one,
-which would reward the distance to the reference. A checkpoint contains the coefficient.
+Ziegler et al. 2019 (arXiv 1909.08593): after `horizon` episodes whose KL is far from the target,
+the coefficient has moved by a fifth.
 """
 
 MAX_ERROR = 0.2
 
 
 class FixedKLController:
-    """Holds the coefficient of the KL in the reward: that of the config, whatever the KL is."""
+    """A coefficient that stays as the config has it."""
 
     def __init__(self, coef: float) -> None:
         self.coef = coef
 
     def update(self, kl: float, num_episodes: int) -> None:
-        """Is called with the mean KL of a step with `num_episodes` episodes; does nothing here."""
+        """Adapts to the mean KL of a step with `num_episodes` episodes; here, does nothing."""
 
     def state_dict(self) -> dict[str, float]:
-        """Returns what a checkpoint holds: nothing, since the config's coefficient also holds after
-        resuming."""
-        return {}
+        return {}  # after resuming, the config has the coefficient
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Restores the state of a checkpoint."""
+        pass
 
 
 class AdaptiveKLController(FixedKLController):
-    """Raises the coefficient after a step with a KL above the target, and lowers it after one
-    below.
-    """
+    """Raises the coefficient after a step with a KL above the target, lowers it after one below."""
 
     def __init__(self, coef: float, target: float, horizon: int) -> None:
         super().__init__(coef)
@@ -41,6 +35,8 @@ class AdaptiveKLController(FixedKLController):
 
     def update(self, kl: float, num_episodes: int) -> None:
         error = min(max(kl / self.target - 1, -MAX_ERROR), MAX_ERROR)
+        # min() is not in the paper: a step of more than five horizons would make the coefficient
+        # negative, which rewards the distance to the reference.
         self.coef *= 1 + error * min(num_episodes, self.horizon) / self.horizon
 
     def state_dict(self) -> dict[str, float]:

@@ -7,7 +7,7 @@
     gigpo/singleton_steps       share of steps that are alone in their anchor group
     remax/no_baseline           share of episodes whose greedy episode failed
 
-Those of one estimator are computed in its row.
+Those of one estimator are computed by `Estimator.metrics`.
 """
 
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ from ajet.core.advantage.estimator import Estimator
 def advantage_metrics(
     estimator: Estimator, groups: Sequence[GroupCredit], advantages: Advantages
 ) -> dict[str, float]:
-    """Computes the metrics of an estimator's advantages; an empty batch has none."""
+    """Returns nothing for an empty batch."""
     episodes = [np.concatenate(turns) for turns in advantages.values() if any(map(len, turns))]
     if not episodes:
         return {}
     tokens = np.concatenate(episodes)
     metrics = {
         "advantage/zero_tokens": float((tokens == 0).mean()),
-        "advantage/zero_episodes": float(np.mean([not each.any() for each in episodes])),
+        "advantage/zero_episodes": float(np.mean([not episode.any() for episode in episodes])),
         "advantage/mean": float(tokens.mean(dtype=np.float64)),
         "advantage/abs_mean": float(np.abs(tokens).mean(dtype=np.float64)),
     }

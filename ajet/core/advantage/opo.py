@@ -22,9 +22,8 @@ def opo(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
     """Subtracts the group's length-weighted mean from each reward."""
     compared = compare_scores(groups)
     lengths_N = np.array([episode.num_tokens for episode in episodes_of(groups)], np.float64)
-    tokens_N = np.maximum(
-        compared.sum_of(lengths_N), 1
-    )  # a group without tokens has nothing to train
+    # At least 1: a group without trained tokens has no baseline and trains nothing.
+    tokens_N = np.maximum(compared.sum_of(lengths_N), 1)
     baselines_N = compared.sum_of(lengths_N * compared.values_N) / tokens_N
     return spread_evenly(groups, np.where(compared.are_equal_N, 0, compared.values_N - baselines_N))
 

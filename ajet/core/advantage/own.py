@@ -10,10 +10,8 @@
                                  token
     shaping(groups)              one reward for each episode, in the order of the groups
 
-`groups` are tuples of `EpisodeCredit`, `options` is `AdvantageOptions`. Advantages have no unit but
-the reward's; the loss of a token is multiplied with them. Both are functions of the batch alone:
-what they keep from one step to the next is in no checkpoint. A result that does not fit, and
-whatever they raise, ends the run with one line.
+Both must be functions of the batch alone: no checkpoint has what they keep between steps. An error
+ends the run with one line.
 """
 
 from __future__ import annotations
@@ -37,32 +35,33 @@ from ajet.core.importing import run_user_code
 class OwnEstimator:
     """Calls the user's estimator and checks what it returns."""
 
-    where: str
+    location: str
     function: Callable[..., Any]
 
     def __call__(self, groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
-        result = run_user_code(partial(self.function, groups, options), self.where)
+        result = run_user_code(partial(self.function, groups, options), self.location)
         if not isinstance(result, dict):
-            return spread_evenly(groups, numbers_of(result, groups, self.where))
+            return spread_evenly(groups, numbers_of(result, groups, self.location))
         return {e.episode_id: self._turns(e, result) for e in episodes_of(groups)}
 
     def _turns(self, episode: EpisodeCredit, result: dict[Any, Any]) -> tuple[Any, ...]:
-        name, wanted = episode.episode_id, episode.lengths_T.tolist()
+        name, lengths = episode.episode_id, episode.lengths_T.tolist()
         if name not in result:
-            raise _misfit(f"{self.where}: it returned nothing for episode {name}")
+            raise _misfit(f"{self.location}: it returned nothing for episode {name}")
         try:
             turns = tuple(np.array(turn, np.float32) for turn in result[name])
         except (TypeError, ValueError) as error:
             raise _misfit(
-                f"{self.where}: episode {name}: give one array of numbers for each turn ({error})"
+                f"{self.location}: episode {name}: return one array of numbers for each turn "
+                f"({error})"
             ) from error
-        if [turn.shape for turn in turns] != [(length,) for length in wanted]:
+        if [turn.shape for turn in turns] != [(length,) for length in lengths]:
             raise _misfit(
-                f"{self.where}: episode {name}: its turns have {wanted} trained tokens, the arrays "
-                f"{[turn.shape for turn in turns]}"
+                f"{self.location}: episode {name}: its turns have {lengths} trained tokens, the "
+                f"arrays {[turn.shape for turn in turns]}"
             )
         if not all(np.isfinite(turn).all() for turn in turns):
-            raise _misfit(f"{self.where}: episode {name}: a number is not finite")
+            raise _misfit(f"{self.location}: episode {name}: a number is not finite")
         return turns
 
 
@@ -70,29 +69,30 @@ class OwnEstimator:
 class OwnShaping:
     """Calls the user's reward shaping and checks what it returns."""
 
-    where: str
+    location: str
     function: Callable[..., Any]
 
     def __call__(self, groups: Sequence[GroupCredit]) -> list[float]:
-        result = run_user_code(partial(self.function, groups), self.where)
-        return numbers_of(result, groups, self.where)
+        result = run_user_code(partial(self.function, groups), self.location)
+        return numbers_of(result, groups, self.location)
 
 
 def _misfit(text: str) -> ConfigError:
     return ConfigError(text, code=Code.OWN_RESULT)
 
 
-def numbers_of(result: Any, groups: Sequence[GroupCredit], where: str) -> list[float]:
-    """Returns one finite number for each episode; a ConfigError says what does not fit."""
+def numbers_of(result: Any, groups: Sequence[GroupCredit], location: str) -> list[float]:
+    """Returns one finite number for each episode; raises a ConfigError if the result is not
+    that."""
     num_episodes = sum(map(len, groups))
     try:
         numbers = [float(number) for number in result]
     except (TypeError, ValueError) as error:
         raise _misfit(
-            f"{where}: give a list of {num_episodes} numbers, one for each episode ({error})"
+            f"{location}: return a list of {num_episodes} numbers, one for each episode ({error})"
         ) from error
     if len(numbers) != num_episodes:
-        raise _misfit(f"{where}: it returned {len(numbers)} numbers for {num_episodes} episodes")
+        raise _misfit(f"{location}: it returned {len(numbers)} numbers for {num_episodes} episodes")
     if not all(map(math.isfinite, numbers)):
-        raise _misfit(f"{where}: a number that it returned is not finite")
+        raise _misfit(f"{location}: a number that it returned is not finite")
     return numbers

@@ -1,4 +1,4 @@
-"""Pass@k: an episode is worth what it adds to the best reward of k episodes.
+"""Pass@k: the advantage of an episode is what it adds to the best reward of k episodes.
 
     rewards_G      3   1   0      k = 2
     sets with i    {3,1} {3,0} add 2 and 3;  {1,0} adds 1, {1,3} 0;  {0,..} 0
@@ -7,12 +7,10 @@
     A_i = mean over sets S of k episodes with i in it of (max of S - max of S without i)
         = sum over j below i of C(j - 1, k - 2) (R_i - R_j) / C(n - 1, k - 1),  R_1 <= ... <= R_n
 
-Tang et al. 2025 (arXiv 2503.19595) for k = n, where only the best episode has an advantage, its
-reward less the second one; the mean over sets is the unbiased estimate of its gradient for k < n
-(Walder and Karkhanis 2025, PKPO, arXiv 2505.15201, with the leave-one-out baseline of k - 1). It
-favours groups of different answers. Equal rewards, and a group of less than k, give exactly 0.
-
-`normalize_std` divides by the group's standard deviation, as verl's grpo_passk does.
+Tang et al. 2025 (arXiv 2503.19595) for k = n, where only the best episode has an advantage: its
+reward less the second best. For k < n the mean over sets is the unbiased estimate of the gradient
+(Walder and Karkhanis 2025, PKPO, arXiv 2505.15201, with the leave-one-out baseline of k - 1). Equal
+rewards, and a group of fewer than k, give exactly 0. `normalize_std` is as in verl's grpo_passk.
 """
 
 from collections.abc import Sequence
@@ -29,6 +27,7 @@ from ajet.core.advantage.grpo import over_std
 
 def pass_at_k(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
     """Gives each episode its mean gain over the best of the others in sets of `pass_k`."""
+    # Group by group: the binomial coefficients depend on the group's size.
     compared = compare_scores(groups)
     advantages_N = np.zeros(len(compared.values_N))
     for number in range(len(groups)):
@@ -46,6 +45,7 @@ def gains(rewards_G: NDArray[np.float64], k: int | None) -> NDArray[np.float64]:
         return gains_G
     order = np.argsort(rewards_G, kind="stable")
     sorted_G = rewards_G[order]
+    # C(j, k - 2) sets have i as the best and j as the second best (j from 0, in sorted order).
     weights_G = np.array([comb(j, k - 2) for j in range(size)], np.float64)
     weights_G /= comb(size - 1, k - 1)
     gains_G[order] = [float(weights_G[:i] @ (sorted_G[i] - sorted_G[:i])) for i in range(size)]

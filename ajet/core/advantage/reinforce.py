@@ -15,13 +15,13 @@ from collections.abc import Sequence
 
 from ajet.core.advantage.credit import AdvantageOptions, Advantages, GroupCredit
 from ajet.core.advantage.estimator import Estimator
-from ajet.core.advantage.token_chain import token_chains
+from ajet.core.advantage.token_chain import discounted_sums, token_chains
 
 
 def reinforce(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
     """Gives each token its return-to-go; without comparison, a lone episode keeps its return."""
     chains = token_chains(groups)
-    return chains.to_turns(chains.returns_to_go(options.gamma))
+    return chains.to_turns(discounted_sums(chains.rewards_TC, options.gamma))
 
 
 REINFORCE = Estimator(reinforce, reads=("gamma",))

@@ -3,10 +3,8 @@
     A_i = R_i - mean(R of its group);   then (A - mean(A)) / std(A) over all tokens of the batch
 
 Hu et al. 2025 (REINFORCE++, arXiv 2501.03262), its variant with a baseline. The deviation is that
-of the batch, so an easy group with one failure does not get larger steps than the others. This
-function gives A before whitening; `whiten_advantages` false leaves that out.
-Equal rewards, and a lone episode, give exactly 0 before whitening. (verl gives a lone episode its
-raw reward.)
+of the batch, so an easy group with one failure does not get larger steps than others. Equal
+rewards, and a lone episode, give exactly 0 before whitening (verl: a lone episode's raw reward).
 """
 
 from collections.abc import Sequence

@@ -5,9 +5,9 @@
     advantage_G   2/3  -2/3  -2/3   2/3        A_i = R_i - 1/(n-1) sum of the other R_j
                                                = n/(n-1) (R_i - mean(R))
 
-Ahmadian et al. 2024 (Back to Basics, arXiv 2402.14740); Kool et al. 2019. The others'
-mean does not depend on the episode's own actions, so the gradient is unbiased. Equal rewards, and
-a lone episode, give exactly 0. (verl gives a lone episode its raw reward.)
+Ahmadian et al. 2024 (Back to Basics, arXiv 2402.14740); Kool et al. 2019. The others' mean does not
+depend on the episode's actions, so the gradient is unbiased. Equal rewards, and a lone episode,
+give exactly 0 (verl: a lone episode's raw reward).
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Reward shaping before the estimator: the user's own, over-long penalty, normalisation, clipping.
+"""Reward shaping before the estimator: the user's, over-long penalty, normalisation, clipping.
 
     reward R                        1.0        turn rewards   .2   .8
     - over-long penalty            -0.5        0.5            .2   .3
@@ -6,12 +6,8 @@
     clipped to +- clip              ...        the last one takes the difference
 
 The order is ROLL's. Turn rewards keep adding up to the reward: a change of the whole reward goes to
-the last trained turn. The greedy reward that remax compares with is normalised and clipped by the
-same numbers.
-
-The over-long penalty is DAPO's (Yu et al. 2025, arXiv 2503.14476, equation 13): 0 until `buffer`
-tokens before the ceiling, then linear to `-factor` at it. The KL is not subtracted here, but from
-each token (kl_in_reward.py).
+the last trained turn. The over-long penalty is DAPO's (Yu et al. 2025, arXiv 2503.14476, equation
+13): 0 until `buffer` tokens before the ceiling, then linear to `-factor` at it.
 """
 
 from __future__ import annotations
@@ -34,7 +30,7 @@ RewardGrouping = Literal["none", "group", "tag", "batch"]
 
 @dataclass(frozen=True, slots=True)
 class RewardShaping:
-    """Holds the settings of reward shaping; the defaults leave rewards as they are."""
+    """The settings of reward shaping; the defaults change nothing."""
 
     overlong_buffer: int = 0  # tokens; 0 is off
     overlong_factor: float = 1.0
@@ -42,7 +38,7 @@ class RewardShaping:
     grouping: RewardGrouping = "none"
     normalize_std: bool = False
     clip: float | None = None
-    own: Callable[[Sequence[GroupCredit]], list[float]] | None = None  # the user's, before all else
+    user_function: Callable[[Sequence[GroupCredit]], list[float]] | None = None  # comes first
 
     def __post_init__(self) -> None:
         if self.overlong_buffer > self.max_response_length:
@@ -55,25 +51,29 @@ class RewardShaping:
 
 @dataclass(frozen=True, slots=True)
 class ShapedGroups:
-    """Holds the groups with their shaped rewards, and the metrics of the shaping."""
+    """The groups with their shaped rewards, and metrics."""
 
     groups: list[GroupCredit]
     metrics: dict[str, float]
 
 
 def shape_rewards(groups: Sequence[GroupCredit], shaping: RewardShaping) -> ShapedGroups:
-    """Applies over-long penalty, normalisation and clipping; counts the rewards that are penalised
-    or clipped.
-    """
+    """Applies the steps of `shaping`; the metrics count the penalised and clipped rewards."""
     shaped, metrics = list(groups), {}
-    if shaping.own is not None:
-        shaped = _with_rewards(shaped, np.array(shaping.own(shaped), np.float64))
+    if shaping.user_function is not None:
+        shaped = _with_rewards(shaped, np.array(shaping.user_function(shaped), np.float64))
     if shaping.overlong_buffer:
         shaped = _penalise_overlong(shaped, shaping, metrics)
     if shaping.grouping != "none":
         shaped = _normalise_rewards(shaped, shaping.grouping, shaping.normalize_std)
     if shaping.clip is not None:
-        shaped = _clip_rewards(shaped, shaping.clip, metrics)
+        rewards_N = _rewards(shaped)
+        metrics["reward/clipped"] = _mean(np.abs(rewards_N) > shaping.clip)
+        clipped_N, baselines_N = (
+            np.clip(values_N, -shaping.clip, shaping.clip)
+            for values_N in (rewards_N, _baselines(shaped))
+        )
+        shaped = _with_rewards(shaped, clipped_N, baselines_N=baselines_N)
     return ShapedGroups(shaped, metrics)
 
 
@@ -91,29 +91,19 @@ def _penalise_overlong(
 def _normalise_rewards(
     groups: list[GroupCredit], grouping: RewardGrouping, normalize_std: bool
 ) -> list[GroupCredit]:
-    compared = Comparison(_rewards(groups), _sets(groups, grouping))
+    if grouping == "group":
+        sets_N = compare_scores(groups).sets_N
+    else:
+        numbers: dict[str, int] = {}
+        names = [e.tag if grouping == "tag" else "" for e in episodes_of(groups)]
+        sets_N = np.array([numbers.setdefault(name, len(numbers)) for name in names], np.int64)
+    compared = Comparison(_rewards(groups), sets_N)
     scales_N = np.ones(len(compared.values_N))
     if normalize_std:
         scales_N = np.where(compared.are_equal_N, 1.0, 1 / (compared.stds_N + EPSILON))
+    # ReMax compares with the greedy reward, which must be on the same scale.
     baselines_N = (_baselines(groups) - compared.means_N) * scales_N
     return _with_rewards(groups, relative(compared, normalize_std), scales_N, baselines_N)
-
-
-def _sets(groups: list[GroupCredit], grouping: RewardGrouping) -> NDArray[np.int64]:
-    if grouping == "group":
-        return compare_scores(groups).sets_N
-    numbers: dict[str, int] = {}
-    names = [e.tag if grouping == "tag" else "" for e in episodes_of(groups)]
-    return np.array([numbers.setdefault(name, len(numbers)) for name in names], np.int64)
-
-
-def _clip_rewards(
-    groups: list[GroupCredit], clip: float, metrics: dict[str, float]
-) -> list[GroupCredit]:
-    rewards_N = _rewards(groups)
-    metrics["reward/clipped"] = _mean(np.abs(rewards_N) > clip)
-    cut_N = np.clip(rewards_N, -clip, clip)
-    return _with_rewards(groups, cut_N, baselines_N=np.clip(_baselines(groups), -clip, clip))
 
 
 def _rewards(groups: list[GroupCredit]) -> NDArray[np.float64]:
@@ -121,7 +111,7 @@ def _rewards(groups: list[GroupCredit]) -> NDArray[np.float64]:
 
 
 def _baselines(groups: list[GroupCredit]) -> NDArray[np.float64]:
-    """Returns the greedy baselines, with 0 for None; `_with_reward` keeps None as None."""
+    """Returns the greedy baselines, with 0 for None; `_with_rewards` keeps None."""
     return np.array([episode.baseline or 0.0 for episode in episodes_of(groups)], np.float64)
 
 
@@ -131,28 +121,21 @@ def _with_rewards(
     scales_N: NDArray[np.float64] | None = None,
     baselines_N: NDArray[np.float64] | None = None,
 ) -> list[GroupCredit]:
+    """Returns the groups with these rewards, their turn rewards multiplied by `scales_N`. Arrays
+    have one number for each episode, in the order of the groups."""
     baselines_N = _baselines(groups) if baselines_N is None else baselines_N
     scales_N = np.ones(len(rewards_N)) if scales_N is None else scales_N
-    shaped = iter(
-        [
-            _with_reward(episode, *numbers)
-            for episode, *numbers in zip(
-                episodes_of(groups),
-                rewards_N.tolist(),
-                scales_N.tolist(),
-                baselines_N.tolist(),
-                strict=True,
-            )
-        ]
-    )
-    return [tuple(next(shaped) for _ in group) for group in groups]
-
-
-def _with_reward(
-    episode: EpisodeCredit, reward: float, scale: float, baseline: float
-) -> EpisodeCredit:
-    shaped = episode.with_reward(reward, episode.turn_rewards_T * scale)
-    return replace(shaped, baseline=None if episode.baseline is None else baseline)
+    numbers = zip(rewards_N.tolist(), scales_N.tolist(), baselines_N.tolist(), strict=True)
+    shaped: list[GroupCredit] = []
+    for group in groups:
+        episodes: list[EpisodeCredit] = []
+        for episode in group:
+            reward, scale, baseline = next(numbers)
+            changed = episode.with_reward(reward, episode.turn_rewards_T * scale)
+            greedy = None if episode.baseline is None else baseline
+            episodes.append(replace(changed, baseline=greedy))
+        shaped.append(tuple(episodes))
+    return shaped
 
 
 def _mean(values_N: NDArray[np.generic]) -> float:

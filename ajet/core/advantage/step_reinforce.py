@@ -11,49 +11,41 @@
 
 Return-to-go: Sutton and Barto 2018, section 13.3. The baseline of episode i reads only other
 episodes and the number of the turn. So it does not depend on the action, and the gradient is
-unbiased (Williams 1992, Kool et al. 2019). A mean over the episodes that got as far, the episode
-itself included, would shrink the gradient of late turns, where few are left, and give a lone
-survivor none.
-
-With `step_baseline: none` the advantage is the return-to-go itself, as in ROLL without
-normalisation: as unbiased, of higher variance.
+unbiased (Williams 1992, Kool et al. 2019). A mean over the episodes that got as far, including
+episode i, would shrink the gradient of late turns, and give a lone survivor none.
 
 Turns are counted for each agent. Where all members got as far with equal returns, and for
-a lone episode, advantages are exactly 0. `step_reward_gamma` discounts once for each turn.
+a lone episode, advantages are exactly 0. `step_reward_gamma` discounts once for each turn. With
+`step_baseline: none` the advantage is the return-to-go, as in ROLL without normalisation.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from ajet.core.advantage.agent_steps import StepTable, step_table
+from ajet.core.advantage.agent_steps import step_table
 from ajet.core.advantage.comparison import Comparison
 from ajet.core.advantage.credit import AdvantageOptions, Advantages, GroupCredit
 from ajet.core.advantage.estimator import Estimator
 
 
 def step_reinforce(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
-    """Subtracts the others' mean return at the same step; an episode that ended counts with a
-    return of 0.
-    """
+    """Subtracts the others' mean return at the same step."""
     table = step_table(groups, options.step_reward_gamma)
     if options.step_baseline == "none":
         return table.spread(table.returns_N)
-    same_turn = _compare_same_turns(table)
-    sizes_N = np.array([len(groups[step.group]) for step in table.steps_N], np.int64)
-    baselines_N = (same_turn.sums_N - table.returns_N) / np.maximum(sizes_N - 1, 1)
-    has_no_signal_N = same_turn.are_equal_N & (same_turn.counts_N == sizes_N)
-    return table.spread(np.where(has_no_signal_N, 0.0, table.returns_N - baselines_N))
-
-
-def _compare_same_turns(table: StepTable) -> Comparison:
-    """Compares the returns of a group's steps with the same index among their agent's steps."""
     numbers: dict[object, int] = {}
     sets_N = [
         numbers.setdefault((step.group, step.agent, step.agent_step), len(numbers))
         for step in table.steps_N
     ]
-    return Comparison(table.returns_N, np.array(sets_N, np.int64))
+    same_turn = Comparison(table.returns_N, np.array(sets_N, np.int64))
+    # Divided by the group's size, not by the number of episodes that got as far: an episode that
+    # ended counts with a return of 0.
+    sizes_N = np.array([len(groups[step.group]) for step in table.steps_N], np.int64)
+    baselines_N = (same_turn.sums_N - table.returns_N) / np.maximum(sizes_N - 1, 1)
+    has_no_signal_N = same_turn.are_equal_N & (same_turn.counts_N == sizes_N)
+    return table.spread(np.where(has_no_signal_N, 0.0, table.returns_N - baselines_N))
 
 
 STEP_REINFORCE = Estimator(

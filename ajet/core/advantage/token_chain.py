@@ -4,10 +4,8 @@
     chain         a0 a1       b0                      c0 c1     rewards are on a1, b0, c1
 
 Prompts, tool results and other agents' turns are skipped, so the discount does not count them. A
-turn's reward (see agent_steps.py) is on its last token; each token's penalty is subtracted from it.
-Arrays are time-major and padded with 0 after the end.
-
-Not covered: bootstrapping a value at the end of a truncated episode, which counts as ended.
+turn's reward (agent_steps.py) is on its last token; each token's penalty is subtracted. Arrays
+[T, C] have one column for each agent of each episode, padded with 0 after its end.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ _NO_TOKENS = np.zeros(0, np.float32)
 
 
 class _ChainSpan(NamedTuple):
-    """Locates one turn's tokens in its chain, as positions `start` to `stop`."""
+    """One turn's tokens in its chain: positions `start` to `stop`."""
 
     turn: int
     chain: int
@@ -38,14 +36,14 @@ class _ChainSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenChains:
-    """Holds the chains of a batch, and where the turns of its episodes are in them."""
+    """The chains of a batch, and where the turns of its episodes are in them."""
 
     episodes: list[EpisodeCredit]
     spans: list[list[_ChainSpan]]  # one list for each episode
     rewards_TC: NDArray[np.float64]
 
     def to_chains(self, arrays: Callable[[EpisodeCredit], TokenArrays]) -> NDArray[np.float64]:
-        """Arranges one number for each token, which `arrays` gives for an episode, as chains."""
+        """Arranges the token arrays of each episode as chains."""
         chains_TC = np.zeros_like(self.rewards_TC)
         for episode, spans in zip(self.episodes, self.spans, strict=True):
             by_turn = arrays(episode)
@@ -55,6 +53,7 @@ class TokenChains:
 
     def to_turns(self, values_TC: NDArray[np.float64]) -> Advantages:
         """Returns the chains' numbers as arrays by episode and turn."""
+        # Transposed once, so that a turn's tokens are contiguous.
         values_CT = np.ascontiguousarray(values_TC.T, dtype=np.float32)
         turns: Advantages = {}
         for episode, spans in zip(self.episodes, self.spans, strict=True):
@@ -64,10 +63,6 @@ class TokenChains:
             turns[episode.episode_id] = tuple(by_turn)
         return turns
 
-    def returns_to_go(self, gamma: float) -> NDArray[np.float64]:
-        """Returns the discounted return-to-go of each token."""
-        return discounted_sums(self.rewards_TC, gamma)
-
 
 def token_chains(groups: Sequence[GroupCredit]) -> TokenChains:
     """Builds the chains of all agents of a batch."""
@@ -75,11 +70,17 @@ def token_chains(groups: Sequence[GroupCredit]) -> TokenChains:
     spans: list[list[_ChainSpan]] = []
     num_chains = 0
     for episode in episodes:
-        spans.append(_chain_spans(episode, num_chains))
-        num_chains = max((span.chain + 1 for span in spans[-1]), default=num_chains)
-    length = max((span.stop for each in spans for span in each), default=0)
+        spans.append([])
+        for steps in agent_steps(episode):
+            stop = 0
+            for turn, reward in zip(steps.turns_S.tolist(), steps.rewards_S.tolist(), strict=True):
+                start, stop = stop, stop + int(episode.lengths_T[turn])
+                spans[-1].append(_ChainSpan(turn, num_chains, start, stop, reward))
+            num_chains += 1
+    all_spans = [span for episode_spans in spans for span in episode_spans]
+    length = max((span.stop for span in all_spans), default=0)
     chains = TokenChains(episodes, spans, np.zeros((length, num_chains)))
-    for span in (span for each in spans for span in each):
+    for span in all_spans:
         chains.rewards_TC[span.stop - 1, span.chain] = span.reward
     if any(episode.penalties for episode in episodes):
         chains.rewards_TC[:] -= chains.to_chains(_penalties)
@@ -87,23 +88,14 @@ def token_chains(groups: Sequence[GroupCredit]) -> TokenChains:
 
 
 def discounted_sums(values_TC: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
-    """Returns the sum of each value and all later ones, discounted once for each token."""
+    """Returns the sum of each value and all later ones, discounted once for each token. (A loop
+    over tokens, vectorised over chains.)"""
     sums_TC = np.zeros_like(values_TC)
     running_C = np.zeros(values_TC.shape[1])
     for token in reversed(range(len(values_TC))):
         running_C = values_TC[token] + factor * running_C
         sums_TC[token] = running_C
     return sums_TC
-
-
-def _chain_spans(episode: EpisodeCredit, first_chain: int) -> list[_ChainSpan]:
-    spans = []
-    for chain, own in enumerate(agent_steps(episode), first_chain):
-        stop = 0
-        for turn, reward in zip(own.turns_S.tolist(), own.rewards_S.tolist(), strict=True):
-            start, stop = stop, stop + int(episode.lengths_T[turn])
-            spans.append(_ChainSpan(turn, chain, start, stop, reward))
-    return spans
 
 
 def _penalties(episode: EpisodeCredit) -> TokenArrays:

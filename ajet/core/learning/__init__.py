@@ -1,4 +1,1 @@
-"""Connects advantages with the update: computes here what both need of the models.
-
-In: the groups of a step. Out: changed weights, and the metrics of the change. Ignored: rollouts.
-"""
+"""Connects advantages with the update. In: a step's groups. Out: changed weights and metrics."""

@@ -1,15 +1,11 @@
-"""Training of one step with several adapters: each learns from its own turns alone.
+"""Training of one step with several adapters: each learns only from its own turns.
 
     groups ──> of adapter "pro": the same episodes, its turns trained ──> its Learner ──┐
            └─> of adapter "con"                                       ──> its Learner ──┴─> record
 
-Each adapter has a policy, an optimizer and a KL coefficient of its own over the shared base, so an
-update of one changes nothing of another. Its batch is as if it were alone: an episode counts for
-the adapters that have a trained turn in it. `AdapterLearners` does for the loop what a `Learner`
-does; what it returns holds each adapter's part, and all of it together for the record.
-
-A metric's name ends with the adapter's; without one it is over all adapters: a sum of what is
-counted, the largest of what is a maximum, else the mean over their trained tokens.
+Each adapter has its own `Learner` over the shared base, so an update of one does not change
+another. `AdapterLearners` has the interface of a `Learner`. A metric's name ends with the
+adapter's; without one it is over all adapters.
 """
 
 from __future__ import annotations
@@ -25,7 +21,12 @@ from ajet.core.advantage.credit import Advantages
 from ajet.core.learning.learner import Learner, LearnerState, ScoredGroups, TrainBatch
 from ajet.core.trajectory.trained_tokens import TrainedTokens
 from ajet.core.trajectory.trajectory import Group, Trajectory
-from ajet.core.update.many_adapters import check_names, named_for, of_adapter, sent_weights
+from ajet.core.update.many_adapters import (
+    adapter_tensors,
+    add_adapter_name,
+    check_names,
+    sent_weights,
+)
 from ajet.core.update.optimizer import ModelState
 from ajet.core.update.policy import Policy
 
@@ -41,17 +42,17 @@ ADDED = (
     "groups_without_signal",
     "seconds",
 )
-"""The metrics of an update that count something, so that all adapters have the sum."""
+"""The metrics of an update that are added up over the adapters."""
 
 
 class AdaptersState(TypedDict):
-    """Holds what the state.json of a checkpoint says of each adapter's models."""
+    """Each adapter's part of a checkpoint's state.json."""
 
     adapters: dict[str, LearnerState]
 
 
 class AdapterLearners:
-    """Trains several adapters over one base, each with a learner of its own."""
+    """Trains several adapters over one base, each with a separate learner."""
 
     state_type = AdaptersState
 
@@ -60,56 +61,55 @@ class AdapterLearners:
 
     @property
     def models(self) -> dict[str, nn.Module]:
-        """Returns each adapter's model, for an engine of this process over the same weights."""
-        wrapped: dict[str, Any] = {n: each.policy.model for n, each in self.learners.items()}
+        """Each adapter's model, for an engine in this process over the same weights."""
+        wrapped: dict[str, Any] = {n: learner.policy.model for n, learner in self.learners.items()}
         return {name: model.get_base_model() for name, model in wrapped.items()}
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields the weights of all adapters for an engine that has the base itself. All ranks must
+        """Yields the weights of all adapters for an engine that has the base. All ranks must
         iterate together."""
-        return sent_weights({n: each.policy.trained_weights() for n, each in self.learners.items()})
+        return sent_weights(
+            {n: learner.policy.trained_weights() for n, learner in self.learners.items()}
+        )
 
     @property
     def policy(self) -> Policy:
-        """Returns the first adapter's policy, whose device and settings are those of all."""
+        """The first adapter's policy; all have its device and settings."""
         return next(iter(self.learners.values())).policy
 
     def score(self, groups: Sequence[Group]) -> ScoredGroups:
-        """Computes what `Learner.score` does for each adapter that has a turn in these groups."""
+        """Runs `Learner.score` for each adapter that has a trained turn in these groups."""
         views = {name: trained_by(groups, name) for name in self.learners}
-        parts = {name: self.learners[name].score(view) for name, view in views.items() if view}
-        return ScoredGroups(groups, [], None, {}, adapters=parts)
+        by_adapter = {name: self.learners[name].score(view) for name, view in views.items() if view}
+        return ScoredGroups(groups, [], None, {}, adapters=by_adapter)
 
     def make_batch(self, scored: ScoredGroups) -> TrainBatch:
         """Computes the advantages and the samples of each adapter."""
-        parts = {name: self.learners[name].make_batch(s) for name, s in scored.adapters.items()}
+        by_adapter = {
+            name: self.learners[name].make_batch(s) for name, s in scored.adapters.items()
+        }
         tokens = TrainedTokens()
-        for part in parts.values():
+        for part in by_adapter.values():
             tokens.merge(part.tokens)
-        advantages = _merged([part.advantages for part in parts.values()])
-        samples = [sample for part in parts.values() for sample in part.samples]
-        return TrainBatch(advantages, samples, None, None, {}, tokens, adapters=parts)
+        advantages = _merged([part.advantages for part in by_adapter.values()])
+        samples = [sample for part in by_adapter.values() for sample in part.samples]
+        return TrainBatch(advantages, samples, None, None, {}, tokens, adapters=by_adapter)
 
     def update(
-        self,
-        step: int,
-        batch: TrainBatch,
-        *,
-        on_progress: Callable[[float], None] | None = None,
+        self, step: int, batch: TrainBatch, *, on_progress: Callable[[float], None] | None = None
     ) -> dict[str, float]:
         """Trains one adapter after another, and returns the metrics of each and of all."""
-        found: dict[str, dict[str, float]] = {}
+        metrics: dict[str, dict[str, float]] = {}
         for number, (name, part) in enumerate(batch.adapters.items()):
-            found[name] = self.learners[name].update(step, part)
+            metrics[name] = self.learners[name].update(step, part)
             batch.tokens.merge(part.tokens)
             if on_progress is not None:
                 on_progress((number + 1) / len(batch.adapters))
-        of_each = {f"{key}/{name}": v for name, each in found.items() for key, v in each.items()}
-        return _of_all(list(found.values())) | of_each
+        by_name = {f"{key}/{name}": v for name, m in metrics.items() for key, v in m.items()}
+        return _over_all_adapters(list(metrics.values())) | by_name
 
     def cross_entropy(self, groups: Sequence[Group]) -> float:
-        """Raises NotImplementedError: a run with several adapters learns from rewards alone, which
-        config/support.py sees to."""
+        """Not implemented: config/support.py refuses rows for a run with several adapters."""
         raise NotImplementedError
 
     def state_dict(self) -> ModelState:
@@ -117,35 +117,36 @@ class AdapterLearners:
         tensors: dict[str, Tensor] = {}
         states: dict[str, object] = {}
         for name, learner in self.learners.items():
-            own = learner.state_dict()
-            tensors |= named_for(own.tensors, name)
-            states[name] = own.state
+            state = learner.state_dict()
+            tensors |= add_adapter_name(state.tensors, name)
+            states[name] = state.state
         return ModelState(tensors, {"adapters": states})
 
     def template(self) -> dict[str, Tensor]:
-        """Returns tensors with the names and shapes of a checkpoint's, with arbitrary content."""
-        of_each = (named_for(each.template(), name) for name, each in self.learners.items())
-        return {name: tensor for tensors in of_each for name, tensor in tensors.items()}
+        """Returns tensors with the names and shapes of a checkpoint's; their content is
+        arbitrary."""
+        tensors: dict[str, Tensor] = {}
+        for name, learner in self.learners.items():
+            tensors |= add_adapter_name(learner.template(), name)
+        return tensors
 
     def load_state_dict(self, tensors: Mapping[str, Tensor], state: AdaptersState) -> None:
         """Restores all adapters from a checkpoint's tensors and state."""
         check_names(tensors, self.learners)
         for name, learner in self.learners.items():
-            learner.load_state_dict(of_adapter(tensors, name), state["adapters"][name])
+            learner.load_state_dict(adapter_tensors(tensors, name), state["adapters"][name])
 
 
 def trained_by(groups: Sequence[Group], adapter: str) -> list[Group]:
-    """Returns the groups in which a valid episode has a trained turn of this adapter, with those
-    turns alone trained, and without the episodes that have none."""
-    views = [
-        replace(group, trajectories=tuple(_view(t, adapter) for t in group.trajectories))
-        for group in groups
-    ]
-    views = [
-        replace(view, trajectories=tuple(t for t in view.trajectories if t.num_sampled))
-        for view in views
-    ]
-    return [view for view in views if view.valid]
+    """Returns the groups with only this adapter's turns trained, without the episodes and groups
+    that have none: the batch is the one that the adapter would have alone."""
+    views: list[Group] = []
+    for group in groups:
+        trajectories = (_view(trajectory, adapter) for trajectory in group.trajectories)
+        view = replace(group, trajectories=tuple(t for t in trajectories if t.num_sampled))
+        if view.valid:
+            views.append(view)
+    return views
 
 
 def _view(trajectory: Trajectory, adapter: str) -> Trajectory:
@@ -156,29 +157,29 @@ def _view(trajectory: Trajectory, adapter: str) -> Trajectory:
     return replace(trajectory, turns=tuple(turns))
 
 
-def _merged(parts: Sequence[Advantages]) -> Advantages:
-    """Returns the arrays of all turns: each is trained by one adapter, and empty for the others."""
+def _merged(by_adapter: Sequence[Advantages]) -> Advantages:
+    """Returns the arrays of all turns; a turn is trained by one adapter, and empty for others."""
     merged: Advantages = {}
-    for part in parts:
-        for episode_id, of_turns in part.items():
-            known = merged.get(episode_id, of_turns)
-            pairs = zip(known, of_turns, strict=True)
-            merged[episode_id] = tuple(own if len(own) else other for other, own in pairs)
+    for advantages in by_adapter:
+        for episode_id, turns in advantages.items():
+            pairs = zip(merged.get(episode_id, turns), turns, strict=True)
+            merged[episode_id] = tuple(new if len(new) else old for old, new in pairs)
     return merged
 
 
-def _of_all(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Returns each metric over all adapters that were updated."""
-    weights = [metrics.get("update/trained_tokens", 0.0) for metrics in found]
-    together: dict[str, float] = {}
-    for key in dict.fromkeys(key for metrics in found for key in metrics):
-        has = [(m[key], w) for m, w in zip(found, weights, strict=True) if key in m]
-        values = [value for value, _ in has]
-        total = sum(weight for _, weight in has)
+def _over_all_adapters(metrics_by_adapter: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Returns each metric over all updated adapters: the sum of counts, the largest maximum, else
+    the mean weighted by trained tokens."""
+    weights = [metrics.get("update/trained_tokens", 0.0) for metrics in metrics_by_adapter]
+    overall: dict[str, float] = {}
+    for key in dict.fromkeys(key for metrics in metrics_by_adapter for key in metrics):
+        pairs = [(m[key], w) for m, w in zip(metrics_by_adapter, weights, strict=True) if key in m]
+        values = [value for value, _ in pairs]
+        total = sum(weight for _, weight in pairs)
         if key.rpartition("/")[2] in ADDED:
-            together[key] = sum(values)
+            overall[key] = sum(values)
         elif key.endswith("_max"):
-            together[key] = max(values)
+            overall[key] = max(values)
         elif total:
-            together[key] = sum(value * weight for value, weight in has) / total
-    return together
+            overall[key] = sum(value * weight for value, weight in pairs) / total
+    return overall

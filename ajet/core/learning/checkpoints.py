@@ -1,10 +1,4 @@
-"""Saves and loads a learner's checkpoints, on one rank or on several.
-
-    save   learner's tensors and state, the run's own state, the files of a model ─> step_N/
-    load   step_N/ ─> the learner
-
-Not covered: when one is due (run/training_run.py), how it is written (update/checkpoint.py).
-"""
+"""Saves and loads a learner's checkpoints (the format is in update/checkpoint.py)."""
 
 from pathlib import Path
 from typing import Any
@@ -14,16 +8,13 @@ from ajet.core.learning.learner import Learner
 from ajet.core.model.load import LoadedModel
 from ajet.core.model.save import model_files
 from ajet.core.update.checkpoint import checked_state, read_checkpoint, save_checkpoint
-from ajet.core.update.mismatch import of_checkpoint
+from ajet.core.update.mismatch import naming_checkpoint
 from ajet.core.update.ranks import ONE_RANK, Ranks
 from ajet.core.update.weights import has_more_than_weights
 
 
 class LearnerCheckpoints:
-    """Saves and loads a learner's checkpoints, and keeps the newest `keep` of them.
-
-    With several ranks, all of them save and load together.
-    """
+    """Saves and loads a learner's checkpoints; all ranks together."""
 
     def __init__(
         self,
@@ -34,17 +25,17 @@ class LearnerCheckpoints:
         ranks: Ranks = ONE_RANK,
         shares_folder: bool = True,
     ) -> None:
-        """Makes the checkpoints of a learner, of which the newest `keep` stay. Rank 0 alone writes
-        and reads them unless all ranks see the folder (`shares_folder`)."""
+        """The newest `keep` checkpoints stay. Only rank 0 writes and reads them unless all ranks
+        see the folder (`shares_folder`)."""
         self._learner, self._keep, self._ranks = learner, keep, ranks
         self._shares_folder = shares_folder
-        # A checkpoint of adapters alone, or without the numbers that some models keep beside their
-        # weights, is no model that loads by itself.
+        # Only a checkpoint with all weights loads as a model, so only it gets a config.json: not
+        # one of adapters, nor of a model that has buffers too.
         is_part = learner.policy.settings.lora or has_more_than_weights(loaded.model)
         self._files = {} if is_part else model_files(loaded)
 
     def save(self, folder: Path, step: int, run: dict[str, Any]) -> None:
-        """Saves the learner's state together with `run`, the run's own state."""
+        """Saves the learner's state together with `run`, the state of the run."""
         tensors, state = self._learner.state_dict()
         save_checkpoint(
             folder,
@@ -60,9 +51,9 @@ class LearnerCheckpoints:
     def load(self, path: Path) -> None:
         """Restores the learner from the checkpoint at `path`."""
         like = self._learner.template() if self._ranks.size > 1 else None
-        with of_checkpoint(path):
-            found = read_checkpoint(
+        with naming_checkpoint(path):
+            checkpoint = read_checkpoint(
                 path, like=like, ranks=self._ranks, shares_folder=self._shares_folder
             )
-            state: Any = checked_state(self._learner.state_type, found.state, found.path)
-            self._learner.load_state_dict(found.tensors, state)
+            state: Any = checked_state(self._learner.state_type, checkpoint.state, checkpoint.path)
+            self._learner.load_state_dict(checkpoint.tensors, state)

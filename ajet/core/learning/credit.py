@@ -24,10 +24,10 @@ def estimator_settings(config: AjetConfig) -> EstimatorSettings:
     algorithm = config.ajet.trainer_common.algorithm
 
     def function(key: str) -> tuple[str, Callable[..., Any]] | None:
-        spec, where = getattr(algorithm, key), f"ajet.trainer_common.algorithm.{key}"
+        spec, location = getattr(algorithm, key), f"ajet.trainer_common.algorithm.{key}"
         if spec is None or ARROW not in spec:
             return None
-        return where, load_function(spec, base_dirs=config.base_dirs, location=where)
+        return location, load_function(spec, base_dirs=config.base_dirs, location=location)
 
     estimator, shaping = function("adv_estimator"), function("reward_shaping")
     return EstimatorSettings(
@@ -40,16 +40,15 @@ def estimator_settings(config: AjetConfig) -> EstimatorSettings:
             grouping=algorithm.reward_normalization.grouping,
             normalize_std=algorithm.reward_normalization.method == "mean_std",
             clip=algorithm.reward_clip,
-            own=OwnShaping(*shaping) if shaping else None,
+            user_function=OwnShaping(*shaping) if shaping else None,
         ),
         whiten=algorithm.whiten_advantages,
-        own=OwnEstimator(*estimator) if estimator else None,
+        user_function=OwnEstimator(*estimator) if estimator else None,
         clip=algorithm.advantage_clip,
     )
 
 
 def make_kl_controller(config: AjetConfig) -> FixedKLController:
-    """Builds the controller that ``algorithm.kl_ctrl`` names."""
     section = config.ajet.trainer_common.algorithm.kl_ctrl
     if section.type == "fixed":
         return FixedKLController(section.kl_coef)
@@ -64,7 +63,10 @@ def credit_of(group: Group) -> GroupCredit:
 
 def _episode(trajectory: Trajectory, baseline: float | None) -> EpisodeCredit:
     turns = trajectory.turns
-    reward = trajectory.reward or 0.0
+    reward = trajectory.reward or 0.0  # None where the run needs no rewards
+    # Of the longest timeline, after the first prompt: what `data.max_response_length` limits.
+    lengths = [len(t.completion.prompt_ids) + len(t.completion.token_ids) for t in turns]
+    response_length = max(lengths) - len(turns[0].completion.prompt_ids) if turns else 0
     return EpisodeCredit(
         episode_id=trajectory.episode_id,
         group_id=trajectory.group_id,
@@ -76,7 +78,7 @@ def _episode(trajectory: Trajectory, baseline: float | None) -> EpisodeCredit:
         ),
         agents_T=tuple(map(_agent, turns)),
         tag=str(trajectory.workflow_task.task.metadata.get("tag", "")),
-        response_length=_response_length(trajectory),
+        response_length=response_length,
         baseline=baseline,
         log_metrics=trajectory.output.log_metrics if trajectory.output else {},
         agent_rewards={
@@ -91,20 +93,9 @@ def _agent(turn: Turn) -> str:
     return f"{turn.agent_name}/{turn.target_tag}"
 
 
-def _response_length(trajectory: Trajectory) -> int:
-    """Returns the longest timeline's response length, which `data.max_response_length` limits."""
-    completions = [turn.completion for turn in trajectory.turns]
-    if not completions:
-        return 0
-    longest = max(len(each.prompt_ids) + len(each.token_ids) for each in completions)
-    return longest - len(completions[0].prompt_ids)
-
-
 def _turn_rewards(trajectory: Trajectory, reward: float) -> NDArray[np.float64]:
-    """Returns a reward for each turn; they add up to `reward`.
-
-    What no turn was given (a judge's reward, or one for a limit) goes to the last trained turn.
-    """
+    """Returns a reward for each turn; they add up to `reward`. What belongs to no turn (a judge's
+    reward, or one for a limit) goes to the last trained turn."""
     rewards_T = np.array([turn.reward or 0.0 for turn in trajectory.turns], np.float64)
     trained = [index for index, turn in enumerate(trajectory.turns) if turn.trainable]
     if trained:

@@ -5,12 +5,8 @@
               KL and values   returns for the critic
 
 `score` evaluates the models once, before anything changes: the critic for the value before each
-trained token (gae), the reference for the KL that is subtracted from the reward. That KL compares
-with the log-probabilities that the sampler recorded. While the critic warms up, the policy is not
-updated. Groups without a valid member are empty here; a batch without any valid episode leaves all
-weights as they are.
-
-Not covered: where groups come from and which of them count (rollout/batch.py); weight sync.
+trained token (gae), the reference for the KL that is subtracted from the reward. While the critic
+warms up, the policy is not updated. A batch without a valid episode changes no weight.
 """
 
 from __future__ import annotations
@@ -48,14 +44,14 @@ Values = list[NDArray[np.float32]]
 
 
 class Counters(TypedDict):
-    """Holds how many steps an optimizer has made, and how many it has skipped."""
+    """The steps that an optimizer has made, and those that it skipped."""
 
     num_steps: NonNegativeInt
     num_skipped: NonNegativeInt
 
 
 class LearnerState(TypedDict):
-    """Holds what the state.json of a checkpoint says of the models."""
+    """The models' part of a checkpoint's state.json."""
 
     policy: Counters
     critic: NotRequired[Counters]
@@ -64,7 +60,7 @@ class LearnerState(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class LearnerSettings:
-    """Holds the settings of a step's training; the estimator is gae where there is a critic."""
+    """The settings of a step's training; the estimator is gae where there is a critic."""
 
     estimator: EstimatorSettings
     kl_in_reward: bool = False
@@ -72,7 +68,6 @@ class LearnerSettings:
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
-        """Reads the settings from the config."""
         trainer = config.ajet.trainer_common
         return cls(
             estimator=estimator_settings(config),
@@ -83,12 +78,11 @@ class LearnerSettings:
 
 @dataclass(frozen=True, slots=True)
 class ScoredGroups:
-    """Holds the groups of a step with their rewards and what the models computed for them.
+    """The groups of a step with their rewards and what the models computed for them.
 
-    `values` are the critic's, `logprobs` the policy's own where `old_logprobs` is trainer.
-    `tokens` are what the record gets of the tokens: here the reference's log-probabilities.
-    `adapters` are the parts of several adapters (adapter_learners.py); else it is empty.
-    """
+    `values` are the critic's, `logprobs` the policy's if `old_logprobs` is trainer. `tokens`, for
+    the record, has the reference's log-probabilities. `adapters` has the parts of several adapters
+    (adapter_learners.py), or is empty."""
 
     groups: Sequence[Group]
     credits: list[GroupCredit]
@@ -101,8 +95,8 @@ class ScoredGroups:
 
 @dataclass(frozen=True, slots=True)
 class TrainBatch:
-    """Holds what one step trains on: the policy's samples and the critic's returns; `update` adds
-    to `tokens` what it computes for each token. `adapters` are the parts of several adapters."""
+    """What one step trains on: the policy's samples and the critic's returns. `update` adds to
+    `tokens` what it computes for each token."""
 
     advantages: Advantages
     samples: list[TrainingSample]
@@ -134,7 +128,7 @@ class Learner:
 
     @property
     def models(self) -> dict[str, nn.Module]:
-        """Returns the models of several adapters: here there are none."""
+        """The models of several adapters: here there are none."""
         return {}
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -161,34 +155,32 @@ class Learner:
         result = estimate(scored.credits, self.settings.estimator)
         samples = to_samples(scored.groups, result.advantages)
         if scored.logprobs is not None:
+            # `scored.logprobs` are of the same samples, in the same order, only without advantages.
             pairs = zip(samples, scored.logprobs, strict=True)
             samples = [replace(sample, old_logprobs=old) for sample, old in pairs]
         if self.teacher is not None:
             samples = self.teacher.with_scores(samples, scored.groups)
         returns = None
         if result.returns is not None:
-            returns = [each.advantages for each in to_samples(scored.groups, result.returns)]
+            # Laid out over the samples' tokens [T] as advantages are.
+            returns = [sample.advantages for sample in to_samples(scored.groups, result.returns)]
         metrics = scored.metrics | result.metrics
         return TrainBatch(
             result.advantages, samples, returns, scored.values, metrics, scored.tokens
         )
 
     def update(
-        self,
-        step: int,
-        batch: TrainBatch,
-        *,
-        on_progress: Callable[[float], None] | None = None,
+        self, step: int, batch: TrainBatch, *, on_progress: Callable[[float], None] | None = None
     ) -> dict[str, float]:
         """Trains the critic and then the policy; returns their metrics with those of the batch."""
         metrics = dict(batch.metrics)
         if self.critic is not None:
             assert batch.returns is not None and batch.values is not None
-            found = self.critic.update(batch.samples, batch.returns, batch.values)
-            metrics |= {f"critic/{name}": value for name, value in found.items()}
+            result = self.critic.update(batch.samples, batch.returns, batch.values)
+            metrics |= {f"critic/{name}": value for name, value in result.items()}
         if self.critic is None or step > self.settings.critic_warmup_steps:
-            found = self.policy.update(batch.samples, on_progress=on_progress, tokens=batch.tokens)
-            metrics |= {f"update/{name}": value for name, value in found.items()}
+            result = self.policy.update(batch.samples, on_progress=on_progress, tokens=batch.tokens)
+            metrics |= {f"update/{name}": value for name, value in result.items()}
         return metrics
 
     def cross_entropy(self, groups: Sequence[Group]) -> float:
@@ -200,24 +192,23 @@ class Learner:
         logprobs = [score[sample.stream("cross_entropy") != 0] for sample, score in pairs]
         if not logprobs:
             raise DataError(
-                "no held-out row could be given: each failed, or is beyond a limit",
+                "no held-out row could be scored: each failed, or is beyond a limit",
                 code=Code.ROW_NOT_TRAINABLE,
             )
         return -float(np.concatenate(logprobs).mean(dtype=np.float64))
 
     def state_dict(self) -> ModelState:
-        """Returns the tensors of all models, and each one's own state by name."""
+        """Returns the tensors of all models, and the state of each by name."""
         tensors, counters = self.policy.state_dict()
         state: dict[str, Any] = {"policy": counters, "kl": self.kl.state_dict()}
         if self.critic is not None:
-            own, counters = self.critic.state_dict()
-            tensors, state = tensors | own, state | {"critic": counters}
+            critic_tensors, counters = self.critic.state_dict()
+            tensors, state = tensors | critic_tensors, state | {"critic": counters}
         return ModelState(tensors, state)
 
     def template(self) -> dict[str, Tensor]:
-        """Returns tensors with the names, shapes and shards of a checkpoint's, with arbitrary
-        content.
-        """
+        """Returns tensors with the names, shapes and shards of a checkpoint's; their content is
+        arbitrary."""
         critic = {} if self.critic is None else self.critic.template()
         return self.policy.template() | critic
 
@@ -230,8 +221,8 @@ class Learner:
             return
         if "critic" not in state:
             raise CheckpointError(
-                "the checkpoint has no critic, which adv_estimator gae needs: go on with the "
-                "estimator that it was made with, or start anew with --no-resume",
+                "the checkpoint has no critic, which adv_estimator gae needs: resume with the "
+                "estimator that it was made with, or start from scratch with --no-resume",
                 code=Code.CHECKPOINT_DIFFERS,
             )
         self.critic.load_state_dict(tensors, state["critic"])
@@ -243,30 +234,28 @@ class Learner:
         credits: list[GroupCredit],
         tokens: TrainedTokens,
     ) -> tuple[list[GroupCredit], Values | None, dict[str, float]]:
-        """Subtracts each token's KL with the present coefficient, which is adapted afterwards.
-        `tokens` gets the reference's log-probabilities.
-
-        The KL is that of the log-probabilities which `old_logprobs` names. Where these are the
-        trainer's, they are returned too: the update needs them as well.
-        """
+        """Subtracts each token's KL, and returns the log-probabilities that it compares with the
+        reference if they are the trainer's: the update needs them too. `tokens` gets the
+        reference's log-probabilities."""
         if not self.settings.kl_in_reward:
             return credits, None, {}
         is_trainers = self.policy.settings.old_logprobs == "trainer"
         scores = self.policy.score(samples) if is_trainers else None
         recorded = [sample.logprobs for sample in samples]
-        own = by_turn(samples, recorded if scores is None else scores, groups)
+        policy_logprobs = by_turn(samples, recorded if scores is None else scores, groups)
         reference = by_turn(samples, self.policy.reference_scores(samples), groups)
         for episode_id, turns in reference.items():
             for index, logprobs in enumerate(turns):
                 if len(logprobs):
                     tokens.row(episode_id, index, "reference_logprobs", len(logprobs))[:] = logprobs
+        # This step's penalty uses the coefficient of the steps before; then its KL adapts it.
         coef = self.kl.coef
-        found = penalise_kl(credits, own, reference, coef)
+        penalised = penalise_kl(credits, policy_logprobs, reference, coef)
         num_episodes = sum(map(len, credits))
         if num_episodes:
-            self.kl.update(found.kl, num_episodes)
-        metrics = {"kl_in_reward/kl": found.kl, "kl_in_reward/coef": coef}
-        return found.groups, scores, metrics
+            self.kl.update(penalised.kl, num_episodes)
+        metrics = {"kl_in_reward/kl": penalised.kl, "kl_in_reward/coef": coef}
+        return penalised.groups, scores, metrics
 
 
 def _zeros(credits: Sequence[GroupCredit]) -> Advantages:

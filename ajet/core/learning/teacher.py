@@ -3,12 +3,10 @@
     samples of the policy's own episodes   ->   the same, with the teacher's log-probabilities and
                                                 the component `kl_teacher` for each sampled token
 
-The teacher is another model with the same tokens, which is never trained, in this process
-(update/frozen_model.py) or behind a server (teacher_server.py); or the policy itself, as it is
-before the step's update, if it is shown a hint (trajectory/hint.py). Any teacher may be shown one.
-Its log-probabilities are at the sampling temperature, as the policy's are. The component is an
-estimate of the KL from policy to teacher, in the contexts that the policy itself gets into
-(update/loss.py).
+The teacher is a frozen model with the same tokenizer, in this process (update/frozen_model.py) or
+behind a server (teacher_server.py); or the policy before the step's update, shown a hint
+(trajectory/hint.py). The component estimates the KL from policy to teacher in the contexts that the
+policy reaches (update/loss.py).
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from ajet.core.trajectory.trajectory import Group
 
 
 class Scorer(Protocol):
-    """Computes the teacher's log-probabilities."""
+    """Computes the teacher's log-probabilities, at the sampling temperature."""
 
     def score(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
         """Returns one array for each sample, as long as the sample, with the log-probabilities of
@@ -35,8 +33,8 @@ class Scorer(Protocol):
 
 
 class Teacher:
-    """Adds the scores of `scorer` to samples. `reward_weight` is that of the policy gradient beside
-    them. If it `is_shown_hints`, the samples are scored after the prompts that have one."""
+    """Adds the scores of `scorer` to samples. `reward_weight` scales the policy gradient of the
+    same tokens. With `is_shown_hints` samples are scored after prompts that contain the hint."""
 
     def __init__(
         self, scorer: Scorer, reward_weight: float, *, is_shown_hints: bool = False
@@ -48,13 +46,11 @@ class Teacher:
     def with_scores(
         self, samples: Sequence[TrainingSample], groups: Sequence[Group]
     ) -> list[TrainingSample]:
-        """Returns the samples, which are those of the groups, with the teacher's log-probabilities
-        and streams."""
-        scores = (
-            self._scores_with_hints(samples, groups)
-            if self.is_shown_hints
-            else self.scorer.score(samples)
-        )
+        """Returns the groups' samples with the teacher's log-probabilities and streams."""
+        if self.is_shown_hints:
+            scores = self._scores_with_hints(samples, groups)
+        else:
+            scores = self.scorer.score(samples)
         return [
             replace(sample, teacher_logprobs=score, streams=self._streams(sample))
             for sample, score in zip(samples, scores, strict=True)
@@ -66,11 +62,11 @@ class Teacher:
         turns = {t.episode_id: t.turns for group in groups for t in group.valid}
         trained = [n for n, sample in enumerate(samples) if sample.num_trained]
         hinted = [HintedSample(samples[n], turns[samples[n].episode_id]) for n in trained]
-        found = [np.zeros(len(sample), np.float32) for sample in samples]
-        scores = self.scorer.score([each.sample for each in hinted])
-        for n, each, score in zip(trained, hinted, scores, strict=True):
-            found[n] = each.scores(score)
-        return found
+        scores_N = [np.zeros(len(sample), np.float32) for sample in samples]
+        scores = self.scorer.score([hinted_sample.sample for hinted_sample in hinted])
+        for n, hinted_sample, score in zip(trained, hinted, scores, strict=True):
+            scores_N[n] = hinted_sample.scores(score)
+        return scores_N
 
     def _streams(self, sample: TrainingSample) -> dict[Component, np.ndarray]:
         sampled = sample.sampled_mask.astype(np.float32)

@@ -1,16 +1,11 @@
-"""A teacher behind a server, which scores token ids that it is sent.
+"""A teacher behind a server, which scores token ids.
 
     completions    POST /v1/completions   prompt: ids, prompt_logprobs: 0             vLLM
     generate       POST /generate         input_ids: ids, logprob_start_len: …        SGLang
 
-Both give the log-probability of each id of a prompt, at temperature 1, and the id with it: no text
-is decoded. An id or a number that does not fit ends the step, and so does a server that has not
-answered after the last retry: nothing is trained on less than was asked for.
-
-`check` asks before the run for what a server says of itself: the model's name, its context, and the
-texts of all ids of the policy's vocabulary. With several ranks each asks for its share of samples.
-
-Not covered: starting the server (`ajet.servers` starts those of a run's own policy).
+Both return the log-probability of each id of a prompt, at temperature 1, with the id: no text is
+decoded. A wrong id or number ends the step, and so does a server that has not answered after the
+last retry. With several ranks each asks for its share of samples.
 """
 
 from __future__ import annotations
@@ -43,13 +38,13 @@ RETRIED = (408, 409, 429)
 MAX_ERROR_CHARACTERS = 300
 IDS_PER_REQUEST = 2000
 LOWEST, HIGHEST = -1e4, 1e-3
-"""A log-probability is a number between them: vLLM has -9999 for what is impossible, and rounding
-may leave a little more than 0."""
+"""Bounds of a log-probability: vLLM has -9999 for an impossible token, and rounding may give a
+little more than 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """Holds where the teacher is, and how requests are sent."""
+    """Where the teacher is, and how requests are sent."""
 
     base_url: str
     model: str
@@ -61,19 +56,21 @@ class ServerAddress:
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
-        """Reads the address from the config, which has one."""
         section = config.ajet.distillation
-        own: dict[str, Any] = {"base_url": section.base_url or "", "model": section.model or ""}
-        return cls(**same_named(cls, section) | own)
+        connection: dict[str, Any] = {
+            "base_url": section.base_url or "",
+            "model": section.model or "",
+        }
+        return cls(**same_named(cls, section) | connection)
 
     @property
     def root(self) -> str:
-        """Returns the server's address without the `/v1` of OpenAI's paths."""
+        """The server's address without the `/v1` of OpenAI's paths."""
         return self.base_url.rstrip("/").removesuffix("/v1")
 
 
 class TeacherServer:
-    """Implements `Scorer` over HTTP. The key is in the environment: AJET_TEACHER_API_KEY,
+    """Implements `Scorer` over HTTP. The key is read from the environment: AJET_TEACHER_API_KEY,
     AJET_ENDPOINT_API_KEY or OPENAI_API_KEY."""
 
     def __init__(self, address: ServerAddress, ranks: Ranks = ONE_RANK) -> None:
@@ -81,7 +78,7 @@ class TeacherServer:
         self._key = api_key(TEACHER_KEY_VARIABLES)
 
     def check(self, tokenizer: PreTrainedTokenizerBase, max_model_len: int) -> None:
-        """Raises a ConfigError of one line unless the server has the model, a context of more than
+        """Raises a ConfigError unless the server has the model, a context of more than
         `max_model_len` tokens, and the tokenizer's text for each of its ids."""
         try:
             with blocking() as wait:
@@ -91,12 +88,13 @@ class TeacherServer:
 
     def score(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
         """Implements `Scorer.score`. Raises RunFailed on every rank if a request of one failed."""
-        own = [sample for sample in samples if sample.num_trained]
-        own = own[self._ranks.rank :: self._ranks.size]
+        # Samples with a trained token are dealt out to the ranks, and collected in the same order.
+        share = [sample for sample in samples if sample.num_trained]
+        share = share[self._ranks.rank :: self._ranks.size]
         scores, failure = None, None
         try:
             with blocking() as wait:
-                scores = wait(self._score_all, own)
+                scores = wait(self._score_all, share)
         except RunFailed as error:
             failure = str(error)
         gathered = self._ranks.all_gather((scores, failure))
@@ -104,8 +102,10 @@ class TeacherServer:
             raise RunFailed(failures[0], code=Code.CHAT_NO_ANSWER)
         shares = [iter(share) for share, _ in gathered]
         trained = (n for n, sample in enumerate(samples) if sample.num_trained)
-        found = {n: next(shares[k % len(shares)]) for k, n in enumerate(trained)}
-        return [found.get(n, np.zeros(len(s), np.float32)) for n, s in enumerate(samples)]
+        scores_by_sample = {n: next(shares[k % len(shares)]) for k, n in enumerate(trained)}
+        return [
+            scores_by_sample.get(n, np.zeros(len(s), np.float32)) for n, s in enumerate(samples)
+        ]
 
     async def _score_all(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
         slots = asyncio.Semaphore(self._at.max_parallel)
@@ -120,15 +120,23 @@ class TeacherServer:
     async def _score(
         self, client: LimitedAsyncClient, sample: TrainingSample
     ) -> NDArray[np.float32]:
+        # Tokens after the last trained one are not sent; SGLang is asked from the first one on.
         trained = np.flatnonzero(sample.loss_mask)
         first, end = int(trained[0]), int(trained[-1]) + 1
         ids = sample.token_ids[:end].tolist()
+        body: dict[str, Any]
         if self._at.api == "completions":
-            path, body = "/v1/completions", completions_body(self._at.model, ids)
-            read = completions_logprobs
+            path, read = "/v1/completions", completions_logprobs
+            # 0: the log-probabilities of the prompt's tokens, without alternatives.
+            body = {"model": self._at.model, "prompt": ids, "max_tokens": 1, "prompt_logprobs": 0}
         else:
-            path, body = "/generate", generate_body(ids, first)
-            read = generate_logprobs
+            path, read = "/generate", generate_logprobs
+            body = {
+                "input_ids": ids,
+                "sampling_params": {"max_new_tokens": 1},
+                "return_logprob": True,
+                "logprob_start_len": first - 1,  # the token there has none
+            }
         answer = await self._request(client, "POST", path, body)
         try:
             logprobs = read(answer, ids, first)
@@ -147,16 +155,16 @@ class TeacherServer:
 
     def _check_model(self, answer: Any, max_model_len: int) -> None:
         cards = answer.get("data") if isinstance(answer, dict) else None
-        found = [card for card in cards or () if isinstance(card, dict) and "id" in card]
-        names = [printable(str(card["id"]))[:80] for card in found]
+        model_cards = [card for card in cards or () if isinstance(card, dict) and "id" in card]
+        names = [printable(str(card["id"]))[:80] for card in model_cards]
         if self._at.model not in names:
             has = f"it has {', '.join(names)}" if names else "it names none"
-            raise self._failure(f"there is no model of this name; {has}")
-        context = found[names.index(self._at.model)].get("max_model_len")
+            raise self._failure(f"no model of this name; {has}")
+        context = model_cards[names.index(self._at.model)].get("max_model_len")
         if isinstance(context, int) and context <= max_model_len:
             raise self._failure(
-                f"its context has {context} tokens, and a trained sequence and the one token that "
-                f"the server adds have up to {max_model_len + 1} "
+                f"its context has {context} tokens, but a trained sequence with the one token that "
+                f"the server adds has up to {max_model_len + 1} "
                 "(ajet.rollout.max_model_len): start it with a longer one"
             )
 
@@ -171,8 +179,8 @@ class TeacherServer:
         text = fields.get("prompt", fields.get("text"))  # vLLM's name and SGLang's
         if text != tokenizer.decode(ids, skip_special_tokens=False):
             raise self._failure(
-                f"its tokens {ids[0]} to {ids[-1]} are not the policy's, whose ids it is to score: "
-                "take a teacher with the same tokenizer"
+                f"its tokens {ids[0]} to {ids[-1]} are not the policy's, whose ids it would score: "
+                "use a teacher with the same tokenizer"
             )
 
     def _client(self) -> LimitedAsyncClient:
@@ -183,8 +191,8 @@ class TeacherServer:
     async def _request(
         self, client: LimitedAsyncClient, method: str, path: str, body: Any = None
     ) -> Any:
-        """Returns the answer's JSON; tries again after 408, 409, 429, 5xx, a broken connection and
-        no answer in time. Raises RunFailed of one line."""
+        """Returns the answer's JSON; retries after 408, 409, 429, 5xx, a broken connection and a
+        timeout. Raises RunFailed."""
         import httpx
 
         reason = ""
@@ -202,18 +210,15 @@ class TeacherServer:
             else:
                 reason = f"{response.status_code} {response.text}"
                 if response.status_code == 200:
-                    return self._json(path, response)
+                    try:
+                        return response.json()
+                    except (ValueError, RecursionError):
+                        raise self._failure(f"{path}: the answer is not JSON") from None
                 if response.status_code < 500 and response.status_code not in RETRIED:
                     break
         else:
             reason += f" (tried {self._at.max_retries + 1} times)" if self._at.max_retries else ""
         raise self._failure(f"{path}: {reason}")
-
-    def _json(self, path: str, response: Any) -> Any:
-        try:
-            return response.json()
-        except (ValueError, RecursionError):
-            raise self._failure(f"{path}: the answer is no JSON") from None
 
     def _failure(self, reason: str) -> RunFailed:
         line = " ".join(reason.split())
@@ -223,12 +228,6 @@ class TeacherServer:
         return RunFailed(
             f"teacher {self._at.model} at {self._at.base_url}: {line}", code=Code.CHAT_NO_ANSWER
         )
-
-
-def completions_body(model: str, ids: list[int]) -> dict[str, Any]:
-    """Returns the body of `/v1/completions`: 0 prompt log-probabilities are those of the prompt's
-    own tokens alone."""
-    return {"model": model, "prompt": ids, "max_tokens": 1, "prompt_logprobs": 0}
 
 
 def completions_logprobs(answer: Any, ids: Sequence[int], first: int) -> list[float]:
@@ -241,20 +240,10 @@ def completions_logprobs(answer: Any, ids: Sequence[int], first: int) -> list[fl
     logprobs: list[float] = []
     for position in range(first, len(ids)):
         entry, name = entries[position], str(ids[position])
-        found = entry.get(name) if isinstance(entry, dict) else None
-        value = found.get("logprob") if isinstance(found, dict) else None
+        details = entry.get(name) if isinstance(entry, dict) else None
+        value = details.get("logprob") if isinstance(details, dict) else None
         logprobs.append(_logprob(value, position, ids[position]))
     return logprobs
-
-
-def generate_body(ids: list[int], first: int) -> dict[str, Any]:
-    """Returns the body of `/generate` that asks for the log-probabilities of ids[first:]."""
-    return {
-        "input_ids": ids,
-        "sampling_params": {"max_new_tokens": 1},
-        "return_logprob": True,
-        "logprob_start_len": first - 1,  # the token there has none
-    }
 
 
 def generate_logprobs(answer: Any, ids: Sequence[int], first: int) -> list[float]:
@@ -280,10 +269,10 @@ def _wrong_number(entries: Any, number: int) -> ValueError:
 def _logprob(value: Any, position: int, token_id: int) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not LOWEST <= value <= HIGHEST:
-        shown = printable(repr(value))[:40] if is_number else "none"
+        description = printable(repr(value))[:40] if is_number else "none"
         raise ValueError(
-            f"the log-probability of token {position} (id {token_id}) is {shown}, and not a number "
-            f"from {LOWEST:g} to 0"
+            f"the log-probability of token {position} (id {token_id}) is {description}, not a "
+            f"number from {LOWEST:g} to 0"
         )
     return float(value)
 

@@ -1,11 +1,9 @@
 """Policy losses: one file each, with the formula of its paper, its settings and its row.
 
-In: log-probabilities, advantages and, for losses over sequences or batches, numbers of the whole
-mini-batch. Out: a loss for each token. Ignored: how tokens are weighted and added up
-(update/loss.py). The config imports the registry: torch is imported inside the functions.
-
-A "sequence" is an EPISODE: all its trained tokens, on all its timelines. So the gradient depends
-neither on the division into timelines nor on that into micro-batches.
+In: log-probabilities, advantages and, for losses over episodes or batches, numbers of the whole
+mini-batch. Out: a loss for each token; update/loss.py weights and adds them. A paper's "sequence"
+is an EPISODE here: its trained tokens on all timelines. Functions import torch inside, because the
+config imports the registry.
 """
 
 from ajet.core.losses.registry import LOSSES, LossSettings

@@ -13,6 +13,7 @@ from ajet.core.losses.token_loss import LossInputs, PolicyLoss, TokenLoss
 
 
 def cispo(tokens: LossInputs, settings: ClipBounds) -> TokenLoss:
+    # The detached ratio only weights grad log pi, so a clipped token keeps its gradient.
     low, high = 1 - settings.clip_low, 1 + settings.clip_high
     ratio_M = tokens.ratio_M.detach()
     loss_M = -ratio_M.clamp(low, high) * tokens.advantages_M * tokens.logprobs_M
@@ -27,7 +28,7 @@ def unusual_settings(settings: ClipBounds) -> Iterator[str]:
         )
     if settings.clip_high < NARROW:
         yield (
-            f"with clip_high={settings.clip_high:g}: no token that became likelier weighs more; "
+            f"with clip_high={settings.clip_high:g}: a token that became likelier weighs no more; "
             "verl has 0.2"
         )
 

@@ -2,10 +2,8 @@
 advantage go together, because these lower the entropy most.
 
     c = (A - mean A) (log pi - mean log pi)        means over the mini-batch's trained tokens
-    tokens whose c is between clip_cov_low and clip_cov_high and that PPO's clip leaves: as many as
+    among the tokens with c between clip_cov_low and clip_cov_high that PPO does not clip,
     `cov_share` of all trained tokens (rounded down, at least 1) are drawn and have no policy loss
-
-The draw is the run's: it follows from its seed and the optimizer step.
 """
 
 from dataclasses import dataclass
@@ -16,18 +14,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from ajet.core.losses.mini_batch_tokens import Floats, MiniBatchTokens, TokenNumbers
-from ajet.core.losses.ppo import (
-    ClipBounds,
-    clipped_surrogate_loss,
-    clipped_tokens,
-    unusual_bounds,
-)
+from ajet.core.losses.ppo import ClipBounds, clipped_surrogate_loss, clipped_tokens, unusual_bounds
 from ajet.core.losses.token_loss import LossInputs, PolicyLoss, TokenLoss
 
 
 @dataclass(frozen=True)
 class CovShare:
-    """The setting that clip_cov and kl_cov have in common."""
+    """The setting that clip_cov and kl_cov share."""
 
     cov_share: Annotated[
         float,
@@ -41,11 +34,8 @@ class CovShare:
 
 @dataclass(frozen=True)
 class ClipCovSettings(ClipBounds, CovShare):
-    """The settings of Clip-Cov's loss."""
-
     clip_cov_low: Annotated[
-        float,
-        Field(description="clip_cov: it chooses among tokens with a larger covariance."),
+        float, Field(description="clip_cov: it chooses among tokens with a larger covariance.")
     ] = 1.0
     clip_cov_high: Annotated[float, Field(description="clip_cov: and with a smaller one.")] = 5.0
 
@@ -58,8 +48,8 @@ def covariances(tokens: MiniBatchTokens) -> Floats:
 
 
 def choose(ordered: NDArray[np.int64], num_tokens: int, settings: CovShare) -> TokenNumbers:
-    """Returns 1 for the first of the tokens whose positions are `ordered`, as many as `cov_share`
-    of all tokens, and 0 for the others."""
+    """Returns 1 for the first `cov_share` of all tokens, in the order of the indices `ordered`, and
+    0 for the others."""
     chosen_M = np.zeros(num_tokens)
     chosen_M[ordered[: max(1, int(settings.cov_share * num_tokens))]] = 1.0
     return {"chosen": chosen_M}
@@ -74,6 +64,7 @@ def drawn_tokens(tokens: MiniBatchTokens, settings: ClipCovSettings) -> TokenNum
     is_within_M = covariances_M > settings.clip_cov_low
     is_within_M &= covariances_M < settings.clip_cov_high
     candidates = np.flatnonzero(is_within_M & ~(cuts["low"] | cuts["high"]).numpy())
+    # The seed is that of the run and the optimizer step: ranks and resumed runs draw the same.
     drawn = np.random.default_rng(tokens.seed).permutation(candidates)
     return choose(drawn, len(covariances_M), settings)
 

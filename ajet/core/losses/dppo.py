@@ -1,5 +1,5 @@
-"""DPPO (arXiv 2602.04879): a token is left out where the policy has moved too far in its direction,
-measured by a divergence of the two choices "this token" and "any other".
+"""DPPO (arXiv 2602.04879): a token is left out where the policy has moved too far in the direction
+of its advantage, measured by a divergence of the two outcomes "this token" and "any other".
 
     -sg( keep * min(r, dppo_max_ratio) ) A log pi        r = pi / old of the token
 
@@ -30,11 +30,8 @@ EPSILON = 1e-8
 
 @dataclass(frozen=True)
 class DppoSettings(ClipBounds):
-    """The settings of DPPO's losses."""
-
     dppo_max_ratio: Annotated[
-        float,
-        Field(gt=0, description="dppo_tv, dppo_kl: largest ratio that weighs a token."),
+        float, Field(gt=0, description="dppo_tv, dppo_kl: largest ratio that weighs a token.")
     ] = 20.0
 
 
@@ -47,8 +44,9 @@ def dppo_tv(tokens: LossInputs, settings: DppoSettings) -> TokenLoss:
 def dppo_kl(tokens: LossInputs, settings: DppoSettings) -> TokenLoss:
     logprobs_M = tokens.logprobs_M.detach()
     new_M, old_M = logprobs_M.exp(), tokens.old_M.exp()
-    others_M = (1 - old_M) * ((1 - old_M + EPSILON) / (1 - new_M + EPSILON)).log()
-    divergence_M = old_M * (tokens.old_M - logprobs_M) + others_M
+    # D = KL(old || pi) of a Bernoulli variable. EPSILON: a probability may round to 1.
+    rest_M = (1 - old_M) * ((1 - old_M + EPSILON) / (1 - new_M + EPSILON)).log()
+    divergence_M = old_M * (tokens.old_M - logprobs_M) + rest_M
     too_high_M = (divergence_M > settings.clip_high) & (new_M > old_M)
     too_low_M = (divergence_M > settings.clip_low) & (new_M < old_M)
     return _loss(tokens, too_high_M, too_low_M, settings)
@@ -68,12 +66,12 @@ def _loss(
 
 
 def unusual_settings(settings: DppoSettings, widest: float) -> Iterator[str]:
-    """Yields bounds of a divergence that hardly a token reaches. A difference of probabilities is
-    at most 1; the divergence of two choices grows with its square."""
+    """Warns of bounds that hardly any token reaches. A difference of probabilities is at most 1,
+    and the divergence grows with its square."""
     if max(settings.clip_low, settings.clip_high) > widest:
         yield (
             f"{settings.bounds_text}: they bound a divergence of probabilities and not a ratio "
-            f"(arXiv 2602.04879): above {widest:g} hardly a token is left out"
+            f"(arXiv 2602.04879): above {widest:g} hardly any token is left out"
         )
 
 

@@ -3,11 +3,10 @@
     s = exp( mean over the episode's tokens of log(pi / old) )
     -min( s A, clip(s, 1 - clip_low, 1 + clip_high) A )
 
-This is its form for token advantages (GSPO-token): each token has s as its value and the gradient
-of its own log-probability, so equal advantages give the paper's gradient. The paper aggregates with
-`seq-mean-token-mean` and uses bounds of 3e-4 and 4e-4, because a mean ratio is near 1. With
-`seq-mean-token-sum` it is LUSPO (arXiv 2602.05261), which multiplies an episode's loss with its
-number of tokens.
+In this form for token advantages (GSPO-token) the value of each token is s, and its gradient is
+that of the token's log-probability, so equal advantages give the paper's gradient. The paper
+aggregates with `seq-mean-token-mean` and has bounds of 3e-4 and 4e-4, because a mean ratio is near
+1. With `seq-mean-token-sum` it is LUSPO (arXiv 2602.05261).
 """
 
 from collections.abc import Iterator

@@ -19,8 +19,6 @@ from ajet.core.losses.token_loss import LossInputs, PolicyLoss, TokenLoss
 
 @dataclass(frozen=True)
 class KlCovSettings(CovShare):
-    """The settings of KL-Cov's loss."""
-
     kl_cov_coef: Annotated[
         float, Field(ge=0, description="kl_cov: weight of |log ratio| of the chosen tokens.")
     ] = 1.0

@@ -1,13 +1,12 @@
-"""The sampled tokens of a whole mini-batch, for losses that read more of it than one token.
+"""The sampled tokens of a whole mini-batch, for losses that read more than one token.
 
     samples           e0: .1 .2    e1: -.3    e0: .3        e0 has two timelines
     log_ratio_M       .1 .2 -.3 .3
     episode_sums      .6 .6 -.3 .6
     episode_means     .2 .2 -.3 .2
 
-A loss computes numbers of each token from them before the gradient of the mini-batch
-(`PolicyLoss.of_mini_batch`). Sums are in float64 and in the order of the samples, so they do not
-depend on micro-batches, layouts and ranks.
+Sums are in float64 and in the order of the samples, so they do not depend on micro-batches, layouts
+and ranks.
 """
 
 from __future__ import annotations
@@ -26,12 +25,11 @@ TokenNumbers = Mapping[str, Floats]
 
 @dataclass(frozen=True, slots=True)
 class MiniBatchTokens:
-    """Holds the sampled tokens of all samples, in their order: log-probabilities under the present
+    """The sampled tokens of all samples, in their order: log-probabilities under the current
     policy, the old one and the sampler, advantages, and the number of each token's episode.
 
-    `seed` is for a loss that draws tokens. It is another one in each optimizer step, and the same
-    after a resume.
-    """
+    `seed` is for a loss that draws tokens: different in each optimizer step, the same after a
+    resume."""
 
     logprobs_M: NDArray[np.floating]
     old_M: NDArray[np.floating]
@@ -42,10 +40,7 @@ class MiniBatchTokens:
 
     @classmethod
     def of(
-        cls,
-        samples: Sequence[Any],
-        logprobs: Sequence[NDArray[np.floating]],
-        seed: tuple[int, ...],
+        cls, samples: Sequence[Any], logprobs: Sequence[NDArray[np.floating]], seed: tuple[int, ...]
     ) -> MiniBatchTokens:
         """Collects the tokens of `TrainingSample`s; `logprobs` has an array over all tokens of
         each."""

@@ -2,8 +2,8 @@
 
     -min( r A, clip(r, 1 - clip_low, 1 + clip_high) A )        r = pi / old of the token
 
-With `dual_clip` c the loss of a negative advantage is at most -c A (arXiv 1912.09729): a ratio
-above c has no gradient.
+With `dual_clip` c the loss of a negative advantage is at most -c A (arXiv 1912.09729): there is no
+gradient where the ratio is above c.
 """
 
 from __future__ import annotations
@@ -25,14 +25,12 @@ NARROW = 0.01
 
 @dataclass(frozen=True)
 class ClipBounds:
-    """The bounds of PPO's clip, and of the losses that bound something else by them."""
+    """The bounds of PPO's clip; other losses bound other quantities by them."""
 
     clip_low: Annotated[
         float,
         Field(
-            gt=0,
-            le=1,
-            description="The ratio is clipped below 1 - clip_low; 1 has no lower bound.",
+            gt=0, le=1, description="The ratio is clipped below 1 - clip_low; 1 has no lower bound."
         ),
     ] = 0.2
     clip_high: Annotated[
@@ -46,8 +44,6 @@ class ClipBounds:
 
 @dataclass(frozen=True)
 class PpoSettings(ClipBounds):
-    """The settings of PPO's loss."""
-
     dual_clip: Annotated[
         float | None,
         Field(gt=1, description="Bound of the loss for negative advantages; null has none."),
@@ -61,6 +57,7 @@ def ppo(tokens: LossInputs, settings: PpoSettings) -> TokenLoss:
     loss_M, cuts = clipped_surrogate_loss(ratio_M, advantages_M, settings)
     if settings.dual_clip is not None:
         negative_M = advantages_M < 0
+        # For A < 0 the clip has no upper bound: r A has no limit as r grows.
         limit_M = torch.minimum(loss_M, -advantages_M * settings.dual_clip)
         loss_M = torch.where(negative_M, limit_M, loss_M)
         cuts["dual"] = negative_M & (ratio_M > settings.dual_clip)
@@ -98,7 +95,7 @@ def unusual_bounds(settings: ClipBounds) -> Iterator[str]:
             f"{papers}"
         )
     if low > 0.5 or high > 1:
-        yield f"{settings.bounds_text}: hardly a token is clipped; papers have {papers}"
+        yield f"{settings.bounds_text}: hardly any token is clipped; papers have {papers}"
 
 
 def unusual_settings(settings: PpoSettings) -> Iterator[str]:
@@ -106,7 +103,7 @@ def unusual_settings(settings: PpoSettings) -> Iterator[str]:
     if settings.dual_clip is not None and settings.dual_clip <= 1 + settings.clip_high:
         yield (
             f"with dual_clip={settings.dual_clip:g}, clip_high={settings.clip_high:g}: the dual "
-            "clip is not above 1 + clip_high; its paper has 3 (arXiv 1912.09729)"
+            "clip is not above 1 + clip_high; the paper has 3 (arXiv 1912.09729)"
         )
 
 

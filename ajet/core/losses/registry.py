@@ -36,4 +36,4 @@ LOSSES: dict[str, PolicyLoss] = {
 class LossSettings(
     PpoSettings, SapoSettings, VespoSettings, DppoSettings, ClipCovSettings, KlCovSettings
 ):
-    """Holds the settings of all losses, which a function of the user's reads."""
+    """The settings of all losses, which a user's function reads."""

@@ -17,8 +17,6 @@ from ajet.core.losses.token_loss import LossInputs, PolicyLoss, TokenLoss
 
 @dataclass(frozen=True)
 class SapoSettings:
-    """The settings of SAPO's loss."""
-
     sapo_tau_pos: Annotated[float, Field(gt=0, description="sapo: slope where A > 0.")] = 1.0
     sapo_tau_neg: Annotated[float, Field(gt=0, description="sapo: slope where A < 0.")] = 1.05
 
@@ -37,7 +35,7 @@ def unusual_settings(settings: SapoSettings) -> Iterator[str]:
     if neg < pos:
         yield (
             f"with sapo_tau_pos={pos:g}, sapo_tau_neg={neg:g}: the gate closes later for negative "
-            "advantages, its paper's earlier: 1 and 1.05 (arXiv 2511.20347)"
+            "advantages; in the paper it closes earlier: 1 and 1.05 (arXiv 2511.20347)"
         )
 
 

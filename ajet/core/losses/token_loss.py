@@ -1,13 +1,10 @@
 """The interface of a policy loss; every tensor has one entry for each trained token.
 
-A loss is a function of a micro-batch's tokens. One that reads more than a token by itself also has
-a function of the whole mini-batch, which makes numbers for each token before the gradient:
+A loss is a function of a micro-batch's tokens. If it reads more than one token, a second function
+of the whole mini-batch first makes numbers for each token, without gradient:
 
     gspo    of_mini_batch  {"log_ratio": mean of log(pi / old) over the token's episode}
             of_tokens      reads tokens.mini_batch["log_ratio"]
-
-In an importance ratio pi / old, `old` is the policy that sampled: the trainer's own
-log-probabilities before the update, or the sampler's.
 """
 
 from __future__ import annotations
@@ -26,10 +23,10 @@ MAX_LOG_RATIO = 20.0  # exp() stays finite in float32; the clips act far below t
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """Holds what a loss reads; only `logprobs_M` carries a gradient.
+    """What a loss reads, in nats; only `logprobs_M` has a gradient.
 
-    `mini_batch` has the numbers that the loss's own `of_mini_batch` made of the token.
-    """
+    `old_M` are log-probabilities under the policy that sampled: the trainer's before the update, or
+    the sampler's. `mini_batch` has the numbers that `PolicyLoss.of_mini_batch` returned."""
 
     logprobs_M: Tensor
     old_M: Tensor
@@ -44,11 +41,10 @@ class LossInputs:
 
 @dataclass(frozen=True, slots=True)
 class TokenLoss:
-    """Holds the loss of each token.
+    """The loss of each token.
 
-    `ratio_M` is the ratio that the loss uses, a token's or an episode's. `cuts` tells by name which
-    tokens a bound acted on; they become `clip_fraction_…` metrics.
-    """
+    `ratio_M` is the ratio that the loss uses, a token's or an episode's. `cuts` has, by name, masks
+    of the tokens on which a bound acted; they become `clip_fraction_…` metrics."""
 
     loss_M: Tensor
     ratio_M: Tensor
@@ -57,14 +53,13 @@ class TokenLoss:
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    """Holds a loss: its two functions, and what others must know about it.
+    """A loss: its two functions and its traits.
 
-    `scope` is "token" where there is no second function. With "episode" all timelines of an episode
-    are computed where one of them has an advantage, with "mini_batch" all samples.
+    `scope` is "token" without a second function. With "episode" all timelines of an episode are
+    computed where one of them has an advantage, with "mini_batch" all samples.
 
-    `needs_advantage` says that a token whose advantage is 0 has no gradient by itself; where that
-    is not known, all samples are computed, and each mini-batch makes an optimizer step.
-    """
+    `needs_advantage` means that a token with advantage 0 has no gradient by itself. Where it is
+    false, all samples are computed and each mini-batch makes an optimizer step."""
 
     of_tokens: Callable[[LossInputs, Any], TokenLoss]
     of_mini_batch: Callable[[MiniBatchTokens, Any], TokenNumbers] | None = None
@@ -73,9 +68,9 @@ class PolicyLoss:
     settings: type | None = None
     """A dataclass whose fields are keys of `trainer_common.algorithm`."""
     weighs_by_sampler: bool = False
-    """Its own weight is the policy over the sampler, which importance weights would repeat."""
+    """Its weight is already policy over sampler, which importance weights would repeat."""
     warnings: Callable[[Any], Iterator[str]] | None = None
-    """Yields what is odd about its settings, by the numbers of its paper."""
+    """Yields what is unusual about its settings, compared with its paper."""
 
     @property
     def reads(self) -> frozenset[str]:

@@ -1,5 +1,4 @@
-"""TOPR (arXiv 2503.14286): positive advantages in full, negative ones weighted by the episode's
-ratio.
+"""TOPR (arXiv 2503.14286): full positive advantages, negative ones weighted by the episode's ratio.
 
     A >= 0    -A log pi
     A < 0     -sg( min(R, 1) ) A log pi        R = product of pi / old over the episode's tokens

@@ -4,9 +4,8 @@
                                          the episode's tokens, at least 1e-8
     k, lambda: vespo_k_pos and vespo_lambda_pos where A >= 0, else vespo_k_neg and vespo_lambda_neg
 
-phi(1) is 1; it falls to 0 on both sides of its largest value, at R = k / lambda. R is the policy
-over the sampler, so `old_logprobs` is the sampler's. The paper aggregates over tokens
-(`token-mean`).
+phi(1) is 1; phi falls to 0 on both sides of its maximum, at R = k / lambda. R is policy over
+sampler, so `old_logprobs` is the sampler's. The paper aggregates over tokens (`token-mean`).
 """
 
 import math
@@ -24,8 +23,6 @@ SMALLEST = math.log(1e-8)
 
 @dataclass(frozen=True)
 class VespoSettings:
-    """The settings of VESPO's loss."""
-
     vespo_k_pos: Annotated[float, Field(ge=0, description="vespo: exponent where A >= 0.")] = 2.0
     vespo_k_neg: Annotated[float, Field(ge=0, description="vespo: exponent where A < 0.")] = 3.0
     vespo_lambda_pos: Annotated[float, Field(gt=0, description="vespo: decay where A >= 0.")] = 3.0
@@ -33,6 +30,7 @@ class VespoSettings:
 
 
 def episode_log_product(tokens: MiniBatchTokens, settings: VespoSettings) -> TokenNumbers:
+    # Token by token first, so that one token far off does not decide the whole product.
     log_ratio_M = np.clip(tokens.log_ratio_M, -MAX_LOG_RATIO, MAX_LOG_RATIO)
     sums_M = tokens.episode_sums(log_ratio_M)
     return {"log_product": np.clip(sums_M, SMALLEST, MAX_LOG_RATIO)}
@@ -46,6 +44,7 @@ def vespo(tokens: LossInputs, settings: VespoSettings) -> TokenLoss:
     ratio_M = log_product_M.exp()
     k_M = torch.where(is_positive_M, settings.vespo_k_pos, settings.vespo_k_neg)
     lambda_M = torch.where(is_positive_M, settings.vespo_lambda_pos, settings.vespo_lambda_neg)
+    # exp of the logarithm of phi: R^k alone may overflow.
     phi_M = (k_M * log_product_M + lambda_M * (1 - ratio_M)).exp()
     return TokenLoss(-phi_M * tokens.advantages_M * tokens.logprobs_M, ratio_M)
 

@@ -1,4 +1,1 @@
-"""Loads and saves models. In: a path. Out: a model, its tokenizer, a flat forward.
-
-Ignored: who samples or trains with them.
-"""
+"""Loads and saves models. In: a path. Out: a model, its tokenizer, a flat forward."""

@@ -1,23 +1,8 @@
-"""What a process keeps beside the tensors of a large model on a CPU.
+"""Settings of glibc's allocator for large models on a CPU; other C libraries are not changed.
 
-The C library's allocator is told when to keep what tensors free and when to give it back:
-
-    within an update              kept: the next tensor of that size takes it
-    before an update, after its   given back: what a rollout, or the pass that made the gradients,
-    first pass, and behind it;    has freed lies between what stays, and may not be found again
-    before each wave of requests;
-    behind a stage
-
-glibc maps large tensors anew each time and gives them back to the system when they are freed, so
-their pages are faulted in and cleared again: a third of the time of an update of a model of 135
-million parameters.
-
-torch and oneDNN each keep what they have compiled for the last 1,024 shapes of a product, 0.3 MB a
-shape. Nearly every micro-batch has a length of its own, so a long run would keep 0.6 GB of it;
-`CACHED_SHAPES` are those of a few micro-batches.
-
-Small models (`is_large`) need none of this. Not covered: other C libraries, which are left as they
-are; threads that have allocated before `prepare_memory`, which keep an arena of their own.
+Within an update freed memory is kept for the next tensor of that size. Before an update, after its
+first pass and at its end, and before each wave of requests, it is given back to the system: what
+was freed lies between tensors that stay, and larger ones could not use it.
 """
 
 from __future__ import annotations
@@ -33,34 +18,37 @@ if TYPE_CHECKING:
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of malloc.h
 KEPT = (1 << 31) - 1
-CACHED_SHAPES = 128
+# oneDNN and torch read these variables at their first product. Each keeps compiled code for the
+# last 1,024 shapes, 0.3 MB a shape. Nearly every micro-batch has a new length, so a long run would
+# keep 0.6 GB. 128 shapes are those of a few micro-batches.
 CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
-"""The variables that oneDNN and torch read at their first product."""
+CACHED_SHAPES = 128
 LARGE = 1 << 25
-"""The weights from which a model's tensors are worth the trouble."""
+"""A model is large from this many weights on."""
 
 
 def is_large(model: nn.Module) -> bool:
-    """Tells whether the model has so many weights that its tensors are mapped anew each time."""
     return sum(weight.numel() for weight in model.parameters()) >= LARGE
 
 
 def prepare_memory() -> None:
-    """Makes the process keep freed memory for its next tensors, which has no effect beside glibc,
-    and few compiled shapes, unless the user's environment says how many."""
+    """Makes the process keep freed memory for its next tensors (glibc only), and few compiled
+    shapes, unless the user's environment says how many."""
     for variable in CACHES:
         os.environ.setdefault(variable, str(CACHED_SHAPES))
     mallopt = _function("mallopt")
     if mallopt is None:
         return
-    if not mallopt(M_MMAP_THRESHOLD, KEPT):  # glibc before 2.35 takes no more than this:
-        mallopt(M_MMAP_THRESHOLD, 1 << 25)
+    # By default glibc maps each large tensor and unmaps it when it is freed, so its pages are
+    # faulted in and cleared again: a third of the time of an update of 135 million parameters.
+    if not mallopt(M_MMAP_THRESHOLD, KEPT):
+        mallopt(M_MMAP_THRESHOLD, 1 << 25)  # the most that glibc before 2.35 accepts
     mallopt(M_TRIM_THRESHOLD, KEPT)
     mallopt(M_ARENA_MAX, 1)  # an update in a thread finds the blocks that another thread freed
 
 
 def release_freed_memory() -> None:
-    """Gives all pages that are free back to the system; has no effect beside glibc."""
+    """Gives all free pages back to the system (glibc only)."""
     trim = _function("malloc_trim")
     if trim is not None:
         trim(0)

@@ -4,14 +4,9 @@
     segments      s q [0:2]                     [a b] [c d]    both begin with the state after q
                   a b [2:4]  c d [4:6]
 
-A token of such a layer sees those before it by a state that is carried along the sequence. A tree
-is computed segment by segment, parents first, each from the state that its parent ended with;
-autograd adds up the gradients of all children in it. Segments of one depth are computed together:
-those without children padded to one length, the others, whose last state must be exact, with those
-of their length.
-
-A layer is called by its own forward, with an object in place of transformers' cache that hands it
-the state and takes the new one.
+A tree is computed segment by segment, parents first, each from the final state of its parent;
+autograd adds up the gradients of all children in it. A layer is called by its own forward, with an
+object in place of transformers' cache that provides the state and receives the new one.
 """
 
 import inspect
@@ -29,18 +24,16 @@ from torch import Tensor, nn
 from ajet.core.model.attention.trie import Forest, parents_of
 
 MAX_PADDING = 1.5
-"""Segments without children are padded to at most this many times their own tokens."""
+"""Segments without children are padded to at most this many times their tokens."""
 
 
 @dataclass(frozen=True)
 class SegmentBatch:
     """Segments that are computed together.
 
-    `index_SL` holds their flat tokens, at the right of a shorter one its last token again;
-    `is_token_SL` says which are no padding. `parents_S` holds the numbers of their parents among
-    the segments with children, in the order in which these are computed; it is None if they have
-    none.
-    """
+    `index_SL` are their flat tokens, padded on the right with a segment's last token;
+    `is_token_SL` is false at padding. `parents_S` are the numbers of their parents among the
+    segments with children, in the order in which these are computed; None for roots."""
 
     index_SL: NDArray[np.int64]
     is_token_SL: NDArray[np.bool_]
@@ -57,8 +50,8 @@ class SegmentPlan:
 
     @cached_property
     def tensors(self) -> list[tuple[Tensor, Tensor, Tensor | None]]:
-        """Returns the arrays of each batch on the device: flat tokens, those that are no padding as
-        indices of the flattened batch, parents."""
+        """The arrays of each batch on the device: flat tokens, indices of the flattened batch that
+        are not padding, parents."""
         return [
             (
                 self._to_device(batch.index_SL),
@@ -70,7 +63,7 @@ class SegmentPlan:
 
     @cached_property
     def place_N(self) -> Tensor:
-        """Returns the place of each flat token among the outputs of all batches."""
+        """The index of each flat token among the outputs of all batches."""
         computed = np.concatenate([b.index_SL[b.is_token_SL] for b in self.batches])
         return self._to_device(np.argsort(computed))
 
@@ -81,13 +74,14 @@ class SegmentPlan:
         recurrent: list[Tensor] = []
         for batch, (index_SL, tokens, parents_S) in zip(self.batches, self.tensors, strict=True):
             states = BranchStates()
+            # States of all segments with children so far; `parents_S` are indices among them.
             if parents_S is not None:
                 states.conv = torch.cat(conv).index_select(0, parents_S)
                 if recurrent:
                     states.recurrent = torch.cat(recurrent).index_select(0, parents_S)
             out_SLD = layer(hidden_ND[index_SL], cache=states, attention_mask=None)
             outputs.append(out_SLD.flatten(0, 1).index_select(0, tokens))
-            assert states.conv is not None, "the layer has taken its cache"
+            assert states.conv is not None, "the layer did not use its cache"
             if batch.have_children:
                 conv.append(states.conv)
                 if states.recurrent is not None:
@@ -99,8 +93,8 @@ class SegmentPlan:
 
 
 class BranchStates:
-    """Stands where a layer expects transformers' cache: the states that its segments begin with,
-    and then those that they end with."""
+    """Replaces transformers' cache: the states at the beginning of the segments, and after the
+    layer's call those at their end."""
 
     def __init__(self) -> None:
         self.conv: Tensor | None = None
@@ -108,20 +102,18 @@ class BranchStates:
         self.recurrent: Tensor | None = None
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
-        """Returns the inputs of the convolution before the segments."""
         return self.conv
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
-        """Returns the state before the segments."""
         return self.recurrent
 
     def is_recording_past(self, layer_idx: int) -> bool:
-        """Returns true: a segment of one token is then computed as longer ones are, and not by the
-        kernel that writes the new state over the old."""
+        # True: a segment of one token is computed as longer ones are, not by the kernel of a decode
+        # step, which overwrites the old state.
         return True
 
     def update_conv_state(self, inputs: Tensor, layer_idx: int, conv_kernel_size: int) -> Tensor:
-        """Notes the last inputs of the convolution; returns those before and the given ones."""
+        """Stores the last inputs of the convolution; returns the inputs before with the new."""
         width = conv_kernel_size - 1
         before = self.conv if self.conv is not None else inputs.new_zeros(*inputs.shape[:2], width)
         whole = torch.cat((before, inputs), dim=-1)
@@ -129,19 +121,18 @@ class BranchStates:
         return whole
 
     def update_recurrent_state(self, state: Tensor, layer_idx: int) -> None:
-        """Notes the state after the segments."""
         self.recurrent = state
 
 
 def takes_states(layer: nn.Module) -> bool:
-    """Tells whether a layer takes its states as `BranchStates` has them: older releases of
-    transformers named the argument otherwise."""
+    """Tells whether a layer can be called with `BranchStates`: older releases of transformers named
+    the argument differently."""
     return "cache" in inspect.signature(type(layer).forward).parameters
 
 
 def compute_by_segments(layer: nn.Module) -> None:
-    """Has a layer with a state compute a tree where its call is given a `SegmentPlan` as
-    `segments`, and as before where it is not."""
+    """Makes a layer with a state compute a tree when it is called with a `SegmentPlan` as
+    `segments`; other calls do not change."""
     if "forward" not in layer.__dict__:
         layer.forward = partial(_forward, layer.forward)
 
@@ -159,7 +150,7 @@ def _forward(
 
 
 def _batches(forest: Forest) -> list[SegmentBatch]:
-    """Returns the segments in batches, parents before children."""
+    """Returns the segments in batches, one depth after another: parents before children."""
     parent_of, depths = parents_of(forest.segments), list[int]()
     levels: dict[int, list[int]] = defaultdict(list)
     for number, parent in enumerate(parent_of):
@@ -170,23 +161,25 @@ def _batches(forest: Forest) -> list[SegmentBatch]:
     place: dict[int, int] = {}
     batches: list[SegmentBatch] = []
     for depth in sorted(levels):
+        # The final state of a segment with children must be exact, so it is computed only with
+        # segments of its length. The final state of a leaf is not used: leaves may be padded.
         inner: dict[int, list[int]] = defaultdict(list)
         for number in levels[depth]:
             if is_inner[number]:
                 inner[lengths[number]].append(number)
         leaves = [number for number in levels[depth] if not is_inner[number]]
-        groups = [(each, True) for each in inner.values()]
-        groups += [(each, False) for each in _of_similar_length(leaves, lengths)]
+        groups = [(numbers, True) for numbers in inner.values()]
+        groups += [(numbers, False) for numbers in _by_similar_length(leaves, lengths)]
         for numbers, have_children in groups:
             longest = max(lengths[number] for number in numbers)
             starts = np.array([forest.segments[number].start for number in numbers])
-            own = np.array([lengths[number] for number in numbers])
+            lengths_S = np.array([lengths[number] for number in numbers])
             columns = np.arange(longest)
             parents = None if depth == 0 else np.array([place[parent_of[n]] for n in numbers])
             batches.append(
                 SegmentBatch(
-                    starts[:, None] + np.minimum(columns, own[:, None] - 1),
-                    columns < own[:, None],
+                    starts[:, None] + np.minimum(columns, lengths_S[:, None] - 1),
+                    columns < lengths_S[:, None],
                     parents,
                     have_children,
                 )
@@ -196,8 +189,8 @@ def _batches(forest: Forest) -> list[SegmentBatch]:
     return batches
 
 
-def _of_similar_length(numbers: list[int], lengths: list[int]) -> list[list[int]]:
-    """Returns these segments in groups whose padding is within `MAX_PADDING`."""
+def _by_similar_length(numbers: list[int], lengths: list[int]) -> list[list[int]]:
+    """Groups segments, longest first, so that their padding stays within `MAX_PADDING`."""
     groups: list[list[int]] = []
     num_tokens = 0
     for number in sorted(numbers, key=lambda number: -lengths[number]):

@@ -1,18 +1,12 @@
 """A flat forward pass for the common decoder family (Qwen2, Qwen3, Llama).
 
-A transformers model computes over a padded rectangle ``[batch, length]`` and owns the attention.
+A transformers model computes over a padded rectangle ``[batch, length]`` with its own attention.
 Here tokens are a flat list ``[N]`` and attention is the caller's: the engine passes one that reads
-a KV cache, the update passes one that walks a tree. Everything else (embedding, projections,
-rotary positions, MLP, norms) is computed once per distinct token with the model's own modules, so
-weights are shared, LoRA layers work, and gradients flow as usual.
+a KV cache, the update passes one that walks a tree. Everything else is computed once per distinct
+token with the model's own modules, so weights are shared and LoRA layers work.
 
     hidden_ND = decoder(token_ids_N, positions_N, attend)
     logits_MV = decoder.logits(hidden_ND[rows])
-
-The layers of a wide model on a CPU are computed by wide_layer.py.
-
-Not covered: other families, sliding windows, rotary positions over a part of a head:
-`Decoder.supports` says no, and flat_decoder.py what else there is.
 """
 
 import math
@@ -42,8 +36,8 @@ class Decoder:
     longest_plain = math.inf
 
     def __init__(self, model: nn.Module, recompute: bool = False) -> None:
-        """`recompute`, which may be changed between passes, has a backward pass compute each layer
-        again, of which only the input is kept."""
+        """With `recompute`, which may change between passes, only the input of each layer is kept,
+        and the backward pass computes the layer again."""
         base = unwrapped(model)
         config = base.config
         if not self.supports(model):
@@ -65,10 +59,8 @@ class Decoder:
 
     @staticmethod
     def supports(model: nn.Module) -> bool:
-        """Tells whether this forward gives the same numbers as the model's own.
-
-        A test compares the two.
-        """
+        """Tells whether this forward gives the same numbers as the model's own (compared by a
+        test)."""
         base = unwrapped(model)
         config = base.config
         if config.model_type not in FAMILIES or not hasattr(base, "lm_head"):
@@ -77,7 +69,7 @@ class Decoder:
         return (
             config.hidden_act == "silu"
             and not getattr(config, "use_sliding_window", False)
-            # Rotary tables that change with the longest sequence in the batch, or cover a part.
+            # Not rotary tables that depend on the longest sequence, or cover a part of a head.
             and rope.get("rope_type", "default") not in ("dynamic", "longrope")
             and rope.get("partial_rotary_factor", 1.0) == 1.0
         )
@@ -85,8 +77,8 @@ class Decoder:
     def __call__(
         self, token_ids_N: Tensor, positions_N: Tensor, attend: Attend, forest: object = None
     ) -> Tensor:
-        """Returns the final hidden states ``[N, hidden]``, already normalised. The `forest`, which
-        other decoders need, is not used."""
+        """Returns the final hidden states ``[N, hidden]``, already normalised. Only other decoders
+        use the `forest`."""
         return run_unsharded(self._model, self._hidden, token_ids_N, positions_N, attend)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
@@ -103,7 +95,10 @@ class Decoder:
     def _hidden(self, token_ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
         x = self._embed(token_ids_N)
         cos, sin = self._rotary(x.unsqueeze(0), positions_N.unsqueeze(0))
-        cos, sin = cos[0].unsqueeze(1), _negate_left_half(sin[0].unsqueeze(1))
+        # [N, 1, d] broadcasts over heads. The sign of the first half is in `sin`, so that `rotate`
+        # is one product and one fused multiply-add.
+        first_half, second_half = sin[0].unsqueeze(1).chunk(2, dim=-1)
+        cos, sin = cos[0].unsqueeze(1), torch.cat((-first_half, second_half), dim=-1)
         compute = partial(recomputed, self._layer) if self.recompute else self._layer
         for index, layer in enumerate(self._layers):
             x = run_unsharded(layer, compute, index, x, cos, sin, attend)
@@ -113,6 +108,8 @@ class Decoder:
         layer = self._layers[index]
         q, k, v = self._project(layer, x, cos, sin)
         out = attend(index, q, k, v).reshape(x.shape[0], -1)
+        # wide_layer.py computes plain linear layers of wide models, others (small ones, LoRA) by
+        # their own modules.
         o_proj, norm, mlp = layer.self_attn.o_proj, layer.post_attention_layernorm, layer.mlp
         x = x + (linear(out, o_proj) if is_wide(x, o_proj) else o_proj(out))
         if self._has_plain_mlp and is_wide(x, mlp.gate_proj, mlp.up_proj, mlp.down_proj):
@@ -129,7 +126,7 @@ class Decoder:
             q, k, v = linears_of_norm(x, norm, *linears)
         else:
             h = rms_norm(norm, x)
-            q, k, v = (each(h) for each in linears)
+            q, k, v = (linear_layer(h) for linear_layer in linears)
         q, k, v = (t.unflatten(1, (-1, self.head_dim)) for t in (q, k, v))
         if hasattr(attn, "q_norm"):
             q, k = rms_norm(attn.q_norm, q), rms_norm(attn.k_norm, k)
@@ -141,28 +138,25 @@ class Decoder:
 
 
 def run_unsharded(module: nn.Module, compute: Callable[..., Tensor], *args: Any) -> Tensor:
-    """Computes ``compute(*args)`` while `module`'s own weights are whole.
-
-    A sharded module has a method `run_unsharded` (update/sharding.py), which gathers its weights
-    for the call as its forward would.
-    """
+    """Computes ``compute(*args)`` while `module`'s weights are whole: a sharded module has a method
+    `run_unsharded` (update/sharding.py), which gathers them as its forward would."""
     sharded_run = module.__dict__.get("run_unsharded")
     return compute(*args) if sharded_run is None else sharded_run(compute, *args)
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Tells whether weights of the model are gathered for each call, by `run_unsharded`."""
+    """Tells whether weights of the model are gathered for each call."""
     return any("run_unsharded" in module.__dict__ for module in model.modules())
 
 
 def recomputed(compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Returns ``compute(*args)`` and keeps its arguments alone: the backward pass computes it
-    again, with the same kernels. There is no dropout to repeat."""
+    """Returns ``compute(*args)`` and keeps only its arguments: the backward pass computes it again,
+    with the same kernels. No random state is kept, because there is no dropout."""
     return checkpoint(compute, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
-    """Returns the repeated blocks, as transformers names them for each model."""
+    """Returns the repeated blocks, which transformers names in `_no_split_modules`."""
     names: set[str] = set()
     for module in model.modules():
         names |= set(getattr(module, "_no_split_modules", None) or ())
@@ -170,7 +164,7 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def recompute_layers(model: nn.Module) -> None:
-    """Has a backward pass compute each of the model's own layers again."""
+    """Makes the backward pass compute each of the model's layers again."""
     for layer in decoder_layers(model):
         layer.forward = partial(recomputed, layer.forward)
 
@@ -178,9 +172,3 @@ def recompute_layers(model: nn.Module) -> None:
 def unwrapped(model: Any) -> Any:
     """Returns the causal model inside a peft wrapper, or the model itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-def _negate_left_half(sin: Tensor) -> Tensor:
-    """Negates the left half, so that `rotate` is one product and one fused multiply-add."""
-    left, right = sin.chunk(2, dim=-1)
-    return torch.cat((-left, right), dim=-1)

@@ -1,11 +1,9 @@
 """The flat forward pass of a model, where there is one.
 
     Decoder          Qwen2, Qwen3, Llama: written for flat lists; the fastest     decoder.py
-    ModuleDecoder    transformers' own modules, attention alone replaced          module_decoder.py
+    ModuleDecoder    transformers' own modules, only attention replaced           module_decoder.py
 
-The engine samples by it with shared keys and values, and an update computes each distinct token
-once. Models without one are sampled and trained by transformers' own forward (hf_forward.py,
-padded.py).
+Models without one are sampled and trained by transformers' forward (hf_forward.py, padded.py).
 """
 
 from typing import Protocol
@@ -27,21 +25,17 @@ class FlatDecoder(Protocol):
 
     @property
     def launches_the_same(self) -> bool:
-        """Is true if a pass over as many tokens always launches the same operators."""
+        """Whether passes over the same number of tokens always launch the same operators."""
         ...
 
     @property
     def longest_plain(self) -> float:
-        """Is the longest sequence over which every layer is plain causal attention, by keys of one
+        """The longest sequence over which every layer is plain causal attention, by keys of one
         width; a call over longer ones needs the forest."""
         ...
 
     def __call__(
-        self,
-        token_ids_N: Tensor,
-        positions_N: Tensor,
-        attend: Attend,
-        forest: Forest | None = None,
+        self, token_ids_N: Tensor, positions_N: Tensor, attend: Attend, forest: Forest | None = None
     ) -> Tensor:
         """Returns the final hidden states ``[N, hidden]``, already normalised."""
         ...
@@ -56,12 +50,10 @@ class FlatDecoder(Protocol):
 
 
 def has_flat_decoder(model: nn.Module) -> bool:
-    """Tells whether the model has a flat forward."""
     return Decoder.supports(model) or ModuleDecoder.supports(model)
 
 
 def flat_decoder(model: nn.Module, recompute: bool = False) -> FlatDecoder:
-    """Makes the flat forward of a model that has one. `recompute` has a backward pass compute each
-    layer again, of which only the input is kept."""
-    kind = Decoder if Decoder.supports(model) else ModuleDecoder
-    return kind(model, recompute)
+    """Makes the flat forward of a model that has one; `recompute` is as in `Decoder`."""
+    decoder_class = Decoder if Decoder.supports(model) else ModuleDecoder
+    return decoder_class(model, recompute)

@@ -1,14 +1,8 @@
-"""Has a GGUF file read once while transformers makes a tokenizer and a model of it.
+"""Reads a GGUF file once while transformers makes a tokenizer and a model of it.
 
-    transformers ── gguf.GGUFReader(file)         for the tokenizer, the config and the weights
-                 ── gguf.get_tensor_name_map(…)   for the model and for each module in it
-
-Each of these readers would parse the whole vocabulary again, and each of these maps would have the
-names of all layers again: 397 maps for a model of 30 layers. Here the package `gguf` answers from
-memory the second time. What transformers makes of the answers is its own, so a model has the same
-bits.
-
-Not covered: families that transformers reads without this package.
+transformers makes a GGUFReader for the tokenizer, the config and the weights, each of which parses
+the whole vocabulary, and a map of all tensor names for each module: 397 maps for 30 layers. Here
+the package `gguf` returns the first ones again.
 """
 
 import threading
@@ -21,12 +15,12 @@ from typing import Any
 import numpy as np
 
 _ONE_AT_A_TIME = threading.Lock()
-"""Is held while the names of the package are replaced, because all threads see them."""
+"""Held while functions of the package are replaced: all threads see the replacements."""
 
 
 @contextmanager
 def gguf_read_once() -> Iterator[None]:
-    """Keeps what was read of GGUF files until the end of the block."""
+    """Caches GGUF readers and name maps inside the block."""
     gguf: Any = import_module("gguf")
     with _ONE_AT_A_TIME:
         reader, name_map = gguf.GGUFReader, gguf.get_tensor_name_map
@@ -38,8 +32,8 @@ def gguf_read_once() -> Iterator[None]:
 
 
 def _plain(reader: Any) -> Any:
-    """Returns the class of readers whose `data` is a plain array over the mapped file. A reader
-    takes slices for each token and merge; with numpy's memmap all takes three times as long."""
+    """Returns a class of readers whose `data` is a plain array over the mapped file. A reader takes
+    a slice for each token and merge, and slices of numpy's memmap are three times as slow."""
 
     class PlainReader(reader):
         @property

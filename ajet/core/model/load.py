@@ -5,9 +5,8 @@
     SmolLM2.Q4_1.gguf           a GGUF file; its weights are expanded to `dtype`
     embedded:math               a model that comes with this package
 
-Of a multimodal checkpoint the text model is loaded (multimodal.py).
-
-Every failure is a `ModelError` whose one line says what is wrong, where, and what to do.
+From a multimodal checkpoint, the text model is loaded (multimodal.py). Every failure is a
+`ModelError` of one line.
 """
 
 import re
@@ -67,8 +66,8 @@ DTYPES = {
 
 @dataclass
 class LoadedModel:
-    """Holds a causal model on its device and its tokenizer; `name` is what the user called it, and
-    `whole` is the multimodal checkpoint, if the model is the text model of one."""
+    """A causal model on its device, and its tokenizer; `name` is `model.path`, and `whole` is the
+    multimodal checkpoint, if the model is the text model of one."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -78,7 +77,7 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Holds the arguments of `from_pretrained` that say where the files are."""
+    """The arguments of `from_pretrained` that say where the files are."""
 
     name_or_path: str
     options: dict[str, Any]
@@ -96,13 +95,12 @@ def load_model(
     chat_template: str | None = None,
     with_weights: bool = True,
 ) -> LoadedModel:
-    """Loads a causal language model for training. `with_weights=False` makes the same model on
-    torch's meta device, where weights have no memory: another process has them.
+    """Loads a causal language model. `with_weights=False` makes the same model on torch's meta
+    device, without memory for weights: another process has them.
 
     `dtype` and `device` "auto" mean CUDA with bfloat16 where there is CUDA, else CPU with float32.
     `chat_template` is the path of a jinja file that replaces the tokenizer's own template, or
-    embedded:qwen2_5.
-    """
+    embedded:qwen2_5."""
     target = resolve_device(device)
     source = find_source(path)
     options = {**source.options, "trust_remote_code": False}  # a model's own code is not run
@@ -112,7 +110,7 @@ def load_model(
         )
         if len(tokenizer) < 2:
             raise ModelError(
-                f"model '{path}': its tokenizer is empty; save one beside the weights",
+                f"model '{path}': its tokenizer is empty; save one next to the weights",
                 code=Code.NO_TOKENIZER,
             )
         if chat_template is not None:
@@ -144,13 +142,13 @@ def load_model(
 
 
 def _refuse_kernels_of_the_hub(path: str, source: ModelSource, options: dict[str, Any]) -> None:
-    """Refuses a config.json that names a repository of the hub as an implementation: transformers
-    would download its code and run it."""
+    """Refuses a config.json that names a repository of the hub as an implementation, because
+    transformers would download and run its code."""
     config, _ = _load(
         path, "model", PreTrainedConfig.get_config_dict, source.name_or_path, **options
     )
     sections = [config]
-    for section in sections:  # grows while it is read
+    for section in sections:  # the list grows during the loop: nested sections are appended
         for key, value in section.items():
             if isinstance(value, dict):
                 sections.append(value)
@@ -163,25 +161,21 @@ def _refuse_kernels_of_the_hub(path: str, source: ModelSource, options: dict[str
 
 
 def _with_weights(
-    name_or_path: str,
-    *,
-    text_config: PreTrainedConfig | None,
-    dtype: torch.dtype,
-    **options: Any,
+    name_or_path: str, *, text_config: PreTrainedConfig | None, dtype: torch.dtype, **options: Any
 ) -> PreTrainedModel:
-    """Loads a model; with a `text_config` the text model of a multimodal checkpoint."""
+    """Loads a model, or with a `text_config` the text model of a multimodal checkpoint."""
     if text_config is not None:
         return load_text_model(name_or_path, text_config=text_config, dtype=dtype, **options)
-    dense = _dense_gguf() if "gguf_file" in options else {}
-    return AutoModelForCausalLM.from_pretrained(name_or_path, dtype=dtype, **options, **dense)
+    # Newer versions of transformers leave GGUF weights packed where they have a kernel for that;
+    # packed weights cannot be trained.
+    config_class = getattr(transformers, "GgufConfig", None)
+    if "gguf_file" in options and config_class is not None:
+        options["quantization_config"] = config_class(dequantize=True)
+    return AutoModelForCausalLM.from_pretrained(name_or_path, dtype=dtype, **options)
 
 
 def _without_weights(
-    name_or_path: str,
-    *,
-    text_config: PreTrainedConfig | None,
-    dtype: torch.dtype,
-    **options: Any,
+    name_or_path: str, *, text_config: PreTrainedConfig | None, dtype: torch.dtype, **options: Any
 ) -> PreTrainedModel:
     config = text_config or AutoConfig.from_pretrained(name_or_path, **options)
     with torch.device("meta"):
@@ -189,9 +183,15 @@ def _without_weights(
 
 
 def find_source(path: str) -> ModelSource:
-    """Returns where the files of `model.path` are; ModelError if nowhere."""
+    """Returns where the files of `model.path` are."""
     if path.startswith(EMBEDDED):
-        return ModelSource(str(_embedded_folder(path.removeprefix(EMBEDDED))), {})
+        name = path.removeprefix(EMBEDDED)
+        if not name or not (EMBEDDED_DIR / name / "config.json").is_file():
+            raise ModelError(
+                f"model '{path}': not in this package; there is {_embedded_names()}",
+                code=Code.MODEL_NOT_FOUND,
+            )
+        return ModelSource(str(EMBEDDED_DIR / name), {})
     local = Path(path).expanduser()
     if local.is_file():
         return _gguf_source(local)
@@ -205,16 +205,6 @@ def find_source(path: str) -> ModelSource:
         f"a hub name or {_embedded_names()}",
         code=Code.MODEL_NOT_FOUND,
     )
-
-
-def _embedded_folder(name: str) -> Path:
-    folder = EMBEDDED_DIR / name
-    if not name or not (folder / "config.json").is_file():
-        raise ModelError(
-            f"model '{EMBEDDED}{name}': not in this package; there is {_embedded_names()}",
-            code=Code.MODEL_NOT_FOUND,
-        )
-    return folder
 
 
 def _embedded_names() -> str:
@@ -238,13 +228,6 @@ def _gguf_source(file: Path) -> ModelSource:
     return ModelSource(str(file.parent), {"gguf_file": file.name})
 
 
-def _dense_gguf() -> dict[str, Any]:
-    """Returns the option that has a GGUF file's weights expanded: newer versions of transformers
-    leave them packed where they have a kernel for that, and packed weights cannot be trained."""
-    config_class = getattr(transformers, "GgufConfig", None)
-    return {} if config_class is None else {"quantization_config": config_class(dequantize=True)}
-
-
 def _check_folder(folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise ModelError(
@@ -254,15 +237,13 @@ def _check_folder(folder: Path) -> None:
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise ModelError(
             f"model '{folder}': no tokenizer there (no {TOKENIZER_FILES[0]}); "
-            "save it beside the weights with tokenizer.save_pretrained",
+            "save it next to the weights with tokenizer.save_pretrained",
             code=Code.NO_TOKENIZER,
         )
 
 
 def _hub_source(name: str) -> ModelSource:
-    """Asks the hub once, with a short timeout: transformers itself retries for a minute before it
-    fails.
-    """
+    """Asks the hub once, with a short timeout: transformers would retry for a minute."""
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import (
         HTTPError,  # pyright: ignore[reportPrivateImportUsage]  # from whichever HTTP client it uses
@@ -275,7 +256,7 @@ def _hub_source(name: str) -> ModelSource:
         if cached:
             return ModelSource(name, {"local_files_only": True})
         raise ModelError(
-            f"model '{name}': no such folder, not in the local cache, and the hub did not give it "
+            f"model '{name}': no such folder, not in the local cache, and not from the hub "
             f"({_one_line(error)}); give the path of a folder, set HF_HOME to a cache that has it, "
             f"or take one that comes with this package: {_embedded_names()}",
             code=Code.MODEL_NOT_FOUND,
@@ -283,27 +264,27 @@ def _hub_source(name: str) -> ModelSource:
     return ModelSource(name, {})
 
 
-def _load(path: str, what: str, load: Callable[..., Any], name_or_path: str, **options: Any) -> Any:
+def _load(path: str, part: str, load: Callable[..., Any], name_or_path: str, **options: Any) -> Any:
     try:
         with without_progress_bar():
             return load(name_or_path, **options)
     except LOAD_ERRORS as error:
         raise ModelError(
-            f"model '{path}': its {what} does not load: {_one_line(error)}",
+            f"model '{path}': its {part} does not load: {_one_line(error)}",
             code=Code.MODEL_NOT_LOADED,
         ) from error
 
 
 @contextmanager
 def without_progress_bar() -> Iterator[None]:
-    """Hides the progress bars of loading, because the run has its own display and a log file keeps
+    """Hides the progress bars of loading: the run has its own display, and a log file would keep
     each state of a bar as text."""
     from transformers.utils import logging
 
-    with suppress(ImportError):  # not all versions have a module of their own for GGUF
+    with suppress(ImportError):  # not all versions have this module
         from transformers import modeling_gguf_pytorch_utils as gguf
 
-        # It takes tqdm's own bar, which the switch of transformers does not reach.
+        # It uses tqdm's own bar, which transformers' switch does not affect.
         gguf.tqdm = logging.tqdm  # pyright: ignore[reportPrivateImportUsage]
     was_enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -315,10 +296,8 @@ def without_progress_bar() -> Iterator[None]:
 
 
 def _clear_quantization_config(model: Any) -> None:
-    """Removes the marks of quantisation from a model whose weights were expanded.
-
-    With them `save_pretrained` would refuse the model.
-    """
+    """Removes the marks of quantisation from a model whose weights were expanded; with them
+    `save_pretrained` would refuse it."""
     for name in ("quantization_config", "_pre_quantization_dtype"):
         if hasattr(model.config, name):
             delattr(model.config, name)
@@ -353,13 +332,13 @@ def resolve_device(device: str) -> torch.device:
                 code=Code.DEVICE,
             )
         return torch.device(device)
-    known = re.fullmatch(r"cpu|cuda(?::(\d+))?", device)
-    if not known:
+    match = re.fullmatch(r"cpu|cuda(?::(\d+))?", device)
+    if not match:
         raise ModelError(
             f"device '{device}': unknown; use auto, cpu, cuda, cuda:N or mps", code=Code.DEVICE
         )
     num = torch.cuda.device_count()
-    if device != "cpu" and int(known[1] or 0) >= num:
+    if device != "cpu" and int(match[1] or 0) >= num:
         there = f"cuda:0 to cuda:{num - 1}" if num else "no CUDA device"
         raise ModelError(
             f"device '{device}': torch finds {there} on this machine; use auto or cpu",

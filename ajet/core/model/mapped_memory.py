@@ -1,9 +1,7 @@
-"""Memory of its own for a tensor on a CPU, beside the C library's heap.
+"""Separately mapped memory for a tensor on a CPU, outside the C library's heap.
 
-    mapped(like, num)    pages that are never written take no memory; all go back with the tensor
-
-In the heap, tensors that stay lie between others that come and go, and what those free is not found
-again by larger ones. allocator.py says when the heap gives its free pages back.
+In the heap, long-lived tensors lie between others, whose freed memory larger tensors cannot use.
+Mapped pages take memory only when they are written, and are all freed with the tensor.
 """
 
 import mmap
@@ -12,7 +10,7 @@ import os
 import torch
 from torch import Tensor
 
-# Pages that a forked process would share take longer to fault in as well. Windows has no fork.
+# Shared pages, mmap's default, take longer to fault in. Windows has no such flags.
 PRIVATE = {} if os.name == "nt" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
 
 

@@ -1,19 +1,12 @@
-"""A flat forward pass by transformers' own modules, for families beside those of `Decoder`.
+"""A flat forward pass by transformers' own modules, for families that `Decoder` does not cover.
 
-Attention is the caller's here too (decoder.py says what for). A model of transformers looks its
-attention function up in a registry; the one that is registered here hands queries, keys and values
-to the `attend` that the call of the model was given, and without one computes as transformers does.
-All else is the model's own code: norms, rotary positions, experts, multipliers. Its linear layers
-are computed as those of `Decoder` where they are wide.
+Attention is the caller's here too (decoder.py). A model of transformers looks its attention
+function up in a registry; the one registered here passes queries, keys and values to the `attend`
+with which the model was called, and without one computes as transformers does.
 
     attend(layer, q, k, v)                     a token sees all before it
     attend(layer, q, k, v, window=, sinks=)    in layers with a sliding window, or with attention
                                                sinks (scores that take a part of each softmax)
-
-Layers that carry a state along a sequence (linear attention, short convolutions) are computed from
-the forest of the tokens (branch_states.py).
-
-Not covered: scores that are capped, families that no test has compared (`FAMILIES`).
 """
 
 import math
@@ -47,31 +40,29 @@ FAMILIES = frozenset(
 """The model types whose numbers a test compares with those of transformers' own attention."""
 
 LAYERS_WITH_STATES = {"linear_attention": "linear_attn", "conv": "conv"}
-"""The types of layers with a state, and the module of each that has it."""
+"""The types of layers with a state, and the name of the module that has it."""
 LAYER_TYPES = {"full_attention", "sliding_attention", *LAYERS_WITH_STATES}
-GIVEN = {"sdpa": "ajet_sdpa", "eager": "ajet_eager"}
-"""The attention's names in transformers' registries, by what computes where none is given."""
+REGISTERED = {"sdpa": "ajet_sdpa", "eager": "ajet_eager"}
+"""The names in transformers' registries, by the attention that computes calls without `attend`."""
 
 
 class ModuleDecoder:
     """Computes a causal language model over a flat list of tokens, by its own modules."""
 
     def __init__(self, model: nn.Module, recompute: bool = False) -> None:
-        """`recompute` has a backward pass compute each layer again, of which only the input is
-        kept."""
         base = unwrapped(model)
         config = base.config
         if not self.supports(model):
             raise ValueError(f"no flat forward for model type {config.model_type!r}")
-        config._attn_implementation = GIVEN.get(
-            config._attn_implementation, config._attn_implementation
-        )
+        implementation = config._attn_implementation
+        config._attn_implementation = REGISTERED.get(implementation, implementation)
         layers = _layers_with_states(base.base_model)
         for layer in layers:
             compute_by_segments(layer)
         self._has_states = bool(layers)
         self._has_sinks = any(name.endswith(".sinks") for name, _ in base.named_parameters())
-        if base is model:  # of adapters, most weights are not trained
+        # With adapters most weights are not trained, and wide_layer.py would save little.
+        if base is model:
             for module in base.modules():
                 if type(module) is nn.Linear and "forward" not in module.__dict__:
                     module.forward = partial(_linear, module)
@@ -89,25 +80,23 @@ class ModuleDecoder:
 
     @staticmethod
     def supports(model: nn.Module) -> bool:
-        """Tells whether this forward gives the same numbers as the model's own. A test compares
-        the two."""
+        """Tells whether this forward gives the same numbers as the model's own (compared by a
+        test)."""
         base = unwrapped(model)
         config = base.config
         rope = getattr(config, "rope_parameters", None) or {}
         return (
             config.model_type in FAMILIES
             and hasattr(base, "lm_head")
-            and config._attn_implementation in (*GIVEN, *GIVEN.values())
+            and config._attn_implementation in (*REGISTERED, *REGISTERED.values())
             and set(getattr(config, "layer_types", None) or ()) <= LAYER_TYPES
-            # Rotary tables that change with the longest sequence in the batch.
+            # Not rotary tables that depend on the longest sequence in the batch.
             and rope.get("rope_type", "default") not in ("dynamic", "longrope")
             and all(map(takes_states, _layers_with_states(base.base_model)))
         )
 
     @property
     def longest_plain(self) -> float:
-        """Is the longest sequence over which every layer is plain causal attention, by keys of one
-        width."""
         config = self._config
         kinds = set(getattr(config, "layer_types", None) or ())
         layers_differ = first_layer_config(config) is not config
@@ -118,25 +107,17 @@ class ModuleDecoder:
 
     @property
     def launches_the_same(self) -> bool:
-        """Is true if a pass over as many tokens always launches the same operators: experts get as
-        many tokens as are sent to them."""
+        # Experts compute as many tokens as the router sends them.
         return not any(
             getattr(self._config, name, None)
             for name in ("num_experts", "num_local_experts", "n_routed_experts")
         )
 
     def __call__(
-        self,
-        token_ids_N: Tensor,
-        positions_N: Tensor,
-        attend: Attend,
-        forest: Forest | None = None,
+        self, token_ids_N: Tensor, positions_N: Tensor, attend: Attend, forest: Forest | None = None
     ) -> Tensor:
-        """Returns the final hidden states ``[N, hidden]``, already normalised.
-
-        The `forest` of the tokens must be given unless no sequence is longer than `longest_plain`;
-        without it `attend` is asked for no window.
-        """
+        """Returns the final hidden states ``[N, hidden]``, already normalised. Without a `forest`,
+        no sequence may be longer than `longest_plain`, and `attend` gets no window."""
         options: dict[str, Any] = {"attend": attend if forest is not None else _plain(attend)}
         if self._has_states:
             assert forest is not None, "layers with a state need the forest"
@@ -167,7 +148,8 @@ class ModuleDecoder:
         out = self._base(
             input_ids=token_ids_N.unsqueeze(0),
             position_ids=positions_N.unsqueeze(0),
-            # A mask of four dimensions is taken as it is: transformers makes none of its own.
+            # transformers uses a mask of four dimensions unchanged and makes none; `attend` does
+            # not look at it.
             attention_mask=token_ids_N.new_empty(1, 1, 1, 1),
             use_cache=False,
             **options,
@@ -177,7 +159,7 @@ class ModuleDecoder:
 
 
 def head_dim(config: Any) -> int:
-    """Returns the width of queries and keys, of the first layer where layers differ."""
+    """Returns the width of queries and keys, in the first layer where layers differ."""
     config = first_layer_config(config)
     if getattr(config, "kv_lora_rank", None):
         return config.qk_nope_head_dim + config.qk_rope_head_dim
@@ -185,7 +167,7 @@ def head_dim(config: Any) -> int:
 
 
 def first_layer_config(config: Any) -> Any:
-    """Returns the config of the first layer where transformers has one for each, or the config."""
+    """Returns the config of the first layer where each layer has one, or the config."""
     return config.per_layer_config[0] if getattr(config, "is_heterogeneous", False) else config
 
 
@@ -193,14 +175,14 @@ def _layers_with_states(base: Any) -> list[nn.Module]:
     """Returns the modules that carry a state along a sequence."""
     kinds = getattr(base.config, "layer_types", None) or ()
     return [
-        getattr(layer, LAYERS_WITH_STATES[kind])
-        for layer, kind in zip(base.layers, kinds, strict=False)
-        if kind in LAYERS_WITH_STATES
+        getattr(layer, LAYERS_WITH_STATES[layer_type])
+        for layer, layer_type in zip(base.layers, kinds, strict=False)
+        if layer_type in LAYERS_WITH_STATES
     ]
 
 
 def _linear(module: nn.Linear, input: Tensor) -> Tensor:
-    """Computes a linear layer as wide_layer.py does, where it does."""
+    """Computes a linear layer, by wide_layer.py where it is wide."""
     rows = input.flatten(0, -2)
     if is_wide(rows, module):
         return linear(rows, module).unflatten(0, input.shape[:-1])
@@ -208,13 +190,13 @@ def _linear(module: nn.Linear, input: Tensor) -> Tensor:
 
 
 def _plain(attend: Attend) -> Attend:
-    """Returns an attention that hears of no windows, which hide nothing from short sequences."""
+    """Drops windows, which hide nothing from short sequences."""
     return lambda layer, q, k, v, **_: attend(layer, q, k, v)
 
 
-def _attention(otherwise: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the attention function of transformers' registry: what the model was called with as
-    `attend`, or `otherwise`."""
+def _attention(default: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function for transformers' registry: it calls the `attend` with which the model
+    was called, or `default`."""
 
     def attention(
         module: Any,
@@ -232,17 +214,19 @@ def _attention(otherwise: Callable[..., Any]) -> Callable[..., Any]:
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the attention ``[1, N, heads, d]`` of a layer over ``[1, heads, N, d]``."""
         if attend is None:
-            given = {"sliding_window": sliding_window, "s_aux": s_aux, "scaling": scaling}
-            return otherwise(module, query, key, value, attention_mask, **given, **options)
+            arguments = {"sliding_window": sliding_window, "s_aux": s_aux, "scaling": scaling}
+            return default(module, query, key, value, attention_mask, **arguments, **options)
         q, k, v = (t[0].transpose(0, 1).contiguous() for t in (query, key, value))
+        # `attend` scales by d ** -0.5; another scale of the model goes into the queries.
         plain = q.shape[2] ** -0.5
         if scaling is not None and scaling != plain:
             q = q * (scaling / plain)
+        # Kernels need one width: narrower values (latent attention) are padded with 0, then cut.
         narrow = v.shape[2]
         if narrow < q.shape[2]:
             v = F.pad(v, (0, q.shape[2] - narrow))
         special = {"window": sliding_window, "sinks": s_aux}
-        special = {name: each for name, each in special.items() if each is not None}
+        special = {name: value for name, value in special.items() if value is not None}
         out = attend(module.layer_idx, q, k, v, **special)
         return out[..., :narrow].unsqueeze(0), None
 
@@ -254,7 +238,7 @@ def _eager(module: Any, *args: Any, **options: Any) -> Any:
     return sys.modules[type(module).__module__].eager_attention_forward(module, *args, **options)
 
 
-AttentionInterface.register(GIVEN["sdpa"], _attention(sdpa_attention_forward))
-AttentionMaskInterface.register(GIVEN["sdpa"], sdpa_mask)
-AttentionInterface.register(GIVEN["eager"], _attention(_eager))
-AttentionMaskInterface.register(GIVEN["eager"], eager_mask)
+AttentionInterface.register(REGISTERED["sdpa"], _attention(sdpa_attention_forward))
+AttentionMaskInterface.register(REGISTERED["sdpa"], sdpa_mask)
+AttentionInterface.register(REGISTERED["eager"], _attention(_eager))
+AttentionMaskInterface.register(REGISTERED["eager"], eager_mask)

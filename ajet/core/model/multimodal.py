@@ -1,12 +1,10 @@
-"""The text model of a multimodal checkpoint: it alone is trained, and is exported inside the whole.
+"""The text model of a multimodal checkpoint: only it is trained, and it is exported inside the
+whole model. Its modules are those of the whole model, the rest of which is freed.
 
     Gemma3ForConditionalGeneration              Gemma3ForCausalLM
       model.vision_tower, …
       model.language_model            ->          model
       lm_head                         ->          lm_head
-
-Its modules are those of the whole model, the rest of which is freed. Not covered: text models for
-which transformers has no causal language model of their own, and inputs other than text.
 """
 
 from pathlib import Path
@@ -45,7 +43,7 @@ def text_config_of(name_or_path: str, **options: Any) -> PreTrainedConfig | None
         if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
             return None
         raise _unsupported(name_or_path, config)
-    # Where the two differ, the whole model's class has tied the weights or not.
+    # Where the two differ, the whole model's class decides whether weights are tied.
     text_config.tie_word_embeddings = config.tie_word_embeddings
     return text_config
 
@@ -61,15 +59,15 @@ def load_text_model(
     setattr(model, model.base_model_prefix, part)
     model.set_output_embeddings(whole.get_output_embeddings())
     part.config.tie_word_embeddings = text_config.tie_word_embeddings
-    model.config = part.config  # one for all modules: who changes it changes what they compute
+    # One object for all modules: a change of the model's config must change what they compute.
+    model.config = part.config
     model.generation_config = whole.generation_config
     model.config.architectures = [type(model).__name__]  # servers read it from the saved folder
     return model.eval()
 
 
 def whole_model(name_or_path: str, model: PreTrainedModel, **options: Any) -> PreTrainedModel:
-    """Returns the multimodal model of the checkpoint with the weights of `model`, its text
-    model."""
+    """Returns the checkpoint's multimodal model with the weights of `model` as its text model."""
     whole = _load_whole(name_or_path, dtype=model.dtype, **options)
     _text_part(whole, model, name_or_path).load_state_dict(model.base_model.state_dict())
     head: Any = whole.get_output_embeddings()
@@ -79,7 +77,7 @@ def whole_model(name_or_path: str, model: PreTrainedModel, **options: Any) -> Pr
 
 
 def copy_processor(name_or_path: str, folder: Path, **options: Any) -> None:
-    """Copies the files beside a multimodal checkpoint that say how images become inputs."""
+    """Copies a multimodal checkpoint's files that say how images become inputs."""
     for name in PROCESSOR_FILES:
         file = cached_file(
             name_or_path, name, **options, _raise_exceptions_for_missing_entries=False
@@ -98,10 +96,10 @@ def _load_whole(name_or_path: str, **options: Any) -> PreTrainedModel:
 
 def _text_part(whole: PreTrainedModel, model: PreTrainedModel, name_or_path: str) -> Any:
     """Returns the module of the whole model that is the base of `model`."""
-    parts = [part for part in whole.modules() if type(part) is type(model.base_model)]
-    if len(parts) != 1 or whole.get_output_embeddings() is None:
+    modules = [part for part in whole.modules() if type(part) is type(model.base_model)]
+    if len(modules) != 1 or whole.get_output_embeddings() is None:
         raise _unsupported(name_or_path, whole.config)
-    return parts[0]
+    return modules[0]
 
 
 def _unsupported(name_or_path: str, config: PreTrainedConfig) -> ModelError:

@@ -1,11 +1,6 @@
 """The precision of softmax, sums and log-probabilities: float32, or the model's if that is wider.
 
-    bfloat16, float16, float32  ->  float32        float64  ->  float64
-
-MPS has no float64. What is computed in it beside the model, sums and draws, is computed on the CPU
-there (`float64_device`).
-
-Not covered: models whose norms are not in `NORMS`; they compute these in float32 at any precision.
+bfloat16, float16, float32  ->  float32        float64  ->  float64
 """
 
 from types import MethodType
@@ -15,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
-"""transformers' norms that cast to float32 inside."""
+"""transformers' norms that cast to float32 inside and are replaced for float64; others are not."""
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -24,28 +19,25 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def to_wide_dtype(tensor: Tensor) -> Tensor:
-    """Converts the tensor to its `wide_dtype`; returns the tensor itself if it has that already."""
+    """Converts the tensor to its `wide_dtype`; returns the same tensor if it has that already."""
     return tensor.to(wide_dtype(tensor.dtype))
 
 
 def float64_device(device: torch.device) -> torch.device:
-    """Returns the device where tensors of `device` can be float64: itself, or the CPU for MPS."""
+    """Returns `device`, or the CPU for MPS, which has no float64."""
     return torch.device("cpu") if device.type == "mps" else device
 
 
 def to_float64(model: nn.Module) -> nn.Module:
-    """Converts the model in place to float64.
-
-    The `NORMS` get a forward that computes in float64, because their own computes in float32.
-    Experts are multiplied one after another: torch has no grouped product of float64. Eager
-    attention gets masks of float32's range, because its softmax is of float32 (Gemma 2).
-    """
+    """Converts the model in place to float64."""
     untyped: Any = model
     if hasattr(model, "set_experts_implementation"):
+        # Experts one after another: torch has no grouped product of float64.
         untyped.set_experts_implementation("eager")
     for module in model.modules():
         if type(module).__name__ in NORMS:
             module.forward = MethodType(rms_norm, module)
+        # The softmax of eager attention is of float32 (Gemma 2).
         attention = getattr(getattr(module, "config", None), "_attn_implementation", None)
         if attention == "eager" and type(module).__name__.endswith("Attention"):
             module.register_forward_pre_hook(_with_finite_mask, with_kwargs=True)
@@ -55,8 +47,8 @@ def to_float64(model: nn.Module) -> nn.Module:
 def _with_finite_mask(
     module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Raises what masks a token from float64's minimum to float32's, which does not become -inf
-    when it is cast: a softmax over a row of padding, where all are -inf, is NaN."""
+    """Raises the masked scores from float64's minimum, which a cast to float32 makes -inf, to
+    float32's: the softmax of a row of padding, where all are -inf, would be NaN."""
     mask = options.get("attention_mask")
     if isinstance(mask, Tensor) and mask.dtype == torch.float64:
         options["attention_mask"] = mask.clamp(min=torch.finfo(torch.float32).min)

@@ -1,7 +1,4 @@
-"""The files beside the weights in a model's folder: config, tokenizer, chat template.
-
-Not covered: the weights themselves, which a checkpoint has as model.safetensors.
-"""
+"""The files of a model's folder other than weights: config, tokenizer, chat template."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory

@@ -20,7 +20,7 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
         ) from error
     if not is_there:
         raise ModelError(
-            f"{folder}: no tokenizer there; it is kept when a run begins", code=Code.NO_TOKENIZER
+            f"{folder}: no tokenizer there; it is saved when a run starts", code=Code.NO_TOKENIZER
         )
     from transformers import AutoTokenizer
 
@@ -31,7 +31,7 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
         raise ModelError(
             f"{folder}: the tokenizer does not load: {one_line}", code=Code.NO_TOKENIZER
         ) from error
-    # Without its file a fast tokenizer loads too, and has no vocabulary.
+    # Without this file a fast tokenizer loads too, but has no vocabulary.
     if tokenizer.is_fast and not (folder / "tokenizer.json").is_file():
         raise ModelError(
             f"{folder / 'tokenizer.json'}: no such file; restore a copy of it",

@@ -5,21 +5,11 @@
     gated_mlp(x)          x + down(silu(gate h) * up h), h = norm   keeps x, gate, up
     linear(x)             one weight                                keeps x
 
-What is cheap to compute is computed again in the backward pass: norms, the activation and its
-product. Autograd alone would keep twice as much, 1.3 MB for each token of a model of 135 million
-parameters in float32.
+The backward pass computes norms, the activation and its product again, which is cheap. Autograd
+alone would keep twice as much: 1.3 MB a token for a model of 135 million parameters in float32.
 
-Products of float32 go to oneDNN. torch gives them to MKL, which on some processors computes at half
-the speed: 207 against 300 to 480 GFLOP/s on two cores of an AMD EPYC 9005. Both are float32
-throughout and round otherwise. Those of bfloat16 go to oneDNN anyway. The gradient of a weight has
-a kernel: 505 to 520 GFLOP/s where oneDNN has 404 to 439.
-
-On CUDA products are torch's. What stands between them is computed by Triton's kernels, which read
-and write memory once (docs/adr/0073-cuda-graphs.md).
-
-Not covered: on a CPU, models narrower than `MIN_WIDTH`, where calls cost more than products; CUDA
-without Triton; float64, adapters, other devices: `is_wide` says no, and the caller uses torch's
-own layers.
+Where `is_wide` is false the caller uses torch's layers: narrow models on a CPU, where calls cost
+more than products, CUDA without Triton, float64, adapters, other devices.
 """
 
 from typing import Any
@@ -35,12 +25,11 @@ from ajet.core.model.precision import to_wide_dtype
 MIN_WIDTH = 256
 MIN_TOKENS = 64  # fewer are limited by reading the weights, which both libraries do equally fast
 TRANSPOSED = 1 << 13
-"""oneDNN computes the gradient of so many outputs in one product, and copies what it reads
-transposed."""
+"""The outputs whose gradient oneDNN computes in one product: it copies its transposed operands."""
 
 
 def is_wide(x_ND: Tensor, *linears: nn.Module) -> bool:
-    """Tells whether this file computes these layers of `x`."""
+    """Tells whether this file computes these layers for `x`."""
     if x_ND.device.type == "cpu":
         is_covered = (
             x_ND.dtype in (torch.float32, torch.bfloat16)
@@ -49,18 +38,17 @@ def is_wide(x_ND: Tensor, *linears: nn.Module) -> bool:
         )
     else:
         is_covered = layer_kernels_for(x_ND) is not None
-    return is_covered and all(type(each) is nn.Linear for each in linears)
+    return is_covered and all(type(module) is nn.Linear for module in linears)
 
 
 def linear(x_ND: Tensor, module: Any) -> Tensor:
-    """Returns ``module(x)``."""
     return _computed(_Linear, x_ND, module.weight, module.bias)
 
 
 def linears_of_norm(x_ND: Tensor, norm: Any, *linears: Any) -> tuple[Tensor, ...]:
     """Returns ``linear(rms_norm(x))`` of each linear layer."""
-    weights = [each.weight for each in linears]
-    biases = [each.bias for each in linears]
+    weights = [module.weight for module in linears]
+    biases = [module.bias for module in linears]
     return _computed(_LinearsOfNorm, x_ND, norm.weight, norm.variance_epsilon, *weights, *biases)
 
 
@@ -77,14 +65,14 @@ def rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
 
 
 def rotated(x_NHd: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
-    """Returns what `rotate` does, in one pass where a kernel can."""
+    """Returns the same as `rotate`, in one pass where there is a kernel."""
     if layer_kernels_for(x_NHd) is not None:
         return _computed(_Rotated, x_NHd, cos, signed_sin)
     return rotate(x_NHd, cos, signed_sin)
 
 
 def normed(x_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """Returns ``x * rsqrt(mean(x^2) + eps) * weight``, in one pass where a kernel can."""
+    """Returns ``x * rsqrt(mean(x^2) + eps) * weight``."""
     kernels = layer_kernels_for(x_ND)
     if kernels is not None:
         return kernels.rms_norm(x_ND, weight_D, eps)
@@ -99,6 +87,8 @@ def gated(gate: Tensor, up: Tensor) -> Tensor:
 
 def product(x_ND: Tensor, weight_OD: Tensor, bias: Tensor | None = None) -> Tensor:
     """Returns ``x @ weight.T + bias``; either may be a transposed view."""
+    # torch gives float32 products to MKL, which is slow on some processors: 207 GFLOP/s on two
+    # cores of an AMD EPYC 9005, where oneDNN has 300 to 480. bfloat16 goes to oneDNN anyway.
     on_cpu = x_ND.device.type == "cpu"
     if on_cpu and x_ND.dtype == torch.float32 and torch.backends.mkldnn.is_available():
         return torch.ops.mkldnn._linear_pointwise(x_ND, weight_OD, bias, "none", [], "")
@@ -109,26 +99,27 @@ def weight_gradient(grad_NO: Tensor, x_NI: Tensor) -> Tensor:
     """Returns ``grad.T @ x``, the gradient of the weight of a linear layer."""
     if x_NI.device.type != "cpu":
         return grad_NO.T @ x_NI
+    # 505 to 520 GFLOP/s by the kernel, where oneDNN has 404 to 439.
     kernels = kernels_for(x_NI)
     if kernels is not None and x_NI.shape[1] >= MIN_WIDTH:
         return kernels.weight_gradient(grad_NO, x_NI)
     out_OI = x_NI.new_empty(grad_NO.shape[1], x_NI.shape[1])
-    parts = zip(grad_NO.split(TRANSPOSED, 1), out_OI.split(TRANSPOSED), strict=True)
-    for grad_NP, out_PI in parts:
+    blocks = zip(grad_NO.split(TRANSPOSED, 1), out_OI.split(TRANSPOSED), strict=True)
+    for grad_NP, out_PI in blocks:
         out_PI.copy_(product(grad_NP.T, x_NI.T))
     return out_OI
 
 
 class _NothingKept:
-    """Is the context of a forward pass that no backward pass follows."""
+    """The context of a forward pass without a backward pass."""
 
     def save_for_backward(self, *tensors: Tensor) -> None:
-        """Keeps nothing."""
+        pass
 
 
 def _computed(function: Any, *args: Any) -> Any:
-    """Returns what the function's `apply` does. Where no gradients are recorded it computes at
-    once: `apply` takes 4 to 10 microseconds of the host, which on a GPU is a launch."""
+    """Returns ``function.apply(*args)``. Without gradients it calls the forward directly: `apply`
+    takes 4 to 10 microseconds of the CPU, as long as a launch on a GPU."""
     if torch.is_grad_enabled():
         return function.apply(*args)
     return function.forward(_NothingKept(), *args)
@@ -160,7 +151,7 @@ class _Rotated(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         cos, signed_sin = ctx.saved_tensors
-        # The transposed rotation: what the left half had from the right one goes back there.
+        # The transposed rotation: signs of the two halves change places.
         swapped = signed_sin.roll(signed_sin.shape[-1] // 2, dims=-1)
         return _rotate(grads[0].contiguous(), cos, swapped), None, None
 
@@ -190,6 +181,7 @@ class _LinearsOfNorm(torch.autograd.Function):
         _, needs_norm, _, *needs = ctx.needs_input_grad
         h = normed(x, norm, ctx.eps)
         d_weights = _weight_grads(grads, h, needs)
+        # `needs` has the weights first, then the biases (which may be None).
         d_biases = [
             grad.sum(0) if needed else None
             for grad, needed in zip(grads, needs[len(weights) :], strict=True)
@@ -207,18 +199,27 @@ class _GatedMLP(torch.autograd.Function):
         h = normed(x, norm, eps)
         gate, up = product(h, gate_weight), product(h, up_weight)
         ctx.save_for_backward(x, norm, gate, up, *weights)
-        return product(gated(gate, up), down_weight).add_(x)
+        return product(gated(gate, up), down_weight).add_(x)  # the residual
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, norm, gate, up, gate_weight, up_weight, down_weight = ctx.saved_tensors
         _, needs_norm, _, *needs = ctx.needs_input_grad
         grad = grads[0].contiguous()
-        gated, d_gate, d_up = _gated_backward(product(grad, down_weight.T), gate, up)
+        # The gradient of silu(gate) * up is overwritten with one of its factors'.
+        d_gated = product(grad, down_weight.T)
+        kernels = layer_kernels_for(gate)
+        if kernels is not None:
+            gated, d_gate, d_up = kernels.gate_backward(d_gated, gate, up)
+        else:
+            activation = F.silu(gate)
+            gated, d_up = activation * up, activation.mul_(d_gated)
+            d_gate = torch.ops.aten.silu_backward(d_gated.mul_(up), gate)
         (d_down,) = _weight_grads((grad,), gated, needs[2:])
         h = normed(x, norm, ctx.eps)
         d_weights = _weight_grads((d_gate, d_up), h, needs)
         d_h = _input_grad((d_gate, d_up), (gate_weight, up_weight))
+        # `grad` also reaches x directly, by the residual.
         d_x, d_norm = _rms_norm_backward(d_h, x, norm, ctx.eps, added=grad)
         return (d_x, d_norm if needs_norm else None, None, *d_weights, d_down)
 
@@ -240,21 +241,11 @@ def _input_grad(grads: tuple[Tensor, ...], weights: Any) -> Tensor:
     return total
 
 
-def _gated_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns ``silu(gate) * up`` and the gradients of gate and up; `grad` is overwritten."""
-    kernels = layer_kernels_for(gate)
-    if kernels is not None:
-        return kernels.gate_backward(grad, gate, up)
-    activation = F.silu(gate)
-    gated, d_up = activation * up, activation.mul_(grad)
-    return gated, torch.ops.aten.silu_backward(grad.mul_(up), gate), d_up
-
-
 def _rms_norm_backward(
     d_h: Tensor, x: Tensor, norm: Tensor, eps: float, added: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Returns the gradients of ``x`` and ``norm`` for ``h = x * rsqrt(mean(x^2) + eps) * norm``,
-    the first with `added` on top."""
+    """Returns the gradients of ``x``, plus `added`, and of ``norm`` for
+    ``h = x * rsqrt(mean(x^2) + eps) * norm``."""
     kernels = layer_kernels_for(x)
     if kernels is not None:
         return kernels.rms_norm_backward(d_h, x.contiguous(), norm, eps, added)
@@ -263,6 +254,7 @@ def _rms_norm_backward(
     normed = wide_x * scale
     d_norm = (grad * normed).sum(0)
     d_normed = grad * norm
+    # The scale depends on x too: the part of the gradient along x is removed.
     along = (d_normed * normed).mean(-1, keepdim=True)
     d_x = d_normed.addcmul_(normed, along, value=-1).mul_(scale).to(x.dtype)
     return d_x if added is None else d_x.add_(added), d_norm.to(norm.dtype)

@@ -1,7 +1,6 @@
 """Rollout correction: importance weights between the sampler's log-probabilities and the trainer's.
 
-The two differ where an engine computes in another precision, cuts by top-p, or is some steps
-behind.
+The two differ where an engine computes in another precision, cuts by top-p, or has older weights.
 
     log-ratios     old - sampler, of two turns of 2 and 1 tokens    .1 .2 | -.4
     level token    exp of each                                    1.11 1.22 | .67
@@ -13,12 +12,11 @@ behind.
     reject         weights outside [lower, upper] become 0: those tokens have no policy gradient
     normalize      then all are divided by their mean over the units of the batch
 
-A weight multiplies the policy loss of its tokens, neither KL nor entropy, and no denominator: a
+A weight multiplies the policy loss of its tokens, but neither KL nor entropy nor a denominator: a
 token of weight 0 still counts in the mean. The product of a unit's ratios is unbiased and of high
 variance, as in verl's `rollout_is: sequence`; their geometric mean (`combine`) stays near 1 for
-long units and is biased, as in ROLL's weights of segments.
-
-Beside the weights, tokens can be rejected by measures of a distance (rejection.py).
+long units and is biased, as in ROLL's weights of segments. Tokens can also be rejected by measures
+of a distance (rejection.py).
 """
 
 from collections.abc import Sequence
@@ -39,19 +37,18 @@ Floats = NDArray[np.float64]
 def apply_correction(
     samples: Sequence[TrainingSample], settings: CorrectionSettings
 ) -> tuple[list[TrainingSample], dict[str, float]]:
-    """Returns the samples, which have `old_logprobs`, with `weights`, and the metrics of the
-    correction.
+    """Adds `weights` to samples that have `old_logprobs`, and returns the metrics.
 
     correction_ess is the effective sample size of the weights as applied, as a fraction of the
     units (tokens, turns or episodes); correction_ratio_max is the largest ratio of a unit, before
-    the bounds. truncated_tokens and rejected_tokens count the tokens whose weight was cut and that
-    have no policy loss, rejected_share is the latter's share of the trained ones, and
-    rejected_share_MEASURE that which one measure rejects.
-    """
+    the bounds. truncated_tokens counts the tokens whose weight was cut, rejected_tokens those
+    without a policy loss. rejected_share is their share of the sampled tokens, and
+    rejected_share_MEASURE the share that one measure rejects."""
     num_sampled = sum(sample.num_sampled for sample in samples)
     if not num_sampled:
         return list(samples), {}
     weighted, metrics = list(samples), {}
+    # Masks over all tokens of a sample [T]; a token is rejected if bounds or a measure reject it.
     within = [np.ones(len(sample), np.bool_) for sample in samples]
     if settings.level != "none":
         weighted, within, metrics = _with_weights(samples, settings)
@@ -73,15 +70,22 @@ def effective_sample_size(weights: Floats) -> float:
 def _with_weights(
     samples: Sequence[TrainingSample], settings: CorrectionSettings
 ) -> tuple[list[TrainingSample], Masks, dict[str, float]]:
-    """Returns the samples with weights, the tokens [T] that the bounds do not reject, and the
-    metrics of the weights."""
+    """Returns the samples with weights, masks [T] of the tokens that the bounds do not reject, and
+    the metrics of the weights."""
     units = units_of(samples, settings.level)
-    ratios_N = _ratios_of_units(samples, units, settings.combine)
-    bounded_N = _apply_bounds(ratios_N, settings)
+    ratios_N = _ratios_of_units(samples, units, settings.combine)  # N: units, in all samples
+    if settings.mode == "truncate":
+        bounded_N = ratios_N.clip(max=settings.upper)
+    else:
+        is_inside_N = (ratios_N >= settings.lower) & (ratios_N <= settings.upper)
+        bounded_N = np.where(is_inside_N, ratios_N, 0.0)
+    # The mean is over units, not tokens: each unit is one draw. It is 0 where all are rejected.
     mean = float(bounded_N.mean()) if settings.normalize else 1.0
     weights_N = (bounded_N / mean if mean else bounded_N).astype(np.float32)
     pairs = list(zip(samples, units, strict=True))
+    # Unit -1 means that the token was not sampled (a prompt, a tool result, a given reply): 1.
     weighted = [replace(s, weights=np.where(u_T >= 0, weights_N[u_T], 1)) for s, u_T in pairs]
+    # A truncated unit differs from its ratio too, but keeps a gradient.
     is_within_N = (bounded_N == ratios_N) | (settings.mode == "truncate")
     cut = float(tokens_of_units(units)[bounded_N != ratios_N].sum())
     metrics = {
@@ -95,17 +99,13 @@ def _with_weights(
 def _ratios_of_units(
     samples: Sequence[TrainingSample], units: Units, combine: RatioCombination
 ) -> Floats:
+    """Returns old / sampler of each unit, in float64."""
     tokens_N = tokens_of_units(units)
     sums_N = np.zeros(len(tokens_N))
     for sample, unit_T in zip(samples, units, strict=True):
+        # `sums_N[units] += …` would add only once where a unit has several tokens.
         np.add.at(sums_N, unit_T[sample.sampled_mask], log_ratios(sample))
     if combine == "geometric_mean":
         sums_N /= tokens_N
+    # The sum of a long episode may be beyond what exp() can represent.
     return np.exp(sums_N.clip(-MAX_LOG_RATIO, MAX_LOG_RATIO))
-
-
-def _apply_bounds(ratios_N: Floats, settings: CorrectionSettings) -> Floats:
-    if settings.mode == "truncate":
-        return ratios_N.clip(max=settings.upper)
-    is_within_N = (ratios_N >= settings.lower) & (ratios_N <= settings.upper)
-    return np.where(is_within_N, ratios_N, 0.0)

@@ -1,18 +1,13 @@
-"""The critic: predicts the return before each trained token.
+"""The critic: a separate causal model that predicts the return before each trained token.
 
     token_ids   [s q] [a0 a1] [o] [b0]        a value is read at the same position as the token's
     values            v0 v1        v2         log-probability: v0 after "s q", before a0
 
-It is a separate causal model, like the policy's, with a head of one output:
-
-    value = head(final hidden state)          head: Linear(hidden, 1), at least float32, 0 at first
-
+    v    = head(final hidden state)           head: Linear(hidden, 1), at least float32, 0 at first
     loss = 1/N sum_t 1/2 max( (v - R)^2, (clip(v, old - c, old + c) - R)^2 )
 
 N is the number of trained tokens of the whole mini-batch, `old` are the values that the advantages
-were computed from, and R the returns. The model's own output layer is neither used nor trained.
-
-Not covered: a critic that shares the policy's weights; adapters.
+were computed from, c is `cliprange_value` and R the returns.
 """
 
 import time
@@ -28,13 +23,7 @@ from ajet.core.model.precision import wide_dtype
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.critic_metrics import CriticMetrics
 from ajet.core.update.layouts import make_layout
-from ajet.core.update.layouts.layout import (
-    Layout,
-    Row,
-    concat_to_device,
-    device_of,
-    rows_of,
-)
+from ajet.core.update.layouts.layout import Layout, Row, concat_to_device, device_of, rows_of
 from ajet.core.update.micro_batch_balancing import balance_micro_batches, numbers_of_samples
 from ajet.core.update.mini_batches import split_by_group
 from ajet.core.update.optimizer import ModelOptimizer, ModelState
@@ -50,9 +39,7 @@ Arrays = Sequence[NDArray[np.float32]]
 
 
 class ValueModel(nn.Module):
-    """Computes values ``[M, 1]`` of the trained tokens of a micro-batch with `model` and a
-    value head.
-    """
+    """A causal model with a value head; its output layer is neither used nor trained."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -62,21 +49,22 @@ class ValueModel(nn.Module):
         self.head = nn.Linear(config.hidden_size, 1, device=device_of(model), dtype=dtype)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
-        _freeze_output_layer(model)
+        untyped: Any = model
+        output, inputs = untyped.get_output_embeddings(), untyped.get_input_embeddings()
+        # Weight decay would change an output layer without gradient. A tied one is the embedding.
+        if output is not None and output.weight is not inputs.weight:
+            output.requires_grad_(False)
 
     def forward(self, layout: Layout, rows: Sequence[Row]) -> Tensor:
-        """Reads `layout`, which is over `model`, and applies the head.
-
-        It is called through the module, so that a sharded model is gathered together with its head.
-        """
+        """Returns values ``[M, 1]`` of the rows' trained tokens; `layout` is one over `model`."""
+        # The layout calls the model's parts. Inside this module's forward, FSDP gathers its head.
         return self.head(layout.forward_hidden(rows).to(self.head.weight.dtype))
 
 
 class Critic:
     """Trains a critic on `model`, a transformers causal model that nothing else trains.
 
-    Several ranks share the work as for the policy.
-    """
+    Several ranks share the work as for the policy."""
 
     def __init__(self, model: nn.Module, settings: CriticSettings, ranks: Ranks = ONE_RANK) -> None:
         train_every_embedding(model)
@@ -95,20 +83,23 @@ class Critic:
 
     @torch.no_grad()
     def values(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
-        """Returns the value of the state before each trained token, as `numbers_of_samples`
-        does."""
+        """Returns the value of the state before each trained token, one array ``[T]`` for each
+        sample."""
         budget = self.settings.max_tokens_per_micro_batch
         return numbers_of_samples(samples, self._predict, self.layout, budget, self.ranks)
 
     def update(
         self, samples: Sequence[TrainingSample], returns: Arrays, values: Arrays
     ) -> dict[str, float]:
-        """Makes `ppo_epochs` passes over the mini-batches; `values` are those before the update."""
+        """Makes `ppo_epochs` passes over the mini-batches; `values` are the critic's before the
+        update."""
         started = time.perf_counter()
         rows = rows_of(samples)
         metrics = CriticMetrics.of(rows, returns, values)
-        parts = split_by_group(samples, self.settings.mini_batch_num) * self.settings.ppo_epochs
-        for indices in parts:
+        mini_batches = (
+            split_by_group(samples, self.settings.mini_batch_num) * self.settings.ppo_epochs
+        )
+        for indices in mini_batches:
             part = set(indices)
             mini_batch = [row for row in rows if row.sample_index in part]
             if mini_batch:
@@ -117,14 +108,12 @@ class Critic:
         return metrics.result(time.perf_counter() - started)
 
     def state_dict(self) -> ModelState:
-        """Returns what a checkpoint holds of the critic (`ModelOptimizer.checkpoint`)."""
         reshard(self.model)
         return self.optimizer.checkpoint()
 
     def template(self) -> dict[str, Tensor]:
-        """Returns tensors with the names, shapes and shards of a checkpoint's, with arbitrary
-        content.
-        """
+        """Returns tensors with the names, shapes and shards of a checkpoint's; their content is
+        arbitrary."""
         reshard(self.model)
         return self.optimizer.checkpoint_template()
 
@@ -140,7 +129,7 @@ class Critic:
     def _train_mini_batch(
         self, rows: Sequence[Row], returns: Arrays, values: Arrays, metrics: CriticMetrics
     ) -> None:
-        """Makes one optimizer step."""
+        # N of all ranks, before rows are distributed: micro-batches' losses then simply add up.
         num_tokens = sum(len(row.positions) for row in rows)
         budget = self.settings.max_tokens_per_micro_batch
         local = balance_micro_batches(rows, self.layout, budget, self.ranks).local
@@ -164,19 +153,8 @@ class Critic:
 def value_loss(
     values_M: Tensor, returns_M: Tensor, old_M: Tensor, cliprange: float
 ) -> tuple[Tensor, Tensor]:
-    """Returns the loss of each token, and where the clipped loss is larger; there it has no
-    gradient.
-    """
+    """Returns the loss of each token, and where the clipped loss is larger. There it has no
+    gradient: clamp() is constant in the value outside its bounds."""
     clipped_M = torch.clamp(values_M, old_M - cliprange, old_M + cliprange)
     plain_M, cut_M = (values_M - returns_M).square(), (clipped_M - returns_M).square()
     return 0.5 * torch.maximum(plain_M, cut_M), cut_M > plain_M
-
-
-def _freeze_output_layer(model: nn.Module) -> None:
-    """Freezes the output layer, which only weight decay would change, unless it is the input
-    embedding.
-    """
-    untyped: Any = model
-    output, inputs = untyped.get_output_embeddings(), untyped.get_input_embeddings()
-    if output is not None and output.weight is not inputs.weight:
-        output.requires_grad_(False)

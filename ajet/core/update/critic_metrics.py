@@ -1,13 +1,13 @@
-"""Metrics of one update of the critic.
+"""Metrics of one update of the critic, under `critic/` in a step's metrics.
 
     loss                         of a mini-batch's tokens, averaged over the optimizer steps
     clip_fraction                tokens that the clip left without gradient
     value_mean return_mean       means over the trained tokens, before the update
     explained_variance           1 - var(return - value) / var(return), of the values before the
-                                 update; left out where all returns are equal or one is not finite
-    grad_norm lr optimizer_steps nonfinite_steps trained_tokens seconds    as of the policy's update
+                                 update; absent where all returns are equal or one is not finite
+    grad_norm lr optimizer_steps nonfinite_steps trained_tokens seconds    as in the policy's update
 
-Each is under `critic/` in a step's metrics.
+scripts/site_pages.py reads this table.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class CriticMetrics:
 
     def all_reduce(self, ranks: Ranks) -> None:
         """Replaces this rank's sums by those of all ranks; it must be called once, at the end."""
-        parts = ranks.all_gather((self.loss, self.num_tokens, self.num_cut))
-        losses, tokens, cuts = zip(*parts, strict=True)
+        by_rank = ranks.all_gather((self.loss, self.num_tokens, self.num_cut))
+        losses, tokens, cuts = zip(*by_rank, strict=True)
         self.loss, self.num_tokens, self.num_cut = sum(losses), sum(tokens), sum(cuts)
 
     def result(self, seconds: float) -> dict[str, float]:
@@ -79,11 +79,11 @@ class CriticMetrics:
         }
         variance = float(self.returns_N.var())
         if variance > 0:
-            left = float((self.returns_N - self.values_N).var())
-            fit["explained_variance"] = 1 - left / variance
+            residual = float((self.returns_N - self.values_N).var())
+            fit["explained_variance"] = 1 - residual / variance
         return fit
 
 
 def _trained(rows: Sequence[Row], arrays: Sequence[NDArray[np.float32]]) -> NDArray[np.float64]:
-    parts = [row.trained(arrays[row.sample_index]) for row in rows]
-    return np.concatenate(parts).astype(np.float64) if parts else np.zeros(0)
+    by_row = [row.trained(arrays[row.sample_index]) for row in rows]
+    return np.concatenate(by_row).astype(np.float64) if by_row else np.zeros(0)

@@ -1,14 +1,8 @@
 """The policy's weights for an engine: whole, with the model's own names, in a fixed order.
 
-    model.embed_tokens.weight, model.layers.0.self_attn.q_proj.weight, …
-
-Adapters are merged into the weights that they adapt; or they are given alone, for an engine that
-has the base weights and merges them itself (core/weight_sync/adapters.py). Tied weights come once.
-Numbers that a model keeps beside its weights come with them: a router's correction, a layer's
-scale.
-With several ranks, every rank iterates to the end, because all gather each tensor.
-
-Not covered: their transport (core/weight_sync).
+Adapters are merged into the weights that they adapt; or they are sent alone, to an engine that has
+the base weights and merges them itself (core/weight_sync/adapters.py). Tied weights come once.
+Buffers that the model saves are sent too: a router's correction, a layer's scale.
 """
 
 from collections.abc import Iterator
@@ -17,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ajet.core.model.decoder import unwrapped
 from ajet.core.update.shards import full_tensor
 from ajet.core.weight_sync.adapters import FACTOR_A, FACTOR_B, Adapters, with_adapter
 from ajet.core.weight_sync.manifest import Manifest, TensorInfo
@@ -28,32 +23,33 @@ BASE_WEIGHT = ".base_layer.weight"
 def engine_weights(
     model: nn.Module, dtype: torch.dtype | None, *, is_base: bool = False
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yields the weights in `dtype`, or each in its own; copies only where it must. Adapters are
-    left out with `is_base`."""
-    modules = dict(_base_model(model).named_modules())
-    for name, own in _tensors_of(model).items():
+    """Yields the weights in `dtype`, or each in its own; `is_base` leaves adapters out. All ranks
+    must iterate to the end, because they gather each tensor together."""
+    modules = dict(unwrapped(model).named_modules())
+    for name, tensor in _tensors_of(model).items():
         if name.endswith(BASE_WEIGHT) and not is_base:
-            whole = full_tensor(own)
+            # Merged in the base's dtype, then rounded once by the cast.
+            whole = full_tensor(tensor)
             layer: Any = modules[name.removesuffix(BASE_WEIGHT)]
             for adapter in layer.active_adapters:
                 whole = _merged(whole, layer, adapter)
             whole = whole.to(dtype or whole.dtype)
-        elif own.dtype.is_floating_point:
+        elif tensor.dtype.is_floating_point:
             # A shard is cast before it travels, which halves what the ranks send.
-            whole = full_tensor(own.to(dtype or own.dtype))
+            whole = full_tensor(tensor.to(dtype or tensor.dtype))
         else:
-            whole = own
+            whole = tensor
         yield _engine_name(name), whole
 
 
 def engine_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """Returns the names and shapes of what `engine_weights` yields; nothing is gathered."""
-    return {_engine_name(name): tuple(own.shape) for name, own in _tensors_of(model).items()}
+    return {_engine_name(name): tuple(tensor.shape) for name, tensor in _tensors_of(model).items()}
 
 
 @torch.no_grad()
 def adapter_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yields the two factors of each adapter, in the type in which they are trained."""
+    """Yields the two factors of each adapter, in the dtype in which they are trained."""
     for name, layer in _adapted_layers(model).items():
         (adapter,) = layer.active_adapters
         yield name + FACTOR_A, full_tensor(layer.lora_A[adapter].weight.detach())
@@ -61,15 +57,16 @@ def adapter_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def describe_adapters(model: nn.Module, dtype: torch.dtype | None) -> Adapters | str:
-    """Describes the model's adapters for engines that have its base weights in `dtype`; returns the
-    reason in one line where they cannot travel alone. All ranks call it, since the base's checksum
-    is computed of gathered weights."""
+    """Describes the model's adapters for engines that have its base weights in `dtype`, or returns
+    in one line why they cannot be sent alone. All ranks call it: the base's checksum is computed
+    from gathered weights."""
     layers = _adapted_layers(model)
     trained = sum(weight.requires_grad for weight in model.parameters())
+    # Two factors a layer; anything else that is trained would be missing in the engine.
     if trained != 2 * len(layers) or not all(map(_is_plain, layers.values())):
-        return "some adapters are not those of plain linear layers"
+        return "some adapters are not on plain linear layers"
     if len({layer.base_layer.weight.dtype for layer in layers.values()}) != 1:
-        return "the adapted weights have several types"
+        return "the adapted weights have several dtypes"
     scalings = {
         name: float(layer.scaling[layer.active_adapters[0]]) for name, layer in layers.items()
     }
@@ -82,11 +79,12 @@ def describe_adapters(model: nn.Module, dtype: torch.dtype | None) -> Adapters |
 
 def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
     """Returns what is saved of the base model, in the order of its modules, tied tensors once."""
-    first: dict[int, tuple[str, Tensor]] = {}
-    for name, tensor in _base_model(model).state_dict(keep_vars=True).items():
+    by_id: dict[int, tuple[str, Tensor]] = {}
+    # With keep_vars, tied weights are one object; without, each name has a detached view.
+    for name, tensor in unwrapped(model).state_dict(keep_vars=True).items():
         if "lora_" not in name:
-            first.setdefault(id(tensor), (name, tensor.detach()))
-    return dict(first.values())
+            by_id.setdefault(id(tensor), (name, tensor.detach()))
+    return dict(by_id.values())
 
 
 def _merged(whole: Tensor, layer: Any, adapter: str) -> Tensor:
@@ -99,8 +97,8 @@ def _merged(whole: Tensor, layer: Any, adapter: str) -> Tensor:
 
 
 def _is_plain(layer: Any) -> bool:
-    """Tells whether the layer is a linear one with one pair of factors, which peft would add as
-    `with_adapter` does."""
+    """Tells whether peft would merge this layer exactly as `with_adapter` does: a linear layer
+    with one pair of factors and no variant of LoRA."""
     return (
         isinstance(layer.base_layer, nn.Linear)
         and len(layer.active_adapters) == 1
@@ -112,17 +110,13 @@ def _is_plain(layer: Any) -> bool:
 
 def _adapted_layers(model: nn.Module) -> dict[str, Any]:
     """Returns peft's layers by the names of the weights that they adapt, in the weights' order."""
-    modules: dict[str, Any] = dict(_base_model(model).named_modules())
+    base = unwrapped(model)
+    modules: dict[str, Any] = dict(base.named_modules())
     return {
         _engine_name(name): modules[name.removesuffix(BASE_WEIGHT)]
-        for name, _ in _base_model(model).named_parameters()
+        for name, _ in base.named_parameters()
         if name.endswith(BASE_WEIGHT)
     }
-
-
-def _base_model(model: nn.Module) -> nn.Module:
-    untyped: Any = model
-    return untyped.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def _engine_name(name: str) -> str:

@@ -1,12 +1,6 @@
 """Exports a run's weights as a folder that transformers, vLLM and SGLang load.
 
-    checkpoints/step_N (of either kind)  ->  config.json, model*.safetensors, tokenizer, …
-
-`loaded` is the model that the run began with. Its weights are replaced by the checkpoint's; with
-adapters, these are merged into it or written alone as peft's folder. The folder is written under
-another name and renamed, so it is whole or absent.
-
-Not covered: pushing to a hub.
+checkpoints/step_N (of either kind)  ->  config.json, model*.safetensors, tokenizer, …
 """
 
 from __future__ import annotations
@@ -24,8 +18,8 @@ from ajet.core.model.multimodal import copy_processor, whole_model
 from ajet.core.update.checkpoint import read_weights
 from ajet.core.update.lora import with_lora
 from ajet.core.update.manifest import reason_of
-from ajet.core.update.many_adapters import check_names, of_adapter
-from ajet.core.update.mismatch import of_checkpoint
+from ajet.core.update.many_adapters import adapter_tensors, check_names
+from ajet.core.update.mismatch import naming_checkpoint
 from ajet.core.update.settings import LoraSettings
 from ajet.core.update.weights import load_weights, trainable
 
@@ -41,16 +35,18 @@ def export_model(
     adapter: bool = False,
     name: str | None = None,
 ) -> None:
-    """Writes the model with the checkpoint's weights to `out`; `adapter` writes only the adapters.
-    `name` says which adapter, where the run trained several apart.
+    """Writes the model with the checkpoint's weights to `out`, with adapters merged; `adapter`
+    writes only the adapters, as peft's folder. `name` says which one, where the run trained several
+    separately.
 
-    It changes `loaded`.
-    """
+    `loaded` is the model that the run began with; it is changed."""
     names = lora.adapters if lora else ()
     if name not in (names or (None,)):
-        said = "names no adapter" if name is None else f"is {name}"
+        problem = "names no adapter" if name is None else f"is {name}"
         there = ", ".join(names) or "only one, without a name"
-        raise ConfigError(f"--name {said}: the run's adapters are {there}", code=Code.OPTION_VALUE)
+        raise ConfigError(
+            f"--name {problem}: the run's adapters are {there}", code=Code.OPTION_VALUE
+        )
     if adapter and lora is None:
         raise ConfigError(
             "--adapter: the run trained all weights, it has no adapters", code=Code.OPTION_VALUE
@@ -60,13 +56,13 @@ def export_model(
             f"{out}: is there already; name a folder that is not", code=Code.OUTPUT_EXISTS
         )
     if lora and name is not None:
-        lora = lora.of_adapter(name)
+        lora = lora.for_adapter(name)
     model: Any = with_lora(loaded.model, lora) if lora else loaded.model
-    with of_checkpoint(checkpoint):
+    with naming_checkpoint(checkpoint):
         tensors = read_weights(checkpoint)
         if name is not None:
             check_names(tensors, names)
-            tensors = of_adapter(tensors, name)
+            tensors = adapter_tensors(tensors, name)
         load_weights(trainable(model), tensors)
     if lora and not adapter:
         model = model.merge_and_unload()
@@ -74,6 +70,7 @@ def export_model(
     if whole is not None:
         with without_progress_bar():
             model = whole_model(whole.name_or_path, model, **whole.options)
+    # Written under another name and renamed, so `out` is whole or absent.
     writing = out.with_name(f"{WRITING}{out.name}")
     try:
         shutil.rmtree(writing, ignore_errors=True)

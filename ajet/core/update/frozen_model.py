@@ -1,8 +1,7 @@
-"""Models that are never trained, and score the policy's tokens: a teacher, and the reference.
+"""Models that score the policy's tokens and are never trained: a teacher, and the reference.
 
-A frozen model has weights alone: no optimizer, no float32 masters, no gradients. Its layouts and
-ranks are the policy's. The reference is the policy as it was at the start, for a KL term that keeps
-the policy near it. Not covered: which model a teacher is (learning/teacher.py).
+A frozen model has no optimizer, no float32 masters and no gradients. The reference is the policy
+as it was at the start, for a KL term that keeps the policy near it.
 """
 
 import copy
@@ -26,8 +25,7 @@ from ajet.core.update.shards import reshard
 class FrozenModel:
     """Computes log-probabilities of trained tokens under `model`, at the settings' temperature.
 
-    The model is frozen and, with several ranks, sharded, both in place.
-    """
+    The model is frozen and, with several ranks, sharded, both in place."""
 
     def __init__(self, model: nn.Module, settings: UpdateSettings, ranks: Ranks = ONE_RANK) -> None:
         self.model = model.requires_grad_(False).eval()
@@ -43,7 +41,7 @@ class FrozenModel:
         return logprobs_M
 
     def score(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
-        """Returns log-probabilities of the trained tokens, as `numbers_of_samples` does."""
+        """Returns log-probabilities of the trained tokens, one array ``[T]`` for each sample."""
         budget = self._settings.max_tokens_per_micro_batch
         return numbers_of_samples(samples, self.logprobs, self._layout, budget, self._ranks)
 
@@ -51,9 +49,8 @@ class FrozenModel:
 class Reference:
     """Computes log-probabilities of trained tokens under the initial policy, without gradient.
 
-    With LoRA it is the policy with its adapters switched off; otherwise a frozen copy. It must be
-    built before a checkpoint is loaded into the policy.
-    """
+    With LoRA it is the policy with its adapters switched off, without it a frozen copy. It must be
+    built before a checkpoint is loaded into the policy."""
 
     def __init__(
         self, model: nn.Module, policy_layout: Layout, settings: UpdateSettings, ranks: Ranks

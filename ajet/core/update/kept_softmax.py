@@ -4,10 +4,8 @@
     d logits[u, v] = sum of d_m, over the tokens m of row u that are v, - sum of d_m of row u * p
 
 The backward pass needs two products, where computing the logits again would need three. The kept
-probabilities become the gradient in place, so one matrix of all logits is the most there is. In a
-model of bfloat16 it is of bfloat16; its gradient at the tokens is computed in float32.
-
-Not covered: an entropy with a gradient.
+probabilities become the gradient in place, so there is one matrix of all logits, in the model's
+dtype. Suffixes: U rows of features, M tokens, K distinct pairs of row and token, V vocabulary.
 """
 
 from typing import Any
@@ -26,8 +24,7 @@ def kept_softmax(
     features_UD: Tensor, weight_VD: Tensor, index_M: Tensor, targets_M: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
     """Returns the log-probability of each token, ``targets_M`` in row ``index_M``, and the entropy
-    of its row, which has no gradient.
-    """
+    of its row, which has no gradient."""
     return _KeptSoftmax.apply(features_UD, weight_VD, index_M, targets_M, temperature)
 
 
@@ -55,12 +52,14 @@ class _KeptSoftmax(torch.autograd.Function):
         features_UD, weight_VD, index_M, targets_M, logprobs_M, kept_UV = ctx.saved_tensors
         grad_M = grads[0] / ctx.temperature
         sum_U = grad_M.new_zeros(len(kept_UV)).index_add_(0, index_M, grad_M)
-        # Several tokens of a row may be the same one: each such pair is written once.
+        # Several samples may have the same token after a row: each pair is written once.
         pairs_M = index_M * kept_UV.shape[1] + targets_M
-        pairs_K, which_M = torch.unique(pairs_M, return_inverse=True)
-        at_pair_K = grad_M.new_zeros(len(pairs_K)).index_add_(0, which_M, grad_M)
+        pairs_K, pair_M = torch.unique(pairs_M, return_inverse=True)
+        # At the tokens the gradient is computed in float32, from the log-probabilities: in
+        # bfloat16 the two parts would nearly cancel where p is close to 1.
+        at_pair_K = grad_M.new_zeros(len(pairs_K)).index_add_(0, pair_M, grad_M)
         share_M = logprobs_M.exp() * sum_U[index_M]
-        at_pair_K -= torch.empty_like(at_pair_K).index_copy_(0, which_M, share_M)
+        at_pair_K -= torch.empty_like(at_pair_K).index_copy_(0, pair_M, share_M)
         kept_UV *= -sum_U.unsqueeze(1).to(kept_UV.dtype)
         kept_UV.view(-1)[pairs_K] = at_pair_K.to(kept_UV.dtype)
         needs_features, needs_weight, *_ = ctx.needs_input_grad
@@ -76,16 +75,18 @@ class _KeptSoftmax(torch.autograd.Function):
 def _softmax(
     logits_UV: Tensor, index_M: Tensor, targets_M: Tensor, temperature: float, is_wide: bool
 ) -> tuple[Tensor, Tensor]:
-    """Puts the probabilities into the logits' place; returns the log-probability of each token and
+    """Overwrites the logits with the probabilities; returns the log-probability of each token and
     the entropy of each row."""
     kernels = kernels_for(logits_UV) if is_wide else None
     if kernels is not None:
+        # Read before the kernel overwrites the logits.
         chosen_M = logits_UV[index_M, targets_M].float() / temperature
         entropy_U, log_sum_U = kernels.softmax(logits_UV, temperature)
         return chosen_M - log_sum_U[index_M], entropy_U
     dtype = wide_dtype(logits_UV.dtype)
     entropy_U = logits_UV.new_empty(len(logits_UV), dtype=dtype)
     logprobs_M = logits_UV.new_empty(len(index_M), dtype=dtype)
+    # Tokens ordered by row, so that those of a slice of rows are a range.
     order_M = torch.argsort(index_M, stable=True)
     step = max(1, SLICE // logits_UV.shape[1])
     starts = range(0, len(logits_UV), step)

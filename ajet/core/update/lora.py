@@ -1,11 +1,8 @@
 """Low-rank adapters through peft: only the adapters are trained, not the base weights.
 
-The adapters are put into the model's own modules, so an engine with the same model samples with
-them. With the adapters switched off the model is its own reference.
-
-Where a model is sharded, several adapters that learn apart are in the same modules
-(`add_adapters`), and one of them computes at a time (`activate`). Elsewhere each has modules of its
-own (many_adapters.py). Not covered: merging adapters into the weights.
+They are in the model's own modules, so an engine with the same model samples with them; switched
+off, the model is its own reference. Several adapters of a sharded model are in the same modules
+(`add_adapters`, `activate`); otherwise each has a separate module tree (many_adapters.py).
 """
 
 import re
@@ -30,8 +27,7 @@ def with_lora(model: nn.Module, lora: LoraSettings) -> nn.Module:
     """Returns the model wrapped by peft, with its base frozen.
 
     One factor of each adapter is zero and the other drawn from `lora.seed`, so the first update
-    starts from the base's numbers.
-    """
+    starts from the base's numbers."""
     try:
         import peft
     except ImportError:
@@ -60,13 +56,14 @@ def with_lora(model: nn.Module, lora: LoraSettings) -> nn.Module:
 
 
 def add_adapters(wrapped: nn.Module, loras: Sequence[LoraSettings]) -> list[str]:
-    """Puts more adapters beside the first one of a model that `with_lora` has wrapped; returns
-    peft's names of these. All are trained; the first one is active."""
+    """Adds adapters to a model that `with_lora` has wrapped, and returns peft's names for them. All
+    are trained; the first one stays active."""
     untyped: Any = wrapped
-    names = [f"beside_{number}" for number in range(1, len(loras) + 1)]
+    names = [f"adapter_{number}" for number in range(1, len(loras) + 1)]
     for name, lora in zip(names, loras, strict=True):
         with _drawn_from(lora):
             untyped.add_adapter(name, _peft_config(lora))
+    # peft would train only the active adapter.
     for name, weight in wrapped.named_parameters():
         weight.requires_grad_(".lora_" in name)
     activate(wrapped, FIRST)
@@ -74,8 +71,8 @@ def add_adapters(wrapped: nn.Module, loras: Sequence[LoraSettings]) -> list[str]
 
 
 def activate(wrapped: nn.Module, adapter: str) -> None:
-    """Has the model compute with this one of its adapters from now on. Peft's own `set_adapter`
-    would also freeze the others, whose optimizers and shards are made."""
+    """Makes the model compute with this adapter from now on."""
+    # Not by peft's set_adapter: it also freezes the others, which have optimizers and shards.
     for layer in wrapped.modules():
         if hasattr(layer, "_active_adapter"):
             untyped: Any = layer
@@ -83,13 +80,13 @@ def activate(wrapped: nn.Module, adapter: str) -> None:
 
 
 def weights_of_adapter(wrapped: nn.Module, adapter: str) -> dict[str, nn.Parameter]:
-    """Returns the weights of one of the model's adapters, under the names that they would have if
-    it were the only one."""
-    own = re.compile(rf"(\.lora_\w+)\.{adapter}(?=\.|$)")
+    """Returns the weights of one adapter, under the names that they would have if it were the only
+    one: a checkpoint does not depend on how adapters are held."""
+    pattern = re.compile(rf"(\.lora_\w+)\.{adapter}(?=\.|$)")
     return {
-        own.sub(rf"\1.{FIRST}", name): weight
+        pattern.sub(rf"\1.{FIRST}", name): weight
         for name, weight in wrapped.named_parameters()
-        if own.search(name)
+        if pattern.search(name)
     }
 
 
@@ -117,11 +114,9 @@ def _drawn_from(lora: LoraSettings) -> Iterator[None]:
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """Switches the adapters off inside the context, so that the model gives the base's numbers.
-
-    peft's own `disable_adapter` would also freeze and thaw the adapters' weights, which must not
-    happen to a sharded model in the middle of a pass.
-    """
+    """Switches the adapters off inside the context, so that the model gives the base's numbers."""
+    # Not by peft's disable_adapter: it also changes requires_grad of the adapters' weights, which
+    # must not happen to a sharded model in the middle of a pass.
     layers: list[Any] = [m for m in model.modules() if hasattr(m, "_disable_adapters")]
     for layer in layers:
         layer._disable_adapters = True

@@ -9,13 +9,13 @@
     kl_teacher       sampled tokens   w * kl_penalty(pi, teacher, "k1")         kl_teacher_coef
 
 The policy loss is one of losses/; `w` is the importance weight between sampler and trainer (1
-without one); H is the entropy. Which component a token carries, and how strongly, its sample says
-(`TrainingSample.stream`).
+without a correction); H is the entropy. `TrainingSample.stream` says which components a token
+carries, and how strongly.
 
-A weight is the token's own in the component, divided by the component's denominator over the whole
-mini-batch, so the sum does not depend on the division into micro-batches, layouts or ranks. "seq"
-means an EPISODE: one that is split into several timelines counts once, with all its tokens. With E
-episodes and N tokens that carry the component, n_e of them in episode e, the denominators give
+weight_ct is that strength divided by the component's denominator over the whole mini-batch, so the
+sum does not depend on the division into micro-batches, layouts or ranks. "seq" means an EPISODE:
+one that is split into several timelines counts once, with all its tokens. With E episodes and N
+tokens that carry the component, n_e of them in episode e, the factors are
 
     token-mean                1 / N
     seq-mean-token-sum        1 / E
@@ -48,6 +48,7 @@ from ajet.core.update.settings import UpdateSettings
 from ajet.core.update.sliced_softmax import sliced_softmax
 
 MAX_KL = 10.0
+# The most logits of one slice: by number on a CPU and a GPU, by bytes with Triton's kernels.
 MAX_LOGITS = 1 << 24  # 64 MiB in float32
 MAX_LOGITS_ON_GPU = 1 << 27  # 512 MiB in float32: 882 rows of 152,064, and few reads of the head
 MAX_LOGITS_OF_KERNELS = 1 << 30  # bytes: 3,530 rows of 152,064 in bfloat16, and no other copy
@@ -55,31 +56,24 @@ MAX_KEPT = 1 << 29  # bytes: 2,730 sampled tokens of 49,152 in float32, 5,461 in
 
 
 EpisodeWeights = dict[Component, dict[str, float]]
-"""Maps a component, and an episode with tokens in it, to what such a token's own weight is
-multiplied with."""
+"""Maps a component, and an episode with tokens in it, to the factor of these tokens' streams."""
 
 
 def component_weights(
     samples: Sequence[TrainingSample], settings: UpdateSettings
 ) -> EpisodeWeights:
-    """Returns the weights of the components that a mini-batch carries and the settings use."""
-    found = {
+    """Returns the factors of each component that the mini-batch carries and the settings use."""
+    by_component = {
         component: episode_weights(samples, settings, component)
         for component in get_args(Component)
         if coefficient(component, settings)
     }
-    return {component: weights for component, weights in found.items() if weights}
+    return {component: weights for component, weights in by_component.items() if weights}
 
 
 def coefficient(component: Component, settings: UpdateSettings) -> float:
-    """Returns the factor of a component in the loss."""
-    match component:
-        case "kl_reference":
-            return settings.kl_loss_coef
-        case "kl_teacher":
-            return settings.kl_teacher_coef
-        case _:
-            return 1.0
+    coefs = {"kl_reference": settings.kl_loss_coef, "kl_teacher": settings.kl_teacher_coef}
+    return coefs.get(component, 1.0)
 
 
 def episode_weights(
@@ -87,7 +81,10 @@ def episode_weights(
     settings: UpdateSettings,
     component: Component = "policy_gradient",
 ) -> dict[str, float]:
-    """Returns, for each episode with a token in the component, the weight of one with weight 1."""
+    """Returns, for each episode with a token in the component, the weight of a token whose stream
+    is 1 (1 / denominator)."""
+    # Counted over all timelines of an episode, and whatever the advantages are: a token with
+    # advantage 0 is in the mean.
     tokens_E: Counter[str] = Counter()
     for sample in samples:
         if num_tokens := int(np.count_nonzero(sample.stream(component))):
@@ -109,9 +106,7 @@ def episode_weights(
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """Holds the policy's numbers for each trained token [M]; `entropy_M` has a gradient if
-    asked for.
-    """
+    """The policy's numbers for each trained token [M]; `entropy_M` may have a gradient."""
 
     logprobs_M: Tensor
     entropy_M: Tensor
@@ -131,13 +126,9 @@ def score_tokens(
     is not repeated here: the sampler's log-probabilities are then of the renormalised cut and the
     ratio starts below 1, which `logprob_diff_max` shows.
 
-    More than `max_logits` logits are computed in slices, because with a vocabulary of 50,000 they
-    are far larger than any other tensor; by default a GPU's slices are longer. Up to `max_kept`
-    bytes of them are kept for the backward pass on a CPU (kept_softmax.py); more are computed
-    again, and on a GPU or in bfloat16 the head's gradient of the slices is summed in float32
-    (sliced_softmax.py). Where CUDA has Triton's kernels, slices stay in the model's dtype and are
-    longer (fused_softmax.py).
-    """
+    With a vocabulary of 50,000, logits are far larger than any other tensor. More than `max_logits`
+    are computed in slices; on a CPU up to `max_kept` bytes are kept for the backward pass."""
+    # 1. CUDA with Triton: slices stay in the model's dtype.
     kernels, weight_VD = cuda_kernels_for(output.features_UD), output.head_weight
     if kernels is not None and weight_VD is not None:
         limit = max_logits or MAX_LOGITS_OF_KERNELS // weight_VD.element_size()
@@ -151,6 +142,7 @@ def score_tokens(
         if temperature != 1.0:
             logits_UV = logits_UV / temperature
         logprobs_UV = torch.log_softmax(logits_UV, dim=-1)
+        # If the entropy is only a metric it needs no graph, which would keep two more [U, V].
         with torch.set_grad_enabled(with_entropy_grad and torch.is_grad_enabled()):
             entropy_U = -(logprobs_UV.exp() * logprobs_UV).sum(-1)
         return logprobs_UV[index_M, targets_M], entropy_U[index_M]
@@ -160,23 +152,26 @@ def score_tokens(
         max_logits = MAX_LOGITS_ON_GPU if on_gpu else MAX_LOGITS
     step = max(1, max_logits // output.vocab_size)
     num_rows = len(output.features_UD)
-    if num_rows <= step:
+    if num_rows <= step:  # 2. Few tokens: plain autograd, all logits at once.
         return TokenScores(*score(output.features_UD, output.index_M, targets_M))
     if weight_VD is not None and not with_entropy_grad:
+        # 3. The head is a plain product: softmaxes with a hand-written backward pass.
         inputs = (output.features_UD, weight_VD, output.index_M, targets_M, temperature)
         num_bytes = num_rows * output.vocab_size * weight_VD.element_size()
         if is_wide(output.features_UD) and num_bytes <= max_kept:
             return TokenScores(*kept_softmax(*inputs))
         if on_gpu or weight_VD.dtype in (torch.bfloat16, torch.float16):
             return TokenScores(*sliced_softmax(*inputs, step))
+    # 4. Slices under torch's checkpoint, which computes each slice's logits again in the backward.
+    # Tokens are taken slice by slice (index_M is a row of features), then put back in their order.
     order_M = torch.argsort(output.index_M, stable=True)
-    parts = []
+    slices = []
     for start in range(0, num_rows, step):
         tokens = order_M[(output.index_M[order_M] // step) == start // step]
         features = output.features_UD[start : start + step]
         inputs = (features, output.index_M[tokens] - start, targets_M[tokens])
-        parts.append(checkpoint(score, *inputs, use_reentrant=False, preserve_rng_state=False))
-    logprobs, entropy = (torch.cat(part)[order_M.argsort()] for part in zip(*parts, strict=True))
+        slices.append(checkpoint(score, *inputs, use_reentrant=False, preserve_rng_state=False))
+    logprobs, entropy = (torch.cat(part)[order_M.argsort()] for part in zip(*slices, strict=True))
     return TokenScores(logprobs, entropy)
 
 
@@ -188,7 +183,7 @@ def token_logprobs(layout: Layout, rows: Sequence[Row], temperature: float) -> T
     return score_tokens(output, targets_M, temperature, False).logprobs_M
 
 
-def kl_penalty(logprobs_M: Tensor, reference_M: Tensor, kind: str) -> Tensor:
+def kl_penalty(logprobs_M: Tensor, reference_M: Tensor, estimator: str) -> Tensor:
     """Estimates the KL from the policy to the reference from the sampled tokens (Schulman 2020,
     "Approximating KL divergence"), with d = log pi - log reference:
 
@@ -196,17 +191,16 @@ def kl_penalty(logprobs_M: Tensor, reference_M: Tensor, kind: str) -> Tensor:
         k2             d^2 / 2
         low_var_kl     k3: exp(-d) - 1 + d, with d cut to +-20 and the estimate to 10
 
-    k1 and `low_var_kl+` have the gradient of k2, d times that of log pi, which is the KL's on
-    average; k1's own would be 0 on average. That of `low_var_kl` is (1 - exp(-d)) times that of
-    log pi, and 0 where the estimate is cut: at d < -2.61, where the policy has less than 7.3 % of
-    the reference's probability, and at d > 11.
-    """
+    k1 and `low_var_kl+` have the gradient of k2, d * grad log pi, whose expectation is the gradient
+    of the KL; that of k1 itself would be 0 on average. The gradient of `low_var_kl` is (1 -
+    exp(-d)) * grad log pi, and 0 where the estimate is cut: at d < -2.61, where the policy has less
+    than 7.3 % of the reference's probability, and at d > 11."""
     difference_M = logprobs_M - reference_M
     k2_M = 0.5 * difference_M.square()
-    if kind == "k2":
+    if estimator == "k2":
         return k2_M
-    if kind == "k1":
-        return difference_M.detach() + (k2_M - k2_M.detach())
+    if estimator == "k1":
+        return difference_M.detach() + (k2_M - k2_M.detach())  # value of k1, gradient of k2
     log_ratio_M = (reference_M - logprobs_M).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     k3_M = (log_ratio_M.exp() - log_ratio_M - 1).clamp(-MAX_KL, MAX_KL)
-    return k3_M.detach() + (k2_M - k2_M.detach()) if kind == "low_var_kl+" else k3_M
+    return k3_M.detach() + (k2_M - k2_M.detach()) if estimator == "low_var_kl+" else k3_M

@@ -1,10 +1,7 @@
-"""Finds the whole checkpoints of a run by their manifests, without reading a tensor.
+"""Finds the whole checkpoints of a run by their manifests. Imports no torch, for `ajet check`.
 
-    newest_checkpoint(run/checkpoints)  ->  run/checkpoints/step_000123
-    find_fault(step_000123)             ->  None, or "model.safetensors does not match its checksum"
-
-It imports no torch, so that `ajet check` can look at a run folder too. Not covered: what is in a
-checkpoint, how it is written and read (checkpoint.py).
+newest_checkpoint(run/checkpoints)  ->  run/checkpoints/step_000123
+find_fault(step_000123)             ->  None, or "model.safetensors does not match its checksum"
 """
 
 import hashlib
@@ -23,13 +20,13 @@ MANIFEST = "manifest.json"
 FORMAT = 1
 REPLACED = ".replaced_"
 REMEMBERED = 1 << 26
-"""The bytes from which a file's hash is remembered. To hash so many takes longer than the clock of
-a file system takes to its next tick, so a later change has another time."""
+"""Hashes of files of at least this many bytes are remembered. Hashing them takes longer than a tick
+of a file system's clock, so a file that changes afterwards gets another modification time."""
 _hashes: dict[tuple[int, ...], str] = {}
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """Returns the folder of the newest whole checkpoint, and logs those that it passes over."""
+    """Returns the folder of the newest whole checkpoint, and logs the damaged ones it skips."""
     warnings: list[str] = []
     for path in candidates(folder):
         fault = find_fault(path)
@@ -40,7 +37,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
     if warnings:
         raise CheckpointError(
             f"no usable checkpoint in {folder}: {'; '.join(warnings)}; "
-            "mend its disk, or remove the folder to start afresh",
+            "repair its disk, or remove the folder to start from scratch",
             code=Code.CHECKPOINT_UNUSABLE,
         )
     return None
@@ -56,12 +53,12 @@ def find_fault(path: Path) -> str | None:
             return f"{MANIFEST} is of step {manifest['step']}"
         for name, expected in manifest["files"].items():
             try:
-                found = fingerprint(path / name)
+                actual = fingerprint(path / name)
             except FileNotFoundError:
                 return f"{Path(name).name} is missing"
             except OSError as error:
                 return f"{name} cannot be read: {reason_of(error)}"
-            if found != expected:
+            if actual != expected:
                 return f"{name} does not match its checksum"
     except FileNotFoundError:
         return f"{MANIFEST} is missing"
@@ -71,14 +68,14 @@ def find_fault(path: Path) -> str | None:
 
 
 def candidates(folder: Path) -> list[Path]:
-    """Returns checkpoint folders, newest step first; a replaced one comes after the one of its
-    step.
-    """
+    """Returns checkpoint folders, newest step first; a replaced one follows that of its step."""
     if not folder.is_dir():
         return []
     names = (p for p in folder.iterdir() if p.name.removeprefix(REPLACED).startswith("step_"))
-    found = [p for p in names if p.is_dir() and p.name.rpartition("_")[2].isdigit()]
-    return sorted(found, key=lambda p: (step_of(p), not p.name.startswith(REPLACED)), reverse=True)
+    folders = [p for p in names if p.is_dir() and p.name.rpartition("_")[2].isdigit()]
+    return sorted(
+        folders, key=lambda p: (step_of(p), not p.name.startswith(REPLACED)), reverse=True
+    )
 
 
 def step_of(path: Path) -> int:
@@ -88,18 +85,19 @@ def step_of(path: Path) -> int:
 
 def fingerprint(path: Path) -> dict[str, Any]:
     """Returns a file's size and hash, as the manifest has them. A large file is hashed once in a
-    process, as long as the file system says that it is the same."""
+    process, as long as its inode, size and times stay the same."""
     with path.open("rb") as file:
-        of = os.fstat(file.fileno())
-        state = (of.st_dev, of.st_ino, of.st_size, of.st_mtime_ns, of.st_ctime_ns)
-        found = _hashes.get(state) or hashlib.file_digest(file, "sha256").hexdigest()
-    if of.st_size >= REMEMBERED:
-        _hashes[state] = found
-    return {"size": of.st_size, "sha256": found}
+        status = os.fstat(file.fileno())
+        times = (status.st_mtime_ns, status.st_ctime_ns)
+        key = (status.st_dev, status.st_ino, status.st_size, *times)
+        sha256 = _hashes.get(key) or hashlib.file_digest(file, "sha256").hexdigest()
+    if status.st_size >= REMEMBERED:
+        _hashes[key] = sha256
+    return {"size": status.st_size, "sha256": sha256}
 
 
 def digest(manifest: Mapping[str, Any]) -> str:
-    """Returns the hash of a manifest's content; the manifest holds it itself."""
+    """Returns the hash of a manifest's content without its own `digest`."""
     body = {key: value for key, value in manifest.items() if key != "digest"}
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 

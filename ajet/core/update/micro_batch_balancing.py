@@ -5,8 +5,8 @@
     sizes 7 5 4 4 2 1, two ranks      7 4 1 | 5 4 2
     sizes 6 4 3, two ranks            6 idle | 4 3
 
-All ranks make every forward pass of a sharded model together: a rank that has no micro-batch left
-takes part with an idle one, a single token that nothing reads.
+All ranks make every forward pass of a sharded model together: a rank without a micro-batch takes
+part with an idle one, a single token that nothing reads.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NO_POSITIONS = np.zeros(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class BalancedMicroBatches:
-    """Holds all micro-batches of a mini-batch, and those that this rank computes (`local`)."""
+    """All micro-batches of a mini-batch, and those that this rank computes (`local`)."""
 
     micro_batches: list[list[Row]]
     local: list[list[Row]]
@@ -39,10 +39,8 @@ class BalancedMicroBatches:
 def balance_micro_batches(
     rows: Sequence[Row], layout: Layout, budget: int, ranks: Ranks
 ) -> BalancedMicroBatches:
-    """Splits `rows` into micro-batches and assigns them to the ranks.
-
-    Without rows there is nothing to compute on any rank.
-    """
+    """Splits `rows` into micro-batches and assigns them to the ranks; all ranks compute the same
+    assignment from the same rows."""
     if not rows:
         return BalancedMicroBatches([], [])
     if ranks.size == 1:
@@ -51,6 +49,7 @@ def balance_micro_batches(
     micro_batches = _split_evenly(lambda tokens: layout.split(rows, tokens), budget, ranks.dp_size)
     sizes = [layout.num_computed(micro_batch) for micro_batch in micro_batches]
     by_rank = assign_to_ranks(sizes, ranks.dp_size)
+    # An idle row has one input and no positions: a forward pass without a loss.
     one_token = rows[0].input_ids[:1]
     idle = [replace(rows[0], input_ids=one_token, positions=NO_POSITIONS, targets=NO_POSITIONS)]
     local = [micro_batches[index] for index in by_rank[ranks.dp_rank]]
@@ -67,18 +66,15 @@ def numbers_of_samples(
     budget: int,
     ranks: Ranks,
 ) -> list[NDArray[np.float32]]:
-    """Returns what `compute` gives for the trained tokens of a micro-batch, over all micro-batches
-    of the samples: an array for each sample, as long as the sample, with 0 at all other tokens."""
-    own = balance_micro_batches(rows_of(samples), layout, budget, ranks).local
-    return scatter_to_samples(samples, ((rows, compute(rows)) for rows in own), ranks)
+    """Runs `compute`, which returns a number for each trained token of a micro-batch, over all
+    samples. Returns an array ``[T]`` for each sample, 0 at tokens that are not trained."""
+    local = balance_micro_batches(rows_of(samples), layout, budget, ranks).local
+    return scatter_to_samples(samples, ((rows, compute(rows)) for rows in local), ranks)
 
 
 def assign_to_ranks(sizes: Sequence[int], dp_size: int) -> list[list[int]]:
-    """Returns the indices of `sizes` for each rank.
-
-    The largest come first, each for the least loaded rank that may take more. No rank has more than
-    the mean number, rounded up.
-    """
+    """Returns the indices of `sizes` for each rank: the largest first, each to the least loaded
+    rank that has fewer than the mean number of micro-batches, rounded up."""
     most = -(-len(sizes) // dp_size)
     by_rank: list[list[int]] = [[] for _ in range(dp_size)]
     loads = [0] * dp_size
@@ -93,14 +89,16 @@ def assign_to_ranks(sizes: Sequence[int], dp_size: int) -> list[list[int]]:
 
 def _split_evenly(split: Split, budget: int, dp_size: int) -> list[list[Row]]:
     """Splits with the smallest budget that needs no more passes per rank than `budget` does."""
+    # `most` micro-batches are free: every rank makes that many passes anyway. Within that number, a
+    # smaller budget makes them more even; it is found by bisection.
     best = split(budget)
     most = -(-len(best) // dp_size) * dp_size
     low, high = 1, budget
     while low < high:
         middle = (low + high) // 2
-        found = split(middle)
-        if len(found) <= most:
-            best, high = found, middle
+        micro_batches = split(middle)
+        if len(micro_batches) <= most:
+            best, high = micro_batches, middle
         else:
             low = middle + 1
     return best

@@ -1,5 +1,4 @@
-"""Splits a step's samples into mini-batches of whole groups, for one optimizer step each, and a
-mini-batch's numbers into those of its samples.
+"""Splits a step's samples into mini-batches of whole groups, for one optimizer step each.
 
 groups a a a b b c    in two parts    a a a b b | c
 """
@@ -18,21 +17,20 @@ from ajet.core.update.layouts.layout import Row, concat_to_device
 
 
 def split_by_group(samples: Sequence[TrainingSample], num: int) -> list[list[int]]:
-    """Splits samples into at most `num` parts of whole groups, and returns their indices.
-
-    Groups are in order of appearance; the parts' sizes differ by at most one group.
-    """
+    """Splits samples into at most `num` parts of whole groups, and returns their indices. Groups
+    stay in order of appearance; the parts' sizes differ by at most one group."""
     groups: dict[str, list[int]] = {}
     for index, sample in enumerate(samples):
         groups.setdefault(sample.group_id, []).append(index)
     members = list(groups.values())
-    parts = np.array_split(np.arange(len(members)), num)
-    return [[index for group in part for index in members[group]] for part in parts if len(part)]
+    chunks = np.array_split(np.arange(len(members)), num)
+    return [[index for group in part for index in members[group]] for part in chunks if len(part)]
 
 
 @dataclass(frozen=True, slots=True)
 class NumbersOfSamples:
-    """Holds a loss's numbers as arrays over all tokens of each sample, 0 where none is sampled."""
+    """A loss's numbers as arrays [T] over all tokens of each sample, 0 at tokens that were not
+    sampled. (The loss has one array over all sampled tokens of the mini-batch, in sample order.)"""
 
     by_name: Mapping[str, Sequence[Floats]]
 
@@ -42,15 +40,15 @@ class NumbersOfSamples:
 
         def spread(values_M: Floats) -> list[Floats]:
             arrays = [np.zeros(len(sample)) for sample in samples]
-            parts = np.split(values_M, cuts)
-            for sample, array_T, part in zip(samples, arrays, parts, strict=True):
+            by_sample = np.split(values_M, cuts)
+            for sample, array_T, part in zip(samples, arrays, by_sample, strict=True):
                 array_T[sample.sampled_mask] = part
             return arrays
 
         return cls({name: spread(values_M) for name, values_M in numbers.items()})
 
-    def of_rows(self, rows: Sequence[Row], like_M: Tensor) -> dict[str, Tensor]:
-        """Returns the numbers of the trained tokens of `rows`, with the type of `like_M`."""
+    def for_rows(self, rows: Sequence[Row], like_M: Tensor) -> dict[str, Tensor]:
+        """Returns the numbers of the trained tokens [M] of `rows`, in the dtype of `like_M`."""
         return {
             name: concat_to_device(
                 (row.trained(arrays[row.sample_index]) for row in rows), like_M.device

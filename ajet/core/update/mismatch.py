@@ -1,8 +1,4 @@
-"""Says that a checkpoint's tensors are not those of the model, and of which checkpoint.
-
-with of_checkpoint(path):                       checkpoint …/step_000002 does not fit the model:
-    load_weights(weights, read_weights(path))   head.weight (3, 2) is of shape (4, 2); use …
-"""
+"""The error of a checkpoint whose tensors do not fit the model."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,8 +20,9 @@ class WeightMismatch(CheckpointError):
 
 
 @contextmanager
-def of_checkpoint(path: Path) -> Iterator[None]:
-    """Turns a `WeightMismatch` into a CheckpointError that names the checkpoint."""
+def naming_checkpoint(path: Path) -> Iterator[None]:
+    """Turns a `WeightMismatch` into a CheckpointError that names the checkpoint: "checkpoint
+    …/step_000002 does not fit the model: head.weight (3, 2) is of shape (4, 2); use …"."""
     try:
         yield
     except WeightMismatch as mismatch:

@@ -3,14 +3,9 @@
     lr   /‾‾‾‾‾‾‾‾   constant          a gradient whose norm is not finite is not applied:
         /     ‾‾\\__  linear, cosine    the step is skipped and counted
 
-Weights of lower precision than float32 are trained through float32 masters, because bfloat16 loses
-an update of 1e-6 of a weight. Their gradients are added up in the masters, one micro-batch at a
-time. Only matrices have weight decay, not biases, norms and embeddings.
-
-The state of a sharded weight is sharded in the same way; the norm is that of the whole gradient, so
-every rank makes the same decision.
-
-Not covered: other optimizers.
+Weights narrower than float32 are trained through float32 masters: bfloat16 would lose an update of
+1e-6 of a weight. Only matrices have weight decay, not biases, norms and embeddings. The state of a
+sharded weight is sharded in the same way.
 """
 
 import math
@@ -30,12 +25,12 @@ from ajet.core.update.weights import check_fits, load_weights, trainable
 
 STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
 ADDED = 1 << 18
-"""The numbers of a narrow gradient that are added at a time on a CPU, where torch widens a copy of
-them first. CUDA widens each as it adds."""
+"""The values of a narrow gradient that are added to its master at a time on a CPU, where torch
+first makes a widened copy of them; CUDA widens each value as it adds."""
 
 
 class ModelState(NamedTuple):
-    """Holds what a checkpoint contains of a model: tensors by name, and a JSON state."""
+    """A model's part of a checkpoint: tensors by name, and a JSON state."""
 
     tensors: dict[str, Tensor]
     state: dict[str, Any]
@@ -43,7 +38,7 @@ class ModelState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """Reports one call of `ModelOptimizer.step`."""
+    """The result of one `ModelOptimizer.step`."""
 
     grad_norm: float  # before clipping
     lr: float
@@ -51,7 +46,7 @@ class StepOutcome:
 
 
 class ModelOptimizer:
-    """Holds the optimizer state of the model's trainable weights, or of those given by name."""
+    """Trains the model's trainable weights, or only `weights`."""
 
     def __init__(
         self,
@@ -60,18 +55,21 @@ class ModelOptimizer:
         weights: Mapping[str, nn.Parameter] | None = None,
         prefixes: tuple[str, str] = (WEIGHT_PREFIX, "optimizer."),
     ) -> None:
-        """`prefixes` are what the names of the weights and of their state have before them in a
-        checkpoint."""
+        """`prefixes` precede the names of the weights and of their state in a checkpoint."""
         self._weight_prefix, self._state_prefix = prefixes
         self._settings = settings
         self._weights = dict(trainable(model) if weights is None else weights)
-        self._masters = {n: _master(p) for n, p in self._weights.items()}
+        self._masters: dict[str, Tensor] = {}
         for name, weight in self._weights.items():
-            if self._masters[name] is not weight:
+            if weight.dtype == wide_dtype(weight.dtype):
+                self._masters[name] = weight  # a weight of float32 or wider is its own master
+            else:
+                self._masters[name] = to_wide_dtype(weight.detach())
                 weight.register_post_accumulate_grad_hook(_add_to(self._masters[name]))
-        # One kernel for all operations: a fifth of the time. It rounds otherwise, so small models
-        # keep the plain steps that their recorded figures were made with.
+        # One kernel for all operations takes a fifth of the time. It rounds differently, so small
+        # models keep the plain steps with which their recorded figures were measured.
         self._is_fused = is_large(model)
+        # By id: a tied output layer is the embedding's weight, and has no decay either.
         no_decay_ids = {
             id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()
         }
@@ -94,12 +92,19 @@ class ModelOptimizer:
     def step(self) -> StepOutcome:
         """Makes one optimizer step with the gradients that backward() left in the weights."""
         lr = lr_at(self.num_steps, self._settings)
-        grads = self._collect_grads()
-        norm = full_tensor(torch.nn.utils.get_total_norm(grads))
-        grad_norm = float(norm)
+        # A weight without gradient gets 0, so that it has the same state as the others, on every
+        # rank and after a resume.
+        for master in self._masters.values():
+            if master.grad is None:
+                master.grad = torch.zeros_like(master)
+        grads = [master.grad for master in self._masters.values() if master.grad is not None]
+        # Of the whole gradient, also where it is sharded: every rank makes the same decision.
+        grad_norm = float(full_tensor(torch.nn.utils.get_total_norm(grads)))
         stepped = math.isfinite(grad_norm)
         if stepped:
-            self._clip(grads, grad_norm)
+            limit = self._settings.grad_clip
+            if limit and grad_norm > limit:
+                torch._foreach_mul_(grads, limit / grad_norm)  # pyright: ignore[reportPrivateImportUsage]
             for group in self._adamw.param_groups:
                 group["lr"] = lr
             self._adamw.step()
@@ -115,18 +120,6 @@ class ModelOptimizer:
         for name, weight in self._weights.items():
             weight.grad = self._masters[name].grad = None
 
-    def _collect_grads(self) -> list[Tensor]:
-        """Returns the masters' gradients; a weight without one gets gradient 0."""
-        for master in self._masters.values():
-            if master.grad is None:
-                master.grad = torch.zeros_like(master)
-        return [master.grad for master in self._masters.values() if master.grad is not None]
-
-    def _clip(self, grads: list[Tensor], grad_norm: float) -> None:
-        limit = self._settings.grad_clip
-        if limit and grad_norm > limit:
-            torch._foreach_mul_(grads, limit / grad_norm)  # pyright: ignore[reportPrivateImportUsage]
-
     @torch.no_grad()
     def _copy_masters_to_weights(self) -> None:
         masters = {n: m for n, m in self._masters.items() if m is not self._weights[n]}
@@ -135,37 +128,35 @@ class ModelOptimizer:
             torch._foreach_copy_(weights, list(masters.values()))  # pyright: ignore[reportPrivateImportUsage]
 
     def checkpoint(self) -> ModelState:
-        """Returns what a checkpoint holds of the model: the weights and their state, not copied;
-        sharded where the model is."""
+        """Returns the weights and their state for a checkpoint: not copied, and sharded where the
+        model is."""
         counters = {"num_steps": self.num_steps, "num_skipped": self.num_skipped}
         return ModelState(self._named(self.tensors()), counters)
 
     def checkpoint_template(self) -> dict[str, Tensor]:
-        """Returns tensors with the names, shapes and shards of a checkpoint's, with arbitrary
-        content."""
+        """Returns tensors with the names, shapes and shards of a checkpoint's; their content is
+        arbitrary."""
         return self._named(self.template())
 
     def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Restores the weights and their state from a checkpoint."""
         load_weights(self._weights, tensors, self._weight_prefix)
-        # A checkpoint of sharded weights has no masters beside them: they are float32 themselves.
-        found = {f"{n}.master": tensors[f"{self._weight_prefix}{n}"] for n in self._weights}
-        found |= {
+        # A checkpoint of sharded weights has no masters, since those weights are float32. One that
+        # has them overwrites these entries.
+        state_tensors = {f"{n}.master": tensors[f"{self._weight_prefix}{n}"] for n in self._weights}
+        state_tensors |= {
             name.removeprefix(self._state_prefix): tensor
             for name, tensor in tensors.items()
             if name.startswith(self._state_prefix)
         }
-        self.load(found, int(state["num_steps"]), int(state["num_skipped"]))
+        self.load(state_tensors, int(state["num_steps"]), int(state["num_skipped"]))
 
     def _named(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Returns the weights and this state of theirs under their names in a checkpoint."""
         weights = {f"{self._weight_prefix}{n}": p.detach() for n, p in self._weights.items()}
         return weights | {f"{self._state_prefix}{n}": t for n, t in state.items()}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Returns AdamW's state by weight name, and float32 masters where the weights are
-        narrower.
-        """
+        """Returns AdamW's state by weight name, and the masters of narrower weights."""
         out: dict[str, Tensor] = {}
         for name, master in self._masters.items():
             state = self._adamw.state.get(master, {})
@@ -177,8 +168,7 @@ class ModelOptimizer:
     def template(self) -> dict[str, Tensor]:
         """Returns tensors with the names, shapes and shards that `tensors` has after a step.
 
-        A tensor as large as a weight is that weight itself, so no memory is allocated.
-        """
+        A tensor as large as a weight is that weight itself, so no memory is allocated."""
         out: dict[str, Tensor] = {}
         for name, master in self._masters.items():
             out |= {f"{name}.{key}": master.detach() for key in STATE_KEYS}
@@ -189,15 +179,15 @@ class ModelOptimizer:
 
     @torch.no_grad()
     def load(self, tensors: dict[str, Tensor], num_steps: int, num_skipped: int) -> None:
-        """Restores the state; `tensors` has a master for each weight, also where that is the
-        weight itself. Raises `CheckpointError` if a tensor is missing or another one.
-        """
+        """Restores the state; `tensors` has a master for each weight, also where it is the weight
+        itself. Raises `WeightMismatch` if a tensor is missing or has another shape."""
         for name, master in self._masters.items():
             check_fits(f"{name}.master", tensors[f"{name}.master"], master)
             copy_tensor(master, tensors[f"{name}.master"])
             self._adamw.state.pop(master, None)
-            if num_steps:  # the first step makes the state of every weight
-                state = self._empty_state(master)
+            if num_steps:  # before its first step AdamW has no state
+                moments = {key: torch.zeros_like(master) for key in ("exp_avg", "exp_avg_sq")}
+                state = moments | {"step": self._zero_step(master)}
                 for key in STATE_KEYS:
                     saved = tensors.get(f"{name}.{key}")
                     check_fits(f"{name}.{key}", saved, state[key])
@@ -205,14 +195,9 @@ class ModelOptimizer:
                 self._adamw.state[master] = state
         self.num_steps, self.num_skipped = num_steps, num_skipped
 
-    def _empty_state(self, master: Tensor) -> dict[str, Tensor]:
-        """Returns the state that AdamW makes at its first step."""
-        moments = {key: torch.zeros_like(master) for key in ("exp_avg", "exp_avg_sq")}
-        return moments | {"step": self._zero_step(master)}
-
     def _zero_step(self, master: Tensor) -> Tensor:
-        """Returns the count of no steps, where AdamW keeps it: on the weight's device if it is
-        fused, else on the CPU."""
+        """Returns a step count of 0 on the device where AdamW keeps it: the weight's if it is
+        fused, the CPU if not."""
         return torch.zeros((), device=master.device if self._is_fused else "cpu")
 
 
@@ -222,18 +207,16 @@ def lr_at(num_steps: int, settings: OptimizerSettings) -> float:
         return settings.lr * (num_steps + 1) / settings.warmup_steps
     if settings.lr_schedule == "constant":
         return settings.lr
-    done = (num_steps - settings.warmup_steps) / (settings.total_steps - settings.warmup_steps)
-    left = 1 - min(done, 1.0)
+    progress = (num_steps - settings.warmup_steps) / (settings.total_steps - settings.warmup_steps)
+    decay = 1 - min(progress, 1.0)
     if settings.lr_schedule == "cosine":
-        left = 0.5 * (1 - math.cos(math.pi * left))
-    return settings.lr * (settings.min_lr_ratio + (1 - settings.min_lr_ratio) * left)
+        decay = 0.5 * (1 - math.cos(math.pi * decay))
+    return settings.lr * (settings.min_lr_ratio + (1 - settings.min_lr_ratio) * decay)
 
 
 def _add_to(master: Tensor) -> Callable[[Tensor], None]:
-    """Returns a hook that moves a weight's gradient of one micro-batch to its master.
-
-    Micro-batches add up in float32: in bfloat16 the sum would lose what a later one adds.
-    """
+    """Returns a hook that adds a weight's gradient of one micro-batch to its master's. In bfloat16
+    the sum would lose what later micro-batches add."""
 
     def add(weight: Tensor) -> None:
         if weight.grad is None:
@@ -243,14 +226,9 @@ def _add_to(master: Tensor) -> Callable[[Tensor], None]:
         elif master.device.type == "cuda":
             master.grad += weight.grad
         else:
-            parts = (master.grad.view(-1).split(ADDED), weight.grad.reshape(-1).split(ADDED))
-            for total, part in zip(*parts, strict=True):
+            chunks = (master.grad.view(-1).split(ADDED), weight.grad.reshape(-1).split(ADDED))
+            for total, part in zip(*chunks, strict=True):
                 total += part
         weight.grad = None
 
     return add
-
-
-def _master(weight: nn.Parameter) -> Tensor:
-    is_wide = weight.dtype == wide_dtype(weight.dtype)
-    return weight if is_wide else to_wide_dtype(weight.detach())

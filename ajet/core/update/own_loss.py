@@ -5,17 +5,9 @@
     def loss(tokens, settings):
         return -tokens.advantages_M * tokens.ratio_M
 
-A function gets the tokens of a micro-batch (`LossInputs`: tensors with one entry for each trained
-token, log-probabilities in nats, advantages without a unit) and `UpdateSettings`. It returns the
-loss of each token, a tensor with the gradient of `logprobs_M`, or a `TokenLoss` with ratios and
-cuts for the metrics. loss.py weighs and adds the tokens up.
-
-A class is made as Class(config). Its `of_tokens(tokens, settings)` is that function; where it has
-an `of_mini_batch(tokens, settings)` too, this gets all trained tokens of the mini-batch
-(`MiniBatchTokens`) before the gradient and returns arrays by name with a number for each, which
-`of_tokens` finds in `tokens.mini_batch`. Every trained token is computed, also where its advantage
-is 0. A result that does not fit, and whatever they raise, ends
-the run with one line.
+A function gets the tokens of a micro-batch (`LossInputs`) and `UpdateSettings`, and returns the
+loss of each token, or a `TokenLoss`. A class is made as Class(config); its methods `of_tokens` and
+`of_mini_batch` are the two functions of a `PolicyLoss`. An error ends the run with one line.
 """
 
 from __future__ import annotations
@@ -42,27 +34,28 @@ WHERE = "ajet.trainer_common.algorithm.policy_loss"
 
 
 def own_loss(config: AjetConfig) -> PolicyLoss | None:
-    """Loads the loss that the config names; None where it names one of ajet's."""
+    """Loads the loss that the config names; returns None where that is one of ajet's."""
     spec = config.ajet.trainer_common.algorithm.policy_loss
     if ARROW not in spec:
         return None
-    found = load_attribute(spec, base_dirs=config.base_dirs, location=WHERE)
-    if inspect.isfunction(found):
-        return PolicyLoss(OwnTokens(found), needs_advantage=False)
-    if not inspect.isclass(found):
+    loss = load_attribute(spec, base_dirs=config.base_dirs, location=WHERE)
+    # needs_advantage=False: whether a token with advantage 0 has a gradient is not known.
+    if inspect.isfunction(loss):
+        return PolicyLoss(OwnTokens(loss), needs_advantage=False)
+    if not inspect.isclass(loss):
         raise ConfigError(
             f"{WHERE}: {spec!r}: name a function or a class", code=Code.OWN_WRONG_KIND
         )
-    made: Any = construct(found, config, WHERE)
-    if not callable(getattr(made, "of_tokens", None)):
+    instance: Any = construct(loss, config, WHERE)
+    if not callable(getattr(instance, "of_tokens", None)):
         raise ConfigError(
             f"{WHERE}: {spec!r}: the class has no of_tokens(self, tokens, settings)",
             code=Code.OWN_METHOD_MISSING,
         )
-    if not callable(getattr(made, "of_mini_batch", None)):
-        return PolicyLoss(OwnTokens(made.of_tokens), needs_advantage=False)
-    numbers = OwnMiniBatch(made.of_mini_batch)
-    return PolicyLoss(OwnTokens(made.of_tokens), numbers, "mini_batch", needs_advantage=False)
+    if not callable(getattr(instance, "of_mini_batch", None)):
+        return PolicyLoss(OwnTokens(instance.of_tokens), needs_advantage=False)
+    numbers = OwnMiniBatch(instance.of_mini_batch)
+    return PolicyLoss(OwnTokens(instance.of_tokens), numbers, "mini_batch", needs_advantage=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +66,20 @@ class OwnTokens:
 
     def __call__(self, tokens: LossInputs, settings: UpdateSettings) -> TokenLoss:
         result = run_user_code(partial(self.function, tokens, settings), WHERE)
-        found = result if isinstance(result, TokenLoss) else None
-        loss_M = result if found is None else found.loss_M
-        wanted = tuple(tokens.logprobs_M.shape)
-        if not isinstance(loss_M, Tensor) or tuple(loss_M.shape) != wanted:
+        token_loss = result if isinstance(result, TokenLoss) else None
+        loss_M = result if token_loss is None else token_loss.loss_M
+        shape = tuple(tokens.logprobs_M.shape)
+        if not isinstance(loss_M, Tensor) or tuple(loss_M.shape) != shape:
             is_tensor = isinstance(loss_M, Tensor)
-            given = f"a tensor of {tuple(loss_M.shape)}" if is_tensor else type(loss_M).__name__
+            description = (
+                f"a tensor of {tuple(loss_M.shape)}" if is_tensor else type(loss_M).__name__
+            )
             raise _misfit(
-                f"it returned {given}: return a tensor of {wanted}, a loss for each token"
+                f"it returned {description}: return a tensor of {shape}, a loss for each token"
             )
         if torch.is_grad_enabled() and len(loss_M) and not loss_M.requires_grad:
             raise _misfit("its loss has no gradient: compute it from tokens.logprobs_M")
-        return found or TokenLoss(loss_M, tokens.ratio_M.detach())
+        return token_loss or TokenLoss(loss_M, tokens.ratio_M.detach())
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +91,15 @@ class OwnMiniBatch:
     def __call__(self, tokens: MiniBatchTokens, settings: UpdateSettings) -> TokenNumbers:
         result = run_user_code(partial(self.function, tokens, settings), WHERE)
         if not isinstance(result, dict):
-            raise _misfit(f"of_mini_batch returned {type(result).__name__}, no dict")
-        wanted = tokens.logprobs_M.shape
+            raise _misfit(f"of_mini_batch returned {type(result).__name__}, not a dict")
+        shape = tokens.logprobs_M.shape
         numbers: dict[str, Any] = {}
         for name, values in result.items():
             values_M = np.asarray(values)
-            if values_M.shape != wanted or values_M.dtype.kind not in "fiub":
+            if values_M.shape != shape or values_M.dtype.kind not in "fiub":
                 raise _misfit(
                     f"of_mini_batch's {name!r} is {values_M.dtype} of {values_M.shape}: "
-                    f"give a number for each token, {wanted}"
+                    f"give a number for each token, {shape}"
                 )
             numbers[str(name)] = values_M.astype(np.float64)
         return numbers

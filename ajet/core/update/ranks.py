@@ -1,19 +1,13 @@
 """The ranks that train together; an update depends on their number only through this interface.
 
-    every rank    all samples of the step ─ mini-batches, and denominators over all ranks
-    balancing     micro-batches ─ the same number for every rank (micro_batch_balancing.py)
-    each rank     its own forward and backward passes ── gradients and metrics add up ── one step
-
-`OneRank` is a plain process: it shards nothing and gathers only its own values. `TorchRanks` are
-the processes of a torch.distributed group, with sharded weights (sharding.py) and, if configured,
-long sequences divided among several of them (sequence.py).
-
-Not covered: who starts the processes (the backbone).
+every rank    all samples of the step ─ mini-batches, and denominators over all ranks
+balancing     micro-batches ─ the same number for every rank (micro_batch_balancing.py)
+each rank     its own forward and backward passes ── gradients and metrics add up ── one step
 """
 
 import os
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,82 +28,53 @@ from ajet.core.update.shards import begin_micro_batch
 CONNECT_TIMEOUT_S = 600.0
 
 
-class Ranks(Protocol):
-    """Connects an update with the processes that train together.
+class Ranks:
+    """Connects an update with the processes that train together; here, a process that trains alone.
 
-    `dp_size` is the number of data-parallel ranks, to which the micro-batches of a mini-batch are
-    distributed, and `dp_rank` is this one's; the ranks of one `sequence` have the same.
-    `compute_dtype` is the type in which weights are computed, or None if that is their own.
-    """
+    `dp_size` is the number of data-parallel groups, to which the micro-batches of a mini-batch are
+    distributed, and `dp_rank` is this rank's; the ranks of one `sequence` have the same `dp_rank`.
+    `compute_dtype` is the dtype of weights in a pass, or None if they are not cast."""
 
-    @property
-    def rank(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def dp_size(self) -> int: ...
-    @property
-    def dp_rank(self) -> int: ...
-    @property
-    def sequence(self) -> SequenceGroup | None: ...
-    @property
-    def compute_dtype(self) -> torch.dtype | None: ...
+    rank = 0
+    size = 1
+    dp_rank = 0
+    dp_size = 1
+    sequence: SequenceGroup | None = None
+    compute_dtype: torch.dtype | None = None
 
     def device(self, model: nn.Module) -> torch.device:
         """Returns the device on which this rank computes."""
-        ...
-
-    def shard(self, model: nn.Module) -> None:
-        """Shards the model in place; all ranks call it, in the same order."""
-        ...
-
-    def begin_micro_batch(self, model: nn.Module, *, is_last: bool) -> None:
-        """Is called before each micro-batch of an optimizer step, of which all ranks have the same
-        number."""
-        ...
-
-    def all_gather(self, value: Any) -> list[Any]:
-        """Returns the values of all ranks, in the order of ranks."""
-        ...
-
-    def all_reduce_sum(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Returns the sum of the values of all ranks."""
-        ...
-
-
-class OneRank:
-    """Represents a process that trains alone."""
-
-    rank, size, dp_size, dp_rank, sequence, compute_dtype = 0, 1, 1, 0, None, None
-
-    def device(self, model: nn.Module) -> torch.device:
         return next(model.parameters()).device
 
     def shard(self, model: nn.Module) -> None:
-        """Does nothing."""
+        """Shards the model in place; all ranks call it, in the same order."""
 
     def begin_micro_batch(self, model: nn.Module, *, is_last: bool) -> None:
-        """Does nothing."""
+        """Must be called before each micro-batch of an optimizer step; all ranks have the same
+        number of micro-batches."""
 
     def all_gather(self, value: Any) -> list[Any]:
+        """Returns the values of all ranks, in the order of ranks."""
         return [value]
 
     def all_reduce_sum(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Returns the sum of the values of all ranks."""
         return values
 
 
-ONE_RANK = OneRank()
+ONE_RANK = Ranks()
 
 
-class TorchRanks:
-    """Represents the ranks of torch.distributed's default group, which `connect` has made."""
+class TorchRanks(Ranks):
+    """The processes of torch.distributed's default group (`connect`), with sharded weights and, if
+    configured, long sequences divided among several of them."""
 
     def __init__(
         self, settings: ShardingSettings | None = None, device: torch.device | None = None
     ) -> None:
         self.settings = settings or ShardingSettings()
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.compute_dtype: torch.dtype | None = getattr(torch, self.settings.param_dtype)
+        self.compute_dtype = getattr(torch, self.settings.param_dtype)
         self._device = device or torch.device("cpu")
         self._mesh = init_device_mesh(self._device.type, (self.size,))
         width = self.settings.ulysses_sequence_parallel_size
@@ -146,10 +111,7 @@ class TorchRanks:
 
 
 def join_ranks(config: AjetConfig, rank: int, size: int, *, host: str, port: int) -> Ranks:
-    """Joins the `size` processes that train together; returns when all are there.
-
-    A single rank on a CPU is a plain process.
-    """
+    """Joins the `size` processes that train together; returns when all are there."""
     device = resolve_device(config.ajet.model.device)
     if size == 1 and device.type == "cpu":
         return ONE_RANK
@@ -166,7 +128,7 @@ def connect(
     device: str = "cpu",
     timeout_s: float = CONNECT_TIMEOUT_S,
 ) -> None:
-    """Joins the default group; returns when all `size` processes have. Rank 0 listens at `host`."""
+    """Joins the default group; returns when all processes have joined. Rank 0 listens at `host`."""
     # Python objects and NumPy arrays are exchanged over gloo also where tensors are on GPUs.
     backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
     try:

@@ -1,15 +1,14 @@
 """Rejection of tokens by measures of the distance between the sampler and the old policy.
 
-A token stays that every measure lets pass (verl's `rollout_rs`). With d the log-ratio of a token,
-old / sampler:
+A token is kept if every measure accepts it (verl's `rollout_rs`). With d = log(old / sampler):
 
     k1, k2, k3          -d,  d^2 / 2,  exp(d) - 1 - d      estimates of KL(sampler || old) in nats
-    token_k3            a token's own
+    token_k3            the token's estimate itself
     turn_…, seq_…       the sum, mean or max over a turn or an episode: seq_mean_k1, turn_max_k3
     bounds              k1: a number u is [-u, u], or [low, high]; k2 and k3: at most u
 
-A rejected token has no policy loss and counts in the means, or leaves the loss altogether, with its
-KL, its entropy and its place in every mean (`count_rejected` false), as in verl.
+A rejected token has no policy loss but counts in the means; with `count_rejected` false it leaves
+the loss altogether: no KL, no entropy, no place in any mean, as in verl.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,8 +29,8 @@ Masks = list[NDArray[np.bool_]]
 def tokens_kept(
     samples: Sequence[TrainingSample], reject: Mapping[str, tuple[float, float]]
 ) -> tuple[Masks, dict[str, float]]:
-    """Returns for each sample the tokens [T] that every measure lets pass, and the share of trained
-    tokens that each of them rejects, as rejected_share_MEASURE."""
+    """Returns for each sample a mask [T] of the tokens that every measure accepts, and the share of
+    sampled tokens that each measure rejects, as rejected_share_MEASURE."""
     kept = [np.ones(len(sample), np.bool_) for sample in samples]
     num_sampled = max(1, sum(sample.num_sampled for sample in samples))
     shares: dict[str, float] = {}
@@ -43,7 +42,7 @@ def tokens_kept(
 
 
 def num_rejected(samples: Sequence[TrainingSample], kept: Masks) -> int:
-    """Returns the number of trained tokens that are not kept."""
+    """Returns the number of sampled tokens that are not kept."""
     pairs = zip(samples, kept, strict=True)
     return sum(int((sample.sampled_mask & ~kept_T).sum()) for sample, kept_T in pairs)
 
@@ -51,20 +50,20 @@ def num_rejected(samples: Sequence[TrainingSample], kept: Masks) -> int:
 def without_rejected(
     samples: Sequence[TrainingSample], kept: Masks, settings: CorrectionSettings
 ) -> list[TrainingSample]:
-    """Returns the samples whose rejected tokens have no policy loss, or are not trained."""
+    """Returns the samples with weight 0, or loss mask false, at the tokens that are not kept."""
     pairs = zip(samples, kept, strict=True)
     if not settings.count_rejected:
         return [replace(s, loss_mask=s.loss_mask & kept_T) for s, kept_T in pairs]
-    return [replace(s, weights=_weights(s) * (kept_T | ~s.loss_mask)) for s, kept_T in pairs]
-
-
-def _weights(sample: TrainingSample) -> NDArray[np.float32]:
-    return np.ones(len(sample), np.float32) if sample.weights is None else sample.weights
+    rejected = []
+    for s, kept_T in pairs:
+        weights_T = np.ones(len(s), np.float32) if s.weights is None else s.weights
+        rejected.append(replace(s, weights=weights_T * (kept_T | ~s.loss_mask)))
+    return rejected
 
 
 def _measured(samples: Sequence[TrainingSample], measure: str) -> list[Floats]:
-    """Returns the measure of each token's unit; 0 for tokens that are not trained."""
-    unit_name, _, how = measure.partition("_")
+    """Returns the measure of each token's unit [T]; 0 for tokens that were not sampled."""
+    unit_name, _, how = measure.partition("_")  # "turn_max_k3": turn, max_k3; "token_k3" has no max
     combine, _, estimate = how.rpartition("_")
     units = units_of(samples, "sequence" if unit_name == "seq" else unit_name)
     numbers_M = np.concatenate(
@@ -72,6 +71,7 @@ def _measured(samples: Sequence[TrainingSample], measure: str) -> list[Floats]:
     )
     values_M = np.concatenate([_estimate(log_ratios(sample), estimate) for sample in samples])
     values_N = _combine(numbers_M, values_M, combine)
+    # Unit -1 reads the last value, which np.where then replaces.
     return [np.where(unit_T >= 0, values_N[unit_T], 0.0) for unit_T in units]
 
 
@@ -88,14 +88,15 @@ def _estimate(log_ratio_M: Floats, name: str) -> Floats:
 
 
 def _combine(numbers_M: NDArray[np.int64], values_M: Floats, combine: str) -> Floats:
-    """Returns one value for each unit, which `numbers_M` gives for each value. There is always one
-    more, 0, for samples without a trained token."""
+    """Returns the sum, mean or max of the values of each unit; `numbers_M` is the unit of each
+    value. One 0 more is appended, so that unit -1 can be looked up even where no token was
+    sampled."""
     num_units = int(numbers_M.max(initial=-1)) + 1
-    found_N = np.zeros(num_units + 1)
+    combined_N = np.zeros(num_units + 1)
     if combine == "max":
-        np.maximum.at(found_N, numbers_M, values_M)  # k2 and k3 are never negative
-        return found_N
-    np.add.at(found_N, numbers_M, values_M)
+        np.maximum.at(combined_N, numbers_M, values_M)  # from 0: k2 and k3 are never negative
+        return combined_N
+    np.add.at(combined_N, numbers_M, values_M)
     if combine == "mean":
-        found_N[:num_units] /= np.bincount(numbers_M, minlength=num_units)
-    return found_N
+        combined_N[:num_units] /= np.bincount(numbers_M, minlength=num_units)
+    return combined_N

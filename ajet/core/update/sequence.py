@@ -1,16 +1,13 @@
-"""Sequence parallelism (Ulysses): a flat list of tokens over several ranks, with less memory on
-each.
+"""Sequence parallelism (Ulysses): a flat list of tokens divided over several ranks.
 
     rank      linear layers        attention                      linear layers, loss
     0         tokens  0 ..  3      all tokens, heads 0 and 1      tokens  0 ..  3
     1         tokens  4 ..  7      all tokens, heads 2 and 3      tokens  4 ..  7
                           all to all                      all to all
 
-The attention function is the same (the tree's), but gets all tokens and fewer heads. Where there
-are fewer key heads than ranks, each key head is repeated for the ranks that share it. The list is
-padded to a multiple of the ranks; the padding takes no part in attention.
-
-Not covered: the padded layout; ring attention.
+The attention function gets all tokens and fewer heads. Where there are fewer key heads than ranks,
+each key head is repeated for the ranks that share it. Suffixes: N all tokens, n this rank's; H, K
+all query and key heads, h, k this rank's.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ from ajet.core.model.decoder import Attend
 
 @dataclass(frozen=True)
 class SequenceGroup:
-    """Represents the ranks that share their sequences; this one is number `rank` of `size`."""
+    """The ranks that share their sequences; this one is number `rank` of `size`."""
 
     rank: int
     size: int
@@ -41,9 +38,7 @@ class SequenceGroup:
 
     @classmethod
     def of(cls, device_type: str, num_ranks: int, size: int) -> SequenceGroup | None:
-        """Makes groups of neighbouring ranks, which all ranks do together; None where each rank
-        is alone.
-        """
+        """Makes groups of neighbouring ranks, all ranks together; None if `size` is 1."""
         if size == 1:
             return None
         mesh = init_device_mesh(
@@ -70,18 +65,17 @@ class SequenceGroup:
     def local_part(self, values_N: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns this rank's part of the values, padded with 0."""
         part = self.local_slice(len(values_N))
-        own = values_N[part]
-        return np.pad(own, (0, part.stop - part.start - len(own)))
+        values_n = values_N[part]
+        return np.pad(values_n, (0, part.stop - part.start - len(values_n)))
 
     def attend(self, attend: Attend, num_tokens: int) -> Attend:
-        """Wraps `attend` over all `num_tokens` for a decoder that has only this rank's part of
-        them.
-        """
+        """Wraps an `attend` over all `num_tokens` for a decoder that has only this rank's part."""
 
         def attend_local(layer: int, q_nHd: Tensor, k_nKd: Tensor, v_nKd: Tensor) -> Tensor:
             copies = max(1, self.size // k_nKd.shape[1])
             if copies > 1:
                 k_nKd, v_nKd = (t.repeat_interleave(copies, dim=1) for t in (k_nKd, v_nKd))
+            # The list was padded to a multiple of the ranks; attention must not see the padding.
             whole = (self._to_heads(t)[:num_tokens] for t in (q_nHd, k_nKd, v_nKd))
             out_Nhd = attend(layer, *whole)
             missing = self.size * len(q_nHd) - num_tokens
@@ -104,9 +98,8 @@ class SequenceGroup:
 
 
 class _AllToAll(torch.autograd.Function):
-    """Sends piece i to rank i and receives rank i's piece at index i; the backward does the
-    same.
-    """
+    """Sends piece i to rank i and receives rank i's piece at index i. The exchange is its own
+    inverse, so the backward pass is the same."""
 
     @staticmethod
     def forward(ctx: Any, by_rank: Tensor, group: Any) -> Tensor:

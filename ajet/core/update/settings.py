@@ -1,8 +1,7 @@
 """Settings of the update, built from the config tree, which has checked each value.
 
-The names follow verl and TRL. A field whose key in the config has the same name has its value
-(`same_named`); `from_config` writes down the others. Not covered: how many tokens an engine may
-sample, and when checkpoints are written, which the rollout and the backbone decide.
+The names follow verl and TRL. `same_named` copies fields that have the same name in the config;
+`from_config` adds the others.
 """
 
 from collections.abc import Mapping
@@ -32,8 +31,8 @@ Recomputation = bool | Literal["auto"]
 
 @dataclass(frozen=True, slots=True)
 class LoraSettings:
-    """Holds the settings of low-rank adapters; `targets` are module names for peft. `adapters` are
-    the names of several that learn apart (many_adapters.py); empty means a single one."""
+    """Settings of low-rank adapters; `targets` are module names for peft. `adapters` are the names
+    of several that learn separately (many_adapters.py); empty means a single one."""
 
     rank: int = 16
     alpha: float = 32.0
@@ -43,7 +42,7 @@ class LoraSettings:
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self | None:
-        """Reads the adapters' settings from the config; returns None if all weights are trained."""
+        """Returns None if all weights are trained."""
         lora = config.ajet.trainer_common.lora
         if not lora.rank:
             return None
@@ -56,15 +55,15 @@ class LoraSettings:
             adapters=tuple(lora.adapters),
         )
 
-    def of_adapter(self, name: str) -> Self:
-        """Returns the settings of one of several adapters, whose initial weights depend on its name
-        alone."""
+    def for_adapter(self, name: str) -> Self:
+        """Returns the settings of one of several adapters; its initial weights depend only on its
+        name."""
         return replace(self, seed=derive(self.seed, "adapter", name), adapters=())
 
 
 @dataclass(frozen=True, slots=True)
 class ShardingSettings:
-    """Says how several ranks hold and compute one model (sharding.py, sequence.py)."""
+    """How several ranks hold and compute one model (sharding.py, sequence.py)."""
 
     param_dtype: Dtype = "float32"  # type of the computation; the shards are float32 or wider
     reshard_after_forward: bool = True  # a layer's weights are gathered again for the backward
@@ -74,7 +73,6 @@ class ShardingSettings:
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
-        """Reads from the config how trainer ranks hold and compute the policy and the critic."""
         trainer = config.ajet.trainer_common
         fsdp = trainer.fsdp_config
         return cls(
@@ -88,7 +86,7 @@ class ShardingSettings:
 
 @dataclass(frozen=True, slots=True)
 class CorrectionSettings:
-    """Holds the importance weighting between the sampler and the trainer (correction.py)."""
+    """The importance weighting between the sampler and the trainer (correction.py)."""
 
     level: CorrectionLevel = "none"
     mode: CorrectionMode = "truncate"
@@ -101,13 +99,11 @@ class CorrectionSettings:
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
-        """Reads the correction from the config.
+        """Without a `level` in the config, the level is token where tokens may be stale, else none.
 
-        Where it gives no level and tokens may be stale, each token is weighted by the trainer's
-        probability of it over the sampler's. A clip is then around the policy before the update, as
-        it is without staleness, and not around that of some updates ago. Where the config names the
-        sampler's log-probabilities as the old ones, their ratio contains that weight.
-        """
+        The weight trainer / sampler of a stale token lets the loss clip around the policy before
+        this update, as it does without staleness, and not around the policy of some updates ago.
+        With `old_logprobs: sampler` the loss's ratio contains that weight already."""
         algorithm = config.ajet.trainer_common.algorithm
         correction = algorithm.rollout_correction
         weighs_stale_tokens = config.max_staleness and algorithm.weighs_stale_tokens
@@ -126,7 +122,7 @@ class CorrectionSettings:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSettings:
-    """Holds the settings of AdamW; biases, norms and embeddings have no weight decay."""
+    """Settings of AdamW; biases, norms and embeddings have no weight decay."""
 
     lr: float = 1e-6
     betas: tuple[float, float] = (0.9, 0.999)
@@ -149,13 +145,12 @@ class OptimizerSettings:
 
 @dataclass(frozen=True, slots=True)
 class UpdateSettings(OptimizerSettings, LossSettings):
-    """Holds the settings of the policy's update, with those of all losses; the defaults are a plain
-    GRPO on one small machine.
-    """
+    """Settings of the policy's update and of all losses; the defaults are a plain GRPO on one small
+    machine."""
 
     # Objective.
     clip_high: float = 0.2  # as in GRPO; the config's default is DAPO's
-    policy_loss: str = "ppo"  # a name of losses/, or that of a loss of the user's own
+    policy_loss: str = "ppo"  # a name of losses/, or file.py->name of the user's loss
     off_policy_mask: float | None = None  # nats; negative episodes further away are masked
     temperature: float = 1.0  # the sampler's; the policy's logits are divided by it
     kl_loss_coef: float = 0.0  # 0 means no reference model, unless keep_reference
@@ -179,10 +174,9 @@ class UpdateSettings(OptimizerSettings, LossSettings):
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
-        """Reads the settings from the config; the policy's temperature is the sampler's."""
         trainer = config.ajet.trainer_common
         algorithm, optim = trainer.algorithm, trainer.optim
-        own = {
+        settings = {
             "betas": (optim.betas[0], optim.betas[1]),
             "total_steps": optimizer_steps(config),
             "temperature": config.ajet.rollout.temperature,
@@ -196,7 +190,7 @@ class UpdateSettings(OptimizerSettings, LossSettings):
             "lora": LoraSettings.from_config(config),
             "seed": config.ajet.seed,
         }
-        return cls(**same_named(cls, optim, algorithm, trainer) | own)
+        return cls(**same_named(cls, optim, algorithm, trainer) | settings)
 
     @property
     def recomputes_old_logprobs(self) -> bool:
@@ -212,7 +206,7 @@ class UpdateSettings(OptimizerSettings, LossSettings):
 
 @dataclass(frozen=True, slots=True)
 class CriticSettings(OptimizerSettings):
-    """Holds the settings of the critic's update."""
+    """Settings of the critic's update."""
 
     lr: float = 1e-5
     cliprange_value: float = 0.5  # a value moves at most this far from the one of the rollout
@@ -224,49 +218,41 @@ class CriticSettings(OptimizerSettings):
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
-        """Reads the settings from the config.
-
-        `critic.warmup_steps` is not an optimizer's warm-up: the policy is not updated in these
-        steps (core/learning).
-        """
         trainer = config.ajet.trainer_common
         critic, optim = trainer.critic, trainer.optim
-        own = {
+        settings = {
             "betas": (optim.betas[0], optim.betas[1]),
+            # `critic.warmup_steps` is not an optimizer's warm-up: the policy is not updated in
+            # these steps (core/learning).
             "warmup_steps": 0,
             "max_tokens_per_micro_batch": tokens_per_pass(config),
             "batch_layout": trainer.batch_layout,
             "activation_checkpointing": trainer.fsdp_config.activation_checkpointing,
         }
-        return cls(**same_named(cls, critic) | own)
+        return cls(**same_named(cls, critic) | settings)
 
 
 def optimizer_steps(config: AjetConfig) -> int:
-    """Returns the optimizer steps of the whole run where its steps are given, and 0 where its
-    epochs are.
-    """
+    """Returns the optimizer steps of the whole run, or 0 if the config sets epochs, not steps."""
     trainer = config.ajet.trainer_common
     mini_batches = min(trainer.mini_batch_num, config.ajet.data.train_batch_size)
     return (trainer.total_training_steps or 0) * mini_batches * trainer.ppo_epochs
 
 
 def tokens_per_pass(config: AjetConfig) -> int:
-    """Returns the tokens of one forward pass over all ranks that share a sequence.
-
-    A backbone's own `max_token_len_per_gpu`, if it has one, counts for each of these ranks.
-    """
-    own = {
+    """Returns the tokens of one forward pass over all ranks that share a sequence. A backbone's
+    `max_token_len_per_gpu` is for each of these ranks."""
+    limit = {
         "verl": config.verl.trainer.max_token_len_per_gpu,
         "trinity": config.trinity.trainer.max_token_len_per_gpu,
     }.get(config.ajet.backbone)
     trainer = config.ajet.trainer_common
-    if own is None:
+    if limit is None:
         return trainer.max_tokens_per_micro_batch
-    return own * trainer.ulysses_sequence_parallel_size
+    return limit * trainer.ulysses_sequence_parallel_size
 
 
 def trains_on_gpu(config: AjetConfig) -> bool:
-    """Tells whether this process trains on a GPU."""
     import torch
 
     return config.ajet.model.device != "cpu" and torch.cuda.is_available()

@@ -3,11 +3,7 @@
     shards/shard-00001-….safetensors      rank 0's parts; the header says where each one belongs
     shards/shard-00002-….safetensors      rank 1's
 
-Any number of ranks can read them, each the parts of its own shards; one process without
-torch.distributed can read them all. They contain no pickle. A tensor without dimensions is written
-with one dimension, because the format needs one.
-
-Not covered: the folder around them and its manifest (checkpoint.py).
+Any number of ranks can read them, also one process without torch.distributed.
 """
 
 from __future__ import annotations
@@ -56,67 +52,70 @@ def read_shards(
     folder: Path,
     like: Mapping[str, Tensor] | None = None,
     *,
-    wanted: Callable[[str], bool] = lambda name: True,
+    selects: Callable[[str], bool] = lambda name: True,
 ) -> dict[str, Tensor]:
-    """Reads whole tensors; with `like`, on all ranks, each is sharded as the one of its name there.
-
-    Names that only `like` has are left out, and so are tensors of a model that `like` has nothing
-    of.
-    """
+    """Reads whole tensors or, with `like`, on all ranks together, tensors sharded as those of the
+    same names in `like`. Tensors of a model of which `like` has none are skipped."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
     reader = HuggingFaceStorageReader(str(folder / SHARDS))
     try:
-        found: dict[str, Any] = dict(reader.read_metadata().state_dict_metadata)
+        metadata: dict[str, Any] = dict(reader.read_metadata().state_dict_metadata)
     except (KeyError, TypeError) as error:
         raise ValueError(f"a shard does not say where its parts belong ({error})") from error
-    _check_whole(found)
-    names = [n for n in found if wanted(n)]
+    _check_whole(metadata)
+    names = [n for n in metadata if selects(n)]
     if like is not None:
         names = names_in(names, like)
     if like is None:
-        tensors = {n: torch.empty(found[n].size, dtype=found[n].properties.dtype) for n in names}
+        tensors = {
+            n: torch.empty(metadata[n].size, dtype=metadata[n].properties.dtype) for n in names
+        }
     else:
         tensors = {n: torch.empty_like(like[n]) for n in names}
     rows = {name: _as_row(tensor) for name, tensor in tensors.items()}
-    require_shapes({n: row.shape for n, row in rows.items()}, {n: found[n].size for n in rows})
+    require_shapes({n: row.shape for n, row in rows.items()}, {n: metadata[n].size for n in rows})
     alone = like is None or not dist.is_initialized()
-    with warnings.catch_warnings():  # it warns that it runs without other ranks, as it should
+    with warnings.catch_warnings():  # torch warns that `alone` reads without other ranks: it should
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         load(rows, storage_reader=reader, no_dist=alone)
+    # AdamW's step counts are scalars, which `_as_row` wrote with one dimension.
     return {n: t.reshape(()) if n.endswith(".step") else t for n, t in tensors.items()}
 
 
-def _check_whole(found: Mapping[str, Any]) -> None:
-    """Raises ValueError for a tensor whose parts do not make it up: the rest would be arbitrary."""
-    for name, tensor in found.items():
+def _check_whole(metadata: Mapping[str, Any]) -> None:
+    """Raises ValueError where parts of a tensor are missing: `load` would leave them arbitrary."""
+    for name, tensor in metadata.items():
         saved = sum(math.prod(chunk.sizes) for chunk in tensor.chunks)
         if saved != math.prod(tensor.size):
             raise ValueError(f"the shards hold {saved} values of {name} {tuple(tensor.size)}")
 
 
 def _as_row(tensor: Tensor) -> Tensor:
+    """Returns a scalar with one dimension, which the format needs; other tensors unchanged."""
     return tensor if tensor.ndim or is_sharded(tensor) else tensor.view(1)
 
 
-def _model_of(name: str) -> str:
-    """Returns "critic" for names such as critic.optimizer.head.weight.step, else "policy"."""
-    return "critic" if name.startswith("critic.") else "policy"
-
-
 def names_in(names: Iterable[str], like: Mapping[str, Tensor]) -> list[str]:
-    """Returns the names that `like` has too. Raises WeightMismatch for another one, unless it is of
-    a model that `like` has nothing of."""
-    models = {_model_of(name) for name in like}
-    for name in (each for each in names if _model_of(each) in models):
-        if name not in like:
+    """Returns the names that `like` has too. Raises WeightMismatch for any other, unless it belongs
+    to a model (policy or critic) of which `like` has no tensor: the critic's tensors are skipped
+    where the run has no critic."""
+
+    def is_critics(name: str) -> bool:
+        return name.startswith("critic.")  # such as critic.optimizer.head.weight.step
+
+    models = {is_critics(name) for name in like}
+    for name in names:
+        if name not in like and is_critics(name) in models:
             raise WeightMismatch(f"{name} is not one of its tensors")
     return [name for name in names if name in like]
 
 
-def require_shapes(wanted: Mapping[str, torch.Size], found: Mapping[str, torch.Size]) -> None:
-    """Raises WeightMismatch for a tensor of another shape."""
-    for name, shape in wanted.items():
-        if shape != found[name]:
-            raise WeightMismatch(f"{name} {tuple(shape)} is of shape {tuple(found[name])}")
+def require_shapes(
+    shapes: Mapping[str, torch.Size], saved_shapes: Mapping[str, torch.Size]
+) -> None:
+    """Raises WeightMismatch where a saved shape differs."""
+    for name, shape in shapes.items():
+        if shape != saved_shapes[name]:
+            raise WeightMismatch(f"{name} {tuple(shape)} is of shape {tuple(saved_shapes[name])}")

@@ -1,23 +1,11 @@
 """Shards a model with torch's FSDP2: a group for each decoder layer, and one for the rest.
 
     between passes    a layer's weights   [rank 0 | rank 1 | rank 2 | rank 3]    float32 masters
-    its own pass      gathered, in `param_dtype`; resharded after it
-    gradients         summed in float32 (the loss has the denominators of all), sharded again
+    the layer's pass  gathered, in `param_dtype`; resharded after it
+    gradients         summed in float32 (denominators are those of all ranks), sharded again
 
-With `keep_gathered` a layer's weights stay gathered from the first micro-batch of an optimizer step
-to the last, and gradients are summed over the ranks once (`begin_micro_batch`).
-
-The flat forward (model/decoder.py) calls parts of a layer without the layer's own forward, which
-FSDP's hooks are attached to. So each sharded module has a method `run_unsharded`, registered with
-FSDP, through which the flat forward computes.
-Transformers' own forward finds the hooks by itself.
-
-Rank 0 alone has read the model; the others' tensors are on torch's meta device, without memory. A
-group's tensors go from rank 0 to all before it is sharded, so that each rank keeps its shards of
-them, and no more than one group is whole on a GPU or in another rank's CPU memory. There it is
-converted to float32 or wider.
-
-Not covered: tensor and expert parallelism; a second copy of the shards on another node (HSDP).
+Only rank 0 reads the model; other ranks' tensors are on torch's meta device, without memory. One
+group at a time goes from rank 0 to all, is widened to float32 and sharded.
 """
 
 from __future__ import annotations
@@ -48,11 +36,8 @@ from ajet.core.update.shards import is_sharded
 
 
 def shard_model(model: nn.Module, mesh: DeviceMesh, settings: ShardingSettings) -> None:
-    """Shards the model in place; all ranks get rank 0's weights.
-
-    The weights become shards of float32, or of float64 if they are; a module named `head` also
-    computes in that type.
-    """
+    """Shards the model in place; all ranks get rank 0's weights, in float32 or wider. A module
+    named `head` (the critic's) also computes in that dtype."""
     layers = decoder_layers(model)
     options = _options(mesh, settings)
     full_precision = options | {"mp_policy": MixedPrecisionPolicy()}
@@ -61,8 +46,8 @@ def shard_model(model: nn.Module, mesh: DeviceMesh, settings: ShardingSettings) 
     head = getattr(model, "head", None)
     if isinstance(head, nn.Linear):
         _shard(head, settings.reshard_after_forward, full_precision)
-    # The rest stays gathered from its forward to the end of the backward, because the output layer
-    # is called after the model's forward.
+    # The rest stays gathered from its forward to the end of the backward: the layouts call the
+    # output layer after the model's forward has returned.
     _shard(model, False, options)
 
 
@@ -84,8 +69,11 @@ def _shard(module: nn.Module, reshard_after: bool, options: Any) -> None:
     _to_wide_dtype(module)
     fully_shard(module, reshard_after_forward=reshard_after, **options)
     assert isinstance(module, FSDPModule)
+    # FSDP averages gradients by default; the loss is already divided by all ranks' denominators.
     module.set_gradient_divide_factor(1.0)
     module.set_force_sum_reduction_for_comms(True)  # gloo has no other reduction
+    # The flat forward (model/decoder.py) calls parts of a layer, not its forward, which has FSDP's
+    # hooks. So it computes through this method, which gathers the weights too.
     untyped: Any = module
     untyped.run_unsharded = MethodType(_run, module)
     register_fsdp_forward_method(module, "run_unsharded")
@@ -93,24 +81,24 @@ def _shard(module: nn.Module, reshard_after: bool, options: Any) -> None:
 
 @torch.no_grad()
 def _receive(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Gives all ranks rank 0's tensors, of those in the module that are not sharded yet."""
+    """Replaces the module's tensors that are not sharded yet by rank 0's."""
     if mesh.size() == 1:
         return
     device = torch.device(mesh.device_type)
-    given = _tensors(module)
+    by_name = _tensors(module)
     described: list[Any] = [None] * mesh.size()
-    dist.all_gather_object(described, [(n, tuple(t.shape)) for n, t in given.items()])
-    for rank, other in enumerate(described):
-        if other != described[0]:
+    dist.all_gather_object(described, [(n, tuple(t.shape)) for n, t in by_name.items()])
+    for rank, description in enumerate(described):
+        if description != described[0]:
             raise ConfigError(
-                f"trainer rank {rank} has made another model than rank 0: all machines need the "
+                f"trainer rank {rank} and rank 0 have made different models: all machines need the "
                 "same files of ajet.model.path and the same versions of transformers and peft",
                 code=Code.PROJECT_NOT_ON_NODE,
             )
-    dtypes = [[tensor.dtype for tensor in given.values()]]
+    dtypes = [[tensor.dtype for tensor in by_name.values()]]
     dist.broadcast_object_list(dtypes, 0, device=torch.device("cpu"))
     received: dict[int, Tensor] = {}
-    for dtype, tensor in zip(dtypes[0], given.values(), strict=True):
+    for dtype, tensor in zip(dtypes[0], by_name.values(), strict=True):
         if mesh.get_rank() == 0:
             whole = tensor.data.to(device).contiguous()
         else:
@@ -119,6 +107,7 @@ def _receive(module: nn.Module, mesh: DeviceMesh) -> None:
         if isinstance(tensor, nn.Parameter):
             whole = nn.Parameter(whole, requires_grad=tensor.requires_grad)
         received[id(tensor)] = whole
+    # A tied tensor was received once and is put into every place that held it.
     for owner in module.modules():
         for tensors in (owner._parameters, owner._buffers):
             for name, tensor in tensors.items():
@@ -127,10 +116,10 @@ def _receive(module: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Returns the tensors that are not sharded yet, tied ones once, in an order that all ranks
-    have."""
-    named = (*module.named_parameters(), *module.named_buffers())
-    return {name: tensor for name, tensor in named if not is_sharded(tensor)}
+    """Returns the tensors that are not sharded yet, tied ones once, in the same order on all
+    ranks."""
+    pairs = (*module.named_parameters(), *module.named_buffers())
+    return {name: tensor for name, tensor in pairs if not is_sharded(tensor)}
 
 
 @torch.no_grad()

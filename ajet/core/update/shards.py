@@ -1,7 +1,7 @@
 """Functions for tensors that may be sharded over several ranks (sharding.py).
 
-A sharded tensor is a DTensor; every function here also takes plain tensors. The module that shards
-is not imported here: that takes seconds, and a single process does not need it.
+A sharded tensor is a DTensor; every function also takes plain tensors. torch's FSDP is not
+imported here: that takes seconds, and a single process does not need it.
 """
 
 from typing import Any
@@ -11,13 +11,12 @@ from torch import Tensor, nn
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Tells whether the tensor is in shards."""
     return hasattr(tensor, "full_tensor")
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """Returns the whole of a sharded tensor on every rank; all ranks must call it. A shard that was
-    offloaded to the CPU is gathered on the device of its ranks."""
+    """Returns the whole of a sharded tensor on every rank; all ranks must call it. A shard in CPU
+    memory (`cpu_offload`) is gathered on the device of its ranks."""
     if not is_sharded(tensor):
         return tensor
     untyped: Any = tensor
@@ -26,9 +25,7 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def reshard(model: nn.Module) -> None:
-    """Frees the parameters that a pass without backward left gathered, so that they are shards
-    again.
-    """
+    """Frees the parameters that a pass without backward left gathered; they are shards again."""
     for module in model.modules():
         if "run_unsharded" in module.__dict__:
             untyped: Any = module
@@ -36,9 +33,8 @@ def reshard(model: nn.Module) -> None:
 
 
 def begin_micro_batch(model: nn.Module, *, is_last: bool) -> None:
-    """Has a sharded model keep its weights gathered after this micro-batch's passes, and its
-    gradients unsharded; those of all micro-batches are summed over the ranks after the last one.
-    """
+    """Keeps a sharded model's weights gathered after this micro-batch's passes, and its gradients
+    unsharded: they are summed over the ranks once, after the last micro-batch."""
     untyped: Any = model
     untyped.set_reshard_after_forward(False)
     untyped.set_reshard_after_backward(is_last)

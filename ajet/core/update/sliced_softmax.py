@@ -1,14 +1,11 @@
 """Log-probabilities of some tokens, without keeping the logits of the whole vocabulary.
 
     forward     slice by slice: logits = features @ weight.T / temperature, log_softmax
-    backward    the same logits once more, their gradient in their place, and two products
+    backward    the same logits once more, overwritten with their gradient, and two products
 
-At most one slice of logits is in memory. The head's gradient of all slices is added up in float32,
-where the model is of bfloat16: the sum is rounded once, as it is for a single slice. The backward
-pass reads the head's weight twice for each slice, so slices should be as long as the memory allows.
-
-Not covered: an entropy with a gradient; keeping the probabilities (kept_softmax.py); CUDA where it
-has Triton (fused_softmax.py).
+At most one slice of logits is in memory. The backward pass reads the head's weight twice for each
+slice, so slices should be as long as memory allows. (fused_softmax.py is faster on CUDA with
+Triton, and kept_softmax.py where the probabilities fit into memory.)
 """
 
 from collections.abc import Iterator
@@ -30,8 +27,7 @@ def sliced_softmax(
     rows: int,
 ) -> tuple[Tensor, Tensor]:
     """Returns the log-probability of each token, ``targets_M`` in row ``index_M``, and the entropy
-    of its row, which has no gradient; computes so many `rows` of logits at once.
-    """
+    of its row, which has no gradient. `rows` is the number of rows of a slice."""
     return _SlicedSoftmax.apply(features_UD, weight_VD, index_M, targets_M, temperature, rows)
 
 
@@ -67,11 +63,13 @@ class _SlicedSoftmax(torch.autograd.Function):
         d_features = torch.empty_like(features_UD) if needs_features else None
         d_weight = None
         if needs_weight:
+            # In float32, and rounded once at the end, as the gradient of a single slice is.
             d_weight = torch.zeros_like(weight_VD, dtype=wide_dtype(weight_VD.dtype))
         for part, tokens in slices(len(features_UD), index_M, ctx.rows):
             d_logits = _logprobs(features_UD[part], weight_VD, ctx.temperature).exp_()
             rows, grad = index_M[tokens] - part.start, grad_M[tokens]
             # index_put_ adds in a fixed order on a GPU, too; index_add_ does not.
+            # d z = sum of the gradients at the token - p * their sum over the row's tokens.
             sums = grad.new_zeros(len(d_logits)).index_put_((rows,), grad, accumulate=True)
             d_logits.mul_(-sums.unsqueeze(1))
             d_logits.index_put_((rows, targets_M[tokens]), grad, accumulate=True)
@@ -84,7 +82,7 @@ class _SlicedSoftmax(torch.autograd.Function):
 
 
 def slices(num_rows: int, index_M: Tensor, rows: int) -> Iterator[tuple[slice, Tensor]]:
-    """Yields each slice of rows, and the tokens that read a row of it."""
+    """Yields each slice of rows, and the indices of the tokens that read a row of it."""
     order_M = torch.argsort(index_M, stable=True)
     starts = range(0, num_rows, rows)
     borders = torch.tensor([*starts[1:]], device=index_M.device)

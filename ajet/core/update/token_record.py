@@ -1,8 +1,5 @@
-"""Writes down what a micro-batch computed for each of its tokens (trajectory/trained_tokens.py).
-
-Everything is taken from tensors that the update has anyway: no pass is added, and none of it goes
-back into the loss.
-"""
+"""Records what a micro-batch computed for each of its tokens (trajectory/trained_tokens.py), from
+tensors that the update has anyway."""
 
 from collections.abc import Mapping, Sequence
 
@@ -24,21 +21,21 @@ def record_tokens(
     loss: TokenLoss | None,
     at: Tensor | None,
 ) -> None:
-    """Adds the numbers ``[M]`` of the rows' trained tokens, and what the policy loss found for
-    those at the indices `at` (None: for all of them)."""
+    """Adds the numbers ``[M]`` of the rows' trained tokens, and the ratios and cuts of the policy
+    loss, which has values only for the tokens at the indices `at` (None: for all)."""
     size = sum(len(row.positions) for row in rows)
     if not size:
         return
-    found = dict(numbers)
+    by_name = dict(numbers)
     cuts: Mapping[str, Tensor] = {}
     if loss is not None:
-        found["ratios"], cuts = loss.ratio_M, loss.cuts
-    names = [*found, *cuts]
+        by_name["ratios"], cuts = loss.ratio_M, loss.cuts
+    names = [*by_name, *cuts]
     columns = [
-        _spread(each, at if name in ("ratios", *cuts) else None, size)
-        for name, each in {**found, **cuts}.items()
+        _spread(values, at if name in ("ratios", *cuts) else None, size)
+        for name, values in {**by_name, **cuts}.items()
     ]
-    values_KM = torch.stack(columns).cpu().numpy()
+    values_KM = torch.stack(columns).cpu().numpy()  # one copy from the GPU instead of K
     start = 0
     for row in rows:
         stop = start + len(row.positions)
@@ -47,8 +44,8 @@ def record_tokens(
 
 
 def _add_row(tokens: TrainedTokens, row: Row, values: Mapping[str, NDArray[np.float32]]) -> None:
-    """Adds the numbers of one row to the turns that its tokens were sampled in."""
-    sampled_at = row.positions + 1
+    """Adds the numbers of one row to the turns in which its tokens were sampled."""
+    sampled_at = row.positions + 1  # a position predicts the token after it
     for span in row.sample.spans:
         begin, end = np.searchsorted(sampled_at, (span.start, span.stop))
         if begin == end:
@@ -57,14 +54,14 @@ def _add_row(tokens: TrainedTokens, row: Row, values: Mapping[str, NDArray[np.fl
         for name, values_T in values.items():
             part = values_T[begin:end]
             if name in NUMBERS:
-                mine = tokens.row(row.episode_id, span.turn_index, name, span.stop - span.start)
-                mine[within] = part
-            elif (acted := part > 0).any():
-                tokens.cut(row.episode_id, span.turn_index, name, within[acted].tolist())
+                recorded = tokens.row(row.episode_id, span.turn_index, name, span.stop - span.start)
+                recorded[within] = part
+            elif (is_cut := part > 0).any():  # NaN, where there is no policy loss, is not above 0
+                tokens.cut(row.episode_id, span.turn_index, name, within[is_cut].tolist())
 
 
 def _spread(values: Tensor, at: Tensor | None, size: int) -> Tensor:
-    """Returns the values in float32 at their places among `size` tokens, no number elsewhere."""
+    """Returns the values in float32 at their indices among `size` tokens, NaN elsewhere."""
     values = values.detach().to(torch.float32)
     if at is None:
         return values

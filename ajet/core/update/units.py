@@ -5,7 +5,7 @@
     turn              0 0 | 1                                2
     sequence          0 0 | 0                                0
 
-Arrays over a sample's tokens [T] have -1 at tokens that are not trained.
+Arrays over a sample's tokens [T] have -1 at tokens that the policy did not sample.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ Units = list[NDArray[np.int64]]
 
 
 def units_of(samples: Sequence[TrainingSample], level: str) -> Units:
-    """Returns for each sample the number of every trained token's unit, and -1 elsewhere."""
+    """Returns for each sample the number of every sampled token's unit, and -1 elsewhere."""
     numbers: dict[object, int] = {}
     units: Units = []
     for sample_index, sample in enumerate(samples):
@@ -33,11 +33,12 @@ def units_of(samples: Sequence[TrainingSample], level: str) -> Units:
 
 def tokens_of_units(units: Units) -> NDArray[np.int64]:
     """Returns the number of tokens of each unit."""
+    # The empty array is for no samples: concatenate refuses an empty list.
     return np.bincount(np.concatenate([*(u[u >= 0] for u in units), np.zeros(0, np.int64)]))
 
 
 def log_ratios(sample: TrainingSample) -> NDArray[np.float64]:
-    """Returns log(old / sampler) of each trained token of a sample that has `old_logprobs`."""
+    """Returns log(old / sampler) of each sampled token of a sample that has `old_logprobs`."""
     assert sample.old_logprobs is not None
     log_ratio_T = sample.old_logprobs.astype(np.float64) - sample.logprobs
     return log_ratio_T[sample.sampled_mask]
@@ -45,10 +46,10 @@ def log_ratios(sample: TrainingSample) -> NDArray[np.float64]:
 
 def _unit_keys(sample: TrainingSample, sample_index: int, level: str) -> list[object]:
     """Returns for each token a key that identifies its unit."""
-    if level == "sequence":
+    if level == "sequence":  # an episode is one unit, over all its timelines
         return [sample.episode_id] * len(sample)
     keys: list[object] = [(sample_index, position) for position in range(len(sample))]
     if level == "turn":
-        for span in sample.spans:  # a turn is trained on one timeline
+        for span in sample.spans:  # a turn is trained in one timeline only
             keys[span.start : span.stop] = [(sample_index, span)] * (span.stop - span.start)
     return keys

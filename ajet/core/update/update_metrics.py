@@ -1,11 +1,10 @@
 """Metrics of one update of the policy: sums over micro-batches, turned into floats at the end.
 
-    loss                         the objective, averaged over mini-batches
+    loss                         the objective, averaged over optimizer steps
     pg_loss kl cross_entropy kl_teacher    means of a component's value over the tokens that carry
-                                 it, left out where none does; without a coefficient `kl` is 0
+                                 it, absent where none does; without a coefficient `kl` is 0
     entropy                      mean over trained tokens
-    clip_fraction_low/high/…     share of tokens that a bound of the loss acted on; a loss without
-                                 bounds has none
+    clip_fraction_low/high/…     share of tokens that a bound of the loss acted on
     ratio_max                    largest of the ratios that the loss uses
     empty_mini_batches           mini-batches without a gradient, which make no optimizer step
     trained_tokens               tokens in the loss masks; `tree_tokens` are those that the forward
@@ -41,15 +40,12 @@ from ajet.core.update.ranks import Ranks
 
 @dataclass(frozen=True, slots=True)
 class TokenValues:
-    """Holds what one micro-batch found for its trained tokens, without gradient."""
+    """What one micro-batch computed for its trained tokens, without gradient."""
 
     loss: Tensor  # one number: the micro-batch's part of the objective
-    values: Mapping[str, Tensor]  # by metric: one value for each token that it is about
+    values: Mapping[str, Tensor]  # by metric: one value for each token that carries it
     ratio: Tensor  # of the tokens with a policy loss
-    log_ratio: Tensor  # of the sampled tokens: the trainer's probability over the sampler's
-
-    def sums(self) -> dict[str, float]:
-        return _sums({"loss": self.loss, **self.values})
+    log_ratio: Tensor  # of the sampled tokens: log(trainer / sampler)
 
 
 @dataclass(slots=True)
@@ -62,23 +58,24 @@ class SamplerGap:
     sums: dict[str, float] = field(default_factory=dict)
 
     def add(self, log_ratio_M: Tensor) -> None:
+        # In float64: k3 is a small difference of numbers near 1.
         log_ratio_M = log_ratio_M.to(float64_device(log_ratio_M.device)).double()
         ratio_M = log_ratio_M.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-        parts = {
+        by_name = {
             "diff": log_ratio_M.abs(),
             "k1": -log_ratio_M,
             "k3": ratio_M - 1 - log_ratio_M,
             "ratio": ratio_M,
             "square": ratio_M.square(),
         }
-        sums = _sums(parts)
+        sums = _sums(by_name)
         self.sums = {key: self.sums.get(key, 0.0) + value for key, value in sums.items()}
         self.num_tokens += len(log_ratio_M)
-        self.diff_max = max(self.diff_max, float(parts["diff"].max()))
+        self.diff_max = max(self.diff_max, float(by_name["diff"].max()))
         self.ratio_max = max(self.ratio_max, float(ratio_M.max()))
 
     @classmethod
-    def of_all(cls, gaps: Sequence[SamplerGap]) -> SamplerGap:
+    def merge(cls, gaps: Sequence[SamplerGap]) -> SamplerGap:
         return cls(
             sum(gap.num_tokens for gap in gaps),
             max(gap.diff_max for gap in gaps),
@@ -87,7 +84,7 @@ class SamplerGap:
         )
 
     def result(self) -> dict[str, float]:
-        """Returns the metrics; without any token only the differences, which are 0."""
+        """Returns the metrics; without a token only the differences, which are 0."""
         num = self.num_tokens
         differences = {
             "logprob_diff_max": self.diff_max,
@@ -98,25 +95,22 @@ class SamplerGap:
         return differences | {
             "sampler_kl": self.sums["k1"] / num,
             "sampler_kl_k3": self.sums["k3"] / num,
-            "sampler_ess": self.sums["ratio"] ** 2 / (num * self.sums["square"]),
+            "sampler_ess": self.sums["ratio"] ** 2 / (num * self.sums["square"]),  # (Σr)² / (n Σr²)
             "sampler_ratio_max": self.ratio_max,
         }
 
 
 @dataclass(slots=True)
 class UpdateMetrics:
-    """Collects the metrics of one `Policy.update`.
-
-    Values are of a rank's own tokens until `all_reduce` sums them over the ranks; counts are of all
-    ranks.
-    """
+    """Collects the metrics of one `Policy.update`. Sums are of this rank's tokens until
+    `all_reduce`; the counts of rows and computed tokens are of all ranks from the start."""
 
     samples: Sequence[TrainingSample]
     num_epochs: int = 1
     gap: SamplerGap = field(default_factory=SamplerGap)
     sums: dict[str, float] = field(default_factory=dict)
     ratio_max: float = 0.0
-    numbers: dict[str, float] = field(default_factory=dict)  # of the values in each sum
+    numbers: dict[str, float] = field(default_factory=dict)  # how many values are in each sum
     num_rows: int = 0
     num_computed: int = 0
     num_padded: int = 0
@@ -134,26 +128,24 @@ class UpdateMetrics:
         """Adds one micro-batch of this rank; an idle one has no tokens."""
         if not len(values.values["entropy"]):
             return
-        self.sums = _merge_sums([self.sums, values.sums()])
-        numbers = {name: len(each) for name, each in values.values.items()}
+        self.sums = _merge_sums([self.sums, _sums({"loss": values.loss, **values.values})])
+        numbers = {name: len(values_M) for name, values_M in values.values.items()}
         self.numbers = _merge_sums([self.numbers, numbers])
         if len(values.ratio):
             self.ratio_max = max(self.ratio_max, float(values.ratio.max()))
+        # Only the first mini-batch, before a step has changed the policy.
         if not self.steps and len(values.log_ratio):
             self.gap.add(values.log_ratio)
 
     def all_reduce(self, ranks: Ranks) -> None:
         """Sums over the ranks; it must be called once, at the end."""
-        parts = ranks.all_gather((self.sums, self.ratio_max, self.numbers, self.gap))
-        sums, ratios, numbers, gaps = zip(*parts, strict=True)
-        self.sums, self.ratio_max, self.numbers = (
-            _merge_sums(sums),
-            max(ratios),
-            _merge_sums(numbers),
-        )
-        self.gap = SamplerGap.of_all(gaps)
+        by_rank = ranks.all_gather((self.sums, self.ratio_max, self.numbers, self.gap))
+        sums, ratios, numbers, gaps = zip(*by_rank, strict=True)
+        self.sums, self.numbers = _merge_sums(sums), _merge_sums(numbers)
+        self.ratio_max, self.gap = max(ratios), SamplerGap.merge(gaps)
 
     def result(self, seconds: float) -> dict[str, float]:
+        # Times the inverse: a division rounds differently from the recorded runs.
         means = {n: self.sums[n] * (1.0 / max(k, 1)) for n, k in self.numbers.items()}
         if "pg_loss" in means:
             means.setdefault("kl", 0.0)
@@ -183,9 +175,10 @@ class UpdateMetrics:
 
 def _merge_sums(sums: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Adds key by key, in the order in which keys appear."""
-    names = dict.fromkeys(name for each in sums for name in each)
-    return {name: sum(each.get(name, 0.0) for each in sums) for name in names}
+    names = dict.fromkeys(name for addend in sums for name in addend)
+    return {name: sum(addend.get(name, 0.0) for addend in sums) for name in names}
 
 
-def _sums(parts: Mapping[str, Tensor]) -> dict[str, float]:
-    return dict(zip(parts, torch.stack([p.sum() for p in parts.values()]).tolist(), strict=True))
+def _sums(values: Mapping[str, Tensor]) -> dict[str, float]:
+    # Stacked, so that a GPU is waited for once.
+    return dict(zip(values, torch.stack([p.sum() for p in values.values()]).tolist(), strict=True))

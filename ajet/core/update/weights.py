@@ -1,9 +1,5 @@
-"""Loads a checkpoint's weights into the model that they were trained from.
-
-    base model (with fresh adapters, if the run had any)  <-  checkpoints/step_N/model.safetensors
-
-It is for a model that is not trained further: neither optimizer nor counters are read. Not covered:
-resuming training (`Policy.load_state_dict`).
+"""Loads a checkpoint's weights into the model that they were trained from, without the optimizer's
+state: the model is not trained further. (Training resumes by `Policy.load_state_dict`.)
 """
 
 from collections.abc import Mapping
@@ -17,23 +13,23 @@ from ajet.core.errors import CheckpointError
 from ajet.core.update.checkpoint import WEIGHT_PREFIX, read_weights
 from ajet.core.update.lora import with_lora
 from ajet.core.update.manifest import candidates, newest_checkpoint
-from ajet.core.update.mismatch import WeightMismatch, of_checkpoint
+from ajet.core.update.mismatch import WeightMismatch, naming_checkpoint
 from ajet.core.update.settings import LoraSettings
 from ajet.core.update.shards import copy_tensor
 
 
 def find_checkpoint(path: Path) -> Path:
-    """Returns the newest whole checkpoint of the run folder or checkpoints/ at `path`, or
-    `path` itself.
-    """
+    """Returns the newest whole checkpoint in the run folder or checkpoints/ at `path`, or `path`
+    itself if it is one."""
     for folder in (path / "checkpoints", path):
         newest = newest_checkpoint(folder)
         if newest is not None:
             return newest
     if path.name.startswith("step_") and path.is_dir():
         return path
-    beside = [each.name for each in candidates(path.parent)]
-    there = f"; there {'is' if len(beside) == 1 else 'are'} {', '.join(beside)}" if beside else ""
+    siblings = [folder.name for folder in candidates(path.parent)]
+    verb = "is" if len(siblings) == 1 else "are"
+    there = f"; there {verb} {', '.join(siblings)}" if siblings else ""
     raise CheckpointError(
         f"no checkpoint in {path}{there}; give a run folder or its checkpoints/step_N",
         code=Code.CHECKPOINT_NOT_FOUND,
@@ -43,7 +39,7 @@ def find_checkpoint(path: Path) -> Path:
 def overlay_checkpoint(model: nn.Module, path: Path, lora: LoraSettings | None) -> None:
     """Copies the weights at `path` into `model`, in place; adapters go into its own modules."""
     trained = with_lora(model, lora) if lora else model
-    with of_checkpoint(path):
+    with naming_checkpoint(path):
         load_weights(trainable(trained), read_weights(path))
 
 
@@ -53,8 +49,7 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def has_more_than_weights(model: nn.Module) -> bool:
-    """Tells whether what is saved of the model holds tensors that are no weights: a router's
-    correction, a layer's scale."""
+    """Tells whether the model saves buffers too: a router's correction, a layer's scale."""
     saved = model.state_dict(keep_vars=True).values()
     return not all(isinstance(tensor, nn.Parameter) for tensor in saved)
 
@@ -67,16 +62,16 @@ def train_every_embedding(model: nn.Module) -> None:
 
 
 def check_fits(name: str, saved: Tensor | None, target: Tensor) -> None:
-    """Raises `CheckpointError` unless a checkpoint's tensor can be copied into `target`."""
+    """Raises `WeightMismatch` unless a checkpoint's tensor can be copied into `target`."""
     if saved is None:
-        found = "missing"
+        problem = "missing"
     elif saved.shape != target.shape:
-        found = f"of shape {tuple(saved.shape)}"
+        problem = f"of shape {tuple(saved.shape)}"
     elif not saved.is_floating_point():
-        found = f"of type {saved.dtype}"
+        problem = f"of type {saved.dtype}"
     else:
         return
-    raise WeightMismatch(f"{name} {tuple(target.shape)} is {found}")
+    raise WeightMismatch(f"{name} {tuple(target.shape)} is {problem}")
 
 
 @torch.no_grad()
@@ -85,9 +80,8 @@ def load_weights(
 ) -> None:
     """Copies a checkpoint's tensors (under `prefix`) into `weights`, all of them or none.
 
-    Raises `CheckpointError` if a weight is missing, or if the checkpoint has others: a part of what
-    was trained would be left out.
-    """
+    Raises `WeightMismatch` if a weight is missing, or if the checkpoint has others: a part of what
+    was trained would be lost."""
     for name, weight in weights.items():
         check_fits(name, tensors.get(f"{prefix}{name}"), weight)
     for name in tensors:

@@ -99,7 +99,7 @@ def test_shaped_rewards_are_what_the_estimator_reads(settings_of):
     [
         ("adv_estimator", "centre", "no function 'centre'; did you mean 'centred'?"),
         ("adv_estimator", "short", "it returned 1 numbers for 2 episodes"),
-        ("adv_estimator", "word", "give a list of 2 numbers, one for each episode"),
+        ("adv_estimator", "word", "return a list of 2 numbers, one for each episode"),
         ("adv_estimator", "infinite", "a number that it returned is not finite"),
         ("adv_estimator", "raises", "own.py:26: AttributeError: "),
         ("adv_estimator", "forgetful", "it returned nothing for episode a"),

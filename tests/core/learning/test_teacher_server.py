@@ -142,19 +142,19 @@ def input_logprobs(*entries):
 @pytest.mark.parametrize(
     ("answer", "line"),
     [
-        ("no json", "the answer is no JSON"),
-        ("[" * 100_000, "the answer is no JSON"),
+        ("no json", "the answer is not JSON"),
+        ("[" * 100_000, "the answer is not JSON"),
         ([1], "no log-probabilities for 3 prompt tokens"),
         ({"choices": []}, "no log-probabilities for 3 prompt tokens"),
         ({"choices": [{"prompt_logprobs": None}]}, "no log-probabilities for 3 prompt tokens"),
         (prompt_logprobs(-1.0, ids=(1, 2)), "2 log-probabilities for 3 prompt tokens"),
-        (prompt_logprobs(-1.0, NAN), r"of token 2 \(id 3\) is nan, and not a number from -10000"),
-        (prompt_logprobs(-INF, -1.0), r"of token 1 \(id 2\) is -inf, and"),
-        (prompt_logprobs(-1.0, 0.5), r"of token 2 \(id 3\) is 0\.5, and"),
+        (prompt_logprobs(-1.0, NAN), r"of token 2 \(id 3\) is nan, not a number from -10000"),
+        (prompt_logprobs(-INF, -1.0), r"of token 1 \(id 2\) is -inf, not"),
+        (prompt_logprobs(-1.0, 0.5), r"of token 2 \(id 3\) is 0\.5, not"),
         (prompt_logprobs(-1.0, -(10**400)), r"of token 2 \(id 3\) is -1000000"),
-        (prompt_logprobs(-1.0, True), r"of token 2 \(id 3\) is none, and"),
-        (prompt_logprobs(-1.0, "-1"), r"of token 2 \(id 3\) is none, and"),
-        (prompt_logprobs(-1.0, -1.0, ids=(1, 2, 4)), r"of token 2 \(id 3\) is none, and"),
+        (prompt_logprobs(-1.0, True), r"of token 2 \(id 3\) is none, not"),
+        (prompt_logprobs(-1.0, "-1"), r"of token 2 \(id 3\) is none, not"),
+        (prompt_logprobs(-1.0, -1.0, ids=(1, 2, 4)), r"of token 2 \(id 3\) is none, not"),
     ],
 )
 def test_an_answer_of_another_form_is_one_line_and_no_score(answer, line):
@@ -247,8 +247,8 @@ def test_a_server_with_the_same_tokens_is_taken_and_has_the_configs_settings(loa
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"name": "other"}, "there is no model of this name; it has other"),
-        ({"context": 512}, "its context has 512 tokens, and .* up to 513"),
+        ({"name": "other"}, "no model of this name; it has other"),
+        ({"context": 512}, "its context has 512 tokens, but .* up to 513"),
     ],
 )
 def test_a_server_that_cannot_score_the_runs_tokens_is_one_line(load, change, line):

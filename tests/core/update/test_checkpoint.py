@@ -181,7 +181,7 @@ def test_tensors_that_lie_under_a_forged_manifest_are_one_line(tmp_path, name, l
     (path / name).write_bytes(LIES[lie]((path / name).read_bytes()))
     forge_manifest(path)
     assert find_fault(path) is None
-    said = rf"checkpoint {path} cannot be used: [^\n]+; move it away to go on from an earlier one"
+    said = rf"checkpoint {path} cannot be used: [^\n]+; move it away to resume from an earlier one"
     with pytest.raises(CheckpointError) as caught:
         load_newest(tmp_path)
     assert re.fullmatch(said, str(caught.value))

@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from ajet.core.model.kernels.devices import CudaKernels
 from ajet.core.update import loss
 from ajet.core.update.fused_softmax import fused_softmax
 from ajet.core.update.layouts.layout import ForwardOutput
@@ -41,7 +40,7 @@ def wide(x: Tensor) -> Tensor:
 
 
 @pytest.fixture(params=["torch", "triton"])
-def kernels(request) -> CudaKernels:
+def kernels(request):
     return TorchSoftmax() if request.param == "torch" else interpreted_kernels()
 
 

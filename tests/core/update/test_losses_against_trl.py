@@ -6,7 +6,7 @@ import pytest
 import torch
 from loss_fixtures import random_batch
 
-from ajet.core.update.off_policy import off_policy_tokens
+from ajet.core.update.policy import off_policy_tokens
 from ajet.core.update.settings import UpdateSettings
 
 LONGEST = 9  # of `random_batch`

@@ -130,7 +130,7 @@ def test_the_policy_that_a_config_names_has_the_loss(config_of):
         ("nothing", "it returned NoneType"),
         ("constant", "its loss has no gradient"),
         ("ShortNumbers", "of_mini_batch's 'x' is float32 of ("),
-        ("NoDict", "of_mini_batch returned ndarray, no dict"),
+        ("NoDict", "of_mini_batch returned ndarray, not a dict"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_the_key(config_of, name, message):

@@ -189,7 +189,7 @@ def test_ranks_hold_the_bits_of_what_rank_0_alone_has_read(two):
 
 def test_a_rank_that_made_another_model_is_named_on_all(two):
     for found in two["two_models"]:
-        assert found["said"].startswith("trainer rank 1 has made another model than rank 0: ")
+        assert found["said"].startswith("trainer rank 1 and rank 0 have made different models: ")
 
 
 @pytest.mark.parametrize(

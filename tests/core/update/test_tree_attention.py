@@ -6,16 +6,15 @@ from ajet.core.model.attention.trie import forest_of_rows, trie_of_rows
 from ajet.core.model.attention.varlen_kernels import FlashKernel
 from ajet.core.model.attention.varlen_plan import VarlenPlan
 from ajet.core.model.attention.window_attention import WindowPlan
-from ajet.core.model.kernels.functions import kernels
+from ajet.core.model.kernels.functions import attention_kernels_for, kernels
 from ajet.core.update.layouts.attention_piece import (
     piece_backward,
     piece_forward,
     product_backward,
     product_forward,
 )
-from ajet.core.update.layouts.kernel_plan import KernelPlan
 from ajet.core.update.layouts.piece_plan import PiecePlan
-from ajet.core.update.layouts.tree_attention import tree_attention
+from ajet.core.update.layouts.tree_attention import KernelPlan, tree_attention
 from tests.core.model.product_kernel import ProductKernel
 
 
@@ -64,8 +63,9 @@ def merged_pieces(forest, q, k):
 def one_call_of_the_kernels(forest, q, k):
     if kernels() is None:
         pytest.skip("no C compiler is installed")
-    assert KernelPlan.supports(q)
-    return KernelPlan.of(forest, q, k)
+    compiled = attention_kernels_for(q)
+    assert compiled is not None
+    return KernelPlan.of(compiled, forest, q.shape[1] // k.shape[1])
 
 
 def calls_of_several_lengths(forest, q, k):
@@ -152,8 +152,9 @@ def test_two_groups_with_a_system_prompt_take_one_call_for_each_level():
     #           | 7 8 9
     rows = [[0, 0, 1, 1, 2, 3], [0, 0, 1, 1, 4], [0, 0, 5, 6], [0, 0, 5, 7, 8, 9]]
     plan = VarlenPlan.of(trie_of_rows([np.array(row) for row in rows]), torch.device("cpu"))
-    assert plan.own.cu_queries.tolist() == plan.own.cu_keys.tolist() == [0, 2, 4, 6, 7, 8, 9, 12]
-    assert (plan.own.max_queries, plan.own.causal) == (3, True)
+    call = plan.segment_call
+    assert call.cu_queries.tolist() == call.cu_keys.tolist() == [0, 2, 4, 6, 7, 8, 9, 12]
+    assert (call.max_queries, call.causal) == (3, True)
     system, groups = plan.levels
     assert system.queries_Q.tolist() == list(range(2, 12)) and system.keys_P.tolist() == [0, 1]
     assert groups.queries_Q.tolist() == [4, 5, 6, 8, 9, 10, 11]
@@ -166,7 +167,7 @@ def test_two_groups_with_a_system_prompt_take_one_call_for_each_level():
 def test_rows_that_share_nothing_take_one_call():
     rows = [np.array([1, 2, 3]), np.array([1, 2])]
     plan = VarlenPlan.of(forest_of_rows(rows), torch.device("cpu"))
-    assert plan.levels == () and plan.own.cu_queries.tolist() == [0, 3, 5]
+    assert plan.levels == () and plan.segment_call.cu_queries.tolist() == [0, 3, 5]
 
 
 def test_cudas_kernel_takes_a_call_and_gives_the_shapes_that_are_merged():

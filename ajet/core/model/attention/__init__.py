@@ -1,4 +1,4 @@
-"""Attention over a trie of tokens, of which the trainer and the in-process engine make their calls.
+"""Attention over a trie of tokens, for the trainer and the in-process engine.
 
 trie.py          rows -> a forest, in which each distinct prefix occurs once
 varlen_plan.py   a forest -> the calls of flash attention

@@ -5,10 +5,8 @@
     s q c d                                          a b [2:4] end 4     c d [4:6] end 6
 
 Every distinct prefix is one flat token. A segment is a run without branches; its descendants are
-the flat tokens from its last own token to `end`, so "attends to ancestors" is a list of ranges.
-
-Rows are taken in lexicographic order, in which a row shares its longest prefix with its neighbour.
-That also puts rows of one episode, of one group, and of one system prompt next to each other.
+the flat tokens ``stop:end``, so "attends to ancestors" is a list of ranges. Rows are taken in
+lexicographic order, in which a row shares its longest prefix with its neighbour.
 """
 
 from collections.abc import Sequence
@@ -24,9 +22,7 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class TrieSegment:
-    """Locates a run without branches: ``start:stop`` are its own flat tokens, ``stop:end`` its
-    descendants.
-    """
+    """A run without branches: ``start:stop`` are its flat tokens, ``stop:end`` its descendants."""
 
     start: int
     stop: int
@@ -35,9 +31,7 @@ class TrieSegment:
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """Holds flat tokens with their depths, the segments, and each row's flat tokens (in input
-    order).
-    """
+    """Flat tokens with their depths, the segments, and each row's flat tokens (in input order)."""
 
     token_ids_N: IntArray
     positions_N: IntArray
@@ -49,9 +43,8 @@ class Forest:
 
 
 def parents_of(segments: Sequence[TrieSegment]) -> list[int]:
-    """Returns the number of each segment's parent, -1 where it has none. Segments are in the order
-    of their tokens, so a parent comes before its children: it is the last one that has not ended.
-    """
+    """Returns the index of each segment's parent, -1 for a root."""
+    # Segments are in the order of their tokens, so the parent is the last one that has not ended.
     parents: list[int] = []
     path: list[int] = []
     for number, segment in enumerate(segments):
@@ -63,7 +56,7 @@ def parents_of(segments: Sequence[TrieSegment]) -> list[int]:
 
 
 def lexicographic(rows: Sequence[IntArray]) -> list[int]:
-    """Returns the row numbers in token order (big-endian bytes compare as the numbers do)."""
+    """Returns the row numbers in token order (big-endian bytes compare as numbers do)."""
     return sorted(range(len(rows)), key=lambda i: rows[i].astype(">u4").tobytes())
 
 
@@ -73,7 +66,7 @@ def trie_of_rows(rows: Sequence[IntArray]) -> Forest:
 
 
 def forest_of_rows(rows: Sequence[IntArray]) -> Forest:
-    """Builds a forest in which each row is a tree of its own and nothing is shared."""
+    """Builds a forest in which each row is a separate tree and nothing is shared."""
     return _flatten(rows, range(len(rows)), share=False)
 
 
@@ -87,6 +80,7 @@ def _flatten(rows: Sequence[IntArray], order: Sequence[int], share: bool) -> For
         shared = 0
         if share and previous is not None:
             shared = common_length_of_ids(rows[previous], rows[i])
+        # The row's nodes: the shared prefix of the row before, then new flat tokens.
         start = builder.branch(shared, len(rows[i]))
         reused = row_nodes[previous][:shared] if previous is not None else row_nodes[i]
         row_nodes[i] = np.concatenate((reused, np.arange(start, builder.size)))
@@ -100,8 +94,7 @@ def _flatten(rows: Sequence[IntArray], order: Sequence[int], share: bool) -> For
 
 class _SegmentBuilder:
     """Builds segments; those on the path of the last row are open: ``[start, stop, depth of
-    start]``.
-    """
+    start]``."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -109,14 +102,15 @@ class _SegmentBuilder:
         self._closed: list[TrieSegment] = []
 
     def branch(self, depth: int, row_length: int) -> int:
-        """Branches off the next row at `depth`; returns the flat index of its first own token."""
+        """Branches off the next row at `depth`; returns the flat index of its first new token."""
+        # Segments that begin at or below the branch are complete: their descendants end here.
         while self._open and self._open[-1][2] >= depth:
             start, stop, _ = self._open.pop()
             self._closed.append(TrieSegment(start, stop, self.size))
         if self._open:
             start, stop, top = self._open[-1]
             cut = start + depth - top
-            if cut < stop:  # the row leaves inside this segment: its lower part is a child
+            if cut < stop:  # the branch is inside this segment: its lower part becomes a child
                 self._closed.append(TrieSegment(cut, stop, self.size))
                 self._open[-1][1] = cut
         first = self.size
@@ -126,5 +120,5 @@ class _SegmentBuilder:
         return first
 
     def finish(self) -> tuple[TrieSegment, ...]:
-        self.branch(0, 0)
+        self.branch(0, 0)  # closes all open segments
         return tuple(sorted(self._closed, key=lambda s: s.start))

@@ -1,14 +1,8 @@
-"""Kernels of CUDA for attention over sequences of several lengths, which lie one after another.
+"""torch's CUDA kernels for attention over sequences of several lengths, one after another.
 
-    FlashKernel        bfloat16 and float16, from compute capability 8.0 and from the torch on that
-                       has `torch.nn.attention.varlen`; groups of query heads share key heads
-    EfficientKernel    float32 too, and older GPUs: torch's memory-efficient attention, whose
-                       products of float32 are exact to about 2^-21 (three products in TF32). It
-                       reads key heads that are repeated, and log-sum-exps in a padded rectangle
-
-Both are those that torch has, called below autograd: the gradient of a part of a softmax is that
-of the kernel with the output and the log-sum-exp of the whole. Their backward passes add up
-gradients in an order that may change from run to run. Not covered: float64, other devices.
+They are called below autograd: the gradient of a part of a softmax is that of the kernel with the
+output and the log-sum-exp of the whole. Their backward passes add up gradients in an order that may
+change from run to run.
 """
 
 from __future__ import annotations
@@ -17,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -36,9 +29,9 @@ LSE_MULTIPLE = 32
 
 @dataclass(frozen=True)
 class VarlenCall:
-    """Holds n sequences: sequence i has ``num_queries[i]`` queries, those from
-    ``cu_queries[i]`` on, and the keys ``cu_keys[i] : cu_keys[i + 1]`` of the call. `max_queries`
-    and `max_keys` are the longest."""
+    """The sequences of a call: sequence i has ``num_queries[i]`` queries, from ``cu_queries[i]``
+    on, and the keys ``cu_keys[i] : cu_keys[i + 1]``. `max_queries` and `max_keys` are the longest.
+    """
 
     num_queries: tuple[int, ...]
     cu_queries: Tensor
@@ -51,57 +44,31 @@ class VarlenCall:
     def of(
         cls, queries: Sequence[int], keys: Sequence[int], causal: bool, device: torch.device
     ) -> VarlenCall:
-        """Makes a call of sequences with so many queries and keys."""
+        """`queries` and `keys` are the numbers of each sequence."""
         cu_queries, cu_keys = _cumulative(queries, device), _cumulative(keys, device)
         return cls(tuple(queries), cu_queries, cu_keys, max(queries), max(keys), causal)
 
     @cached_property
     def place_Q(self) -> Tensor:
-        """Returns the place of each query in a rectangle of n rows that are ``padded(max_queries)``
-        wide."""
+        """The index of each query in a flat rectangle with a row of ``padded(max_queries)`` for
+        each sequence."""
         width = padded(self.max_queries)
         places = [number * width + np.arange(num) for number, num in enumerate(self.num_queries)]
         return uploaded(np.concatenate(places), self.cu_queries.device)
 
 
-class VarlenKernel(Protocol):
-    """Computes attention of ``q [Q, heads, d]`` to ``k, v [P, kv_heads, d]``, sequence by sequence.
-    The log-sum-exp is ``[heads, Q]`` in float32 or wider."""
+class FlashKernel:
+    """torch's flash attention: bfloat16 and float16, from compute capability 8.0. Groups of query
+    heads share key heads.
+
+    A kernel computes attention of ``q [Q, heads, d]`` to ``k, v [P, kv_heads, d]``, sequence by
+    sequence. The log-sum-exp is ``[heads, Q]`` in float32 or wider."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, call: VarlenCall) -> tuple[Tensor, Tensor]:
         """Returns the output and the log-sum-exp."""
-        ...
-
-    def backward(
-        self,
-        grad: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        call: VarlenCall,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns this call's part of the gradients; `out` and `lse` are those of the whole
-        softmax."""
-        ...
-
-
-class FlashKernel:
-    """Computes by torch's flash attention."""
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: VarlenCall) -> tuple[Tensor, Tensor]:
         out, lse, *_ = torch.ops.aten._flash_attention_forward(
-            q,
-            k,
-            v,
-            call.cu_queries,
-            call.cu_keys,
-            call.max_queries,
-            call.max_keys,
-            0.0,
-            call.causal,
-            False,
+            *(q, k, v, call.cu_queries, call.cu_keys, call.max_queries, call.max_keys),
+            *(0.0, call.causal, False),  # no dropout, no mask of it
         )
         return out, lse
 
@@ -115,44 +82,30 @@ class FlashKernel:
         lse: Tensor,
         call: VarlenCall,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns this call's part of the gradients; `out` and `lse` are those of the whole
+        softmax."""
         no_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device)
         dq, dk, dv = torch.ops.aten._flash_attention_backward(
-            grad,
-            q,
-            k,
-            v,
-            out,
-            lse,
-            call.cu_queries,
-            call.cu_keys,
-            call.max_queries,
-            call.max_keys,
-            0.0,
-            call.causal,
-            no_dropout,
-            torch.empty(0, device=q.device),
+            *(grad, q, k, v, out, lse),
+            *(call.cu_queries, call.cu_keys, call.max_queries, call.max_keys),
+            *(0.0, call.causal, no_dropout, torch.empty(0, device=q.device)),
         )
         return dq, dk, dv
 
 
 class EfficientKernel:
-    """Computes by torch's memory-efficient attention."""
+    """torch's memory-efficient attention: float32 too, and older GPUs. Products of float32 are
+    exact to about 2^-21 (three products in TF32). It reads repeated key heads, and log-sum-exps in
+    a padded rectangle."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, call: VarlenCall) -> tuple[Tensor, Tensor]:
         group = q.shape[1] // k.shape[1]
         out, lse, *_ = _efficient_forward(
-            q[None],
-            _repeated(k, group)[None],
-            _repeated(v, group)[None],
-            None,
-            call.cu_queries,
-            call.cu_keys,
-            call.max_queries,
-            call.max_keys,
-            0.0,
-            int(call.causal),
-            True,
+            *(q[None], _repeated(k, group)[None], _repeated(v, group)[None], None),
+            *(call.cu_queries, call.cu_keys, call.max_queries, call.max_keys),
+            *(0.0, int(call.causal), True),  # no dropout, the kind of mask, with log-sum-exp
         )
+        # From [sequences, heads, padded] to [heads, Q].
         return out[0], lse.transpose(0, 1).flatten(1).index_select(1, call.place_Q)
 
     def backward(
@@ -167,31 +120,24 @@ class EfficientKernel:
     ) -> tuple[Tensor, Tensor, Tensor]:
         heads, group = q.shape[1], q.shape[1] // k.shape[1]
         num, width = len(call.num_queries), padded(call.max_queries)
+        # Padding is infinite, so that its weights exp(score - lse) are 0.
         lse_HP = lse.new_full((heads, num * width), torch.inf).index_copy_(1, call.place_Q, lse)
         no_dropout = torch.zeros((), dtype=torch.long, device=q.device)
         dq, dk, dv, _ = _efficient_backward(
-            grad[None],
-            q[None],
-            _repeated(k, group)[None],
-            _repeated(v, group)[None],
-            None,
-            out[None],
-            call.cu_queries,
-            call.cu_keys,
-            call.max_queries,
-            call.max_keys,
+            *(grad[None], q[None], _repeated(k, group)[None], _repeated(v, group)[None], None),
+            *(out[None], call.cu_queries, call.cu_keys, call.max_queries, call.max_keys),
             lse_HP.view(heads, num, width).transpose(0, 1).contiguous(),
-            0.0,
-            no_dropout,
-            no_dropout,
-            int(call.causal),
-            False,
+            *(0.0, no_dropout, no_dropout, int(call.causal), False),
         )
+        # Query heads of one key head add up their gradients of it.
         return dq[0], *(t[0].unflatten(1, (-1, group)).sum(2) for t in (dk, dv))
 
 
+VarlenKernel = FlashKernel | EfficientKernel
+
+
 def varlen_kernel_for(q_NHd: Tensor) -> VarlenKernel | None:
-    """Returns the kernel of CUDA that computes attention of such queries, if there is one."""
+    """Returns the kernel for such queries, if there is one (none for float64)."""
     if not q_NHd.is_cuda or torch.version.hip is not None or q_NHd.shape[2] > MAX_HEAD_DIM:
         return None
     is_narrow = q_NHd.dtype in (torch.bfloat16, torch.float16)
@@ -201,7 +147,7 @@ def varlen_kernel_for(q_NHd: Tensor) -> VarlenKernel | None:
         and capability >= FLASH_CAPABILITY
         and q_NHd.shape[2] % 8 == 0
         and torch.backends.cuda.is_flash_attention_available()
-        # Before it the kernel's log-sum-exp was a padded rectangle.
+        # In versions of torch without it, the kernel's log-sum-exp is a padded rectangle.
         and find_spec("torch.nn.attention.varlen") is not None
     ):
         return FlashKernel()
@@ -213,7 +159,7 @@ def varlen_kernel_for(q_NHd: Tensor) -> VarlenKernel | None:
 
 
 def _repeated(t_PKd: Tensor, group: int) -> Tensor:
-    """Returns the heads that `group` query heads each read, for each of them."""
+    """Repeats each key head for the `group` query heads that read it."""
     return t_PKd if group == 1 else t_PKd.repeat_interleave(group, 1)
 
 

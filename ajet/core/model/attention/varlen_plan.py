@@ -1,17 +1,14 @@
 """Ancestors-only attention by kernels for sequences of several lengths, level by level.
 
-The flat tokens are the segments one after another. So one causal call, whose sequences are the
-segments, is every segment's attention to itself. The inner segments with as many ancestors form a
-level; one call without a mask computes the attention of their descendants to them:
+The flat tokens are the segments one after another, so one causal call, whose sequences are the
+segments, is every segment's attention to itself. The inner segments with the same number of
+ancestors form a level; one call without a mask computes their descendants' attention to them:
 
-    s q a b c d    segments s q | a b | c d      own:      cu_queries 0 2 4 6    cu_keys 0 2 4 6
+    s q a b c d    segments s q | a b | c d      itself:  cu_queries 0 2 4 6    cu_keys 0 2 4 6
                    level 0: s q                  queries   a b c d    0 4        keys s q    0 2
 
-The products are those of the pairs of query and key that there are. The calls are one, and one for
-each level, whatever the number of segments. varlen_kernels.py has what computes a call.
-
-The trainer's queries are all tokens of the forest. The engine's are its new tokens: the others have
-keys and values already, in its cache. Not covered: second derivatives.
+The number of calls does not depend on the number of segments. The trainer's queries are all tokens
+of the forest, the engine's are new tokens: the others have keys and values in its cache.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ from ajet.core.model.transfer import uploaded
 
 @dataclass(frozen=True, slots=True)
 class VarlenLevel:
-    """Holds the call of one level, and where its queries and keys are among those of `forward`."""
+    """The call of one level, and the indices of its queries and keys among those of `forward`."""
 
     call: VarlenCall
     queries_Q: Tensor
@@ -44,7 +41,6 @@ class VarlenLevel:
     def of(
         cls, queries: Sequence[IntArray], keys: Sequence[IntArray], device: torch.device
     ) -> VarlenLevel:
-        """Makes the level whose sequences have these queries and keys."""
         return cls(
             VarlenCall.of([len(q) for q in queries], [len(k) for k in keys], False, device),
             _index(queries, device),
@@ -54,8 +50,8 @@ class VarlenLevel:
 
 @dataclass(frozen=True, slots=True)
 class NewTokens:
-    """Says which tokens of a forest are queries, and where the keys of all of them are; a segment
-    is new as a whole, or not at all."""
+    """Which tokens of a forest are queries, and the indices of the keys of all tokens; a segment is
+    new as a whole, or not at all."""
 
     is_new_N: NDArray[np.bool_]
     keys_N: IntArray
@@ -63,9 +59,9 @@ class NewTokens:
 
 @dataclass(frozen=True, slots=True)
 class VarlenPlan:
-    """Holds the calls of one micro-batch's attention, which are the same in every layer."""
+    """The calls of one micro-batch's attention, which are the same in every layer."""
 
-    own: VarlenCall
+    segment_call: VarlenCall
     levels: tuple[VarlenLevel, ...]
     kernel: VarlenKernel
 
@@ -79,9 +75,9 @@ class VarlenPlan:
         kernel: VarlenKernel | None = None,
         new: NewTokens | None = None,
     ) -> VarlenPlan:
-        """Makes the calls of a forest; with `new`, for those of its tokens alone."""
+        """Makes the calls of a forest, with `new` only for these of its tokens."""
         new = new or NewTokens(np.ones(len(forest), bool), np.arange(len(forest)))
-        query_N = np.cumsum(new.is_new_N) - 1  # of a new token: its number among them
+        query_N = np.cumsum(new.is_new_N) - 1  # the index of a new token among new tokens
         lengths = [s.stop - s.start for s in forest.segments if new.is_new_N[s.start]]
         levels = [
             VarlenLevel.of(
@@ -91,16 +87,16 @@ class VarlenPlan:
             )
             for level in _levels(forest.segments)
         ]
-        own = VarlenCall.of(lengths, lengths, True, device)
-        return cls(own, tuple(levels), kernel or FlashKernel())
+        segment_call = VarlenCall.of(lengths, lengths, True, device)
+        return cls(segment_call, tuple(levels), kernel or FlashKernel())
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, of_ancestors: tuple[Tensor, Tensor] | None = None
+        self, q: Tensor, k: Tensor, v: Tensor, ancestor_kv: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Returns the output ``[N, heads, d]`` and the log-sum-exp ``[heads, N]``. The levels find
-        their keys and values in `of_ancestors`, or in k and v."""
-        level_k, level_v = of_ancestors or (k, v)
-        out, lse = self.kernel.forward(q, k, v, self.own)
+        """Returns the output ``[N, heads, d]`` and the log-sum-exp ``[heads, N]``. The levels read
+        keys and values from `ancestor_kv`, or from k and v."""
+        level_k, level_v = ancestor_kv or (k, v)
+        out, lse = self.kernel.forward(q, k, v, self.segment_call)
         for level in self.levels:
             queries, keys = level.queries_Q, level.keys_P
             piece_out, piece_lse = self.kernel.forward(
@@ -116,17 +112,12 @@ class VarlenPlan:
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the gradients of q, k and v; `out` and `lse` are those of `forward`."""
-        dq, dk, dv = self.kernel.backward(grad, q, k, v, out, lse, self.own)
+        dq, dk, dv = self.kernel.backward(grad, q, k, v, out, lse, self.segment_call)
         for level in self.levels:
             queries, keys = level.queries_Q, level.keys_P
             piece_dq, piece_dk, piece_dv = self.kernel.backward(
-                grad[queries],
-                q[queries],
-                k[keys],
-                v[keys],
-                out[queries],
-                lse[:, queries].contiguous(),
-                level.call,
+                *(grad[queries], q[queries], k[keys], v[keys], out[queries]),
+                *(lse[:, queries].contiguous(), level.call),
             )
             dq.index_add_(0, queries, piece_dq)
             dk.index_add_(0, keys, piece_dk)
@@ -135,7 +126,7 @@ class VarlenPlan:
 
 
 def _levels(segments: Sequence[TrieSegment]) -> list[list[TrieSegment]]:
-    """Returns the inner segments by the number of their ancestors."""
+    """Groups the inner segments by the number of their ancestors."""
     depths: list[int] = []
     levels: dict[int, list[TrieSegment]] = defaultdict(list)
     for segment, parent in zip(segments, parents_of(segments), strict=True):

@@ -1,14 +1,12 @@
-"""Attention over a flattened trie where a token sees the last `window` tokens of its path alone.
+"""Attention over a flattened trie where a token sees only the last `window` tokens of its path.
 
     path of a segment     0 1 2 3 4 5 6 7 8 9       window 4, a block of 3 queries
     queries                           6 7 8
     their keys                  3 4 5 6 7 8         masked to a band: 6 sees 3 to 6, 7 sees 4 to 7
 
-Queries are taken in blocks of one segment. A block's keys are the last ones on its path, whatever
-segments they are in, so a token costs as many products as a block has keys, however long its path.
-
-Everything is plain operators of torch, whose autograd has the backward pass. Not covered: a kernel
-that skips what the band masks (half of a block's products at the most).
+Queries are taken in blocks of one segment. A block's keys are the last ones on its path, in
+whatever segments, so the cost of a token does not depend on the length of its path. Everything is
+plain torch, which has the backward pass.
 """
 
 from __future__ import annotations
@@ -24,17 +22,15 @@ from torch.nn.functional import scaled_dot_product_attention
 from ajet.core.model.attention.trie import Forest, IntArray, parents_of
 from ajet.core.model.precision import to_wide_dtype
 
-MAX_BLOCK = 256
-"""The queries of a block at most."""
+MAX_BLOCK = 256  # queries of a block, at most
 
 
 @dataclass(frozen=True, slots=True)
 class WindowPlan:
-    """Holds the blocks of one micro-batch, which are the same in every layer with this window.
+    """The blocks of one micro-batch, which are the same in every layer with this window.
 
     `queries_BQ` and `keys_BK` are flat tokens, padded with token 0; `sees_BQK` says which keys a
-    query sees. `place_N` is the place of each flat token among the queries of all blocks.
-    """
+    query sees. `place_N` is the index of each flat token among the queries of all blocks."""
 
     queries_BQ: Tensor
     keys_BK: Tensor
@@ -43,16 +39,22 @@ class WindowPlan:
 
     @classmethod
     def of(cls, forest: Forest, window: int, device: torch.device) -> WindowPlan:
-        """Makes the blocks of a forest."""
         size = min(window, MAX_BLOCK)
         blocks: list[tuple[IntArray, IntArray]] = []
-        for own, path in _paths(forest):
-            for first in range(0, len(own), size):
-                queries = own[first : first + size]
-                end = len(path) - len(own) + first + len(queries)
+        paths: list[IntArray] = []  # of each segment: the flat tokens from the root to its end
+        for segment, parent in zip(forest.segments, parents_of(forest.segments), strict=True):
+            tokens = np.arange(segment.start, segment.stop)
+            path = tokens if parent < 0 else np.concatenate((paths[parent], tokens))
+            paths.append(path)
+            for first in range(0, len(tokens), size):
+                queries = tokens[first : first + size]
+                # Indices in `path`: the keys end with the block's last query, and begin window - 1
+                # tokens before its first.
+                end = len(path) - len(tokens) + first + len(queries)
                 blocks.append((queries, path[max(0, end - len(queries) - window + 1) : end]))
         queries_BQ, is_query_BQ = _padded([queries for queries, _ in blocks])
         keys_BK, is_key_BK = _padded([keys for _, keys in blocks])
+        # Positions are depths on the path, so their difference is the distance along it.
         distance = forest.positions_N[queries_BQ][:, :, None] - forest.positions_N[keys_BK][:, None]
         sees_BQK = (distance >= 0) & (distance < window) & is_key_BK[:, None]
         sees_BQK |= ~is_query_BQ[:, :, None]  # a row that sees nothing would be NaN
@@ -61,8 +63,8 @@ class WindowPlan:
         return cls(*(torch.from_numpy(array).to(device) for array in arrays))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
-        """Returns the attention ``[N, heads, d]``. `sinks` ``[heads]`` are scores that take their
-        part of each softmax and add nothing to the output."""
+        """Returns the attention ``[N, heads, d]``. `sinks` ``[heads]`` are scores that take a part
+        of each softmax and add nothing to the output."""
         group = q.shape[1] // k.shape[1]
         q_BHQd = q[self.queries_BQ].transpose(1, 2)
         k_BHKd, v_BHKd = (
@@ -75,25 +77,16 @@ class WindowPlan:
             scores = to_wide_dtype(q_BHQd @ k_BHKd.mT) * q.shape[2] ** -0.5
             scores = scores.masked_fill(~sees, float("-inf"))
             column = to_wide_dtype(sinks)[:, None, None].expand(*scores.shape[:3], 1)
+            # One more key, whose weight is dropped after the softmax.
             weights = torch.cat((scores, column), dim=-1).softmax(-1)[..., :-1]
             out = weights.to(v.dtype) @ v_BHKd
         return out.transpose(1, 2).flatten(0, 1).index_select(0, self.place_N)
 
 
-def _paths(forest: Forest) -> list[tuple[IntArray, IntArray]]:
-    """Returns the flat tokens of each segment, and those of its path from the root to its end."""
-    found: list[tuple[IntArray, IntArray]] = []
-    for segment, parent in zip(forest.segments, parents_of(forest.segments), strict=True):
-        own = np.arange(segment.start, segment.stop)
-        path = own if parent < 0 else np.concatenate((found[parent][1], own))
-        found.append((own, path))
-    return found
-
-
 def _padded(arrays: list[IntArray]) -> tuple[IntArray, NDArray[np.bool_]]:
-    """Returns the arrays as rows of one, padded with 0, and which of its numbers are theirs."""
+    """Returns the arrays as rows of one, padded with 0, and a mask that is false at padding."""
     lengths = np.array([len(array) for array in arrays])
-    is_own = np.arange(lengths.max()) < lengths[:, None]
-    padded = np.zeros(is_own.shape, np.int64)
-    padded[is_own] = np.concatenate(arrays)
-    return padded, is_own
+    is_real = np.arange(lengths.max()) < lengths[:, None]
+    padded = np.zeros(is_real.shape, np.int64)
+    padded[is_real] = np.concatenate(arrays)
+    return padded, is_real

@@ -1,17 +1,12 @@
-"""The compiled kernels as functions of tensors.
+"""The compiled kernels as functions of tensors of float32 and bfloat16 on the CPU.
 
     in a decode step         rms_norm, rotate, attend, draw
     in an update             attention, attention_backward, gate, gate_backward, rms_norm_backward,
                              weight_gradient, softmax
 
-A decode step of 32 rows is many small operations. Each of torch's costs 5 to 40 microseconds, and
-attention over rows of their own takes four of them, which go through memory each time. In an
-update, torch's attention reaches a sixth of the speed of its products, and what stands between the
-products of a layer goes through memory several times; for the gradient of a weight, oneDNN copies
-one operand transposed.
-
-`kernels_for(tensor)` is None where nothing is compiled for such tensors: callers compute with
-torch then, the same numbers but for rounding. Not covered: dtypes other than float32 and bfloat16.
+A decode step of 32 rows is many small operations, which cost 5 to 40 microseconds each in torch. In
+an update, torch's attention reaches a sixth of the speed of its products, and what is between the
+products of a layer goes through memory several times. The kernels round differently from torch.
 """
 
 from __future__ import annotations
@@ -27,18 +22,14 @@ from ajet.core.model.kernels.library import library
 from ajet.core.model.kernels.segments import KEYS, SegmentTable, padded
 
 NAMES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
-PART = 256
-"""The rows of a part of a sum, as in kernels.c."""
-DRAWN = 256
-"""The tokens of a block of `draw`, as there."""
-DEPTH, OUTPUTS = 192, 96
-"""A block of `weight_gradient` has so many rows, and so many outputs at most."""
-STRIP, WIDTH = 12, 32
-"""Its outputs and inputs are padded to multiples of these, which are those of kernels.c with the
-widest registers."""
-MIN_DIM, MULTIPLE = 64, 32
-"""The least width of a head, and what it is a multiple of, in attention of an update."""
+# These sizes are those of kernels.c, which writes into memory that is allocated here.
+PART = 256  # rows of a part of a sum
+DRAWN = 256  # tokens of a block of `draw`
+DEPTH, OUTPUTS = 192, 96  # rows of a block of `weight_gradient`, and its outputs at most
+STRIP, WIDTH = 12, 32  # its outputs and inputs are padded to multiples of these
+MIN_DIM, MULTIPLE = 64, 32  # in attention of an update, the least width of a head, and its divisor
 
+# The C signatures: a wrong one would read or write other memory.
 _P, _I, _F = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
 ARGUMENTS: dict[str, tuple[type, ...]] = {
     "rms_norm": (_P, _P, _F, _P, *[_I] * 3),
@@ -56,20 +47,15 @@ ARGUMENTS: dict[str, tuple[type, ...]] = {
 
 
 class Kernels:
-    """Calls the compiled functions for tensors of float32 and bfloat16 on the CPU."""
+    """Calls the compiled functions."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._functions = {
-            (name, dtype): self._function(library, f"{name}_{suffix}", types)
-            for name, types in ARGUMENTS.items()
-            for dtype, suffix in NAMES.items()
-        }
-
-    @staticmethod
-    def _function(library: ctypes.CDLL, name: str, types: tuple[type, ...]) -> ctypes._FuncPointer:
-        function = getattr(library, name)
-        function.argtypes, function.restype = types, None
-        return function
+        self._functions: dict[tuple[str, torch.dtype], ctypes._FuncPointer] = {}
+        for name, types in ARGUMENTS.items():
+            for dtype, suffix in NAMES.items():
+                function = getattr(library, f"{name}_{suffix}")
+                function.argtypes, function.restype = types, None
+                self._functions[name, dtype] = function
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Returns ``x * rsqrt(mean(x^2) + eps) * weight`` for ``x [N, D]``."""
@@ -81,10 +67,8 @@ class Kernels:
         return out
 
     def rotate(self, x: Tensor, cos: Tensor, signed_sin: Tensor, out: Tensor) -> None:
-        """Writes ``x [N, heads, d]`` with the rotary position (wide_layer.rotate) to `out`.
-
-        `out` may be `x`. The heads of a row lie together; `cos`, `signed_sin` are ``[N, 1, d]``.
-        """
+        """Writes ``x [N, heads, d]`` with the rotary position (wide_layer.rotate) to `out`, which
+        may be `x`. A row is contiguous; `cos` and `signed_sin` are ``[N, 1, d]``."""
         self._functions["rotate", x.dtype](
             x.data_ptr(),
             x.stride(0),
@@ -95,41 +79,39 @@ class Kernels:
         )
 
     def shared_keys(self, keys: Tensor) -> Tensor:
-        """Returns the keys of a segment ``[kv_heads, S, d]`` as `attend` takes them: with rows of
-        zeros behind."""
+        """Pads the keys ``[kv_heads, S, d]`` of a segment with rows of zeros, for `attend`."""
         padding = padded(keys.shape[1]) - keys.shape[1]
         return torch.nn.functional.pad(keys, (0, 0, 0, padding)).contiguous()
 
     def shared_values(self, values: Tensor) -> Tensor:
-        """Returns the values of a segment as `attend` takes them: as tiles ``[kv_heads, S / KEYS,
-        d, KEYS]``."""
+        """Arranges the values of a segment as tiles ``[kv_heads, S / KEYS, d, KEYS]``, for
+        `attend`."""
         return self.shared_keys(values).unflatten(1, (-1, KEYS)).transpose(2, 3).contiguous()
 
     def attend(
         self,
         qkv: tuple[Tensor, Tensor, Tensor],
-        own: tuple[Tensor, Tensor],
+        row_kv: tuple[Tensor, Tensor],
         start_R: Tensor,
         column: int,
         segments_S3: Tensor,
         shared: tuple[Sequence[Tensor], Sequence[Tensor]],
     ) -> Tensor:
-        """Writes keys and values ``[rows, kv_heads, d]`` to a column of the own parts ``[kv_heads,
-        rows, columns, d]``, and returns the attention ``[rows, heads, d]``.
+        """Writes the new keys and values ``[rows, kv_heads, d]`` to `column` of `row_kv`
+        ``[kv_heads, rows, columns, d]``, and returns the attention ``[rows, heads, d]``.
 
-        Row r sees the keys of its segment, and its own columns from ``start_R[r]`` to `column`. A
-        segment is its first row, the row behind its last, and the number of its keys;
-        `shared` has these and their values, as `shared_keys` and `shared_values` return them.
-        """
-        q, (kv_heads, rows, columns, dim) = qkv[0], own[0].shape
+        Row r sees the keys of its segment, and its columns from ``start_R[r]`` to `column`. A
+        segment is its first row, the row after its last, and the number of its keys; `shared` has
+        their keys and values as `shared_keys` and `shared_values` return them."""
+        q, (kv_heads, rows, columns, dim) = qkv[0], row_kv[0].shape
         group = q.shape[1] // kv_heads
         out = q.new_empty(q.shape)
         scratch = torch.empty(kv_heads * rows * group * (dim + 2 + columns))
-        addresses = [part.data_ptr() for parts in zip(*shared, strict=True) for part in parts]
+        addresses = [part.data_ptr() for tensors in zip(*shared, strict=True) for part in tensors]
         self._functions["attend", q.dtype](
             *(t.data_ptr() for t in qkv),
             *(t.stride(0) for t in qkv),
-            *(t.data_ptr() for t in (*own, start_R, segments_S3)),
+            *(t.data_ptr() for t in (*row_kv, start_R, segments_S3)),
             (ctypes.c_void_p * len(addresses))(*addresses),
             len(shared[0]),
             *(t.data_ptr() for t in (out, scratch)),
@@ -140,12 +122,10 @@ class Kernels:
     def draw(
         self, logits: Tensor, scales: Tensor, u: Tensor, greedy: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Draws a token of each row of ``logits [R, V]`` times ``scales [R]`` in float32.
-
-        It is the first whose cumulative probability exceeds ``u [R]``, which is in float64, or in
-        `greedy` rows the first of the largest. Returns the tokens, their log-probabilities, and the
-        rows' sums of exponentials, which are not finite where a logit is not.
-        """
+        """Draws a token of each row of ``logits [R, V]`` times ``scales [R]`` in float32: the first
+        whose cumulative probability exceeds ``u [R]`` (float64), or in `greedy` rows the first of
+        the largest. Returns the tokens, their log-probabilities, and the rows' sums of
+        exponentials, which are not finite where a logit is not."""
         logits = logits.contiguous()
         rows, size = logits.shape
         sums = torch.empty(rows * -(-size // DRAWN), dtype=torch.float64)
@@ -185,7 +165,7 @@ class Kernels:
         lse: Tensor,
         table: SegmentTable,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the gradients of q, k and v of `attention`, which returned `out` and `lse`."""
+        """Returns the gradients of q, k and v; `out` and `lse` are the results of `attention`."""
         grad, q, k, v, out = (_with_rows(t) for t in (grad, q, k, v, out))
         (_, heads, dim), kv_heads = q.shape, k.shape[1]
         dq, dk, dv = (t.new_empty(t.shape) for t in (q, k, v))
@@ -212,8 +192,8 @@ class Kernels:
     def gate_backward(
         self, grad: Tensor, gate: Tensor, up: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns ``silu(gate) * up`` and the gradients of gate and up, from that of the product,
-        whose memory the last one takes."""
+        """Returns ``silu(gate) * up`` and the gradients of gate and up. `grad`, that of the
+        product, is overwritten with the last one."""
         product, d_gate = torch.empty_like(gate), torch.empty_like(gate)
         self._functions["gate_backward", gate.dtype](
             *(t.data_ptr() for t in (grad, gate, up, product, d_gate)),
@@ -224,7 +204,7 @@ class Kernels:
     def rms_norm_backward(
         self, grad: Tensor, x: Tensor, weight: Tensor, eps: float, added: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Returns the gradients of ``x [N, D]``, with `added` on top, and of the weight."""
+        """Returns the gradients of ``x [N, D]``, plus `added`, and of the weight."""
         rows, size = x.shape
         d_x, sums = torch.empty_like(x), torch.empty(-(-rows // PART), size)
         self._functions["rms_norm_backward", x.dtype](
@@ -235,10 +215,8 @@ class Kernels:
         return d_x, sums.sum(0).to(weight.dtype)
 
     def weight_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
-        """Returns ``grad.T @ x`` for ``grad [N, O]`` and ``x [N, I]``.
-
-        The order of its sums depends on N alone, not on the number of threads.
-        """
+        """Returns ``grad.T @ x`` for ``grad [N, O]`` and ``x [N, I]``. The order of its sums
+        depends only on N, not on the number of threads."""
         grad, x = _with_rows(grad), _with_rows(x)
         (rows, outputs), inputs, threads = grad.shape, x.shape[1], torch.get_num_threads()
         height = min(OUTPUTS, _multiple(-(-outputs // threads), STRIP))
@@ -254,8 +232,8 @@ class Kernels:
         return out
 
     def softmax(self, logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """Puts ``softmax(logits / temperature)`` of each row into the place of ``logits [U, V]``,
-        and returns its entropy and the log-sum-exp of what it is of, both ``[U]`` in float32."""
+        """Overwrites ``logits [U, V]`` with the softmax of ``logits / temperature``; returns its
+        entropy and the log-sum-exp of ``logits / temperature``, both ``[U]`` in float32."""
         entropy, log_sum = logits.new_empty(2, len(logits), dtype=torch.float32)
         self._functions["softmax", logits.dtype](
             logits.data_ptr(),
@@ -267,33 +245,30 @@ class Kernels:
 
 
 def kernels_for(tensor: Tensor) -> Kernels | None:
-    """Returns the kernels if they compute for such tensors and could be compiled here."""
     if tensor.device.type != "cpu" or tensor.dtype not in NAMES:
         return None
     return kernels()
 
 
 def attention_kernels_for(q: Tensor) -> Kernels | None:
-    """Returns the kernels if they compute attention of such heads: of at least 64, and a multiple
-    of 32. Narrower ones are left to torch, with which small models have always computed."""
+    """Returns the kernels if they compute attention of such heads. Narrower ones are left to torch:
+    recorded figures of small models were computed with it."""
     is_wide = q.shape[-1] >= MIN_DIM and q.shape[-1] % MULTIPLE == 0
     return kernels_for(q) if is_wide else None
 
 
 @functools.cache
 def kernels() -> Kernels | None:
-    """Returns the kernels, or None where they could not be compiled."""
-    found = library()
-    return None if found is None else Kernels(found)
+    loaded = library()
+    return None if loaded is None else Kernels(loaded)
 
 
-def _multiple(num: int, of: int) -> int:
-    """Returns the next multiple."""
-    return -(-num // of) * of
+def _multiple(num: int, divisor: int) -> int:
+    return -(-num // divisor) * divisor
 
 
 def _with_rows(tensor: Tensor) -> Tensor:
-    """Returns the tensor, copied unless the elements of its last dimension lie together."""
+    """Returns the tensor, copied unless its last dimension is contiguous."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 

@@ -3,9 +3,7 @@
     ~/.cache/ajet/kernels-<digest>.so      the digest of sources, compiler, flags and processor
 
 Loading a library runs its code, so one that another user could have written is not loaded, and a
-folder that another user could exchange is not used.
-
-The library has no threads of its own: it takes those of the OpenMP runtime that torch has loaded.
+folder that another user could replace is not used.
 """
 
 import ctypes
@@ -31,8 +29,8 @@ FLAGS = (
     "-march=native",
     "-fopenmp",
     "-fPIC",
-    # Only to compile: linked with it, a library sets the mode of rounding of the thread that loads
-    # it.
+    # Only to compile: a library linked with it changes how the loading thread rounds (denormals
+    # become 0).
     "-ffast-math",
     "-fno-finite-math-only",
 )
@@ -42,8 +40,8 @@ SLOWER = "this CPU will take about a third longer than it could to sample and to
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """Returns the library, compiled now if no process did before, or None where that is not
-    possible, which is a warning."""
+    """Returns the library, compiled unless a process has done so before; warns and returns None
+    where that fails."""
     compiler = shutil.which("cc")
     if sys.platform != "linux" or compiler is None:
         logger.warning(f"{SLOWER}: no C compiler (cc) is installed; gcc is one")
@@ -55,7 +53,7 @@ def library() -> ctypes.CDLL | None:
             return ctypes.CDLL(str(compiled(compiler, folder)))
         logger.warning(
             f"{exchangeable} belongs to another user or can be written by others, so the kernels "
-            "are compiled anew for this process: set XDG_CACHE_HOME to a folder of yours"
+            "are compiled again for this process: set XDG_CACHE_HOME to a folder of yours"
         )
         with tempfile.TemporaryDirectory() as private:
             return ctypes.CDLL(str(compiled(compiler, Path(private))))
@@ -65,20 +63,19 @@ def library() -> ctypes.CDLL | None:
 
 
 def cache_folder() -> Path:
-    """Returns the user's folder for what can be made again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ajet"
 
 
 def compiled(compiler: str, folder: Path) -> Path:
-    """Compiles the sources unless the folder has their library for this compiler and processor,
-    and returns its path. Raises `OSError` or `SubprocessError` where that fails."""
+    """Returns the path of the library for these sources, compiler and processor, compiled unless
+    the folder has it. Raises `OSError` or `SubprocessError`."""
     sources = [Path(__file__).with_name(name) for name in SOURCES]
     version = subprocess.run(
         guarded([compiler, "--version"]), capture_output=True, check=True, timeout=COMPILE_S
     ).stdout
-    parts = [each.read_bytes() for each in sources]
-    parts += [version, repr(FLAGS).encode(), processor().encode()]
-    digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+    contents = [source.read_bytes() for source in sources]
+    contents += [version, repr(FLAGS).encode(), processor().encode()]
+    digest = hashlib.sha256(b"\0".join(contents)).hexdigest()[:16]
     library = folder / f"kernels-{digest}.so"
     if (
         os.path.lexists(library)
@@ -86,22 +83,22 @@ def compiled(compiler: str, folder: Path) -> Path:
         and not _is_writable_by_others(library)
     ):
         return library
-    with tempfile.TemporaryDirectory(dir=folder) as made:
-        unlinked, linked = Path(made, "kernels.o"), Path(made, "kernels.so")
-        # Linked without -fopenmp: its functions are then those of the runtime that torch has.
+    with tempfile.TemporaryDirectory(dir=folder) as build_folder:
+        unlinked, linked = Path(build_folder, "kernels.o"), Path(build_folder, "kernels.so")
+        # Linked without -fopenmp, so that it uses the OpenMP runtime and threads of torch.
         for command in (
             [compiler, *FLAGS, "-c", str(sources[0]), "-o", str(unlinked)],
             [compiler, "-shared", str(unlinked), "-o", str(linked), "-lm"],
         ):
             subprocess.run(guarded(command), capture_output=True, check=True, timeout=COMPILE_S)
         linked.chmod(0o700)
-        linked.replace(library)
+        linked.replace(library)  # atomic: several processes may compile at the same time
     return library
 
 
 def first_exchangeable(folder: Path) -> Path | None:
-    """Returns the first of the folder and those above it whose content another user could replace,
-    None where there is none. In /tmp nobody can replace what isn't theirs (the sticky bit)."""
+    """Returns the first of the folder and its parents whose content another user could replace. In
+    /tmp, which has the sticky bit, users can replace only their own files."""
     for path in (folder.absolute(), *folder.absolute().parents, *folder.resolve().parents):
         if _is_writable_by_others(path):
             return path
@@ -109,8 +106,8 @@ def first_exchangeable(folder: Path) -> Path | None:
 
 
 def _is_writable_by_others(path: Path) -> bool:
-    """Returns True where another user than root owns a path or may write to it. A link counts by
-    its owner."""
+    """Tells whether a user other than root owns a path or may write to it. Only the owner of a link
+    matters."""
     status = path.lstat()
     if status.st_uid not in (0, os.geteuid()):
         return True
@@ -119,7 +116,7 @@ def _is_writable_by_others(path: Path) -> bool:
 
 
 def processor() -> str:
-    """Returns what tells this processor's instructions from another's."""
+    """Identifies the instruction set for which -march=native compiles."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     return f"{platform.machine()} {flags}"

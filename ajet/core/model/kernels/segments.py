@@ -6,11 +6,9 @@
     2  c d e     4 5 6      its own, causally, and those of its parent 0
 
 A segment is a run of tokens with keys, of which the last ones have queries. The queries of all
-heads that share a key head are computed together, in blocks of `BLOCK`: query ``token * group + g``
-is that of the token and the g-th of these heads.
-
-The gradients of keys and values are sums over queries. Blocks are divided into parts, whose sums
-are added up in their order: what is computed depends on the table alone, not on the threads.
+heads that share a key head are computed together: query ``token * group + g`` is that of the token
+and the g-th of these heads. Gradients of keys and values are sums over queries, by parts that are
+added in order, so results depend only on the table, not on the threads.
 """
 
 from collections.abc import Sequence
@@ -21,21 +19,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-KEYS = 64
-"""The keys of a tile, as in kernels.c: a segment is padded to a multiple of them."""
-BLOCK = 32
-"""The queries of a block, as there."""
+KEYS = 64  # keys of a tile, as in kernels.c: a segment is padded to a multiple
+BLOCK = 32  # queries of a block, as in kernels.c
+# The least blocks of a part and the most parts: each part has memory for sums of all keys that its
+# queries see.
 MIN_PART, MAX_PARTS = 32, 16
-"""The blocks of a part at least, and the parts at most: each has sums of its own for all keys that
-its queries see."""
 
 
 @dataclass(frozen=True)
 class AttentionSegment:
-    """Says where the queries and keys of a segment are: the queries are those of the last keys.
-
-    `parent` is the number of the segment that it continues, which comes before it; -1 for none.
-    """
+    """Where the queries and keys of a segment are; the queries are those of the last keys. `parent`
+    is the index of the segment that it continues, -1 for none."""
 
     first_query: int
     num_queries: int
@@ -46,13 +40,12 @@ class AttentionSegment:
 
 @dataclass(frozen=True)
 class SegmentTable:
-    """Holds the tables of some segments, for `group` query heads to a key head.
+    """The tables of some segments, for `group` query heads to a key head.
 
-    `segments_S6` has the numbers of each `AttentionSegment`, with its first cell among the padded
-    keys before the parent. `blocks_B2` has the segment and the first query of each block. Part p is
-    the blocks ``starts_P[p]`` to ``starts_P[p + 1] - 1``; its sums for segment s begin at
-    ``cells_PS[p, s]`` of `num_cells`, or it has none (-1).
-    """
+    `segments_S6` has the fields of each `AttentionSegment`, and before the parent its first cell
+    among the padded keys. `blocks_B2` has the segment and the first query of each block. Part p is
+    the blocks ``starts_P[p]`` to ``starts_P[p + 1] - 1``; its sums for segment s begin at cell
+    ``cells_PS[p, s]`` of `num_cells`, or are not needed (-1)."""
 
     segments_S6: Tensor
     blocks_B2: Tensor
@@ -63,7 +56,6 @@ class SegmentTable:
 
     @classmethod
     def of(cls, segments: Sequence[AttentionSegment], group: int) -> "SegmentTable":
-        """Divides the queries into blocks and parts."""
         sizes = np.array([padded(segment.num_keys) for segment in segments], np.int64)
         table_S6 = np.array(
             [
@@ -79,16 +71,17 @@ class SegmentTable:
         ]
         step = max(MIN_PART, -(-len(blocks) // MAX_PARTS))
         starts = [*range(0, len(blocks), step), len(blocks)]
+        # A part has cells only for the segments that its queries see.
         seen_PS = _seen(segments, [[s for s, _ in blocks[at : at + step]] for at in starts[:-1]])
-        taken_PS = (seen_PS * sizes).reshape(-1)
-        cells_PS = np.where(seen_PS, (np.cumsum(taken_PS) - taken_PS).reshape(seen_PS.shape), -1)
+        sizes_PS = (seen_PS * sizes).reshape(-1)
+        cells_PS = np.where(seen_PS, (np.cumsum(sizes_PS) - sizes_PS).reshape(seen_PS.shape), -1)
         return cls(
             torch.from_numpy(table_S6),
             torch.tensor(blocks),
             torch.tensor(starts),
             torch.from_numpy(cells_PS),
             int(sizes.sum()),
-            int(taken_PS.sum()),
+            int(sizes_PS.sum()),
         )
 
 
@@ -98,12 +91,13 @@ def padded(num_keys: int) -> int:
 
 
 def _seen(
-    segments: Sequence[AttentionSegment], parts: Sequence[Sequence[int]]
+    segments: Sequence[AttentionSegment], segments_of_parts: Sequence[Sequence[int]]
 ) -> NDArray[np.bool_]:
-    """Tells for each part, given by the segments of its blocks, which segments they see."""
-    seen_PS = np.zeros((len(parts), len(segments)), bool)
-    for part, numbers in enumerate(parts):
+    """Tells which segments each part sees: those of its blocks, and their ancestors."""
+    seen_PS = np.zeros((len(segments_of_parts), len(segments)), bool)
+    for part, numbers in enumerate(segments_of_parts):
         for number in set(numbers):
+            # Up to the first ancestor that was seen before: those above it were, too.
             while number >= 0 and not seen_PS[part, number]:
                 seen_PS[part, number] = True
                 number = segments[number].parent

@@ -1,20 +1,14 @@
 """A decode step on a CUDA GPU: attention, and the draw of the next tokens, in Triton.
 
     attend    one program for each row, key head and part of the keys:
-                  shared keys | own columns | the new token        online softmax in float32
+                  shared keys | the row's columns | the new token       online softmax in float32
               and, where the keys are in parts, one for each row and head that joins them
     draw      _sum_blocks: one program for 16 blocks of 256 logits, which are read once
               _draw: one program for each row chooses the block, then the token in it
 
-They compute what `attend` and `draw` of the CPU's kernels do (functions.py) but for rounding. What
-is computed for a row does not depend on the rows beside it, except that attention over few rows has
-its keys in more parts.
-
-No launch depends on the column: it is read from a tensor, so a captured step (step_graph.py) goes
-on being valid. Nothing is tuned at run time, which would take seconds when a run begins.
-
-`devices.decode_kernels_for` imports this file, which imports Triton, where it can be used. Not
-covered: float64, heads that are not 32, 64 or 128 wide, more than 16 query heads for a key head.
+They do the same as `attend` and `draw` of the CPU (functions.py) but for rounding. A row's result
+does not depend on the other rows, except that keys of few rows are cut into more parts. The column
+is read from a tensor, so a captured step (step_graph.py) stays valid.
 """
 # pyright: reportInvalidTypeForm=false
 # To pyright, which reads this without Triton, tl.constexpr is a variable.
@@ -28,72 +22,68 @@ from torch import Tensor
 triton: Any = import_module("triton")
 tl: Any = import_module("triton.language")
 
-QUERIES = 16
-"""The rows of the smallest matrix product: a key head has so many query heads at most."""
+# Fixed: tuning at run time would take seconds at the start of a run.
+QUERIES = 16  # rows of the smallest matrix product: the most query heads of a key head
+# Size of a tile of keys, and tiles in flight. With those of values they are 64 KB at most: the
+# smallest GPUs have room for a program, and an H100's SM for three.
 TILE_BYTES, STAGES = 1 << 13, 4
-"""The size of a tile of keys, and the tiles that are under way: with those of values 64 KB at most,
-so the smallest GPUs have room for a program, and an H100's SM for three."""
+# Keys are cut into parts where rows and key heads make fewer programs: two for each SM of an H100.
 NUM_PROGRAMS = 256
-"""Keys are cut into parts where rows and key heads make fewer programs than this, which is two for
-each SM of an H100."""
-MOST_PARTS, MIN_PART = 32, 128
-"""The parts at most, a power of two, and the keys of a part at least."""
+MOST_PARTS, MIN_PART = 32, 128  # the most parts, a power of two; the least keys of a part
 LOG2_E = 1.4426950408889634
-BATCH_SIZES = ("q_stride", "k_stride", "v_stride", "rows", "columns", "num_shared_slots", "parts")
-"""Not compiled anew for sizes that are multiples of 16: they change with every batch."""
-BLOCK, BLOCKS = 256, 16
-"""The tokens of a block of `draw`, as on the CPU, and the blocks that a program sums."""
+BATCH_SIZES = (
+    *("q_stride", "k_stride", "v_stride", "rows", "columns", "num_shared_slots", "num_parts"),
+)
+"""Sizes that change with every batch: not compiled again for multiples of 16."""
+BLOCK, BLOCKS = 256, 16  # tokens of a block of `draw`, as on the CPU; blocks that a program sums
 
 
 def num_parts(rows: int, kv_heads: int, num_keys: int) -> int:
-    """Returns the parts that the keys are cut into for rows with so many keys at most."""
+    """Returns the number of parts for rows with at most `num_keys` keys."""
     return max(1, min(NUM_PROGRAMS // (rows * kv_heads), num_keys // MIN_PART, MOST_PARTS))
 
 
 def attend(
     qkv: tuple[Tensor, Tensor, Tensor],
-    own: tuple[Tensor, Tensor],
+    row_kv: tuple[Tensor, Tensor],
     shared: tuple[Tensor, Tensor],
     table_R3: Tensor,
     column_1: Tensor,
-    parts: int,
+    num_parts: int,
 ) -> Tensor:
-    """Writes keys and values ``[rows, kv_heads, d]`` to a column of the own parts ``[kv_heads,
+    """Writes the new keys and values ``[rows, kv_heads, d]`` to a column of `row_kv` ``[kv_heads,
     rows, columns, d]``, and returns the attention ``[rows, heads, d]``.
 
-    A row of the table has the first own column, the first of the shared slots ``[kv_heads, slots,
-    d]`` and their number; the row sees these, its own columns up to the current one, and itself.
-    The table is int32, the column int64. The keys are cut into `parts` (`num_parts`).
-    """
+    `table_R3` (int32) has for each row its first column in `row_kv`, and the first and the number
+    of its slots in `shared` ``[kv_heads, slots, d]``. A row sees these slots, and its columns up to
+    `column_1` (int64), the new one."""
     q, k, v = (t if t.stride()[1:] == (t.shape[2], 1) else t.contiguous() for t in qkv)
-    kv_heads, rows, columns, dim = own[0].shape
+    kv_heads, rows, columns, dim = row_kv[0].shape
     heads = q.shape[1]
     out = q.new_empty(q.shape)
-    is_whole = parts == 1
-    sums = out if is_whole else q.new_empty(rows * heads, parts, dim, dtype=torch.float32)
-    stats = out if is_whole else q.new_empty(rows * heads, parts, 2, dtype=torch.float32)
+    # Parts write unnormalised sums, with the maximum and the total of their softmax.
+    is_whole = num_parts == 1
+    sums = out if is_whole else q.new_empty(rows * heads, num_parts, dim, dtype=torch.float32)
+    stats = out if is_whole else q.new_empty(rows * heads, num_parts, 2, dtype=torch.float32)
     block = TILE_BYTES // (dim * q.element_size())
     with torch.cuda.device_of(q):
-        _attend[(rows, kv_heads, parts)](
-            *(q, k, v, *own, *shared, table_R3, column_1, out, sums, stats),
+        _attend[(rows, kv_heads, num_parts)](
+            *(q, k, v, *row_kv, *shared, table_R3, column_1, out, sums, stats),
             *(q.stride(0), k.stride(0), v.stride(0)),
-            *(rows, columns, shared[0].shape[1], parts, dim**-0.5 * LOG2_E),
+            *(rows, columns, shared[0].shape[1], num_parts, dim**-0.5 * LOG2_E),
             *(heads // kv_heads, QUERIES, dim, block, STAGES, is_whole),
             num_warps=4,
         )
         if not is_whole:
-            _join_parts[(rows * heads,)](sums, stats, out, parts, dim, MOST_PARTS, num_warps=4)
+            _join_parts[(rows * heads,)](sums, stats, out, num_parts, dim, MOST_PARTS, num_warps=4)
     return out
 
 
 def draw(logits: Tensor, scales: Tensor, u: Tensor, greedy: Tensor) -> Tensor:
-    """Draws a token of each row of ``logits [R, V]`` times ``scales [R]`` in float32.
-
-    It is the first whose cumulative probability exceeds ``u [R]``, which is in float64, or in
-    `greedy` rows the first of the largest. Returns, in one tensor ``[3, R]`` of float64, the
-    tokens, their log-probabilities, and the rows' sums of exponentials, which are not finite where
-    a logit is not.
-    """
+    """Draws a token of each row of ``logits [R, V]`` times ``scales [R]`` in float32: the first
+    whose cumulative probability exceeds ``u [R]`` (float64), or in `greedy` rows the first of the
+    largest. Returns, in one tensor ``[3, R]`` of float64, the tokens, their log-probabilities, and
+    the rows' sums of exponentials, which are not finite where a logit is not."""
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     rows, size = logits.shape
     num_blocks = -(-size // BLOCK)
@@ -127,7 +117,8 @@ def _attend_keys(
     KEYS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
-    """Goes on with an online softmax over the keys ``first .. end - 1``, which lie together."""
+    """Continues an online softmax over the contiguous keys ``first .. end - 1``. `weighted` is the
+    sum of exp2(score - largest) * value, `total` that of the weights."""
     keys = tl.arange(0, KEYS)
     dims = tl.arange(0, DIM)
     for at in tl.range(first, end, KEYS, num_stages=NUM_STAGES):
@@ -137,6 +128,7 @@ def _attend_keys(
         v_tile = tl.load(v + places, mask=inside[:, None], other=0.0)
         scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * scale
         scores = tl.where(inside[None, :], scores, float("-inf"))
+        # Earlier sums are scaled down to the new maximum.
         risen = tl.maximum(largest, tl.max(scores, 1))
         kept = tl.exp2(largest - risen)
         weights = tl.exp2(scores - risen[:, None])
@@ -168,7 +160,7 @@ def _attend(
     rows,
     columns,
     num_shared_slots,
-    parts,
+    num_parts,
     scale,
     GROUP: tl.constexpr,
     ROWS_OF_Q: tl.constexpr,
@@ -179,11 +171,10 @@ def _attend(
 ):
     """Attends to one part of a row's keys with the queries of one key head.
 
-    The keys before the new token are counted from the first shared slot on; the part ``0`` has the
-    new token too, with which its softmax begins. `scale` is that of powers of two.
-    """
+    Keys before the new token are counted from the first shared slot on; part 0 also has the new
+    token, with which its softmax begins. `scale` includes log2(e), for exp2."""
     row, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    wide_row = row.to(tl.int64)
+    wide_row = row.to(tl.int64)  # products of rows and strides may exceed 32 bits
     queries = tl.arange(0, ROWS_OF_Q)
     dims = tl.arange(0, DIM)
     is_query = queries < GROUP
@@ -200,19 +191,21 @@ def _attend(
     num_shared = tl.load(table + row * 3 + 2)
     now = tl.load(column).to(tl.int32)
 
-    own = (head.to(tl.int64) * rows + row) * columns * DIM
+    row_start = (head.to(tl.int64) * rows + row) * columns * DIM
     is_first = part == 0
     if is_first:
-        tl.store(own_k + own + now.to(tl.int64) * DIM + dims, new_k)
-        tl.store(own_v + own + now.to(tl.int64) * DIM + dims, new_v)
+        tl.store(own_k + row_start + now.to(tl.int64) * DIM + dims, new_k)
+        tl.store(own_v + row_start + now.to(tl.int64) * DIM + dims, new_v)
     score = tl.sum(q_tile.to(tl.float32) * new_k.to(tl.float32)[None, :], 1) * scale
     largest = tl.where(is_first, score, float("-inf"))
     total = tl.zeros([ROWS_OF_Q], tl.float32) + tl.where(is_first, 1.0, 0.0)
     weighted = tl.zeros([ROWS_OF_Q, DIM], tl.float32)
     weighted += tl.where(is_first, new_v.to(tl.float32), 0.0)[None, :]
 
+    # This part's range of keys, whole tiles except at the end. It may have shared keys, columns of
+    # the row, or both; an empty range is skipped by the loop.
     num_keys = num_shared + now - start
-    length = tl.cdiv(tl.cdiv(num_keys, parts), KEYS) * KEYS
+    length = tl.cdiv(tl.cdiv(num_keys, num_parts), KEYS) * KEYS
     first = part * length
     end = tl.minimum(first + length, num_keys)
     shared = (head.to(tl.int64) * num_shared_slots + first_slot) * DIM
@@ -232,8 +225,8 @@ def _attend(
     )
     largest, total, weighted = _attend_keys(
         q_tile,
-        own_k + own,
-        own_v + own,
+        own_k + row_start,
+        own_v + row_start,
         start + tl.maximum(first - num_shared, 0),
         start + end - num_shared,
         largest,
@@ -253,27 +246,20 @@ def _attend(
             mask=is_query[:, None],
         )
     else:
-        at = at * parts + part
+        at = at * num_parts + part
         tl.store(sums + at[:, None] * DIM + dims[None, :], weighted, mask=is_query[:, None])
         tl.store(stats + at * 2, largest, mask=is_query)
         tl.store(stats + at * 2 + 1, total, mask=is_query)
 
 
 @triton.jit(do_not_specialize=BATCH_SIZES)
-def _join_parts(
-    sums,
-    stats,
-    out,
-    parts,
-    DIM: tl.constexpr,
-    MOST: tl.constexpr,
-):
-    """Joins what the parts of one row's and head's keys gave; the first part is never empty."""
+def _join_parts(sums, stats, out, num_parts, DIM: tl.constexpr, MOST: tl.constexpr):
+    """Joins the parts of one row and head. Part 0 is never empty, so the maximum is finite."""
     index = tl.program_id(0).to(tl.int64)
     numbers = tl.arange(0, MOST)
     dims = tl.arange(0, DIM)
-    inside = numbers < parts
-    at = index * parts + numbers
+    inside = numbers < num_parts
+    at = index * num_parts + numbers
     largest = tl.load(stats + at * 2, mask=inside, other=float("-inf"))
     totals = tl.load(stats + at * 2 + 1, mask=inside, other=0.0)
     weights = tl.exp2(largest - tl.max(largest, 0))
@@ -301,7 +287,7 @@ def _sum_blocks(
     scores = tl.load(logits + row * stride + tokens, mask=tokens < size, other=float("-inf"))
     scores = scores.to(tl.float32) * tl.load(scales + row)
     largest = tl.max(scores, 1)
-    # A block of minus infinities weighs nothing; less themselves they would be NaN.
+    # A block of minus infinities has weight 0; -inf - (-inf) would be NaN.
     weights = tl.exp(scores - tl.where(largest == float("-inf"), 0.0, largest)[:, None])
     at = row * num_blocks + blocks
     tl.store(maxima + at, largest, mask=blocks < num_blocks)
@@ -326,9 +312,8 @@ def _draw(
 ):
     """Chooses a row's block by the blocks' sums, then the token within the block.
 
-    Only what has a weight above zero is chosen: cumulative sums of a GPU, which are not taken from
-    left to right, may rise where nothing is added. If none exceeds the target, the last one is.
-    """
+    Only weights above 0 are chosen: a GPU's cumulative sums, which are not computed from left to
+    right, may rise where nothing is added. If none exceeds the target, the last one is chosen."""
     row = tl.program_id(0).to(tl.int64)
     scale = tl.load(scales + row)
     is_greedy = tl.load(greedy + row) != 0
@@ -345,7 +330,7 @@ def _draw(
     last = tl.max(tl.where(masses > 0.0, blocks, 0), 0)
     block = tl.minimum(tl.min(tl.where(holds, blocks, PADDED), 0), last)
 
-    # Weights are those that the block's sum is of: none has become zero if the sum has not.
+    # The same weights as in the block's sum, so not all are 0 if the sum is not.
     here = tl.load(maxima + row * num_blocks + block)
     before = tl.sum(tl.where(blocks < block, masses, 0.0), 0)
     inside = (target - before) / tl.exp(here - largest).to(tl.float64)

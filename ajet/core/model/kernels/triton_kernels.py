@@ -1,19 +1,10 @@
-"""Triton's kernels for CUDA: what stands between the products of a layer, and the softmax.
+"""Triton's kernels for CUDA: what is between the products of a layer, and the softmax of logits.
 
-    in a layer      rms_norm, rms_norm_backward, gate, gate_backward, rotate
-    of the logits   softmax_sums, softmax_backward
-
-Each reads its inputs once and writes its results once; torch takes several passes over memory for
-most of them, with copies in float32. All compute in float32 and round once. The layers' ones are
-those of the CPU (functions.py), by the same names.
-
-Block sizes are fixed and not tuned at a user's start. Shapes of a model are constants of a kernel;
-the number of rows is not, so each is compiled once for a model and dtype (about a second, kept in
-Triton's cache on disk). A row's numbers do not depend on the other rows, but for the gradient of a
-norm's weight, whose order of sums depends on the number of rows alone.
-
-Not covered: dtypes other than bfloat16, float16 and float32. Import this through devices.py, which
-knows where Triton is.
+Each reads its inputs once and writes its results once, computes in float32 and rounds once; torch
+takes several passes over memory, with copies in float32. Shapes of a model are constants of a
+kernel, the number of rows is not, so each is compiled once for a model and dtype. A row's numbers
+do not depend on other rows, except the gradient of a norm's weight, whose order of sums depends
+only on the number of rows. Import this through devices.py, which checks that Triton is there.
 """
 
 # pyright: reportInvalidTypeForm=false
@@ -29,18 +20,13 @@ from torch import Tensor
 triton: Any = import_module("triton")
 tl: Any = import_module("triton.language")
 
-TILE = 2048
-"""The numbers that a program of `rms_norm` handles at a time: several rows, if they are short."""
-PART = 16
-"""The rows that a program of `rms_norm_backward` handles: a part of the sum over all rows."""
-COLUMNS = 1024
-"""The numbers that a program of `gate` handles, of one row."""
-FLAT = 2048
-"""The numbers that a program of `gate_backward` handles."""
-PAIRS = 1024
-"""The pairs of numbers that a program of `rotate` handles at most, of one row."""
-VOCAB = 4096
-"""The logits that a program of the softmax handles at a time, of one row."""
+# The work of one program. Fixed: tuning would take time at the start of a run.
+TILE = 2048  # numbers of `rms_norm`: several rows, if they are short
+PART = 16  # rows of `rms_norm_backward`: a part of the sum over all rows
+COLUMNS = 1024  # numbers of `gate`, in one row
+FLAT = 2048  # numbers of `gate_backward`
+PAIRS = 1024  # pairs of numbers of `rotate`, at most, in one row
+VOCAB = 4096  # logits of the softmax at a time, in one row
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -72,7 +58,7 @@ def rms_norm_backward_kernel(
     ROWS: tl.constexpr,
     HAS_ADDED: tl.constexpr,
 ):
-    """Writes the gradient of ROWS rows of x, and their sum of that of the weight."""
+    """Writes the gradient of ROWS rows of x, and their part of the sum that is the weight's."""
     column = tl.arange(0, BLOCK)
     factor = tl.load(weight + column, mask=column < SIZE, other=0.0).to(tl.float32)
     total = tl.zeros((BLOCK,), tl.float32)
@@ -102,26 +88,26 @@ def gate_kernel(gate, up, product, stride, SIZE: tl.constexpr, BLOCK: tl.constex
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask, at = column < SIZE, row * stride + column
     value = tl.load(gate + at, mask=mask, other=0.0).to(tl.float32)
-    other = tl.load(up + at, mask=mask, other=0.0).to(tl.float32)
-    result = value * tl.sigmoid(value) * other
+    up_value = tl.load(up + at, mask=mask, other=0.0).to(tl.float32)
+    result = value * tl.sigmoid(value) * up_value
     tl.store(product + row * SIZE + column, result.to(product.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def gate_backward_kernel(grad, gate, up, product, d_gate, num, BLOCK: tl.constexpr):
-    """Writes ``silu(gate) * up`` and the gradient of gate, and that of up in the place of `grad`,
-    which is that of the product."""
+    """Writes ``silu(gate) * up`` and the gradient of gate, and overwrites `grad`, that of the
+    product, with the gradient of up."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < num
     d_out = tl.load(grad + at, mask=mask, other=0.0).to(tl.float32)
     value = tl.load(gate + at, mask=mask, other=0.0).to(tl.float32)
-    other = tl.load(up + at, mask=mask, other=0.0).to(tl.float32)
+    up_value = tl.load(up + at, mask=mask, other=0.0).to(tl.float32)
     share = tl.sigmoid(value)
     activation = value * share
     slope = share + activation * (1.0 - share)
     dtype = product.dtype.element_ty
-    tl.store(product + at, (activation * other).to(dtype), mask=mask)
-    tl.store(d_gate + at, (d_out * other * slope).to(dtype), mask=mask)
+    tl.store(product + at, (activation * up_value).to(dtype), mask=mask)
+    tl.store(d_gate + at, (d_out * up_value * slope).to(dtype), mask=mask)
     tl.store(grad + at, (d_out * activation).to(dtype), mask=mask)
 
 
@@ -142,28 +128,28 @@ def rotate_kernel(
     pair = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = pair < SIZE
     within = pair % HALF
-    left = (pair // HALF) * (2 * HALF) + within
+    first = (pair // HALF) * (2 * HALF) + within
     angle = row * (2 * HALF) + within
-    a = tl.load(x + row * x_stride + left, mask=mask, other=0.0).to(tl.float32)
-    b = tl.load(x + row * x_stride + left + HALF, mask=mask, other=0.0).to(tl.float32)
+    a = tl.load(x + row * x_stride + first, mask=mask, other=0.0).to(tl.float32)
+    b = tl.load(x + row * x_stride + first + HALF, mask=mask, other=0.0).to(tl.float32)
     cos_a = tl.load(cos + angle, mask=mask, other=0.0).to(tl.float32)
     cos_b = tl.load(cos + angle + HALF, mask=mask, other=0.0).to(tl.float32)
     sin_a = tl.load(signed_sin + angle, mask=mask, other=0.0).to(tl.float32)
     sin_b = tl.load(signed_sin + angle + HALF, mask=mask, other=0.0).to(tl.float32)
-    to = out + row * out_stride + left
+    to = out + row * out_stride + first
     tl.store(to, (a * cos_a + b * sin_a).to(out.dtype.element_ty), mask=mask)
     tl.store(to + HALF, (b * cos_b + a * sin_b).to(out.dtype.element_ty), mask=mask)
 
 
-# Slices of vectors over rows start anywhere: not one more kernel for those that are not aligned.
+# Slices of vectors over rows start anywhere: without this, unaligned ones would be compiled again.
 @triton.jit(do_not_specialize=["log_sum", "entropy"])
 def softmax_sums_kernel(logits, log_sum, entropy, scale, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     """Writes the log-sum-exp and the entropy of one row of ``scale * logits``.
 
-    `sums` adds up exp(z - largest), `moments` that times (z - largest), of the largest z so far.
-    """
+    With m the largest z so far: `sums` adds up exp(z - m), `moments` exp(z - m) * (z - m). At the
+    end log-sum-exp = m + log(sums), and entropy = log(sums) - moments / sums."""
     row = tl.program_id(0).to(tl.int64)
-    largest = tl.full((), -1e30, tl.float32)  # a number: infinity times 0 is none
+    largest = tl.full((), -1e30, tl.float32)  # not -inf: infinity times 0 is NaN
     sums, moments = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
     for start in range(0, SIZE, BLOCK):
         column = start + tl.arange(0, BLOCK)
@@ -194,8 +180,8 @@ def softmax_backward_kernel(
     BLOCK: tl.constexpr,
     HAS_ENTROPY: tl.constexpr,
 ):
-    """Writes BLOCK of the gradients of one row of logits in their place, but for what the chosen
-    tokens' own log-probabilities add."""
+    """Overwrites BLOCK logits of one row with their gradients, without the term of the chosen
+    tokens (fused_softmax.py)."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     at, mask = logits + row * SIZE + column, column < SIZE
@@ -229,7 +215,7 @@ class TritonKernels:
     def rms_norm_backward(
         self, grad: Tensor, x: Tensor, weight: Tensor, eps: float, added: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Returns the gradients of ``x [N, D]``, with `added` on top, and of the weight."""
+        """Returns the gradients of ``x [N, D]``, plus `added`, and of the weight."""
         grad, x = grad.contiguous(), x.contiguous()
         d_x, (rows, size) = torch.empty_like(x), x.shape
         sums = x.new_empty(triton.cdiv(rows, PART), size, dtype=torch.float32)
@@ -248,7 +234,7 @@ class TritonKernels:
         return d_x, sums.sum(0).to(weight.dtype)
 
     def gate(self, gate: Tensor, up: Tensor) -> Tensor:
-        """Returns ``silu(gate) * up`` of tensors ``[N, I]`` whose rows lie equally far apart."""
+        """Returns ``silu(gate) * up`` of tensors ``[N, I]`` with the same stride between rows."""
         rows, size = gate.shape
         product = gate.new_empty(rows, size)
         _launch(
@@ -263,18 +249,16 @@ class TritonKernels:
     def gate_backward(
         self, grad: Tensor, gate: Tensor, up: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns ``silu(gate) * up`` and the gradients of gate and up, from that of the product,
-        whose memory the last one takes."""
+        """Returns ``silu(gate) * up`` and the gradients of gate and up. `grad`, that of the
+        product, is overwritten with the last one."""
         product, d_gate, num = torch.empty_like(gate), torch.empty_like(gate), gate.numel()
         tensors = (grad, gate, up, product, d_gate)
         _launch(gate_backward_kernel, (triton.cdiv(num, FLAT),), *tensors, num, BLOCK=FLAT)
         return product, d_gate, grad
 
     def rotate(self, x: Tensor, cos: Tensor, signed_sin: Tensor, out: Tensor) -> None:
-        """Writes ``x [N, heads, d]`` with the rotary position (wide_layer.rotate) to `out`.
-
-        `out` may not be `x`. The heads of a row lie together; `cos`, `signed_sin` are ``[N, 1, d]``
-        and contiguous.
+        """Writes ``x [N, heads, d]`` with the rotary position (wide_layer.rotate) to `out`, which
+        must not be `x`. A row is contiguous; `cos` and `signed_sin` are contiguous ``[N, 1, d]``.
         """
         rows, heads, dim = x.shape
         pairs = heads * dim // 2
@@ -310,8 +294,8 @@ class TritonKernels:
         d_sum: Tensor,
         d_entropy: Tensor | None,
     ) -> None:
-        """Puts ``- p * (d_sum + d_entropy * (log p + entropy))`` into the place of ``logits [S,
-        V]``, of which `sums` is what `softmax_sums` returned."""
+        """Overwrites ``logits [S, V]`` with ``- p * (d_sum + d_entropy * (log p + entropy))``;
+        `sums` are the results of `softmax_sums`."""
         log_sum, entropy = sums
         _launch(
             softmax_backward_kernel,
@@ -334,5 +318,5 @@ def _launch(kernel: Any, grid: tuple[int, ...], first: Tensor, *args: Any, **opt
 
 
 def _warps(block: int) -> int:
-    """Returns the warps of a program that sums up a block of so many numbers."""
+    """Returns the warps of a program that sums `block` numbers."""
     return 4 if block <= 2048 else 8 if block <= 4096 else 16

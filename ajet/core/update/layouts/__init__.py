@@ -1,7 +1,5 @@
-"""Batch layouts: arrange the rows of a micro-batch for the forward pass.
-
-All layouts give the same gradient, at different speeds. In: `Row`s. Out: the logits that training
-reads. Ignored: what the loss does with them.
+"""Batch layouts: arrange the rows of a micro-batch for the forward pass. All give the same
+gradient, at different speeds. In: `Row`s. Out: features of the trained tokens.
 """
 
 from typing import Any
@@ -14,9 +12,8 @@ from ajet.core.errors import ConfigError
 from ajet.core.model.allocator import is_large
 from ajet.core.model.flat_decoder import has_flat_decoder
 from ajet.core.update.layouts.layout import Layout, device_of
-from ajet.core.update.layouts.packed import PackedLayout
 from ajet.core.update.layouts.padded import PaddedLayout
-from ajet.core.update.layouts.tree import TreeLayout
+from ajet.core.update.layouts.tree import PackedLayout, TreeLayout
 from ajet.core.update.sequence import SequenceGroup
 from ajet.core.update.settings import Recomputation
 
@@ -36,18 +33,17 @@ def make_layout(
 ) -> Layout:
     """Makes the layout `name` for a transformers model, which peft may have wrapped.
 
-    ``auto`` is the tree where the model has a flat forward, else padded. `device` is where
-    the passes are computed, if the weights may be elsewhere; `sequence` are the ranks that share
-    their rows. `recompute` keeps only the input of each decoder layer for the backward pass, which
-    computes the rest again; "auto" does so for a large model, on a GPU by the memory that is free.
-    """
+    ``auto`` is the tree where the model has a flat forward, else padded. `device` is where passes
+    are computed (weights may be offloaded); `sequence` are the ranks that share their rows.
+    `recompute` keeps only the input of each decoder layer for the backward pass, which computes the
+    rest again; "auto" does so for a large model, on a GPU by the free memory."""
     flat = has_flat_decoder(model)
     if name == "auto":
         name = "tree" if flat else "padded"
         if not flat:
             logger.info(
                 f"batch_layout: model type {model.config.model_type!r} has no flat forward, so "
-                "updates compute padded rows, and no prefix once for all"
+                "updates compute padded rows and share no prefixes"
             )
     if name != "padded" and not flat:
         raise ConfigError(

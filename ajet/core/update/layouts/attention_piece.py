@@ -4,10 +4,8 @@
     dq, dk, dv  = piece_backward(grad, q, k, v, out, lse, causal)   out, lse: of the WHOLE softmax
 
 q is ``[B, heads, Q, d]``, k and v ``[B, heads, P, d]``, lse ``[B, heads, Q]`` in float32 or
-wider; softmax scale ``d ** -0.5``. `causal` means query i sees keys 0 to i.
-
-On a CPU it runs torch's own flash kernel (twice the speed of plain products at the shapes of a tiny
-model); elsewhere plain products, in slices of queries so that the scores stay small.
+wider; softmax scale ``d ** -0.5``. `causal` means query i sees keys 0 to i. On a CPU torch's flash
+kernel computes it, elsewhere plain products in slices of queries.
 """
 
 import torch
@@ -21,7 +19,7 @@ _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 
 
 def piece_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    """Returns the output and the log-sum-exp of this piece."""
+    # At the shapes of a tiny model torch's flash kernel is twice as fast as plain products.
     if q.device.type == "cpu":
         out, lse = _flash_forward(q, k, v, 0.0, causal)
         return out, lse
@@ -32,13 +30,12 @@ def piece_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns this piece's part of the gradients; `out` and `lse` are those of the whole
-    softmax.
-    """
+    softmax."""
     if q.device.type == "cpu" and q.dtype == torch.bfloat16 and causal:
-        # Of short segments the kernel's float32 backward is twice as fast as its bfloat16 one.
+        # For short segments the kernel's float32 backward is twice as fast as its bfloat16 one.
         grad, q, k, v, out = (t.float() for t in (grad, q, k, v, out))
-        found = _flash_backward(grad, q, k, v, out, lse, 0.0, causal)
-        dq, dk, dv = (t.bfloat16() for t in found)
+        grads = _flash_backward(grad, q, k, v, out, lse, 0.0, causal)
+        dq, dk, dv = (t.bfloat16() for t in grads)
         return dq, dk, dv
     if q.device.type == "cpu":
         dq, dk, dv = _flash_backward(grad, q, k, v, out, lse, 0.0, causal)
@@ -49,7 +46,7 @@ def piece_backward(
 def product_forward(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, max_scores: int = MAX_SCORES
 ) -> tuple[Tensor, Tensor]:
-    """Computes `piece_forward` with plain products."""
+    """Computes `piece_forward` with plain products, at most `max_scores` scores at a time."""
     outs, lses = [], []
     for part in _slices(q, k, max_scores):
         scores = _scores(q[:, :, part], k, part.start, causal)
@@ -80,6 +77,8 @@ def product_backward(
     for part in _slices(q, k, max_scores):
         grad_part, q_part = grad[:, :, part], q[:, :, part]
         scores = _scores(q_part, k, part.start, causal)
+        # With the lse of the whole softmax these are its weights, of which the piece has a part.
+        # delta = sum over ALL keys of weight * d_weight = grad . out, so `out` is the whole's too.
         weights = (scores - lse[:, :, part].unsqueeze(-1)).exp_()
         delta = (to_wide_dtype(grad_part) * to_wide_dtype(out[:, :, part])).sum(-1, keepdim=True)
         d_weights = to_wide_dtype(grad_part @ v.transpose(2, 3))

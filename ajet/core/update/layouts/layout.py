@@ -31,11 +31,10 @@ _TORCH_DTYPES = {np.float32: torch.float32, np.float64: torch.float64}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Holds one sample as the forward pass needs it.
+    """One sample as the forward pass needs it.
 
     `positions` and `targets` have one entry for each trained token: the position whose output
-    predicts it, and its id. `sample_index` is the sample's index in the list that it came in.
-    """
+    predicts it, and its id. `sample_index` is the sample's index in the caller's list."""
 
     sample: TrainingSample
     sample_index: int
@@ -60,9 +59,8 @@ class Row:
         return self.sample.episode_id
 
     def trained(self, array_T: NDArray[Number]) -> NDArray[Number]:
-        """Returns the entries of an array over the sample's tokens that belong to trained
-        tokens.
-        """
+        """Returns the entries of an array over the sample's tokens [T] that belong to the row's
+        trained tokens."""
         return array_T[self.positions + 1]
 
     def __len__(self) -> int:
@@ -71,12 +69,7 @@ class Row:
 
 def rows_of(samples: Sequence[TrainingSample]) -> list[Row]:
     """Returns the rows of all samples that have a trained token."""
-    pairs = enumerate(samples)
-    return [
-        Row.of(sample, sample_index=sample_index)
-        for sample_index, sample in pairs
-        if sample.num_trained
-    ]
+    return [Row.of(sample, index) for index, sample in enumerate(samples) if sample.num_trained]
 
 
 def scatter_to_samples(
@@ -85,25 +78,23 @@ def scatter_to_samples(
     ranks: Ranks,
     dtype: type[np.floating] = np.float32,
 ) -> list[NDArray[Any]]:
-    """Arranges numbers of trained tokens ``[M]``, by micro-batch, as one array for each sample, 0
-    elsewhere.
-
-    Each rank gives the results of its own micro-batches; every rank gets the arrays of all samples.
-    """
+    """Arranges numbers of trained tokens ``[M]``, by micro-batch, as one array ``[T]`` for each
+    sample, 0 elsewhere. `results` are of this rank's micro-batches; every rank gets all arrays."""
     starts = np.cumsum([len(sample) for sample in samples])[:-1]
     all_N = np.zeros(sum(len(sample) for sample in samples), dtype)
-    arrays = np.split(all_N, starts)  # views of it
+    arrays = np.split(all_N, starts)  # views: writing into them fills all_N
     for rows, values_M in results:
         cuts = np.cumsum([len(row.positions) for row in rows])[:-1]
-        parts = np.split(values_M.to(_TORCH_DTYPES[dtype]).cpu().numpy(), cuts)
-        for row, part in zip(rows, parts, strict=True):
+        by_row = np.split(values_M.to(_TORCH_DTYPES[dtype]).cpu().numpy(), cuts)
+        for row, part in zip(rows, by_row, strict=True):
             arrays[row.sample_index][row.positions + 1] = part
+    # Each token has a number on one rank and 0 on the others, so the sum is exact.
     return np.split(ranks.all_reduce_sum(all_N), starts) if samples else []
 
 
 def concat_to_device(arrays: Iterable[NDArray[Any]], device: torch.device) -> Tensor:
-    """Concatenates one array for each row, over its trained tokens, into a tensor ``[M]``. One of
-    float64 becomes float32 on a device that has no float64."""
+    """Concatenates one array for each row, over its trained tokens, into a tensor ``[M]``. float64
+    becomes float32 on a device without float64 (MPS)."""
     values_M = torch.from_numpy(np.concatenate(list(arrays)))
     if values_M.dtype == torch.float64 and float64_device(device) != device:
         values_M = values_M.float()
@@ -112,11 +103,10 @@ def concat_to_device(arrays: Iterable[NDArray[Any]], device: torch.device) -> Te
 
 @dataclass(frozen=True, slots=True)
 class ForwardOutput:
-    """Holds features ``[U, …]``, which `head` turns into logits ``[U, vocab]``.
+    """Features ``[U, …]``, which `head` turns into logits ``[U, vocab]``.
 
-    The k-th trained token, rows in order, reads row ``index_M[k]``. `head_weight` is given where
-    `head` is the product with it.
-    """
+    The k-th trained token, rows in order, reads row ``index_M[k]``; several may read the same one.
+    `head_weight` is set where `head` is a product with it and nothing else."""
 
     features_UD: Tensor
     head: Callable[[Tensor], Tensor]
@@ -139,21 +129,15 @@ class Layout(Protocol):
     ) -> None: ...
 
     def split(self, rows: Sequence[Row], budget: int) -> list[list[Row]]:
-        """Returns micro-batches of at most `budget` computed tokens; a longer row is alone in
-        its own.
-        """
+        """Returns micro-batches of at most `budget` computed tokens; a longer row is alone."""
         ...
 
     def num_computed(self, rows: Sequence[Row]) -> int:
-        """Returns the tokens that the forward pass over one micro-batch computes, including
-        padding.
-        """
+        """Returns the number of tokens that a forward pass computes, including padding."""
         ...
 
     def local_rows(self, rows: Sequence[Row]) -> list[Row]:
-        """Returns the rows of a micro-batch, each with only the trained tokens that this rank
-        reads.
-        """
+        """Returns the rows, each with only the trained tokens whose logits this rank computes."""
         ...
 
     def forward(self, rows: Sequence[Row]) -> ForwardOutput:
@@ -161,14 +145,10 @@ class Layout(Protocol):
         ...
 
     def forward_hidden(self, rows: Sequence[Row]) -> Tensor:
-        """Computes the same pass without logits: final hidden states ``[M, D]`` of the trained
-        tokens.
-
-        It does not support a model that peft wrapped.
-        """
+        """Returns final hidden states ``[M, D]`` of the trained tokens; the model must not be
+        wrapped by peft."""
         ...
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Returns the device of the model's weights."""
     return next(model.parameters()).device

@@ -1,6 +1,5 @@
-"""The padded layout: a rectangle ``[rows, longest]`` through transformers' own forward.
-
-It works with any causal model, and the other layouts are tested against it.
+"""The padded layout: a rectangle ``[rows, longest]`` through transformers' own forward. It works
+with any causal model, and the other layouts are tested against it.
 
     s q a a . .
     s q b b b b      right padded; the pad tokens are computed and discarded
@@ -44,7 +43,8 @@ class PaddedLayout:
 
     def split(self, rows: Sequence[Row], budget: int) -> list[list[Row]]:
         batches: list[list[Row]] = []
-        # Similar lengths come together; sorted() keeps the order of ties.
+        # Similar lengths come together, which saves padding. sorted() keeps the order of ties, so
+        # the same rows give the same micro-batches.
         for row in sorted(rows, key=len):
             if not batches or len(row) * (len(batches[-1]) + 1) > budget:
                 batches.append([])
@@ -64,6 +64,7 @@ class PaddedLayout:
             (int(row.positions[0]) for row in rows if len(row.positions)), default=0
         )
         logits_BKV = self.model(**inputs, logits_to_keep=num_kept).logits
+        # `index` are cells of the flattened [B, K]: column 0 is position `first`.
         first = longest - num_kept
         index = [i * num_kept + row.positions - first for i, row in enumerate(rows)]
         index_M = torch.from_numpy(np.concatenate(index)).to(self.device)
@@ -82,8 +83,8 @@ class PaddedLayout:
         return hidden_BTD.flatten(0, 1)[index_M]
 
     def _inputs(self, rows: Sequence[Row]) -> dict[str, Any]:
-        """Returns the model's arguments, without a mask: no token sees what follows it, and with
-        one a pad token may see nothing and become NaN, which the states of a later layer spread."""
+        # No mask: rows are padded on the right, where no real token looks. With a mask a pad token
+        # might see nothing and become NaN, which layers with a state would spread.
         ids_BT = np.zeros((len(rows), max(map(len, rows))), np.int64)
         for i, row in enumerate(rows):
             ids_BT[i, : len(row)] = row.input_ids

@@ -3,8 +3,7 @@
     segment_calls     every segment with itself, causal; segments of similar length share a call
     inner_segments    for each inner segment: all its descendants (contiguous) x its keys, no mask
 
-A piece runs on torch's CPU flash kernel, which returns its log-sum-exp, or as plain products on
-other devices (attention_piece.py). tree_attention.py says how pieces become the whole.
+attention_piece.py computes a piece; tree_attention.py explains how pieces become the whole.
 """
 
 from __future__ import annotations
@@ -26,11 +25,10 @@ MAX_PADDING = 1.25  # padded over real tokens in one call for several segments
 
 @dataclass(frozen=True, slots=True)
 class SegmentCall:
-    """Holds segments that run as one causal call.
+    """Segments that run as one causal call.
 
     `tokens_BL` are their flat tokens (short segments repeat their first token); `cells_R` are the
-    real ones among the ``B * L`` cells.
-    """
+    real ones among the ``B * L`` cells."""
 
     tokens_BL: Tensor
     cells_R: Tensor
@@ -39,7 +37,7 @@ class SegmentCall:
 
 @dataclass(frozen=True, slots=True)
 class PiecePlan:
-    """Holds the pieces of one micro-batch's attention, which are the same in every layer."""
+    """The pieces of one micro-batch's attention, which are the same in every layer."""
 
     segment_calls: tuple[SegmentCall, ...]
     inner_segments: tuple[TrieSegment, ...]
@@ -60,10 +58,11 @@ class PiecePlan:
             piece_out, piece_lse = piece_forward(*_gather(call, q, k, v), causal=True)
             out.index_copy_(0, call.real_R, _real(piece_out, call))
             lse.index_copy_(0, call.real_R, _real(piece_lse, call))
+        # Then each descendant's softmax is extended by the keys of its ancestors, one at a time.
         for segment in self.inner_segments:
-            own, descendants = slice(segment.start, segment.stop), slice(segment.stop, segment.end)
+            span, descendants = slice(segment.start, segment.stop), slice(segment.stop, segment.end)
             piece_out, piece_lse = piece_forward(
-                _fold(q[descendants], k), _batch(k[own]), _batch(v[own]), causal=False
+                _fold(q[descendants], k), _batch(k[span]), _batch(v[span]), causal=False
             )
             merge(
                 out[descendants], lse[descendants], _unfold(piece_out, q), _unfold(piece_lse, lse)
@@ -74,25 +73,27 @@ class PiecePlan:
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the gradients of q, k and v; `out` and `lse` are those of `forward`."""
+        # The calls of segments write every token once; inner segments add to that.
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         for call in self.segment_calls:
             _segment_backward(call, (q, k, v, out, lse, grad), (dq, dk, dv))
         for segment in self.inner_segments:
-            own, descendants = slice(segment.start, segment.stop), slice(segment.stop, segment.end)
-            parts = _num_parts(segment.end - segment.stop, k)
-            folded = (_fold(t[descendants], k, parts) for t in (grad, q, out, lse))
+            span, descendants = slice(segment.start, segment.stop), slice(segment.stop, segment.end)
+            num_parts = _num_parts(segment.end - segment.stop, k)
+            folded = (_fold(t[descendants], k, num_parts) for t in (grad, q, out, lse))
             grad_f, q_f, out_f, lse_f = folded
-            keys, values = (_batch(t[own]).expand(parts, -1, -1, -1) for t in (k, v))
+            keys, values = (_batch(t[span]).expand(num_parts, -1, -1, -1) for t in (k, v))
             piece_dq, piece_dk, piece_dv = piece_backward(
                 grad_f, q_f, keys, values, out_f, lse_f, causal=False
             )
             dq[descendants] += _unfold(piece_dq, q)
-            dk[own] += _sum_of_parts(piece_dk).transpose(0, 1)
-            dv[own] += _sum_of_parts(piece_dv).transpose(0, 1)
+            dk[span] += _sum_of_parts(piece_dk).transpose(0, 1)
+            dv[span] += _sum_of_parts(piece_dv).transpose(0, 1)
         return dq, dk, dv
 
 
 def _chunks(by_length: list[TrieSegment]) -> list[list[TrieSegment]]:
+    """Groups segments, sorted by length, so that the padding of each group is limited."""
     chunks: list[list[TrieSegment]] = []
     real = 0
     for segment in by_length:
@@ -117,9 +118,7 @@ def _segment_call(segments: list[TrieSegment], device: torch.device) -> SegmentC
 
 
 def _rows(t: Tensor, index: Tensor) -> Tensor:
-    """Returns ``t[index]`` for an index of any shape; index_select copies whole rows, twice as
-    fast.
-    """
+    """Returns ``t[index]`` for an index of any shape; index_select is twice as fast as that."""
     return t.index_select(0, index.flatten()).unflatten(0, index.shape)
 
 
@@ -160,6 +159,7 @@ def _segment_backward(
     dq, dk, dv = (_real(piece, call) for piece in pieces)
     grads[0].index_copy_(0, call.real_R, dq)
     for target, wide in ((grads[1], dk), (grads[2], dv)):
+        # `_gather` repeated each key head for its query heads: their gradients add up.
         target.index_copy_(0, call.real_R, wide.unflatten(1, (kv_heads, -1)).sum(2))
 
 
@@ -168,11 +168,9 @@ def _batch(t_PKd: Tensor) -> Tensor:
 
 
 def _num_parts(num_queries: int, k: Tensor) -> int:
-    """Returns the parts of the queries in a backward pass.
-
-    The flash kernel computes the gradients of one key head in one thread, so three key heads would
-    leave a second thread idle for a third of the time.
-    """
+    """Returns the number of parts into which the queries of a backward pass are divided. The flash
+    kernel computes the gradients of one key head in one thread: with three key heads, a second
+    thread would be idle for a third of the time."""
     threads = torch.get_num_threads() if k.device.type == "cpu" else 1
     return 1 if k.shape[1] % threads == 0 or num_queries % threads else threads
 
@@ -181,14 +179,11 @@ def _sum_of_parts(t_BKPd: Tensor) -> Tensor:
     return t_BKPd[0] if len(t_BKPd) == 1 else t_BKPd.sum(0)
 
 
-def _fold(t: Tensor, k: Tensor, parts: int = 1) -> Tensor:
-    """Reshapes ``[T, heads, …] -> [parts, kv_heads, T / parts * group, …]``.
-
-    The query heads of one key head become more queries, so keys are not repeated. This is correct
-    without a causal mask.
-    """
+def _fold(t: Tensor, k: Tensor, num_parts: int = 1) -> Tensor:
+    """Reshapes ``[T, heads, …] -> [parts, kv_heads, T / parts * group, …]``: the query heads of one
+    key head become more queries, so keys are not repeated. Only correct without a causal mask."""
     kv_heads = k.shape[1]
-    by_part = t.unflatten(1, (kv_heads, -1)).unflatten(0, (parts, -1))
+    by_part = t.unflatten(1, (kv_heads, -1)).unflatten(0, (num_parts, -1))
     return by_part.transpose(1, 2).flatten(2, 3)
 
 

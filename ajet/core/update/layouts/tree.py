@@ -1,14 +1,13 @@
-"""The tree layout: the micro-batch as a token trie, each distinct prefix computed once (promise 4).
+"""The flat layouts: packed, where nothing is shared, and the tree, where each distinct prefix of a
+micro-batch is computed once.
 
-    s s s q q a a a        the group's prompt, and the system prompt of all groups, go through the
-            ├ b b          linear layers once; positions are depths; a token sees its ancestors only
+    s q a a | s q b b b b  packed: rows one after another; a token sees only its row
+
+    s s s q q a a a        tree: the group's prompt, and the system prompt of all groups, go through
+            ├ b b          the linear layers once; positions are depths; a token sees its ancestors
             └ c c c
 
-Autograd adds up the gradients of all descendants in a shared token. Logits are computed only for
-tokens whose successor is trained, and only once where several rows read the same token.
-
-Where several ranks share a sequence, each has a part of the flat list: it computes the linear
-layers of these tokens, and the loss of the trained tokens whose logits are there.
+Autograd adds up the gradients of all descendants in a shared token.
 """
 
 import math
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 from ajet.core.common_prefix import common_length_of_ids
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.core.model.attention.trie import Forest, lexicographic, trie_of_rows
+from ajet.core.model.attention.trie import Forest, forest_of_rows, lexicographic, trie_of_rows
 from ajet.core.model.attention.window_attention import WindowPlan
 from ajet.core.model.decoder import Attend, Decoder, is_sharded, unwrapped
 from ajet.core.model.flat_decoder import flat_decoder
@@ -63,23 +62,42 @@ class FlatLayout:
         self.sequence = sequence
 
     def forest(self, rows: Sequence[Row]) -> Forest:
-        """Returns the flat tokens of the rows; subclasses implement it."""
         raise NotImplementedError
+
+    def _with_shared(self, rows: Sequence[Row]) -> Iterator[tuple[Row, int]]:
+        """Yields rows in the order of the forest, each with the number of tokens that it shares
+        with rows before it; subclasses implement it."""
+        raise NotImplementedError
+
+    def split(self, rows: Sequence[Row], budget: int) -> list[list[Row]]:
+        batches: list[list[Row]] = []
+        used = 0
+        for row, shared in self._with_shared(rows):
+            if not batches or used + len(row) - shared > budget:
+                batches.append([])
+                used, shared = 0, 0  # the first row of a micro-batch shares nothing
+            batches[-1].append(row)
+            used += len(row) - shared
+        return batches
+
+    def num_computed(self, rows: Sequence[Row]) -> int:
+        return sum(len(row) - shared for row, shared in self._with_shared(rows))
 
     def local_rows(self, rows: Sequence[Row]) -> list[Row]:
         if self.sequence is None:
             return list(rows)
+        # Each of the ranks that share a sequence has a part of the flat list, and computes the loss
+        # of the trained tokens whose logits are there.
         forest = self.forest(rows)
         part = self.sequence.local_slice(len(forest))
         pairs = zip(rows, forest.row_nodes, strict=True)
         return [_row_within(row, nodes[row.positions], part) for row, nodes in pairs]
 
     def forward(self, rows: Sequence[Row]) -> ForwardOutput:
-        """Computes the forward pass over a forest, and selects the hidden states that its rows
-        read.
-        """
         forest = self.forest(rows)
         hidden_ND, first = self._hidden(forest)
+        # From positions in a row to flat tokens (nodes) of the forest. The logits of a node are
+        # computed once, though several rows may read it: U distinct nodes, M trained tokens.
         read_nodes = [
             nodes[row.positions] for nodes, row in zip(forest.row_nodes, rows, strict=True)
         ]
@@ -99,12 +117,10 @@ class FlatLayout:
         return output.features_UD[output.index_M]
 
     def _hidden(self, forest: Forest) -> tuple[Tensor, int]:
-        """Returns the hidden states of this rank's tokens, and the flat index of the first of
-        them.
-        """
+        """Returns the hidden states of this rank's tokens, and the flat index of the first one."""
         deepest = int(forest.positions_N.max())
-
-        plans: dict[tuple[int, ...], AttentionPlan] = {}  # layers may differ in their heads
+        # Made at the first layer that needs them; layers may differ in heads and windows.
+        plans: dict[tuple[int, ...], AttentionPlan] = {}
         windows: dict[int, WindowPlan] = {}
 
         def whole(
@@ -115,6 +131,7 @@ class FlatLayout:
             window: int | None = None,
             sinks: Tensor | None = None,
         ) -> Tensor:
+            # A window hides nothing from paths that are not longer than it.
             if window is not None and window <= deepest:
                 if window not in windows:
                     windows[window] = WindowPlan.of(forest, window, q_NHd.device)
@@ -139,11 +156,11 @@ class FlatLayout:
         return self.decoder(ids, positions, attend, forest), first
 
     def _recomputes(self, num_tokens: int) -> bool:
-        """Tells whether a pass over so many tokens keeps the inputs of layers alone. Adapters,
-        shards and ranks that share a sequence keep more than is counted, so theirs always does."""
+        """Tells whether a pass over `num_tokens` keeps only the inputs of layers."""
         model: Any = self.model
         if self._recompute != "auto":
             return self._recompute
+        # Adapters, shards and ranks that share a sequence keep more than `kept_values` counts.
         if unwrapped(model) is not model or is_sharded(model) or self.sequence is not None:
             return True
         decoder, config = self.decoder, model.config
@@ -159,37 +176,33 @@ class TreeLayout(FlatLayout):
     def forest(self, rows: Sequence[Row]) -> Forest:
         return trie_of_rows([row.input_ids for row in rows])
 
-    def split(self, rows: Sequence[Row], budget: int) -> list[list[Row]]:
-        batches: list[list[Row]] = []
-        used = 0
-        for row, shared in _with_shared(rows):
-            if not batches or used + len(row) - shared > budget:
-                batches.append([])
-                used, shared = 0, 0
-            batches[-1].append(row)
-            used += len(row) - shared
-        return batches
-
-    def num_computed(self, rows: Sequence[Row]) -> int:
-        return sum(len(row) - shared for row, shared in _with_shared(rows))
+    def _with_shared(self, rows: Sequence[Row]) -> Iterator[tuple[Row, int]]:
+        # In token order, where the longest prefix shared with any earlier row is the one shared
+        # with the row before.
+        previous: Row | None = None
+        for i in lexicographic([row.input_ids for row in rows]):
+            row = rows[i]
+            yield row, common_length_of_ids(previous.input_ids, row.input_ids) if previous else 0
+            previous = row
 
 
-def _with_shared(rows: Sequence[Row]) -> Iterator[tuple[Row, int]]:
-    """Yields rows in token order, each with the length of the prefix shared with the row before."""
-    previous: Row | None = None
-    for i in lexicographic([row.input_ids for row in rows]):
-        row = rows[i]
-        yield row, common_length_of_ids(previous.input_ids, row.input_ids) if previous else 0
-        previous = row
+class PackedLayout(FlatLayout):
+    name = "packed"
+
+    def forest(self, rows: Sequence[Row]) -> Forest:
+        return forest_of_rows([row.input_ids for row in rows])
+
+    def _with_shared(self, rows: Sequence[Row]) -> Iterator[tuple[Row, int]]:
+        return ((row, 0) for row in rows)
 
 
 def _row_within(row: Row, nodes_M: NDArray[np.int64], part: slice) -> Row:
     """Returns the row with only the trained tokens that are read at flat tokens of `part`."""
-    is_own_M = (nodes_M >= part.start) & (nodes_M < part.stop)
-    return replace(row, positions=row.positions[is_own_M], targets=row.targets[is_own_M])
+    is_within_M = (nodes_M >= part.start) & (nodes_M < part.stop)
+    return replace(row, positions=row.positions[is_within_M], targets=row.targets[is_within_M])
 
 
 def free_bytes(device: torch.device) -> int:
-    """Returns what a GPU has left, and what torch has reserved there and does not use."""
+    """Returns a GPU's free memory, with what torch has reserved there and does not use."""
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + unused

@@ -7,65 +7,78 @@ a batch is a few dense products, merged by log-sum-exp:
 
 The backward pass needs no merging: with the total `lse` and the total output, every piece gives
 its exact share of the gradients (as in ring attention). Nothing of size queries x keys is stored.
-
-A plan holds the pieces of a micro-batch. `VarlenPlan` computes all segments, and each level of
-ancestors, in one call of a kernel of CUDA for sequences of several lengths. `KernelPlan`
-computes everything in one call of the compiled kernels for a CPU, in one softmax. `PiecePlan`
-computes one piece after another where neither is. Not covered: second derivatives, attention
-dropout.
+There are no second derivatives.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ajet.core.model.attention.trie import Forest
+from ajet.core.model.attention.trie import Forest, parents_of
 from ajet.core.model.attention.varlen_kernels import varlen_kernel_for
 from ajet.core.model.attention.varlen_plan import VarlenPlan
-from ajet.core.update.layouts.kernel_plan import KernelPlan
+from ajet.core.model.kernels.functions import Kernels, attention_kernels_for
+from ajet.core.model.kernels.segments import AttentionSegment, SegmentTable
 from ajet.core.update.layouts.piece_plan import PiecePlan
 
 
-class AttentionPlan(Protocol):
-    """Computes the attention of one micro-batch; the same plan serves every layer."""
+@dataclass(frozen=True, slots=True)
+class KernelPlan:
+    """Computes everything in one call of the compiled kernels for a CPU. Queries meet their own
+    segment and all ancestors in one softmax, so nothing is gathered, merged or repeated for the
+    heads that share a key head."""
 
-    heads_dim: ClassVar[int]
-    """The dimension of the heads in the log-sum-exp, 0 or 1; the other one is the tokens'."""
+    kernels: Kernels
+    table: SegmentTable
+
+    heads_dim: ClassVar[int] = 1
+
+    @classmethod
+    def of(cls, kernels: Kernels, forest: Forest, group: int) -> KernelPlan:
+        """`group` is the number of query heads to a key head."""
+        segments: list[AttentionSegment] = []
+        for segment, parent in zip(forest.segments, parents_of(forest.segments), strict=True):
+            length = segment.stop - segment.start
+            segments.append(AttentionSegment(segment.start, length, segment.start, length, parent))
+        return cls(kernels, SegmentTable.of(segments, group))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the output ``[N, heads, d]`` and a log-sum-exp in the plan's own layout."""
-        ...
+        return self.kernels.attention(q, k, v, self.table)
 
     def backward(
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the gradients of q, k and v; `out` and `lse` are those of `forward`."""
-        ...
+        return self.kernels.attention_backward(grad, q, k, v, out, lse, self.table)
+
+
+AttentionPlan = VarlenPlan | KernelPlan | PiecePlan
+"""Computes the attention of one micro-batch, the same in every layer. `heads_dim` is the dimension
+of the heads in its log-sum-exp, 0 or 1; the other is that of the tokens."""
 
 
 def attention_plan(forest: Forest, q_NHd: Tensor, k_NKd: Tensor) -> AttentionPlan:
     """Returns the plan for the forest on the device and in the dtype of these queries and keys."""
-    kernel = varlen_kernel_for(q_NHd)
-    if kernel is not None:
-        return VarlenPlan.of(forest, q_NHd.device, kernel)
-    if KernelPlan.supports(q_NHd):
-        return KernelPlan.of(forest, q_NHd, k_NKd)
+    # CUDA: one call for all segments, and one for each level of ancestors.
+    varlen_kernel = varlen_kernel_for(q_NHd)
+    if varlen_kernel is not None:
+        return VarlenPlan.of(forest, q_NHd.device, varlen_kernel)
+    kernels = attention_kernels_for(q_NHd)
+    if kernels is not None:
+        return KernelPlan.of(kernels, forest, q_NHd.shape[1] // k_NKd.shape[1])
+    # Other devices and dtypes, narrow heads, or no C compiler: one piece after another.
     return PiecePlan.of(forest, q_NHd.device)
 
 
 def tree_attention(
-    q_NHd: Tensor,
-    k_NKd: Tensor,
-    v_NKd: Tensor,
-    plan: AttentionPlan,
-    sinks_H: Tensor | None = None,
+    q_NHd: Tensor, k_NKd: Tensor, v_NKd: Tensor, plan: AttentionPlan, sinks_H: Tensor | None = None
 ) -> Tensor:
     """Returns the attention ``[N, heads, d]``; the softmax scale is ``d ** -0.5``. `sinks_H` are
-    scores that take their part of each softmax and add nothing to the output: one more piece, with
-    a log-sum-exp of its own and an output of 0."""
+    scores that take a part of each softmax and add nothing to the output: one more piece, whose
+    log-sum-exp is the score and whose output is 0."""
     return _TreeAttention.apply(q_NHd, k_NKd, v_NKd, plan, sinks_H)  # type: ignore[no-any-return]
 
 
@@ -76,6 +89,7 @@ class _TreeAttention(torch.autograd.Function):
     ) -> Tensor:
         out, lse = plan.forward(q, k, v)
         if sinks is not None:
+            # The lse is [N, heads] or [heads, N]: `heads_dim` says where the sinks go.
             total = lse.logaddexp(sinks.to(lse.dtype).unsqueeze(1 - plan.heads_dim))
             share = (lse - total).exp().movedim(plan.heads_dim, 1)
             out, lse = out * share.unsqueeze(-1).to(out.dtype), total
@@ -89,6 +103,7 @@ class _TreeAttention(torch.autograd.Function):
         grad = grads[0].contiguous()
         d_sinks: Tensor | None = None
         if sinks:
+            # The softmax's gradient w_sink * (d_w_sink - grad . out), where d_w_sink is 0.
             weights_NH = (sinks[0] - lse.movedim(ctx.plan.heads_dim, 1)).exp()
             d_sinks = -(weights_NH * (grad * out).sum(-1)).sum(0).to(sinks[0].dtype)
         return *ctx.plan.backward(grad, q, k, v, out, lse), None, d_sinks
