@@ -42,7 +42,7 @@ from ajet.core.trajectory.trajectory import (
     Trajectory,
 )
 from ajet.core.trajectory.truncation import Limit, Truncation
-from ajet.core.trajectory.turn import Turn
+from ajet.core.trajectory.turn import Turn, TurnNotes
 
 MAGIC = b"ajet-groups-2\n"
 FORMAT_1 = b"ajet-groups-1\n"
@@ -232,7 +232,7 @@ def _turn_json(turn: Turn, before: Turn | None, arrays: _Writer) -> Json:
         "state_key": turn.state_key,
         "started_s": turn.started_s,
         "ended_s": turn.ended_s,
-        "notes": turn.notes,
+        "notes": turn.notes.as_json(),
     }
 
 
@@ -253,7 +253,7 @@ def _turn(content: Json, before: Turn | None, arrays: _Reader) -> Turn:
         before.tools if before is not None and is_same else content["tools"],
         started_s=content["started_s"],
         ended_s=content["ended_s"],
-        notes=content["notes"],
+        notes=TurnNotes.from_json(content["notes"]),
         **{name: content[name] for name in own},
     )
 

@@ -25,8 +25,8 @@ class CallForms:
     def of(cls, trajectories: Iterable[Trajectory]) -> Self:
         turns = [turn for t in trajectories for a in t.attempts for turn in a.turns]
         offered = [turn for turn in turns if turn.tools and not turn.is_given]
-        forms = Counter(turn.other_form for turn in offered if turn.other_form is not None)
-        return cls(len(offered), dict(forms))
+        forms = [turn.notes.other_form for turn in offered]
+        return cls(len(offered), dict(Counter(form for form in forms if form is not None)))
 
     @property
     def num_other(self) -> int:

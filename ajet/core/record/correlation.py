@@ -40,9 +40,8 @@ def correlation_metrics(groups: Sequence[Group]) -> dict[str, float]:
 def is_well_formed(turn: Turn) -> bool:
     """Returns True if the model ended the reply itself, and all calls in it can be read and pass
     the run's checks."""
-    notes = turn.notes
     is_ended = turn.completion.finish_reason == "stop"
-    return is_ended and not notes.get("malformed") and not notes.get("malformed_calls")
+    return is_ended and not turn.notes.malformed and not turn.notes.malformed_calls
 
 
 def _replies(trajectory: Trajectory) -> list[Turn]:

@@ -36,6 +36,7 @@ from ajet.core.task.task import Task
 from ajet.core.trajectory.trained_tokens import NUMBERS, TurnNumbers
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from ajet.core.trajectory.truncation import Limit, Truncation
+from ajet.core.trajectory.turn import TurnNotes
 
 PAGE_SIZE = 200
 _LISTED = (
@@ -136,7 +137,7 @@ class TurnRecord:
     state_key: str | None
     started_s: float
     ended_s: float
-    notes: dict[str, Any]
+    notes: TurnNotes
     prompt_ids: NDArray[np.int32]
     token_ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
@@ -479,7 +480,7 @@ def _turn(
         messages=messages,
         tools=tools,
         reply=_of_type(json.loads(row["reply"]), dict),
-        notes=_of_type(json.loads(row["notes"]), dict),
+        notes=TurnNotes.from_json(_of_type(json.loads(row["notes"]), dict)),
         prompt_ids=prompt_ids,
         token_ids=np.frombuffer(row["token_ids"], "<i4"),
         logprobs=np.frombuffer(row["logprobs"], "<f4"),

@@ -163,7 +163,7 @@ class EpisodeStore:
                     turn.state_key,
                     turn.started_s,
                     turn.ended_s,
-                    _to_json(turn.notes),
+                    _to_json(turn.notes.as_json()),
                 )
             )
             last_of_agent[agent] = index

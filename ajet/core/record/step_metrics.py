@@ -73,7 +73,6 @@ from ajet.core.trajectory.trajectory import (
     SelectionName,
     Trajectory,
 )
-from ajet.core.trajectory.turn import SUMMARY
 
 
 def step_metrics(
@@ -183,18 +182,18 @@ def _baseline_metrics(baselines: Sequence[Group]) -> dict[str, float]:
 def _turn_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     turns = [turn for t in trajectories for turn in t.turns]
     cut = sum(turn.is_cut for turn in turns)
-    fresh = sum("reason" in turn.notes for turn in turns)
-    own = sum("sampling_not_taken" in turn.notes for turn in turns)
+    fresh = sum(turn.notes.reason is not None for turn in turns)
+    not_taken = sum(bool(turn.notes.sampling_not_taken) for turn in turns)
     return {
         "turns/cut_by_length": float(cut),
         "turns/fresh_branches": float(fresh),
-        "turns/sampling_not_taken": float(own),
+        "turns/sampling_not_taken": float(not_taken),
     }
 
 
 def _compaction_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    with_any = sum(any(SUMMARY in turn.notes for turn in t.turns) for t in trajectories)
-    summaries = [turn for t in trajectories for turn in t.turns if SUMMARY in turn.notes]
+    with_any = sum(any(turn.notes.is_summary for turn in t.turns) for t in trajectories)
+    summaries = [turn for t in trajectories for turn in t.turns if turn.notes.is_summary]
     if not summaries:
         return {}
     cut = sum(turn.is_cut for turn in summaries)

@@ -94,5 +94,5 @@ def timeline_lines(
 def _wrong_calls(groups: Sequence[Group]) -> Iterator[str]:
     for trajectory in (t for group in groups for t in group.trajectories):
         for index, turn in enumerate(trajectory.turns):
-            if reason := turn.notes.get("malformed", {}).get("wrong_toolcall"):
+            if reason := turn.notes.malformed.get("wrong_toolcall"):
                 yield f"{trajectory.episode_id}, turn {index}: {reason}"

@@ -60,7 +60,7 @@ class TimelineCounts:
         """Counts one step."""
         trajectories = [t for group in groups for t in group.trajectories]
         turns = [turn for t in trajectories for a in t.attempts for turn in a.turns]
-        drifts = [turn.notes.get("drift") for turn in turns if "drift_checked" in turn.notes]
+        drifts = [turn.notes.drift for turn in turns if turn.notes.drift_checked]
         return cls(
             episodes=len({sample.episode_id for sample in samples}),
             calls=sum(len(sample.spans) for sample in samples),
@@ -72,9 +72,7 @@ class TimelineCounts:
             without_advantage=sum(_without_advantage(sample) for sample in samples),
             not_trained=_not_trained(trajectories),
             splits=_splits(trajectories, samples),
-            malformed=dict(
-                Counter(name for turn in turns for name in turn.notes.get("malformed", ()))
-            ),
+            malformed=dict(Counter(name for turn in turns for name in turn.notes.malformed)),
             drift_checked=len(drifts),
             drift_at=dict(Counter(str(at) for at in drifts if at is not None)),
         )
@@ -177,12 +175,12 @@ def _splits(
 def _split_reason(turns: Sequence[Turn], at: int) -> str:
     """Returns the reason why turn `at` does not continue the calls before it."""
     turn, earlier = turns[at], turns[:at]
-    if "reason" in turn.notes:
-        return turn.notes["reason"]
+    if turn.notes.reason is not None:
+        return turn.notes.reason
     prompt = turn.completion.prompt_ids
     if any(other.completion.prompt_ids == prompt for other in earlier):
         return SAMPLED_AGAIN
-    if turn.notes.get("continues"):
+    if turn.notes.continues:
         return WENT_BACK
     is_new = all(other.agent_name != turn.agent_name for other in earlier)
     return ANOTHER_AGENT if is_new else NOT_RECORDED

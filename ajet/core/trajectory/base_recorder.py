@@ -170,8 +170,9 @@ class BaseRecorder:
         tool_choice: str | None = None,
         parallel_tool_calls: bool = True,
         overrides: SamplingOverrides | None = None,
+        is_summary: bool = False,
     ) -> Turn:
-        """Makes one call with chat messages."""
+        """Makes one call with chat messages; `is_summary` notes that it asks for a summary."""
         raise NotImplementedError
 
     async def give(
@@ -416,23 +417,25 @@ class BaseRecorder:
         """
         turn = self._turns[index] = plain_turn(turn)
         if reply is not None and turn.trainable:
-            self._check(index, turn, reply)
+            turn = self._check(index, turn, reply)
         if self._observer is not None:
             self._observer.answered(index, turn)
         self._stop_if_due()
         return turn
 
-    def _check(self, index: int, turn: Turn, reply: CheckedReply) -> None:
+    def _check(self, index: int, turn: Turn, reply: CheckedReply) -> Turn:
         """Notes which of the run's checks the reply fails, and why; the episode may be over
         then.
         """
         policy = self._limits.malformed
-        found = malformed(reply, policy.checks)
-        if found:
-            turn.notes["malformed"] = found
-        if found and policy.ends_episode:
+        failed = malformed(reply, policy.checks)
+        if not failed:
+            return turn
+        turn = self._turns[index] = replace(turn, notes=replace(turn.notes, malformed=failed))
+        if policy.ends_episode:
             # The episode earns the reward of a malformed reply, also if that filled its tokens.
-            self.truncation = Truncation(Limit.MALFORMED_REPLY, malformed_line(index, found))
+            self.truncation = Truncation(Limit.MALFORMED_REPLY, malformed_line(index, failed))
+        return turn
 
     def _clock(self) -> float:
         """Returns the seconds since the recorder was made."""
@@ -485,6 +488,6 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-def drop_none(**notes: Any) -> dict[str, Any]:
-    """Returns the notes whose value is not None."""
-    return {name: value for name, value in notes.items() if value is not None}
+def drop_none(**values: Any) -> dict[str, Any]:
+    """Returns the values that are not None."""
+    return {name: value for name, value in values.items() if value is not None}

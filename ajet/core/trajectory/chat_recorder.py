@@ -21,9 +21,9 @@ from ajet.core.errors import ConfigError
 from ajet.core.inference.chat_template import ChatTemplate, normalised
 from ajet.core.inference.endpoint import ChatCompletion, ChatEndpoint, Completion, SamplingParams
 from ajet.core.task.chat_messages import parsed_arguments
-from ajet.core.trajectory.base_recorder import BaseRecorder, SamplingOverrides, drop_none
+from ajet.core.trajectory.base_recorder import BaseRecorder, SamplingOverrides
 from ajet.core.trajectory.plain_trajectory import plain_chat, plain_messages
-from ajet.core.trajectory.turn import Turn
+from ajet.core.trajectory.turn import Turn, TurnNotes
 
 
 class ChatRecorder(BaseRecorder):
@@ -43,6 +43,7 @@ class ChatRecorder(BaseRecorder):
         tool_choice: str | None = None,
         parallel_tool_calls: bool = True,
         overrides: SamplingOverrides | None = None,
+        is_summary: bool = False,
     ) -> Turn:
         index = await self._start_call()
         sent = [_openai_form(message) for message in plain_chat(messages)]
@@ -69,10 +70,11 @@ class ChatRecorder(BaseRecorder):
             trainable=False,
             started_s=started_s,
             ended_s=self._clock(),
-            notes=drop_none(
+            notes=TurnNotes(
                 prompt_tokens=answer.num_prompt_tokens,
                 sampled_tokens=answer.num_sampled_tokens,
-                malformed_calls=malformed or None,
+                malformed_calls=malformed,
+                is_summary=is_summary,
             ),
         )
         return self._record_turn(index, turn)

@@ -27,7 +27,7 @@ from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
 from ajet.core.task.task import Task
 from ajet.core.trajectory.sample import TrainingSample
-from ajet.core.trajectory.turn import HINTED, Turn
+from ajet.core.trajectory.turn import Turn
 
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
@@ -69,13 +69,13 @@ class HintedSample:
         first = int(of.loss_mask.argmax())
         roots = (turn for turn in turns if _begins_with(of, turn.completion.prompt_ids, first))
         root = next(roots, None)
-        if root is None or HINTED not in root.notes:
+        if root is None or not root.notes.hinted_prompt:
             raise DataError(
                 f"episode {of.episode_id}: ajet.distillation.hint needs chat messages, and this "
                 "conversation began with token ids",
                 code=Code.ROW_FORM,
             )
-        prompt = np.array(root.notes[HINTED], np.int64)
+        prompt = np.array(root.notes.hinted_prompt, np.int64)
         self._start, self._shift = len(root.completion.prompt_ids), len(prompt)
         rest = slice(self._start, None)
         empty = np.zeros(len(prompt), np.float32)

@@ -21,7 +21,7 @@ from ajet.core.plain_value import PlainLimits, plain_text, plain_value, type_nam
 from ajet.core.task.chat_messages import current_form
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.trajectory import Trajectory
-from ajet.core.trajectory.turn import Turn
+from ajet.core.trajectory.turn import Turn, TurnNotes
 
 MAX_NAME_LENGTH = 200
 _NO_MESSAGES = "{} of type {}; give a list of dicts, [{{'role': 'user', 'content': 'a text'}}]"
@@ -66,7 +66,7 @@ def plain_turn(turn: Turn) -> Turn:
         reply=plain_value(turn.reply),
         agent_name=plain_text(turn.agent_name, MAX_NAME_LENGTH),
         target_tag=plain_text(turn.target_tag, MAX_NAME_LENGTH),
-        notes=plain_value(turn.notes),
+        notes=TurnNotes.from_json(plain_value(turn.notes.as_json())),
     )
 
 

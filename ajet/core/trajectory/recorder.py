@@ -28,7 +28,6 @@ from ajet.core.trajectory.base_recorder import (
     BaseRecorder,
     CallObserver,
     SamplingOverrides,
-    drop_none,
 )
 from ajet.core.trajectory.given_reply import given_reply_ids
 from ajet.core.trajectory.hint import with_hint
@@ -37,7 +36,7 @@ from ajet.core.trajectory.malformed import CheckedReply
 from ajet.core.trajectory.plain_trajectory import plain_chat, plain_messages
 from ajet.core.trajectory.reply_reader import ReplyReader
 from ajet.core.trajectory.truncation import Limit
-from ajet.core.trajectory.turn import ADAPTER, CUT_BY_AGENT, GIVEN, HINTED, OTHER_FORM, Turn
+from ajet.core.trajectory.turn import Turn, TurnNotes
 
 if TYPE_CHECKING:
     from ajet.core.inference.chat_template import ChatTemplate
@@ -60,7 +59,7 @@ class _EndpointRequest:
     prompt_ids: list[int]
     sampling: SamplingParams
     max_completion_tokens: int
-    notes: dict[str, Any]
+    notes: TurnNotes
 
 
 class EpisodeRecorder(BaseRecorder):
@@ -114,8 +113,9 @@ class EpisodeRecorder(BaseRecorder):
         tool_choice: str | None = None,
         parallel_tool_calls: bool = True,
         overrides: SamplingOverrides | None = None,
+        is_summary: bool = False,
     ) -> Turn:
-        """Makes one call with chat messages.
+        """Makes one call with chat messages; `is_summary` notes that it asks for a summary.
 
         Without `parallel_tool_calls` the agent is shown only the first call. With `tool_choice`
         "none" the schemas stay in the prompt, so that the conversation only grows, and calls are
@@ -137,22 +137,25 @@ class EpisodeRecorder(BaseRecorder):
                 request.prompt_ids, request.sampling, request.id
             )
         completion, notes = self._received(request, completion)
-        notes |= drop_none(
-            opening=prompt.opening or None,
-            calls_are_text=tool_choice == "none" or None,
-            one_call=not parallel_tool_calls or None,
+        notes = replace(
+            notes,
+            opening=prompt.opening,
+            calls_are_text=tool_choice == "none",
+            one_call=not parallel_tool_calls,
         )
         takes_calls = bool(offered) and tool_choice != "none"
         decoded = self._reader.read(index, completion, offered, notes)
         self._session.record(sent, offered, decoded.message, completion)
-        notes |= drop_none(
+        notes = replace(
+            notes,
             continues=prompt.continues,
             reason=prompt.reason,
             drift=prompt.drift,
-            drift_checked=prompt.drift_checked or None,
-            **self._hinted(prompt, sent, offered),
-            malformed_calls=(takes_calls and list(decoded.parsed.malformed)) or None,
-            **{OTHER_FORM: (takes_calls and decoded.parsed.other_form) or None},
+            drift_checked=prompt.drift_checked,
+            hinted_prompt=self._hinted_prompt(prompt, sent, offered),
+            malformed_calls=list(decoded.parsed.malformed) if takes_calls else [],
+            other_form=decoded.parsed.other_form if takes_calls else None,
+            is_summary=is_summary,
         )
         turn = Turn(
             completion=completion,
@@ -220,11 +223,11 @@ class EpisodeRecorder(BaseRecorder):
             trainable=is_trained and self.is_trainable(agent_name, target_tag),
             started_s=started_s,
             ended_s=self._clock(),
-            notes={GIVEN: True}
-            | drop_none(
+            notes=TurnNotes(
+                is_given=True,
                 continues=prompt.continues,
                 reason=prompt.reason,
-                **self._hinted(prompt, sent, offered),
+                hinted_prompt=self._hinted_prompt(prompt, sent, offered),
             ),
         )
         return self._record_turn(index, turn)
@@ -249,7 +252,7 @@ class EpisodeRecorder(BaseRecorder):
                 request.prompt_ids, request.sampling, request.id
             )
         completion, notes = self._received(request, completion)
-        text = self._reader.plain_text(completion, notes.get("stopped_at"))
+        text = self._reader.plain_text(completion, notes.stopped_at)
         reply = {"role": "assistant", "content": text}
         turn = Turn(
             completion=completion,
@@ -296,19 +299,17 @@ class EpisodeRecorder(BaseRecorder):
         """Returns the schemas that the model is shown."""
         return plain_messages(tools) if tools and not self._limits.force_disable_toolcalls else None
 
-    def _hinted(
+    def _hinted_prompt(
         self,
         prompt: Prompt,
         messages: list[dict[str, Any]],
         tools: list[dict[str, Any]] | None,
-    ) -> dict[str, Any]:
-        """Returns the note with the prompt that a teacher is shown, where a conversation begins."""
+    ) -> list[int]:
+        """Returns the prompt that a teacher is shown where a conversation begins."""
         if self._hint is None or prompt.continues:
-            return {}
+            return []
         session = TokenSession(self._template)
-        return {
-            HINTED: session.prompt_for(with_hint(messages, self._hint), tools, prompt.opening).ids
-        }
+        return session.prompt_for(with_hint(messages, self._hint), tools, prompt.opening).ids
 
     def _check_length(self, index: int, num_characters: int) -> None:
         """Raises `EpisodeTruncated` for a prompt that has too many tokens, however they are cut:
@@ -347,11 +348,7 @@ class EpisodeRecorder(BaseRecorder):
             "stop_token_ids": self._sampling.stop_token_ids or self._template.stop_token_ids,
             "adapter": adapter,
         }
-        notes = drop_none(
-            sampling=accepted.given or None,
-            sampling_not_taken=refused or None,
-            **{ADAPTER: adapter or None},
-        )
+        notes = TurnNotes(sampling=accepted.given, sampling_not_taken=refused, adapter=adapter)
         request_id = f"{self.episode_id}/{index:04d}"
         sampling = replace(self._sampling, **changed)
         return _EndpointRequest(
@@ -378,16 +375,16 @@ class EpisodeRecorder(BaseRecorder):
 
     def _received(
         self, request: _EndpointRequest, completion: Completion
-    ) -> tuple[Completion, dict[str, Any]]:
+    ) -> tuple[Completion, TurnNotes]:
         """Returns the completion up to its stop string, and the turn's notes on the sampling."""
         if self._closed or completion.finish_reason == "abort":
             raise EpisodeClosed(f"episode {self.episode_id} is over")
         completion, stopped_at = self._reader.truncate_at_stop(completion, request.sampling.stop)
-        notes = request.notes | drop_none(stopped_at=stopped_at)
+        notes = replace(request.notes, stopped_at=stopped_at)
         if completion.finish_reason != "length":
             return completion, notes
         if request.sampling.max_tokens < request.max_completion_tokens:
-            return completion, notes | {CUT_BY_AGENT: True}
+            return completion, replace(notes, cut_by_agent=True)
         # After a reply that the limit of one reply cut, the agent still has room for other calls.
         limit = self._limits.reply_limit(len(request.prompt_ids))
         if limit is not Limit.MAX_RESPONSE_LENGTH_IN_ONE_TURN:

@@ -18,6 +18,7 @@ from ajet.core.inference.chat_template import MARK, ChatTemplate, clean_text
 from ajet.core.inference.endpoint import Completion
 from ajet.core.inference.stop_strings import cut_at_stop
 from ajet.core.inference.tool_parser import ParsedReply, ToolCall, ToolParser
+from ajet.core.trajectory.turn import TurnNotes
 
 PROMPT_END_TOKENS = 32
 """The prompt's last tokens, which hold a tag that opens thinking even if it is spelled in bytes."""
@@ -58,21 +59,20 @@ class ReplyReader:
         turn: int,
         completion: Completion,
         tools: Sequence[Mapping[str, Any]] | None,
-        notes: Mapping[str, Any],
+        notes: TurnNotes,
     ) -> DecodedReply:
         """Reads the reply of turn number `turn`. Of its `notes` it reads the opening of a forced
         call, the stop string that ended the reply (`stopped_at`), whether its calls stay text
         (`calls_are_text`, for ``tool_choice: none``; without tools they do), and whether the first
         call alone is shown (`one_call`)."""
-        marked = self._text(completion, notes.get("stopped_at"), self._parser.special_tokens)
-        opening = notes.get("opening", "")
-        marked = opening + marked
-        prompt_end = self._prompt_end(completion, opening)
+        marked = self._text(completion, notes.stopped_at, self._parser.special_tokens)
+        marked = notes.opening + marked
+        prompt_end = self._prompt_end(completion, notes.opening)
         parsed = self._parser.parse(marked, tools, prompt_end).without_marks()
         text = clean_text(marked)
-        if parsed.tool_calls and (not tools or notes.get("calls_are_text")):
+        if parsed.tool_calls and (not tools or notes.calls_are_text):
             return DecodedReply(text, parsed, {"role": "assistant", "content": text})
-        message = assistant_message(parsed, turn, parallel=not notes.get("one_call"))
+        message = assistant_message(parsed, turn, parallel=not notes.one_call)
         return DecodedReply(text, parsed, message)
 
     def plain_text(self, completion: Completion, stopped_at: str | None = None) -> str:

@@ -7,7 +7,7 @@ from ajet.core.activity import TimedCall
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.truncation import Limit, Truncation
-from ajet.core.trajectory.turn import CUT_BY_AGENT, Turn
+from ajet.core.trajectory.turn import Turn
 
 
 class EpisodeStatus(StrEnum):
@@ -136,7 +136,7 @@ class Trajectory:
         last = next((turn for turn in reversed(self.turns) if turn.trainable), None)
         if self.outcome is not EpisodeStatus.OK or last is None or not last.is_cut:
             return None
-        if CUT_BY_AGENT in last.notes:
+        if last.notes.cut_by_agent:
             return Limit.WORKFLOW
         return Limit.MAX_RESPONSE_LENGTH_IN_ONE_TURN
 
@@ -148,7 +148,7 @@ class Trajectory:
     @property
     def is_malformed(self) -> bool:
         """Tells whether one of its replies failed one of the run's checks."""
-        return any("malformed" in turn.notes for turn in self.turns)
+        return any(turn.notes.malformed for turn in self.turns)
 
     @property
     def agent_rewards(self) -> dict[str, float]:

@@ -27,7 +27,6 @@ from typing import Any
 
 from ajet.core.config.rollout import CompactionConfig
 from ajet.core.trajectory.base_recorder import BaseRecorder, SamplingOverrides
-from ajet.core.trajectory.turn import SUMMARY
 from ajet.core.workflow.bridge import run_on_loop
 
 Messages = list[dict[str, Any]]
@@ -159,8 +158,8 @@ class Compaction:
             agent_name=self._agent_name,
             target_tag=self._target_tag,
             overrides=SamplingOverrides(max_tokens=self._settings.max_summary_tokens),
+            is_summary=True,
         )
-        turn.notes[SUMMARY] = True
         is_reply = start == len(messages) or _is(messages[start], "assistant")
         go_on = [{"role": "user", "content": GO_ON_TEXT}] if is_reply else []
         num_before = len(shown) - len(messages)  # what `shown` has more than `messages`

@@ -161,7 +161,7 @@ class ModelTuner:
         )
         turn = await run_on_loop(self._recorder.loop, call)
         reply = ChatReply(copy.deepcopy(turn.reply), turn.completion)  # the agent may edit its own
-        if malformed := turn.notes.get("malformed_calls"):
+        if malformed := turn.notes.malformed_calls:
             reply["malformed_tool_calls"] = list(malformed)
         return reply
 

@@ -148,7 +148,7 @@ async def test_a_graph_as_chatlearns_users_write_it_runs_and_is_recorded(setting
     seen = first.completion.prompt_ids + first.completion.token_ids
     assert second.completion.prompt_ids[: len(seen)] == seen
     assert {turn.agent_name for turn in t.turns} == {"math_eval"}
-    assert "sampling_not_taken" not in first.notes  # the run's own settings, passed on, ask nothing
+    assert not first.notes.sampling_not_taken  # the run's own settings, passed on, ask nothing
 
 
 class WithProcessor(MathEval):

@@ -124,7 +124,7 @@ def _structured(turn: Turn, model: type[BaseModel]) -> dict[str, Any] | None:
     off after its arguments."""
     calls = turn.reply.get("tool_calls")
     text = calls[0]["function"]["arguments"] if calls else turn.reply["content"]
-    text = text.removeprefix(turn.notes.get("opening", "")).lstrip()
+    text = text.removeprefix(turn.notes.opening).lstrip()
     try:
         value, _ = json.JSONDecoder().raw_decode(text)
         return model.model_validate(value).model_dump()

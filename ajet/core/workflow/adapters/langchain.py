@@ -217,7 +217,7 @@ class LangChainModel(BaseChatModel):
         return AIMessage(
             content=reply["content"],
             tool_calls=[_tool_call(call) for call in made],
-            invalid_tool_calls=[_invalid(text) for text in turn.notes.get("malformed_calls", ())],
+            invalid_tool_calls=[_invalid(text) for text in turn.notes.malformed_calls],
             additional_kwargs={name: value for name, value in extra.items() if value},
             usage_metadata={
                 "input_tokens": turn.num_prompt_tokens,
@@ -321,7 +321,7 @@ def _loss_mask(turn: Turn, turns: Sequence[Turn]) -> list[int]:
     """Returns the loss mask over the call's prompt and reply: 1 for tokens that are trained."""
     prompt = turn.completion.prompt_ids
     mask = [0] * len(prompt)
-    for earlier in turns if turn.notes.get("continues") else ():
+    for earlier in turns if turn.notes.continues else ():
         seen, sampled = earlier.completion.prompt_ids, earlier.completion.token_ids
         start, end = len(seen), len(seen) + len(sampled)
         if end <= len(prompt) and prompt[start:end] == sampled and prompt[:start] == seen:

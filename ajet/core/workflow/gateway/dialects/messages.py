@@ -210,7 +210,7 @@ def _stop_reason(turn: Turn) -> tuple[str, str | None]:
         return "max_tokens", None
     if turn.reply.get("tool_calls"):
         return "tool_use", None
-    stop = turn.notes.get("stopped_at")
+    stop = turn.notes.stopped_at
     return ("stop_sequence", stop) if stop else ("end_turn", None)
 
 
