@@ -163,8 +163,8 @@ class GroupBuffer:
         `version`. A group whose tokens have newer versions than that was sampled by lost updates
         (`reopen`)."""
         age = f"more than {self.bound.max_staleness} updates old (trinity.max_staleness)"
-        found = version_range(group)
-        if found is not None and found[0] >= self.bound.oldest_allowed(version):
+        versions = version_range(group)
+        if versions is not None and versions[0] >= self.bound.oldest_allowed(version):
             return f"updates that sampled it are lost with an earlier attempt: it counts as {age}"
         return f"its oldest token got {age}"
 
@@ -186,15 +186,17 @@ class GroupBuffer:
             num_live = db.execute(counted.where(live)).scalar_one()
             # Read last: a version that is older than the counts only lowers the result.
             version = int(self._read_note(db, TRAINED) or 0)
-        left = self.bound.capacity_left(version, published, outstanding, last)
-        return left if self._capacity is None else max(0, min(left, self._capacity - num_live))
+        capacity = self.bound.capacity_left(version, published, outstanding, last)
+        return (
+            capacity if self._capacity is None else max(0, min(capacity, self._capacity - num_live))
+        )
 
     def begin(self, groups: Sequence[InFlight], **notes: str) -> None:
         """Records that these groups run now, or run again with newer weights. The notes are written
         in the same transaction."""
         with self._transaction() as db:
             self._check_attempt(db)
-            self._remove(db, [each.index for each in groups])
+            self._remove(db, [group.index for group in groups])
             rows = [
                 {"state": "begun", "newest": g.version, "counts": True, "priority": 0.0, "uses": 0}
                 | {"run": self._run, "place": g.index, "task": g.task_index, "version": g.version}
@@ -298,11 +300,13 @@ class GroupBuffer:
         and writes the notes. Groups that are too far from the checkpoint to be trained expire at
         the next step. With a bound of 0 they are removed, since the batch is played again; returns
         their number."""
-        later, taken = table.c.at_step > step, table.c.state == "taken"
+        later, is_taken = table.c.at_step > step, table.c.state == "taken"
         ready = self._of_run & (table.c.state == "ready")
         with self._transaction() as db:
             self._write_notes(db, {TRAINED: str(step)} | notes)
-            db.execute(update(table).where(self._of_run & taken & ~later).values(state="trained"))
+            db.execute(
+                update(table).where(self._of_run & is_taken & ~later).values(state="trained")
+            )
             db.execute(delete(uses).where((uses.c.run == self._run) & (uses.c.step > step)))
             used = select(func.count()).where(
                 (uses.c.run == table.c.run) & (uses.c.place == table.c.place)
@@ -339,8 +343,8 @@ class GroupBuffer:
     def clear(self) -> None:
         """Removes everything of this run."""
         with self._transaction() as db:
-            for each in (table, uses, note_table):
-                db.execute(delete(each).where(each.c.run == self._run))
+            for cleared in (table, uses, note_table):
+                db.execute(delete(cleared).where(cleared.c.run == self._run))
 
     def counts(self) -> dict[str, int]:
         """Returns the number of groups in each state."""
@@ -396,8 +400,8 @@ class GroupBuffer:
         if db.execute(query).scalar() != self.attempt:
             raise AttemptOver
 
-    def _tasks_of(self, db: Connection, where: ColumnElement[bool]) -> dict[int, int | None]:
-        rows = db.execute(select(table.c.place, table.c.task).where(self._of_run & where))
+    def _tasks_of(self, db: Connection, condition: ColumnElement[bool]) -> dict[int, int | None]:
+        rows = db.execute(select(table.c.place, table.c.task).where(self._of_run & condition))
         return {row.place: row.task for row in rows}
 
     def _row(self, item: FinishedGroup, version: int) -> dict[str, Any]:
@@ -446,9 +450,9 @@ class GroupBuffer:
         return surplus
 
     def _mark_taken(self, db: Connection, indices: Sequence[int], step: int) -> None:
-        taken = self._of_run & table.c.place.in_(indices)
+        rows = self._of_run & table.c.place.in_(indices)
         values = {"state": "taken", "at_step": step, "uses": table.c.uses + 1}
-        db.execute(update(table).where(taken).values(values))
+        db.execute(update(table).where(rows).values(values))
         db.execute(insert(uses), [{"run": self._run, "place": i, "step": step} for i in indices])
 
     @contextmanager
@@ -472,17 +476,17 @@ class GroupBuffer:
         ready = (table.c.state == "ready") & (table.c.counts == counts)
         return select(table.c.place).where(self._of_run & ready)
 
-    def _items(self, db: Connection, where: Any) -> list[FinishedGroup]:
+    def _items(self, db: Connection, condition: Any) -> list[FinishedGroup]:
         columns = select(table.c.place, table.c.counts, table.c.body)
-        rows = db.execute(columns.where(self._of_run & where).order_by(table.c.place)).all()
+        rows = db.execute(columns.where(self._of_run & condition).order_by(table.c.place)).all()
         lost = self._lost(db)
         items = []
         for row in rows:
             group, *baselines = decode(row.body)
-            found = FinishedGroup(
+            item = FinishedGroup(
                 row.place, group, tuple(baselines), row.counts, lost.get(row.place)
             )
-            items.append(found)
+            items.append(item)
         return items
 
     def _lost(self, db: Connection) -> dict[int, int]:
@@ -495,13 +499,15 @@ class GroupBuffer:
         columns = select(table.c.place, table.c.newest, table.c.state)
         earlier, lost = self._lost(db), dict[int, int]()
         for row in db.execute(columns.where(self._of_run)).all():
-            found = [earlier[row.place]] if row.place in earlier else []
-            found += [step] if row.state == "ready" and row.newest > step else []
-            if found:
-                lost[row.place] = min(found)
+            steps = [earlier[row.place]] if row.place in earlier else []
+            steps += [step] if row.state == "ready" and row.newest > step else []
+            if steps:
+                lost[row.place] = min(steps)
         if lost != earlier:
             self._write_notes(db, {LOST: json.dumps(lost)})
 
     def _remove(self, db: Connection, indices: Sequence[int]) -> None:
-        for each in (table, uses):
-            db.execute(delete(each).where((each.c.run == self._run) & each.c.place.in_(indices)))
+        for indexed in (table, uses):
+            db.execute(
+                delete(indexed).where((indexed.c.run == self._run) & indexed.c.place.in_(indices))
+            )

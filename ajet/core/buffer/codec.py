@@ -84,23 +84,25 @@ def _decoded(content: bytes) -> list[Group]:
     groups: list[Json] = json.loads(body[:length])
     if content.startswith(FORMAT_1):
         for group in groups:
-            group["trajectories"] = [_of_format_1(each) for each in group["trajectories"]]
-    return [_group(each, arrays) for each in groups]
+            group["trajectories"] = [
+                _of_format_1(trajectory) for trajectory in group["trajectories"]
+            ]
+    return [_group(item, arrays) for item in groups]
 
 
 @dataclass
 class _Writer:
     """Arrays one after another; `add` returns the number of entries that it added."""
 
-    parts: list[bytes] = field(default_factory=list)
+    chunks: list[bytes] = field(default_factory=list)
 
     def add(self, values: Sequence[int] | Sequence[float], dtype: str) -> int:
-        self.parts.append(np.asarray(values, dtype=dtype).tobytes())
+        self.chunks.append(np.asarray(values, dtype=dtype).tobytes())
         return len(values)
 
     @property
     def content(self) -> bytes:
-        return b"".join(self.parts)
+        return b"".join(self.chunks)
 
 
 @dataclass
@@ -126,14 +128,14 @@ def _group_json(group: Group, arrays: _Writer) -> Json:
 
 
 def _task_json(task: Task) -> Json:
-    return {each.name: plain_value(getattr(task, each.name)) for each in fields(task)}
+    return {f.name: plain_value(getattr(task, f.name)) for f in fields(task)}
 
 
 def _group(content: Json, arrays: _Reader) -> Group:
     task = content["task"]
-    members = tuple(_trajectory(each, arrays) for each in content["trajectories"])
-    known = None if task is None else Task(**task)
-    return Group(content["group_id"], members, known, content["baseline"])
+    members = tuple(_trajectory(member, arrays) for member in content["trajectories"])
+    plain_task = None if task is None else Task(**task)
+    return Group(content["group_id"], members, plain_task, content["baseline"])
 
 
 def _trajectory_json(t: Trajectory, arrays: _Writer) -> Json:
@@ -141,7 +143,7 @@ def _trajectory_json(t: Trajectory, arrays: _Writer) -> Json:
     output = t.output
     return {
         "workflow_task": {
-            **{each.name: getattr(t.workflow_task, each.name) for each in fields(t.workflow_task)},
+            **{f.name: getattr(t.workflow_task, f.name) for f in fields(t.workflow_task)},
             "task": _task_json(t.workflow_task.task),
         },
         "turns": [_turn_json(turn, b, arrays) for turn, b in zip(t.turns, before, strict=False)],
@@ -156,7 +158,7 @@ def _trajectory_json(t: Trajectory, arrays: _Writer) -> Json:
         "timings": t.timings,
         "began_unix_s": t.began_unix_s,
         "calls": [astuple(call) for call in t.calls],
-        "earlier_attempts": [_trajectory_json(each, arrays) for each in t.earlier_attempts],
+        "earlier_attempts": [_trajectory_json(attempt, arrays) for attempt in t.earlier_attempts],
     }
 
 
@@ -164,8 +166,8 @@ def _trajectory(content: Json, arrays: _Reader) -> Trajectory:
     plan, output = content["workflow_task"], content["output"]
     truncation, selection = content["truncation"], content["selection"]
     turns: list[Turn] = []
-    for each in content["turns"]:
-        turns.append(_turn(each, turns[-1] if turns else None, arrays))
+    for row in content["turns"]:
+        turns.append(_turn(row, turns[-1] if turns else None, arrays))
     return Trajectory(
         WorkflowTask(**plan | {"task": Task(**plan["task"])}),
         tuple(turns),
@@ -195,7 +197,7 @@ def _of_format_1(content: Json) -> Json:
         "failure": None if name or is_cut else content["error"],
         "truncation": {"limit": Limit.UNKNOWN, "detail": error} if is_cut else None,
         "selection": {"name": name, "reason": error} if name else None,
-        "earlier_attempts": [_of_format_1(each) for each in content["earlier_attempts"]],
+        "earlier_attempts": [_of_format_1(attempt) for attempt in content["earlier_attempts"]],
     }
 
 
@@ -246,7 +248,7 @@ def _turn(content: Json, before: Turn | None, arrays: _Reader) -> Turn:
         content["policy_version"],
     )
     is_same = content["tools"] == _SAME
-    own = ("reply", "agent_name", "target_tag", "trainable", "reward", "state_key")
+    same_keys = ("reply", "agent_name", "target_tag", "trainable", "reward", "state_key")
     return Turn(
         completion,
         [*_messages(before)[: content["kept_messages"]], *content["messages"]],
@@ -254,7 +256,7 @@ def _turn(content: Json, before: Turn | None, arrays: _Reader) -> Turn:
         started_s=content["started_s"],
         ended_s=content["ended_s"],
         notes=TurnNotes.from_json(content["notes"]),
-        **{name: content[name] for name in own},
+        **{name: content[name] for name in same_keys},
     )
 
 

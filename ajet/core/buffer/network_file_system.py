@@ -30,20 +30,20 @@ def network_file_system(path: Path) -> str | None:
         mounts = MOUNTS.read_text("utf-8", "surrogateescape")
     except OSError:
         return None
-    kind = file_system_type(path.resolve(), mounts)
-    return kind if kind in TYPES else None
+    file_system = file_system_type(path.resolve(), mounts)
+    return file_system if file_system in TYPES else None
 
 
 def file_system_type(path: PurePath, mounts: str) -> str:
     """Returns the type of the file system that an absolute path is on, from the text of
     `mountinfo`: of the mount points above it the longest, and of several mounts there the last."""
-    found, longest = "", -1
+    file_system, longest = "", -1
     for line in mounts.splitlines():
-        left, _, right = line.partition(" - ")
-        point = left.split(" ")[4]
+        mount_fields, _, right = line.partition(" - ")
+        point = mount_fields.split(" ")[4]
         for escape, letter in ESCAPES.items():
             point = point.replace(escape, letter)
         depth = len(PurePath(point).parts)
         if depth >= longest and path.is_relative_to(point):
-            found, longest = right.partition(" ")[0], depth
-    return found
+            file_system, longest = right.partition(" ")[0], depth
+    return file_system

@@ -119,13 +119,13 @@ class StalenessBound:
 
 def version_range(group: Group) -> tuple[int, int] | None:
     """Returns the versions of the oldest and newest trained token, or None if there is none."""
-    found = [
+    versions = [
         turn.completion.policy_version
         for trajectory in group.valid
         for turn in trajectory.turns
         if turn.trainable and turn.completion.token_ids and not turn.is_given
     ]
-    return (min(found), max(found)) if found else None
+    return (min(versions), max(versions)) if versions else None
 
 
 def age_histogram(group: Group, version: int, lost_after: int | None = None) -> Counter[int]:

@@ -78,19 +78,19 @@ notes = Table(
 def open_engine(url: str) -> Engine:
     """Opens the database at `url` and creates missing tables. If that fails it raises a
     CheckpointError for a file that is there, else a ConfigError without the password."""
-    where = "trinity.buffer.url"
+    key = "trinity.buffer.url"
     try:
         parsed = make_url(url)
     except ArgumentError as error:  # its message holds the whole text: it is not repeated
         raise ConfigError(
-            f"{where}: not a database's address; write postgresql://…", code=Code.BUFFER_UNUSABLE
+            f"{key}: not a database's address; write postgresql://…", code=Code.BUFFER_UNUSABLE
         ) from error
     try:
         engine = _create_engine(parsed)
         _create_tables(engine)
     except ImportError as error:
         raise ConfigError(
-            f"{where}: the driver of {redacted(url)} is not installed ({error.name}); for "
+            f"{key}: the driver of {redacted(url)} is not installed ({error.name}); for "
             "PostgreSQL pip install 'psycopg[binary]' and write postgresql+psycopg://…",
             code=Code.PACKAGE_MISSING,
         ) from error
@@ -103,7 +103,7 @@ def open_engine(url: str) -> Engine:
                 code=Code.BUFFER_UNUSABLE,
             ) from error
         raise ConfigError(
-            f"{where}: {redacted(url)} cannot be opened ({type(error).__name__}); is it running, "
+            f"{key}: {redacted(url)} cannot be opened ({type(error).__name__}); is it running, "
             "and are its name and password right?",
             code=Code.BUFFER_UNUSABLE,
         ) from error

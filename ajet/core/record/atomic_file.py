@@ -56,33 +56,33 @@ def _write(path: Path, content: str | bytes) -> None:
 
 
 @contextmanager
-def writing(what: Path | str) -> Iterator[None]:
-    """Turns an error of the disk within the block into a `CheckpointError` that names `what`."""
+def writing(target: Path | str) -> Iterator[None]:
+    """Turns an error of the disk within the block into a `CheckpointError` that names it."""
     try:
         yield
     except IsADirectoryError as error:
-        path = error.filename2 or error.filename or what
+        path = error.filename2 or error.filename or target
         raise CheckpointError(
             f"{path} is a folder, where a file is written; move it away, then resume",
             code=Code.RECORD_UNWRITABLE,
         ) from error
     except OSError as error:
         raise CheckpointError(
-            f"{what} cannot be written: {error.strerror or first_line(str(error))}; make room, or "
-            "mend the disk, then resume",
+            f"{target} cannot be written: {error.strerror or first_line(str(error))}; make room, or "
+            "repair the disk, then resume",
             code=Code.RECORD_UNWRITABLE,
         ) from error
 
 
 @contextmanager
-def writing_output(what: Path) -> Iterator[None]:
+def writing_output(output: Path) -> Iterator[None]:
     """Turns an error of the disk within the block into a `CheckpointError` that names the output of
     a command."""
     try:
         yield
     except OSError as error:
         raise CheckpointError(
-            f"{what} was not written: {error.strerror or first_line(str(error))}; make room, or "
+            f"{output} was not written: {error.strerror or first_line(str(error))}; make room, or "
             "choose another place",
             code=Code.OUTPUT_NOT_WRITTEN,
         ) from error

@@ -53,8 +53,8 @@ class PlayedTask:
         """Returns the first answer that succeeded, or that did not; any answer where there is none
         of that kind."""
         answers = list(zip(self.success, self.answers, strict=False))
-        wanted = [answer for success, answer in answers if success == of_success]
-        return next(iter([*wanted, *(answer for _, answer in answers)]), None)
+        matching = [answer for success, answer in answers if success == of_success]
+        return next(iter([*matching, *(answer for _, answer in answers)]), None)
 
 
 Tasks = Mapping[str, PlayedTask]

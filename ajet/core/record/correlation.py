@@ -29,7 +29,7 @@ def correlation_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Returns the correlations of one step."""
     metrics: dict[str, float] = {}
     judged = [[t for t in g.valid if _replies(t)] for g in groups if g.has_signal]
-    metrics["correlation/episodes"] = float(sum(max(len(each) - 1, 0) for each in judged))
+    metrics["correlation/episodes"] = float(sum(max(len(members) - 1, 0) for members in judged))
     for name, measure in (("reply_length", _length), ("reply_format", _format)):
         r = _within_groups(judged, measure)
         if r is not None:

@@ -235,25 +235,26 @@ class EpisodeReader:
     ) -> list[EpisodeRow]:
         """Returns one page of the list, newest first. `after` is the id of the last row of the page
         before."""
-        where, arguments = (which or EpisodeFilter()).where()
+        condition, arguments = (which or EpisodeFilter()).where()
         with self._reading():
             rows = self._connection.execute(
-                f"SELECT {_LISTED} FROM episodes WHERE {where} AND id < ? ORDER BY id DESC LIMIT ?",
+                f"SELECT {_LISTED} FROM episodes WHERE {condition} AND id < ? "
+                "ORDER BY id DESC LIMIT ?",
                 [*arguments, 2**62 if after is None else after, limit],
             )
             return [_episode_row(row) for row in rows]
 
     def count(self, which: EpisodeFilter | None = None) -> int:
         """Returns the number of episodes that pass the filter."""
-        where, arguments = (which or EpisodeFilter()).where()
-        query = f"SELECT count(*) FROM episodes WHERE {where}"
+        condition, arguments = (which or EpisodeFilter()).where()
+        query = f"SELECT count(*) FROM episodes WHERE {condition}"
         with self._reading():
             return self._connection.execute(query, arguments).fetchone()[0]
 
     def ids(self, which: EpisodeFilter | None = None, limit: int | None = None) -> Sequence[int]:
         """Returns the ids of the newest `limit` episodes, newest first."""
-        where, arguments = (which or EpisodeFilter()).where()
-        query = f"SELECT id FROM episodes WHERE {where} ORDER BY id DESC LIMIT ?"
+        condition, arguments = (which or EpisodeFilter()).where()
+        query = f"SELECT id FROM episodes WHERE {condition} ORDER BY id DESC LIMIT ?"
         with self._reading():
             rows = self._connection.execute(query, [*arguments, -1 if limit is None else limit])
             return [row[0] for row in rows]
@@ -277,12 +278,12 @@ class EpisodeReader:
     ) -> Iterator[EpisodeRecord]:
         """Yields the newest `limit` episodes complete, newest first; None yields all of them.
         `after` leaves out the episode with this id and the newer ones."""
-        where, arguments = (which or EpisodeFilter()).where()
+        condition, arguments = (which or EpisodeFilter()).where()
         while limit is None or limit > 0:
             size = min(PAGE_SIZE, limit or PAGE_SIZE)
             with self._reading():
                 page = self._records(
-                    f"{where} AND episodes.id < ? ORDER BY episodes.id DESC LIMIT ?",
+                    f"{condition} AND episodes.id < ? ORDER BY episodes.id DESC LIMIT ?",
                     [*arguments, 2**62 if after is None else after, size],
                 )
             yield from page
@@ -299,12 +300,12 @@ class EpisodeReader:
             raise DataError(f"no episode {episode_id!r}", code=Code.EPISODE_NOT_FOUND)
         return records[0]
 
-    def _records(self, where: str, arguments: Sequence[Any]) -> Sequence[EpisodeRecord]:
+    def _records(self, condition: str, arguments: Sequence[Any]) -> Sequence[EpisodeRecord]:
         """Returns the complete episodes of a condition. It takes three queries, however many there
         are. Equal lists of tools are one object."""
         rows = self._connection.execute(
             "SELECT episodes.*, tasks.task FROM episodes LEFT JOIN tasks ON tasks.id = tasks_id "
-            f"WHERE {where}",
+            f"WHERE {condition}",
             arguments,
         ).fetchall()
         ids = [row["episode_id"] for row in rows]
@@ -333,15 +334,15 @@ class EpisodeReader:
         below = f"{_escape(name)}%"
         query = "SELECT episode_id FROM episodes WHERE episode_id LIKE ? ESCAPE '!' ORDER BY 1"
         with self._reading():
-            found = [row[0] for row in self._connection.execute(query, [below])]
-        if name in found:
+            matches = [row[0] for row in self._connection.execute(query, [below])]
+        if name in matches:
             return name
-        if len(found) == 1:
-            return found[0]
-        if found:
-            some = ", ".join(found[:3])
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            some = ", ".join(matches[:3])
             raise DataError(
-                f"{len(found)} episodes begin with {name!r} ({some}, …): write more",
+                f"{len(matches)} episodes begin with {name!r} ({some}, …): write more",
                 code=Code.EPISODE_NOT_FOUND,
             )
         near = ", ".join(get_close_matches(name, self._neighbours(name), 3, 0.5))
@@ -369,9 +370,9 @@ class EpisodeReader:
         self.close()
 
 
-def _of_type(value: Any, kind: Any) -> Any:
+def _of_type(value: Any, expected: Any) -> Any:
     """Returns the value. Raises TypeError where a damaged file holds one of another type."""
-    if not isinstance(value, kind):
+    if not isinstance(value, expected):
         raise TypeError(f"a {type(value).__name__} where another type is expected")
     return value
 

@@ -213,12 +213,12 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     if not is_file(path):
         raise CheckpointError(_not_a_run(path), code=Code.RUN_NOT_FOUND)
     try:
-        connection, known = _read_only(path, "mode=ro")
+        connection, is_record = _read_only(path, "mode=ro")
     except sqlite3.OperationalError as error:
-        connection, known = _unwritable(path, error)
+        connection, is_record = _unwritable(path, error)
     except sqlite3.DatabaseError as error:
         raise CheckpointError(database_problem(path, error), code=Code.RECORD_UNREADABLE) from error
-    if not known:
+    if not is_record:
         raise CheckpointError(f"{path} holds no episodes", code=Code.RUN_NOT_FOUND)
     try:  # A view may compute rows without end. No run writes one.
         view = connection.execute("SELECT name FROM sqlite_master WHERE type = 'view'").fetchone()
@@ -259,7 +259,9 @@ def _not_a_run(path: Path) -> str:
     if not folder.is_dir():
         return f"{folder}: no such folder; give the folder of a run, as launcher_record/NAME"
     below = sorted(file.parent for file in folder.glob(f"*/{path.name}"))
-    there = f"it holds {', '.join(each.name for each in below[:5])}" if below else ""
+    there = (
+        f"it holds {', '.join(folder_below.name for folder_below in below[:5])}" if below else ""
+    )
     return (
         f"{folder}: not the folder of a run (no {path.name}); "
         f"{there or 'give one, as launcher_record/NAME'}"
@@ -323,11 +325,11 @@ def columns(connection: sqlite3.Connection) -> list[str]:
 def _is_current(connection: sqlite3.Connection, path: Path) -> bool:
     """Returns True for a file of this version and False for an empty one; raises for another
     version."""
-    found: Any = connection.execute("PRAGMA user_version").fetchone()[0]
-    if found not in (0, VERSION):
+    version: Any = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version not in (0, VERSION):
         raise CheckpointError(
-            f"{path} has format {found}, this ajet reads format {VERSION}; "
+            f"{path} has format {version}, this ajet reads format {VERSION}; "
             "use the ajet that wrote it, or another run folder",
             code=Code.RECORD_VERSION,
         )
-    return found == VERSION
+    return version == VERSION

@@ -179,8 +179,8 @@ class EpisodeStore:
         if (table, text) not in self._row_ids:
             insert = f"INSERT OR IGNORE INTO {table} ({column}) VALUES (?)"
             self._connection.execute(insert, (text,))
-            found = self._connection.execute(f"SELECT id FROM {table} WHERE {column} = ?", (text,))
-            self._row_ids[table, text] = found.fetchone()[0]
+            row = self._connection.execute(f"SELECT id FROM {table} WHERE {column} = ?", (text,))
+            self._row_ids[table, text] = row.fetchone()[0]
         return self._row_ids[table, text]
 
 
@@ -236,7 +236,7 @@ def _episode_row(
 ) -> tuple[Any, ...]:
     plan, turns = trajectory.workflow_task, trajectory.turns
     versions = [t.completion.policy_version for t in turns]
-    parts = [a for a in advantages if len(a)]
+    nonempty = [a for a in advantages if len(a)]
     return (
         plan.episode_id,
         step,
@@ -256,7 +256,7 @@ def _episode_row(
         min(versions, default=None),
         max(versions, default=None),
         max(t.ended_s for t in turns) - min(t.started_s for t in turns) if turns else 0.0,
-        float(np.concatenate(parts).mean()) if parts else None,
+        float(np.concatenate(nonempty).mean()) if nonempty else None,
         plain_text(plan.task.main_query, MAX_QUERY_LENGTH),
         trajectory.error,
         _to_json(trajectory.reward_breakdown),
@@ -284,7 +284,7 @@ def _trained_row(episode_id: str, turn_index: int, turn: TurnNumbers) -> tuple[A
 
 def _exact_json(task: Task) -> str | None:
     """Returns JSON that reads back as an equal task; None where there is none."""
-    content = {each.name: getattr(task, each.name) for each in fields(task)}
+    content = {f.name: getattr(task, f.name) for f in fields(task)}
     plain = plain_value(content)
     return _to_json(plain) if _is_same(plain, content) else None
 

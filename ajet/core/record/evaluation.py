@@ -121,7 +121,7 @@ def mean_of_few(values: Sequence[float]) -> IntervalEstimate:
 
 
 def paired_difference(
-    wins: Mapping[str, Sequence[bool]], others: Mapping[str, Sequence[bool]]
+    wins: Mapping[str, Sequence[bool]], other_wins: Mapping[str, Sequence[bool]]
 ) -> IntervalEstimate:
     """Returns by how much a model's mean success is above another's, over the tasks that both have
     played, with a 95 % interval over tasks. Both map a task to its episodes' successes.
@@ -130,9 +130,9 @@ def paired_difference(
     difference of 1/sqrt(k), half one of -1/sqrt(k), and one of 0, for k episodes a task. So it has
     a width where all tasks are alike. With k = 1 it is that of Agresti and Min (2005).
     """
-    both = [task for task in wins if task in others]
-    differences = [fmean(wins[task]) - fmean(others[task]) for task in both]
-    counts = (len(episodes[task]) for task in both for episodes in (wins, others))
+    both = [task for task in wins if task in other_wins]
+    differences = [fmean(wins[task]) - fmean(other_wins[task]) for task in both]
+    counts = (len(episodes[task]) for task in both for episodes in (wins, other_wins))
     return difference_of_shares(differences, min(counts, default=1))
 
 
@@ -143,7 +143,7 @@ def difference_of_shares(differences: Sequence[float], num_trials: float) -> Int
         return IntervalEstimate(math.nan, -1.0, 1.0)
     num = len(differences) + 2
     centre = sum(differences) / num
-    variance = (sum(each**2 for each in differences) + 1 / num_trials) / num - centre**2
+    variance = (sum(difference**2 for difference in differences) + 1 / num_trials) / num - centre**2
     half = Z_95 * math.sqrt(variance / num)
     return IntervalEstimate(fmean(differences), max(-1.0, centre - half), min(1.0, centre + half))
 

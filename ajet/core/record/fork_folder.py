@@ -45,8 +45,8 @@ def write_forks(
         folder.tokenizer.symlink_to(Path("..") / ".." / run.folder.tokenizer.name)
     plan = members[0].workflow_task
     numbered = tuple(
-        replace(each, workflow_task=replace(each.workflow_task, rollout_index=number))
-        for number, each in enumerate(members)
+        replace(member, workflow_task=replace(member.workflow_task, rollout_index=number))
+        for number, member in enumerate(members)
     )
     with EpisodeStore(folder.episodes_db) as store:
         store.write(plan.step, [Group(plan.group_id, numbered, plan.task)])
@@ -58,7 +58,7 @@ def read_forks(run: RunFolder, episode_id: str) -> list[dict[str, Any]]:
     is in. One that cannot be read, or is not whole yet, is left out."""
     if not run.forks.is_dir():
         return []
-    found = []
+    forks = []
     for folder in sorted(run.forks.iterdir()):
         if not folder.name.startswith(f"{episode_id}-turn-"):
             continue
@@ -67,10 +67,10 @@ def read_forks(run: RunFolder, episode_id: str) -> list[dict[str, Any]]:
             names = ("turn", "model", "success", "reward")
             row = {**{name: table[name] for name in names}, "num_forks": len(table["forks"])}
             if table["episode"] == episode_id:
-                found.append({**row, "turn": int(row["turn"]), "folder": folder.name})
+                forks.append({**row, "turn": int(row["turn"]), "folder": folder.name})
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue
-    return sorted(found, key=lambda row: row["turn"])
+    return sorted(forks, key=lambda row: row["turn"])
 
 
 def recorded_trajectory(record: EpisodeRecord, plan: WorkflowTask) -> Trajectory:

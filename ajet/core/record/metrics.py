@@ -49,12 +49,12 @@ class MetricsLogger:
         config: AjetConfig | None = None,
         start_step: int = 0,
     ) -> None:
-        shown = {} if config is None else redacted_config(config)
-        run = RunInfo(folder, project, experiment, start_step, shown)
+        redacted = {} if config is None else redacted_config(config)
+        run = RunInfo(folder, project, experiment, start_step, redacted)
         names = [names] if isinstance(names, str) else list(names)
-        wanted = [_sink_class(name) for name in dict.fromkeys(names)]
+        sink_classes = [_sink_class(name) for name in dict.fromkeys(names)]
         with writing(f"the metrics in {folder.path}"):
-            self._sinks: list[Sink] = [JsonLinesSink(run), *(sink(run) for sink in wanted)]
+            self._sinks: list[Sink] = [JsonLinesSink(run), *(sink(run) for sink in sink_classes)]
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Logs plain numbers. An evaluation may log its own at the step after which it ran."""

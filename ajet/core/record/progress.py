@@ -204,9 +204,9 @@ class TrainingProgress:
         table.add_row("training", run_bar, count, _left(self.seconds_left) if is_running else "")
         if not is_running:
             return table
-        known = self._phase_total > 0
+        has_total = self._phase_total > 0
         bar = ProgressBar(
-            self._phase_total or 1, self._phase_done, pulse=not known, complete_style="cyan"
+            self._phase_total or 1, self._phase_done, pulse=not has_total, complete_style="cyan"
         )
         count = f"{self._phase_done:.0f}/{self._phase_total:.0f}" if self._phase_total > 1 else ""
         if self._phase_total == 1:
@@ -286,14 +286,16 @@ class TrainingProgress:
 
     def _facts(self) -> list[str]:
         """Returns the parts of the plain line; what is unknown is left out."""
-        shown = (
+        metrics = (
             ("update/cross_entropy", "cross-entropy {:.3f}"),
             ("reward/mean", "reward {:.3f}"),
             ("reward/success", "success {:.3f}"),
             ("rollout/episodes_per_s", "{:.1f} ep/s"),
             ("rollout/tokens_per_s", "{:,.0f} tok/s"),
         )
-        facts = [form.format(self._metrics[name]) for name, form in shown if name in self._metrics]
+        facts = [
+            form.format(self._metrics[name]) for name, form in metrics if name in self._metrics
+        ]
         if "groups/with_advantage" in self._metrics:
             facts.append(f"signal {_signal_text(self._metrics).plain}")
         facts.append(f"elapsed {_clock_text(self._clock() - self._started)}")

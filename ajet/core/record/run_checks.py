@@ -122,8 +122,8 @@ def truncation(history: MetricsHistory) -> RunWarning | None:
         return None
     limits: Counter[str] = Counter()
     for _, metrics in history.steps[-WINDOW:]:
-        named = {k.removeprefix(CUT_BY): v for k, v in metrics.items() if k.startswith(CUT_BY)}
-        limits.update({name: int(number) for name, number in named.items()})
+        by_limit = {k.removeprefix(CUT_BY): v for k, v in metrics.items() if k.startswith(CUT_BY)}
+        limits.update({name: int(number) for name, number in by_limit.items()})
     limit = limits.most_common(1)[0][0]
     return _warning(
         history,
@@ -260,8 +260,8 @@ def _kept(metrics: Metrics) -> Metrics:
 
 
 def _values(rows: Sequence[tuple[int, Metrics]], name: str) -> Iterator[float]:
-    found = (metrics[name] for _, metrics in rows if name in metrics)
-    return (value for value in found if math.isfinite(value))
+    values = (metrics[name] for _, metrics in rows if name in metrics)
+    return (value for value in values if math.isfinite(value))
 
 
 def _fall(earlier: Metrics, last: Metrics) -> tuple[float, float] | None:
@@ -297,7 +297,7 @@ def _correlation(
     history: MetricsHistory,
     name: WarningName,
     metric: str,
-    what: str,
+    subject: str,
     more_and_less: tuple[str, str],
 ) -> RunWarning | None:
     """Warns where the interval of the correlation, pooled over steps by Fisher's z, lies beyond
@@ -321,7 +321,7 @@ def _correlation(
     return _warning(
         history,
         name,
-        f"the reward follows {what}: r = {r:+.2f} within groups (99.9 % interval {low:+.2f} to "
+        f"the reward follows {subject}: r = {r:+.2f} within groups (99.9 % interval {low:+.2f} to "
         f"{high:+.2f}, {number:.0f} episodes of {history.recent_steps()}); {which} replies earn "
         "more: look whether they are better",
         r=r,

@@ -74,8 +74,8 @@ class RunFolder:
         process that only adds to what the run's own process writes takes a lock of another name."""
         folder = cls(path)
         try:
-            for each in (folder.path, folder.checkpoints, folder.logs, folder.tensorboard):
-                each.mkdir(parents=True, exist_ok=True)
+            for place in (folder.path, folder.checkpoints, folder.logs, folder.tensorboard):
+                place.mkdir(parents=True, exist_ok=True)
             lock = (folder.path / lock_name).open("a+", encoding="utf-8", errors="replace")
         except OSError as error:
             raise CheckpointError(
@@ -240,17 +240,17 @@ class RunFolder:
 def require_place(folder: Path) -> None:
     """Raises CheckpointError where the run folder cannot be made, before anything is read from
     it."""
-    for each in (folder, *folder.parents):
+    for ancestor in (folder, *folder.parents):
         try:
-            is_folder = stat.S_ISDIR(each.stat().st_mode)
+            is_folder = stat.S_ISDIR(ancestor.stat().st_mode)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
             problem = error.strerror
         else:
-            if is_folder and (each == folder or os.access(each, os.W_OK | os.X_OK)):
+            if is_folder and (ancestor == folder or os.access(ancestor, os.W_OK | os.X_OK)):
                 return
-            problem = f"{each} may not be written to" if is_folder else f"{each} is a file"
+            problem = f"{ancestor} may not be written to" if is_folder else f"{ancestor} is a file"
         raise CheckpointError(
             f"run folder {folder} cannot be made: {problem}; choose another place with --exp-dir",
             code=Code.RUN_FOLDER_UNUSABLE,

@@ -94,14 +94,16 @@ class RunRecorder:
         self.progress = TrainingProgress(
             total_steps, console, title=config.experiment_name, first_step=first_step
         )
-        self._followers = [TraceFollower(kind, folder) for kind in dict.fromkeys(trainer.traces)]
+        self._followers = [
+            TraceFollower(trace_format, folder) for trace_format in dict.fromkeys(trainer.traces)
+        ]
         self._selections = selections(config)
         self._estimator = trainer.algorithm.adv_estimator
         self._history = MetricsHistory.read(folder.metrics_jsonl)
         self._checks = run_checks(trainer.sampler_gap.max_kl)
         self._warning_log = WarningLog(folder.warnings_jsonl, first_recorded)
-        for each in self._warning_log.warnings:
-            self.progress.warned(each.step, each.name)
+        for warning in self._warning_log.warnings:
+            self.progress.warned(warning.step, warning.name)
         self._last_reason: str | None = None  # why the last step without signal had none
 
     def save_inputs(
@@ -122,11 +124,11 @@ class RunRecorder:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.progress.__exit__(kind, error, trace)
+        self.progress.__exit__(error_type, error, trace)
         self._metrics.close()
         self._warning_log.close()
         self._store.close()
@@ -192,13 +194,15 @@ class RunRecorder:
         """Returns the number of groups and of steps of the run so far, how many of them had signal
         and how many had not, and why the last one had none."""
         rows = [metrics for _, metrics in self._history.steps if "groups/with_advantage" in metrics]
-        said = next((each.text for each in self.warnings if each.name == NO_SIGNAL), None)
+        reason = next(
+            (warning.text for warning in self.warnings if warning.name == NO_SIGNAL), None
+        )
         return {
             "groups": int(sum(row["groups/total"] for row in rows)),
             "groups_with": int(sum(row["groups/with_advantage"] for row in rows)),
             "steps": len(rows),
             "steps_without": sum(not row["groups/with_advantage"] for row in rows),
-            "last_reason": self._last_reason or said,
+            "last_reason": self._last_reason or reason,
         }
 
     def _no_signal(

@@ -52,9 +52,9 @@ def read_scores(folder: RunFolder, episode_id: str) -> list[EpisodeScores]:
         ) from error
 
 
-def add_scores(folder: RunFolder, episode_id: str, found: Sequence[EpisodeScores]) -> Path:
+def add_scores(folder: RunFolder, episode_id: str, new_scores: Sequence[EpisodeScores]) -> Path:
     """Writes scores beside those of other steps; returns the file."""
-    kept = {each.step: each for each in (*read_scores(folder, episode_id), *found)}
+    kept = {scores.step: scores for scores in (*read_scores(folder, episode_id), *new_scores)}
     rows = [asdict(kept[step]) for step in sorted(kept)]
     file = scores_file(folder, episode_id)
     with writing(file):

@@ -39,9 +39,9 @@ def selection_metrics(
 ) -> dict[str, float]:
     """Returns the metrics of these selections, and of any other that left an episode out."""
     trajectories = [t for group in groups for t in group.trajectories]
-    shown = {*selections, *(t.left_out for t in trajectories)}
+    names = {*selections, *(t.left_out for t in trajectories)}
     metrics: dict[str, float] = {}
-    for name in (name for name in LEAVE_OUT if name in shown):
+    for name in (name for name in LEAVE_OUT if name in names):
         left_out = [t for t in trajectories if t.left_out is name]
         later = LEAVE_OUT[LEAVE_OUT.index(name) + 1 :]
         kept = [t for t in trajectories if t.is_valid or t.left_out in later]

@@ -133,9 +133,11 @@ def _equal_within_groups(groups: Sequence[Group], estimator: str) -> str:
             f"no group has two episodes with a reward to compare, and adv_estimator {estimator} "
             "needs them (ajet.rollout.num_repeat)"
         )
-    if any(len(each) > 1 for each in rewards):
+    if any(len(values_of_group) > 1 for values_of_group in rewards):
         return f"rewards differ, but adv_estimator {estimator} gives no trained token an advantage"
-    values = Counter(f"all {next(iter(each)):g}" for each in rewards if each)
+    values = Counter(
+        f"all {next(iter(values_of_group)):g}" for values_of_group in rewards if values_of_group
+    )
     return f"the rewards are equal within each of the {len(groups)} groups ({_listed(values)})"
 
 

@@ -52,11 +52,11 @@ class StageResult:
     def as_json(self) -> dict[str, Any]:
         """Returns its entry in the summary of the stages."""
         content = self.summary.as_json()
-        own = {name: content[name] for name in SHOWN if name in content}
-        return {"name": self.name, "kind": self.kind, "folder": self.folder.name, **own}
+        figures = {name: content[name] for name in SHOWN if name in content}
+        return {"name": self.name, "kind": self.kind, "folder": self.folder.name, **figures}
 
 
 def write_stages(folder: Path, results: Sequence[StageResult]) -> None:
     """Writes the file completely or not at all."""
-    content = {"stages": [each.as_json() for each in results]}
+    content = {"stages": [result.as_json() for result in results]}
     write_text_atomically(folder / "summary.json", json.dumps(content, indent=2) + "\n")

@@ -118,7 +118,10 @@ def held_out_metrics(report: Evaluation) -> dict[str, float]:
         "held_out/success": report.success.value,
         "held_out/reward": report.mean_at_k.value,
         **{f"held_out/pass_at_{k}": estimate.value for k, estimate in report.pass_at_k.items()},
-        **{f"held_out/success/{tag}": each.value for tag, each in report.success_by_tag.items()},
+        **{
+            f"held_out/success/{tag}": success.value
+            for tag, success in report.success_by_tag.items()
+        },
     }
 
 
@@ -131,11 +134,11 @@ def _reward_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         sampled = [t for t in sampled if t.turns]
     valid = [t for t in sampled if t.is_valid or (t.left_out and t.reward is not None)]
     rewards = [t.reward for t in valid if t.reward is not None]
-    own: defaultdict[str, list[float]] = defaultdict(list)
+    by_name: defaultdict[str, list[float]] = defaultdict(list)
     for trajectory in valid:
         for name, value in (trajectory.output.log_metrics if trajectory.output else {}).items():
-            own[name].append(float(value))
-    metrics = {f"workflow/{name}": fmean(values) for name, values in own.items()}
+            by_name[name].append(float(value))
+    metrics = {f"workflow/{name}": fmean(values) for name, values in by_name.items()}
     if rewards:
         metrics["reward/mean"] = fmean(rewards)
         metrics["reward/std"] = pstdev(rewards)
@@ -209,16 +212,16 @@ def _compaction_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 def _timeline_metrics(counts: TimelineCounts) -> dict[str, float]:
     """Counts sampled tokens: each is trained, or is not for one of these reasons."""
-    left = dict(counts.not_trained)
+    not_trained = dict(counts.not_trained)
     always = (OTHER_AGENT, RETRIED, DROPPED)
-    names = (*always, *(name for name in LEAVE_OUT if name in left))
-    apart = {f"untrained_{name}": left.pop(name, 0) for name in names}
+    names = (*always, *(name for name in LEAVE_OUT if name in not_trained))
+    apart = {f"untrained_{name}": not_trained.pop(name, 0) for name in names}
     tokens = {
         "sampled": counts.sampled,
         "trained": counts.trained,
         "trained_without_advantage": counts.without_advantage,
         **apart,
-        "untrained_failed_episode": sum(left.values()),
+        "untrained_failed_episode": sum(not_trained.values()),
     }
     per_episode = counts.timelines / counts.episodes if counts.episodes else 0.0
     return {

@@ -36,12 +36,12 @@ NO_TURN_REWARD = (
 )
 
 
-def warn_of_failures(where: str, groups: Sequence[Group]) -> None:
+def warn_of_failures(phase: str, groups: Sequence[Group]) -> None:
     """Logs one line with the number of failed episodes by status, and the first error; another for
     those that failed because of the machine's limits."""
     for line in (failures_line(groups), descriptors_line(groups)):
         if line is not None:
-            logger.warning(f"{where}: {line}")
+            logger.warning(f"{phase}: {line}")
 
 
 def metric_warnings(step: int, metrics: Mapping[str, float]) -> Iterator[RunWarning]:

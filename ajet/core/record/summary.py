@@ -67,8 +67,8 @@ class RunSummary:
         try:
             content = dict(json.loads(read_bytes_of(path)))
             names = {f.name for f in fields(cls)} - {"extra"}
-            known = {name: content.pop(name) for name in names if name in content}
-            return cls(**known, extra=content)
+            values = {name: content.pop(name) for name in names if name in content}
+            return cls(**values, extra=content)
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise CheckpointError(
                 f"{path} cannot be read: {error}", code=Code.RECORD_UNREADABLE
@@ -78,8 +78,8 @@ class RunSummary:
 def peak_rss_bytes() -> int:
     """Returns the largest amount of memory that this process and its living children have used, in
     bytes. It is this process's alone on macOS, and 0 on Windows, where nothing is measured."""
-    own = _peak_bytes(os.getpid())
-    if own is None:  # not Linux
+    own_peak = _peak_bytes(os.getpid())
+    if own_peak is None:  # not Linux
         try:
             import resource
         except ModuleNotFoundError:
@@ -87,7 +87,7 @@ def peak_rss_bytes() -> int:
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     # getrusage would work for this process, but it keeps the parent's peak across exec
-    return own + sum(_peak_bytes(pid) or 0 for pid in _descendants(os.getpid()))
+    return own_peak + sum(_peak_bytes(pid) or 0 for pid in _descendants(os.getpid()))
 
 
 def _descendants(root: int) -> list[int]:
@@ -95,12 +95,12 @@ def _descendants(root: int) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (parent := _parent(entry)) is not None:
             children.setdefault(parent, []).append(int(entry.name))
-    found, queue = [], [root]
+    descendants, queue = [], [root]
     while queue:
         grandchildren = children.get(queue.pop(), [])
-        found += grandchildren
+        descendants += grandchildren
         queue += grandchildren
-    return found
+    return descendants
 
 
 def _parent(process: Path) -> int | None:

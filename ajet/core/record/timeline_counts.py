@@ -77,8 +77,8 @@ class TimelineCounts:
             drift_at=dict(Counter(str(at) for at in drifts if at is not None)),
         )
 
-    def __add__(self, other: TimelineCounts) -> TimelineCounts:
-        pairs = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
+    def __add__(self, addend: TimelineCounts) -> TimelineCounts:
+        pairs = {f.name: (getattr(self, f.name), getattr(addend, f.name)) for f in fields(self)}
         return TimelineCounts(**{name: _sum(*pair) for name, pair in pairs.items()})
 
     @property
@@ -95,14 +95,14 @@ class TimelineCounts:
     @property
     def drift(self) -> dict[str, float]:
         """Returns the number of calls that were checked, and what was found."""
-        found: dict[str, float] = {"checked": self.drift_checked}
+        metrics: dict[str, float] = {"checked": self.drift_checked}
         positions = [int(at) for at, num in self.drift_at.items() for _ in range(num)]
         if self.drift_checked:
-            found["rate"] = len(positions) / self.drift_checked
+            metrics["rate"] = len(positions) / self.drift_checked
         if positions:
-            found["first_position_min"] = min(positions)
-            found["first_position_median"] = median(positions)
-        return found
+            metrics["first_position_min"] = min(positions)
+            metrics["first_position_median"] = median(positions)
+        return metrics
 
     def report(self) -> dict[str, Any]:
         """Returns the block `timelines` of summary.json."""
@@ -178,9 +178,9 @@ def _split_reason(turns: Sequence[Turn], at: int) -> str:
     if turn.notes.reason is not None:
         return turn.notes.reason
     prompt = turn.completion.prompt_ids
-    if any(other.completion.prompt_ids == prompt for other in earlier):
+    if any(call.completion.prompt_ids == prompt for call in earlier):
         return SAMPLED_AGAIN
     if turn.notes.continues:
         return WENT_BACK
-    is_new = all(other.agent_name != turn.agent_name for other in earlier)
+    is_new = all(call.agent_name != turn.agent_name for call in earlier)
     return ANOTHER_AGENT if is_new else NOT_RECORDED

@@ -25,11 +25,11 @@ END_S = 60.0
 class TraceFollower:
     """Sends the episodes of a run to a receiver of one kind, from its making to its `close`."""
 
-    def __init__(self, kind: str, folder: RunFolder) -> None:
-        self._kind = kind
-        self._log = folder.logs / f"traces_{kind}.log"
+    def __init__(self, trace_format: str, folder: RunFolder) -> None:
+        self._kind = trace_format
+        self._log = folder.logs / f"traces_{trace_format}.log"
         command = [sys.executable, "-m", "ajet.cli.launcher", "trace", str(folder.path)]
-        command += [f"--{kind}", "default", "--follow", "--until-eof"]
+        command += [f"--{trace_format}", "default", "--follow", "--until-eof"]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 guarded(command),

@@ -120,18 +120,18 @@ class MlflowSink:
 
     def _begin(self, mlflow: Any, run: RunInfo) -> None:
         self._mlflow = mlflow
-        known = run.folder.logs / "mlflow_run_id"
+        id_file = run.folder.logs / "mlflow_run_id"
         try:
             choose_mlflow_experiment(mlflow, run.folder, run.project)
-            run_id = known.read_text(encoding="utf-8") if known.exists() else None
+            run_id = id_file.read_text(encoding="utf-8") if id_file.exists() else None
             active_run = mlflow.start_run(run_id=run_id, run_name=run.experiment)
         except mlflow.MlflowException as error:
             raise _refused("mlflow", error) from error
-        known.write_text(active_run.info.run_id, encoding="utf-8")
+        id_file.write_text(active_run.info.run_id, encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        named = {_NOT_IN_A_NAME.sub("_", name): value for name, value in metrics.items()}
-        self._mlflow.log_metrics(named, step=step)
+        by_name = {_NOT_IN_A_NAME.sub("_", name): value for name, value in metrics.items()}
+        self._mlflow.log_metrics(by_name, step=step)
 
     def close(self) -> None:
         self._mlflow.end_run()
@@ -202,12 +202,15 @@ def choose_mlflow_experiment(
 def _command_line_without_secrets() -> Iterator[None]:
     """Hides the secrets of overrides from packages that store the command line beside the
     config."""
-    given = list(sys.argv)
-    sys.argv[1:] = [shown_override(each) if "=" in each else redact(each) for each in given[1:]]
+    arguments = list(sys.argv)
+    sys.argv[1:] = [
+        shown_override(argument) if "=" in argument else redact(argument)
+        for argument in arguments[1:]
+    ]
     try:
         yield
     finally:
-        sys.argv[:] = given
+        sys.argv[:] = arguments
 
 
 def _import(package: str) -> ModuleType:

@@ -51,14 +51,14 @@ class WarningLog:
         self._file: IO[str] | None = None
         if path is None:
             return
-        self.warnings = [each for each in read_warnings(path) if each.step < first_step]
+        self.warnings = [warning for warning in read_warnings(path) if warning.step < first_step]
         write_text_atomically(path, "".join(map(_line, self.warnings)))
         with writing(path):
             self._file = path.open("a", encoding="utf-8")
 
     def add(self, warning: RunWarning) -> bool:
         """Stores the warning, unless one of its name is there; returns whether it is new."""
-        if any(each.name == warning.name for each in self.warnings):
+        if any(earlier.name == warning.name for earlier in self.warnings):
             return False
         self.warnings.append(warning)
         if self._file is not None:

@@ -140,10 +140,8 @@ class Attempt:
             return self._end(self._stop.status, self._stop.reason)
         if not task.done():
             await self._cancel(task)
-            where = "ajet.rollout.episode_timeout_s"
-            return self._end(
-                EpisodeStatus.TIMEOUT, f"not finished within {timeout_s:g} s ({where})"
-            )
+            key = "ajet.rollout.episode_timeout_s"
+            return self._end(EpisodeStatus.TIMEOUT, f"not finished within {timeout_s:g} s ({key})")
         error = _error_of(task)
         if isinstance(error, BlockingCall):
             self._note_blocking()
@@ -200,13 +198,13 @@ class Attempt:
         if self._in_thread:
             return
         self._has_blocked = True
-        kind = type(self._workflow)
-        if kind not in self._blocking:
-            self._blocking.add(kind)
+        workflow_class = type(self._workflow)
+        if workflow_class not in self._blocking:
+            self._blocking.add(workflow_class)
             logger.warning(
                 "{}.execute is async and waits without await, which would hold up all other "
                 "episodes: each of its episodes runs in a thread of its own; `def execute` says so",
-                kind.__name__,
+                workflow_class.__name__,
             )
 
     def _trajectory_of_result(self, result: Any) -> Trajectory:
@@ -267,8 +265,8 @@ class Attempt:
             "workflow_s": time.perf_counter() - self._started_s,
             "model_s": sum(turn.ended_s - turn.started_s for turn in turns),
         }
-        plan, own = self._workflow_task, self._tuner.own_task
-        plan = plan if own is None else replace(plan, task=own)
+        plan, changed_task = self._workflow_task, self._tuner.own_task
+        plan = plan if changed_task is None else replace(plan, task=changed_task)
         return Trajectory(
             plan,
             turns,

@@ -48,7 +48,7 @@ class RolloutLimits(EpisodeLimits):
         ajet = config.ajet
         data, rollout, algorithm = ajet.data, ajet.rollout, ajet.trainer_common.algorithm
         sections = (data, rollout, rollout.multi_turn, ajet.context_tracker, ajet.task_judge)
-        own = {
+        computed = {
             "reward_names": tuple(
                 algorithm.reward_weights if algorithm.estimator.compares_named_rewards else ()
             ),
@@ -60,7 +60,7 @@ class RolloutLimits(EpisodeLimits):
                 reward=rollout.agent_madness_reward,
             ),
         }
-        return cls(**same_named(cls, *sections) | own)
+        return cls(**same_named(cls, *sections) | computed)
 
     def checks_drift(self, rollout_index: int) -> bool:
         """Returns True if the prompts of this member of its group are compared."""

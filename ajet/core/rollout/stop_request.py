@@ -41,12 +41,12 @@ def ask_to_stop(
         raise CheckpointError(
             f"no process on this machine runs {run}: nothing to stop", code=Code.NOTHING_TO_STOP
         )
-    request, taken = folder / episode_id, folder / (episode_id + TAKEN)
+    request, accepted = folder / episode_id, folder / (episode_id + TAKEN)
     with held_request(request):
         end_s = time.monotonic() + wait_s
-        while time.monotonic() < end_s and (request.exists() or taken.exists()):
+        while time.monotonic() < end_s and (request.exists() or accepted.exists()):
             sleep(0.1)
-    if taken.exists():
+    if accepted.exists():
         return f"{episode_id} is in a call of the model, or does not end yet: it ends after that"
     if request.exists():
         request.unlink(missing_ok=True)

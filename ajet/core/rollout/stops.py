@@ -60,7 +60,7 @@ class StopRequests:
         """Returns the ids of the episodes that somebody asks to stop, and waits for."""
         if not self._folder.is_dir():
             return []
-        names = sorted(each.name for each in self._folder.iterdir())
+        names = sorted(path.name for path in self._folder.iterdir())
         return [name for name in names if EPISODE_ID.fullmatch(name) and self._is_asked(name)]
 
     def take(self, episode_id: str) -> None:
@@ -68,18 +68,18 @@ class StopRequests:
         with suppress(FileNotFoundError):  # taken back by who asked, or nobody asked
             (self._folder / episode_id).replace(self._folder / (episode_id + TAKEN))
 
-    def ended(self, attempt: Trajectory, asked: Stop) -> None:
+    def ended(self, attempt: Trajectory, stop: Stop) -> None:
         """Records an attempt that was stopped, and tells the asker. One that ended by itself before
         the stop took effect is not recorded."""
-        if attempt.status is asked.status and attempt.error == asked.reason:
+        if attempt.status is stop.status and attempt.error == stop.reason:
             num_calls = len(attempt.turns)
-            self.decided[attempt.episode_id] = replace(asked, num_calls=num_calls)
+            self.decided[attempt.episode_id] = replace(stop, num_calls=num_calls)
             self._append(
                 {
                     "episode_id": attempt.episode_id,
                     "num_calls": num_calls,
-                    "status": str(asked.status),
-                    "reason": asked.reason,
+                    "status": str(stop.status),
+                    "reason": stop.reason,
                     "time": time.time(),
                 }
             )

@@ -88,9 +88,9 @@ class RolloutWatch:
     def ended(self, trajectory: Trajectory) -> None:
         """Is called with each episode that has ended; records the attempts that were stopped."""
         for attempt in trajectory.attempts:
-            asked = self._stopping.pop(attempt.episode_id, None)
-            if asked is not None and self._requests is not None:
-                self._requests.ended(attempt, asked)
+            stop = self._stopping.pop(attempt.episode_id, None)
+            if stop is not None and self._requests is not None:
+                self._requests.ended(attempt, stop)
 
     def look(self) -> None:
         """Looks once: takes requests, shows what runs, and says or ends what is waited for."""
@@ -184,13 +184,13 @@ class RolloutWatch:
         return (self._clock() - self._alone[1]) * 2 >= slowest
 
     def _line(self, names: Sequence[str], late: Mapping[str, CurrentCall], num_waiting: int) -> str:
-        named = "; ".join(
+        calls = "; ".join(
             f"{name}: {late[name].name}, for {late[name].seconds:.0f} s"
             for name in names[:MAX_NAMED]
         )
         more = f"; and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
         who = f"{num_waiting} episodes wait" if num_waiting else "the step waits"
-        return f"{who} for {named}{more}"
+        return f"{who} for {calls}{more}"
 
     def _show(self, text: str) -> None:
         if text or self._is_waiting:

@@ -331,9 +331,9 @@ class BaseRecorder:
                 f"give at most {MAX_STATE_KEY_LENGTH}, a hash for example"
             )
         key = None if state_key is None else without_surrogates(str.__str__(state_key))
-        given = drop_none(reward=reward, state_key=key)
+        credit = drop_none(reward=reward, state_key=key)
         index = max(of_agent)
-        self._turns[index] = replace(self._turns[index], **given)
+        self._turns[index] = replace(self._turns[index], **credit)
 
     def stop_after(self, num_calls: int | None, on_stop: Callable[[], None]) -> None:
         """Closes the episode once `num_calls` calls have ended and none is under way, and calls
@@ -370,8 +370,8 @@ class BaseRecorder:
 
     def _seed(self, index: int, overrides: SamplingOverrides) -> int:
         """Returns the seed of one call; an agent's own seed derives another one from the run's."""
-        own = () if overrides.seed is None else ("own", overrides.seed)
-        return seeding.derive(*self._seed_path, index, *own)
+        suffix = () if overrides.seed is None else ("own", overrides.seed)
+        return seeding.derive(*self._seed_path, index, *suffix)
 
     def truncate(self, limit: Limit, detail: str) -> EpisodeTruncated:
         """Ends the episode as truncated, and returns the error that its calls raise from then on.
@@ -464,8 +464,8 @@ def _integer_in(name: str, value: Any, low: int, high: int) -> int | None:
     with suppress(TypeError, ValueError, OverflowError):
         number = int(value) if value == int(value) else number
     if not low <= number <= high:
-        shown = plain_text(value, 40)
-        raise ValueError(f"{name} is {shown}; give a whole number of {low} to {high}")
+        text = plain_text(value, 40)
+        raise ValueError(f"{name} is {text}; give a whole number of {low} to {high}")
     return number
 
 

@@ -49,10 +49,10 @@ def given_reply_ids(
 def _end_of_turn(template: ChatTemplate, marked_text: str, start: int) -> int | None:
     """Returns where the last special token ends that ends a reply; None if there is none."""
     end = None
-    found = template.find_control(marked_text, start)
-    while found is not None:
-        position, token_id = found
+    control = template.find_control(marked_text, start)
+    while control is not None:
+        position, token_id = control
         if token_id in template.stop_token_ids:
             end = position + len(template.token_text(token_id))
-        found = template.find_control(marked_text, position + 1)
+        control = template.find_control(marked_text, position + 1)
     return end

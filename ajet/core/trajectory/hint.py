@@ -41,7 +41,7 @@ def hint_for(hint: str, task: Task) -> str:
             f"task {task.task_id}: its row has no {missing[0]!r}, named in ajet.distillation.hint",
             code=Code.ROW_FORM,
         )
-    return PLACEHOLDER.sub(lambda found: str(fields[found[1]]), hint)
+    return PLACEHOLDER.sub(lambda match: str(fields[match[1]]), hint)
 
 
 def with_hint(messages: Sequence[dict[str, Any]], hint: str) -> list[dict[str, Any]]:

@@ -91,13 +91,13 @@ class CheckedReply:
 
 def malformed(reply: CheckedReply, checks: Iterable[Check]) -> dict[str, str]:
     """Returns the checks that the reply fails, each with its reason in one line."""
-    found = ((name, CHECKS[name](reply)) for name in checks)
-    return {name: reason for name, reason in found if reason is not None}
+    results = ((name, CHECKS[name](reply)) for name in checks)
+    return {name: reason for name, reason in results if reason is not None}
 
 
-def malformed_line(turn_index: int, found: Mapping[str, str]) -> str:
+def malformed_line(turn_index: int, failed: Mapping[str, str]) -> str:
     """Returns one line with the checks that a reply fails, and why."""
-    reasons = "; ".join(f"{name}: {reason}" for name, reason in found.items())
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
     return f"turn {turn_index}'s reply is malformed ({reasons})"
 
 
@@ -107,21 +107,21 @@ def _nonsense(reply: CheckedReply) -> str | None:
 
 def _characters(reply: CheckedReply) -> str | None:
     text = reply.text.rstrip("\ufffd") if reply.is_cut else reply.text
-    found = Counter(_NON_TEXT.findall(text))
-    if found:
-        shown = _as_text([*reply.messages, *reply.tools])
-        found = Counter({char: n for char, n in found.items() if char not in shown})
-    if found.total() * CHARS_PER_NON_TEXT <= len(text):
+    counts = Counter(_NON_TEXT.findall(text))
+    if counts:
+        conversation = _as_text([*reply.messages, *reply.tools])
+        counts = Counter({char: n for char, n in counts.items() if char not in conversation})
+    if counts.total() * CHARS_PER_NON_TEXT <= len(text):
         return None
-    return ", ".join(f"U+{ord(char):04X} {n}x" for char, n in found.most_common(3))
+    return ", ".join(f"U+{ord(char):04X} {n}x" for char, n in counts.most_common(3))
 
 
-def _as_text(shown: Any) -> str:
+def _as_text(value: Any) -> str:
     """Concatenates all strings of messages and tools, unescaped."""
-    if isinstance(shown, str):
-        return shown
-    inner = shown.values() if isinstance(shown, Mapping) else shown
-    return "".join(map(_as_text, inner)) if isinstance(shown, Mapping | list | tuple) else ""
+    if isinstance(value, str):
+        return value
+    inner = value.values() if isinstance(value, Mapping) else value
+    return "".join(map(_as_text, inner)) if isinstance(value, Mapping | list | tuple) else ""
 
 
 def _repetition(text: str, is_cut: bool) -> str | None:
@@ -198,8 +198,8 @@ def _non_ascii(reply: CheckedReply) -> str | None:
 
 
 def _short(text: str, quoted: bool = True) -> str:
-    shown = text if len(text) <= MAX_SHOWN_CHARS else f"{text[: MAX_SHOWN_CHARS - 1]}…"
-    return repr(shown) if quoted else " ".join(shown.split())
+    short = text if len(text) <= MAX_SHOWN_CHARS else f"{text[: MAX_SHOWN_CHARS - 1]}…"
+    return repr(short) if quoted else " ".join(short.split())
 
 
 CHECKS: dict[str, Callable[[CheckedReply], str | None]] = {

@@ -34,7 +34,7 @@ def plain_messages(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]
     what is too large raises ValueError, and what is no list of messages TypeError."""
     if isinstance(messages, str | Mapping):
         raise TypeError(_NO_MESSAGES.format("messages is", type_name(type(messages))))
-    return [uncut_plain_value(_checked(_as_dict(each)), _MESSAGE_LIMITS) for each in messages]
+    return [uncut_plain_value(_checked(_as_dict(message)), _MESSAGE_LIMITS) for message in messages]
 
 
 def plain_chat(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

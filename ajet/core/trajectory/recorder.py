@@ -169,9 +169,9 @@ class EpisodeRecorder(BaseRecorder):
             ended_s=self._clock(),
             notes=notes,
         )
-        finish, shown = completion.finish_reason, (offered or (), sent)
+        finish, context = completion.finish_reason, (offered or (), sent)
         return self._record_turn(
-            index, turn, CheckedReply(decoded.text, finish, decoded.parsed, *shown)
+            index, turn, CheckedReply(decoded.text, finish, decoded.parsed, *context)
         )
 
     async def give(
@@ -204,11 +204,11 @@ class EpisodeRecorder(BaseRecorder):
             ids = given_reply_ids(self._template, sent, offered, plain_reply)
         else:
             ids = tuple(_token_ids(token_ids))
-        room = self._max_completion_tokens(index, len(prompt.ids))
-        if len(ids) > room:
+        max_length = self._max_completion_tokens(index, len(prompt.ids))
+        if len(ids) > max_length:
             raise self.truncate(
                 self._limits.reply_limit(len(prompt.ids)),
-                f"turn {index}'s given reply has {len(ids)} tokens, of {room} left",
+                f"turn {index}'s given reply has {len(ids)} tokens, of {max_length} left",
             )
         completion = Completion(tuple(prompt.ids), ids, (0.0,) * len(ids), "stop", 0)
         self._tell_call(sent, offered)
@@ -420,14 +420,14 @@ class EpisodeRecorder(BaseRecorder):
         if tool_choice in ("required", "any"):
             return self._parser.opening(names[0] if len(names) == 1 else None)
         if tool_choice not in names:
-            shown = plain_text(tool_choice, 100)
-            raise ValueError(f"tool_choice {shown!r} is none of {', '.join(map(str, names))}")
+            name = plain_text(tool_choice, 100)
+            raise ValueError(f"tool_choice {name!r} is none of {', '.join(map(str, names))}")
         return self._parser.opening(tool_choice)
 
 
 def _token_ids(prompt_ids: Sequence[int]) -> list[int]:
     """Returns the ids as ints; raises ValueError for what cannot be an id."""
-    ids = [operator.index(each) for each in prompt_ids]
+    ids = [operator.index(token_id) for token_id in prompt_ids]
     if ids and not 0 <= min(ids) <= max(ids) <= MAX_TOKEN_ID:
         raise ValueError(f"generate: token ids are 0 to {MAX_TOKEN_ID}")
     return ids

@@ -51,8 +51,8 @@ class ReplyReader:
 
         Special tokens count by their spelling, as in the engine.
         """
-        found = cut_at_stop(completion, stops, self._template.text_of) if stops else None
-        return (completion, None) if found is None else found
+        cut = cut_at_stop(completion, stops, self._template.text_of) if stops else None
+        return (completion, None) if cut is None else cut
 
     def read(
         self,

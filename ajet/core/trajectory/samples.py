@@ -48,7 +48,7 @@ def by_turn(
     for sample, array in zip(samples, arrays, strict=True):
         of_episode = turns.setdefault(sample.episode_id, {})
         of_episode |= {span.turn_index: array[span.start : span.stop] for span in sample.spans}
-    numbers = {name: 1 + max(found, default=-1) for name, found in turns.items()}
+    numbers = {name: 1 + max(by_index, default=-1) for name, by_index in turns.items()}
     numbers |= {t.episode_id: len(t.turns) for group in groups for t in group.valid}
     empty = np.zeros(0, np.float32)
     return {
@@ -74,12 +74,12 @@ def _sample(
 ) -> TrainingSample:
     advantages = np.zeros(len(timeline.token_ids), dtype=np.float32)
     for span in timeline.spans:
-        given = of_turns[span.turn_index]
-        assert len(given) == span.stop - span.start, (
-            f"episode {trajectory.episode_id}, turn {span.turn_index}: {len(given)} advantages for "
-            f"{span.stop - span.start} sampled tokens"
+        turn_advantages = of_turns[span.turn_index]
+        assert len(turn_advantages) == span.stop - span.start, (
+            f"episode {trajectory.episode_id}, turn {span.turn_index}: {len(turn_advantages)} "
+            f"advantages for {span.stop - span.start} sampled tokens"
         )
-        advantages[span.start : span.stop] = given
+        advantages[span.start : span.stop] = turn_advantages
     return TrainingSample(
         episode_id=trajectory.episode_id,
         group_id=trajectory.group_id,
@@ -98,10 +98,10 @@ def _streams(
     trajectory: Trajectory, timeline: Timeline
 ) -> dict[Component, NDArray[np.float32]] | None:
     """Returns the streams of a timeline with a given turn: its tokens have a cross-entropy."""
-    given = np.zeros(len(timeline.token_ids), np.float32)
+    cross_entropy = np.zeros(len(timeline.token_ids), np.float32)
     for span in timeline.spans:
-        given[span.start : span.stop] = trajectory.turns[span.turn_index].is_given
-    if not given.any():
+        cross_entropy[span.start : span.stop] = trajectory.turns[span.turn_index].is_given
+    if not cross_entropy.any():
         return None
-    sampled = timeline.loss_mask - given
-    return {**dict.fromkeys(SAMPLED, sampled), "cross_entropy": given}
+    sampled = timeline.loss_mask - cross_entropy
+    return {**dict.fromkeys(SAMPLED, sampled), "cross_entropy": cross_entropy}

@@ -51,13 +51,13 @@ class TrainedTokens:
         cuts = self.cuts.setdefault((episode_id, turn), {})
         cuts[name] = sorted({*cuts.get(name, ()), *tokens})
 
-    def merge(self, other: TrainedTokens) -> None:
+    def merge(self, addition: TrainedTokens) -> None:
         """Adds the numbers of another part of the tokens."""
-        for (episode_id, turn), rows in other.rows.items():
-            for name, found in rows.items():
-                mine = self.row(episode_id, turn, name, len(found))
-                np.copyto(mine, found, where=np.isfinite(found))
-        for (episode_id, turn), cuts in other.cuts.items():
+        for (episode_id, turn), rows in addition.rows.items():
+            for name, numbers in rows.items():
+                mine = self.row(episode_id, turn, name, len(numbers))
+                np.copyto(mine, numbers, where=np.isfinite(numbers))
+        for (episode_id, turn), cuts in addition.cuts.items():
             for name, tokens in cuts.items():
                 self.cut(episode_id, turn, name, tokens)
 

@@ -61,18 +61,18 @@ def num_timelines(turns: Sequence[Turn]) -> int:
 
 def _chains(turns: Sequence[Turn]) -> Iterator[tuple[Ids, list[int]]]:
     """Yields the path of each timeline with the turns that it trains."""
-    left = {
+    remaining = {
         index: (*turn.completion.prompt_ids, *turn.completion.token_ids)
         for index, turn in enumerate(turns)
         if turn.trainable and turn.completion.token_ids
     }
-    parents = _parents(left)
-    while left:  # a second round is only for turns that sampled the same positions as another
-        for leaf in _leaves(left, parents):
-            chain = _chain(leaf, left, parents, turns)
-            yield left[leaf], chain
+    parents = _parents(remaining)
+    while remaining:  # a second round is only for turns that sampled the same positions as another
+        for leaf in _leaves(remaining, parents):
+            chain = _chain(leaf, remaining, parents, turns)
+            yield remaining[leaf], chain
             for index in chain:
-                del left[index]
+                del remaining[index]
 
 
 def _parents(paths: dict[int, Ids]) -> dict[int, int | None]:
@@ -93,29 +93,29 @@ def _parents(paths: dict[int, Ids]) -> dict[int, int | None]:
     return parents
 
 
-def _leaves(left: Iterable[int], parents: dict[int, int | None]) -> list[int]:
+def _leaves(remaining: Iterable[int], parents: dict[int, int | None]) -> list[int]:
     """Returns the turns, in order, whose path no other remaining turn continues."""
-    left = sorted(left)
+    remaining = sorted(remaining)
     continued: set[int] = set()
-    for index in left:
+    for index in remaining:
         above = parents[index]
         while above is not None and above not in continued:
             continued.add(above)
             above = parents[above]
-    return [index for index in left if index not in continued]
+    return [index for index in remaining if index not in continued]
 
 
 def _chain(
-    leaf: int, left: dict[int, Ids], parents: dict[int, int | None], turns: Sequence[Turn]
+    leaf: int, remaining: dict[int, Ids], parents: dict[int, int | None], turns: Sequence[Turn]
 ) -> list[int]:
     """Returns the turns that the leaf's path trains: those not trained yet, with no position
     sampled twice.
     """
     chain: list[int] = []
-    free_until = len(left[leaf])
+    free_until = len(remaining[leaf])
     index: int | None = leaf
     while index is not None:
-        if index in left and len(left[index]) <= free_until:
+        if index in remaining and len(remaining[index]) <= free_until:
             chain.append(index)
             free_until = len(turns[index].completion.prompt_ids)
         index = parents[index]

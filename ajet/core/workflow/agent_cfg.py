@@ -32,19 +32,19 @@ def read_agent_cfg(path: Any, base_dirs: Sequence[Path]) -> DictConfig:
         return _read(None)
     try:
         candidates = [(folder / Path(str(path)).expanduser()).resolve() for folder in base_dirs]
-        found = next((candidate for candidate in candidates if candidate.is_file()), None)
+        file = next((candidate for candidate in candidates if candidate.is_file()), None)
     except (OSError, ValueError, RuntimeError) as error:  # no file has such a name
         raise ConfigError(
             f"agent_cfg_path {plain_text(path, MAX_PATH_SHOWN)!r} of a task: no file's name",
             code=Code.TASK_SETTING,
         ) from error
-    if found is None:
+    if file is None:
         tried = ", ".join(map(str, dict.fromkeys(candidates)))
         raise ConfigError(
             f"agent_cfg_path {str(path)!r} of a task: no such file; looked for {tried}",
             code=Code.TASK_SETTING,
         )
-    return _read(found)
+    return _read(file)
 
 
 @lru_cache(maxsize=64)
@@ -70,14 +70,14 @@ def _read(path: Path | None) -> DictConfig:
 
 def limits_of(cfg: DictConfig) -> dict[str, int]:
     """Returns ChatLearn's limits under ajet's names."""
-    given = {name: cfg.get(name) for name in LIMITS}
-    for name, value in given.items():
+    limits = {name: cfg.get(name) for name in LIMITS}
+    for name, value in limits.items():
         if value is not None and (type(value) is not int or value < 1):
             raise ConfigError(
                 f"agent_cfg_path of a task: {name} is {value!r}, no positive number",
                 code=Code.TASK_SETTING,
             )
-    return {LIMITS[name]: value for name, value in given.items() if value is not None}
+    return {LIMITS[name]: value for name, value in limits.items() if value is not None}
 
 
 def base_dirs_of(config: Any) -> list[Path]:

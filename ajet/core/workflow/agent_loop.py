@@ -178,8 +178,8 @@ class AgentLoopBase:
 
     async def process_vision_info(self, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Returns an empty dict, since there are no images; raises TypeError where there are."""
-        blocks = [each for message in messages for each in _blocks(message.get("content"))]
-        if kinds := {str(each.get("type")) for each in blocks} - {"text"}:
+        blocks = [block for message in messages for block in _blocks(message.get("content"))]
+        if kinds := {str(block.get("type")) for block in blocks} - {"text"}:
             raise TypeError(f"messages hold {', '.join(sorted(kinds))}: text alone is covered")
         return {}
 
@@ -188,8 +188,8 @@ class AgentLoopBase:
     def _system_prompt(self) -> list[int]:
         """Returns what the template puts before the first message."""
         turn = {"role": "user", "content": ""}
-        one, two = self._rendered([turn]), self._rendered([turn, turn])
-        return one[: max(0, 2 * len(one) - len(two))]
+        once, two = self._rendered([turn]), self._rendered([turn, turn])
+        return once[: max(0, 2 * len(once) - len(two))]
 
     def _rendered(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
         options |= self.apply_chat_template_kwargs
@@ -211,7 +211,7 @@ class LoopWorkflow(Workflow):
         config = verl_config(model_tuner.config or AjetConfig())
         tokenizer = _with_plain_ids(model_tuner.tokenizer)
         _init_once(self.loop_class, config, tokenizer)
-        given = {
+        provided = {
             "config": config,
             "dataset_config": config.data,
             "trainer_config": ConfigWrap(config),
@@ -223,8 +223,8 @@ class LoopWorkflow(Workflow):
             "hf_model_type": None,
             "tools": ToolListWrap(),
         }
-        kind = self.loop_class
-        loop = kind(**_accepted(kind, given, FORMER_ARGUMENTS), **self.settings)
+        loop_class = self.loop_class
+        loop = loop_class(**_accepted(loop_class, provided, FORMER_ARGUMENTS), **self.settings)
         arguments = row_arguments(workflow_task) | {"sampling_params": _sampling(model_tuner)}
         result = await loop.run(**_accepted(loop.run, arguments, ("messages",)))
         return to_workflow_output(result, model_tuner, self.loop_class)
@@ -232,46 +232,50 @@ class LoopWorkflow(Workflow):
     @classmethod
     def check_config(cls, config: AjetConfig) -> None:
         """Raises a ConfigError where the loop takes verl's `tools`, and the config has some."""
-        kind, path = cls.loop_class, config.ajet.rollout.multi_turn.tool_config_path
-        if path is not None and any("tools" in _parameters(each.__init__) for each in kind.__mro__):
+        loop_class, path = cls.loop_class, config.ajet.rollout.multi_turn.tool_config_path
+        if path is not None and any(
+            "tools" in _parameters(base.__init__) for base in loop_class.__mro__
+        ):
             raise ConfigError(
-                f"{line_of(kind)}: {kind.__name__} takes verl's tools, which ajet gives to "
-                f"tool_agent alone (ajet.rollout.multi_turn.tool_config_path is {path}): name "
+                f"{line_of(loop_class)}: {loop_class.__name__} takes verl's tools, which ajet "
+                f"gives to tool_agent alone (ajet.rollout.multi_turn.tool_config_path is {path}): name "
                 "tool_agent in the rows, or make the tools in init_class and take none",
                 code=Code.TOOL_CLASS,
             )
 
 
 def as_loop_workflow(
-    kind: type, agent_name: str, settings: Mapping[str, Any] | None = None
+    loop_class: type, agent_name: str, settings: Mapping[str, Any] | None = None
 ) -> type[LoopWorkflow]:
     """Returns a workflow that runs a loop class, under the name and module of the class, which
     errors and the run folder show."""
-    attributes = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    attributes = {
+        name: getattr(loop_class, name) for name in ("__module__", "__qualname__", "__doc__")
+    }
     attributes |= {
-        "loop_class": kind,
+        "loop_class": loop_class,
         "name": agent_name,
         "settings": dict(settings or {}),
-        "trainable_targets": getattr(kind, "trainable_targets", None),
+        "trainable_targets": getattr(loop_class, "trainable_targets", None),
     }
-    return type(kind.__name__, (LoopWorkflow,), attributes)
+    return type(loop_class.__name__, (LoopWorkflow,), attributes)
 
 
-def is_agent_loop(kind: type) -> bool:
+def is_agent_loop(loop_class: type) -> bool:
     """Returns whether the class is an agent loop: by its base's name, or by what it takes."""
-    if any(each.__name__ == "AgentLoopBase" for each in kind.__mro__):
+    if any(base.__name__ == "AgentLoopBase" for base in loop_class.__mro__):
         return True
-    run = getattr(kind, "run", None)
-    if run is None or "server_manager" not in _parameters(kind.__init__):
+    run = getattr(loop_class, "run", None)
+    if run is None or "server_manager" not in _parameters(loop_class.__init__):
         return False
     return "sampling_params" in _parameters(run)
 
 
-def check_agent_loop(workflow: type[LoopWorkflow], where: str) -> None:
+def check_agent_loop(workflow: type[LoopWorkflow], key: str) -> None:
     """Raises a ConfigError unless an episode can make the loop and run it."""
-    kind = workflow.loop_class
-    location = f"{where}: {line_of(kind)}: {kind.__name__}"
-    run = getattr(kind, "run", None)
+    loop_class = workflow.loop_class
+    location = f"{key}: {line_of(loop_class)}: {loop_class.__name__}"
+    run = getattr(loop_class, "run", None)
     if run is None or run is AgentLoopBase.run or getattr(run, "__isabstractmethod__", False):
         raise ConfigError(
             f"{location} does not define async run(self, sampling_params, **kwargs)",
@@ -281,23 +285,23 @@ def check_agent_loop(workflow: type[LoopWorkflow], where: str) -> None:
         raise ConfigError(
             f"{location}.run is not async: write async def run(self, …)", code=Code.OWN_SIGNATURE
         )
-    known = (*ARGUMENTS, *FORMER_ARGUMENTS, *workflow.settings)
-    for name in required_names(kind):
-        if name not in known:
+    provided = (*ARGUMENTS, *FORMER_ARGUMENTS, *workflow.settings)
+    for name in required_names(loop_class):
+        if name not in provided:
             raise ConfigError(
                 f"{location} is made with {', '.join(ARGUMENTS)}: give {name} of its __init__ a "
                 "default, or a value in the file of agent_loop_config_path",
                 code=Code.OWN_SIGNATURE,
             )
     for name in workflow.settings:
-        if name in ARGUMENTS or not accepted_arguments(kind, {name: None}):
+        if name in ARGUMENTS or not accepted_arguments(loop_class, {name: None}):
             raise ConfigError(
                 f"{location} takes no {name}, which agent_loop_config_path gives it",
                 code=Code.OWN_SIGNATURE,
             )
 
 
-def to_workflow_output(result: Any, model_tuner: ModelTuner, kind: type) -> WorkflowOutput:
+def to_workflow_output(result: Any, model_tuner: ModelTuner, loop_class: type) -> WorkflowOutput:
     """Converts an AgentLoopOutput, ajet's or verl's, whose tokens must be those of the recorded
     calls."""
     names = ("prompt_ids", "response_ids", "response_mask")
@@ -312,11 +316,11 @@ def to_workflow_output(result: Any, model_tuner: ModelTuner, kind: type) -> Work
             "response_mask: give one for each"
         )
     left_out = _sampled_tokens_left_out(prompt_ids, response_ids, mask, model_tuner.completions)
-    if left_out and kind not in _warned:
-        _warned.add(kind)
+    if left_out and loop_class not in _warned:
+        _warned.add(loop_class)
         logger.warning(
-            f"{kind.__name__}.run() left {left_out} sampled tokens out of its response or masked "
-            f"them; they are trained all the same (metric {LEFT_OUT})"
+            f"{loop_class.__name__}.run() left {left_out} sampled tokens out of its response or "
+            f"masked them; they are trained all the same (metric {LEFT_OUT})"
         )
     answer = model_tuner.decode(_last_reply(response_ids, mask))
     extra_fields = dict(getattr(result, "extra_fields", None) or {})
@@ -370,7 +374,7 @@ def _sampled_tokens_left_out(
                 "model sampled no such token: mark only what server_manager.generate returned, "
                 "after the prompt_ids that it was given"
             )
-    return sum(len(each.token_ids) for each in completions) - len(marked)
+    return sum(len(completion.token_ids) for completion in completions) - len(marked)
 
 
 def _last_reply(response_ids: list[int], mask: Sequence[int]) -> list[int]:
@@ -380,17 +384,17 @@ def _last_reply(response_ids: list[int], mask: Sequence[int]) -> list[int]:
     return response_ids[start:end]
 
 
-def _init_once(kind: type, config: DictConfig, tokenizer: Any) -> None:
+def _init_once(loop_class: type, config: DictConfig, tokenizer: Any) -> None:
     """Calls `init_class` for the first object of a class. The flag that verl's users ask is the
     class's own: one that is set on a base says nothing of this class."""
-    init_class = getattr(kind, "init_class", None)
-    if init_class is None or kind in _initialized:
+    init_class = getattr(loop_class, "init_class", None)
+    if init_class is None or loop_class in _initialized:
         return
-    if "_class_initialized" not in vars(kind):
-        kind._class_initialized = False  # pyright: ignore[reportAttributeAccessIssue]
-    given = {"config": config, "tokenizer": tokenizer, "processor": None}
-    init_class(**accepted_arguments(init_class, given))
-    _initialized.add(kind)
+    if "_class_initialized" not in vars(loop_class):
+        loop_class._class_initialized = False  # pyright: ignore[reportAttributeAccessIssue]
+    provided = {"config": config, "tokenizer": tokenizer, "processor": None}
+    init_class(**accepted_arguments(init_class, provided))
+    _initialized.add(loop_class)
 
 
 def _with_plain_ids(tokenizer: Any) -> Any:
@@ -415,11 +419,11 @@ def _sampling(model_tuner: ModelTuner) -> dict[str, Any]:
     return sampling | {"repetition_penalty": 1.0, "logprobs": True}
 
 
-def _accepted(function: Any, given: Mapping[str, Any], named_alone: Sequence[str]) -> Any:
+def _accepted(function: Any, provided: Mapping[str, Any], named_alone: Sequence[str]) -> Any:
     """Returns the arguments that the function takes; those of `named_alone` only if it has a
     parameter of that name."""
     names = _parameters(function)
-    offered = {k: v for k, v in given.items() if k not in named_alone or k in names}
+    offered = {k: v for k, v in provided.items() if k not in named_alone or k in names}
     return accepted_arguments(function, offered)
 
 
@@ -428,4 +432,6 @@ def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def _blocks(content: Any) -> list[Mapping[str, Any]]:
-    return [each for each in content if isinstance(each, Mapping)] if type(content) is list else []
+    return (
+        [block for block in content if isinstance(block, Mapping)] if type(content) is list else []
+    )

@@ -73,19 +73,19 @@ class Compaction:
     async def _shown(
         self, messages: Messages, tools: Sequence[dict[str, Any]] | None, max_tokens: int | None
     ) -> Messages:
-        shown = self._with_summary(messages)
+        prompt = self._with_summary(messages)
         longest = self._longest_prompt(tools, max_tokens)
-        if self._recorder.num_prompt_tokens(shown, tools) <= longest:
-            return shown
-        replies = [i for i, each in enumerate(messages) if _is(each, "assistant")]
+        if self._recorder.num_prompt_tokens(prompt, tools) <= longest:
+            return prompt
+        replies = [i for i, message in enumerate(messages) if _is(message, "assistant")]
         if not replies or replies[-1] < self._num_summarised or self._recorder.num_calls_left < 2:
-            return shown
+            return prompt
         most = self._recorder.limits.max_timeline - self._settings.max_summary_tokens
         for start in self._starts(messages, replies[-1]):
             rest = [*messages[: self._num_first], *messages[start:]]
             if self._recorder.num_prompt_tokens(rest, tools) < most:
-                return await self._compacted(messages, shown, replies[-1], start, tools)
-        return shown
+                return await self._compacted(messages, prompt, replies[-1], start, tools)
+        return prompt
 
     def _longest_prompt(
         self, tools: Sequence[dict[str, Any]] | None, max_tokens: int | None
@@ -131,9 +131,9 @@ class Compaction:
     def _starts(self, messages: Messages, last_reply: int) -> list[int]:
         """Returns where the kept messages may begin: as many as the settings say, or those that
         the model has not seen. A tool's answer is kept with its call."""
-        wanted = max(self._kept_from, len(messages) - self._settings.keep_last_messages)
+        preferred = max(self._kept_from, len(messages) - self._settings.keep_last_messages)
         starts: list[int] = []
-        for start in (min(wanted, last_reply + 1), last_reply + 1):
+        for start in (min(preferred, last_reply + 1), last_reply + 1):
             while self._kept_from < start < len(messages) and _is(messages[start], "tool"):
                 start -= 1
             starts.append(start)
@@ -142,17 +142,17 @@ class Compaction:
     async def _compacted(
         self,
         messages: Messages,
-        shown: Messages,
+        prompt: Messages,
         last_reply: int,
         start: int,
         tools: Sequence[dict[str, Any]] | None,
     ) -> Messages:
         """Asks for the summary of what was said up to the last reply, and returns what the next
         call is shown. The replies in it keep their recorded ids."""
-        said = shown[: len(shown) - (len(messages) - 1 - last_reply)]
-        asked = [*said, *self._request_after(said[-1])]
+        transcript = prompt[: len(prompt) - (len(messages) - 1 - last_reply)]
+        request = [*transcript, *self._request_after(transcript[-1])]
         turn = await self._recorder.chat(
-            asked,
+            request,
             tools,
             tool_choice="none",
             agent_name=self._agent_name,
@@ -162,16 +162,16 @@ class Compaction:
         )
         is_reply = start == len(messages) or _is(messages[start], "assistant")
         go_on = [{"role": "user", "content": GO_ON_TEXT}] if is_reply else []
-        num_before = len(shown) - len(messages)  # what `shown` has more than `messages`
+        num_before = len(prompt) - len(messages)  # how many more `prompt` has than `messages`
         self._summary, self._kept_from = [dict(turn.reply), *go_on], start
         self._num_summarised = len(messages)
         compacted = self._with_summary(messages)
         end = self._num_first + 1
-        self._recorder.carry_reply([*asked, turn.reply], compacted[:end], tools)
+        self._recorder.carry_reply([*request, turn.reply], compacted[:end], tools)
         for index in range(start, last_reply + 1):
             if _is(messages[index], "assistant"):
                 new = compacted[: len(compacted) - (len(messages) - 1 - index)]
-                self._recorder.carry_reply(shown[: index + num_before + 1], new, tools)
+                self._recorder.carry_reply(prompt[: index + num_before + 1], new, tools)
         return compacted
 
 
@@ -195,11 +195,15 @@ class Conversations:
     ) -> Messages:
         """Returns what the call of this agent is shown; see `Compaction.shown`."""
         messages = list(messages)
-        earlier = [each for each in self._known if messages[: len(each[0])] == each[0]]
-        found = max(earlier, key=lambda each: len(each[0]), default=None)
-        if found is not None:
-            self._known.remove(found)
-            compaction = found[1]
+        earlier = [
+            earlier_call
+            for earlier_call in self._known
+            if messages[: len(earlier_call[0])] == earlier_call[0]
+        ]
+        longest = max(earlier, key=lambda earlier_call: len(earlier_call[0]), default=None)
+        if longest is not None:
+            self._known.remove(longest)
+            compaction = longest[1]
         else:
             compaction = Compaction(self._recorder, self._settings, agent_name, target_tag)
         self._known.append((messages, compaction))

@@ -147,40 +147,46 @@ class GraphWorkflow(Workflow):
     def _make_graph(self, cfg: DictConfig, model_tuner: ModelTuner) -> Any:
         llm = model_tuner.as_langchain_model(agent_name=self.agent_name)
         values = (self.agent_name, cfg, llm, model_tuner.tokenizer, None, "llm")
-        given: dict[str, Any] = dict(zip(CONSTRUCTOR_ARGUMENTS, values, strict=True))
-        kind = self.graph_class
-        if kind.__init__ not in (object.__init__, BaseAgentGraph.__init__):
-            return kind(**accepted_arguments(kind, given))
-        graph = kind(**given) if issubclass(kind, BaseAgentGraph) else kind()
-        for name, value in (given | {"chatmodel": llm}).items():
+        arguments: dict[str, Any] = dict(zip(CONSTRUCTOR_ARGUMENTS, values, strict=True))
+        graph_class = self.graph_class
+        if graph_class.__init__ not in (object.__init__, BaseAgentGraph.__init__):
+            return graph_class(**accepted_arguments(graph_class, arguments))
+        graph = (
+            graph_class(**arguments) if issubclass(graph_class, BaseAgentGraph) else graph_class()
+        )
+        for name, value in (arguments | {"chatmodel": llm}).items():
             if not hasattr(graph, name):
                 setattr(graph, name, value)
         _build_graph(graph)
         return graph
 
 
-def as_workflow(kind: type, agent_name: str) -> type[GraphWorkflow]:
+def as_workflow(graph_class: type, agent_name: str) -> type[GraphWorkflow]:
     """Returns a workflow that runs a graph class, under the name and module of the class, which
     errors and the run folder show."""
-    copied = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    copied = {
+        name: getattr(graph_class, name) for name in ("__module__", "__qualname__", "__doc__")
+    }
     attributes = {
-        "graph_class": kind,
+        "graph_class": graph_class,
         "agent_name": agent_name,
         "name": agent_name,
-        "trainable_targets": getattr(kind, "trainable_targets", None),
+        "trainable_targets": getattr(graph_class, "trainable_targets", None),
     }
-    return type(kind.__name__, (GraphWorkflow,), copied | attributes)
+    return type(graph_class.__name__, (GraphWorkflow,), copied | attributes)
 
 
-def is_graph(kind: type) -> bool:
-    return callable(getattr(kind, "run", None)) or callable(getattr(kind, "build_graph", None))
+def is_graph(graph_class: type) -> bool:
+    return callable(getattr(graph_class, "run", None)) or callable(
+        getattr(graph_class, "build_graph", None)
+    )
 
 
-def check_graph(kind: type, where: str) -> None:
+def check_graph(graph_class: type, key: str) -> None:
     """Raises a ConfigError unless an episode can make the graph and run it."""
-    require_package("langgraph", wanted_by=f"{where}: {kind.__name__}")
-    location = f"{where}: {line_of(kind)}: {kind.__name__}"
-    run = getattr(kind, "run", None)
+    require_package("langgraph", wanted_by=f"{key}: {graph_class.__name__}")
+    location = f"{key}: {line_of(graph_class)}: {graph_class.__name__}"
+    run = getattr(graph_class, "run", None)
     if run is None or run is BaseAgentGraph.run:
         raise ConfigError(
             f"{location} does not define async run(self, messages, **kwargs)",
@@ -191,7 +197,7 @@ def check_graph(kind: type, where: str) -> None:
             f"{location}.run is not async: write async def run(self, messages, …)",
             code=Code.OWN_SIGNATURE,
         )
-    for name in required_names(kind):
+    for name in required_names(graph_class):
         if name not in CONSTRUCTOR_ARGUMENTS:
             raise ConfigError(
                 f"{location} is made with {', '.join(CONSTRUCTOR_ARGUMENTS)}: "

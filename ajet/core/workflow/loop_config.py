@@ -37,9 +37,9 @@ def verl_config(config: AjetConfig) -> DictConfig:
 def _make(config: AjetConfig) -> DictConfig:
     from omegaconf import OmegaConf
 
-    own = {name: each for name, each in config.to_dict().items() if name not in TYPED}
+    untyped = {name: value for name, value in config.to_dict().items() if name not in TYPED}
     ajet = config.ajet
-    tree = own | {
+    tree = untyped | {
         "actor_rollout_ref": {
             "model": {"path": ajet.model.path},
             "rollout": _rollout(config),
@@ -57,10 +57,10 @@ def _make(config: AjetConfig) -> DictConfig:
             "experiment_name": ajet.experiment_name,
         },
     }
-    made = OmegaConf.create(tree)
-    OmegaConf.set_struct(made, True)
-    OmegaConf.set_readonly(made, True)
-    return made
+    merged = OmegaConf.create(tree)
+    OmegaConf.set_struct(merged, True)
+    OmegaConf.set_readonly(merged, True)
+    return merged
 
 
 def _rollout(config: AjetConfig) -> dict[str, Any]:

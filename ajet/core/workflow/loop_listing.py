@@ -31,9 +31,9 @@ class ListedLoop:
     """One entry of the file."""
 
     name: str
-    kind: type
+    loop_class: type
     settings: Mapping[str, Any]
-    where: str
+    location: str
 
 
 def listed_loops(config: AjetConfig) -> Iterator[ListedLoop]:
@@ -42,7 +42,7 @@ def listed_loops(config: AjetConfig) -> Iterator[ListedLoop]:
     if path is None:
         return
     candidates = [(folder / Path(path).expanduser()).resolve() for folder in config.base_dirs]
-    file = next((each for each in candidates if each.is_file()), None)
+    file = next((path for path in candidates if path.is_file()), None)
     if file is None:
         tried = ", ".join(map(str, dict.fromkeys(candidates)))
         raise ConfigError(
@@ -52,22 +52,24 @@ def listed_loops(config: AjetConfig) -> Iterator[ListedLoop]:
         yield _listed(entry, f"{file.name}: [{order}]", (file.parent, *config.base_dirs))
 
 
-def _listed(entry: Any, where: str, base_dirs: tuple[Path, ...]) -> ListedLoop:
-    given = dict(entry) if isinstance(entry, Mapping) else {}
-    name, target = given.pop("name", None), given.pop("_target_", None)
+def _listed(entry: Any, location: str, base_dirs: tuple[Path, ...]) -> ListedLoop:
+    fields = dict(entry) if isinstance(entry, Mapping) else {}
+    name, target = fields.pop("name", None), fields.pop("_target_", None)
     if not (isinstance(name, str) and name and isinstance(target, str)):
         raise ConfigError(
-            f"{where}: write an agent loop as name: … and _target_: module.Class",
+            f"{location}: write an agent loop as name: … and _target_: module.Class",
             code=Code.TOOL_LISTING,
         )
-    settings = {key: value for key, value in given.items() if key not in IGNORED}
+    settings = {key: value for key, value in fields.items() if key not in IGNORED}
     if unknown := [key for key in settings if str(key).startswith("_")]:
         raise ConfigError(
-            f"{where}: no key {unknown[0]!r} here: leave it out", code=Code.TOOL_LISTING
+            f"{location}: no key {unknown[0]!r} here: leave it out", code=Code.TOOL_LISTING
         )
-    where = f"{where}._target_"
-    kind = load_object(as_import_spec(target), base_dirs=base_dirs, kind=object, where=where)
-    return ListedLoop(name, kind, settings, f"{where}: {target!r}")
+    location = f"{location}._target_"
+    loop_class = load_object(
+        as_import_spec(target), base_dirs=base_dirs, kind=object, where=location
+    )
+    return ListedLoop(name, loop_class, settings, f"{location}: {target!r}")
 
 
 def _entries(file: Path) -> list[Any]:

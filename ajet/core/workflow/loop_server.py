@@ -52,10 +52,10 @@ class ServerManager:
         prompt_ids: Sequence[int] | Mapping[str, Any],
         sampling_params: Mapping[str, Any] | None = None,
         priority: int = 0,
-        **others: Any,
+        **unsupported: Any,
     ) -> TokenOutput:
         """Samples the continuation of `prompt_ids`; all other arguments of verl's must be empty."""
-        if used := [name for name, value in others.items() if value]:
+        if used := [name for name, value in unsupported.items() if value]:
             raise TypeError(f"server_manager.generate takes no {', '.join(used)}: text alone")
         ids = prompt_ids["input_ids"] if isinstance(prompt_ids, Mapping) else prompt_ids
         run = SimpleNamespace(**self.model_tuner.sampling_params)

@@ -68,30 +68,32 @@ def register(agent_name: str) -> Callable[[type[T]], type[T]]:
             code=Code.NAME_TAKEN,
         )
 
-    def decorate(kind: type[T]) -> type[T]:
-        _add(agent_name, workflow_for(kind, f"@register({agent_name!r})", agent_name))
-        return kind
+    def decorate(agent_class: type[T]) -> type[T]:
+        _add(agent_name, workflow_for(agent_class, f"@register({agent_name!r})", agent_name))
+        return agent_class
 
     return decorate
 
 
-def workflow_for(kind: type, where: str, agent_name: str | None = None) -> type[Workflow]:
+def workflow_for(agent_class: type, key: str, agent_name: str | None = None) -> type[Workflow]:
     """Returns the class itself if it is a workflow, else the workflow that runs it as a loop or a
     graph (the registered one, unless `agent_name` names another)."""
-    if issubclass(kind, Workflow):
-        return kind
-    is_loop = is_agent_loop(kind)
-    if not is_loop and not is_graph(kind):
+    if issubclass(agent_class, Workflow):
+        return agent_class
+    is_loop = is_agent_loop(agent_class)
+    if not is_loop and not is_graph(agent_class):
         raise ConfigError(
-            f"{where}: {line_of(kind)}: {kind.__name__} is not a Workflow; "
+            f"{key}: {line_of(agent_class)}: {agent_class.__name__} is not a Workflow; "
             "derive it from ajet.Workflow",
             code=Code.OWN_WRONG_KIND,
         )
     for existing in _WORKFLOWS.values():
         wraps = getattr(existing, "loop_class" if is_loop else "graph_class", None)
-        if wraps is kind and agent_name is None:
+        if wraps is agent_class and agent_name is None:
             return existing
-    return (as_loop_workflow if is_loop else as_workflow)(kind, agent_name or kind.__name__)
+    return (as_loop_workflow if is_loop else as_workflow)(
+        agent_class, agent_name or agent_class.__name__
+    )
 
 
 def registered_workflow(agent_name: str) -> type[Workflow] | None:
@@ -105,12 +107,12 @@ def registered_workflow(agent_name: str) -> type[Workflow] | None:
 def import_agent_modules(config: AjetConfig) -> list[ModuleType]:
     """Imports the modules that register the user's agents, and those of the listed agent loops;
     returns them."""
-    where = "ajet.rollout.agent_modules"
+    key = "ajet.rollout.agent_modules"
     specs = config.ajet.rollout.agent_modules
-    modules = [load_module(spec, base_dirs=config.base_dirs, where=where) for spec in specs]
+    modules = [load_module(spec, base_dirs=config.base_dirs, where=key) for spec in specs]
     for listed in listed_loops(config):
         _register_listed(listed)
-        modules.append(sys.modules[listed.kind.__module__])
+        modules.append(sys.modules[listed.loop_class.__module__])
     return modules
 
 
@@ -123,28 +125,28 @@ class WorkflowFactory:
     @classmethod
     def of_rows(cls) -> Self:
         """Returns the factory of episodes whose replies are given by the rows of the data."""
-        found = registered_workflow("given_chat")
-        assert found is not None
-        return cls(found)
+        workflow = registered_workflow("given_chat")
+        assert workflow is not None
+        return cls(workflow)
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
         """Imports the user's workflow, so that errors in it are found before a model is loaded."""
         import_agent_modules(config)
-        where = "ajet.rollout.user_workflow"
+        key = "ajet.rollout.user_workflow"
         spec = config.ajet.rollout.user_workflow or DEFAULT_AGENT
-        if (found := registered_workflow(spec)) is not None:
-            return cls(found)
+        if (registered := registered_workflow(spec)) is not None:
+            return cls(registered)
         if "->" not in spec:
             if (form := arrow_form(spec)) is not None:
-                raise ConfigError(f"{where}: {spec!r}: write {form}", code=Code.OWN_SPEC_FORM)
+                raise ConfigError(f"{key}: {spec!r}: write {form}", code=Code.OWN_SPEC_FORM)
             raise ConfigError(
-                f"{where}: nothing is registered as {spec!r}; name a class as path/file.py->Class, "
+                f"{key}: nothing is registered as {spec!r}; name a class as path/file.py->Class, "
                 f"or an agent: {unknown_agent_hint(spec)}",
                 code=Code.AGENT_NOT_REGISTERED,
             )
-        kind = load_object(spec, base_dirs=config.base_dirs, kind=object, where=where)
-        return cls(workflow_for(kind, f"{where}: {spec!r}"))
+        agent_class = load_object(spec, base_dirs=config.base_dirs, kind=object, where=key)
+        return cls(workflow_for(agent_class, f"{key}: {spec!r}"))
 
     def __call__(self, task: Task) -> Workflow:
         return self.class_for(task)()
@@ -154,15 +156,15 @@ class WorkflowFactory:
         name = task.metadata.get("agent_name")
         if not name:
             return self.default
-        found = registered_workflow(str(name))
-        if found is None:
+        registered = registered_workflow(str(name))
+        if registered is None:
             raise ConfigError(
                 f"task {task.task_id}: no workflow is registered as agent_name "
                 f"{plain_text(name, MAX_NAME_SHOWN)!r}; "
                 f"{unknown_agent_hint(str(name))}",
                 code=Code.AGENT_NOT_REGISTERED,
             )
-        return found
+        return registered
 
     def classes_for(self, tasks: Iterable[Task]) -> list[type[Workflow]]:
         """Returns the classes that these tasks run. A name that is not registered is a
@@ -181,18 +183,18 @@ def unknown_agent_hint(name: str) -> str:
 def _register_listed(listed: ListedLoop) -> None:
     if listed.name in BUILT_IN_AGENTS:
         raise ConfigError(
-            f"{listed.where}: {listed.name!r} is one of ajet's own agents", code=Code.NAME_TAKEN
+            f"{listed.location}: {listed.name!r} is one of ajet's own agents", code=Code.NAME_TAKEN
         )
-    if not is_agent_loop(listed.kind):
+    if not is_agent_loop(listed.loop_class):
         raise ConfigError(
-            f"{listed.where}: {line_of(listed.kind)}: {listed.kind.__name__} is no agent loop: "
-            "derive it from ajet.compat.verl.AgentLoopBase",
+            f"{listed.location}: {line_of(listed.loop_class)}: {listed.loop_class.__name__} "
+            "is no agent loop: derive it from ajet.compat.verl.AgentLoopBase",
             code=Code.OWN_WRONG_KIND,
         )
     existing = _WORKFLOWS.get(listed.name)
-    known = (getattr(existing, "loop_class", None), getattr(existing, "settings", None))
-    if known != (listed.kind, listed.settings):
-        _add(listed.name, as_loop_workflow(listed.kind, listed.name, listed.settings))
+    registered = (getattr(existing, "loop_class", None), getattr(existing, "settings", None))
+    if registered != (listed.loop_class, listed.settings):
+        _add(listed.name, as_loop_workflow(listed.loop_class, listed.name, listed.settings))
 
 
 def _add(agent_name: str, workflow: type[Workflow]) -> None:

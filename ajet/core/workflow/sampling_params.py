@@ -26,10 +26,10 @@ WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
 log-probabilities of sampled tokens are always recorded."""
 
 
-def own_sampling(given: Mapping[str, Any] | None, run: Any) -> dict[str, Any]:
+def own_sampling(params: Mapping[str, Any] | None, run: Any) -> dict[str, Any]:
     """Returns the settings that differ from the run's, under `SamplingOverrides`' names. `run` has
     the run's values as attributes."""
-    passed = dict(given or {})
+    passed = dict(params or {})
     if "max_new_tokens" in passed:
         passed["max_tokens"] = passed.pop("max_new_tokens")
     unknown = [

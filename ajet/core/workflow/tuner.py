@@ -219,8 +219,8 @@ class ModelTuner:
         if reward is not None and not abs(reward) <= LARGEST_REWARD:
             raise ValueError(f"credit_turn: the reward is {reward}; give a finite number")
         if not isinstance(state_key, str | None):
-            kind = type(state_key).__name__
-            raise TypeError(f"credit_turn: the state key is of type {kind}; give a text")
+            type_name = type(state_key).__name__
+            raise TypeError(f"credit_turn: the state key is of type {type_name}; give a text")
         reward = None if reward is None else float(reward)
         self._recorder.credit_turn(self.agent_name, self.target_tag, reward, state_key)
 
@@ -341,8 +341,8 @@ class ModelTuner:
 
         grant = self._grant(agent_name, target_tag)
         if isinstance(debug_model, str) and not self._is_trained(grant):
-            other = openai.other_sync_client if sync else openai.other_async_client
-            return other(debug_model)
+            make_client = openai.other_sync_client if sync else openai.other_async_client
+            return make_client(debug_model)
         if debug_model is not None and not self._is_trained(grant):
             return debug_model
         make = openai.sync_client if sync else openai.async_client

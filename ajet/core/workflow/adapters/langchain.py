@@ -140,10 +140,10 @@ class LangChainModel(BaseChatModel):
         several calls in one reply is made. A model that does not heed `tool_choice` is free to
         answer, as verl's `ChatModel` is."""
         _refuse_strict(strict)
-        given = {"tool_choice": tool_choice, "parallel_tool_calls": parallel_tool_calls}
+        options = {"tool_choice": tool_choice, "parallel_tool_calls": parallel_tool_calls}
         if not self.heeds_tool_choice:
-            del given["tool_choice"]
-        kwargs |= {name: value for name, value in given.items() if value is not None}
+            del options["tool_choice"]
+        kwargs |= {name: value for name, value in options.items() if value is not None}
         return self.bind(tools=[openai_schema(tool) for tool in tools], **kwargs)
 
     def with_structured_output(
@@ -195,28 +195,31 @@ class LangChainModel(BaseChatModel):
         return self._message(turn, 1 if parallel_tool_calls is False else self.max_parallel_calls)
 
     def _overrides(
-        self, stop: list[str] | None, sampling_params: dict[str, Any] | None = None, **given: Any
+        self, stop: list[str] | None, sampling_params: dict[str, Any] | None = None, **settings: Any
     ) -> SamplingOverrides:
         """Returns the call's changes to the run's sampling. ChatLearn's graphs and verl's loops
         pass them in `sampling_params`, where a value equal to the run's changes nothing."""
         passed = own_sampling(sampling_params, self.recorder.sampling)
         stop = stop or passed.pop("stop", None)
-        if "max_completion_tokens" in given:
-            given["max_tokens"] = given.pop("max_completion_tokens")
-        if unknown := given.keys() - SamplingOverrides.__dataclass_fields__.keys():
+        if "max_completion_tokens" in settings:
+            settings["max_tokens"] = settings.pop("max_completion_tokens")
+        if unknown := settings.keys() - SamplingOverrides.__dataclass_fields__.keys():
             names = ", ".join(sorted(unknown))
             raise TypeError(f"the model of as_langchain_model() takes no {names}")
-        own = {"temperature": self.temperature, "max_tokens": self.max_tokens}
-        return SamplingOverrides(**own | passed | given, stop=tuple(stop) if stop else None)
+        defaults = {"temperature": self.temperature, "max_tokens": self.max_tokens}
+        return SamplingOverrides(**defaults | passed | settings, stop=tuple(stop) if stop else None)
 
     def _message(self, turn: Turn, max_calls: int | None) -> AIMessage:
         reply, completion = turn.reply, turn.completion
         calls = list(reply.get("tool_calls", ()))
-        made = calls[:max_calls]
-        extra = {"reasoning_content": reply.get("reasoning_content"), NOT_MADE: calls[len(made) :]}
+        first_calls = calls[:max_calls]
+        extra = {
+            "reasoning_content": reply.get("reasoning_content"),
+            NOT_MADE: calls[len(first_calls) :],
+        }
         return AIMessage(
             content=reply["content"],
-            tool_calls=[_tool_call(call) for call in made],
+            tool_calls=[_tool_call(call) for call in first_calls],
             invalid_tool_calls=[_invalid(text) for text in turn.notes.malformed_calls],
             additional_kwargs={name: value for name, value in extra.items() if value},
             usage_metadata={
@@ -225,7 +228,7 @@ class LangChainModel(BaseChatModel):
                 "total_tokens": turn.num_prompt_tokens + turn.num_sampled_tokens,
             },
             response_metadata={
-                "finish_reason": "tool_calls" if made else completion.finish_reason,
+                "finish_reason": "tool_calls" if first_calls else completion.finish_reason,
                 "model_name": self.model_name,
                 "token_ids": [*completion.prompt_ids, *completion.token_ids],
                 "loss_mask": _loss_mask(turn, self.recorder.turns),
@@ -268,16 +271,16 @@ def _block(item: str | dict[str, Any]) -> dict[str, Any]:
 
 
 def _thinking_text(block: dict[str, Any]) -> str:
-    kind = block.get("type")
-    return str(block.get(kind) or "") if kind in ("reasoning", "thinking") else ""
+    block_type = block.get("type")
+    return str(block.get(block_type) or "") if block_type in ("reasoning", "thinking") else ""
 
 
 def openai_schema(tool: Tool) -> dict[str, Any]:
     """Returns the tool's schema in OpenAI's form, without a function's `**kwargs`, which the model
     does not fill."""
-    own = (getattr(tool, "extras", None) or {}).get("openai_schema")
-    if own is not None:
-        return own
+    ready_schema = (getattr(tool, "extras", None) or {}).get("openai_schema")
+    if ready_schema is not None:
+        return ready_schema
     if isinstance(tool, dict) and tool.get("type") == "function" and "function" in tool:
         return tool
     schema = convert_to_openai_tool(tool)
@@ -301,8 +304,8 @@ def _tool_choice(tool_choice: str | dict[str, Any] | bool | None) -> str | None:
     if isinstance(tool_choice, bool):
         return "required" if tool_choice else None
     if isinstance(tool_choice, dict):
-        named = tool_choice.get("function") or tool_choice
-        return _tool_choice(str(named.get("name") or named.get("type")))
+        function = tool_choice.get("function") or tool_choice
+        return _tool_choice(str(function.get("name") or function.get("type")))
     return "required" if tool_choice == "any" else tool_choice
 
 

@@ -115,11 +115,11 @@ def _all_fields(client: Any, arguments: tuple[Any, ...], fields: dict[str, Any])
     """Returns the fields of a request whose first ones may be given by position."""
     if len(arguments) > len(POSITIONAL):
         raise TypeError(f"create() takes {', '.join(POSITIONAL)} by position, and no more")
-    given = dict(zip(POSITIONAL, arguments, strict=False))
-    if twice := [name for name in given if name in fields]:
+    by_name = dict(zip(POSITIONAL, arguments, strict=False))
+    if twice := [name for name in by_name if name in fields]:
         raise TypeError(f"create() got {twice[0]} by position and by name")
     model = client.other_model or fields.get("model") or MODEL
-    return {**given, **fields, "model": model}
+    return {**by_name, **fields, "model": model}
 
 
 class _Transport(httpx.AsyncBaseTransport, httpx.BaseTransport):

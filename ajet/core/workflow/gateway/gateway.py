@@ -75,9 +75,9 @@ class GatewayResponse:
     def headers(self) -> dict[str, str]:
         """The HTTP headers. An error says that a retry is useless, which OpenAI's and Anthropic's
         clients read."""
-        kind = "application/json" if self.events is None else "text/event-stream"
+        content_type = "application/json" if self.events is None else "text/event-stream"
         no_retry = {"x-should-retry": "false"} if self.status >= 400 else {}
-        return {"content-type": kind, **no_retry, **self.more_headers}
+        return {"content-type": content_type, **no_retry, **self.more_headers}
 
 
 class Gateway:
@@ -133,21 +133,21 @@ class Gateway:
         except Exception as error:  # noqa: BLE001  # the edge of a server: one line, not a traceback
             logger.warning(f"the gateway failed at a request: {type(error).__name__}: {error}")
             fault = RequestError(
-                f"{type(error).__name__}: {error}", status=500, kind="server_error"
+                f"{type(error).__name__}: {error}", status=500, error_type="server_error"
             )
             return error_response(dialect, fault)
 
     def grant(self, key: str, headers: Mapping[str, str] = NO_HEADERS) -> Grant:
         """Returns the grant of a key. Raises `RequestError` (401) if it is forged, foreign or
         revoked. The `headers` of the request say nothing here."""
-        found = self.keys.find(key)
-        if found is None:
+        grant = self.keys.find(key)
+        if grant is None:
             raise RequestError(
                 "unknown key: a key is good for one agent of one episode, until that ends",
                 status=401,
                 code="invalid_api_key",
             )
-        return found
+        return grant
 
     async def _sample(self, grant: Grant, request: ChatRequest) -> list[Turn]:
         try:
@@ -157,7 +157,7 @@ class Gateway:
         except EpisodeTruncated as error:
             raise RequestError(str(error), code="context_length_exceeded") from error
         except EndpointFault as fault:
-            raise RequestError(str(fault), status=502, kind="server_error") from fault
+            raise RequestError(str(fault), status=502, error_type="server_error") from fault
         except (
             AjetError,
             ValueError,
@@ -192,7 +192,7 @@ class Gateway:
                 "a workflow of this run blocks the event loop that the model runs on: write `def "
                 "execute`, which runs in a thread of its own, or use an asynchronous client",
                 status=503,
-                kind="server_error",
+                error_type="server_error",
                 code="event_loop_blocked",
             ) from None
 
@@ -204,7 +204,7 @@ def error_response(dialect: Dialect, error: RequestError) -> GatewayResponse:
 
 def dialect_at(path: str) -> Dialect | None:
     """Returns the dialect of a path such as ``/v1/chat/completions``, or None."""
-    return next((each for each in DIALECTS if path == f"/v1{each.path}"), None)
+    return next((dialect for dialect in DIALECTS if path == f"/v1{dialect.path}"), None)
 
 
 def models_response(path: str, models: Sequence[str] = (MODEL,)) -> GatewayResponse | None:

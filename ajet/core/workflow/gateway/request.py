@@ -23,20 +23,20 @@ MAX_CHOICES = 128
 
 
 class RequestError(Exception):
-    """Raised for a request that is refused or fails. `status` is the HTTP status; `kind`, `code`
-    and `param` are fields of OpenAI's error bodies."""
+    """Raised for a request that is refused or fails. `status` is the HTTP status;
+    `error_type`, `code` and `param` are fields of OpenAI's error bodies."""
 
     def __init__(
         self,
         message: str,
         *,
         status: int = 400,
-        kind: str = "invalid_request_error",
+        error_type: str = "invalid_request_error",
         code: str | None = None,
         param: str | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.kind, self.code, self.param = status, kind, code, param
+        self.status, self.error_type, self.code, self.param = status, error_type, code, param
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +100,14 @@ class Fields:
         for name in ignored_fields:
             self._left.pop(name, None)
 
-    def take(self, name: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
+    def take(self, name: str, expected: type | tuple[type, ...], default: Any = None) -> Any:
         """Removes a field and returns its value, or `default` if it is absent or null."""
         if name not in self._left:
             return default
         value = self._left.pop(name)
-        is_unwanted_bool = isinstance(value, bool) and bool not in _as_tuple(kind)
-        if not isinstance(value, kind) or is_unwanted_bool:
-            names = " or ".join(each.__name__ for each in _as_tuple(kind))
+        is_unwanted_bool = isinstance(value, bool) and bool not in _as_tuple(expected)
+        if not isinstance(value, expected) or is_unwanted_bool:
+            names = " or ".join(t.__name__ for t in _as_tuple(expected))
             raise RequestError(f"{name} must be {names}, not {type(value).__name__}", param=name)
         return value
 
@@ -135,5 +135,5 @@ def overrides(**values: Any) -> SamplingOverrides:
         raise RequestError(str(error)) from error
 
 
-def _as_tuple(kind: type | tuple[type, ...]) -> tuple[type, ...]:
-    return kind if isinstance(kind, tuple) else (kind,)
+def _as_tuple(expected: type | tuple[type, ...]) -> tuple[type, ...]:
+    return expected if isinstance(expected, tuple) else (expected,)

@@ -146,7 +146,7 @@ def read_messages(value: Any) -> list[dict[str, Any]]:
         messages = checked_messages(object_list(value, "messages"))
     except ValueError as error:
         raise RequestError(str(error), param="messages") from error
-    return [{key: each[key] for key in each if key != "annotations"} for each in messages]
+    return [{key: message[key] for key in message if key != "annotations"} for message in messages]
 
 
 def read_tool_choice(value: Any, tools: Sequence[Mapping[str, Any]]) -> str | None:
@@ -158,8 +158,8 @@ def read_tool_choice(value: Any, tools: Sequence[Mapping[str, Any]]) -> str | No
             raise RequestError(f"tools[{index}] has no function with a name", param="tools")
         names.append(function["name"])
     if isinstance(value, dict):
-        named = value.get("function") or value
-        value = named.get("name") if isinstance(named, dict) else named
+        choice = value.get("function") or value
+        value = choice.get("name") if isinstance(choice, dict) else choice
         if value not in names:
             raise RequestError(f"tool_choice: there is no tool {value!r}", param="tool_choice")
         return value
@@ -197,12 +197,12 @@ def _max_tokens(fields: Fields) -> int | None:
 
 
 def _common_fields(
-    request: ChatRequest, turns: Sequence[Turn], grant: Grant, kind: str
+    request: ChatRequest, turns: Sequence[Turn], grant: Grant, object_type: str
 ) -> dict[str, Any]:
     version = f"version-{turns[0].completion.policy_version}"
     return {
         "id": grant.response_id("chatcmpl-"),
-        "object": kind,
+        "object": object_type,
         "created": int(time.time()),
         "model": request.model,
         **({"system_fingerprint": version} if grant.shows_version else {}),

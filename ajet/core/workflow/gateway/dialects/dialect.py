@@ -45,7 +45,7 @@ def openai_error(error: RequestError) -> dict[str, Any]:
     return {
         "error": {
             "message": str(error),
-            "type": error.kind,
+            "type": error.error_type,
             "param": error.param,
             "code": error.code,
         }

@@ -147,27 +147,27 @@ class Responses:
         for index, item in enumerate(response["output"]):
             events += _item_events(index, item)
         events.append((f"response.{response['status']}", {"response": response}))
-        for number, (kind, data) in enumerate(events):
-            yield event({"type": kind, "sequence_number": number, **data}, kind)
+        for number, (event_type, data) in enumerate(events):
+            yield event({"type": event_type, "sequence_number": number, **data}, event_type)
 
     def error_body(self, error: RequestError) -> dict[str, Any]:
         return openai_error(error)
 
 
 def _tools(
-    given: Sequence[Mapping[str, Any]],
+    raw_tools: Sequence[Mapping[str, Any]],
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Returns the tools in Chat Completions' form, those of namespaces among them, and the
     namespaces of these by the tools' names. A name may be there once."""
     tools: list[dict[str, Any]] = []
     namespaces: dict[str, str] = {}
-    for each in given:
-        if each.get("type") != "namespace":
-            tools.append(_tool(each))
+    for raw in raw_tools:
+        if raw.get("type") != "namespace":
+            tools.append(_tool(raw))
             continue
-        for inner in object_list(each.get("tools") or [], "tools"):
+        for inner in object_list(raw.get("tools") or [], "tools"):
             tools.append(_tool(inner))
-            namespaces[str(inner.get("name"))] = str(each.get("name"))
+            namespaces[str(inner.get("name"))] = str(raw.get("name"))
     names = [tool["function"].get("name") for tool in tools]
     for name in namespaces:
         if names.count(name) > 1:
@@ -197,12 +197,12 @@ def _stored_conversation(identifier: str | None, grant: Grant) -> list[dict[str,
     return grant.stored_conversations[identifier]
 
 
-def _messages(given: str | list[Any]) -> list[dict[str, Any]]:
+def _messages(content: str | list[Any]) -> list[dict[str, Any]]:
     """Returns messages in Chat Completions' form, with the items of one reply merged into one."""
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
+    if isinstance(content, str):
+        return [{"role": "user", "content": content}]
     messages: list[dict[str, Any]] = []
-    for item in object_list(given, "input"):
+    for item in object_list(content, "input"):
         message = _message(item)
         last = messages[-1] if messages else {}
         if message["role"] == "assistant" == last.get("role"):
@@ -241,13 +241,13 @@ def _merge_part(message: dict[str, Any], part: Mapping[str, Any]) -> None:
 def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
-    parts = object_list(content, "input")
-    for part in parts:
+    blocks = object_list(content, "input")
+    for part in blocks:
         if part.get("type") not in _TEXT_PARTS:
             raise RequestError(
                 f"input: {part.get('type')!r} is not served: text only", param="input"
             )
-    return "".join(str(part.get("text") or part.get("refusal") or "") for part in parts)
+    return "".join(str(part.get("text") or part.get("refusal") or "") for part in blocks)
 
 
 def _output_items(
@@ -282,7 +282,7 @@ def _item_events(index: int, item: Mapping[str, Any]) -> list[tuple[str, dict[st
         events = _text_events(location, item)
     started = ("output_item.added", {"output_index": index, "item": empty})
     done = ("output_item.done", {"output_index": index, "item": item})
-    return [(f"response.{kind}", data) for kind, data in (started, *events, done)]
+    return [(f"response.{event_type}", data) for event_type, data in (started, *events, done)]
 
 
 def _call_events(
