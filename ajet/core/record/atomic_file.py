@@ -68,8 +68,8 @@ def writing(target: Path | str) -> Iterator[None]:
         ) from error
     except OSError as error:
         raise CheckpointError(
-            f"{target} cannot be written: {error.strerror or first_line(str(error))}; make room, or "
-            "repair the disk, then resume",
+            f"{target} cannot be written: {error.strerror or first_line(str(error))}; make room, "
+            "or repair the disk, then resume",
             code=Code.RECORD_UNWRITABLE,
         ) from error
 

@@ -127,7 +127,7 @@ class EpisodeRunner:
         endpoint: ModelEndpoint | ChatEndpoint,
         template: ChatTemplate | None = None,
         parser: ToolParser | None = None,
-        of_mode: Callable[[Mode], EpisodeParts],
+        parts_for: Callable[[Mode], EpisodeParts],
         limits: RolloutLimits,
         run_seed: int,
         gateway: Gateway | None = None,
@@ -138,7 +138,7 @@ class EpisodeRunner:
         observe: Callable[[WorkflowTask], CallObserver] | None = None,
         adapters: AdapterChoice | None = None,
     ) -> None:
-        """Stores the parts that every episode shares, and `of_mode`, which returns those of a
+        """Stores the parts that every episode shares, and `parts_for`, which returns those of a
         mode. `debug` lets exceptions of the workflow and
         the judge through unchanged, and drops the deadline, because a person may be at a
         breakpoint. `environments` gives each task of its kind an environment, until the episode is
@@ -149,7 +149,7 @@ class EpisodeRunner:
         self._chat_endpoint = endpoint if isinstance(endpoint, ChatEndpoint) else None
         self._template = template
         self._parser = parser
-        self.of_mode = functools.cache(of_mode)
+        self.parts_for = functools.cache(parts_for)
         self.limits = replace(limits, episode_timeout_s=None) if debug else limits
         self.run_seed = run_seed
         self._gateway = gateway
@@ -237,7 +237,7 @@ class EpisodeRunner:
         """Returns the attempt with this number, ready to run, or the trajectory of an episode whose
         workflow cannot be made. `resources` releases its environment."""
         try:
-            workflow = self.of_mode(plan.mode).workflow(plan.task)
+            workflow = self.parts_for(plan.mode).workflow(plan.task)
             recorder = self._recorder(plan, number, workflow)
         except AjetError:
             raise  # no workflow for this task is the config's mistake, not the episode's
@@ -299,7 +299,7 @@ class EpisodeRunner:
 
     def _sampling(self, plan: WorkflowTask) -> SamplingParams:
         modes: dict[Decoding, Mode] = {"greedy": "baseline", "sampled": "train"}
-        return self.of_mode(plan.mode if plan.decoding is None else modes[plan.decoding]).sampling
+        return self.parts_for(plan.mode if plan.decoding is None else modes[plan.decoding]).sampling
 
     async def _judge_output(
         self, trajectory: Trajectory, judge_in_group: JudgeInGroup | None
@@ -309,7 +309,7 @@ class EpisodeRunner:
         plan, output = trajectory.workflow_task, trajectory.output
         if output is None:
             return trajectory
-        judge = self.of_mode(plan.mode).judge
+        judge = self.parts_for(plan.mode).judge
         nobody_gives_one = judge is None and output.reward is None
         if nobody_gives_one and plan.mode != "eval" and not self.limits.needs_reward:
             return trajectory

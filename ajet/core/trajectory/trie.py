@@ -10,9 +10,7 @@ on it and is not trained on an earlier one:
 
 So each sampled token of a trainable turn is trained exactly once, in the context it was sampled in.
 Turns that sampled at the same positions of one path (retries, several samples of one prompt) get a
-timeline each, even when their ids are equal.
-
-Not covered: timelines that would train nothing (turns of agents that are not trained) are not made.
+timeline each, even if their ids are equal.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -48,14 +46,13 @@ class Timeline:
 
 
 def timelines(turns: Sequence[Turn]) -> list[Timeline]:
-    """Returns the episode's timelines; every sampled token of a trainable turn is in exactly
-    one mask.
-    """
+    """Returns the episode's timelines. Every sampled token of a trainable turn is in exactly one
+    loss mask; turns that are not trainable get no timeline."""
     return [_timeline(path, chain, turns) for path, chain in _chains(turns)]
 
 
 def num_timelines(turns: Sequence[Turn]) -> int:
-    """Returns the number of the episode's timelines without making them."""
+    """Returns the number of the episode's timelines without building their arrays."""
     return sum(1 for _ in _chains(turns))
 
 
@@ -67,7 +64,9 @@ def _chains(turns: Sequence[Turn]) -> Iterator[tuple[Ids, list[int]]]:
         if turn.trainable and turn.completion.token_ids
     }
     parents = _parents(remaining)
-    while remaining:  # a second round is only for turns that sampled the same positions as another
+    # One round trains all turns, except those that sampled the same positions of a path as another
+    # turn, for example a retry with equal ids: they remain for the next round.
+    while remaining:
         for leaf in _leaves(remaining, parents):
             chain = _chain(leaf, remaining, parents, turns)
             yield remaining[leaf], chain
@@ -78,8 +77,8 @@ def _chains(turns: Sequence[Turn]) -> Iterator[tuple[Ids, list[int]]]:
 def _parents(paths: dict[int, Ids]) -> dict[int, int | None]:
     """Returns for each path the longest other path that it begins with.
 
-    In sorted order a path comes right after those it begins with, so one stack of open prefixes
-    finds them all.
+    In sorted order a path comes after those it begins with, with only other continuations of them
+    in between, so one stack of open prefixes finds them all.
     """
     parents: dict[int, int | None] = {}
     stack: list[int] = []
@@ -99,6 +98,7 @@ def _leaves(remaining: Iterable[int], parents: dict[int, int | None]) -> list[in
     continued: set[int] = set()
     for index in remaining:
         above = parents[index]
+        # Ancestors of one that is marked are marked already, so each is visited once.
         while above is not None and above not in continued:
             continued.add(above)
             above = parents[above]
@@ -108,11 +108,10 @@ def _leaves(remaining: Iterable[int], parents: dict[int, int | None]) -> list[in
 def _chain(
     leaf: int, remaining: dict[int, Ids], parents: dict[int, int | None], turns: Sequence[Turn]
 ) -> list[int]:
-    """Returns the turns that the leaf's path trains: those not trained yet, with no position
-    sampled twice.
-    """
+    """Returns the turns that the leaf's path trains, in the order of the path: those not trained
+    yet, so that no position is sampled by two of them."""
     chain: list[int] = []
-    free_until = len(remaining[leaf])
+    free_until = len(remaining[leaf])  # positions from here on belong to turns of the chain
     index: int | None = leaf
     while index is not None:
         if index in remaining and len(remaining[index]) <= free_until:

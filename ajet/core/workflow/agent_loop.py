@@ -238,8 +238,8 @@ class LoopWorkflow(Workflow):
         ):
             raise ConfigError(
                 f"{line_of(loop_class)}: {loop_class.__name__} takes verl's tools, which ajet "
-                f"gives to tool_agent alone (ajet.rollout.multi_turn.tool_config_path is {path}): name "
-                "tool_agent in the rows, or make the tools in init_class and take none",
+                f"gives to tool_agent alone (ajet.rollout.multi_turn.tool_config_path is {path}): "
+                "name tool_agent in the rows, or make the tools in init_class and take none",
                 code=Code.TOOL_CLASS,
             )
 

@@ -123,7 +123,7 @@ class WorkflowFactory:
         self.default = default
 
     @classmethod
-    def of_rows(cls) -> Self:
+    def for_rows(cls) -> Self:
         """Returns the factory of episodes whose replies are given by the rows of the data."""
         workflow = registered_workflow("given_chat")
         assert workflow is not None

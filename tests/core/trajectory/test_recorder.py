@@ -198,7 +198,7 @@ async def test_an_agent_that_caught_a_fault_of_the_endpoint_and_went_on_is_not_e
 def test_a_reply_of_no_tokens_cannot_be_asked_for():
     with pytest.raises(ValueError, match="max_tokens is 0"):
         SamplingOverrides(max_tokens=0)
-    assert SamplingOverrides(max_tokens=1).given == {"max_tokens": 1}
+    assert SamplingOverrides(max_tokens=1).settings == {"max_tokens": 1}
 
 
 SUB = {"type": "function", "function": {"name": "sub", "parameters": {}}}
