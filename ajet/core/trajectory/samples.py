@@ -16,8 +16,8 @@ from ajet.core.trajectory.trajectory import Group, Trajectory
 from ajet.core.trajectory.trie import Timeline, timelines
 
 TokenAdvantages = Mapping[str, Sequence[NDArray[np.float32]]]
-"""``episode_id ->`` one array for each turn, with a number for each token that it sampled. That of a
-turn that is not trained may be empty."""
+"""``episode_id ->`` one array for each turn, with a number for each sampled token. That of a turn
+that is not trained may be empty."""
 
 
 def to_samples(groups: Sequence[Group], advantages: TokenAdvantages) -> list[TrainingSample]:

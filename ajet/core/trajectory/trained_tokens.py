@@ -52,7 +52,7 @@ class TrainedTokens:
         cuts[name] = sorted({*cuts.get(name, ()), *tokens})
 
     def merge(self, addition: TrainedTokens) -> None:
-        """Adds the numbers that another rank computed; NaN overwrites nothing."""
+        """Adds the numbers of another rank or adapter; NaN overwrites nothing."""
         for (episode_id, turn), rows in addition.rows.items():
             for name, numbers in rows.items():
                 mine = self.row(episode_id, turn, name, len(numbers))
