@@ -5,14 +5,9 @@
     turn 0   prompt [q q q]        sampled [a a]          kept 0, new [q q q]
     turn 1   prompt [q q q a a t]  sampled [b]            kept 5, new [t]
 
-A prompt mostly continues the turn before it, so only its new tokens are stored, and only the new
-messages likewise. Token ids are 8-byte integers, log-probabilities are 8-byte floats: both are
-restored exactly.
-
-Trajectories hold plain data (trajectory/plain_trajectory.py), which JSON restores as it was. A task
-is restored as plain data too: a tuple as a list, a key as a string, an object as its text.
-
-Bytes of format 1 are read too. Not covered: samples and advantages, which the trainer makes.
+A prompt mostly continues the turn before it, so only its new tokens and messages are stored. Token
+ids (8-byte integers) and log-probabilities (8-byte floats) are restored exactly, and so is plain
+data (trajectory/plain_trajectory.py). Bytes of format 1 are read too.
 """
 
 from __future__ import annotations
@@ -50,7 +45,7 @@ _LENGTH = struct.Struct("<Q")
 _FAST = 1
 DAMAGE = (zlib.error, struct.error, ValueError, LookupError, TypeError, AttributeError)
 DAMAGE += (RecursionError, OverflowError)
-"""The errors that reading damaged bytes raises."""
+"""Errors that damaged bytes cause."""
 Json = dict[str, Any]
 
 
@@ -62,7 +57,7 @@ def encode(groups: Sequence[Group]) -> bytes:
 
 
 def decode(content: bytes) -> list[Group]:
-    """Returns the groups that `encode` was given; DataError if the bytes are not such."""
+    """Returns the encoded groups. Raises DataError for other or damaged bytes."""
     if not isinstance(content, bytes) or not content.startswith((MAGIC, FORMAT_1)):
         raise DataError(
             "its groups are of another version of ajet: begin with an empty one",
@@ -84,15 +79,13 @@ def _decoded(content: bytes) -> list[Group]:
     groups: list[Json] = json.loads(body[:length])
     if content.startswith(FORMAT_1):
         for group in groups:
-            group["trajectories"] = [
-                _of_format_1(trajectory) for trajectory in group["trajectories"]
-            ]
+            group["trajectories"] = [_upgraded_from_format_1(t) for t in group["trajectories"]]
     return [_group(item, arrays) for item in groups]
 
 
 @dataclass
 class _Writer:
-    """Arrays one after another; `add` returns the number of entries that it added."""
+    """Concatenates arrays; `add` returns the number of its entries, which the header stores."""
 
     chunks: list[bytes] = field(default_factory=list)
 
@@ -107,7 +100,7 @@ class _Writer:
 
 @dataclass
 class _Reader:
-    """Reads the arrays in the order in which they were written."""
+    """Reads the arrays in the order in which they were added."""
 
     content: bytes
     offset: int
@@ -186,9 +179,9 @@ def _trajectory(content: Json, arrays: _Reader) -> Trajectory:
     )
 
 
-def _of_format_1(content: Json) -> Json:
-    """Returns a trajectory of format 1 as one of today's. It had one `error` for what failed, which
-    limit cut it and what was decided about it, so the limit is unknown."""
+def _upgraded_from_format_1(content: Json) -> Json:
+    """Converts a trajectory of format 1. Its `error` was one text for failure, limit and selection,
+    so the limit is unknown."""
     outcome, error = content["failed_as"] or content["status"], content["error"] or ""
     name = content["left_out"] or (content["failed_as"] and SelectionName.ZERO)
     is_cut = outcome == EpisodeStatus.TRUNCATED
@@ -197,12 +190,12 @@ def _of_format_1(content: Json) -> Json:
         "failure": None if name or is_cut else content["error"],
         "truncation": {"limit": Limit.UNKNOWN, "detail": error} if is_cut else None,
         "selection": {"name": name, "reason": error} if name else None,
-        "earlier_attempts": [_of_format_1(attempt) for attempt in content["earlier_attempts"]],
+        "earlier_attempts": [_upgraded_from_format_1(t) for t in content["earlier_attempts"]],
     }
 
 
 def _output_json(output: WorkflowOutput) -> Json:
-    """Encodes the base class's fields; nothing reads a user's subclass after the judge."""
+    # Only the fields of the base class: nothing reads a user's subclass after the judge.
     return {
         "reward": _number(output.reward),
         "is_success": None if output.is_success is None else bool(output.is_success),
@@ -272,7 +265,7 @@ def _messages(turn: Turn | None) -> list[Json]:
 
 
 def _number(value: float | None) -> float | None:
-    """Converts a reward, which may be a numpy scalar, to a float that JSON can hold."""
+    # A reward may be a numpy scalar, which JSON does not take.
     return None if value is None else float(value)
 
 
