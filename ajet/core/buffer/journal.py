@@ -1,5 +1,5 @@
-"""Stores ended episodes until their group or step is in a checkpoint, so that a resumed run does not
-run them again.
+"""Stores ended episodes until their group or step is in a checkpoint: a resumed run takes them from
+here.
 
 An episode is used again if the weights of the checkpoint, or older ones, sampled it under the same
 config and code. Failed episodes are not stored. Backbone debug has no journal unless clients run

@@ -9,26 +9,31 @@
     agent_name: harness:codex  a command-line agent (harness/)
     no agent_name              the config's `ajet.rollout.user_workflow`, else `single_turn_agent`
 
-The user's modules are those of `ajet.rollout.agent_modules`; `agent_loop_config_path` names classes
-of verl's form (loop_listing.py). Not covered: the agents themselves.
+The user's modules are those of `ajet.rollout.agent_modules`. The YAML at `agent_loop_config_path`
+lists agent loops in verl's form:
+
+    - name: math_expression                          rows name it as their agent_name
+      _target_: package.module.MathAgentLoop         or file.py->Class
+      max_retries: 3                                 an argument of its constructor
 """
 
 from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.core.importing import arrow_form, line_of, load_module, load_object
+from ajet.core.importing import arrow_form, as_import_spec, line_of, load_module, load_object
 from ajet.core.plain_value import plain_text
 from ajet.core.workflow.agent_loop import as_loop_workflow, is_agent_loop
 from ajet.core.workflow.graph import as_workflow, is_graph
-from ajet.core.workflow.loop_listing import ListedLoop, listed_loops
 from ajet.core.workflow.workflow import Workflow
 
 if TYPE_CHECKING:
@@ -36,6 +41,9 @@ if TYPE_CHECKING:
     from ajet.core.task.task import Task
 
 MAX_NAME_SHOWN = 200
+LISTING_KEY = "ajet.rollout.agent.agent_loop_config_path"
+IGNORED = ("_recursive_", "_convert_")
+"""Keys of Hydra's that say how settings are converted; they are plain values here."""
 DEFAULT_AGENT = "single_turn_agent"
 BUILT_IN_AGENTS = {
     DEFAULT_AGENT: "ajet.agents.single_turn->SingleTurnAgent",
@@ -110,7 +118,7 @@ def import_agent_modules(config: AjetConfig) -> list[ModuleType]:
     key = "ajet.rollout.agent_modules"
     specs = config.ajet.rollout.agent_modules
     modules = [load_module(spec, base_dirs=config.base_dirs, where=key) for spec in specs]
-    for listed in listed_loops(config):
+    for listed in _listed_loops(config):
         _register_listed(listed)
         modules.append(sys.modules[listed.loop_class.__module__])
     return modules
@@ -180,7 +188,7 @@ def unknown_agent_hint(name: str) -> str:
     return f"{hint} (a file that registers more is named in ajet.rollout.agent_modules)"
 
 
-def _register_listed(listed: ListedLoop) -> None:
+def _register_listed(listed: _ListedLoop) -> None:
     if listed.name in BUILT_IN_AGENTS:
         raise ConfigError(
             f"{listed.location}: {listed.name!r} is one of ajet's own agents", code=Code.NAME_TAKEN
@@ -188,7 +196,7 @@ def _register_listed(listed: ListedLoop) -> None:
     if not is_agent_loop(listed.loop_class):
         raise ConfigError(
             f"{listed.location}: {line_of(listed.loop_class)}: {listed.loop_class.__name__} "
-            "is no agent loop: derive it from ajet.compat.verl.AgentLoopBase",
+            "is not an agent loop: derive it from ajet.compat.verl.AgentLoopBase",
             code=Code.OWN_WRONG_KIND,
         )
     existing = _WORKFLOWS.get(listed.name)
@@ -210,3 +218,67 @@ def _add(agent_name: str, workflow: type[Workflow]) -> None:
 
 def _qualified_name(workflow: type[Workflow]) -> str:
     return f"{workflow.__module__}.{workflow.__qualname__}"
+
+
+@dataclass(frozen=True, slots=True)
+class _ListedLoop:
+    """One entry of the file."""
+
+    name: str
+    loop_class: type
+    settings: Mapping[str, Any]
+    location: str
+
+
+def _listed_loops(config: AjetConfig) -> Iterator[_ListedLoop]:
+    """Yields the loops of the config's file, imported; nothing without a file."""
+    path = config.ajet.rollout.agent.agent_loop_config_path
+    if path is None:
+        return
+    candidates = [(folder / Path(path).expanduser()).resolve() for folder in config.base_dirs]
+    file = next((path for path in candidates if path.is_file()), None)
+    if file is None:
+        tried = ", ".join(map(str, dict.fromkeys(candidates)))
+        raise ConfigError(
+            f"{LISTING_KEY}: {path}: no such file; looked for {tried}", code=Code.TOOL_LISTING
+        )
+    for order, entry in enumerate(_entries(file)):
+        yield _listed(entry, f"{file.name}: [{order}]", (file.parent, *config.base_dirs))
+
+
+def _listed(entry: Any, location: str, base_dirs: tuple[Path, ...]) -> _ListedLoop:
+    fields = dict(entry) if isinstance(entry, Mapping) else {}
+    name, target = fields.pop("name", None), fields.pop("_target_", None)
+    if not (isinstance(name, str) and name and isinstance(target, str)):
+        raise ConfigError(
+            f"{location}: write an agent loop as name: … and _target_: module.Class",
+            code=Code.TOOL_LISTING,
+        )
+    settings = {key: value for key, value in fields.items() if key not in IGNORED}
+    if unknown := [key for key in settings if str(key).startswith("_")]:
+        raise ConfigError(
+            f"{location}: no key {unknown[0]!r} here: leave it out", code=Code.TOOL_LISTING
+        )
+    location = f"{location}._target_"
+    loop_class = load_object(
+        as_import_spec(target), base_dirs=base_dirs, kind=object, where=location
+    )
+    return _ListedLoop(name, loop_class, settings, f"{location}: {target!r}")
+
+
+def _entries(file: Path) -> list[Any]:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    try:
+        entries = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
+    except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{file}: no valid YAML: {' '.join(str(error).split())}", code=Code.TOOL_LISTING
+        ) from error
+    if not isinstance(entries, list):
+        raise ConfigError(
+            f"{file}: a list of agent loops is expected: - name: …", code=Code.TOOL_LISTING
+        )
+    return entries

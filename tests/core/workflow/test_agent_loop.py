@@ -322,7 +322,7 @@ MISTAKES = [
     ([{"name": "a"}], r"agent.yaml: \[0\]: write an agent loop as name: … and _target_"),
     ([entry("a", "Patient", _partial_=True)], r"agent.yaml: \[0\]: no key '_partial_' here"),
     ([entry("tool_agent", "Patient")], "'tool_agent' is one of ajet's own agents"),
-    ([entry("a", "AgentLoopMetrics")], "AgentLoopMetrics is no agent loop: derive it from"),
+    ([entry("a", "AgentLoopMetrics")], "AgentLoopMetrics is not an agent loop: derive it from"),
     ({"name": "a"}, "a list of agent loops is expected"),
 ]
 
@@ -408,7 +408,7 @@ async def test_images_are_an_error(config):
     text = once().replace(
         "prompt_ids=prompt_ids, sampling", "image_data=[1], prompt_ids=prompt_ids, sampling"
     )
-    assert "server_manager.generate takes no image_data: text alone" in await fails(config, text)
+    assert "server_manager.generate takes no image_data: only text" in await fails(config, text)
 
 
 async def test_a_key_that_the_config_has_not_names_itself(config):

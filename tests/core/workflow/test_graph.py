@@ -449,9 +449,9 @@ def test_settings_are_found_beside_the_yaml_and_read_by_attribute(tmp_path):
     ("text", "says"),
     [
         ("- a\n", "holds no keys with values"),
-        ("a: [1", "no valid YAML"),
-        ("max_ai_message_turn: many", "max_ai_message_turn is 'many', no positive number"),
-        ("max_total_token_length: 0", "max_total_token_length is 0, no positive number"),
+        ("a: [1", "not valid YAML"),
+        ("max_ai_message_turn: many", "max_ai_message_turn is 'many', not a positive number"),
+        ("max_total_token_length: 0", "max_total_token_length is 0, not a positive number"),
     ],
 )
 def test_a_settings_file_that_is_wrong_is_one_line(tmp_path, text, says):
