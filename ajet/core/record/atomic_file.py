@@ -3,8 +3,7 @@
     write_text_atomically(path, text)     a file of the run folder
     write_output(path, content)           a file that a command line names, such as that of --out
 
-What is there and is no plain file, such as /dev/null or a pipe, is written to, and not replaced.
-Not covered: folders and big files with checksums, which checkpoints need.
+An existing device or pipe, such as /dev/null, is written to and not replaced.
 """
 
 import os
@@ -31,7 +30,7 @@ def write_output(path: Path, content: str | bytes) -> None:
 
 
 def is_special_file(path: Path) -> bool:
-    """Tells whether this is a device or a pipe, which is written to and has no files beside it."""
+    """Tells whether this is a device or a pipe."""
     return path.exists() and not path.is_file()
 
 

@@ -6,7 +6,7 @@
 
 A difference is B's minus A's. Its interval is over tasks: that of `paired_difference` for shares
 (success, pass@k), Student's t for rewards. Episodes that failed count as unsuccessful, with reward
-0. Not covered: reading and showing (reports/comparison_report.py).
+0.
 """
 
 from __future__ import annotations

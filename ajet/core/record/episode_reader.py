@@ -1,12 +1,10 @@
-"""Reads `episodes.sqlite` back, also while the run goes on.
+"""Reads `episodes.sqlite`, also during the run.
 
-    reader = EpisodeReader(folder.episodes_db)
-    page = reader.list(EpisodeFilter(status="ok", max_reward=0.5, text="apples"), limit=50)
-    more = reader.list(…, after=page[-1].id)     # newest first; the next page begins below that id
-    episode = reader.episode("000012-train-0003-01")
-    episode.turns[0].prompt_ids, .token_ids, .logprobs, .loss_mask, .messages, .reply
-
-Not covered: writing, and turning ids into text (that needs the tokenizer: logview/token_text.py).
+reader = EpisodeReader(folder.episodes_db)
+page = reader.list(EpisodeFilter(status="ok", max_reward=0.5, text="apples"), limit=50)
+more = reader.list(…, after=page[-1].id)     # newest first; the next page begins below that id
+episode = reader.episode("000012-train-0003-01")
+episode.turns[0].prompt_ids, .token_ids, .logprobs, .loss_mask, .messages, .reply
 """
 
 from __future__ import annotations
@@ -370,7 +368,7 @@ class EpisodeReader:
         self.close()
 
 
-def _of_type(value: Any, expected: Any) -> Any:
+def _checked_type(value: Any, expected: Any) -> Any:
     """Returns the value. Raises TypeError where a damaged file holds one of another type."""
     if not isinstance(value, expected):
         raise TypeError(f"a {type(value).__name__} where another type is expected")
@@ -378,7 +376,9 @@ def _of_type(value: Any, expected: Any) -> Any:
 
 
 def _timed_call(name: Any, started_s: Any, ended_s: Any) -> TimedCall:
-    return TimedCall(_of_type(name, str), _of_type(started_s, _REAL), _of_type(ended_s, _REAL))
+    return TimedCall(
+        _checked_type(name, str), _checked_type(started_s, _REAL), _checked_type(ended_s, _REAL)
+    )
 
 
 def _escape(text: str) -> str:
@@ -389,16 +389,16 @@ def _escape(text: str) -> str:
 def _episode_row(row: sqlite3.Row) -> EpisodeRow:
     fields = {name: row[name] for name in EpisodeRow.__dataclass_fields__}
     for name, value in fields.items():
-        _of_type(value, _TYPES[name])
+        _checked_type(value, _TYPES[name])
     fields["is_success"] = None if row["is_success"] is None else bool(row["is_success"])
     return EpisodeRow(**fields)
 
 
 def _episode_record(row: sqlite3.Row, turns: tuple[TurnRecord, ...]) -> EpisodeRecord:
     extras = ("reward_breakdown", "timings", "metadata", "log_metrics")
-    content = {name: _of_type(json.loads(row[name]), dict) for name in extras}
-    began_unix_s = _of_type(content["timings"].pop("began_unix_s", None), (*_REAL, NoneType))
-    calls = _of_type(content["timings"].pop("calls", []), list)
+    content = {name: _checked_type(json.loads(row[name]), dict) for name in extras}
+    began_unix_s = _checked_type(content["timings"].pop("began_unix_s", None), (*_REAL, NoneType))
+    calls = _checked_type(content["timings"].pop("calls", []), list)
     content["reward_breakdown"], agent_rewards = _rewards(row, content["reward_breakdown"])
     return EpisodeRecord(
         row=_episode_row(row),
@@ -420,7 +420,7 @@ def _rewards(
     """Returns the rewards by who gave them, and those of agents. Earlier releases wrote the latter
     into the breakdown too, as "agent NAME"."""
     if "agent_rewards" in row.keys() and row["agent_rewards"] is not None:  # noqa: SIM118  a sqlite3.Row
-        return breakdown, _of_type(json.loads(row["agent_rewards"]), dict)
+        return breakdown, _checked_type(json.loads(row["agent_rewards"]), dict)
     before = "agent "
     agents = {name for name in breakdown if name.startswith(before)}
     by_giver = {name: value for name, value in breakdown.items() if name not in agents}
@@ -432,13 +432,13 @@ def _truncation(row: sqlite3.Row) -> Truncation | None:
         return None
     if "truncation" not in row.keys() or row["truncation"] is None:  # noqa: SIM118  a sqlite3.Row
         return Truncation(Limit.UNKNOWN, row["error"] or "")
-    content = _of_type(json.loads(row["truncation"]), dict)
-    return Truncation(Limit(content["limit"]), _of_type(content["detail"], str))
+    content = _checked_type(json.loads(row["truncation"]), dict)
+    return Truncation(Limit(content["limit"]), _checked_type(content["detail"], str))
 
 
 def _turn_numbers(row: sqlite3.Row) -> TurnNumbers:
     numbers = {n: np.frombuffer(row[n], "<f4") for n in NUMBERS if row[n] is not None}
-    cuts = {} if row["cuts"] is None else _of_type(json.loads(row["cuts"]), dict)
+    cuts = {} if row["cuts"] is None else _checked_type(json.loads(row["cuts"]), dict)
     return TurnNumbers(numbers, cuts)
 
 
@@ -462,9 +462,9 @@ def _turn(
 ) -> TurnRecord:
     """Restores a turn whose beginning is stored with its base turn."""
     base = None if row["base_turn"] is None else earlier[row["base_turn"]]
-    messages = _of_type(json.loads(row["messages"]), list)
+    messages = _checked_type(json.loads(row["messages"]), list)
     for message in messages:
-        _of_type(message, dict)
+        _checked_type(message, dict)
     prompt_ids = np.frombuffer(zlib.decompress(row["prompt_ids"]), "<i4")
     if base is not None:
         messages = [*base.messages, base.reply][: row["messages_kept"]] + messages
@@ -480,8 +480,8 @@ def _turn(
         trainable=bool(row["trainable"]),
         messages=messages,
         tools=tools,
-        reply=_of_type(json.loads(row["reply"]), dict),
-        notes=TurnNotes.from_json(_of_type(json.loads(row["notes"]), dict)),
+        reply=_checked_type(json.loads(row["reply"]), dict),
+        notes=TurnNotes.from_json(_checked_type(json.loads(row["notes"]), dict)),
         prompt_ids=prompt_ids,
         token_ids=np.frombuffer(row["token_ids"], "<i4"),
         logprobs=np.frombuffer(row["logprobs"], "<f4"),

@@ -42,7 +42,7 @@ lack the table; the first write adds it.
     ratios               it was sampled, not given                                                 4
     reference_logprobs   kl_loss_coef is not 0 (use_kl_loss), or use_kl_in_reward                  4
 
-Not covered: migration; a file of another version is refused with one line.
+A file of another version is refused.
 """
 
 import sqlite3
@@ -296,7 +296,7 @@ def database_problem(path: Path, error: sqlite3.Error) -> str:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest of the code is a detail
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT):
         return (
-            f"{path} is damaged: {error}; move it away to go on without the episodes in it, or "
+            f"{path} is damaged: {error}; move it away to continue without its episodes, or "
             "restore a copy"
         )
     if path.is_dir():
@@ -307,7 +307,7 @@ def database_problem(path: Path, error: sqlite3.Error) -> str:
         return f"{path} cannot be written: {error}; make room, then resume"
     if code == sqlite3.SQLITE_IOERR:
         return (
-            f"{path} cannot be read or written: {error}; make room, or mend the disk, then resume"
+            f"{path} cannot be read or written: {error}; make room, or repair the disk, then resume"
         )
     if code == sqlite3.SQLITE_BUSY:
         return (

@@ -4,11 +4,8 @@
     store.truncate_from(step=12)            # after a resume: steps 12, 13, … are run again
     store.write(12, groups, advantages, samples, tokens)
 
-A killed run leaves only complete steps. Writing a step again replaces its episodes. The tables are
-described in episode_schema.py, reading is in episode_reader.py. Trajectories hold plain data
-(trajectory/plain_trajectory.py).
-
-Not covered: several writers (the run folder's lock allows one process; use one thread at a time).
+A killed run leaves only complete steps. Writing a step again replaces its episodes. One process
+writes, one thread at a time. episode_schema.py describes the tables.
 """
 
 from __future__ import annotations
@@ -57,7 +54,7 @@ _INSERT_TRAINED = (
     f"VALUES ({', '.join('?' * len(TRAINED_COLUMNS))})"
 )
 MAX_QUERY_LENGTH = 100_000
-"""The query's own column is for lists and searches; the whole task is in its own table."""
+"""The column `query` is for lists and searches; the table of tasks has the whole text."""
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -283,14 +280,15 @@ def _trained_row(episode_id: str, turn_index: int, turn: TurnNumbers) -> tuple[A
 
 
 def _exact_json(task: Task) -> str | None:
-    """Returns JSON that reads back as an equal task; None where there is none."""
+    """Returns JSON that reads back as an equal task, or None if the task holds other objects."""
     content = {f.name: getattr(task, f.name) for f in fields(task)}
     plain = plain_value(content)
     return _to_json(plain) if _is_same(plain, content) else None
 
 
 def _is_same(plain: Any, value: Any) -> bool:
-    """Returns True if a value was plain before it was reduced; no method of it is called."""
+    """Tells whether a value was plain before it was reduced. Only plain parts are compared: `==` of
+    other objects could run user code."""
     if type(plain) is not type(value):
         return False
     if isinstance(plain, dict):
@@ -301,13 +299,13 @@ def _is_same(plain: Any, value: Any) -> bool:
 
 
 def _new_text(turn: Turn, base: Turn | None) -> tuple[int, str]:
-    """Returns how many messages the base turn already has, and the rest as JSON."""
+    """Returns how many messages the turn shares with its base, and the rest as JSON."""
     kept = common_length([*base.messages, base.reply], turn.messages) if base else 0
     return kept, _to_json(turn.messages[kept:])
 
 
 def _new_prompt(turn: Turn, base: Turn | None) -> tuple[int, bytes]:
-    """Returns how many prompt ids the base turn already has, and the rest as a blob."""
+    """Returns how many prompt ids the turn shares with its base, and the rest as a blob."""
     prompt = turn.completion.prompt_ids
     kept = 0
     if base is not None:

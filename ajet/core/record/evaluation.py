@@ -1,9 +1,9 @@
 """Computes success, mean@k and pass@k over tasks, each with a 95 % interval.
 
 The unit is the task: k episodes of one task are not independent. The interval of mean@k is that of
-a mean over tasks; those of success and pass@k are Wilson's, with as many trials as independent ones
-would give the same variance between tasks (with one episode a task: the number of tasks). So they
-stay within 0 and 1, and have a width even where every episode succeeds.
+a mean over tasks. Those of success and pass@k are Wilson's, with the number of independent trials
+that would give the same variance between tasks (with one episode a task: the number of tasks). So
+they stay within 0 and 1, and have a width even if every episode succeeds.
 
     pass@k of a task with n episodes, c of them successful:  1 - C(n-c, k) / C(n, k)
     (Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1)

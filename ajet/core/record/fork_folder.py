@@ -6,7 +6,7 @@
     ├── config.yaml, origin.json
     └── tokenizer          a link to the run's
 
-So `ajet view`, `ajet replay` and `ajet audit` take it. Nothing else of the run folder is written.
+So `ajet view`, `ajet replay` and `ajet audit` can read it.
 """
 
 from __future__ import annotations

@@ -4,12 +4,8 @@
     metrics.log(1, {"reward/mean": 0.31, "update/loss": -0.02, "rollout/tokens_per_s": 5120.0})
 
 The part before the "/" is the group under which a page shows it. `logs/metrics.jsonl` is always
-written, a line for each call, whatever the config says. On resume, `start_step` is the first step
-that will be run: what an earlier attempt logged from there on is superseded, in the JSON lines by
-cutting the file, in TensorBoard by its own mark for it.
-
-`tensorboard` (default) and `console` need nothing; the others are in trackers.py. Not covered:
-histograms, images.
+written, a line for each call. On resume, rows from `start_step` on are cut off, in TensorBoard by
+its own mark.
 """
 
 from __future__ import annotations

@@ -13,8 +13,6 @@
 A terminal gets a live panel; a pipe or a log file gets one plain line a step. Read from `metrics`
 when there: reward/mean, reward/success, rollout/episodes_per_s, rollout/tokens_per_s,
 groups/with_advantage, groups/total.
-
-Not covered: the result at the end (reports/summary_table.py), metrics for machines (metrics.py).
 """
 
 from __future__ import annotations

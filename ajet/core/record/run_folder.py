@@ -1,14 +1,14 @@
-"""Defines the folder that holds everything a person looks at after a run; one process writes it.
+"""The folder with everything that a run leaves; one process writes it.
 
     launcher_record/{experiment}/        or {--exp-dir}/{experiment}/
     ├── attempts/          0001/, …: each start of the run (run/attempt_record.py)
     ├── config.yaml        the last start's resolved config, without secrets (docs/secrets.md)
     ├── origin.json        the folders and the day of its start (origin.py)
-    ├── code/              the user's workflow and judge files with the *.py beside them
+    ├── code/              the user's workflow and judge files, with the *.py of their folders
     ├── logs/              metrics.jsonl, warnings.jsonl and log files
     ├── stops/             requests of `ajet stop`; logs/stopped.jsonl records them
     ├── checkpoints/       step_N/
-    ├── scores/            what checkpoints make of an episode's tokens (scores.py)
+    ├── scores/            log-probabilities of an episode under checkpoints (scores.py)
     ├── episodes.sqlite    every episode with its turns (episode_store.py)
     ├── buffer.sqlite, finished.sqlite   groups and episodes that no checkpoint holds yet (clusters)
     ├── run_id             the id of this run's rows in a database of several runs
@@ -24,9 +24,6 @@
 
 `RunFolder(path)` only names the paths, for readers; `RunFolder.open(path)` makes the folder and
 locks it until `close`. The lock is the kernel's, so a killed run leaves none behind.
-
-Not covered: what is written into checkpoints/ and episodes.sqlite; locks between machines that
-share a folder over NFS without lock support.
 """
 
 from __future__ import annotations
@@ -128,7 +125,7 @@ class RunFolder:
         run_id = file.read_text(encoding="utf-8", errors="replace").strip()
         if not re.fullmatch("[0-9a-f]{32}", run_id):
             raise CheckpointError(
-                f"{file} is damaged: it is no run id; restore a copy of it",
+                f"{file} is damaged: it holds no run id; restore a copy of it",
                 code=Code.RECORD_UNREADABLE,
             )
         return run_id
@@ -222,7 +219,7 @@ class RunFolder:
         write_text_atomically(file or self.config_yaml, to_yaml(redacted_config(config)))
 
     def save_code(self, files: Iterable[Path]) -> list[Path]:
-        """Copies the *.py beside each file, and the file itself if it is one, to code/, and returns
+        """Copies the *.py of each file's folder, and the file if it is one, to code/, and returns
         the files that were not copied.
 
         Files that are too big, too many or unreadable are not copied: a copy must not stop a run.

@@ -3,8 +3,7 @@
     recorder.step(step, rollout, update, metrics)     episodes.sqlite, metrics.jsonl, the display
     recorder.validation(step, groups)                 the same for held-out tasks
 
-What an earlier attempt of the run wrote beyond its last checkpoint is cut off first. Not covered:
-when any of this happens (core/run/training_run.py), and checkpoints (core/update/checkpoint.py).
+What an earlier attempt of the run wrote after its last checkpoint is cut off first.
 """
 
 from __future__ import annotations
@@ -109,8 +108,7 @@ class RunRecorder:
     def save_inputs(
         self, tokenizer: PreTrainedTokenizerBase, origin: RunOrigin, user_files: Iterable[Path]
     ) -> None:
-        """Writes the config, the user's code and the tokenizer, so that the folder can be read
-        without anything else."""
+        """Writes config, user code and tokenizer, so that the folder can be read by itself."""
         self._folder.save_config(self._config)
         origin.write(self._folder.origin_json)
         for left_out in self._folder.save_code(list(user_files)):
@@ -170,7 +168,7 @@ class RunRecorder:
         self._warn([reward_without_success(self._history)])
 
     def second_validation(self, step: int, decoding: str, groups: Sequence[Group]) -> None:
-        """Records the success on the held-out tasks after `step` steps, by a decoding that is not
+        """Records the success on the held-out tasks after `step` steps by another decoding than
         that of the run's validations. The episodes are not stored."""
         warn_of_failures(f"held-out tasks after step {step}, {decoding}", groups)
         success = evaluate(groups).success.value
@@ -186,13 +184,13 @@ class RunRecorder:
 
     @property
     def warnings(self) -> list[RunWarning]:
-        """Returns what was warned of in this run, earlier attempts included."""
+        """Returns the warnings of this run, earlier attempts included."""
         return self._warning_log.warnings
 
     @property
     def signal(self) -> dict[str, Any]:
-        """Returns the number of groups and of steps of the run so far, how many of them had signal
-        and how many had not, and why the last one had none."""
+        """Returns the numbers of groups and steps so far, those with and without signal, and the
+        last reason for a step without."""
         rows = [metrics for _, metrics in self._history.steps if "groups/with_advantage" in metrics]
         reason = next(
             (warning.text for warning in self.warnings if warning.name == NO_SIGNAL), None
@@ -208,7 +206,7 @@ class RunRecorder:
     def _no_signal(
         self, step: int, groups: Sequence[Group], samples: Sequence[TrainingSample]
     ) -> RunWarning | None:
-        """Returns a warning of a step that has nothing to learn from, with the reason."""
+        """Returns a warning if a step has nothing to learn from, with the reason."""
         reason = why_no_signal(groups, samples, self._estimator)
         if reason is None:
             return None
@@ -222,7 +220,7 @@ class RunRecorder:
         return RunWarning(step, NO_SIGNAL, text, {"groups": float(len(groups))})
 
     def _warn(self, warnings: Iterable[RunWarning | None]) -> None:
-        """Logs each of these warnings, unless one of its name was logged in this run."""
+        """Logs those of these warnings whose names were not logged in this run yet."""
         for warning in warnings:
             if warning is not None and self._warning_log.add(warning):
                 logger.warning(warning.text)

@@ -1,14 +1,12 @@
-"""Says whether a step had anything to learn from, and why not.
+"""Tells whether a step had anything to learn from, and why not.
 
     rewards 1 0 1 1 | 0 0 0 0      one of two groups has signal
     rewards 1 1 1 1 | 0 0 0 0      none: "the rewards are equal within each of the 2 groups (1 of
                                    them all 0, 1 of them all 1)"
 
-A group has signal if a trained token of it has an advantage, or was given, or has a teacher. A step
-of sampled episodes in which no reward differs from another has none either, whatever the estimator
-makes of it: a critic's advantages are then its own errors.
-
-Not covered: whether the signal is right (a judge that errs differs as well).
+A group has signal if one of its trained tokens has an advantage, was given, or has a teacher.
+Advantages do not count in a step whose rewards are all equal: those of a critic are then only its
+errors.
 """
 
 from __future__ import annotations
@@ -22,18 +20,16 @@ from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, SelectionName, Trajectory
 
 MIN_ADVANTAGE = 1e-6
-"""A smaller advantage is what rounding leaves of 0 where the mean is subtracted."""
+"""Smaller advantages are rounding errors of a subtracted mean."""
 MEANINGS = {
     0.0: ": too hard, or the right answer is not recognised",
     1.0: ": too easy, or any answer is taken",
 }
-MAX_KINDS = 3
-"""The number of different limits, statuses or rewards that a line lists."""
+MAX_KINDS = 3  # limits, statuses or rewards in a line
 
 
 def num_with_signal(groups: Sequence[Group], samples: Iterable[TrainingSample]) -> int:
-    """Returns the number of groups with a trained token that has an advantage, which none has where
-    no reward of the step differs from another, or with one that learns from something else."""
+    """Returns the number of groups that have signal."""
     has_contrast = _has_contrast(_members(groups))
     return len({s.group_id for s in samples if _learns(s, has_contrast)})
 
@@ -47,7 +43,7 @@ def _learns(sample: TrainingSample, has_contrast: bool) -> bool:
 def why_no_signal(
     groups: Sequence[Group], samples: Sequence[TrainingSample], estimator: str
 ) -> str | None:
-    """Returns the reason why a step of training has nothing to learn from; None where it has."""
+    """Returns the reason why a step of training has nothing to learn from, or None."""
     members = _members(groups)
     if not members or num_with_signal(groups, samples):
         return None
@@ -56,8 +52,8 @@ def why_no_signal(
 
 
 def _all_masked(members: Sequence[Trajectory]) -> str | None:
-    """Returns why every episode that has not failed is left out for its length; None where some are
-    left."""
+    """Returns why all episodes that did not fail are left out for their length; None if some are
+    trained."""
     ended = [t for t in members if not has_failed(t)]
     if not ended or any(t.left_out != "overlong" for t in ended):
         return None
@@ -68,8 +64,8 @@ def _all_masked(members: Sequence[Trajectory]) -> str | None:
 
 
 def equal_outcomes(members: Sequence[Trajectory]) -> str | None:
-    """Returns how all these episodes came out alike: all failed, all truncated, or all with the
-    same reward; None where they did not."""
+    """Returns in what all these episodes are equal: all failed, all were truncated, or all have the
+    same reward; None if they differ."""
     failed = [t for t in members if has_failed(t)]
     judged = [t for t in members if t.reward is not None and not has_failed(t)]
     if len(failed) == len(members):
@@ -96,12 +92,11 @@ def _members(groups: Sequence[Group]) -> list[Trajectory]:
 
 
 def _has_contrast(members: Sequence[Trajectory]) -> bool:
-    """Returns True if two rewards differ; a single episode is compared with nothing."""
+    """Tells whether two rewards differ; a single episode is compared with nothing."""
     return len(members) == 1 or len({_earned(t) for t in members if t.reward is not None}) > 1
 
 
 def _earned(t: Trajectory) -> tuple[float | None, ...]:
-    """Returns all rewards of an episode, those of single turns included."""
     return (*t.earned, *(turn.reward for turn in t.turns if turn.reward is not None))
 
 
@@ -115,8 +110,8 @@ def _all_failed(failed: Sequence[Trajectory]) -> str:
 
 
 def _what_it_says(judged: Sequence[Trajectory]) -> str:
-    """Returns what equal rewards may mean: a judge that gives the same to different answers, or
-    tasks that are too hard or too easy."""
+    """Returns what equal rewards may mean: the judge does not distinguish answers, or the tasks are
+    too hard or too easy."""
     answers = {str(t.turns[-1].reply.get("content")) for t in judged if t.turns}
     value = judged[0].reward
     meaning = MEANINGS.get(value or 0.0, "")
@@ -146,6 +141,5 @@ def _rewards(judged: Sequence[Trajectory]) -> str:
 
 
 def _listed(counts: Counter[Any]) -> str:
-    """Returns the most frequent ones with their numbers."""
     listed = ", ".join(f"{number} {name}" for name, number in counts.most_common(MAX_KINDS))
     return listed + (", …" if len(counts) > MAX_KINDS else "")

@@ -1,4 +1,4 @@
-"""Defines the interface of a metrics logger's backend, and the facts of the run that it gets."""
+"""The interface of a metrics logger's backend, and what it gets to know about the run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,8 +9,6 @@ from ajet.core.record.run_folder import RunFolder
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """Holds what a logger needs to know about the run."""
-
     folder: RunFolder
     project: str
     experiment: str

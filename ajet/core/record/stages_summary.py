@@ -1,8 +1,6 @@
 """Writes the result of a run with stages in numbers: `summary.json` of the folder that holds them.
 
-    {"stages": [{"name": "imitate", "kind": "supervised", "folder": "imitate", "steps": 40, …}, …]}
-
-Not covered: a stage's own summary (summary.py), which has more.
+{"stages": [{"name": "imitate", "kind": "supervised", "folder": "imitate", "steps": 40, …}, …]}
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ SHOWN = (
     "num_held_out",
     "cross_entropy",
 )
-"""Names what is taken from a stage's own summary."""
+"""Keys that are copied from the summary of a stage."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,57 +1,55 @@
 """Computes one step's metrics: name -> float; the part before the "/" is its group on a page.
 
-    reward/mean, reward/std, reward/success      over judged episodes, also those that a selection
-                                                 left out: selection/… has both means
-    reward/mean/NAME                             of an agent with rewards of its own, or of the
-                                                 episodes of one of several adapters
-    episodes/ok, episodes/timeout, …             how they ended, before a policy made the best of it
-    episodes/retried, episodes/retried_timeout…  failed attempts that another one replaced
-    episodes/turns_mean                          calls of the model
-    episodes/malformed                           with a reply that failed one of the run's checks
-    tokens/sampled, tokens/trained, tokens/…     what became of every sampled token
-    turns/cut_by_length, turns/fresh_branches    replies without an end; calls that had to begin a
-                                                 new branch though a recorded one matched
-    turns/sampling_not_taken                     calls that asked for a temperature of their own
-    turns/calls_in_other_form                    replies with calls that only another tool parser
-                                                 reads (call_forms.py)
-    turns/malformed_nonsense, …                  replies that failed the check
-    compaction/episodes, compaction/summaries    share of episodes that were compacted; summaries,
-    compaction/summary_tokens, …                 their mean length, how many were cut or empty; all
-                                                 of them only in steps with a summary
-    timelines/per_episode                        paths of tokens in an episode
-    timelines/merge_ratio                        calls of the model for each of them
-    timelines/token_ratio                        tokens of one row a call, over those of timelines
-    drift/checked, drift/rate, …                 calls whose fresh render would have other ids, and
-                                                 the first position that differs
-    episodes/cut                                 those that a limit cut, or whose last reply was
-                                                 cut by its own; episodes/cut_… by the limit's key
-    groups/total, groups/trained, …              tasks; with a valid member; whose rewards differ
-    groups/with_advantage                        with something to learn from (signal.py): a trained
-                                                 token with an advantage, given, or with a teacher
-    curriculum/with_signal, curriculum/solved, curriculum/hopeless, curriculum/unknown   with an
-                                                 order of tasks by results: tasks by what their last
-                                                 group showed, and those that had none
-    correlation/…                                of the reward within groups (correlation.py)
-    selection/…                                  who is kept, and who is not (selection.py)
-    rollout/…                                    speed, greedy episodes included
-    baseline/…                                   greedy episodes, above in rollout/… alone (remax)
-    advantage/…, kl_in_reward/…, critic/…, update/…   the learner's own figures; with several
-                                                 adapters also update/…/NAME, those of one
-    reward/overlong, reward/clipped              share of episodes that `reward_shaping` changed
-    sync/seconds, sync/bytes                     bringing the new weights to the engines
-    staleness/mean, staleness/max, …             updates between sampling a token and training it
-    trainer/waited_s, buffer/ready, …            on trinity: waits, groups on their way
-    feedback/unreliable_clients, feedback/unreliable_sessions   of `ajet serve --learn`: clients
-                                                 that contradict others and are left out of the
-                                                 round, and their sessions so far
-    workflow/…                                   means of what workflows and games log
-    run/attempt                                  the start of the run that made the step
-    held_out/…                                   of a validation, logged at the step it came after;
-                                                 held_out/success/TAG of one tag's tasks
-    held_out_greedy/success, held_out_sampled/success   by the second decoding, of the validations
-                                                 before the first step and after the last
-
-Not covered: metrics of single episodes (episodes.sqlite has those).
+reward/mean, reward/std, reward/success      over judged episodes, also those that a selection
+                                             left out: selection/… has both means
+reward/mean/NAME                             of one agent, if agents are rewarded separately,
+                                             or of one of several adapters
+episodes/ok, episodes/timeout, …             how they ended, before a policy or a selection
+episodes/retried, episodes/retried_timeout…  failed attempts that another one replaced
+episodes/turns_mean                          calls of the model
+episodes/malformed                           with a reply that failed one of the run's checks
+tokens/sampled, tokens/trained, tokens/…     every sampled token, by what was done with it
+turns/cut_by_length, turns/fresh_branches    replies without an end; calls that had to begin a
+                                             new branch though a recorded one matched
+turns/sampling_not_taken                     calls that asked for another temperature in vain
+turns/calls_in_other_form                    replies with calls that only another tool parser
+                                             reads (call_forms.py)
+turns/malformed_nonsense, …                  replies that failed the check
+compaction/episodes, compaction/summaries    share of episodes that were compacted; summaries,
+compaction/summary_tokens, …                 their mean length, how many were cut or empty; all
+                                             of them only in steps with a summary
+timelines/per_episode                        paths of tokens in an episode
+timelines/merge_ratio                        calls of the model for each of them
+timelines/token_ratio                        tokens of one row a call, over those of timelines
+drift/checked, drift/rate, …                 calls whose fresh render would have other ids, and
+                                             the first position that differs
+episodes/cut                                 those that a limit cut, or whose last reply was
+                                             cut by its own; episodes/cut_… by the limit's key
+groups/total, groups/trained, …              tasks; with a valid member; whose rewards differ
+groups/with_advantage                        with something to learn from (signal.py): a trained
+                                             token with an advantage, given, or with a teacher
+curriculum/with_signal, curriculum/solved, curriculum/hopeless, curriculum/unknown   with an
+                                             order of tasks by results: tasks by what their last
+                                             group showed, and those that had none
+correlation/…                                of the reward within groups (correlation.py)
+selection/…                                  episodes kept and left out (selection.py)
+rollout/…                                    speed, greedy episodes included
+baseline/…                                   greedy episodes, above in rollout/… alone (remax)
+advantage/…, kl_in_reward/…, critic/…, update/…   the learner's own figures; with several
+                                             adapters also update/…/NAME, those of one
+reward/overlong, reward/clipped              share of episodes that `reward_shaping` changed
+sync/seconds, sync/bytes                     bringing the new weights to the engines
+staleness/mean, staleness/max, …             updates between sampling a token and training it
+trainer/waited_s, buffer/ready, …            on trinity: waits, groups on their way
+feedback/unreliable_clients, feedback/unreliable_sessions   of `ajet serve --learn`: clients
+                                             that contradict others and are left out of the
+                                             round, and their sessions so far
+workflow/…                                   means of what workflows and games log
+run/attempt                                  the start of the run that made the step
+held_out/…                                   of a validation, logged at the step it came after;
+                                             held_out/success/TAG of one tag's tasks
+held_out_greedy/success, held_out_sampled/success   by the second decoding, of the validations
+                                             before the first step and after the last
 """
 
 from collections import Counter, defaultdict
@@ -83,8 +81,8 @@ def step_metrics(
     *,
     selections: Sequence[SelectionName] = (),
 ) -> dict[str, float]:
-    """Returns everything that is logged of one training step. `counts` are those of its timelines,
-    `update_metrics` the learner's own figures, `selections` the ones that the config enables."""
+    """Returns all metrics of one training step. `update_metrics` are the learner's, `selections`
+    those that the config enables."""
     groups, rollout_s = rollout.groups, rollout.seconds
     trajectories = [t for g in groups for t in g.trajectories]
     all_trajectories = [t for g in rollout.all for t in g.trajectories]
@@ -112,7 +110,7 @@ def step_metrics(
 
 
 def held_out_metrics(report: Evaluation) -> dict[str, float]:
-    """Returns everything that is logged of one validation."""
+    """Returns all metrics of one validation."""
     return {
         "held_out/tasks": float(report.num_tasks),
         "held_out/success": report.success.value,
@@ -126,11 +124,11 @@ def held_out_metrics(report: Evaluation) -> dict[str, float]:
 
 
 def _reward_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Returns reward and success over judged episodes, and the means of the workflows' own
-    metrics. Given replies and episodes that nobody judged have no reward, and beside given ones a
-    row that a limit left out has none."""
+    """Returns reward and success over judged episodes, and the means of the metrics that workflows
+    log. Episodes with given replies have no reward."""
     sampled = [t for t in trajectories if not t.is_given]
     if len(sampled) < len(trajectories):
+        # In a step with given replies, an episode without turns is a row that was too long.
         sampled = [t for t in sampled if t.turns]
     valid = [t for t in sampled if t.is_valid or (t.left_out and t.reward is not None)]
     rewards = [t.reward for t in valid if t.reward is not None]
@@ -147,8 +145,8 @@ def _reward_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _rewards_by_name(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Returns the mean reward of each agent with rewards of its own, and of each of several
-    adapters over the episodes that it sampled in."""
+    """Returns the mean reward by agent, where they are rewarded separately, or by adapter, over the
+    episodes in which it sampled."""
     earned: defaultdict[str, list[float]] = defaultdict(list)
     for trajectory in trajectories:
         adapters = {turn.adapter for turn in trajectory.turns if turn.adapter}
@@ -211,7 +209,7 @@ def _compaction_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _timeline_metrics(counts: TimelineCounts) -> dict[str, float]:
-    """Counts sampled tokens: each is trained, or is not for one of these reasons."""
+    """Counts sampled tokens: each is trained, or is not trained for one reason."""
     not_trained = dict(counts.not_trained)
     always = (OTHER_AGENT, RETRIED, DROPPED)
     names = (*always, *(name for name in LEAVE_OUT if name in not_trained))

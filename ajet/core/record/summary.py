@@ -6,10 +6,8 @@
      "timelines": {"calls": 38000, "timelines": 15400, "tokens": {…}, "drift": {…}, …}, …}
 
 `wall_seconds` counts from the start of training, over all attempts of a resumed run.
-`peak_rss_bytes` is the peak of this process plus the peaks of its children that are alive when it
-is read (sandbox workers): memory that they share is counted once for each, so it is an upper bound.
-
-Not covered: curves over steps (logs/metrics.jsonl, TensorBoard).
+`peak_rss_bytes` is an upper bound: the peak of this process plus those of its living children
+(sandbox workers), each with the memory that they share.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from ajet.core.record.run_folder import read_bytes_of
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """Holds the content of `summary.json`; `extra` is written beside the other fields, flat.
+    """Holds the content of `summary.json`; the keys of `extra` are written next to the fields.
 
     Success is the share of held-out tasks solved, None when it was not evaluated;
     `success_by_decoding` has it "greedy" and "sampled", "before" and "after". `timelines` is
@@ -76,8 +74,8 @@ class RunSummary:
 
 
 def peak_rss_bytes() -> int:
-    """Returns the largest amount of memory that this process and its living children have used, in
-    bytes. It is this process's alone on macOS, and 0 on Windows, where nothing is measured."""
+    """Returns the peak memory of this process and its living children in bytes; on macOS only that
+    of this process, and on Windows 0."""
     own_peak = _peak_bytes(os.getpid())
     if own_peak is None:  # not Linux
         try:
@@ -86,7 +84,7 @@ def peak_rss_bytes() -> int:
             return 0
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    # getrusage would work for this process, but it keeps the parent's peak across exec
+    # Not getrusage, which keeps the peak of the parent across exec.
     return own_peak + sum(_peak_bytes(pid) or 0 for pid in _descendants(os.getpid()))
 
 

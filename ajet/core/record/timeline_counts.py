@@ -1,15 +1,12 @@
-"""Counts what became of a run's calls and sampled tokens; the counts add up over steps.
+"""Counts a run's calls, timelines and sampled tokens, with reasons; steps can be added up.
 
     turn 0   [q]·a        timeline 0   [q] a [t] b     calls 3, timelines 2 in 1 episode
     turn 1   [q a t]·b    timeline 1   [q'] c          split "edited history": 1
     turn 2   [q']·c                                    merge ratio 1.5
 
-A call is a turn that is trained, a timeline one row of the update. Every sampled token is trained
-or has a reason why it is not; every timeline of an episode after its first has a reason why it is
-not a part of another. A drift is a call that continued recorded ids where rendering its messages
-again would have given others. Drift does not change the training; it is only counted.
-
-Not covered: single episodes (episodes.sqlite has their turns, and each turn's notes).
+A call is a trained turn, a timeline one row of the update. Every sampled token is trained, or has a
+reason why not; every timeline of an episode after its first has a reason why it is separate. A
+drift is a call that continued recorded ids although a fresh render of its messages has others.
 """
 
 from __future__ import annotations
@@ -35,9 +32,9 @@ NOT_RECORDED = "its messages begin like no recorded call: edited history, or a n
 class TimelineCounts:
     """Holds the counts of one step or of several.
 
-    `row_tokens` are the tokens that the update would have if each call was a row of its own,
+    `row_tokens` are the tokens that the update would have with one row for each call,
     `timeline_tokens` those that it has. `without_advantage` are trained tokens of advantage 0.
-    `not_trained` counts tokens, `splits` timelines, `malformed` turns and `drift_at` calls by the
+    `not_trained` counts tokens, `splits` timelines, `malformed` turns, and `drift_at` calls by the
     first position that differs (as text, for JSON).
     """
 
@@ -88,13 +85,12 @@ class TimelineCounts:
 
     @property
     def token_ratio(self) -> float:
-        """Returns the number of tokens with a row for each call, divided by the number that the
-        update has."""
+        """Returns by what factor timelines save tokens: `row_tokens` over `timeline_tokens`."""
         return self.row_tokens / self.timeline_tokens if self.timeline_tokens else 0.0
 
     @property
     def drift(self) -> dict[str, float]:
-        """Returns the number of calls that were checked, and what was found."""
+        """Returns the number of checked calls, the share that drifted, and where."""
         metrics: dict[str, float] = {"checked": self.drift_checked}
         positions = [int(at) for at, num in self.drift_at.items() for _ in range(num)]
         if self.drift_checked:
@@ -158,7 +154,7 @@ def _reason(trajectory: Trajectory, attempt: Trajectory, turn: Turn) -> str | No
 def _splits(
     trajectories: Sequence[Trajectory], samples: Sequence[TrainingSample]
 ) -> dict[str, int]:
-    """Counts the timelines after the first of their episode by the reason why they began."""
+    """Counts the timelines after the first of their episode by the reason why they are separate."""
     turns = {t.episode_id: t.turns for t in trajectories}
     opened: dict[str, list[int]] = {}
     for sample in samples:
@@ -173,7 +169,8 @@ def _splits(
 
 
 def _split_reason(turns: Sequence[Turn], at: int) -> str:
-    """Returns the reason why turn `at` does not continue the calls before it."""
+    """Returns the reason why turn `at` begins a timeline. The session's reason is exact; without
+    one, the prompts tell."""
     turn, earlier = turns[at], turns[:at]
     if turn.notes.reason is not None:
         return turn.notes.reason

@@ -1,8 +1,6 @@
-"""Runs `ajet trace RUN --follow` beside a run: a process that reads the run folder and sends what
-it finds to a receiver of traces. The run waits for it at its end alone, and goes on without it if
-it fails.
+"""Runs `ajet trace RUN --follow` during a run: a process that sends its episodes to a receiver.
 
-Not covered: the spans themselves (ajet/traces).
+The run waits for it only at its end, and continues without it if it fails.
 """
 
 from __future__ import annotations
@@ -19,11 +17,11 @@ from ajet.core.record.run_folder import RunFolder
 MODULES = {"otlp": "opentelemetry.exporter.otlp.proto.http", "mlflow": "mlflow"}
 """What each receiver needs to be installed; the names are those of ajet's extras."""
 END_S = 60.0
-"""The seconds that a sender has at the end of the run for what it has not sent yet."""
+"""Seconds at the end of the run for the episodes that are not sent yet."""
 
 
 class TraceFollower:
-    """Sends the episodes of a run to a receiver of one kind, from its making to its `close`."""
+    """Sends the episodes of a run to one trace receiver until it is closed."""
 
     def __init__(self, trace_format: str, folder: RunFolder) -> None:
         self._kind = trace_format

@@ -1,10 +1,7 @@
-"""Sends metrics to wandb, swanlab, mlflow and Prometheus, which are imported when the config names
-them.
+"""Sends metrics to wandb, swanlab, mlflow and Prometheus, imported if the config names them.
 
-A user who is logged in gets the run online. Without a login it stays in the run folder's logs/,
-with a warning: a training run must not wait for an answer. A resumed run continues the same one.
-
-Not covered: a server's own idea of steps that go back after a resume.
+Without a login the metrics stay in the run folder's logs/, with a warning, because a training run
+must not wait for a prompt. A resumed run continues the same one.
 """
 
 import importlib
@@ -138,7 +135,7 @@ class MlflowSink:
 
 
 class PrometheusSink:
-    """Serves the newest step's metrics at ``/metrics`` while the run goes on, for Prometheus to
+    """Serves the newest step's metrics at ``/metrics`` during the run, for Prometheus to
     scrape: `reward/mean` is the gauge ``ajet_reward_mean``, with the run's name as a label. The
     address is localhost:9464, or that of OpenTelemetry's variables for it,
     `OTEL_EXPORTER_PROMETHEUS_HOST` and `OTEL_EXPORTER_PROMETHEUS_PORT`; 0 takes any free port."""
@@ -200,8 +197,7 @@ def choose_mlflow_experiment(
 
 @contextmanager
 def _command_line_without_secrets() -> Iterator[None]:
-    """Hides the secrets of overrides from packages that store the command line beside the
-    config."""
+    """Hides secrets in overrides from packages that store the command line."""
     arguments = list(sys.argv)
     sys.argv[1:] = [
         shown_override(argument) if "=" in argument else redact(argument)

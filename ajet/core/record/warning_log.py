@@ -1,13 +1,9 @@
-"""Keeps what a run warned of: `logs/warnings.jsonl`, one row a warning, each name once a run.
+"""Stores the warnings of a run in `logs/warnings.jsonl`, each name once a run.
 
     {"step": 12, "name": "truncation", "text": "31 of 256 episodes were cut …",
      "values": {"share": 0.121}, "time": 1790000000.0}
 
-The run's end, its page and whoever reads the folder later find here what scrolled away on the
-screen. When a run resumes, the rows after its checkpoint are cut off as all records are: what was
-said before them is not said again, and what was said after them may be.
-
-Not covered: when a warning is due (run_checks.py, step_warnings.py), failures of single episodes.
+A resumed run cuts off the rows after its checkpoint, so those warnings may come again.
 """
 
 from __future__ import annotations

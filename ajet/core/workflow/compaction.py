@@ -11,7 +11,8 @@
 
 The call for a summary counts in `max_steps`, and its tokens are trained with the episode's
 advantage. Nothing is compacted where it could not help: on the last call, and if the task and the
-new messages alone are too long. `Conversations` is for frameworks that pass the whole conversation at each call.
+new messages alone are too long. `Conversations` is for frameworks that pass the whole conversation
+at each call.
 """
 
 from __future__ import annotations
