@@ -310,9 +310,9 @@ def test_what_cannot_be_honoured_is_refused_in_one_line():
     model = model_of(recorder_of())
     with pytest.raises(ValueError, match=r"json_mode.*is not built"):
         model.with_structured_output(Answer, method="json_mode")
-    with pytest.raises(ValueError, match="strict=True is not built"):
+    with pytest.raises(ValueError, match="strict=True is not supported"):
         model.with_structured_output(Answer, strict=True)
-    with pytest.raises(ValueError, match="strict=True is not built"):
+    with pytest.raises(ValueError, match="strict=True is not supported"):
         model.bind_tools([add], strict=True)
     with pytest.raises(TypeError, match="cannot be pickled"):
         pickle.dumps(model)

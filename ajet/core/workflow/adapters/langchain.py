@@ -8,12 +8,8 @@
 
 `response_metadata` has `token_ids` (prompt and reply) and `loss_mask` of the same length: 1 where
 the token was sampled and is trained, in earlier replies of the same timeline too. `invoke`,
-`stream` and `batch` work in every thread but the event loop's own, and run on that loop. A tool's
-`extras["openai_schema"]` is offered unchanged, in place of the schema that LangChain derives. A
-reply comes whole, so a stream is one chunk.
-
-Not covered: JSON mode, pickling, LangChain's cache (a cached reply is not sampled).
-Importing this module imports LangChain: only `tuner.py` imports it, when it is needed.
+`stream` (one chunk) and `batch` work in every thread except the event loop's. Importing this module
+imports LangChain, so tuner.py does it late.
 """
 
 from __future__ import annotations
@@ -58,8 +54,7 @@ NON_TEXT_BLOCKS = ("reasoning", "thinking", "tool_call", "tool_use", "invalid_to
 
 
 class LangChainModel(BaseChatModel):
-    """The LangChain chat model of one agent. Its copies and bindings share the episode's
-    recorder."""
+    """The LangChain chat model of one agent. Copies and bindings share the episode's recorder."""
 
     recorder: Any = Field(exclude=True, repr=False)
     conversations: Any = Field(default=None, exclude=True, repr=False)  # compacted, if not None
@@ -238,16 +233,14 @@ class LangChainModel(BaseChatModel):
 
 
 def openai_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
-    """Returns the conversation in OpenAI's form. A reply is restored as it was recorded, with its
-    thinking, the calls of it that were not made, and text that LangChain keeps as blocks."""
+    """Returns the conversation in OpenAI's form. A reply is restored as recorded, with its thinking
+    and the calls that were not made; otherwise its tokens would not be continued."""
     converted: list[dict[str, Any]] = []
     for message in messages:
         if isinstance(message, AIMessage):
             converted.append(_openai_reply(message))
         else:
-            converted += convert_to_openai_messages(
-                [message]
-            )  # one message may hold several results
+            converted += convert_to_openai_messages([message])  # may become several results
     return converted
 
 
@@ -276,8 +269,8 @@ def _thinking_text(block: dict[str, Any]) -> str:
 
 
 def openai_schema(tool: Tool) -> dict[str, Any]:
-    """Returns the tool's schema in OpenAI's form, without a function's `**kwargs`, which the model
-    does not fill."""
+    """Returns the tool's schema in OpenAI's form: its `extras["openai_schema"]` unchanged, or the
+    one that LangChain derives, without a function's `**kwargs`, which the model cannot fill."""
     ready_schema = (getattr(tool, "extras", None) or {}).get("openai_schema")
     if ready_schema is not None:
         return ready_schema
@@ -295,7 +288,7 @@ def openai_schema(tool: Tool) -> dict[str, Any]:
 def _refuse_strict(strict: bool | None) -> None:
     if strict:
         raise ValueError(
-            "strict=True is not built: sampling is not constrained to a schema; leave it out"
+            "strict=True is not supported: sampling is not constrained to a schema; leave it out"
         )
 
 

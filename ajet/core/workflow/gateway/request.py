@@ -2,8 +2,8 @@
 
     a dialect's body --parse--> ChatRequest --sample--> turns --reply, events--> a dialect's body
 
-A field that cannot be honoured is refused with its name; only fields that concern the provider
-alone (`user`, `metadata`, …) are ignored.
+A field that ajet cannot honour is refused by its name; fields that concern only the provider
+(`user`, `metadata`, …) are ignored.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ MAX_CHOICES = 128
 
 
 class RequestError(Exception):
-    """Raised for a request that is refused or fails. `status` is the HTTP status;
-    `error_type`, `code` and `param` are fields of OpenAI's error bodies."""
+    """A request is refused, or fails with an HTTP `status`. The rest are fields of OpenAI's error
+    bodies."""
 
     def __init__(
         self,
@@ -42,8 +42,8 @@ class RequestError(Exception):
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
     """One request to the model. `messages` and `tools` have OpenAI's form, `tool_choice` is "auto",
-    "none", "required" or a tool's name; `namespaces` has those of tools that have one. With
-    `has_instructions` the first message is for this request alone."""
+    "none", "required" or a tool's name. `namespaces` maps names of tools to their namespaces. With
+    `has_instructions` the first message is only for this request."""
 
     messages: list[dict[str, Any]]
     has_instructions: bool = False
@@ -60,8 +60,7 @@ class ChatRequest:
 
 
 async def sample(grant: Grant, request: ChatRequest) -> list[Turn]:
-    """Samples one turn for each choice and records it under the grant's agent. If one fails, the
-    others are cancelled."""
+    """Samples and records one turn for each choice. If one fails, the others are cancelled."""
     grant.recorder.check_calls_left(request.num_choices)
     calls = [
         grant.recorder.chat(
@@ -93,7 +92,7 @@ class Unserved(NamedTuple):
 
 
 class Fields:
-    """Reads a request's body field by field; `refuse_rest` refuses the fields that are left."""
+    """Reads a request's body field by field; `refuse_rest` refuses the remaining fields."""
 
     def __init__(self, body: Mapping[str, Any], ignored_fields: Iterable[str] = ()) -> None:
         self._left = {name: value for name, value in body.items() if value is not None}

@@ -1,11 +1,8 @@
 """OpenAI's Chat Completions: ``POST /v1/chat/completions``.
 
-Served: messages of text, tools, `tool_choice`, `parallel_tool_calls`, `n`, `stop`, `seed`,
-`max_tokens`, `logprobs` of what was sampled, `stream` with `stream_options`. Temperature, `top_p`
-and `top_k` hold for agents that are not trained; for the others the run's do, which is counted.
-
-Refused: images, and the fields in `UNSERVED`. A tool's `strict` is removed, since nothing enforces
-it.
+Temperature, `top_p` and `top_k` apply to agents that are not trained; the others get the run's, and
+are counted. Images and the fields in `UNSERVED` are refused. A tool's `strict` is removed, because
+nothing enforces it.
 """
 
 from __future__ import annotations

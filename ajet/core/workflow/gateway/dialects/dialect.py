@@ -26,7 +26,7 @@ class Dialect(Protocol):
 
     def events(self, request: ChatRequest, turns: Sequence[Turn], grant: Grant) -> Iterator[str]:
         """Yields the response as server-sent events. A reply comes whole from the model, so each of
-        its parts (text, a call) is one event; events are not single tokens."""
+        its parts (text, a call) is one event."""
         ...
 
     def error_body(self, error: RequestError) -> dict[str, Any]:

@@ -1,11 +1,7 @@
 """Anthropic's Messages API: ``POST /v1/messages``.
 
-Served: `system`, also among the messages, text, tool-use, tool-result and thinking blocks, tools of
-the client, `tool_choice` with `disable_parallel_tool_use`, `stop_sequences`, streaming. The
-signature of a thinking block is empty, and is not checked.
-
-Refused: images and documents, the provider's own tools, the fields in `UNSERVED`, a last message of
-the assistant's (the reply cannot be begun for the model).
+The signature of a thinking block is empty, and is not checked. Images, documents, the provider's
+tools, the fields in `UNSERVED`, and a last message of the assistant are refused.
 """
 
 from __future__ import annotations

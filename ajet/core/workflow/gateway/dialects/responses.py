@@ -1,11 +1,8 @@
 """OpenAI's Responses API: ``POST /v1/responses``.
 
-Served: `input` as text or items (messages, function calls and their outputs, reasoning),
-`instructions`, function tools, also in namespaces, `tool_choice`, `previous_response_id` of the
-same key (until the episode ends), streaming. The items of one reply are merged into one message
-again, so that the conversation goes on with the recorded tokens.
-
-Refused: built-in tools (web search, …), images, and the fields in `UNSERVED`.
+The items of one reply are merged into one message again, so that the conversation continues with
+the recorded tokens. `previous_response_id` works for the same key until the episode ends. Built-in
+tools (web search, …), images and the fields in `UNSERVED` are refused.
 """
 
 from __future__ import annotations
@@ -48,7 +45,7 @@ IGNORED_FIELDS = (
     "stream_options",
     "user",
 )
-# There is no summary: the reasoning itself is in the reply, where the template shows it.
+# No summary is written: the reasoning itself is in the reply, where the template shows it.
 _SUMMARIES = [{"summary": form} for form in ("auto", "concise", "detailed", "none")]
 _AT_ONCE = "the answer comes at once; leave it out"
 UNSERVED = {
@@ -157,8 +154,8 @@ class Responses:
 def _tools(
     raw_tools: Sequence[Mapping[str, Any]],
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Returns the tools in Chat Completions' form, those of namespaces among them, and the
-    namespaces of these by the tools' names. A name may be there once."""
+    """Returns all tools in Chat Completions' form, and the namespaces of those in one by their
+    names, which must be unique."""
     tools: list[dict[str, Any]] = []
     namespaces: dict[str, str] = {}
     for raw in raw_tools:
