@@ -1,10 +1,12 @@
 """Reads `episodes.sqlite`, also during the run.
 
-reader = EpisodeReader(folder.episodes_db)
-page = reader.list(EpisodeFilter(status="ok", max_reward=0.5, text="apples"), limit=50)
-more = reader.list(…, after=page[-1].id)     # newest first; the next page begins below that id
-episode = reader.episode("000012-train-0003-01")
-episode.turns[0].prompt_ids, .token_ids, .logprobs, .loss_mask, .messages, .reply
+    reader = EpisodeReader(folder.episodes_db)
+    page = reader.list(EpisodeFilter(status="ok", max_reward=0.5, text="apples"), limit=50)
+    more = reader.list(…, after=page[-1].id)     # newest first; the next page begins below that id
+    episode = reader.episode("000012-train-0003-01")
+    episode.turns[0].prompt_ids, .token_ids, .logprobs, .loss_mask, .messages, .reply
+
+A reader is used by one thread.
 """
 
 from __future__ import annotations

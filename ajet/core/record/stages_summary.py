@@ -1,6 +1,8 @@
 """Writes the result of a run with stages in numbers: `summary.json` of the folder that holds them.
 
-{"stages": [{"name": "imitate", "kind": "supervised", "folder": "imitate", "steps": 40, …}, …]}
+    {"stages": [{"name": "imitate", "kind": "supervised", "folder": "imitate", "steps": 40, …}, …]}
+
+The summary.json of a stage has more.
 """
 
 from __future__ import annotations

@@ -1,55 +1,57 @@
-"""Computes one step's metrics: name -> float; the part before the "/" is its group on a page.
+"""Computes one step's metrics, by name.
 
-reward/mean, reward/std, reward/success      over judged episodes, also those that a selection
-                                             left out: selection/… has both means
-reward/mean/NAME                             of one agent, if agents are rewarded separately,
-                                             or of one of several adapters
-episodes/ok, episodes/timeout, …             how they ended, before a policy or a selection
-episodes/retried, episodes/retried_timeout…  failed attempts that another one replaced
-episodes/turns_mean                          calls of the model
-episodes/malformed                           with a reply that failed one of the run's checks
-tokens/sampled, tokens/trained, tokens/…     every sampled token, by what was done with it
-turns/cut_by_length, turns/fresh_branches    replies without an end; calls that had to begin a
-                                             new branch though a recorded one matched
-turns/sampling_not_taken                     calls that asked for another temperature in vain
-turns/calls_in_other_form                    replies with calls that only another tool parser
-                                             reads (call_forms.py)
-turns/malformed_nonsense, …                  replies that failed the check
-compaction/episodes, compaction/summaries    share of episodes that were compacted; summaries,
-compaction/summary_tokens, …                 their mean length, how many were cut or empty; all
-                                             of them only in steps with a summary
-timelines/per_episode                        paths of tokens in an episode
-timelines/merge_ratio                        calls of the model for each of them
-timelines/token_ratio                        tokens of one row a call, over those of timelines
-drift/checked, drift/rate, …                 calls whose fresh render would have other ids, and
-                                             the first position that differs
-episodes/cut                                 those that a limit cut, or whose last reply was
-                                             cut by its own; episodes/cut_… by the limit's key
-groups/total, groups/trained, …              tasks; with a valid member; whose rewards differ
-groups/with_advantage                        with something to learn from (signal.py): a trained
-                                             token with an advantage, given, or with a teacher
-curriculum/with_signal, curriculum/solved, curriculum/hopeless, curriculum/unknown   with an
-                                             order of tasks by results: tasks by what their last
-                                             group showed, and those that had none
-correlation/…                                of the reward within groups (correlation.py)
-selection/…                                  episodes kept and left out (selection.py)
-rollout/…                                    speed, greedy episodes included
-baseline/…                                   greedy episodes, above in rollout/… alone (remax)
-advantage/…, kl_in_reward/…, critic/…, update/…   the learner's own figures; with several
-                                             adapters also update/…/NAME, those of one
-reward/overlong, reward/clipped              share of episodes that `reward_shaping` changed
-sync/seconds, sync/bytes                     bringing the new weights to the engines
-staleness/mean, staleness/max, …             updates between sampling a token and training it
-trainer/waited_s, buffer/ready, …            on trinity: waits, groups on their way
-feedback/unreliable_clients, feedback/unreliable_sessions   of `ajet serve --learn`: clients
-                                             that contradict others and are left out of the
-                                             round, and their sessions so far
-workflow/…                                   means of what workflows and games log
-run/attempt                                  the start of the run that made the step
-held_out/…                                   of a validation, logged at the step it came after;
-                                             held_out/success/TAG of one tag's tasks
-held_out_greedy/success, held_out_sampled/success   by the second decoding, of the validations
-                                             before the first step and after the last
+    reward/mean, reward/std, reward/success      over judged episodes, also those that a selection
+                                                 left out: selection/… has both means
+    reward/mean/NAME                             of one agent, if agents are rewarded separately,
+                                                 or of one of several adapters
+    episodes/ok, episodes/timeout, …             how they ended, before a policy or a selection
+    episodes/retried, episodes/retried_timeout…  failed attempts that another one replaced
+    episodes/turns_mean                          calls of the model
+    episodes/malformed                           with a reply that failed one of the run's checks
+    tokens/sampled, tokens/trained, tokens/…     every sampled token, by what was done with it
+    turns/cut_by_length, turns/fresh_branches    replies without an end; calls that had to begin a
+                                                 new branch though a recorded one matched
+    turns/sampling_not_taken                     calls that asked for another temperature in vain
+    turns/calls_in_other_form                    replies with calls that only another tool parser
+                                                 reads (call_forms.py)
+    turns/malformed_nonsense, …                  replies that failed the check
+    compaction/episodes, compaction/summaries    share of episodes that were compacted; summaries,
+    compaction/summary_tokens, …                 their mean length, how many were cut or empty; all
+                                                 of them only in steps with a summary
+    timelines/per_episode                        paths of tokens in an episode
+    timelines/merge_ratio                        calls of the model for each of them
+    timelines/token_ratio                        tokens of one row a call, over those of timelines
+    drift/checked, drift/rate, …                 calls whose fresh render would have other ids, and
+                                                 the first position that differs
+    episodes/cut                                 those that a limit cut, or whose last reply was
+                                                 cut by its own; episodes/cut_… by the limit's key
+    groups/total, groups/trained, …              tasks; with a valid member; whose rewards differ
+    groups/with_advantage                        with something to learn from (signal.py): a trained
+                                                 token with an advantage, given, or with a teacher
+    curriculum/with_signal, curriculum/solved, curriculum/hopeless, curriculum/unknown   with an
+                                                 order of tasks by results: tasks by what their last
+                                                 group showed, and those that had none
+    correlation/…                                of the reward within groups (correlation.py)
+    selection/…                                  episodes kept and left out (selection.py)
+    rollout/…                                    speed, greedy episodes included
+    baseline/…                                   greedy episodes, above in rollout/… alone (remax)
+    advantage/…, kl_in_reward/…, critic/…, update/…   the learner's own figures; with several
+                                                 adapters also update/…/NAME, those of one
+    reward/overlong, reward/clipped              share of episodes that `reward_shaping` changed
+    sync/seconds, sync/bytes                     bringing the new weights to the engines
+    staleness/mean, staleness/max, …             updates between sampling a token and training it
+    trainer/waited_s, buffer/ready, …            on trinity: waits, groups on their way
+    feedback/unreliable_clients, feedback/unreliable_sessions   of `ajet serve --learn`: clients
+                                                 that contradict others and are left out of the
+                                                 round, and their sessions so far
+    workflow/…                                   means of what workflows and games log
+    run/attempt                                  the start of the run that made the step
+    held_out/…                                   of a validation, logged at the step it came after;
+                                                 held_out/success/TAG of one tag's tasks
+    held_out_greedy/success, held_out_sampled/success   by the second decoding, of the validations
+                                                 before the first step and after the last
+
+The part before the "/" is the group under which a page shows a metric.
 """
 
 from collections import Counter, defaultdict

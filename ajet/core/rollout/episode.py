@@ -1,8 +1,10 @@
 """Runs one episode, from its plan to a judged trajectory.
 
-plan -> workflow.execute(task, model) -> WorkflowOutput -> judge -> Trajectory
-                   |  ^
-                recorder -> endpoint
+    plan -> workflow.execute(task, model) -> WorkflowOutput -> judge -> Trajectory
+                       |  ^
+                    recorder -> endpoint
+
+attempt.py runs the workflow once; an episode may need several attempts.
 """
 
 from __future__ import annotations

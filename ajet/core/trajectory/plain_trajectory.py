@@ -1,8 +1,10 @@
 """Reduces what user code hands over to plain data (dicts, lists, texts, numbers of bounded size).
 
-messages and tools of a call      plain_chat, plain_messages      before the prompt is made
-names, reply and notes of a call              plain_turn          as the call is recorded
-the output's metadata, the workflow's task    plain_trajectory    after the judge has seen them
+    messages and tools of a call      plain_chat, plain_messages      before the prompt is made
+    names, reply and notes of a call              plain_turn          as the call is recorded
+    the output's metadata, the workflow's task    plain_trajectory    after the judge has seen them
+
+Readers of a trajectory can rely on JSON and a bounded size.
 """
 
 from __future__ import annotations

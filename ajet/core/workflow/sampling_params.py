@@ -1,9 +1,11 @@
 """Reads the `sampling_params` that verl's loops and ChatLearn's graphs pass with a call.
 
-run: temperature 0.9, max_tokens 512
-{"temperature": 0.9, "repetition_penalty": 1.0, "logprobs": True}     nothing
-{"temperature": 0.9, "max_new_tokens": 64}                            max_tokens 64
-{"repetition_penalty": 1.1}                                           TypeError
+    run: temperature 0.9, max_tokens 512
+    {"temperature": 0.9, "repetition_penalty": 1.0, "logprobs": True}     nothing
+    {"temperature": 0.9, "max_new_tokens": 64}                            max_tokens 64
+    {"repetition_penalty": 1.1}                                           TypeError
+
+A value that equals the run's changes nothing.
 """
 
 from __future__ import annotations

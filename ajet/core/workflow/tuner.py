@@ -1,13 +1,15 @@
 """The model of an agent in a workflow. Its calls are recorded, and trained on.
 
-agent = ReActAgent(model=model_tuner, …)                     # AgentScope: the tuner itself
-agent = ReActAgent(model=model_tuner.as_agentscope_model(agent_name="solver"), …)
-agent = create_agent(model_tuner.as_langchain_model(), tools=[…])         # LangChain, LangGraph
-client = model_tuner.as_raw_openai_sdk_client()                           # OpenAI's own client
-base_url, api_key = model_tuner.as_oai_baseurl_apikey()                   # any process: HTTP
-reply = await model_tuner.chat([{"role": "user", "content": "2+2?"}])     # no framework
-completion = await model_tuner.generate(prompt_ids, max_tokens=16)        # tokens, no template
-prompt_ids = model_tuner.prompt_ids(messages, tools)                      # and .encode, .decode
+    agent = ReActAgent(model=model_tuner, …)                     # AgentScope: the tuner itself
+    agent = ReActAgent(model=model_tuner.as_agentscope_model(agent_name="solver"), …)
+    agent = create_agent(model_tuner.as_langchain_model(), tools=[…])         # LangChain, LangGraph
+    client = model_tuner.as_raw_openai_sdk_client()                           # OpenAI's own client
+    base_url, api_key = model_tuner.as_oai_baseurl_apikey()                   # any process: HTTP
+    reply = await model_tuner.chat([{"role": "user", "content": "2+2?"}])     # no framework
+    completion = await model_tuner.generate(prompt_ids, max_tokens=16)        # tokens, no template
+    prompt_ids = model_tuner.prompt_ids(messages, tools)                      # and .encode, .decode
+
+The recorder behind it samples, records, and enforces the limits.
 """
 
 from __future__ import annotations
