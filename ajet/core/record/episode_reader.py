@@ -210,7 +210,7 @@ class EpisodeReader:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Turns what a damaged file leads to into one line."""
+        """Turns the errors that a damaged file causes into a CheckpointError."""
         try:
             yield
         except sqlite3.DatabaseError as error:
@@ -233,8 +233,7 @@ class EpisodeReader:
     def list(
         self, which: EpisodeFilter | None = None, *, limit: int = 50, after: int | None = None
     ) -> list[EpisodeRow]:
-        """Returns one page of the list, newest first. `after` is the id of the last row of the page
-        before."""
+        """Returns one page, newest first; `after` is the last id of the previous page."""
         condition, arguments = (which or EpisodeFilter()).where()
         with self._reading():
             rows = self._connection.execute(
@@ -276,8 +275,8 @@ class EpisodeReader:
     def walk(
         self, which: EpisodeFilter | None = None, limit: int | None = None, after: int | None = None
     ) -> Iterator[EpisodeRecord]:
-        """Yields the newest `limit` episodes complete, newest first; None yields all of them.
-        `after` leaves out the episode with this id and the newer ones."""
+        """Yields the newest `limit` episodes, or all, complete and newest first; `after` leaves out
+        the episode with this id and newer ones."""
         condition, arguments = (which or EpisodeFilter()).where()
         while limit is None or limit > 0:
             size = min(PAGE_SIZE, limit or PAGE_SIZE)
@@ -301,8 +300,8 @@ class EpisodeReader:
         return records[0]
 
     def _records(self, condition: str, arguments: Sequence[Any]) -> Sequence[EpisodeRecord]:
-        """Returns the complete episodes of a condition. It takes three queries, however many there
-        are. Equal lists of tools are one object."""
+        """Returns the complete episodes of a condition. Equal lists of tools are one object."""
+        # Three queries for the whole page, however many episodes it has.
         rows = self._connection.execute(
             "SELECT episodes.*, tasks.task FROM episodes LEFT JOIN tasks ON tasks.id = tasks_id "
             f"WHERE {condition}",
@@ -371,7 +370,7 @@ class EpisodeReader:
 
 
 def _checked_type(value: Any, expected: Any) -> Any:
-    """Returns the value. Raises TypeError where a damaged file holds one of another type."""
+    """Returns the value. Raises TypeError for another type, which a damaged file may hold."""
     if not isinstance(value, expected):
         raise TypeError(f"a {type(value).__name__} where another type is expected")
     return value
@@ -384,7 +383,7 @@ def _timed_call(name: Any, started_s: Any, ended_s: Any) -> TimedCall:
 
 
 def _escape(text: str) -> str:
-    """Returns a part of a LIKE pattern in which the user's own % and _ are plain characters."""
+    """Returns the text as a part of a LIKE pattern, with % and _ as plain characters."""
     return re.sub("([!%_])", r"!\1", text)
 
 
@@ -419,8 +418,8 @@ def _episode_record(row: sqlite3.Row, turns: tuple[TurnRecord, ...]) -> EpisodeR
 def _rewards(
     row: sqlite3.Row, breakdown: dict[str, float]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Returns the rewards by who gave them, and those of agents. Earlier releases wrote the latter
-    into the breakdown too, as "agent NAME"."""
+    """Returns the rewards by giver, and those of agents, which earlier releases wrote into the
+    breakdown as "agent NAME"."""
     if "agent_rewards" in row.keys() and row["agent_rewards"] is not None:  # noqa: SIM118  a sqlite3.Row
         return breakdown, _checked_type(json.loads(row["agent_rewards"]), dict)
     before = "agent "
@@ -447,8 +446,7 @@ def _turn_numbers(row: sqlite3.Row) -> TurnNumbers:
 def _turns(
     rows: Iterable[sqlite3.Row], trained: Mapping[int, TurnNumbers], tools: dict[str, Any]
 ) -> tuple[TurnRecord, ...]:
-    """Restores an episode's turns. `tools` has the lists of tools by their JSON, and gets new
-    ones."""
+    """Restores an episode's turns. `tools` caches lists of tools by their JSON."""
     turns: list[TurnRecord] = []
     for row in rows:
         text = row["tools"]
@@ -462,7 +460,7 @@ def _turns(
 def _turn(
     row: sqlite3.Row, earlier: list[TurnRecord], tools: Any, trained: TurnNumbers | None
 ) -> TurnRecord:
-    """Restores a turn whose beginning is stored with its base turn."""
+    """Restores a turn: the beginning of messages and prompt is that of its base turn."""
     base = None if row["base_turn"] is None else earlier[row["base_turn"]]
     messages = _checked_type(json.loads(row["messages"]), list)
     for message in messages:

@@ -74,14 +74,15 @@ class EpisodeStore:
         samples: Iterable[TrainingSample] = (),
         tokens: TrainedTokens | None = None,
     ) -> None:
-        """Stores all episodes of a step. For an evaluation the last three arguments are left
-        out."""
+        """Stores all episodes of a step; an evaluation has only groups."""
         masks = loss_masks(samples)
         self._row_ids.clear()  # a transaction that was rolled back may have removed a row
         recorded = [(a, g.task) for g in groups for t in g.trajectories for a in t.attempts]
         trajectories = [trajectory for trajectory, _ in recorded]
         per_turn = advantages or {}
         with self._transaction() as connection:
+            # INSERT OR REPLACE replaces the row of an episode, but not those of its turns: another
+            # attempt at the step may have fewer.
             for table in ("turns", "trained_tokens"):
                 connection.executemany(
                     f"DELETE FROM {table} WHERE episode_id = ?",
@@ -138,6 +139,7 @@ class EpisodeStore:
         last_of_agent: dict[tuple[str, str], int] = {}
         for index, turn in enumerate(trajectory.turns):
             agent = (turn.agent_name, turn.target_tag)
+            # Calls of one agent mostly continue each other, those of several agents alternate.
             base = last_of_agent.get(agent)
             rows.append(
                 (

@@ -25,16 +25,16 @@ from ajet.core.record.sink import RunInfo
 from ajet.core.redaction import redact
 
 _NOT_IN_A_NAME = re.compile(r"[^/\w.\- :]")
-"""MLflow refuses a metric with such a character in its name."""
+"""Characters that MLflow refuses in the name of a metric."""
 _NOT_IN_A_METRIC = re.compile(r"[^a-zA-Z0-9_]")
-"""What a name of Prometheus may not have."""
+"""Characters that a name of Prometheus may not have."""
 PACKAGES = {
     "swanlab": "swanlab",
     "wandb": "wandb",
     "mlflow": "mlflow",
     "prometheus": "prometheus_client",
 }
-"""Maps a logger to the module that it needs; the logger's name is that of ajet's extra."""
+"""The module that each logger needs; its name is also that of ajet's extra."""
 
 
 class WandbSink:
@@ -46,6 +46,12 @@ class WandbSink:
 
     def _begin(self, wandb: Any, run: RunInfo) -> None:
         try:
+            mode = None  # WANDB_MODE decides
+            if "WANDB_MODE" not in os.environ:
+                mode = "online"
+                if not wandb.login(prompt=False, verify=False):
+                    _warn_offline("wandb", run.folder.logs / "wandb")
+                    mode = "offline"
             self._run = wandb.init(
                 project=run.project,
                 name=run.experiment,
@@ -53,16 +59,10 @@ class WandbSink:
                 resume="allow",
                 dir=str(run.folder.logs),
                 config=dict(run.config),
-                mode=None if "WANDB_MODE" in os.environ else self._mode(wandb, run.folder.logs),
+                mode=mode,
             )
         except wandb.errors.Error as error:
             raise _refused("wandb", error) from error
-
-    def _mode(self, wandb: Any, logs: Path) -> str:
-        if wandb.login(prompt=False, verify=False):
-            return "online"
-        _warn_offline("wandb", logs / "wandb")
-        return "offline"
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
@@ -72,8 +72,7 @@ class WandbSink:
 
 
 class SwanlabSink:
-    """Logs to SwanLab. It is told to collect neither the command line, which it reads from the
-    system, nor the address of the git repository: both may hold secrets."""
+    """Logs to SwanLab."""
 
     def __init__(self, run: RunInfo) -> None:
         with _command_line_without_secrets():
@@ -82,6 +81,8 @@ class SwanlabSink:
     def _begin(self, swanlab: Any, run: RunInfo) -> None:
         self._swanlab = swanlab
         folder = run.folder.logs / "swanlab"
+        # It would collect the command line and the address of the git repository, which may hold
+        # secrets.
         settings = swanlab.Settings(probe={"runtime": False, "git": False})
         mode = settings.mode
         if mode == "online" and settings.api_key is None:
@@ -109,7 +110,7 @@ class SwanlabSink:
 
 
 class MlflowSink:
-    """Logs to MLflow, at its own tracking address, or in logs/ when none is set."""
+    """Logs to MLflow at its tracking address, or to logs/ without one."""
 
     def __init__(self, run: RunInfo) -> None:
         with _command_line_without_secrets():
@@ -182,9 +183,8 @@ class PrometheusSink:
 def choose_mlflow_experiment(
     mlflow: Any, folder: RunFolder, project: str, uri: str | None = None
 ) -> str:
-    """Makes the project's experiment the current one of MLflow, and returns its id. The store is
-    that of `uri`, or of MLflow's own variable, or ``logs/mlflow.db``, whose files are then in the
-    run folder too."""
+    """Makes the project's experiment MLflow's current one, and returns its id. The store is `uri`,
+    or that of MLFLOW_TRACKING_URI, or ``logs/mlflow.db`` with its files in the run folder."""
     if uri is not None:
         mlflow.set_tracking_uri(uri)
     elif "MLFLOW_TRACKING_URI" not in os.environ:

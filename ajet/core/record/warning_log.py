@@ -28,8 +28,7 @@ from ajet.core.redaction import redact
 
 @dataclass(frozen=True, slots=True)
 class RunWarning:
-    """Holds a warning of one step: a short name, the line that is shown, and the numbers behind
-    it."""
+    """Holds a warning of one step: its name, its text, and the numbers behind it."""
 
     step: int
     name: WarningName
@@ -39,7 +38,7 @@ class RunWarning:
 
 
 class WarningLog:
-    """Keeps the warnings of a run so far, in memory only where it has no path."""
+    """Holds the warnings of a run so far; without a path only in memory."""
 
     def __init__(self, path: Path | None = None, first_step: int = 0) -> None:
         """Opens the file and cuts off the rows from `first_step` on."""
@@ -64,15 +63,15 @@ class WarningLog:
         return True
 
     def close(self) -> None:
-        """Closes the file; what was added is flushed already, unless the disk took none of it."""
+        """Closes the file. Warnings are flushed already, unless the disk is full."""
         if self._file is not None:
             with suppress(OSError):
                 self._file.close()
 
 
 def read_warnings(path: Path) -> list[RunWarning]:
-    """Returns the warnings of a run folder's file, in their order. A row that cannot be read, as a
-    kill may leave one, is left out and said."""
+    """Returns the warnings in a run folder's file. An unreadable row, which a kill may leave, is
+    left out with a warning."""
     rows = warning_rows(path)
     for number, row in enumerate(rows, 1):
         if row is None:
@@ -81,7 +80,7 @@ def read_warnings(path: Path) -> list[RunWarning]:
 
 
 def warning_rows(path: Path) -> list[RunWarning | None]:
-    """Returns the rows of a run folder's file, in their order; None for one that cannot be read."""
+    """Returns the rows of a run folder's file, with None for unreadable ones."""
     try:
         return [_warning(line) for line in read_bytes_of(path).splitlines()]
     except FileNotFoundError:
@@ -106,6 +105,6 @@ def _line(warning: RunWarning) -> str:
 
 
 def shown_text(text: str) -> str:
-    """Returns a text that any file and terminal takes: without keys, control characters and lone
-    surrogates, which an episode's error may have."""
+    """Returns the text without secrets, control characters and lone surrogates, which an episode's
+    error may contain."""
     return redact("".join(char if char.isprintable() else "\ufffd" for char in text))
