@@ -28,8 +28,14 @@ from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.record.atomic_file import write_text_atomically, writing
 from ajet.core.record.run_folder import RunFolder
-from ajet.core.record.sink import RunInfo, Sink
-from ajet.core.record.trackers import MlflowSink, PrometheusSink, SwanlabSink, WandbSink
+from ajet.core.record.trackers import (
+    MlflowSink,
+    PrometheusSink,
+    RunInfo,
+    Sink,
+    SwanlabSink,
+    WandbSink,
+)
 
 
 class MetricsLogger:

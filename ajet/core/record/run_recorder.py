@@ -79,7 +79,8 @@ class RunRecorder:
     ) -> None:
         self._config, self._folder = config, folder
         trainer = config.ajet.trainer_common
-        first_recorded = first_step if is_resumed else 0  # step 0 is that of the first validation
+        # A fresh run begins with the validation at step 0; a resumed one has it already.
+        first_recorded = first_step if is_resumed else 0
         self._store = EpisodeStore(folder.episodes_db)
         self._store.truncate_from(first_recorded)
         self._metrics = MetricsLogger(
@@ -140,6 +141,7 @@ class RunRecorder:
         groups, samples = rollout.groups, update.samples
         counts = TimelineCounts.from_groups(groups, samples)
         metrics = step_metrics(rollout, samples, counts, metrics, selections=self._selections)
+        # Episodes first: when a row of metrics exists, its episodes can be looked up.
         self._store.write(step, rollout.all, update.advantages, samples, update.tokens)
         self._metrics.log(step, metrics)
         self._history.add(step, metrics)

@@ -35,6 +35,7 @@ def num_with_signal(groups: Sequence[Group], samples: Iterable[TrainingSample]) 
 
 
 def _learns(sample: TrainingSample, has_contrast: bool) -> bool:
+    # Given replies and teachers teach something in any case; advantages only if rewards differ.
     if sample.carries("cross_entropy") or sample.carries("kl_teacher"):
         return True
     return has_contrast and bool((abs(sample.advantages[sample.loss_mask]) > MIN_ADVANTAGE).any())
@@ -74,6 +75,7 @@ def equal_outcomes(members: Sequence[Trajectory]) -> str | None:
     limits = Counter(t.cut_by for t in ended)
     rewards = {t.reward for t in judged}
     but = f"; the other {len(failed)} failed" if failed else ""
+    # Episodes that no limit cut are counted under None.
     if None not in limits:
         cut = f"all {limits.total()} episodes were truncated, by {_listed(limits)}"
         return f"{cut}; their {_rewards(judged)}{but}" if len(rewards) == 1 else None
@@ -115,6 +117,7 @@ def _what_it_says(judged: Sequence[Trajectory]) -> str:
     answers = {str(t.turns[-1].reply.get("content")) for t in judged if t.turns}
     value = judged[0].reward
     meaning = MEANINGS.get(value or 0.0, "")
+    # Only a judge can be blamed: a workflow may have rewarded itself.
     if len(answers) < 2 or any("judge" not in t.reward_breakdown for t in judged):
         return meaning
     return f"; the judge gives the same to {len(answers)} different answers{meaning}"

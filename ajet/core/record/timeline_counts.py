@@ -62,6 +62,7 @@ class TimelineCounts:
             episodes=len({sample.episode_id for sample in samples}),
             calls=sum(len(sample.spans) for sample in samples),
             timelines=len(samples),
+            # A row for one call would hold its prompt and its reply: everything up to `stop`.
             row_tokens=sum(span.stop for sample in samples for span in sample.spans),
             timeline_tokens=sum(map(len, samples)),
             sampled=sum(len(turn.completion.token_ids) for turn in turns),
@@ -135,8 +136,8 @@ def _not_trained(trajectories: Sequence[Trajectory]) -> dict[str, int]:
             for turn in attempt.turns:
                 reason = _reason(trajectory, attempt, turn)
                 tokens[reason or ""] += len(turn.completion.token_ids)
-    del tokens[""]
-    return dict(+tokens)
+    del tokens[""]  # those that are trained
+    return dict(+tokens)  # without zeros: turns that sampled nothing
 
 
 def _reason(trajectory: Trajectory, attempt: Trajectory, turn: Turn) -> str | None:
@@ -158,6 +159,7 @@ def _splits(
     turns = {t.episode_id: t.turns for t in trajectories}
     opened: dict[str, list[int]] = {}
     for sample in samples:
+        # The first turn of a timeline is the call that did not continue another timeline.
         opened.setdefault(sample.episode_id, []).append(sample.spans[0].turn_index)
     return dict(
         Counter(

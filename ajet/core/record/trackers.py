@@ -10,9 +10,10 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from loguru import logger
 
@@ -21,7 +22,6 @@ from ajet.core.error_codes import Code
 from ajet.core.error_text import extra_advice
 from ajet.core.errors import ConfigError
 from ajet.core.record.run_folder import RunFolder
-from ajet.core.record.sink import RunInfo
 from ajet.core.redaction import redact
 
 _NOT_IN_A_NAME = re.compile(r"[^/\w.\- :]")
@@ -35,6 +35,23 @@ PACKAGES = {
     "prometheus": "prometheus_client",
 }
 """The module that each logger needs; its name is also that of ajet's extra."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    folder: RunFolder
+    project: str
+    experiment: str
+    start_step: int
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Sink(Protocol):
+    """Receives the metrics of each step and writes them somewhere."""
+
+    def __init__(self, run: RunInfo) -> None: ...
+    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+    def close(self) -> None: ...
 
 
 class WandbSink:

@@ -69,6 +69,7 @@ class Compaction:
         self, messages: Messages, tools: Sequence[dict[str, Any]] | None, max_tokens: int | None
     ) -> Messages:
         prompt = self._with_summary(messages)
+        # Compact while there is still room to ask for a summary, not when the call itself fails.
         longest = self._longest_prompt(tools, max_tokens)
         if self._recorder.num_prompt_tokens(prompt, tools) <= longest:
             return prompt
@@ -158,6 +159,7 @@ class Compaction:
             overrides=SamplingOverrides(max_tokens=self._settings.max_summary_tokens),
             is_summary=True,
         )
+        # After the summary, an assistant's message, comes a reply or nothing: roles would repeat.
         is_reply = start == len(messages) or _is(messages[start], "assistant")
         go_on = [{"role": "user", "content": GO_ON_TEXT}] if is_reply else []
         num_before = len(prompt) - len(messages)  # how many more `prompt` has than `messages`
@@ -166,6 +168,7 @@ class Compaction:
         compacted = self._with_summary(messages)
         end = self._num_first + 1  # the first prompt and the summary
         self._recorder.carry_reply([*request, turn.reply], compacted[:end], tools)
+        # The kept replies have another prefix now: the session must find their recorded ids there.
         for index in range(start, last_reply + 1):
             if _is(messages[index], "assistant"):
                 new = compacted[: len(compacted) - (len(messages) - 1 - index)]

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 MAX_NAME_SHOWN = 200
 LISTING_KEY = "ajet.rollout.agent.agent_loop_config_path"
 IGNORED = ("_recursive_", "_convert_")
-"""Keys of Hydra's that say how settings are converted; they are plain values here."""
+"""Keys of Hydra for the conversion of settings, which are plain values here."""
 DEFAULT_AGENT = "single_turn_agent"
 BUILT_IN_AGENTS = {
     DEFAULT_AGENT: "ajet.agents.single_turn->SingleTurnAgent",
@@ -84,8 +84,8 @@ def register(agent_name: str) -> Callable[[type[T]], type[T]]:
 
 
 def workflow_for(agent_class: type, key: str, agent_name: str | None = None) -> type[Workflow]:
-    """Returns the class itself if it is a workflow, else the workflow that runs it as a loop or a
-    graph (the registered one, unless `agent_name` names another)."""
+    """Returns the class if it is a workflow, else a workflow that runs it as a loop or a graph (the
+    registered one, unless `agent_name` names another)."""
     if issubclass(agent_class, Workflow):
         return agent_class
     is_loop = is_agent_loop(agent_class)
@@ -95,6 +95,7 @@ def workflow_for(agent_class: type, key: str, agent_name: str | None = None) -> 
             "derive it from ajet.Workflow",
             code=Code.OWN_WRONG_KIND,
         )
+    # A class that is registered already keeps its wrapper, with its name and settings.
     for existing in _WORKFLOWS.values():
         wraps = getattr(existing, "loop_class" if is_loop else "graph_class", None)
         if wraps is agent_class and agent_name is None:
@@ -105,7 +106,7 @@ def workflow_for(agent_class: type, key: str, agent_name: str | None = None) -> 
 
 
 def registered_workflow(agent_name: str) -> type[Workflow] | None:
-    """Returns the class registered under this name, or ajet's own of this name, or None."""
+    """Returns the class registered under this name, one of ajet's agents, or None."""
     if agent_name not in BUILT_IN_AGENTS:
         return _WORKFLOWS.get(agent_name)
     module, _, name = BUILT_IN_AGENTS[agent_name].partition("->")
@@ -113,8 +114,7 @@ def registered_workflow(agent_name: str) -> type[Workflow] | None:
 
 
 def import_agent_modules(config: AjetConfig) -> list[ModuleType]:
-    """Imports the modules that register the user's agents, and those of the listed agent loops;
-    returns them."""
+    """Imports and returns the modules that register user agents, and those of listed loops."""
     key = "ajet.rollout.agent_modules"
     specs = config.ajet.rollout.agent_modules
     modules = [load_module(spec, base_dirs=config.base_dirs, where=key) for spec in specs]
@@ -132,14 +132,14 @@ class WorkflowFactory:
 
     @classmethod
     def for_rows(cls) -> Self:
-        """Returns the factory of episodes whose replies are given by the rows of the data."""
+        """Returns the factory of episodes whose replies come from the rows of the data."""
         workflow = registered_workflow("given_chat")
         assert workflow is not None
         return cls(workflow)
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
-        """Imports the user's workflow, so that errors in it are found before a model is loaded."""
+        """Imports the user's workflow; its errors are found before a model is loaded."""
         import_agent_modules(config)
         key = "ajet.rollout.user_workflow"
         spec = config.ajet.rollout.user_workflow or DEFAULT_AGENT
@@ -175,8 +175,7 @@ class WorkflowFactory:
         return registered
 
     def classes_for(self, tasks: Iterable[Task]) -> list[type[Workflow]]:
-        """Returns the classes that these tasks run. A name that is not registered is a
-        ConfigError."""
+        """Returns the classes that these tasks run. Raises ConfigError for an unknown name."""
         return list(dict.fromkeys(map(self.class_for, tasks)))
 
 

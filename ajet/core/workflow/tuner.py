@@ -66,7 +66,7 @@ class ModelTuner:
         self.config = config
         self._recorder = recorder
         self._gateway = gateway
-        self._own_gateway: Gateway | None = None  # made here if none was given
+        self._own_gateway: Gateway | None = None  # made here without a run's gateway; closed here
         self._keys: list[str] = []
         self._grants: dict[tuple[str, str], Grant] = {}
         self._response_numbers = itertools.count()  # one count for all clients

@@ -132,9 +132,9 @@ class LangChainModel(BaseChatModel):
     ) -> Runnable[LanguageModelInput, AIMessage]:
         """Returns the model with these tools. `tool_choice` is auto, none, any (or required), or a
         tool, by name or as OpenAI's dict. With `parallel_tool_calls=False` only the first of
-        several calls in one reply is made. A model that does not heed `tool_choice` is free to
-        answer, as verl's `ChatModel` is."""
+        several calls in one reply is made."""
         _refuse_strict(strict)
+        # verl's `ChatModel` ignores `tool_choice`: the model is free to answer.
         options = {"tool_choice": tool_choice, "parallel_tool_calls": parallel_tool_calls}
         if not self.heeds_tool_choice:
             del options["tool_choice"]
@@ -150,8 +150,7 @@ class LangChainModel(BaseChatModel):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, Any]:
-        """Returns a runnable whose output has the schema's fields; it forces a call of a tool that
-        takes them."""
+        """Returns a runnable whose output has the schema's fields, by a forced tool call."""
         if method != "function_calling":
             raise ValueError(
                 f"with_structured_output(method={method!r}) is not built: sampling is not "
@@ -193,7 +192,7 @@ class LangChainModel(BaseChatModel):
         self, stop: list[str] | None, sampling_params: dict[str, Any] | None = None, **settings: Any
     ) -> SamplingOverrides:
         """Returns the call's changes to the run's sampling. ChatLearn's graphs and verl's loops
-        pass them in `sampling_params`, where a value equal to the run's changes nothing."""
+        pass all settings in `sampling_params`, of which most are the run's."""
         passed = own_sampling(sampling_params, self.recorder.sampling)
         stop = stop or passed.pop("stop", None)
         if "max_completion_tokens" in settings:

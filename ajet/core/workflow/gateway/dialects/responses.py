@@ -83,10 +83,10 @@ class Responses:
         Fields({f"text.{name}": text[name] for name in text}).refuse_rest(UNSERVED)
         earlier_messages = _stored_conversation(fields.take("previous_response_id", str), grant)
         instructions = fields.take("instructions", str)
-        given_messages = _messages(fields.take("input", (str, list), []))
+        input_messages = _messages(fields.take("input", (str, list), []))
         instruction_messages = [{"role": "system", "content": instructions}] if instructions else []
         request = ChatRequest(
-            messages=read_messages([*instruction_messages, *earlier_messages, *given_messages]),
+            messages=read_messages([*instruction_messages, *earlier_messages, *input_messages]),
             has_instructions=bool(instruction_messages),
             tools=tools or None,
             namespaces=namespaces,
@@ -106,6 +106,7 @@ class Responses:
     def reply(self, request: ChatRequest, turns: Sequence[Turn], grant: Grant) -> dict[str, Any]:
         turn = turns[0]
         identifier = grant.response_id("resp_")
+        # Instructions are for one request only, so `previous_response_id` does not bring them back.
         grant.stored_conversations[identifier] = [
             *request.messages[request.has_instructions :],
             turn.reply,
@@ -202,10 +203,14 @@ def _messages(content: str | list[Any]) -> list[dict[str, Any]]:
     for item in object_list(content, "input"):
         message = _message(item)
         last = messages[-1] if messages else {}
-        if message["role"] == "assistant" == last.get("role"):
-            _merge_part(last, message)
-        else:
+        if not (message["role"] == "assistant" == last.get("role")):
             messages.append(message)
+            continue
+        for name in ("content", "reasoning_content"):
+            if message.get(name):
+                last[name] = (last.get(name) or "") + message[name]
+        if message.get("tool_calls"):
+            last["tool_calls"] = [*last.get("tool_calls", ()), *message["tool_calls"]]
     return messages
 
 
@@ -224,15 +229,6 @@ def _message(item: Mapping[str, Any]) -> dict[str, Any]:
             return {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
         case kind:
             raise RequestError(f"input: items of type {kind!r} are not served", param="input")
-
-
-def _merge_part(message: dict[str, Any], part: Mapping[str, Any]) -> None:
-    """Adds another part of the same reply to the message."""
-    for name in ("content", "reasoning_content"):
-        if part.get(name):
-            message[name] = (message.get(name) or "") + part[name]
-    if part.get("tool_calls"):
-        message["tool_calls"] = [*message.get("tool_calls", ()), *part["tool_calls"]]
 
 
 def _text(content: Any) -> str:
@@ -273,23 +269,17 @@ def _item_events(index: int, item: Mapping[str, Any]) -> list[tuple[str, dict[st
     empty = {**item, "status": "in_progress"}
     if item["type"] == "function_call":
         empty["arguments"] = ""
-        events = _call_events(location, item)
+        arguments = {"arguments": item["arguments"], "name": item["name"]}
+        events = [
+            ("function_call_arguments.delta", {**location, "delta": item["arguments"]}),
+            ("function_call_arguments.done", {**location, **arguments}),
+        ]
     else:
         empty["content"] = []
         events = _text_events(location, item)
     started = ("output_item.added", {"output_index": index, "item": empty})
     done = ("output_item.done", {"output_index": index, "item": item})
     return [(f"response.{event_type}", data) for event_type, data in (started, *events, done)]
-
-
-def _call_events(
-    location: dict[str, Any], item: Mapping[str, Any]
-) -> list[tuple[str, dict[str, Any]]]:
-    arguments = {"arguments": item["arguments"], "name": item["name"]}
-    return [
-        ("function_call_arguments.delta", {**location, "delta": item["arguments"]}),
-        ("function_call_arguments.done", {**location, **arguments}),
-    ]
 
 
 def _text_events(
