@@ -40,6 +40,7 @@ def _write(path: Path, content: str | bytes) -> None:
         path.write_bytes(content)
         return
     path = Path(os.path.realpath(path))  # a link stays one, such as /dev/stdout
+    # In the same folder, because a rename is atomic only within one file system.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:

@@ -317,6 +317,7 @@ class EpisodeReader:
         ):
             turns.setdefault(turn["episode_id"], []).append(turn)
         trained: dict[str, dict[int, TurnNumbers]] = {}
+        # Files of earlier releases lack this table.
         if self._connection.execute(_HAS_TRAINED).fetchone() is not None:
             for turn in self._connection.execute(f"SELECT * FROM trained_tokens {among}", ids):
                 numbers = trained.setdefault(turn["episode_id"], {})
@@ -465,6 +466,7 @@ def _turn(
     messages = _checked_type(json.loads(row["messages"]), list)
     for message in messages:
         _checked_type(message, dict)
+    # Stored are only the ids that the base turn (its prompt, then its reply) does not begin with.
     prompt_ids = np.frombuffer(zlib.decompress(row["prompt_ids"]), "<i4")
     if base is not None:
         messages = [*base.messages, base.reply][: row["messages_kept"]] + messages

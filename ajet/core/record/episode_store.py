@@ -76,6 +76,7 @@ class EpisodeStore:
     ) -> None:
         """Stores all episodes of a step; an evaluation has only groups."""
         masks = loss_masks(samples)
+        # An episode's failed attempts are rows like the others, with ids that end in -r1, -r2, …
         self._row_ids.clear()  # a transaction that was rolled back may have removed a row
         recorded = [(a, g.task) for g in groups for t in g.trajectories for a in t.attempts]
         trajectories = [trajectory for trajectory, _ in recorded]
@@ -192,6 +193,7 @@ class _Transaction:
 
     def __enter__(self) -> sqlite3.Connection:
         try:
+            # Takes the write lock now: a deferred transaction could fail halfway.
             self._connection.execute("BEGIN IMMEDIATE")
         except sqlite3.Error as error:
             raise CheckpointError(

@@ -81,10 +81,12 @@ class JsonLinesSink:
         lines, num_damaged = _lines_before(content, run.start_step)
         if num_damaged:
             logger.warning(f"{path}: {num_damaged} damaged lines are left out")
+        # Rows of steps that run again are removed, so that a step has one row.
         write_text_atomically(path, lines)
         self._file = path.open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        # JSON has no NaN; readers of other languages would refuse the line.
         finite = {name: v if math.isfinite(v) else None for name, v in metrics.items()}
         self._file.write(json.dumps({"step": step, "time": time.time(), **finite}) + "\n")
         self._file.flush()
@@ -109,6 +111,7 @@ class TensorBoardSink:
         name = f"events.out.tfevents.{time.time_ns():019d}.{socket.gethostname()}.{os.getpid()}"
         self._writer = RecordWriter((run.folder.tensorboard / name).open("wb"))
         self._write(events.Event(wall_time=now, file_version="brain.Event:2"))
+        # TensorBoard drops what earlier files have from this step on.
         start = events.SessionLog(status=events.SessionLog.START)
         self._write(events.Event(wall_time=now, step=run.start_step, session_log=start))
 
@@ -165,7 +168,7 @@ def _lines_before(content: bytes, step: int) -> tuple[str, int]:
     """Returns the complete lines of earlier steps, and the number of damaged ones; a line that was
     cut by a kill is dropped."""
     kept, num_damaged = "", 0
-    for line in content.split(b"\n")[:-1]:
+    for line in content.split(b"\n")[:-1]:  # the last piece is empty, or has no line end
         try:
             is_earlier = json.loads(line)["step"] < step
         except (ValueError, TypeError, KeyError, IndexError, RecursionError):

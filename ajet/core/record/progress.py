@@ -97,7 +97,7 @@ class TrainingProgress:
         now = self._clock()
         self._phase_seconds[self._phase] = now - self._phase_started
         if self._phase == "set-up":
-            self._step_started = now
+            self._step_started = now  # loading the model does not count as a step
         self._phase, self._phase_total, self._phase_done = name, total, 0.0
         self._is_fraction = False
         self._phase_started = now

@@ -260,7 +260,7 @@ def _close_in_forked_children(lock: IO[str]) -> None:
 
 
 def _copy(source: Path, target: Path) -> bool:
-    """Copies the file and returns True, or returns False if it is too big or cannot be copied."""
+    """Copies the file; returns False if it is too big or cannot be copied."""
     try:
         if source.stat().st_size > MAX_CODE_FILE_BYTES:
             return False

@@ -152,6 +152,7 @@ def _rewards_by_name(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     earned: defaultdict[str, list[float]] = defaultdict(list)
     for trajectory in trajectories:
         adapters = {turn.adapter for turn in trajectory.turns if turn.adapter}
+        # Adapters that share an episode's reward each get it.
         shared = {} if trajectory.reward is None else dict.fromkeys(adapters, trajectory.reward)
         for name, reward in (trajectory.agent_rewards or shared).items():
             earned[name].append(reward)
@@ -215,6 +216,7 @@ def _timeline_metrics(counts: TimelineCounts) -> dict[str, float]:
     not_trained = dict(counts.not_trained)
     always = (OTHER_AGENT, RETRIED, DROPPED)
     names = (*always, *(name for name in LEAVE_OUT if name in not_trained))
+    # What remains after these are tokens of failed episodes, by their status.
     apart = {f"untrained_{name}": not_trained.pop(name, 0) for name in names}
     tokens = {
         "sampled": counts.sampled,

@@ -142,6 +142,7 @@ class MlflowSink:
             active_run = mlflow.start_run(run_id=run_id, run_name=run.experiment)
         except mlflow.MlflowException as error:
             raise _refused("mlflow", error) from error
+        # MLflow makes the id, so a resumed run has to remember it.
         id_file.write_text(active_run.info.run_id, encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -113,7 +113,7 @@ class BaseAgentGraph:
         index, last = _last_reply(messages["messages"])
         meta = {} if last is None else last.response_metadata
         ids, mask = meta.get("token_ids", []), meta.get("loss_mask", [])
-        start = mask.index(1) if 1 in mask else len(mask)
+        start = mask.index(1) if 1 in mask else len(mask)  # the end of the first prompt
         text = "" if last is None else str(last.text)
         return AgentGraphOutput(
             str_output=self.tokenizer.decode(ids[start:]) if self.tokenizer else text,
@@ -145,6 +145,7 @@ class GraphWorkflow(Workflow):
         values = (self.agent_name, cfg, llm, model_tuner.tokenizer, None, "llm")
         arguments: dict[str, Any] = dict(zip(CONSTRUCTOR_ARGUMENTS, values, strict=True))
         graph_class = self.graph_class
+        # A class with a constructor builds its graph there.
         if graph_class.__init__ not in (object.__init__, BaseAgentGraph.__init__):
             return graph_class(**accepted_arguments(graph_class, arguments))
         is_derived = issubclass(graph_class, BaseAgentGraph)

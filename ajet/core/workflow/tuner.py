@@ -360,6 +360,7 @@ class ModelTuner:
         grant = self._grant(agent_name, target_tag)
         if debug_model is not None and not self._is_trained(grant):
             return Address(*debug_model)
+        # `close` has revoked the keys by then: a later one would never be revoked.
         self._recorder.check_open()
         address = self._open_gateway().open(grant)
         self._keys.append(address.api_key)
@@ -376,6 +377,7 @@ class ModelTuner:
         from ajet.core.workflow.gateway.keys import Grant
 
         names = agent_name or self.agent_name, target_tag or self.target_tag
+        # One grant for each agent: it holds the conversations that a later request may refer to.
         if names not in self._grants:
             self._grants[names] = Grant(
                 self._recorder, *names, response_numbers=self._response_numbers

@@ -205,6 +205,7 @@ class LangChainModel(BaseChatModel):
 
     def _message(self, turn: Turn, max_calls: int | None) -> AIMessage:
         reply, completion = turn.reply, turn.completion
+        # Calls beyond the first stay with the message, because the next prompt must have them.
         calls = list(reply.get("tool_calls", ()))
         first_calls = calls[:max_calls]
         extra = {
@@ -316,6 +317,7 @@ def _loss_mask(turn: Turn, turns: Sequence[Turn]) -> list[int]:
     """Returns the loss mask over the call's prompt and reply: 1 for tokens that are trained."""
     prompt = turn.completion.prompt_ids
     mask = [0] * len(prompt)
+    # Replies of earlier calls that this prompt continues: same prefix and same sampled ids.
     for earlier in turns if turn.notes.continues else ():
         seen, sampled = earlier.completion.prompt_ids, earlier.completion.token_ids
         start, end = len(seen), len(seen) + len(sampled)

@@ -114,6 +114,7 @@ class ChatCompletions:
         for index, turn in enumerate(turns):
             for number, delta in enumerate(_deltas(turn)):
                 choice = {"index": index, "delta": delta, "finish_reason": None, "logprobs": None}
+                # All log-probabilities come with the first delta that has content.
                 if request.logprobs and number == 1:
                     choice["logprobs"] = _logprobs(turn, grant)
                 yield event({**head, "choices": [choice], **usage})
@@ -196,6 +197,7 @@ def _max_tokens(fields: Fields) -> int | None:
 def _common_fields(
     request: ChatRequest, turns: Sequence[Turn], grant: Grant, object_type: str
 ) -> dict[str, Any]:
+    # OpenAI's field for the backend's configuration has the policy's version.
     version = f"version-{turns[0].completion.policy_version}"
     return {
         "id": grant.response_id("chatcmpl-"),

@@ -161,6 +161,7 @@ def _messages(message: Mapping[str, Any]) -> list[dict[str, Any]]:
         return [{"role": role, "content": _text(blocks, "messages")}]
     if role == "assistant":
         return [_assistant(blocks)]
+    # Chat Completions has each result as a message, and they must follow the calls directly.
     results = [_result(block) for block in blocks if block.get("type") == "tool_result"]
     other_blocks = [block for block in blocks if block.get("type") != "tool_result"]
     return results + (
