@@ -339,17 +339,17 @@ def make_runner(
 
     workflows = workflows or WorkflowFactory.from_config(config)
 
-    def of_mode(mode: Mode) -> EpisodeParts:
+    def parts_for(mode: Mode) -> EpisodeParts:
         drawn = sampling or SamplingParams.from_config(config, mode)
         if config.learns_from_rows(is_training=mode != "eval"):
-            return EpisodeParts(WorkflowFactory.of_rows(), None, drawn)
+            return EpisodeParts(WorkflowFactory.for_rows(), None, drawn)
         return EpisodeParts(workflows, judge, drawn)
 
     episodes = EpisodeRunner(
         endpoint=endpoint,
         template=template,
         parser=parser_for(template, config.ajet.rollout.tool_parser) if template else None,
-        of_mode=of_mode,
+        parts_for=parts_for,
         limits=limits or RolloutLimits.from_config(config),
         run_seed=config.ajet.seed,
         gateway=gateway,

@@ -64,7 +64,7 @@ def runner(workflow: Callable[[], Workflow], template: ChatTemplate, at_once: in
             endpoint=ScriptedEngine(lambda prompt_ids, sampling, request_id: script),
             template=template,
             parser=parser_for(template),
-            of_mode=lambda mode: EpisodeParts(lambda task: workflow(), None, SamplingParams()),
+            parts_for=lambda mode: EpisodeParts(lambda task: workflow(), None, SamplingParams()),
             limits=RolloutLimits(max_env_worker=at_once),
             run_seed=0,
         )

@@ -118,7 +118,7 @@ async def measure(template: ChatTemplate, pipe: Any, count: int) -> dict[str, An
         endpoint=ThinkingEndpoint(template),
         template=template,
         parser=parser_for(template),
-        of_mode=lambda mode: EpisodeParts(
+        parts_for=lambda mode: EpisodeParts(
             lambda task: ClientOwned.of(exchange)(), None, SamplingParams()
         ),
         limits=RolloutLimits(max_env_worker=count),

@@ -44,7 +44,7 @@ from ajet.core.errors import DataError
 from ajet.core.inference.endpoint import Completion
 from ajet.core.task.task import Task
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
-from ajet.core.trajectory.turn import Turn
+from ajet.core.trajectory.turn import Turn, TurnNotes
 from ajet.core.workflow.workflow import WorkflowOutput, WorkflowTask
 
 MEMBERS = 8
@@ -282,7 +282,9 @@ def not_as_ours() -> list[str]:
     one = group(20, 1)
     (turn,) = one.trajectories[0].turns
     changed = {
-        name: replace(one.trajectories[0], turns=(replace(turn, notes={"value": value}),))
+        name: replace(
+            one.trajectories[0], turns=(replace(turn, notes=TurnNotes(sampling={"value": value})),)
+        )
         for name, value in odd_values().items()
     }
     changed["error with a lone surrogate"] = replace(one.trajectories[0], failure="\udc80")

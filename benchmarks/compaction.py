@@ -57,7 +57,7 @@ def carried(record: Path) -> dict[str, Any]:
             turns = episode.turns
             shown = [str(each["content"]) for turn in turns for each in turn.messages]
             code = next((text.split()[-1] for text in shown if " code\n" in text), None)
-            summaries = [turn.reply["content"] for turn in turns if turn.notes.get("summary")]
+            summaries = [turn.reply["content"] for turn in turns if turn.notes.is_summary]
             if summaries:
                 shares.setdefault(episode.row.step, []).append({*summaries} == {code})
     if not shares:

@@ -62,7 +62,7 @@ def runner(workflow: Callable[[], Workflow], template: ChatTemplate) -> GroupRun
             endpoint=ScriptedEngine(lambda prompt_ids, sampling, request_id: script),
             template=template,
             parser=parser_for(template),
-            of_mode=lambda mode: EpisodeParts(lambda task: workflow(), Right(), SamplingParams()),
+            parts_for=lambda mode: EpisodeParts(lambda task: workflow(), Right(), SamplingParams()),
             limits=RolloutLimits(),
             run_seed=0,
         )

@@ -118,7 +118,7 @@ async def episodes(template: ChatTemplate, shape: Shape) -> list[Group]:
             endpoint=ScriptedEngine(lambda prompt_ids, sampling, request_id: words.reply),
             template=template,
             parser=parser_for(template),
-            of_mode=lambda mode: EpisodeParts(lambda task: kind(), None, SamplingParams()),
+            parts_for=lambda mode: EpisodeParts(lambda task: kind(), None, SamplingParams()),
             limits=RolloutLimits(
                 max_response_length=20_000,
                 max_model_len=20_000,

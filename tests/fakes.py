@@ -259,7 +259,7 @@ def episode_runner(
         endpoint=endpoint,
         template=template,
         parser=parser_for(template),
-        of_mode=lambda mode: EpisodeParts(
+        parts_for=lambda mode: EpisodeParts(
             lambda task: workflow(),
             judge,
             SamplingParams(temperature={"baseline": 0.0, "eval": 0.5, "train": 1.0}[mode]),

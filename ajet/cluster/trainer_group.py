@@ -30,7 +30,7 @@ from ajet.cluster.node_network import Listener, use_interface_of
 from ajet.core.config import AjetConfig
 from ajet.core.task.workflow_task import WorkflowOutput
 from ajet.core.trajectory.trajectory import Group, Trajectory
-from ajet.core.trajectory.turn import ADAPTER, GIVEN, HINTED, Turn
+from ajet.core.trajectory.turn import Turn, TurnNotes
 from ajet.core.weight_sync.manifest import WeightsError
 
 if TYPE_CHECKING:
@@ -448,5 +448,7 @@ def _without_content(trajectory: Trajectory) -> Trajectory:
 
 
 def _without_text(turn: Turn) -> Turn:
-    notes = {name: turn.notes[name] for name in (ADAPTER, GIVEN, HINTED) if name in turn.notes}
+    notes = TurnNotes(
+        is_given=turn.is_given, adapter=turn.adapter, hinted_prompt=turn.notes.hinted_prompt
+    )
     return replace(turn, messages=[], tools=None, reply={}, notes=notes)

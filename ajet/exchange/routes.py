@@ -101,7 +101,7 @@ class ExchangeRoutes:
                 f"no episode was offered within {wait_s:g} s (the model may be in an update, or "
                 "the run paused): ask again",
                 status=503,
-                kind="server_error",
+                error_type="server_error",
                 code="none_offered",
             )
         addresses = await _within(claim.access, ACCESS_S)

@@ -63,7 +63,7 @@ def turn_data(turn: TurnRecord, turns: Sequence[TurnRecord], text: TokenText) ->
         "messages": turn.messages,
         "new_messages": new_messages(turn, turns),
         "reply": turn.reply,
-        "notes": turn.notes,
+        "notes": turn.notes.as_json(),
         "prompt": {"ids": new_ids, "texts": text(new_ids)},
         "sampled": _sampled(turn, text),
     }

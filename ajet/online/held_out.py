@@ -61,7 +61,7 @@ def tasks_of(config: AjetConfig, tasks: Sequence[Task], adapter: str) -> dict[in
     choice, found = AdapterChoice.from_config(config), dict(enumerate(tasks))
     if choice is None:
         return found
-    return {n: task for n, task in found.items() if choice.for_task(task).of_task == adapter}
+    return {n: task for n, task in found.items() if choice.for_task(task).task_adapter == adapter}
 
 
 def wins_of(groups: Sequence[Group]) -> Wins:

@@ -167,19 +167,19 @@ class Audit:
     def _count_branch(
         self, episode: EpisodeRecord, turn: TurnRecord, parent: TurnRecord | None
     ) -> None:
-        if turn.notes.get("continues"):
+        if turn.notes.continues:
             self.figures.continued += 1
             if parent is None:
                 self._fault(episode, turn, "says that it continues a call, and begins with none")
         elif turn.messages:
-            self.figures.branches[turn.notes.get("reason") or "a conversation begins"] += 1
+            self.figures.branches[turn.notes.reason or "a conversation begins"] += 1
 
     def _read_again(self, turn: TurnRecord, completion: Completion) -> None:
         """Counts a reply that the parser today reads differently from the same sampled ids."""
         if turn.messages:
             read = self._reader.read(turn.turn_index, completion, turn.tools, turn.notes).message
         else:
-            text = self._reader.plain_text(completion, turn.notes.get("stopped_at"))
+            text = self._reader.plain_text(completion, turn.notes.stopped_at)
             read = {"role": "assistant", "content": text}
         self.figures.replies += 1
         self.figures.replies_read_otherwise += _without_ids(read) != _without_ids(turn.reply)
@@ -205,7 +205,7 @@ class Audit:
             self.figures.same += 1
             return
         fresh: list[int] = []
-        if turn.notes.get("continues"):  # only then the position may be in what was sampled
+        if turn.notes.continues:  # only then the position may be in what was sampled
             fresh = [i for ids in self._pieces.encode(text) for i in ids] + opening
         new = _new_part(turn, parent)
         if new and fresh[-len(new) :] != new:
@@ -238,18 +238,18 @@ class Audit:
     def _opening(self, turn: TurnRecord) -> list[int]:
         """Returns the ids that end the prompt of a forced call. They belong to no message, so a
         fresh render does not have them."""
-        return self._template.encode(turn.notes.get("opening", ""))
+        return self._template.encode(turn.notes.opening)
 
     def _cause(
         self, turn: TurnRecord, turns: Sequence[TurnRecord], at: int, fresh: list[int]
     ) -> str:
         """Returns why the fresh render differs from the recorded prompt at this position."""
-        before = list(_calls_before(turn, turns)) if turn.notes.get("continues") else []
+        before = list(_calls_before(turn, turns)) if turn.notes.continues else []
         if any(self._is_in_opening(at, call) for call in before):
             return "opening of a forced call"
         reply_call = next((call for call in before if self._is_in_reply(at, call)), None)
         if reply_call is None:
-            if any(call.notes.get("reason") == COMPACTED for call in (turn, *before)):
+            if any(call.notes.reason == COMPACTED for call in (turn, *before)):
                 return "ids of a reply in a compacted conversation"
             return "the template renders otherwise than in the run"
         if at > len(reply_call.prompt_ids) + len(reply_call.token_ids):
@@ -327,7 +327,7 @@ def _calls_before(turn: TurnRecord, turns: Sequence[TurnRecord]) -> Iterator[Tur
 
 def _new_part(turn: TurnRecord, parent: TurnRecord | None) -> list[int]:
     """Returns the ids of a continued prompt that come after the recorded ones."""
-    if parent is None or not turn.notes.get("continues"):
+    if parent is None or not turn.notes.continues:
         return []
     return turn.prompt_ids[len(parent.prompt_ids) + len(parent.token_ids) :].tolist()
 

@@ -143,11 +143,11 @@ def about_turn(number: int, turn: Turn) -> Text:
         parts.append(f"agent {turn.agent_name}")
     if not turn.trainable:
         parts.append("not trained")
-    if reason := turn.notes.get("reason"):
+    if reason := turn.notes.reason:
         parts.append(f"new branch: {reason}")
-    if turn.other_form is not None:
-        parts.append(f"a call in the form of tool parser {turn.other_form}, which was not read")
-    for name, why in turn.notes.get("malformed", {}).items():
+    if (form := turn.notes.other_form) is not None:
+        parts.append(f"a call in the form of tool parser {form}, which was not read")
+    for name, why in turn.notes.malformed.items():
         parts.append(f"malformed, {name}: {why}")
     return Text(", ".join(parts), style="dim")
 

@@ -49,7 +49,7 @@ def recorded_rows(
     rows: list[list[Row]] = []
     which = EpisodeFilter(mode="train", status="ok", min_reward=min_reward)
     for episode in reader.walk(which):
-        if not all(turn.messages and "opening" not in turn.notes for turn in episode.turns):
+        if not all(turn.messages and not turn.notes.opening for turn in episode.turns):
             found.num_without_messages += 1
             continue
         task = episode.row.task_id

@@ -146,9 +146,8 @@ def _model_spans(record: EpisodeRecord, run: RunFacts) -> Iterator[dict[str, Any
             "gen_ai.request.model": model,
             "gen_ai.agent.name": turn.agent_name,
             "gen_ai.response.finish_reasons": [turn.finish_reason],
-            "gen_ai.usage.input_tokens": len(turn.prompt_ids) or turn.notes.get("prompt_tokens", 0),
-            "gen_ai.usage.output_tokens": len(turn.token_ids)
-            or turn.notes.get("sampled_tokens", 0),
+            "gen_ai.usage.input_tokens": len(turn.prompt_ids) or turn.notes.prompt_tokens or 0,
+            "gen_ai.usage.output_tokens": len(turn.token_ids) or turn.notes.sampled_tokens or 0,
             "ajet.turn": turn.turn_index,
             "ajet.policy_version": turn.policy_version,
             "ajet.trained_tokens": 0 if turn.loss_mask is None else int(turn.loss_mask.sum()),

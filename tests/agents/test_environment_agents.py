@@ -5,7 +5,6 @@ import pytest
 from ajet.agents.environment_text import ActionReader
 from ajet.core.errors import ConfigError
 from ajet.core.trajectory.trajectory import EpisodeStatus
-from ajet.core.trajectory.turn import SUMMARY
 from ajet.core.workflow.registry import registered_workflow
 from tests.corridor import TOKENIZER, answers, corridor_config, play, says
 from tests.fakes import ScriptedEndpoint
@@ -118,7 +117,7 @@ async def test_a_long_game_is_compacted_and_each_action_keeps_its_reward_and_sta
     limits = {"max_model_len": 560, "max_response_length_in_one_turn": 50}
     [episode] = await play(config, ScriptedEndpoint(TOKENIZER, reply), **limits)
     assert (episode.status, episode.output.metadata["ended_by"]) == (EpisodeStatus.OK, "max_steps")
-    assert [SUMMARY in turn.notes for turn in episode.turns] == [False, False, True, False, False]
+    assert [turn.notes.is_summary for turn in episode.turns] == [False, False, True, False, False]
     rewards = [turn.reward for turn in episode.turns]
     assert rewards == [-0.1, -0.1, None, -0.1, -0.1]
     assert [turn.state_key for turn in episode.turns] == ["0", "0", None, "0", "0"]

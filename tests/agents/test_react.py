@@ -9,7 +9,6 @@ from ajet import BaseJudge, ReactAgent, Task
 from ajet.core.config.rollout import CompactionConfig
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.trajectory.limits import EpisodeTruncated
-from ajet.core.trajectory.turn import SUMMARY
 from ajet.core.workflow.registry import WorkflowFactory
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
 
@@ -140,7 +139,7 @@ async def test_a_conversation_beyond_the_context_is_compacted_and_a_calls_answer
     [group] = await runner.rollout(request)
     [t] = group.trajectories
     assert (t.status, t.output.metadata["final_answer"]) == ("ok", "They are read.")
-    summary, *_ = [number for number, turn in enumerate(t.turns) if SUMMARY in turn.notes]
+    summary, *_ = [number for number, turn in enumerate(t.turns) if turn.notes.is_summary]
     last = t.turns[summary].messages[-1]
     assert (last["role"], last["content"]) == ("tool", "Sum up.")
     shown = t.turns[summary + 1].messages

@@ -6,7 +6,6 @@ from ajet.core.config.rollout import CompactionConfig
 from ajet.core.errors import ConfigError
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from ajet.core.trajectory.trie import timelines
-from ajet.core.trajectory.turn import SUMMARY
 from tests.agents.agent_runs import TOKENIZER, call, config_in, run, texts, told
 
 TOOLS = """
@@ -101,7 +100,7 @@ async def test_a_conversation_beyond_the_context_is_compacted_and_a_calls_answer
     limits["max_model_len"] = most
     t = await run(settings, long, long, "Oslo is warm.", "20 C", **limits)
     assert t.status is EpisodeStatus.OK
-    assert [turn.notes.get(SUMMARY, False) for turn in t.turns] == [False, False, True, False]
+    assert [turn.notes.is_summary for turn in t.turns] == [False, False, True, False]
     asked = t.turns[2].messages[-1]
     assert (asked["role"], asked["content"]) == ("tool", "Sum up.")
     shown = t.turns[3].messages

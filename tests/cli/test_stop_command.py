@@ -84,6 +84,6 @@ def test_without_a_process_there_is_nothing_to_stop(tmp_path):
 
 @pytest.mark.parametrize("name", ["../../etc", "nonsense", f"{NAME}/../x", "", f"{NAME}.taken"])
 def test_only_an_id_of_an_episode_becomes_a_file(folder, name):
-    with pytest.raises(CheckpointError, match="no episode's id"):
+    with pytest.raises(CheckpointError, match="not an episode's id"):
         ask_to_stop(folder.stops, folder.locks(), name)
     assert not folder.stops.exists()

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sqlite3
+from dataclasses import replace
 
 import pytest
 from safetensors.torch import load_file
@@ -12,6 +13,7 @@ from ajet.assembly import load_policy_model
 from ajet.core.errors import ConfigError
 from ajet.core.record.episode_reader import EpisodeFilter
 from ajet.core.record.recorded_run import RecordedRun
+from ajet.core.trajectory.turn import TurnNotes
 from ajet.core.update.checkpoint import read_weights
 from ajet.core.update.export import export_model
 from ajet.core.update.settings import UpdateSettings
@@ -335,8 +337,7 @@ def log(tmp_path):
 
 
 def rate(log, number, adapter, *, version=0, reward=1.0, client="", key="key"):
-    turn = turn_of(version)
-    turn.notes["adapter"] = adapter
+    turn = replace(turn_of(version), notes=TurnNotes(adapter=adapter))
     log.add_turn(session(number), client, 0, turn, key)
     log.add_feedback(Feedback(session(number), reward, client=client))
 

@@ -7,6 +7,7 @@ import pytest
 
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.record.episode_reader import TurnRecord
+from ajet.core.trajectory.turn import TurnNotes
 from ajet.reports.prompt_position import describe_position
 from tests.fakes import chat_tokenizer
 
@@ -26,7 +27,7 @@ MESSAGES = [
 def turn(template, messages=MESSAGES, tools=(ADD,)):
     ids = np.array(template.prompt_ids(messages, list(tools)), np.int32)
     nothing, offered = np.array([]), list(tools)
-    row = ("stop", 0, None, None, 0.0, 0.0, {}, ids, nothing, nothing, None, None, None, 0)
+    row = ("stop", 0, None, None, 0.0, 0.0, TurnNotes(), ids, nothing, nothing, None, None, None, 0)
     return TurnRecord(0, "a", "t", True, messages, offered, {}, *row)
 
 

@@ -8,7 +8,7 @@ from ajet.core.inference.endpoint import Completion
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
-from ajet.core.trajectory.turn import Turn
+from ajet.core.trajectory.turn import Turn, TurnNotes
 from ajet.reports.transcript import transcript
 
 ADD = {"type": "function", "function": {"name": "add"}}
@@ -85,7 +85,7 @@ def test_a_failed_episode_says_why():
 
 def test_a_malformed_reply_is_shown_with_the_reason():
     first, second = episode().turns
-    bad = replace(second, notes={"malformed": {"nonsense": "U+FFFD 2x"}})
+    bad = replace(second, notes=TurnNotes(malformed={"nonsense": "U+FFFD 2x"}))
     words = shown(episode(turns=(first, bad))).replace("│", " ").split()
     assert "malformed, nonsense: U+FFFD 2x" in " ".join(words)
 

@@ -142,10 +142,10 @@ async def two_turns(template, ids, reason):
     new = answers or [{"role": "user", "content": "r"}]
     second = await episode.chat([*messages, first.reply, *new], TOOLS)
     recorded = first.completion.prompt_ids + first.completion.token_ids
-    if second.notes["continues"]:
+    if second.notes.continues:
         assert second.completion.prompt_ids[: len(recorded)] == recorded
     else:
-        assert second.notes["reason"]
+        assert second.notes.reason
 
 
 @pytest.mark.parametrize("family", FAMILIES)

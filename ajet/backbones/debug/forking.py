@@ -45,7 +45,6 @@ from ajet.core.rollout.attempt import OnError
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.task.workflow_task import WorkflowTask
 from ajet.core.trajectory.trajectory import Trajectory
-from ajet.core.trajectory.turn import GIVEN
 from ajet.core.update.manifest import step_of
 from ajet.core.update.weights import find_checkpoint
 from ajet.reports.fork_report import ForkReport
@@ -67,7 +66,7 @@ class ForkPoint:
         if not 0 <= turn <= last:
             have = f"turns 0 to {last}" if last > 0 else f"{last + 1} turns"
             raise DataError(f"--turn {turn}: episode {name} has {have}", code=Code.FORK_IMPOSSIBLE)
-        if any(each.notes.get(GIVEN) for each in record.turns):
+        if any(each.notes.is_given for each in record.turns):
             raise DataError(
                 f"episode {name}: its replies were given to it: no model to fork",
                 code=Code.FORK_IMPOSSIBLE,

@@ -21,7 +21,6 @@ from ajet.core.record.episode_reader import EpisodeRecord, TurnRecord
 from ajet.core.record.recorded_run import RecordedRun
 from ajet.core.record.scores import EpisodeScores
 from ajet.core.trajectory.sample import TrainingSample
-from ajet.core.trajectory.turn import ADAPTER
 from ajet.core.update.checkpoint import read_weights
 from ajet.core.update.frozen_model import FrozenModel
 from ajet.core.update.lora import with_lora
@@ -60,7 +59,7 @@ def _scored(models: Mapping[str, FrozenModel], episode: EpisodeRecord) -> list[l
     samples = [_sample(episode, turn) for turn in episode.turns]
     scores: dict[int, list[float]] = {}
     for name, model in models.items():
-        own = [n for n, turn in enumerate(episode.turns) if turn.notes.get(ADAPTER, "") == name]
+        own = [n for n, turn in enumerate(episode.turns) if turn.notes.adapter == name]
         for n, logprobs_T in zip(own, model.score([samples[n] for n in own]), strict=True):
             scores[n] = logprobs_T[samples[n].loss_mask].tolist()
     return [scores[n] for n in range(len(samples))]

@@ -1,4 +1,1 @@
-"""Judged groups between explorer and trainer. In: groups. Out: batches within a staleness bound.
-
-Not covered: explorer and trainer themselves (backbones/disaggregated).
-"""
+"""Judged groups on their way from explorer to trainer, in a database, within a staleness bound."""

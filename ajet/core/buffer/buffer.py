@@ -4,23 +4,9 @@
                                       │                                       after a checkpoint
                                       └─ too old: expired, and returned for the record
 
-The database is SQLite in the run folder by default, or PostgreSQL at a given address. Several
-explorers may put and several trainers may take (`SKIP LOCKED`, where the database has it). The
-order of what is taken does not depend on timing: groups that were never trained come first, then
-those of higher priority, then those that were planned earlier.
-
-A process may be killed at any moment without losing a finished group. A run that resumes from the
-checkpoint of step s calls `reopen(s)`: groups that later steps took or expired are ready again, and
-`in_flight()` returns the groups that had begun. A token of weights that are lost with the earlier
-attempt, k updates newer than the checkpoint, counts as k updates older than the checkpoint.
-
-Explorer and trainer may be two processes, which exchange notes through the buffer
-(backbones/disaggregated/split_run.py). A trainer that starts again begins a new attempt, and an
-explorer of the earlier attempt is refused with `AttemptOver`.
-
-With `max_reuse` above 1 a group is ready again after its step, and is taken when no fresh group is
-left. Not covered: which process waits for which (backbones/disaggregated), and how many groups may
-begin (staleness.py).
+A process may be killed at any moment without losing a finished group: a run that resumes from the
+checkpoint of step s calls `reopen(s)`. Explorer and trainer may be two processes, which exchange
+notes through the buffer (backbones/disaggregated/split_run.py).
 """
 
 from __future__ import annotations
@@ -56,8 +42,7 @@ MEMORY = "sqlite://"
 ATTEMPT, ATTEMPTS, TRAINED = "sitting", "sittings", "trained"
 """Names of notes: the trainer's present attempt, all attempts of the run, the trainer's version."""
 LOST = "lost"
-"""The name of the note that holds {plan index: the version after which updates that sampled tokens
-of the group are lost}."""
+"""The note with {plan index: the version after which updates that sampled the group are lost}."""
 _MAX_GROUPS_PER_STEP = 1_000_000
 
 
@@ -67,26 +52,25 @@ def batch_note(step: int) -> str:
 
 
 def plan_index(step: int, number: int) -> int:
-    """Returns the index of a planned group, from the step it is planned for and its number there.
-
-    Indices of later steps are larger, so their order is the order of the plan."""
+    """Returns the index of a planned group, from its step and its number there. The order of the
+    indices is that of the plan."""
     assert 0 <= number < _MAX_GROUPS_PER_STEP
     return step * _MAX_GROUPS_PER_STEP + number
 
 
 def step_and_number(index: int) -> tuple[int, int]:
-    """Returns the step and the number that a plan index was made of."""
+    """Returns the step and the number of a plan index."""
     return divmod(index, _MAX_GROUPS_PER_STEP)
 
 
 class AttemptOver(Exception):
-    """The trainer has begun another attempt from a checkpoint; the explorer's attempt is over."""
+    """The trainer began another attempt from a checkpoint; that of this explorer is over."""
 
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A group that runs. `index` is its plan index, `task_index` is the index of its task in the
-    data, and `version` is that of the weights it began with."""
+    """A running group: its plan index, the index of its task in the data, and the version of the
+    weights that it began with."""
 
     index: int
     task_index: int
@@ -95,9 +79,11 @@ class InFlight:
 
 @dataclass(frozen=True, slots=True)
 class FinishedGroup:
-    """A finished group and its plan index; `baselines` are the greedy episodes of the same task.
-    A group that a selection left out is not counted among the groups of a batch. Updates after
-    `lost_after` that sampled tokens of it are lost with an earlier attempt."""
+    """A finished group with its plan index and the greedy episodes of its task (`baselines`).
+
+    It does not count (`is_counted`) among the groups of a batch if a selection left it out. Updates
+    after `lost_after` that sampled its tokens are lost with an earlier attempt.
+    """
 
     index: int
     group: Group
@@ -108,9 +94,9 @@ class FinishedGroup:
 
 @dataclass(frozen=True, slots=True)
 class TakenBatch:
-    """The groups of one step: `items` are trained; those that a selection left out (`left_out`),
-    that got too old (`expired`) or that the last step of the run does not need (`surplus`) are only
-    recorded. Each list is in the order of the plan."""
+    """The groups of one step, each list in the order of the plan. `items` are trained. Those that a
+    selection left out, that got too old (`expired`), or that the last step does not need
+    (`surplus`) are only recorded."""
 
     items: list[FinishedGroup]
     left_out: list[FinishedGroup] = field(default_factory=list)
@@ -125,8 +111,14 @@ class TakenBatch:
 
 
 class GroupBuffer:
-    """The finished and running groups of one run. Each process opens its own; threads may share
-    one. The methods block until the database has answered."""
+    """The finished and running groups of one run. Threads may share a buffer; each process opens
+    its own on the same database. Methods block until the database answers.
+
+    The database is SQLite in the run folder by default, or PostgreSQL at `url`. Several explorers
+    may put and several trainers may take. What is taken does not depend on timing: groups that were
+    never trained come first, then those of higher priority, then those planned earlier. With
+    `max_reuse` above 1 a group is ready again after its step.
+    """
 
     def __init__(
         self,
@@ -138,12 +130,12 @@ class GroupBuffer:
         max_reuse: int = 1,
         capacity: int | None = None,
     ) -> None:
-        """`run` is the id that separates the runs of one database. `capacity` limits the groups
-        that run or are ready, beyond what the staleness bound allows."""
+        """`run` separates the runs of one database. `capacity` limits the groups that run or are
+        ready, in addition to the staleness bound."""
         if capacity is not None and capacity < bound.groups_per_step:
             raise ConfigError(
                 f"trinity.buffer.capacity={capacity}: a step takes {bound.groups_per_step} groups "
-                "(ajet.data.train_batch_size), so it must hold as many",
+                "(ajet.data.train_batch_size), so give at least that",
                 code=Code.KEYS_CONFLICT,
             )
         self.bound = bound
@@ -159,12 +151,11 @@ class GroupBuffer:
         self._lock = threading.Lock()  # a database in memory has one connection for all threads
 
     def expired_reason(self, group: Group, version: int) -> str:
-        """Returns the reason that is recorded with a group which is too old for the step at
-        `version`. A group whose tokens have newer versions than that was sampled by lost updates
-        (`reopen`)."""
+        """Returns the reason to record with a group that is too old for the step at `version`."""
         age = f"more than {self.bound.max_staleness} updates old (trinity.max_staleness)"
-        found = version_range(group)
-        if found is not None and found[0] >= self.bound.oldest_allowed(version):
+        versions = version_range(group)
+        # Its versions are new enough, but `reopen` found that they belong to lost updates.
+        if versions is not None and versions[0] >= self.bound.oldest_allowed(version):
             return f"updates that sampled it are lost with an earlier attempt: it counts as {age}"
         return f"its oldest token got {age}"
 
@@ -174,8 +165,8 @@ class GroupBuffer:
     # The explorer's side.
 
     def capacity_left(self, published: int, last: int | None = None) -> int:
-        """Returns how many groups may begin now with the weights of version `published`, none of
-        them for a step after `last`."""
+        """Returns how many groups may begin now with the weights of version `published`, for steps
+        up to `last`."""
         with self._transaction() as db:
             live = table.c.state.in_(("begun", "ready"))
             fresh = (live & (table.c.uses == 0)) | (
@@ -186,15 +177,17 @@ class GroupBuffer:
             num_live = db.execute(counted.where(live)).scalar_one()
             # Read last: a version that is older than the counts only lowers the result.
             version = int(self._read_note(db, TRAINED) or 0)
-        left = self.bound.capacity_left(version, published, outstanding, last)
-        return left if self._capacity is None else max(0, min(left, self._capacity - num_live))
+        capacity = self.bound.capacity_left(version, published, outstanding, last)
+        if self._capacity is not None:
+            capacity = max(0, min(capacity, self._capacity - num_live))
+        return capacity
 
     def begin(self, groups: Sequence[InFlight], **notes: str) -> None:
-        """Records that these groups run now, or run again with newer weights. The notes are written
-        in the same transaction."""
+        """Records in one transaction that these groups run now, or run again with newer weights,
+        and the notes."""
         with self._transaction() as db:
             self._check_attempt(db)
-            self._remove(db, [each.index for each in groups])
+            self._remove(db, [group.index for group in groups])
             rows = [
                 {"state": "begun", "newest": g.version, "counts": True, "priority": 0.0, "uses": 0}
                 | {"run": self._run, "place": g.index, "task": g.task_index, "version": g.version}
@@ -212,10 +205,12 @@ class GroupBuffer:
         last_step: int | None = None,
         **notes: str,
     ) -> bool:
-        """Stores finished groups and writes the notes, all in one transaction, and returns True. A
-        group without a trained token has `version`, that of the weights it began with. When
+        """Stores finished groups and the notes in one transaction, and returns True.
+
+        A group without a trained token gets `version`, that of the weights it began with. Once
         `last_step`, the last of the run, is trained, nobody takes a group any more: nothing is
-        stored, the groups stay in flight, and False is returned."""
+        stored, the groups stay in flight, and the result is False.
+        """
         rows = [self._row(item, version) for item in items]
         with self._transaction() as db:
             if last_step is not None and self._locked_trained(db) >= last_step:
@@ -231,7 +226,7 @@ class GroupBuffer:
         return True
 
     def in_flight(self) -> list[InFlight]:
-        """Returns the groups that have begun and not ended, in the order of the plan."""
+        """Returns the groups that began and did not end, in the order of the plan."""
         chosen = select(table.c.place, table.c.task, table.c.version)
         with self._transaction() as db:
             rows = db.execute(
@@ -240,13 +235,13 @@ class GroupBuffer:
             return [InFlight(row.place, row.task, row.version) for row in rows]
 
     def known_tasks(self) -> dict[int, int | None]:
-        """Returns the plan indices of all groups of the run, in whatever state, each with the index
-        of its task in the data: None for groups that were put without `begin`."""
+        """Maps the plan indices of all groups of the run, in any state, to the indices of their
+        tasks in the data; None for groups that were put without `begin`."""
         with self._transaction() as db:
             return self._tasks_of(db, true())
 
     def finished(self, indices: Sequence[int]) -> list[FinishedGroup]:
-        """Returns those of these groups that have ended, in the order of the plan."""
+        """Returns the ended ones of these groups, in the order of the plan."""
         ended = table.c.place.in_(indices) & (table.c.state != "begun")
         with self._transaction() as db:
             return self._items(db, ended)
@@ -256,11 +251,12 @@ class GroupBuffer:
     def take(
         self, version: int, number: int | None = None, *, is_last: bool = False
     ) -> TakenBatch | None:
-        """Takes `number` groups for the step at `version`, none of them too old; without a number,
-        all that are ready. Returns None while there are not enough, and while the step must wait
-        for a group in flight that would otherwise get too old. With `is_last` no step comes after
-        this one, and what it leaves is taken for the record: groups that expired in an attempt
-        which is lost are ready again, beside those that were begun for them."""
+        """Takes `number` groups for the step at `version`, or all that are ready; none is too old.
+
+        Returns None if there are not enough, or if the step must wait for a group in flight that
+        would get too old without it. `is_last` says that no step follows: what this one leaves is
+        returned as surplus, for the record.
+        """
         step = version + 1
         with self._transaction() as db:
             self._expire(db, version, step)
@@ -281,28 +277,34 @@ class GroupBuffer:
             )
 
     def mark_trained(self, step: int, *, is_last: bool = False) -> list[FinishedGroup]:
-        """Records that the step is done. Its groups are ready again if they may be reused. With
-        `is_last` no step comes after this one: the groups that ended during its update are returned
-        for the record, and `put` stores no later ones."""
+        """Records that the step is done; its groups are ready again if they may be reused. With
+        `is_last` no step follows: groups that ended during its update are returned for the record,
+        and `put` stores no more."""
         of_step = self._of_run & (table.c.state == "taken") & (table.c.at_step == step)
         again = table.c.counts & (table.c.uses < self._max_reuse)
         with self._transaction() as db:
-            self._write_notes(db, {TRAINED: str(step)})  # first: waits for what is being put
+            # First, because it waits for the lock of every `put` that is under way.
+            self._write_notes(db, {TRAINED: str(step)})
             db.execute(
                 update(table).where(of_step).values(state=case((again, "ready"), else_="trained"))
             )
             return self._take_surplus(db, step) if is_last else []
 
     def reopen(self, step: int, **notes: str) -> int:
-        """Undoes what steps after `step` did, for a run that resumes from the checkpoint of `step`,
-        and writes the notes. Groups that are too far from the checkpoint to be trained expire at
-        the next step. With a bound of 0 they are removed, since the batch is played again; returns
-        their number."""
-        later, taken = table.c.at_step > step, table.c.state == "taken"
+        """Undoes the steps after `step`, for a run that resumes from its checkpoint, and writes the
+        notes. Groups that later steps took or expired are ready again.
+
+        A token that was sampled k updates after the checkpoint counts as k updates older than it.
+        Groups that are too old then expire at the next step. With a bound of 0 they are removed,
+        because the whole batch is played again; returns their number.
+        """
+        later, is_taken = table.c.at_step > step, table.c.state == "taken"
         ready = self._of_run & (table.c.state == "ready")
         with self._transaction() as db:
             self._write_notes(db, {TRAINED: str(step)} | notes)
-            db.execute(update(table).where(self._of_run & taken & ~later).values(state="trained"))
+            db.execute(
+                update(table).where(self._of_run & is_taken & ~later).values(state="trained")
+            )
             db.execute(delete(uses).where((uses.c.run == self._run) & (uses.c.step > step)))
             used = select(func.count()).where(
                 (uses.c.run == table.c.run) & (uses.c.place == table.c.place)
@@ -327,7 +329,7 @@ class GroupBuffer:
             return num_removed
 
     def prune(self, step: int) -> None:
-        """Removes what was over by `step`, where no stored checkpoint is older than that."""
+        """Removes what was over by `step`, the step of the oldest stored checkpoint."""
         over = self._of_run & table.c.state.in_(("trained", "expired")) & (table.c.at_step <= step)
         indices = select(table.c.place).where(over)
         old = note_table.c.name.between(batch_note(0), batch_note(step))
@@ -339,8 +341,8 @@ class GroupBuffer:
     def clear(self) -> None:
         """Removes everything of this run."""
         with self._transaction() as db:
-            for each in (table, uses, note_table):
-                db.execute(delete(each).where(each.c.run == self._run))
+            for cleared in (table, uses, note_table):
+                db.execute(delete(cleared).where(cleared.c.run == self._run))
 
     def counts(self) -> dict[str, int]:
         """Returns the number of groups in each state."""
@@ -350,7 +352,7 @@ class GroupBuffer:
             )
             return {state: number for state, number in rows}
 
-    # Notes, which two processes exchange.
+    # Notes between explorer and trainer, if they are two processes.
 
     def write_notes(self, **notes: str) -> None:
         """Writes notes by their names; an earlier note of the same name is replaced."""
@@ -372,10 +374,10 @@ class GroupBuffer:
         return db.execute(select(note_table.c.value).where(self._named(name))).scalar()
 
     def _locked_trained(self, db: Connection) -> int:
-        """Returns the trainer's version, which no other transaction changes until this one ends."""
+        """Returns the trainer's version, and locks it until the transaction ends."""
         note = select(note_table.c.value).where(self._named(TRAINED))
         db.execute(note.with_for_update(read=True))
-        # Read again: a row that was replaced while the lock was waited for is not in its result.
+        # Read again: the first query misses a row that was replaced during the wait for the lock.
         return int(self._read_note(db, TRAINED) or 0)
 
     def _write_notes(self, db: Connection, notes: Mapping[str, str]) -> None:
@@ -387,8 +389,8 @@ class GroupBuffer:
         return (note_table.c.run == self._run) & (note_table.c.name == name)
 
     def _check_attempt(self, db: Connection) -> None:
-        """Raises `AttemptOver` unless the attempt is still the present one. The note is locked
-        until the transaction ends, so that no other attempt begins meanwhile."""
+        """Raises `AttemptOver` unless this attempt is the present one. The note is locked until the
+        transaction ends, so that no other attempt begins meanwhile."""
         if self.attempt is None:
             return
         note = select(note_table.c.value).where(self._named(ATTEMPT))
@@ -396,8 +398,8 @@ class GroupBuffer:
         if db.execute(query).scalar() != self.attempt:
             raise AttemptOver
 
-    def _tasks_of(self, db: Connection, where: ColumnElement[bool]) -> dict[int, int | None]:
-        rows = db.execute(select(table.c.place, table.c.task).where(self._of_run & where))
+    def _tasks_of(self, db: Connection, condition: ColumnElement[bool]) -> dict[int, int | None]:
+        rows = db.execute(select(table.c.place, table.c.task).where(self._of_run & condition))
         return {row.place: row.task for row in rows}
 
     def _row(self, item: FinishedGroup, version: int) -> dict[str, Any]:
@@ -415,7 +417,7 @@ class GroupBuffer:
         }
 
     def _expire(self, db: Connection, version: int, step: int) -> None:
-        """Expires ready groups that are too old. One that was trained before counts as trained."""
+        """Expires ready groups that are too old. One that was trained before is only done."""
         allowed = self.bound.oldest_allowed(version)
         ready = self._of_run & (table.c.state == "ready")
         old = ready & table.c.counts & (table.c.version < allowed)
@@ -429,16 +431,16 @@ class GroupBuffer:
         return chosen.limit(number).with_for_update(skip_locked=True)
 
     def _other_versions(self, db: Connection, chosen: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Returns the versions of the groups in flight, and of those that are ready and were not
-        chosen."""
+        """Returns the versions of the groups in flight, and of the ready ones that were not
+        chosen; groups that were trained before do not matter."""
         fresh = self._of_run & table.c.counts & (table.c.uses == 0) & table.c.place.not_in(chosen)
         rows = db.execute(select(table.c.state, table.c.version).where(fresh)).all()
         in_flight = [row.version for row in rows if row.state == "begun"]
         return in_flight, [row.version for row in rows if row.state == "ready"]
 
     def _take_surplus(self, db: Connection, step: int) -> list[FinishedGroup]:
-        """Takes the groups that are ready and were never taken: `step`, the last of the run, does
-        not need them."""
+        """Takes the ready groups that `step`, the last of the run, does not need. Groups that
+        expired in a lost attempt may be among them, next to those that replaced them."""
         rest = (table.c.state == "ready") & (table.c.uses == 0)
         surplus = self._items(db, rest)
         values = {"state": "expired", "at_step": step}
@@ -446,14 +448,14 @@ class GroupBuffer:
         return surplus
 
     def _mark_taken(self, db: Connection, indices: Sequence[int], step: int) -> None:
-        taken = self._of_run & table.c.place.in_(indices)
+        rows = self._of_run & table.c.place.in_(indices)
         values = {"state": "taken", "at_step": step, "uses": table.c.uses + 1}
-        db.execute(update(table).where(taken).values(values))
+        db.execute(update(table).where(rows).values(values))
         db.execute(insert(uses), [{"run": self._run, "place": i, "step": step} for i in indices])
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
-        """Yields a connection; damaged rows, and errors of the database, are a CheckpointError."""
+        """Yields a connection. Damaged rows and errors of the database become CheckpointErrors."""
         try:
             with self._lock, self._engine.begin() as connection:
                 yield connection
@@ -463,8 +465,8 @@ class GroupBuffer:
             is_safe = isinstance(cause, DataError | sqlite3.Error)
             reason = first_line(str(cause)) if is_safe else type(cause).__name__
             raise CheckpointError(
-                f"the buffer {self.url} failed: {reason}; the run goes on from its last "
-                "checkpoint when that is mended",
+                f"the buffer {self.url} failed: {reason}; when that is fixed, the run resumes "
+                "from its last checkpoint",
                 code=Code.BUFFER_UNUSABLE,
             ) from error
 
@@ -472,17 +474,17 @@ class GroupBuffer:
         ready = (table.c.state == "ready") & (table.c.counts == counts)
         return select(table.c.place).where(self._of_run & ready)
 
-    def _items(self, db: Connection, where: Any) -> list[FinishedGroup]:
+    def _items(self, db: Connection, condition: Any) -> list[FinishedGroup]:
         columns = select(table.c.place, table.c.counts, table.c.body)
-        rows = db.execute(columns.where(self._of_run & where).order_by(table.c.place)).all()
+        rows = db.execute(columns.where(self._of_run & condition).order_by(table.c.place)).all()
         lost = self._lost(db)
         items = []
         for row in rows:
             group, *baselines = decode(row.body)
-            found = FinishedGroup(
+            item = FinishedGroup(
                 row.place, group, tuple(baselines), row.counts, lost.get(row.place)
             )
-            items.append(found)
+            items.append(item)
         return items
 
     def _lost(self, db: Connection) -> dict[int, int]:
@@ -490,18 +492,20 @@ class GroupBuffer:
         return {int(index): version for index, version in note.items()}
 
     def _note_lost(self, db: Connection, step: int) -> None:
-        """Notes which ready groups have tokens of updates after `step`. What is lost after an
-        earlier version already stays so: no later checkpoint has those updates."""
+        """Notes which ready groups have tokens of updates after `step`. An earlier version that is
+        noted already stays: no later checkpoint has those updates."""
         columns = select(table.c.place, table.c.newest, table.c.state)
         earlier, lost = self._lost(db), dict[int, int]()
         for row in db.execute(columns.where(self._of_run)).all():
-            found = [earlier[row.place]] if row.place in earlier else []
-            found += [step] if row.state == "ready" and row.newest > step else []
-            if found:
-                lost[row.place] = min(found)
+            steps = [earlier[row.place]] if row.place in earlier else []
+            steps += [step] if row.state == "ready" and row.newest > step else []
+            if steps:
+                lost[row.place] = min(steps)
         if lost != earlier:
             self._write_notes(db, {LOST: json.dumps(lost)})
 
     def _remove(self, db: Connection, indices: Sequence[int]) -> None:
-        for each in (table, uses):
-            db.execute(delete(each).where((each.c.run == self._run) & each.c.place.in_(indices)))
+        for indexed in (table, uses):
+            db.execute(
+                delete(indexed).where((indexed.c.run == self._run) & indexed.c.place.in_(indices))
+            )

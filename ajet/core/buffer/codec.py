@@ -5,14 +5,9 @@
     turn 0   prompt [q q q]        sampled [a a]          kept 0, new [q q q]
     turn 1   prompt [q q q a a t]  sampled [b]            kept 5, new [t]
 
-A prompt mostly continues the turn before it, so only its new tokens are stored, and only the new
-messages likewise. Token ids are 8-byte integers, log-probabilities are 8-byte floats: both are
-restored exactly.
-
-Trajectories hold plain data (trajectory/plain_trajectory.py), which JSON restores as it was. A task
-is restored as plain data too: a tuple as a list, a key as a string, an object as its text.
-
-Bytes of format 1 are read too. Not covered: samples and advantages, which the trainer makes.
+A prompt mostly continues the turn before it, so only its new tokens and messages are stored. Token
+ids (8-byte integers) and log-probabilities (8-byte floats) are restored exactly, and so is plain
+data (trajectory/plain_trajectory.py). Bytes of format 1 are read too.
 """
 
 from __future__ import annotations
@@ -42,7 +37,7 @@ from ajet.core.trajectory.trajectory import (
     Trajectory,
 )
 from ajet.core.trajectory.truncation import Limit, Truncation
-from ajet.core.trajectory.turn import Turn
+from ajet.core.trajectory.turn import Turn, TurnNotes
 
 MAGIC = b"ajet-groups-2\n"
 FORMAT_1 = b"ajet-groups-1\n"
@@ -50,7 +45,7 @@ _LENGTH = struct.Struct("<Q")
 _FAST = 1
 DAMAGE = (zlib.error, struct.error, ValueError, LookupError, TypeError, AttributeError)
 DAMAGE += (RecursionError, OverflowError)
-"""The errors that reading damaged bytes raises."""
+"""Errors that damaged bytes cause."""
 Json = dict[str, Any]
 
 
@@ -62,7 +57,7 @@ def encode(groups: Sequence[Group]) -> bytes:
 
 
 def decode(content: bytes) -> list[Group]:
-    """Returns the groups that `encode` was given; DataError if the bytes are not such."""
+    """Returns the encoded groups. Raises DataError for other or damaged bytes."""
     if not isinstance(content, bytes) or not content.startswith((MAGIC, FORMAT_1)):
         raise DataError(
             "its groups are of another version of ajet: begin with an empty one",
@@ -84,28 +79,28 @@ def _decoded(content: bytes) -> list[Group]:
     groups: list[Json] = json.loads(body[:length])
     if content.startswith(FORMAT_1):
         for group in groups:
-            group["trajectories"] = [_of_format_1(each) for each in group["trajectories"]]
-    return [_group(each, arrays) for each in groups]
+            group["trajectories"] = [_upgraded_from_format_1(t) for t in group["trajectories"]]
+    return [_group(item, arrays) for item in groups]
 
 
 @dataclass
 class _Writer:
-    """Arrays one after another; `add` returns the number of entries that it added."""
+    """Concatenates arrays; `add` returns the number of its entries, which the header stores."""
 
-    parts: list[bytes] = field(default_factory=list)
+    chunks: list[bytes] = field(default_factory=list)
 
     def add(self, values: Sequence[int] | Sequence[float], dtype: str) -> int:
-        self.parts.append(np.asarray(values, dtype=dtype).tobytes())
+        self.chunks.append(np.asarray(values, dtype=dtype).tobytes())
         return len(values)
 
     @property
     def content(self) -> bytes:
-        return b"".join(self.parts)
+        return b"".join(self.chunks)
 
 
 @dataclass
 class _Reader:
-    """Reads the arrays in the order in which they were written."""
+    """Reads the arrays in the order in which they were added."""
 
     content: bytes
     offset: int
@@ -126,14 +121,14 @@ def _group_json(group: Group, arrays: _Writer) -> Json:
 
 
 def _task_json(task: Task) -> Json:
-    return {each.name: plain_value(getattr(task, each.name)) for each in fields(task)}
+    return {f.name: plain_value(getattr(task, f.name)) for f in fields(task)}
 
 
 def _group(content: Json, arrays: _Reader) -> Group:
     task = content["task"]
-    members = tuple(_trajectory(each, arrays) for each in content["trajectories"])
-    known = None if task is None else Task(**task)
-    return Group(content["group_id"], members, known, content["baseline"])
+    members = tuple(_trajectory(member, arrays) for member in content["trajectories"])
+    plain_task = None if task is None else Task(**task)
+    return Group(content["group_id"], members, plain_task, content["baseline"])
 
 
 def _trajectory_json(t: Trajectory, arrays: _Writer) -> Json:
@@ -141,7 +136,7 @@ def _trajectory_json(t: Trajectory, arrays: _Writer) -> Json:
     output = t.output
     return {
         "workflow_task": {
-            **{each.name: getattr(t.workflow_task, each.name) for each in fields(t.workflow_task)},
+            **{f.name: getattr(t.workflow_task, f.name) for f in fields(t.workflow_task)},
             "task": _task_json(t.workflow_task.task),
         },
         "turns": [_turn_json(turn, b, arrays) for turn, b in zip(t.turns, before, strict=False)],
@@ -156,7 +151,7 @@ def _trajectory_json(t: Trajectory, arrays: _Writer) -> Json:
         "timings": t.timings,
         "began_unix_s": t.began_unix_s,
         "calls": [astuple(call) for call in t.calls],
-        "earlier_attempts": [_trajectory_json(each, arrays) for each in t.earlier_attempts],
+        "earlier_attempts": [_trajectory_json(attempt, arrays) for attempt in t.earlier_attempts],
     }
 
 
@@ -164,8 +159,8 @@ def _trajectory(content: Json, arrays: _Reader) -> Trajectory:
     plan, output = content["workflow_task"], content["output"]
     truncation, selection = content["truncation"], content["selection"]
     turns: list[Turn] = []
-    for each in content["turns"]:
-        turns.append(_turn(each, turns[-1] if turns else None, arrays))
+    for row in content["turns"]:
+        turns.append(_turn(row, turns[-1] if turns else None, arrays))
     return Trajectory(
         WorkflowTask(**plan | {"task": Task(**plan["task"])}),
         tuple(turns),
@@ -184,9 +179,9 @@ def _trajectory(content: Json, arrays: _Reader) -> Trajectory:
     )
 
 
-def _of_format_1(content: Json) -> Json:
-    """Returns a trajectory of format 1 as one of today's. It had one `error` for what failed, which
-    limit cut it and what was decided about it, so the limit is unknown."""
+def _upgraded_from_format_1(content: Json) -> Json:
+    """Converts a trajectory of format 1. Its `error` was one text for failure, limit and selection,
+    so the limit is unknown."""
     outcome, error = content["failed_as"] or content["status"], content["error"] or ""
     name = content["left_out"] or (content["failed_as"] and SelectionName.ZERO)
     is_cut = outcome == EpisodeStatus.TRUNCATED
@@ -195,12 +190,12 @@ def _of_format_1(content: Json) -> Json:
         "failure": None if name or is_cut else content["error"],
         "truncation": {"limit": Limit.UNKNOWN, "detail": error} if is_cut else None,
         "selection": {"name": name, "reason": error} if name else None,
-        "earlier_attempts": [_of_format_1(each) for each in content["earlier_attempts"]],
+        "earlier_attempts": [_upgraded_from_format_1(t) for t in content["earlier_attempts"]],
     }
 
 
 def _output_json(output: WorkflowOutput) -> Json:
-    """Encodes the base class's fields; nothing reads a user's subclass after the judge."""
+    # Only the fields of the base class: nothing reads a user's subclass after the judge.
     return {
         "reward": _number(output.reward),
         "is_success": None if output.is_success is None else bool(output.is_success),
@@ -232,7 +227,7 @@ def _turn_json(turn: Turn, before: Turn | None, arrays: _Writer) -> Json:
         "state_key": turn.state_key,
         "started_s": turn.started_s,
         "ended_s": turn.ended_s,
-        "notes": turn.notes,
+        "notes": turn.notes.as_json(),
     }
 
 
@@ -246,15 +241,15 @@ def _turn(content: Json, before: Turn | None, arrays: _Reader) -> Turn:
         content["policy_version"],
     )
     is_same = content["tools"] == _SAME
-    own = ("reply", "agent_name", "target_tag", "trainable", "reward", "state_key")
+    same_keys = ("reply", "agent_name", "target_tag", "trainable", "reward", "state_key")
     return Turn(
         completion,
         [*_messages(before)[: content["kept_messages"]], *content["messages"]],
         before.tools if before is not None and is_same else content["tools"],
         started_s=content["started_s"],
         ended_s=content["ended_s"],
-        notes=content["notes"],
-        **{name: content[name] for name in own},
+        notes=TurnNotes.from_json(content["notes"]),
+        **{name: content[name] for name in same_keys},
     )
 
 
@@ -270,7 +265,7 @@ def _messages(turn: Turn | None) -> list[Json]:
 
 
 def _number(value: float | None) -> float | None:
-    """Converts a reward, which may be a numpy scalar, to a float that JSON can hold."""
+    # A reward may be a numpy scalar, which JSON does not take.
     return None if value is None else float(value)
 
 

@@ -1,17 +1,9 @@
-"""Stores each episode that has ended until its group, or its step, is safe in a checkpoint, so that
-a run that resumes runs only the other episodes again.
+"""Stores ended episodes until their group or step is in a checkpoint: a resumed run takes them from
+here.
 
-    GroupRunner ── each episode as it ends ──> Journal (finished.sqlite)
-            ^                                                        │
-            └── those of the same plan, in the next attempt <────────┘ reopen(versions)
-
-An episode is used again if the checkpoint's own weights, or older ones, sampled it under the same
-config and code; `reopen` removes the others. An episode that failed is not stored: it runs again.
-
-The trainer's attempts are told apart by name where explorer and trainer are separate processes.
-
-Not covered: whole groups of an asynchronous run (buffer.py); backbone debug, whose results depend
-bit for bit on which episodes run together, unless clients own the episodes.
+An episode is used again if the weights of the checkpoint, or older ones, sampled it under the same
+config and code. Failed episodes are not stored. Backbone debug has no journal unless clients run
+the episodes: its bits depend on which episodes run together.
 """
 
 from __future__ import annotations
@@ -46,11 +38,11 @@ CREATE INDEX IF NOT EXISTS finished_of_group ON finished (group_id);
 
 
 DECIDES_EPISODES = ("model", "seed", "data", "task_reader", "task_judge", "environment", "rollout")
-"""Sections of the config that determine an episode: one that ran under others is not used again."""
+"""Sections of the config that determine an episode."""
 
 
 def fingerprint(sections: dict[str, Any], files: Iterable[Path]) -> str:
-    """Returns a hash of what determines an episode: sections of the config and the user's code."""
+    """Returns a hash of what determines an episode: sections of the config, and user code."""
     digest = hashlib.sha256(json.dumps(sections, sort_keys=True, default=str).encode())
     for path in sorted(set(files)):
         digest.update(path.read_bytes())
@@ -58,8 +50,8 @@ def fingerprint(sections: dict[str, Any], files: Iterable[Path]) -> str:
 
 
 class Journal:
-    """The stored episodes. One process writes; what is committed survives the end of the process,
-    but not a crash of the machine."""
+    """The stored episodes. One process writes. They survive the end of the process, but perhaps not
+    a crash of the machine (`synchronous=NORMAL`)."""
 
     def __init__(self, path: Path, fingerprint: str) -> None:
         self._path = path
@@ -70,18 +62,22 @@ class Journal:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
             self._db.executescript(_TABLES)
-            self._require_fingerprint(fingerprint)
+            # Episodes of another config or other code are of no use.
+            if self._db.execute("SELECT fingerprint FROM played").fetchall() != [(fingerprint,)]:
+                self._db.execute("DELETE FROM finished")
+                self._db.execute("DELETE FROM played")
+                self._db.execute("INSERT INTO played VALUES (?)", (fingerprint,))
 
     @classmethod
     def open(cls, path: Path, config: AjetConfig, files: Iterable[Path]) -> Self:
-        """Opens the journal at `path` and removes the episodes of another config or other code.
-        `files` are those of the user's code."""
+        """Opens the journal at `path` and removes the episodes of another config or other code;
+        `files` are user code."""
         ajet = config.to_dict()["ajet"]
         return cls(path, fingerprint({name: ajet[name] for name in DECIDES_EPISODES}, files))
 
     @classmethod
     def resumed(cls, path: Path, config: AjetConfig, files: Iterable[Path], step: int) -> Self:
-        """Opens the journal of a run that goes on behind `step`, and logs how many episodes are not
+        """Opens the journal of a run that resumes after `step`, and logs how many episodes do not
         run again."""
         journal = cls.open(path, config, files)
         if num_finished := journal.reopen({"": step}):
@@ -91,9 +87,9 @@ class Journal:
         return journal
 
     def reopen(self, newest_of: Mapping[str, int], attempt: str = "") -> int:
-        """Begins or continues `attempt`; returns how many stored episodes it can use. `newest_of`
-        has, for each earlier attempt, its newest version that the run resumes from: episodes of
-        newer weights, which are lost, are removed."""
+        """Begins or continues `attempt`, and returns how many stored episodes it can use.
+        `newest_of` maps earlier attempts to their newest version that is not lost: episodes of
+        newer weights are removed. Attempts have names if explorer and trainer are two processes."""
         self._attempt, self._finished = attempt, {}
         with self._database_errors():
             for (name,) in self._db.execute("SELECT DISTINCT sitting FROM finished").fetchall():
@@ -106,7 +102,7 @@ class Journal:
         return len(rows)
 
     def put(self, trajectory: Trajectory) -> None:
-        """Stores an episode that has ended, unless it has failed."""
+        """Stores an ended episode, unless it failed."""
         if trajectory.status not in (EpisodeStatus.OK, EpisodeStatus.TRUNCATED):
             return
         group_id = trajectory.group_id
@@ -117,17 +113,17 @@ class Journal:
             self._db.execute("INSERT OR REPLACE INTO finished VALUES (?, ?, ?, ?, ?)", row)
 
     def take(self, group_id: str) -> dict[str, Trajectory]:
-        """Returns the episodes of this group that an earlier attempt finished, by the ids they were
-        planned with. A second call returns none: a group that begins again within one attempt runs
-        all its episodes again."""
+        """Returns the episodes of this group that an earlier attempt finished, by their planned
+        ids. A second call returns none: a group that begins again within one attempt, with newer
+        weights, runs all its episodes again."""
         if group_id not in self._finished:
             with self._database_errors():
                 self._db.execute("DELETE FROM finished WHERE group_id = ?", (group_id,))
         return self._finished.pop(group_id, {})
 
     def keep_only(self, is_open: Callable[[str], bool]) -> None:
-        """Removes the episodes of all groups but the open ones, which are not in the checkpoint
-        that was just written."""
+        """Removes the episodes of groups that are in the checkpoint just written, which are all but
+        the open ones."""
         with self._database_errors():
             ids = {row[0] for row in self._db.execute("SELECT DISTINCT group_id FROM finished")}
             saved = [(group_id,) for group_id in ids if not is_open(group_id)]
@@ -138,23 +134,15 @@ class Journal:
 
     @contextmanager
     def _database_errors(self) -> Iterator[None]:
-        """Turns an error of the file, of what it holds, or of its disk into a CheckpointError of
-        one line."""
+        """Turns errors of the file, its content or its disk into CheckpointErrors of one line."""
         try:
             yield
         except (sqlite3.Error, DataError, ValueError) as error:
             raise CheckpointError(
-                f"{self._path} cannot be used: {first_line(str(error))}; mend that, or move it "
-                "away, and episodes of unfinished groups are played again",
+                f"{self._path} cannot be used: {first_line(str(error))}; fix that, or move it "
+                "away, and episodes of unfinished groups run again",
                 code=Code.BUFFER_UNUSABLE,
             ) from error
-
-    def _require_fingerprint(self, fingerprint: str) -> None:
-        """Removes all episodes if they were run under another fingerprint."""
-        if self._db.execute("SELECT fingerprint FROM played").fetchall() != [(fingerprint,)]:
-            self._db.execute("DELETE FROM finished")
-            self._db.execute("DELETE FROM played")
-            self._db.execute("INSERT INTO played VALUES (?)", (fingerprint,))
 
 
 def _planned_id(trajectory: Trajectory) -> str:

@@ -3,12 +3,8 @@
     36 35 0:52 /runs /mnt/runs rw,noatime shared:1 - nfs4 10.0.0.5:/export rw,vers=4.2
                      ^ mount point                   ^ type
 
-SQLite's write-ahead log is an index in memory that its processes share, so they must be on one
-machine, and its documentation says that it does not work over a network file system
-(https://sqlite.org/wal.html).
-
-Not covered: other systems than Linux; 9p and virtiofs, which are a sandbox's or a virtual machine's
-own disk as often as a network's; a disk of this machine that others mount from it.
+SQLite's write-ahead log does not work over one: its processes share memory
+(https://sqlite.org/wal.html). 9p and virtiofs count as local, as they mostly are in sandboxes.
 """
 
 from pathlib import Path, PurePath
@@ -24,26 +20,26 @@ ESCAPES = {r"\040": " ", r"\011": "\t", r"\012": "\n", r"\134": "\\"}
 
 
 def network_file_system(path: Path) -> str | None:
-    """Returns the type of the network file system that the path is on; None where it is on none,
-    or where that is not known. The path itself need not be there."""
+    """Returns the type of the network file system that the path is on, or None. The path need not
+    exist."""
     try:
         mounts = MOUNTS.read_text("utf-8", "surrogateescape")
     except OSError:
         return None
-    kind = file_system_type(path.resolve(), mounts)
-    return kind if kind in TYPES else None
+    file_system = file_system_type(path.resolve(), mounts)
+    return file_system if file_system in TYPES else None
 
 
 def file_system_type(path: PurePath, mounts: str) -> str:
     """Returns the type of the file system that an absolute path is on, from the text of
-    `mountinfo`: of the mount points above it the longest, and of several mounts there the last."""
-    found, longest = "", -1
+    `mountinfo`. The longest mount point wins, and of several mounts there the last."""
+    file_system, longest = "", -1
     for line in mounts.splitlines():
-        left, _, right = line.partition(" - ")
-        point = left.split(" ")[4]
+        mount_fields, _, right = line.partition(" - ")
+        point = mount_fields.split(" ")[4]
         for escape, letter in ESCAPES.items():
             point = point.replace(escape, letter)
         depth = len(PurePath(point).parts)
         if depth >= longest and path.is_relative_to(point):
-            found, longest = right.partition(" ")[0], depth
-    return found
+            file_system, longest = right.partition(" ")[0], depth
+    return file_system

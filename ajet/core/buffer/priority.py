@@ -4,8 +4,7 @@
     def shortest(index, group):          # then trinity.buffer.priority: shortest
         return -sum(t.num_sampled for t in group.trajectories)
 
-Groups of equal priority come in the order of the plan. A group that too many others overtake gets
-too old; it then expires and is counted.
+Groups of equal priority come in the order of the plan. A group that is overtaken too often expires.
 """
 
 from collections.abc import Callable
@@ -32,7 +31,7 @@ def priority(name: str) -> Callable[[Priority], Priority]:
 
 
 def priority_named(name: str) -> Priority:
-    """Returns the priority of this name; ConfigError if there is none."""
+    """Returns the priority with this name. Raises ConfigError if there is none."""
     if name not in PRIORITIES:
         raise ConfigError(
             f"trinity.buffer.priority: there is no {name!r}; "

@@ -7,17 +7,13 @@ sampled at version w trains on tokens that are v - w old; that is at most `max_s
     batch that it trains     0     1     2     3
     weights of its tokens    0     0     1     2
 
-Two sides keep the bound:
-
-begin   At most as many groups begin as the trainer can train in time: those up to the next weight
+begin   Only as many groups begin as the trainer can train in time: those up to the next weight
         sync, and `groups_ahead` more. With 0 ahead and a sync after each step that is exactly the
         synchronous order.
 take    A group that is too old is not trained. If the bound `waits`, a step also waits for a group
-        in flight that no later step could train; otherwise a slow group gets too old, expires and
-        is counted.
+        in flight that no later step could train; without, a slow group expires and is counted.
 
-Other systems have the same bound under other names; weights are published every k steps of B
-groups:
+The bound under the names of other systems, with weights published every k steps:
 
 | setting                                       | max_staleness         | steps ahead  | k        |
 |-----------------------------------------------|-----------------------|--------------|----------|
@@ -26,8 +22,7 @@ groups:
 | verl `staleness_threshold` s,                 | ceil((1 + s) k) - 1   | s k          | k        |
 | `trigger_parameter_sync_step` k               |                       |              |          |
 
-Their keys are read by core/config/async_keys.py. Not covered: differences that versions do not
-show, as between the log-probabilities of an engine and of the trainer.
+core/config/async_keys.py reads their keys.
 """
 
 from __future__ import annotations
@@ -49,7 +44,7 @@ PartialRollout = Literal["continue", "recompute", "finish"]
 
 @dataclass(frozen=True, slots=True)
 class StalenessBound:
-    """The bound, and by how many groups the explorer may be ahead of the trainer to keep it."""
+    """The bound, and by how many groups the explorer may be ahead of the trainer."""
 
     max_staleness: int
     groups_per_step: int
@@ -68,11 +63,8 @@ class StalenessBound:
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
-        """Makes the bound of backbone trinity.
-
-        With sync style `fixed` or `explorer_driven` a step waits for a group that would otherwise
-        be too old; the other styles never wait, and a slow group expires. `fully_async` publishes
-        weights after every step."""
+        """Makes the bound of backbone trinity. Steps wait for slow groups with the sync styles
+        `fixed` and `explorer_driven`; `fully_async` publishes weights after every step."""
         trinity, size = config.trinity, BatchSettings.from_config(config).first_round
         sync = trinity.synchronizer
         if trinity.mode == "colocate":
@@ -87,15 +79,16 @@ class StalenessBound:
         self, version: int, published: int, outstanding: int, last: int | None = None
     ) -> int:
         """Returns how many groups may begin while the trainer is at `version` and the explorer has
-        the weights of `published`; `outstanding` groups have begun and are not trained. No group
-        begins for a step after `last`."""
+        the weights of `published`. `outstanding` groups began and are not trained yet; none may
+        begin for a step after `last`."""
+        # All counts are groups since the start of the run, at `groups_per_step` a version.
         until = (published + self.sync_interval) * self.groups_per_step + self.groups_ahead
         if last is not None:
             until = min(until, last * self.groups_per_step)
         return max(0, until - version * self.groups_per_step - outstanding)
 
     def is_due(self, version: int, published: int) -> bool:
-        """Says whether weights must be published after the update to `version`."""
+        """Tells whether weights must be published after the update to `version`."""
         return version - published >= self.sync_interval
 
     def oldest_allowed(self, version: int) -> int:
@@ -103,11 +96,13 @@ class StalenessBound:
         return version - self.max_staleness
 
     def must_wait(self, version: int, in_flight: Sequence[int], ready: Sequence[int]) -> bool:
-        """Says whether a step at `version` must wait because a group in flight would otherwise get
-        too old: the next steps then have more groups than they can train in time. `in_flight` and
-        `ready`, which the step does not take, are versions of oldest tokens."""
+        """Tells whether a step at `version` must wait for a group in flight, because later steps
+        could not train it in time. `in_flight` and `ready` are the versions of the groups that the
+        step does not take."""
         if not self.waits:
             return False
+        # Earliest deadline first: groups up to version `due` must be trained by the next `steps`
+        # steps, which have room for so many groups.
         for steps in range(self.max_staleness + 1):
             due = self.oldest_allowed(version) + steps
             num_in_flight = sum(oldest <= due for oldest in in_flight)
@@ -118,20 +113,20 @@ class StalenessBound:
 
 
 def version_range(group: Group) -> tuple[int, int] | None:
-    """Returns the versions of the oldest and newest trained token, or None if there is none."""
-    found = [
+    """Returns the versions of the oldest and the newest trained token; None without one."""
+    versions = [
         turn.completion.policy_version
         for trajectory in group.valid
         for turn in trajectory.turns
         if turn.trainable and turn.completion.token_ids and not turn.is_given
     ]
-    return (min(found), max(found)) if found else None
+    return (min(versions), max(versions)) if versions else None
 
 
 def age_histogram(group: Group, version: int, lost_after: int | None = None) -> Counter[int]:
-    """Returns the number of trained tokens of the group for each age, in updates, at `version`. The
-    updates after `lost_after` that sampled tokens of it are lost: such a token counts as older than
-    that by as many updates as it is newer (`GroupBuffer.reopen`)."""
+    """Returns the number of trained tokens by their age, in updates, at `version`. A token of an
+    update after `lost_after`, which is lost, counts as older than that by as many updates as it is
+    newer (`GroupBuffer.reopen`)."""
     counts: Counter[int] = Counter()
     for trajectory in group.valid:
         for turn in trajectory.turns:
@@ -144,8 +139,8 @@ def age_histogram(group: Group, version: int, lost_after: int | None = None) -> 
 
 
 def staleness_metrics(counts: Mapping[int, int]) -> dict[str, float]:
-    """Returns the histogram as metrics of a step: ``staleness/max``, ``staleness/mean``, and the
-    share of the tokens of each age, ``staleness/age_0`` and so on."""
+    """Returns the histogram as metrics: ``staleness/max``, ``staleness/mean``, and the share of the
+    tokens of each age, ``staleness/age_0`` and so on."""
     total = sum(counts.values())
     if not total:
         return {}

@@ -8,9 +8,9 @@
     uses     place  step                  one row for each step that took a group
     notes    name   value                 messages between explorer and trainer
 
-`place` is the group's plan index (`plan_index` in buffer.py). `version` is that of its oldest
-token; for a group that runs, that of the weights it began with. A group with `counts` 0 was left
-out by a selection: it is not one of the groups of a batch, and is taken with one for the record.
+`place` is the group's plan index (buffer.py). `version` is that of its oldest token; for a running
+group, that of the weights it began with. A selection left out a group with `counts` 0: it is taken
+with a batch for the record.
 """
 
 from __future__ import annotations
@@ -72,25 +72,24 @@ notes = Table(
     Column("name", String(64), primary_key=True),
     Column("value", String, nullable=False),
 )
-"""Messages between explorer and trainer where they are two processes."""
 
 
 def open_engine(url: str) -> Engine:
-    """Opens the database at `url` and creates missing tables. If that fails it raises a
-    CheckpointError for a file that is there, else a ConfigError without the password."""
-    where = "trinity.buffer.url"
+    """Opens the database at `url` and creates missing tables. Raises a CheckpointError for a file
+    that exists and cannot be used, else a ConfigError that does not show the password."""
+    key = "trinity.buffer.url"
     try:
         parsed = make_url(url)
     except ArgumentError as error:  # its message holds the whole text: it is not repeated
         raise ConfigError(
-            f"{where}: not a database's address; write postgresql://…", code=Code.BUFFER_UNUSABLE
+            f"{key}: not a database's address; write postgresql://…", code=Code.BUFFER_UNUSABLE
         ) from error
     try:
         engine = _create_engine(parsed)
         _create_tables(engine)
     except ImportError as error:
         raise ConfigError(
-            f"{where}: the driver of {redacted(url)} is not installed ({error.name}); for "
+            f"{key}: the driver of {redacted(url)} is not installed ({error.name}); for "
             "PostgreSQL pip install 'psycopg[binary]' and write postgresql+psycopg://…",
             code=Code.PACKAGE_MISSING,
         ) from error
@@ -98,12 +97,12 @@ def open_engine(url: str) -> Engine:
         if parsed.get_backend_name() == "sqlite" and Path(parsed.database or "").exists():
             reason = first_line(str(getattr(error, "orig", None) or error))
             raise CheckpointError(
-                f"{parsed.database} cannot be used: {reason}; mend that, or move it away, and "
+                f"{parsed.database} cannot be used: {reason}; fix that, or move it away, and "
                 "groups that were finished and not trained are lost",
                 code=Code.BUFFER_UNUSABLE,
             ) from error
         raise ConfigError(
-            f"{where}: {redacted(url)} cannot be opened ({type(error).__name__}); is it running, "
+            f"{key}: {redacted(url)} cannot be opened ({type(error).__name__}); is it running, "
             "and are its name and password right?",
             code=Code.BUFFER_UNUSABLE,
         ) from error
@@ -111,11 +110,10 @@ def open_engine(url: str) -> Engine:
 
 
 def _create_tables(engine: Engine) -> None:
-    """Creates missing tables. Two processes may both find none and create them at the same time:
-    the one that is refused then finds them."""
     try:
         metadata.create_all(engine)
     except (IntegrityError, ProgrammingError):
+        # Another process created them between this one's look and its own attempt.
         metadata.create_all(engine)
 
 
@@ -132,7 +130,7 @@ def _create_engine(url: URL) -> Engine:
         return create_engine(url, pool_pre_ping=True, hide_parameters=True)
     options: dict[str, Any] = {"connect_args": {"timeout": 60.0, "check_same_thread": False}}
     if url.database in (None, "", ":memory:"):
-        options["poolclass"] = StaticPool  # each connection would have a database of its own
+        options["poolclass"] = StaticPool  # a second connection would see another, empty database
     engine = create_engine(url, hide_parameters=True, **options)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
@@ -140,8 +138,8 @@ def _create_engine(url: URL) -> Engine:
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
-    """Turns off the driver's own transactions, which begin at the first write: of two transactions
-    that both read first, one would then be refused. `_begin_sqlite` begins them instead."""
+    # The driver would begin transactions at the first write, and of two that both read first, one
+    # would be refused. `_begin_sqlite` begins them instead.
     connection.isolation_level = None
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=FULL")

@@ -3,8 +3,7 @@
     write_text_atomically(path, text)     a file of the run folder
     write_output(path, content)           a file that a command line names, such as that of --out
 
-What is there and is no plain file, such as /dev/null or a pipe, is written to, and not replaced.
-Not covered: folders and big files with checksums, which checkpoints need.
+An existing device or pipe, such as /dev/null, is written to and not replaced.
 """
 
 import os
@@ -31,7 +30,7 @@ def write_output(path: Path, content: str | bytes) -> None:
 
 
 def is_special_file(path: Path) -> bool:
-    """Tells whether this is a device or a pipe, which is written to and has no files beside it."""
+    """Tells whether this is a device or a pipe."""
     return path.exists() and not path.is_file()
 
 
@@ -41,6 +40,7 @@ def _write(path: Path, content: str | bytes) -> None:
         path.write_bytes(content)
         return
     path = Path(os.path.realpath(path))  # a link stays one, such as /dev/stdout
+    # In the same folder, because a rename is atomic only within one file system.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -56,33 +56,33 @@ def _write(path: Path, content: str | bytes) -> None:
 
 
 @contextmanager
-def writing(what: Path | str) -> Iterator[None]:
-    """Turns an error of the disk within the block into a `CheckpointError` that names `what`."""
+def writing(target: Path | str) -> Iterator[None]:
+    """Turns an error of the disk within the block into a `CheckpointError` that names it."""
     try:
         yield
     except IsADirectoryError as error:
-        path = error.filename2 or error.filename or what
+        path = error.filename2 or error.filename or target
         raise CheckpointError(
             f"{path} is a folder, where a file is written; move it away, then resume",
             code=Code.RECORD_UNWRITABLE,
         ) from error
     except OSError as error:
         raise CheckpointError(
-            f"{what} cannot be written: {error.strerror or first_line(str(error))}; make room, or "
-            "mend the disk, then resume",
+            f"{target} cannot be written: {error.strerror or first_line(str(error))}; make room, "
+            "or repair the disk, then resume",
             code=Code.RECORD_UNWRITABLE,
         ) from error
 
 
 @contextmanager
-def writing_output(what: Path) -> Iterator[None]:
+def writing_output(output: Path) -> Iterator[None]:
     """Turns an error of the disk within the block into a `CheckpointError` that names the output of
     a command."""
     try:
         yield
     except OSError as error:
         raise CheckpointError(
-            f"{what} was not written: {error.strerror or first_line(str(error))}; make room, or "
+            f"{output} was not written: {error.strerror or first_line(str(error))}; make room, or "
             "choose another place",
             code=Code.OUTPUT_NOT_WRITTEN,
         ) from error

@@ -24,9 +24,10 @@ class CallForms:
     @classmethod
     def of(cls, trajectories: Iterable[Trajectory]) -> Self:
         turns = [turn for t in trajectories for a in t.attempts for turn in a.turns]
+        # A call in another form can only be a mistake if tools were offered to the model.
         offered = [turn for turn in turns if turn.tools and not turn.is_given]
-        forms = Counter(turn.other_form for turn in offered if turn.other_form is not None)
-        return cls(len(offered), dict(forms))
+        forms = [turn.notes.other_form for turn in offered]
+        return cls(len(offered), dict(Counter(form for form in forms if form is not None)))
 
     @property
     def num_other(self) -> int:

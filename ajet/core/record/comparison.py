@@ -6,7 +6,7 @@
 
 A difference is B's minus A's. Its interval is over tasks: that of `paired_difference` for shares
 (success, pass@k), Student's t for rewards. Episodes that failed count as unsuccessful, with reward
-0. Not covered: reading and showing (reports/comparison_report.py).
+0.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from ajet.core.record.evaluation import (
 
 @dataclass(frozen=True, slots=True)
 class PlayedTask:
-    """Holds a task's episodes in one evaluation: for each whether it succeeded, its reward, how it
-    ended, and its answer (what the workflow handed in as `final_answer`, else the last reply)."""
+    """Holds a task's episodes in one evaluation: success, reward, status and answer of each (the
+    workflow's `final_answer`, else the last reply)."""
 
     success: Sequence[bool]
     reward: Sequence[float | None]
@@ -50,11 +50,10 @@ class PlayedTask:
         return fmean(self.success)
 
     def answer(self, of_success: bool) -> str | None:
-        """Returns the first answer that succeeded, or that did not; any answer where there is none
-        of that kind."""
+        """Returns the first answer that succeeded, or that did not; without one, the first."""
         answers = list(zip(self.success, self.answers, strict=False))
-        wanted = [answer for success, answer in answers if success == of_success]
-        return next(iter([*wanted, *(answer for _, answer in answers)]), None)
+        matching = [answer for success, answer in answers if success == of_success]
+        return next(iter([*matching, *(answer for _, answer in answers)]), None)
 
 
 Tasks = Mapping[str, PlayedTask]
@@ -108,7 +107,7 @@ class Comparison:
 
 
 def compare(a: Tasks, b: Tasks) -> Comparison:
-    """Returns the figures over the tasks that both have. Raises ValueError where there is none."""
+    """Returns the figures over the tasks that both have. Raises ValueError if there are none."""
     both = [task for task in a if task in b]
     if not both:
         raise ValueError("no task in common")
@@ -133,19 +132,18 @@ def compare(a: Tasks, b: Tasks) -> Comparison:
 
 
 def _shares(a: Tasks, b: Tasks, tasks: Sequence[str], k: int) -> Pair:
-    """Returns pass@k of both over these tasks. Of n episodes, n/k independent trials are made."""
-    sides = [[_pass_at(side[task], k) for task in tasks] for side in (a, b)]
+    """Returns pass@k of both over these tasks."""
+    sides = [
+        [pass_at_k(len(side[t].success), sum(side[t].success), k) for t in tasks] for side in (a, b)
+    ]
     estimates = [
         share_over_tasks(shares, min(len(side[task].success) for task in tasks))
         for side, shares in zip((a, b), sides, strict=True)
     ]
+    # n episodes hold n / k independent draws of k.
     differences = [after - before for before, after in zip(*sides, strict=True)]
     difference = difference_of_shares(differences, _fewest(a, b, tasks) / k)
     return Pair(estimates[0], estimates[1], difference, len(tasks))
-
-
-def _pass_at(task: PlayedTask, k: int) -> float:
-    return pass_at_k(len(task.success), sum(task.success), k)
 
 
 def _reward(task: PlayedTask) -> float:
@@ -153,5 +151,5 @@ def _reward(task: PlayedTask) -> float:
 
 
 def _fewest(a: Tasks, b: Tasks, tasks: Sequence[str]) -> int:
-    """Returns the smallest number of episodes that one of the two has played of a task."""
+    """Returns the smallest number of episodes of a task on either side."""
     return min(len(side[task].success) for side in (a, b) for task in tasks)

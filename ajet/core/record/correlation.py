@@ -6,11 +6,9 @@
                                 itself, every tool call readable, no check of the run failed
     correlation/episodes        the episodes behind them, less one for each group
 
-Both values are taken less their group's mean, so a harder task that takes longer replies does not
-count. Only groups with different rewards say anything; a value that does not vary in them has no
-correlation and no metric.
-
-Not covered: whether the reward is right to follow them (run_checks.py has the bound).
+The group's mean is subtracted from both values, so that harder tasks with longer replies do not
+count. Only groups with different rewards are used. A value that does not vary in them has no
+metric.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ def correlation_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Returns the correlations of one step."""
     metrics: dict[str, float] = {}
     judged = [[t for t in g.valid if _replies(t)] for g in groups if g.has_signal]
-    metrics["correlation/episodes"] = float(sum(max(len(each) - 1, 0) for each in judged))
+    metrics["correlation/episodes"] = float(sum(max(len(members) - 1, 0) for members in judged))
     for name, measure in (("reply_length", _length), ("reply_format", _format)):
         r = _within_groups(judged, measure)
         if r is not None:
@@ -38,11 +36,10 @@ def correlation_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def is_well_formed(turn: Turn) -> bool:
-    """Returns True if the model ended the reply itself, and all calls in it can be read and pass
+    """Tells whether the model ended the reply itself, all calls in it could be read, and it passed
     the run's checks."""
-    notes = turn.notes
     is_ended = turn.completion.finish_reason == "stop"
-    return is_ended and not notes.get("malformed") and not notes.get("malformed_calls")
+    return is_ended and not turn.notes.malformed and not turn.notes.malformed_calls
 
 
 def _replies(trajectory: Trajectory) -> list[Turn]:
@@ -58,8 +55,8 @@ def _format(turns: Sequence[Turn]) -> float:
 
 
 def _within_groups(groups: Sequence[Sequence[Trajectory]], measure: Measure) -> float | None:
-    """Returns Pearson's r of reward and measure, both less their group's mean; None where one of
-    them does not vary."""
+    """Returns Pearson's r of reward and measure, both minus their group's mean; None if one of them
+    does not vary."""
     rewards: list[float] = []
     values: list[float] = []
     for members in groups:
@@ -69,7 +66,7 @@ def _within_groups(groups: Sequence[Sequence[Trajectory]], measure: Measure) -> 
     if spread < 1e-12:
         return None
     r = math.fsum(x * y for x, y in zip(rewards, values, strict=True)) / spread
-    return min(1.0, max(-1.0, r))
+    return min(1.0, max(-1.0, r))  # rounding may exceed the bounds
 
 
 def _centred(values: Sequence[float]) -> list[float]:

@@ -1,4 +1,4 @@
-"""Reads `episodes.sqlite` back, also while the run goes on.
+"""Reads `episodes.sqlite`, also during the run.
 
     reader = EpisodeReader(folder.episodes_db)
     page = reader.list(EpisodeFilter(status="ok", max_reward=0.5, text="apples"), limit=50)
@@ -6,7 +6,7 @@
     episode = reader.episode("000012-train-0003-01")
     episode.turns[0].prompt_ids, .token_ids, .logprobs, .loss_mask, .messages, .reply
 
-Not covered: writing, and turning ids into text (that needs the tokenizer: logview/token_text.py).
+A reader is used by one thread.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from ajet.core.task.task import Task
 from ajet.core.trajectory.trained_tokens import NUMBERS, TurnNumbers
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from ajet.core.trajectory.truncation import Limit, Truncation
+from ajet.core.trajectory.turn import TurnNotes
 
 PAGE_SIZE = 200
 _LISTED = (
@@ -136,7 +137,7 @@ class TurnRecord:
     state_key: str | None
     started_s: float
     ended_s: float
-    notes: dict[str, Any]
+    notes: TurnNotes
     prompt_ids: NDArray[np.int32]
     token_ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
@@ -209,7 +210,7 @@ class EpisodeReader:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Turns what a damaged file leads to into one line."""
+        """Turns the errors that a damaged file causes into a CheckpointError."""
         try:
             yield
         except sqlite3.DatabaseError as error:
@@ -232,27 +233,27 @@ class EpisodeReader:
     def list(
         self, which: EpisodeFilter | None = None, *, limit: int = 50, after: int | None = None
     ) -> list[EpisodeRow]:
-        """Returns one page of the list, newest first. `after` is the id of the last row of the page
-        before."""
-        where, arguments = (which or EpisodeFilter()).where()
+        """Returns one page, newest first; `after` is the last id of the previous page."""
+        condition, arguments = (which or EpisodeFilter()).where()
         with self._reading():
             rows = self._connection.execute(
-                f"SELECT {_LISTED} FROM episodes WHERE {where} AND id < ? ORDER BY id DESC LIMIT ?",
+                f"SELECT {_LISTED} FROM episodes WHERE {condition} AND id < ? "
+                "ORDER BY id DESC LIMIT ?",
                 [*arguments, 2**62 if after is None else after, limit],
             )
             return [_episode_row(row) for row in rows]
 
     def count(self, which: EpisodeFilter | None = None) -> int:
         """Returns the number of episodes that pass the filter."""
-        where, arguments = (which or EpisodeFilter()).where()
-        query = f"SELECT count(*) FROM episodes WHERE {where}"
+        condition, arguments = (which or EpisodeFilter()).where()
+        query = f"SELECT count(*) FROM episodes WHERE {condition}"
         with self._reading():
             return self._connection.execute(query, arguments).fetchone()[0]
 
     def ids(self, which: EpisodeFilter | None = None, limit: int | None = None) -> Sequence[int]:
         """Returns the ids of the newest `limit` episodes, newest first."""
-        where, arguments = (which or EpisodeFilter()).where()
-        query = f"SELECT id FROM episodes WHERE {where} ORDER BY id DESC LIMIT ?"
+        condition, arguments = (which or EpisodeFilter()).where()
+        query = f"SELECT id FROM episodes WHERE {condition} ORDER BY id DESC LIMIT ?"
         with self._reading():
             rows = self._connection.execute(query, [*arguments, -1 if limit is None else limit])
             return [row[0] for row in rows]
@@ -274,14 +275,14 @@ class EpisodeReader:
     def walk(
         self, which: EpisodeFilter | None = None, limit: int | None = None, after: int | None = None
     ) -> Iterator[EpisodeRecord]:
-        """Yields the newest `limit` episodes complete, newest first; None yields all of them.
-        `after` leaves out the episode with this id and the newer ones."""
-        where, arguments = (which or EpisodeFilter()).where()
+        """Yields the newest `limit` episodes, or all, complete and newest first; `after` leaves out
+        the episode with this id and newer ones."""
+        condition, arguments = (which or EpisodeFilter()).where()
         while limit is None or limit > 0:
             size = min(PAGE_SIZE, limit or PAGE_SIZE)
             with self._reading():
                 page = self._records(
-                    f"{where} AND episodes.id < ? ORDER BY episodes.id DESC LIMIT ?",
+                    f"{condition} AND episodes.id < ? ORDER BY episodes.id DESC LIMIT ?",
                     [*arguments, 2**62 if after is None else after, size],
                 )
             yield from page
@@ -298,12 +299,12 @@ class EpisodeReader:
             raise DataError(f"no episode {episode_id!r}", code=Code.EPISODE_NOT_FOUND)
         return records[0]
 
-    def _records(self, where: str, arguments: Sequence[Any]) -> Sequence[EpisodeRecord]:
-        """Returns the complete episodes of a condition. It takes three queries, however many there
-        are. Equal lists of tools are one object."""
+    def _records(self, condition: str, arguments: Sequence[Any]) -> Sequence[EpisodeRecord]:
+        """Returns the complete episodes of a condition. Equal lists of tools are one object."""
+        # Three queries for the whole page, however many episodes it has.
         rows = self._connection.execute(
             "SELECT episodes.*, tasks.task FROM episodes LEFT JOIN tasks ON tasks.id = tasks_id "
-            f"WHERE {where}",
+            f"WHERE {condition}",
             arguments,
         ).fetchall()
         ids = [row["episode_id"] for row in rows]
@@ -316,6 +317,7 @@ class EpisodeReader:
         ):
             turns.setdefault(turn["episode_id"], []).append(turn)
         trained: dict[str, dict[int, TurnNumbers]] = {}
+        # Files of earlier releases lack this table.
         if self._connection.execute(_HAS_TRAINED).fetchone() is not None:
             for turn in self._connection.execute(f"SELECT * FROM trained_tokens {among}", ids):
                 numbers = trained.setdefault(turn["episode_id"], {})
@@ -332,15 +334,15 @@ class EpisodeReader:
         below = f"{_escape(name)}%"
         query = "SELECT episode_id FROM episodes WHERE episode_id LIKE ? ESCAPE '!' ORDER BY 1"
         with self._reading():
-            found = [row[0] for row in self._connection.execute(query, [below])]
-        if name in found:
+            matches = [row[0] for row in self._connection.execute(query, [below])]
+        if name in matches:
             return name
-        if len(found) == 1:
-            return found[0]
-        if found:
-            some = ", ".join(found[:3])
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            some = ", ".join(matches[:3])
             raise DataError(
-                f"{len(found)} episodes begin with {name!r} ({some}, …): write more",
+                f"{len(matches)} episodes begin with {name!r} ({some}, …): write more",
                 code=Code.EPISODE_NOT_FOUND,
             )
         near = ", ".join(get_close_matches(name, self._neighbours(name), 3, 0.5))
@@ -368,35 +370,37 @@ class EpisodeReader:
         self.close()
 
 
-def _of_type(value: Any, kind: Any) -> Any:
-    """Returns the value. Raises TypeError where a damaged file holds one of another type."""
-    if not isinstance(value, kind):
+def _checked_type(value: Any, expected: Any) -> Any:
+    """Returns the value. Raises TypeError for another type, which a damaged file may hold."""
+    if not isinstance(value, expected):
         raise TypeError(f"a {type(value).__name__} where another type is expected")
     return value
 
 
 def _timed_call(name: Any, started_s: Any, ended_s: Any) -> TimedCall:
-    return TimedCall(_of_type(name, str), _of_type(started_s, _REAL), _of_type(ended_s, _REAL))
+    return TimedCall(
+        _checked_type(name, str), _checked_type(started_s, _REAL), _checked_type(ended_s, _REAL)
+    )
 
 
 def _escape(text: str) -> str:
-    """Returns a part of a LIKE pattern in which the user's own % and _ are plain characters."""
+    """Returns the text as a part of a LIKE pattern, with % and _ as plain characters."""
     return re.sub("([!%_])", r"!\1", text)
 
 
 def _episode_row(row: sqlite3.Row) -> EpisodeRow:
     fields = {name: row[name] for name in EpisodeRow.__dataclass_fields__}
     for name, value in fields.items():
-        _of_type(value, _TYPES[name])
+        _checked_type(value, _TYPES[name])
     fields["is_success"] = None if row["is_success"] is None else bool(row["is_success"])
     return EpisodeRow(**fields)
 
 
 def _episode_record(row: sqlite3.Row, turns: tuple[TurnRecord, ...]) -> EpisodeRecord:
     extras = ("reward_breakdown", "timings", "metadata", "log_metrics")
-    content = {name: _of_type(json.loads(row[name]), dict) for name in extras}
-    began_unix_s = _of_type(content["timings"].pop("began_unix_s", None), (*_REAL, NoneType))
-    calls = _of_type(content["timings"].pop("calls", []), list)
+    content = {name: _checked_type(json.loads(row[name]), dict) for name in extras}
+    began_unix_s = _checked_type(content["timings"].pop("began_unix_s", None), (*_REAL, NoneType))
+    calls = _checked_type(content["timings"].pop("calls", []), list)
     content["reward_breakdown"], agent_rewards = _rewards(row, content["reward_breakdown"])
     return EpisodeRecord(
         row=_episode_row(row),
@@ -415,10 +419,10 @@ def _episode_record(row: sqlite3.Row, turns: tuple[TurnRecord, ...]) -> EpisodeR
 def _rewards(
     row: sqlite3.Row, breakdown: dict[str, float]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Returns the rewards by who gave them, and those of agents. Earlier releases wrote the latter
-    into the breakdown too, as "agent NAME"."""
+    """Returns the rewards by giver, and those of agents, which earlier releases wrote into the
+    breakdown as "agent NAME"."""
     if "agent_rewards" in row.keys() and row["agent_rewards"] is not None:  # noqa: SIM118  a sqlite3.Row
-        return breakdown, _of_type(json.loads(row["agent_rewards"]), dict)
+        return breakdown, _checked_type(json.loads(row["agent_rewards"]), dict)
     before = "agent "
     agents = {name for name in breakdown if name.startswith(before)}
     by_giver = {name: value for name, value in breakdown.items() if name not in agents}
@@ -430,21 +434,20 @@ def _truncation(row: sqlite3.Row) -> Truncation | None:
         return None
     if "truncation" not in row.keys() or row["truncation"] is None:  # noqa: SIM118  a sqlite3.Row
         return Truncation(Limit.UNKNOWN, row["error"] or "")
-    content = _of_type(json.loads(row["truncation"]), dict)
-    return Truncation(Limit(content["limit"]), _of_type(content["detail"], str))
+    content = _checked_type(json.loads(row["truncation"]), dict)
+    return Truncation(Limit(content["limit"]), _checked_type(content["detail"], str))
 
 
 def _turn_numbers(row: sqlite3.Row) -> TurnNumbers:
     numbers = {n: np.frombuffer(row[n], "<f4") for n in NUMBERS if row[n] is not None}
-    cuts = {} if row["cuts"] is None else _of_type(json.loads(row["cuts"]), dict)
+    cuts = {} if row["cuts"] is None else _checked_type(json.loads(row["cuts"]), dict)
     return TurnNumbers(numbers, cuts)
 
 
 def _turns(
     rows: Iterable[sqlite3.Row], trained: Mapping[int, TurnNumbers], tools: dict[str, Any]
 ) -> tuple[TurnRecord, ...]:
-    """Restores an episode's turns. `tools` has the lists of tools by their JSON, and gets new
-    ones."""
+    """Restores an episode's turns. `tools` caches lists of tools by their JSON."""
     turns: list[TurnRecord] = []
     for row in rows:
         text = row["tools"]
@@ -458,11 +461,12 @@ def _turns(
 def _turn(
     row: sqlite3.Row, earlier: list[TurnRecord], tools: Any, trained: TurnNumbers | None
 ) -> TurnRecord:
-    """Restores a turn whose beginning is stored with its base turn."""
+    """Restores a turn: the beginning of messages and prompt is that of its base turn."""
     base = None if row["base_turn"] is None else earlier[row["base_turn"]]
-    messages = _of_type(json.loads(row["messages"]), list)
+    messages = _checked_type(json.loads(row["messages"]), list)
     for message in messages:
-        _of_type(message, dict)
+        _checked_type(message, dict)
+    # Stored are only the ids that the base turn (its prompt, then its reply) does not begin with.
     prompt_ids = np.frombuffer(zlib.decompress(row["prompt_ids"]), "<i4")
     if base is not None:
         messages = [*base.messages, base.reply][: row["messages_kept"]] + messages
@@ -478,8 +482,8 @@ def _turn(
         trainable=bool(row["trainable"]),
         messages=messages,
         tools=tools,
-        reply=_of_type(json.loads(row["reply"]), dict),
-        notes=_of_type(json.loads(row["notes"]), dict),
+        reply=_checked_type(json.loads(row["reply"]), dict),
+        notes=TurnNotes.from_json(_checked_type(json.loads(row["notes"]), dict)),
         prompt_ids=prompt_ids,
         token_ids=np.frombuffer(row["token_ids"], "<i4"),
         logprobs=np.frombuffer(row["logprobs"], "<f4"),

@@ -42,7 +42,7 @@ lack the table; the first write adds it.
     ratios               it was sampled, not given                                                 4
     reference_logprobs   kl_loss_coef is not 0 (use_kl_loss), or use_kl_in_reward                  4
 
-Not covered: migration; a file of another version is refused with one line.
+A file of another version is refused.
 """
 
 import sqlite3
@@ -59,59 +59,6 @@ from ajet.core.trajectory.trained_tokens import NUMBERS
 
 VERSION = 3
 
-EPISODE_COLUMNS = (
-    "episode_id",
-    "step",
-    "mode",
-    "group_id",
-    "rollout_index",
-    "task_id",
-    "status",
-    "ended_as",
-    "truncation",
-    "seed",
-    "tasks_id",
-    "reward",
-    "is_success",
-    "num_turns",
-    "num_sampled_tokens",
-    "min_policy_version",
-    "max_policy_version",
-    "seconds",
-    "advantage",
-    "query",
-    "error",
-    "reward_breakdown",
-    "agent_rewards",
-    "timings",
-    "metadata",
-    "log_metrics",
-)
-TURN_COLUMNS = (
-    "episode_id",
-    "turn_index",
-    "agent_name",
-    "target_tag",
-    "trainable",
-    "base_turn",
-    "messages_kept",
-    "messages",
-    "tools_id",
-    "reply",
-    "prompt_kept",
-    "prompt_ids",
-    "token_ids",
-    "logprobs",
-    "advantages",
-    "loss_mask",
-    "finish_reason",
-    "policy_version",
-    "reward",
-    "state_key",
-    "started_s",
-    "ended_s",
-    "notes",
-)
 SCHEMA = """
 CREATE TABLE episodes (
     id INTEGER PRIMARY KEY,
@@ -176,6 +123,17 @@ CREATE TABLE turns (
     PRIMARY KEY (episode_id, turn_index)
 );
 """
+
+
+def _columns_of(table: str) -> tuple[str, ...]:
+    """Returns the columns of a table of `SCHEMA`, without its row number."""
+    body = SCHEMA.partition(f"CREATE TABLE {table} (")[2].partition("\n);")[0]
+    names = (line.split()[0] for line in body.strip().splitlines())
+    return tuple(name for name in names if name not in ("id", "PRIMARY"))
+
+
+EPISODE_COLUMNS = _columns_of("episodes")
+TURN_COLUMNS = _columns_of("turns")
 TRAINED_COLUMNS = ("episode_id", "turn_index", *NUMBERS, "cuts")
 _ADDED = """
 CREATE TABLE IF NOT EXISTS trained_tokens (
@@ -209,16 +167,16 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
-    """Opens a read-only connection, which sees each step as soon as it is written."""
+    """Opens a read-only connection, which sees each step once it is written."""
     if not is_file(path):
         raise CheckpointError(_not_a_run(path), code=Code.RUN_NOT_FOUND)
     try:
-        connection, known = _read_only(path, "mode=ro")
+        connection, is_record = _read_only(path, "mode=ro")
     except sqlite3.OperationalError as error:
-        connection, known = _unwritable(path, error)
+        connection, is_record = _unwritable(path, error)
     except sqlite3.DatabaseError as error:
         raise CheckpointError(database_problem(path, error), code=Code.RECORD_UNREADABLE) from error
-    if not known:
+    if not is_record:
         raise CheckpointError(f"{path} holds no episodes", code=Code.RUN_NOT_FOUND)
     try:  # A view may compute rows without end. No run writes one.
         view = connection.execute("SELECT name FROM sqlite_master WHERE type = 'view'").fetchone()
@@ -235,9 +193,9 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def attached_for_reading(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
-    """Makes the file's tables those of a schema `run` of another connection, which was opened with
-    `uri`. Statements over both copy rows without making Python objects of them."""
-    open_for_reading(path).close()  # raises where the file is not to be read
+    """Attaches the file as schema `run` of another connection, which was opened with `uri`, so that
+    statements copy rows without Python objects."""
+    open_for_reading(path).close()  # raises for a file that should not be read
     for options in ("mode=ro", "immutable=1"):  # as open_for_reading tries them
         connection.execute("ATTACH ? AS run", [f"{path.absolute().as_uri()}?{options}"])
         try:
@@ -254,16 +212,15 @@ def attached_for_reading(connection: sqlite3.Connection, path: Path) -> Iterator
 
 
 def _not_a_run(path: Path) -> str:
-    """Says what is in the place of a run's file, and which runs are below its folder."""
+    """Returns an error text that names the runs below the folder, if there are any."""
     folder = path.parent
     if not folder.is_dir():
         return f"{folder}: no such folder; give the folder of a run, as launcher_record/NAME"
     below = sorted(file.parent for file in folder.glob(f"*/{path.name}"))
-    there = f"it holds {', '.join(each.name for each in below[:5])}" if below else ""
-    return (
-        f"{folder}: not the folder of a run (no {path.name}); "
-        f"{there or 'give one, as launcher_record/NAME'}"
-    )
+    advice = "give one, as launcher_record/NAME"
+    if below:
+        advice = f"it holds {', '.join(run.name for run in below[:5])}"
+    return f"{folder}: not the folder of a run (no {path.name}); {advice}"
 
 
 def _read_only(path: Path, options: str) -> tuple[sqlite3.Connection, bool]:
@@ -272,8 +229,8 @@ def _read_only(path: Path, options: str) -> tuple[sqlite3.Connection, bool]:
 
 
 def _unwritable(path: Path, error: sqlite3.Error) -> tuple[sqlite3.Connection, bool]:
-    """Opens a file whose folder cannot be written to. With a write-ahead log SQLite wants to make
-    files beside it even for reading; without one the file is complete and cannot change."""
+    """Opens a file whose folder cannot be written to. With a write-ahead log SQLite needs to make
+    files there even for reading; without one the file is complete and cannot change."""
     log = path.with_name(f"{path.name}-wal")
     if log.exists() and log.stat().st_size:
         raise CheckpointError(
@@ -290,11 +247,11 @@ def _unwritable(path: Path, error: sqlite3.Error) -> tuple[sqlite3.Connection, b
 
 
 def database_problem(path: Path, error: sqlite3.Error) -> str:
-    """Says what is wrong with a database and what to do about it."""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest of the code is a detail
+    """Returns what is wrong with a database and what to do about it."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary code, without details
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT):
         return (
-            f"{path} is damaged: {error}; move it away to go on without the episodes in it, or "
+            f"{path} is damaged: {error}; move it away to continue without its episodes, or "
             "restore a copy"
         )
     if path.is_dir():
@@ -305,7 +262,7 @@ def database_problem(path: Path, error: sqlite3.Error) -> str:
         return f"{path} cannot be written: {error}; make room, then resume"
     if code == sqlite3.SQLITE_IOERR:
         return (
-            f"{path} cannot be read or written: {error}; make room, or mend the disk, then resume"
+            f"{path} cannot be read or written: {error}; make room, or repair the disk, then resume"
         )
     if code == sqlite3.SQLITE_BUSY:
         return (
@@ -321,13 +278,13 @@ def columns(connection: sqlite3.Connection) -> list[str]:
 
 
 def _is_current(connection: sqlite3.Connection, path: Path) -> bool:
-    """Returns True for a file of this version and False for an empty one; raises for another
-    version."""
-    found: Any = connection.execute("PRAGMA user_version").fetchone()[0]
-    if found not in (0, VERSION):
+    """Returns True for a file of this version and False for an empty one. Raises CheckpointError
+    for another version."""
+    version: Any = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version not in (0, VERSION):
         raise CheckpointError(
-            f"{path} has format {found}, this ajet reads format {VERSION}; "
+            f"{path} has format {version}, this ajet reads format {VERSION}; "
             "use the ajet that wrote it, or another run folder",
             code=Code.RECORD_VERSION,
         )
-    return found == VERSION
+    return version == VERSION

@@ -4,11 +4,8 @@
     store.truncate_from(step=12)            # after a resume: steps 12, 13, … are run again
     store.write(12, groups, advantages, samples, tokens)
 
-A killed run leaves only complete steps. Writing a step again replaces its episodes. The tables are
-described in episode_schema.py, reading is in episode_reader.py. Trajectories hold plain data
-(trajectory/plain_trajectory.py).
-
-Not covered: several writers (the run folder's lock allows one process; use one thread at a time).
+A killed run leaves only complete steps. Writing a step again replaces its episodes. One process
+writes, one thread at a time. episode_schema.py describes the tables.
 """
 
 from __future__ import annotations
@@ -57,7 +54,7 @@ _INSERT_TRAINED = (
     f"VALUES ({', '.join('?' * len(TRAINED_COLUMNS))})"
 )
 MAX_QUERY_LENGTH = 100_000
-"""The query's own column is for lists and searches; the whole task is in its own table."""
+"""The column `query` is for lists and searches; the table of tasks has the whole text."""
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -77,14 +74,16 @@ class EpisodeStore:
         samples: Iterable[TrainingSample] = (),
         tokens: TrainedTokens | None = None,
     ) -> None:
-        """Stores all episodes of a step. For an evaluation the last three arguments are left
-        out."""
+        """Stores all episodes of a step; an evaluation has only groups."""
         masks = loss_masks(samples)
+        # An episode's failed attempts are rows like the others, with ids that end in -r1, -r2, …
         self._row_ids.clear()  # a transaction that was rolled back may have removed a row
         recorded = [(a, g.task) for g in groups for t in g.trajectories for a in t.attempts]
         trajectories = [trajectory for trajectory, _ in recorded]
         per_turn = advantages or {}
         with self._transaction() as connection:
+            # INSERT OR REPLACE replaces the row of an episode, but not those of its turns: another
+            # attempt at the step may have fewer.
             for table in ("turns", "trained_tokens"):
                 connection.executemany(
                     f"DELETE FROM {table} WHERE episode_id = ?",
@@ -141,6 +140,7 @@ class EpisodeStore:
         last_of_agent: dict[tuple[str, str], int] = {}
         for index, turn in enumerate(trajectory.turns):
             agent = (turn.agent_name, turn.target_tag)
+            # Calls of one agent mostly continue each other, those of several agents alternate.
             base = last_of_agent.get(agent)
             rows.append(
                 (
@@ -163,7 +163,7 @@ class EpisodeStore:
                     turn.state_key,
                     turn.started_s,
                     turn.ended_s,
-                    _to_json(turn.notes),
+                    _to_json(turn.notes.as_json()),
                 )
             )
             last_of_agent[agent] = index
@@ -179,8 +179,8 @@ class EpisodeStore:
         if (table, text) not in self._row_ids:
             insert = f"INSERT OR IGNORE INTO {table} ({column}) VALUES (?)"
             self._connection.execute(insert, (text,))
-            found = self._connection.execute(f"SELECT id FROM {table} WHERE {column} = ?", (text,))
-            self._row_ids[table, text] = found.fetchone()[0]
+            row = self._connection.execute(f"SELECT id FROM {table} WHERE {column} = ?", (text,))
+            self._row_ids[table, text] = row.fetchone()[0]
         return self._row_ids[table, text]
 
 
@@ -193,6 +193,7 @@ class _Transaction:
 
     def __enter__(self) -> sqlite3.Connection:
         try:
+            # Takes the write lock now: a deferred transaction could fail halfway.
             self._connection.execute("BEGIN IMMEDIATE")
         except sqlite3.Error as error:
             raise CheckpointError(
@@ -236,7 +237,7 @@ def _episode_row(
 ) -> tuple[Any, ...]:
     plan, turns = trajectory.workflow_task, trajectory.turns
     versions = [t.completion.policy_version for t in turns]
-    parts = [a for a in advantages if len(a)]
+    nonempty = [a for a in advantages if len(a)]
     return (
         plan.episode_id,
         step,
@@ -256,7 +257,7 @@ def _episode_row(
         min(versions, default=None),
         max(versions, default=None),
         max(t.ended_s for t in turns) - min(t.started_s for t in turns) if turns else 0.0,
-        float(np.concatenate(parts).mean()) if parts else None,
+        float(np.concatenate(nonempty).mean()) if nonempty else None,
         plain_text(plan.task.main_query, MAX_QUERY_LENGTH),
         trajectory.error,
         _to_json(trajectory.reward_breakdown),
@@ -283,14 +284,15 @@ def _trained_row(episode_id: str, turn_index: int, turn: TurnNumbers) -> tuple[A
 
 
 def _exact_json(task: Task) -> str | None:
-    """Returns JSON that reads back as an equal task; None where there is none."""
-    content = {each.name: getattr(task, each.name) for each in fields(task)}
+    """Returns JSON that reads back as an equal task, or None if the task holds other objects."""
+    content = {f.name: getattr(task, f.name) for f in fields(task)}
     plain = plain_value(content)
     return _to_json(plain) if _is_same(plain, content) else None
 
 
 def _is_same(plain: Any, value: Any) -> bool:
-    """Returns True if a value was plain before it was reduced; no method of it is called."""
+    """Tells whether a value was plain before it was reduced. Only plain parts are compared: `==` of
+    other objects could run user code."""
     if type(plain) is not type(value):
         return False
     if isinstance(plain, dict):
@@ -301,13 +303,13 @@ def _is_same(plain: Any, value: Any) -> bool:
 
 
 def _new_text(turn: Turn, base: Turn | None) -> tuple[int, str]:
-    """Returns how many messages the base turn already has, and the rest as JSON."""
+    """Returns how many messages the turn shares with its base, and the rest as JSON."""
     kept = common_length([*base.messages, base.reply], turn.messages) if base else 0
     return kept, _to_json(turn.messages[kept:])
 
 
 def _new_prompt(turn: Turn, base: Turn | None) -> tuple[int, bytes]:
-    """Returns how many prompt ids the base turn already has, and the rest as a blob."""
+    """Returns how many prompt ids the turn shares with its base, and the rest as a blob."""
     prompt = turn.completion.prompt_ids
     kept = 0
     if base is not None:

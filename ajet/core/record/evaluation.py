@@ -1,9 +1,9 @@
 """Computes success, mean@k and pass@k over tasks, each with a 95 % interval.
 
 The unit is the task: k episodes of one task are not independent. The interval of mean@k is that of
-a mean over tasks; those of success and pass@k are Wilson's, with as many trials as independent ones
-would give the same variance between tasks (with one episode a task: the number of tasks). So they
-stay within 0 and 1, and have a width even where every episode succeeds.
+a mean over tasks. Those of success and pass@k are Wilson's, with the number of independent trials
+that would give the same variance between tasks (with one episode a task: the number of tasks). So
+they stay within 0 and 1, and have a width even if every episode succeeds.
 
     pass@k of a task with n episodes, c of them successful:  1 - C(n-c, k) / C(n, k)
     (Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1)
@@ -42,7 +42,7 @@ class IntervalEstimate:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
     def as_json(self) -> dict[str, float | None]:
-        """Returns plain data; an end that is not known is None."""
+        """Returns plain data, with None for an infinite end."""
         return _finite(asdict(self))
 
 
@@ -63,7 +63,7 @@ class Evaluation:
     success_by_tag: dict[str, IntervalEstimate] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """Returns plain data; an end of an interval that is not known (a single task) is None."""
+        """Returns plain data, with None for infinite ends (those of a single task)."""
         return _finite(asdict(self))
 
 
@@ -74,8 +74,7 @@ def _finite(value: Any) -> Any:
 
 
 def wilson(successes: float, trials: float, z: float = Z_95) -> IntervalEstimate:
-    """Returns Wilson's score interval of a proportion (Wilson 1927), of 95 % or that of another
-    normal quantile."""
+    """Returns Wilson's score interval (Wilson 1927) of a proportion; `z` is a normal quantile."""
     if trials == 0:
         return IntervalEstimate(math.nan, 0.0, 1.0)
     share, z2 = successes / trials, z**2
@@ -85,23 +84,25 @@ def wilson(successes: float, trials: float, z: float = Z_95) -> IntervalEstimate
 
 
 def share_over_tasks(shares: Sequence[float], num_repeat: int) -> IntervalEstimate:
-    """Returns the mean of shares of successes, one a task, with Wilson's interval at the effective
-    number of trials (Franco et al. 2019): at least a task each, at most an episode each."""
+    """Returns the mean of the tasks' shares of successes, with Wilson's interval at the effective
+    number of trials (Franco et al. 2019)."""
     num_tasks = len(shares)
     if num_tasks == 0:
         return wilson(0, 0)
     share, between = fmean(shares), pvariance(shares)
     most = num_tasks * num_repeat
+    # n independent trials have the variance share (1 - share) / n; the mean over tasks has
+    # `between` / num_tasks. Setting both equal gives n.
     trials = num_tasks * share * (1 - share) / between if between else most
     if not 0 < share < 1:
-        trials = num_tasks  # without visible variance, the smallest number is the cautious one
+        trials = num_tasks  # no variance to estimate from: the smallest number is the cautious one
+    # Tasks are independent, and episodes of a task can at best be.
     trials = min(max(trials, num_tasks), most)
     return replace(wilson(share * trials, trials), value=share)
 
 
 def mean_over_tasks(values: Sequence[float]) -> IntervalEstimate:
-    """Returns the mean of independent values with the normal interval, which is infinite for fewer
-    than two."""
+    """Returns the mean of independent values with the normal interval, infinite for one value."""
     if not values:
         return IntervalEstimate(math.nan, -math.inf, math.inf)
     mean = fmean(values)
@@ -110,8 +111,7 @@ def mean_over_tasks(values: Sequence[float]) -> IntervalEstimate:
 
 
 def mean_of_few(values: Sequence[float]) -> IntervalEstimate:
-    """Returns the mean of independent values with Student's t interval, which is infinite for fewer
-    than two."""
+    """The same with Student's t interval, for few values."""
     if len(values) < 2:
         return mean_over_tasks(values)
     mean, freedom = fmean(values), len(values) - 1
@@ -121,29 +121,30 @@ def mean_of_few(values: Sequence[float]) -> IntervalEstimate:
 
 
 def paired_difference(
-    wins: Mapping[str, Sequence[bool]], others: Mapping[str, Sequence[bool]]
+    wins: Mapping[str, Sequence[bool]], other_wins: Mapping[str, Sequence[bool]]
 ) -> IntervalEstimate:
-    """Returns by how much a model's mean success is above another's, over the tasks that both have
-    played, with a 95 % interval over tasks. Both map a task to its episodes' successes.
+    """Returns the difference of two models' mean success over the tasks that both have, with a 95 %
+    interval over tasks. Both map a task to the successes of its episodes.
 
-    The interval is that of a mean of differences to which two tasks are added: half a task with a
-    difference of 1/sqrt(k), half one of -1/sqrt(k), and one of 0, for k episodes a task. So it has
-    a width where all tasks are alike. With k = 1 it is that of Agresti and Min (2005).
+    Two tasks are added to the differences: halves with 1/sqrt(k) and -1/sqrt(k), and one with 0,
+    for k episodes a task. So the interval has a width even if all tasks are equal. With k = 1 it is
+    that of Agresti and Min (2005).
     """
-    both = [task for task in wins if task in others]
-    differences = [fmean(wins[task]) - fmean(others[task]) for task in both]
-    counts = (len(episodes[task]) for task in both for episodes in (wins, others))
+    both = [task for task in wins if task in other_wins]
+    differences = [fmean(wins[task]) - fmean(other_wins[task]) for task in both]
+    counts = (len(episodes[task]) for task in both for episodes in (wins, other_wins))
     return difference_of_shares(differences, min(counts, default=1))
 
 
 def difference_of_shares(differences: Sequence[float], num_trials: float) -> IntervalEstimate:
     """Returns the mean of differences of shares, one a task, with the interval of
-    `paired_difference`; each share is of `num_trials` independent trials."""
+    `paired_difference`, for `num_trials` independent trials in each share."""
     if not differences:
         return IntervalEstimate(math.nan, -1.0, 1.0)
     num = len(differences) + 2
     centre = sum(differences) / num
-    variance = (sum(each**2 for each in differences) + 1 / num_trials) / num - centre**2
+    # The added half tasks contribute 2 * (1/2) * (1/sqrt(k))^2 = 1/k to the sum of squares.
+    variance = (sum(difference**2 for difference in differences) + 1 / num_trials) / num - centre**2
     half = Z_95 * math.sqrt(variance / num)
     return IntervalEstimate(fmean(differences), max(-1.0, centre - half), min(1.0, centre + half))
 
@@ -157,7 +158,7 @@ def pass_at_k(num_episodes: int, num_successes: int, k: int) -> float:
 
 
 def ks_up_to(num_episodes: int) -> list[int]:
-    """Returns the k of the pass@k that are shown: 1, 2, 4, … and the number of episodes."""
+    """Returns the k of pass@k: 1, 2, 4, … and the number of episodes."""
     ks = [2**i for i in range(num_episodes.bit_length()) if 2**i < num_episodes]
     return [*ks, num_episodes] if num_episodes else []
 
@@ -180,6 +181,10 @@ def evaluate(groups: Sequence[Group]) -> Evaluation:
     num_repeat = max((len(g.trajectories) for g in groups), default=0)
     wins = [_num_successful(group) for group in groups]
     rewards = [fmean(t.reward or 0.0 for t in g.trajectories) for g in groups]
+    shares_by_tag: defaultdict[str, list[float]] = defaultdict(list)
+    for group, num_wins in zip(groups, wins, strict=True):
+        if tag := group.trajectories[0].workflow_task.task.metadata.get("tag"):
+            shares_by_tag[str(tag)].append(num_wins / num_repeat)
     return Evaluation(
         num_tasks=len(groups),
         num_repeat=num_repeat,
@@ -190,13 +195,7 @@ def evaluate(groups: Sequence[Group]) -> Evaluation:
             for k in ks_up_to(num_repeat)
         },
         statuses=dict(Counter(str(t.outcome) for g in groups for t in g.trajectories)),
-        success_by_tag=_success_by_tag(groups, num_repeat),
+        success_by_tag={
+            tag: share_over_tasks(shares, num_repeat) for tag, shares in shares_by_tag.items()
+        },
     )
-
-
-def _success_by_tag(groups: Sequence[Group], num_repeat: int) -> dict[str, IntervalEstimate]:
-    shares: defaultdict[str, list[float]] = defaultdict(list)
-    for group in groups:
-        if tag := group.trajectories[0].workflow_task.task.metadata.get("tag"):
-            shares[str(tag)].append(_num_successful(group) / num_repeat)
-    return {tag: share_over_tasks(of_tag, num_repeat) for tag, of_tag in shares.items()}

@@ -6,20 +6,20 @@
     ├── config.yaml, origin.json
     └── tokenizer          a link to the run's
 
-So `ajet view`, `ajet replay` and `ajet audit` take it. Nothing else of the run folder is written.
+So `ajet view`, `ajet replay` and `ajet audit` can read it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.core.record.atomic_file import writing
-from ajet.core.record.episode_reader import EpisodeRecord, TurnRecord
+from ajet.core.record.episode_reader import EpisodeRecord
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.run_folder import RunFolder, read_bytes_of
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
@@ -36,8 +36,8 @@ FORK_JSON = "fork.json"
 def write_forks(
     run: RecordedRun, config: AjetConfig, members: Sequence[Trajectory], name: str
 ) -> Path:
-    """Writes the original and its forks as a group into a new folder, and returns it. Members are
-    numbered in their order, since all have the number of the original."""
+    """Writes the original and its forks as a group into a new folder, and returns it. `members` get
+    new indices in the group: all of them have that of the original."""
     folder = RunFolder(_new_folder(run.folder.forks, name))
     folder.save_config(config)
     run.origin.write(folder.origin_json)
@@ -45,8 +45,8 @@ def write_forks(
         folder.tokenizer.symlink_to(Path("..") / ".." / run.folder.tokenizer.name)
     plan = members[0].workflow_task
     numbered = tuple(
-        replace(each, workflow_task=replace(each.workflow_task, rollout_index=number))
-        for number, each in enumerate(members)
+        replace(member, workflow_task=replace(member.workflow_task, rollout_index=number))
+        for number, member in enumerate(members)
     )
     with EpisodeStore(folder.episodes_db) as store:
         store.write(plan.step, [Group(plan.group_id, numbered, plan.task)])
@@ -54,11 +54,11 @@ def write_forks(
 
 
 def read_forks(run: RunFolder, episode_id: str) -> list[dict[str, Any]]:
-    """Returns the tables of `ajet fork` for one episode, by turn, each with the `folder` that it
-    is in. One that cannot be read, or is not whole yet, is left out."""
+    """Returns the tables of `ajet fork` for one episode, by turn, each with its `folder`. Damaged
+    and unfinished ones are left out."""
     if not run.forks.is_dir():
         return []
-    found = []
+    forks = []
     for folder in sorted(run.forks.iterdir()):
         if not folder.name.startswith(f"{episode_id}-turn-"):
             continue
@@ -67,15 +67,14 @@ def read_forks(run: RunFolder, episode_id: str) -> list[dict[str, Any]]:
             names = ("turn", "model", "success", "reward")
             row = {**{name: table[name] for name in names}, "num_forks": len(table["forks"])}
             if table["episode"] == episode_id:
-                found.append({**row, "turn": int(row["turn"]), "folder": folder.name})
+                forks.append({**row, "turn": int(row["turn"]), "folder": folder.name})
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue
-    return sorted(found, key=lambda row: row["turn"])
+    return sorted(forks, key=lambda row: row["turn"])
 
 
 def recorded_trajectory(record: EpisodeRecord, plan: WorkflowTask) -> Trajectory:
-    """Returns the trajectory of a recorded episode. Its advantages, and what a selection made of
-    it, are left out."""
+    """Returns the trajectory of a recorded episode, without advantages and selection."""
     row, outcome = record.row, EpisodeStatus(record.outcome)
     is_whole = row.reward is not None or record.metadata or record.log_metrics
     output = WorkflowOutput(
@@ -85,7 +84,7 @@ def recorded_trajectory(record: EpisodeRecord, plan: WorkflowTask) -> Trajectory
     )
     return Trajectory(
         plan,
-        tuple(map(_turn, record.turns)),
+        tuple(Turn(*(getattr(turn, f.name) for f in fields(Turn))) for turn in record.turns),
         outcome,
         output=output if is_whole else None,
         reward=row.reward,
@@ -99,25 +98,8 @@ def recorded_trajectory(record: EpisodeRecord, plan: WorkflowTask) -> Trajectory
     )
 
 
-def _turn(turn: TurnRecord) -> Turn:
-    return Turn(
-        completion=turn.completion,
-        messages=turn.messages,
-        tools=turn.tools,
-        reply=turn.reply,
-        agent_name=turn.agent_name,
-        target_tag=turn.target_tag,
-        trainable=turn.trainable,
-        reward=turn.reward,
-        state_key=turn.state_key,
-        started_s=turn.started_s,
-        ended_s=turn.ended_s,
-        notes=turn.notes,
-    )
-
-
 def _new_folder(parent: Path, name: str) -> Path:
-    """Makes a folder of this name, or with a number behind it where there is one."""
+    """Makes a folder with this name, or with the next free number after it."""
     with writing(parent):
         parent.mkdir(exist_ok=True)
         for number in count(1):

@@ -4,12 +4,8 @@
     metrics.log(1, {"reward/mean": 0.31, "update/loss": -0.02, "rollout/tokens_per_s": 5120.0})
 
 The part before the "/" is the group under which a page shows it. `logs/metrics.jsonl` is always
-written, a line for each call, whatever the config says. On resume, `start_step` is the first step
-that will be run: what an earlier attempt logged from there on is superseded, in the JSON lines by
-cutting the file, in TensorBoard by its own mark for it.
-
-`tensorboard` (default) and `console` need nothing; the others are in trackers.py. Not covered:
-histograms, images.
+written, a line for each call. On resume, rows from `start_step` on are cut off, in TensorBoard by
+its own mark.
 """
 
 from __future__ import annotations
@@ -32,8 +28,14 @@ from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.record.atomic_file import write_text_atomically, writing
 from ajet.core.record.run_folder import RunFolder
-from ajet.core.record.sink import RunInfo, Sink
-from ajet.core.record.trackers import MlflowSink, PrometheusSink, SwanlabSink, WandbSink
+from ajet.core.record.trackers import (
+    MlflowSink,
+    PrometheusSink,
+    RunInfo,
+    Sink,
+    SwanlabSink,
+    WandbSink,
+)
 
 
 class MetricsLogger:
@@ -49,12 +51,12 @@ class MetricsLogger:
         config: AjetConfig | None = None,
         start_step: int = 0,
     ) -> None:
-        shown = {} if config is None else redacted_config(config)
-        run = RunInfo(folder, project, experiment, start_step, shown)
+        redacted = {} if config is None else redacted_config(config)
+        run = RunInfo(folder, project, experiment, start_step, redacted)
         names = [names] if isinstance(names, str) else list(names)
-        wanted = [_sink_class(name) for name in dict.fromkeys(names)]
+        sink_classes = [_sink_class(name) for name in dict.fromkeys(names)]
         with writing(f"the metrics in {folder.path}"):
-            self._sinks: list[Sink] = [JsonLinesSink(run), *(sink(run) for sink in wanted)]
+            self._sinks: list[Sink] = [JsonLinesSink(run), *(sink(run) for sink in sink_classes)]
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Logs plain numbers. An evaluation may log its own at the step after which it ran."""
@@ -79,10 +81,12 @@ class JsonLinesSink:
         lines, num_damaged = _lines_before(content, run.start_step)
         if num_damaged:
             logger.warning(f"{path}: {num_damaged} damaged lines are left out")
+        # Rows of steps that run again are removed, so that a step has one row.
         write_text_atomically(path, lines)
         self._file = path.open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        # JSON has no NaN; readers of other languages would refuse the line.
         finite = {name: v if math.isfinite(v) else None for name, v in metrics.items()}
         self._file.write(json.dumps({"step": step, "time": time.time(), **finite}) + "\n")
         self._file.flush()
@@ -107,6 +111,7 @@ class TensorBoardSink:
         name = f"events.out.tfevents.{time.time_ns():019d}.{socket.gethostname()}.{os.getpid()}"
         self._writer = RecordWriter((run.folder.tensorboard / name).open("wb"))
         self._write(events.Event(wall_time=now, file_version="brain.Event:2"))
+        # TensorBoard drops what earlier files have from this step on.
         start = events.SessionLog(status=events.SessionLog.START)
         self._write(events.Event(wall_time=now, step=run.start_step, session_log=start))
 
@@ -163,7 +168,7 @@ def _lines_before(content: bytes, step: int) -> tuple[str, int]:
     """Returns the complete lines of earlier steps, and the number of damaged ones; a line that was
     cut by a kill is dropped."""
     kept, num_damaged = "", 0
-    for line in content.split(b"\n")[:-1]:
+    for line in content.split(b"\n")[:-1]:  # the last piece is empty, or has no line end
         try:
             is_earlier = json.loads(line)["step"] < step
         except (ValueError, TypeError, KeyError, IndexError, RecursionError):

@@ -1,11 +1,10 @@
-"""Stores where a run comes from: what config.yaml does not say, and a later look at the run needs.
+"""Stores what readers of a run need besides its config.yaml.
 
     {"yaml": "/home/ada/math/math.yaml", "project_dir": null, "current_folder": "/home/ada/math",
      "begun": "2026-03-01T09:30:00", "stop_token_ids": [151645, 151643]}
 
-The user's classes and the paths in the config are relative to those folders; a chat template may
-write the date; the model's own end tokens may differ from its tokenizer's. Not covered: the
-environment's variables and the versions of packages.
+User classes and paths in the config are relative to those folders; a chat template may write the
+date; the model's end tokens may differ from its tokenizer's.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ from ajet.core.record.run_folder import read_bytes_of
 
 @dataclass(frozen=True, slots=True)
 class RunOrigin:
-    """Holds the folders and the start of a run. `begun` is the run's first day (ISO 8601), also
-    after it was resumed."""
+    """Holds the folders and the start of a run. `begun` (ISO 8601) does not change on resume."""
 
     yaml: str | None
     project_dir: str | None

@@ -13,8 +13,6 @@
 A terminal gets a live panel; a pipe or a log file gets one plain line a step. Read from `metrics`
 when there: reward/mean, reward/success, rollout/episodes_per_s, rollout/tokens_per_s,
 groups/with_advantage, groups/total.
-
-Not covered: the result at the end (reports/summary_table.py), metrics for machines (metrics.py).
 """
 
 from __future__ import annotations
@@ -95,27 +93,25 @@ class TrainingProgress:
             self._live = None
 
     def phase(self, name: str, total: float = 0) -> None:
-        """Starts a phase of this name; `total` is the number that `advance` counts to (0:
-        unknown)."""
+        """Starts a phase; `total` is the number that `advance` counts to (0: unknown)."""
         now = self._clock()
         self._phase_seconds[self._phase] = now - self._phase_started
         if self._phase == "set-up":
-            self._step_started = now
+            self._step_started = now  # loading the model does not count as a step
         self._phase, self._phase_total, self._phase_done = name, total, 0.0
         self._is_fraction = False
         self._phase_started = now
 
     def episode_ended(self, trajectory: Trajectory) -> None:
-        """Counts an episode that has ended; one that failed is shown with its reason until the next
-        step."""
+        """Counts an ended episode; a failure is shown with its reason until the next step."""
         self.advance()
         if trajectory.outcome not in (EpisodeStatus.OK, EpisodeStatus.TRUNCATED):
             self._failed[str(trajectory.outcome)] += 1
             self._last_error = trajectory.error or self._last_error
 
     def advance(self, amount: float = 1) -> None:
-        """Adds to what is done of the phase. It has no effect in a phase that reports its share:
-        episodes that end meanwhile are no part of it."""
+        """Adds to what is done of the phase."""
+        # On trinity, episodes end during the update, whose share is reported separately.
         if not self._is_fraction:
             self._phase_done += amount
 
@@ -139,7 +135,8 @@ class TrainingProgress:
         self._failed.clear()
         self._last_error = ""
         self._successes += _finite(metrics.get("reward/success"))
-        self._signal += _finite(_signal_share(metrics))
+        if "groups/with_advantage" in metrics and metrics.get("groups/total"):
+            self._signal.append(metrics["groups/with_advantage"] / metrics["groups/total"])
         self._rewards += _finite(metrics.get("reward/mean"))
         if self._live is None:
             self._line("  ".join([f"step {step}/{self.total_steps}", *self._facts()]))
@@ -162,8 +159,7 @@ class TrainingProgress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Returns the seconds until the end of the run at the pace of the last steps; None before
-        the first."""
+        """Returns the seconds until the end of the run at the pace of the last steps, if any."""
         if not self._step_seconds:
             return None
         pace = sum(self._step_seconds) / len(self._step_seconds)
@@ -172,8 +168,7 @@ class TrainingProgress:
 
     @property
     def phase_seconds_left(self) -> float | None:
-        """Returns the seconds until the end of the phase, by its own progress or by how long it
-        took last time."""
+        """Returns the seconds until the end of the phase, by its progress or its last duration."""
         spent = self._clock() - self._phase_started
         if self._phase_total and self._phase_done:
             return spent * max(0.0, self._phase_total / self._phase_done - 1)
@@ -204,9 +199,9 @@ class TrainingProgress:
         table.add_row("training", run_bar, count, _left(self.seconds_left) if is_running else "")
         if not is_running:
             return table
-        known = self._phase_total > 0
+        has_total = self._phase_total > 0
         bar = ProgressBar(
-            self._phase_total or 1, self._phase_done, pulse=not known, complete_style="cyan"
+            self._phase_total or 1, self._phase_done, pulse=not has_total, complete_style="cyan"
         )
         count = f"{self._phase_done:.0f}/{self._phase_total:.0f}" if self._phase_total > 1 else ""
         if self._phase_total == 1:
@@ -242,7 +237,7 @@ class TrainingProgress:
         return Text(counts, style="yellow")
 
     def _episodes(self) -> list[RenderableType]:
-        """Returns the number of running episodes, and what the oldest of them do."""
+        """Returns the number of running episodes, and what the oldest ones do."""
         is_over = self._phase in ("done", "stopped")
         if not self._calls or is_over:
             return []
@@ -259,7 +254,7 @@ class TrainingProgress:
         return [Text(), head, table]
 
     def _alerts(self) -> list[Text]:
-        """Returns what a person should see at once: who holds up the run, and the last warnings."""
+        """Returns what a person should notice: failures, late episodes and the last warnings."""
         alerts: list[Text] = []
         if self._failed and self._last_error:
             alerts.append(Text(f"last failure  {self._last_error}", style="yellow"))
@@ -285,15 +280,17 @@ class TrainingProgress:
         return text.append(f"  step {step}", style="dim")
 
     def _facts(self) -> list[str]:
-        """Returns the parts of the plain line; what is unknown is left out."""
-        shown = (
+        """Returns the parts of the plain line that are known."""
+        metrics = (
             ("update/cross_entropy", "cross-entropy {:.3f}"),
             ("reward/mean", "reward {:.3f}"),
             ("reward/success", "success {:.3f}"),
             ("rollout/episodes_per_s", "{:.1f} ep/s"),
             ("rollout/tokens_per_s", "{:,.0f} tok/s"),
         )
-        facts = [form.format(self._metrics[name]) for name, form in shown if name in self._metrics]
+        facts = [
+            form.format(self._metrics[name]) for name, form in metrics if name in self._metrics
+        ]
         if "groups/with_advantage" in self._metrics:
             facts.append(f"signal {_signal_text(self._metrics).plain}")
         facts.append(f"elapsed {_clock_text(self._clock() - self._started)}")
@@ -304,7 +301,7 @@ class TrainingProgress:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Draws the course of `values` in at most `width` characters, each the mean of its share."""
+    """Draws `values` in at most `width` characters, each for the mean of an equal share of them."""
     if not values:
         return ""
     count = min(width, len(values))
@@ -316,21 +313,11 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def _finite(value: float | None) -> list[float]:
-    """Returns the value in a list, which is empty where there is none."""
     return [] if value is None or not math.isfinite(value) else [value]
 
 
-def _signal_share(metrics: Mapping[str, float]) -> float | None:
-    total = metrics.get("groups/total")
-    return (
-        metrics["groups/with_advantage"] / total
-        if total and "groups/with_advantage" in metrics
-        else None
-    )
-
-
 def _signal_text(metrics: Mapping[str, float]) -> Text:
-    """Returns how many of the last step's groups have something to learn from."""
+    """Returns how many groups of the last step have signal."""
     total, number = metrics.get("groups/total"), metrics.get("groups/with_advantage")
     if not total or number is None:
         return Text("–")

@@ -3,8 +3,7 @@
     run = RecordedRun(Path("launcher_record/math_demo"))
     run.config.ajet.model.path, run.template.prompt_ids(messages, tools), run.reader().episode(name)
 
-Only this folder is read: no model, no data. Not covered: folders of evaluations and of `ajet
-debug` (they write none).
+Only this folder is read: no model, no data.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class RecordedRun:
         """Opens the folder. `project_dir` is searched first for the user's files, instead of the
         run's own; `overrides` replace values of the stored config."""
         self.folder = RunFolder(path)
-        EpisodeReader(self.folder.episodes_db).close()  # raises here when this is no run folder
+        EpisodeReader(self.folder.episodes_db).close()  # raises here if this is not a run folder
         self.origin = RunOrigin.read(self.folder.origin_json)
         self._project_dir = project_dir
         self._overrides = overrides

@@ -7,11 +7,9 @@
     format_correlation     the reward follows the share of well-formed replies
     sampler_gap            the sampler's log-probabilities are not those of the trainer's policy
 
-Each check is looked at after every step, `reward_without_success` after every validation, so all
-intervals are of 99.9 %: with 95 % a run of 60 steps would be warned by chance. docs/warnings.md
-says why each bound has its value.
-
-Not covered: saying a warning once (warning_log.py), steps without signal (signal.py).
+All checks run after every step, `reward_without_success` after every validation. So the intervals
+are of 99.9 %: with 95 % a run of 60 steps would get warnings by chance. docs/warnings.md gives the
+reason for each bound.
 """
 
 from __future__ import annotations
@@ -35,17 +33,17 @@ from ajet.core.record.warning_names import WarningName
 Z_999 = 3.290526731491894
 """The normal quantile of a two-sided 99.9 % interval."""
 WINDOW = 10
-"""The number of steps that a check pools: one step of a small run says little."""
+"""Steps that a check pools, because one step of a small run says little."""
 MIN_STEPS = 5
-"""The number of steps that a mean before, and one after, is at least taken over."""
+"""The fewest steps for a mean."""
 MAX_TRUNCATED = 0.1
 CUT_BY = "episodes/cut_"
 MIN_ENTROPY_SHARE = 0.1
 CERTAIN_SUCCESS = 0.8
-"""From this success on, a policy may well be certain."""
+"""With at least this success, a policy may well be certain."""
 MAX_CORRELATION = 0.5
 MIN_CORRELATED = 200
-"""The number of episodes, less one a group, that a correlation is at least taken over."""
+"""The fewest episodes for a correlation, not counting one of each group."""
 
 KEPT = (
     "reward/mean",
@@ -56,22 +54,22 @@ KEPT = (
     "held_out/success",
     "held_out/tasks",
 )
-"""The metrics that are read of steps before the last `WINDOW`, and of validations."""
+"""The metrics that checks read of older steps, and of validations."""
 
 Metrics = Mapping[str, float]
 
 
 @dataclass(slots=True)
 class MetricsHistory:
-    """Holds the metrics of a run's steps of training, and of its validations, by step: of the last
-    `WINDOW` steps all, of the others those in `KEPT`, so that a long run takes little memory."""
+    """Holds the metrics of training steps and of validations, with their steps. Steps before the
+    last `WINDOW` keep only the metrics in `KEPT`, so that a long run takes little memory."""
 
     steps: list[tuple[int, Metrics]] = field(default_factory=list)
     held_out: list[tuple[int, Metrics]] = field(default_factory=list)
 
     @classmethod
     def read(cls, path: Path) -> MetricsHistory:
-        """Reads `logs/metrics.jsonl`, from which the rows of lost steps are cut off already."""
+        """Reads `logs/metrics.jsonl`, after the rows of lost steps were cut off."""
         history = cls()
         for step, metrics in metrics_rows(path):
             history.add(step, metrics)
@@ -88,7 +86,7 @@ class MetricsHistory:
             self.steps[-WINDOW - 1] = (oldest, _kept(row))
 
     def recent(self, name: str, number: int = WINDOW) -> list[float]:
-        """Returns the values of one metric in the last steps; what is not finite is left out."""
+        """Returns the finite values of one metric in the last steps."""
         return list(_values(self.steps[-number:], name))
 
     def recent_steps(self, number: int = WINDOW) -> str:
@@ -98,8 +96,8 @@ class MetricsHistory:
 
 
 def metrics_rows(path: Path) -> Iterator[tuple[int, Metrics]]:
-    """Yields each row of `logs/metrics.jsonl` with its step; `time` is among its numbers. A row
-    that cannot be read is left out and said."""
+    """Yields each row of `logs/metrics.jsonl` with its step; `time` is among its numbers. An
+    unreadable row is left out with a warning."""
     for number, line in enumerate(read_bytes_of(path).splitlines(), 1):
         try:
             row = json.loads(line)
@@ -114,7 +112,7 @@ Check = Callable[[MetricsHistory], RunWarning | None]
 
 
 def truncation(history: MetricsHistory) -> RunWarning | None:
-    """Warns where the share of truncated episodes is above `MAX_TRUNCATED`, with its interval."""
+    """Warns if the share of truncated episodes is above `MAX_TRUNCATED`, interval included."""
     cut = sum(history.recent("episodes/cut"))
     total = sum(history.recent("episodes/total")) - sum(history.recent("episodes/aborted"))
     share = wilson(cut, total, Z_999)
@@ -122,8 +120,8 @@ def truncation(history: MetricsHistory) -> RunWarning | None:
         return None
     limits: Counter[str] = Counter()
     for _, metrics in history.steps[-WINDOW:]:
-        named = {k.removeprefix(CUT_BY): v for k, v in metrics.items() if k.startswith(CUT_BY)}
-        limits.update({name: int(number) for name, number in named.items()})
+        by_limit = {k.removeprefix(CUT_BY): v for k, v in metrics.items() if k.startswith(CUT_BY)}
+        limits.update({name: int(number) for name, number in by_limit.items()})
     limit = limits.most_common(1)[0][0]
     return _warning(
         history,
@@ -138,8 +136,8 @@ def truncation(history: MetricsHistory) -> RunWarning | None:
 
 
 def entropy_collapse(history: MetricsHistory) -> RunWarning | None:
-    """Warns where the entropy has fallen below a tenth of that of the first steps while many
-    episodes fail: what the policy does not sample any more it cannot learn."""
+    """Warns if the entropy fell below a tenth of that of the first steps while many episodes fail:
+    the policy cannot learn what it no longer samples."""
     if len(history.steps) < 2 * MIN_STEPS:
         return None
     first = list(_values(history.steps[:MIN_STEPS], "update/entropy"))
@@ -166,8 +164,8 @@ def entropy_collapse(history: MetricsHistory) -> RunWarning | None:
 
 
 def reward_without_success(history: MetricsHistory) -> RunWarning | None:
-    """Warns where, between an earlier validation and the last, success on held-out tasks has
-    fallen and the reward of training has risen, both beyond their intervals."""
+    """Warns if success on held-out tasks fell between an earlier validation and the last while the
+    reward of training rose, both beyond their intervals."""
     if len(history.held_out) < 2:
         return None
     last_step, last = history.held_out[-1]
@@ -181,7 +179,7 @@ def reward_without_success(history: MetricsHistory) -> RunWarning | None:
             "reward_without_success",
             f"the reward of training rose from {rise[0]:.3g} to {rise[1]:.3g}, while success on "
             f"held-out tasks fell from {fall[0]:.1%} (after step {step}) to {fall[1]:.1%} (after "
-            f"step {last_step}): the judge may reward what is no success, or the run overfits",
+            f"step {last_step}): the judge may reward failures, or the run overfits",
             reward_before=rise[0],
             reward_after=rise[1],
             success_before=fall[0],
@@ -191,7 +189,6 @@ def reward_without_success(history: MetricsHistory) -> RunWarning | None:
 
 
 def length_correlation(history: MetricsHistory) -> RunWarning | None:
-    """Warns where the reward follows the length of the replies."""
     return _correlation(
         history,
         "length_correlation",
@@ -202,7 +199,6 @@ def length_correlation(history: MetricsHistory) -> RunWarning | None:
 
 
 def format_correlation(history: MetricsHistory) -> RunWarning | None:
-    """Warns where the reward follows the share of well-formed replies."""
     return _correlation(
         history,
         "format_correlation",
@@ -213,7 +209,7 @@ def format_correlation(history: MetricsHistory) -> RunWarning | None:
 
 
 def sampler_gap(max_kl: float) -> Check:
-    """Returns a check that warns where the KL between sampler and trainer is above `max_kl`."""
+    """Returns a check that the KL between sampler and trainer is at most `max_kl`."""
 
     def check(history: MetricsHistory) -> RunWarning | None:
         text = gap_line(history.steps[-1][1], max_kl)
@@ -226,10 +222,9 @@ def sampler_gap(max_kl: float) -> Check:
 
 
 def gap_line(metrics: Metrics, max_kl: float) -> str | None:
-    """Returns a line that says by how much the KL between sampler and trainer is above `max_kl`;
-    None where it is not."""
+    """Returns a line with the KL between sampler and trainer if it is above `max_kl`, else None."""
     kl = metrics.get("update/sampler_kl", 0.0)
-    if kl <= max_kl:  # nan, of a step whose update is not finite, is above every bound
+    if kl <= max_kl:  # false for the NaN of an update that is not finite, which must be reported
         return None
     ess = metrics.get("update/sampler_ess", math.nan)
     ratio = metrics.get("update/sampler_ratio_max", math.nan)
@@ -260,13 +255,13 @@ def _kept(metrics: Metrics) -> Metrics:
 
 
 def _values(rows: Sequence[tuple[int, Metrics]], name: str) -> Iterator[float]:
-    found = (metrics[name] for _, metrics in rows if name in metrics)
-    return (value for value in found if math.isfinite(value))
+    values = (metrics[name] for _, metrics in rows if name in metrics)
+    return (value for value in values if math.isfinite(value))
 
 
 def _fall(earlier: Metrics, last: Metrics) -> tuple[float, float] | None:
-    """Returns the success before and after if it has fallen beyond the interval of the difference
-    (Newcombe 1998, from two Wilson intervals). A task counts once, however often it is repeated."""
+    """Returns the success before and after if it fell beyond the interval of the difference
+    (Newcombe 1998, from two Wilson intervals). The trials are tasks, not their repetitions."""
     before, after = earlier["held_out/success"], last["held_out/success"]
     tasks = (earlier.get("held_out/tasks", 0.0), last.get("held_out/tasks", 0.0))
     if not all(tasks) or not after < before:
@@ -278,8 +273,8 @@ def _fall(earlier: Metrics, last: Metrics) -> tuple[float, float] | None:
 
 
 def _rise(history: MetricsHistory, first: int, last: int) -> tuple[float, float] | None:
-    """Returns the mean reward of the steps after `first` and of those up to `last`, as many each,
-    if it has risen beyond the interval of the difference (Welch's, from step to step)."""
+    """Returns the mean reward of the steps after `first`, and of as many steps up to `last`, if it
+    rose beyond the interval of the difference (Welch's, over steps)."""
     start, end = (
         bisect_right(history.steps, step, key=lambda row: row[0]) for step in (first, last)
     )
@@ -297,12 +292,11 @@ def _correlation(
     history: MetricsHistory,
     name: WarningName,
     metric: str,
-    what: str,
+    subject: str,
     more_and_less: tuple[str, str],
 ) -> RunWarning | None:
-    """Warns where the interval of the correlation, pooled over steps by Fisher's z, lies beyond
-    `MAX_CORRELATION`; `more_and_less` says which replies earn more at a positive and at a negative
-    one."""
+    """Warns if the correlation, pooled over steps, is beyond `MAX_CORRELATION`, interval included.
+    `more_and_less` names the replies that earn more with a positive and with a negative one."""
     pairs = [
         (metrics[metric], metrics["correlation/episodes"])
         for _, metrics in history.steps[-WINDOW:]
@@ -311,6 +305,8 @@ def _correlation(
     number = sum(episodes for _, episodes in pairs)
     if number < MIN_CORRELATED:
         return None
+    # With n degrees of freedom (episodes less one for each group) Fisher's z has the variance
+    # 1 / (n - 2), so steps are weighted by n - 2.
     weight = sum(episodes - 2 for _, episodes in pairs)
     mean = sum((episodes - 2) * _fisher_z(r) for r, episodes in pairs) / weight
     half = Z_999 / math.sqrt(weight)
@@ -321,7 +317,7 @@ def _correlation(
     return _warning(
         history,
         name,
-        f"the reward follows {what}: r = {r:+.2f} within groups (99.9 % interval {low:+.2f} to "
+        f"the reward follows {subject}: r = {r:+.2f} within groups (99.9 % interval {low:+.2f} to "
         f"{high:+.2f}, {number:.0f} episodes of {history.recent_steps()}); {which} replies earn "
         "more: look whether they are better",
         r=r,
@@ -332,4 +328,4 @@ def _correlation(
 
 
 def _fisher_z(r: float) -> float:
-    return math.atanh(max(-0.9999, min(0.9999, r)))
+    return math.atanh(max(-0.9999, min(0.9999, r)))  # 1 and -1 would be infinite

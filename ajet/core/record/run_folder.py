@@ -1,14 +1,14 @@
-"""Defines the folder that holds everything a person looks at after a run; one process writes it.
+"""The folder with everything that a run leaves; one process writes it.
 
     launcher_record/{experiment}/        or {--exp-dir}/{experiment}/
     ├── attempts/          0001/, …: each start of the run (run/attempt_record.py)
     ├── config.yaml        the last start's resolved config, without secrets (docs/secrets.md)
     ├── origin.json        the folders and the day of its start (origin.py)
-    ├── code/              the user's workflow and judge files with the *.py beside them
+    ├── code/              the user's workflow and judge files, with the *.py of their folders
     ├── logs/              metrics.jsonl, warnings.jsonl and log files
     ├── stops/             requests of `ajet stop`; logs/stopped.jsonl records them
     ├── checkpoints/       step_N/
-    ├── scores/            what checkpoints make of an episode's tokens (scores.py)
+    ├── scores/            log-probabilities of an episode under checkpoints (scores.py)
     ├── episodes.sqlite    every episode with its turns (episode_store.py)
     ├── buffer.sqlite, finished.sqlite   groups and episodes that no checkpoint holds yet (clusters)
     ├── run_id             the id of this run's rows in a database of several runs
@@ -24,9 +24,6 @@
 
 `RunFolder(path)` only names the paths, for readers; `RunFolder.open(path)` makes the folder and
 locks it until `close`. The lock is the kernel's, so a killed run leaves none behind.
-
-Not covered: what is written into checkpoints/ and episodes.sqlite; locks between machines that
-share a folder over NFS without lock support.
 """
 
 from __future__ import annotations
@@ -66,16 +63,36 @@ class RunFolder:
 
     def __init__(self, path: Path, _lock: IO[str] | None = None) -> None:
         self.path = Path(path).absolute()
+        self.attempts = self.path / "attempts"
+        self.scores = self.path / "scores"
+        self.config_yaml = self.path / "config.yaml"
+        self.origin_json = self.path / "origin.json"
+        self.code = self.path / "code"
+        self.logs = self.path / "logs"
+        self.stops = self.path / "stops"
+        self.buffer_db = self.path / "buffer.sqlite"
+        self.weights = self.path / "weights"
+        self.bench_jsonl = self.path / "bench.jsonl"
+        self.finished_db = self.path / "finished.sqlite"
+        self.checkpoints = self.path / "checkpoints"
+        self.episodes_db = self.path / "episodes.sqlite"
+        self.forks = self.path / "forks"
+        self.tensorboard = self.path / "tensorboard"
+        self.tokenizer = self.path / "tokenizer"
+        self.summary_json = self.path / "summary.json"
+        self.metrics_jsonl = self.logs / "metrics.jsonl"
+        self.warnings_jsonl = self.logs / "warnings.jsonl"
+        self.stopped_jsonl = self.logs / "stopped.jsonl"
         self._lock = _lock
 
     @classmethod
     def open(cls, path: Path, lock_name: str = LOCK) -> RunFolder:
-        """Makes the folder and takes its lock. Raises `CheckpointError` when another run has it. A
-        process that only adds to what the run's own process writes takes a lock of another name."""
+        """Makes the folder and takes its lock. Raises `CheckpointError` if another process has it.
+        A process that writes in addition to the run's own takes a lock with another name."""
         folder = cls(path)
         try:
-            for each in (folder.path, folder.checkpoints, folder.logs, folder.tensorboard):
-                each.mkdir(parents=True, exist_ok=True)
+            for place in (folder.path, folder.checkpoints, folder.logs, folder.tensorboard):
+                place.mkdir(parents=True, exist_ok=True)
             lock = (folder.path / lock_name).open("a+", encoding="utf-8", errors="replace")
         except OSError as error:
             raise CheckpointError(
@@ -89,7 +106,7 @@ class RunFolder:
         return folder
 
     def close(self) -> None:
-        """Gives the lock back; the paths stay usable."""
+        """Releases the lock; the paths stay usable."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -101,7 +118,7 @@ class RunFolder:
         self.close()
 
     def archive_checkpoints_after(self, step: int) -> None:
-        """Renames later checkpoints, so that the newest one is of the run that resumes."""
+        """Renames later checkpoints, so that the newest one is that of the resumed run."""
         for path in sorted(self.checkpoints.glob("step_*")):
             number_of_step = path.name.removeprefix("step_")
             if number_of_step.isdecimal() and int(number_of_step) > step:
@@ -113,8 +130,8 @@ class RunFolder:
         return self.attempts / f"{number:04d}"
 
     def run_id(self) -> str:
-        """Returns an id that distinguishes this folder from all others, wherever it is moved. The
-        first caller makes it."""
+        """Returns the unique id of this folder, which stays when the folder is moved. The first
+        caller makes it."""
         file = self.path / "run_id"
         temporary = file.with_name(f".run_id.{os.getpid()}")
         if not file.exists():
@@ -128,101 +145,21 @@ class RunFolder:
         run_id = file.read_text(encoding="utf-8", errors="replace").strip()
         if not re.fullmatch("[0-9a-f]{32}", run_id):
             raise CheckpointError(
-                f"{file} is damaged: it is no run id; restore a copy of it",
+                f"{file} is damaged: it holds no run id; restore a copy of it",
                 code=Code.RECORD_UNREADABLE,
             )
         return run_id
 
-    @property
-    def attempts(self) -> Path:
-        return self.path / "attempts"
-
-    @property
-    def scores(self) -> Path:
-        return self.path / "scores"
-
-    @property
-    def config_yaml(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def origin_json(self) -> Path:
-        return self.path / "origin.json"
-
-    @property
-    def code(self) -> Path:
-        return self.path / "code"
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
-
-    @property
-    def metrics_jsonl(self) -> Path:
-        return self.logs / "metrics.jsonl"
-
-    @property
-    def warnings_jsonl(self) -> Path:
-        return self.logs / "warnings.jsonl"
-
     def locks(self) -> list[Path]:
-        """Returns the lock files of the processes that have written, or write, into the folder."""
+        """Returns the lock files of all processes that write, or wrote, into the folder."""
         return sorted(self.path.glob(".*lock*"))
-
-    @property
-    def stops(self) -> Path:
-        return self.path / "stops"
-
-    @property
-    def stopped_jsonl(self) -> Path:
-        return self.logs / "stopped.jsonl"
-
-    @property
-    def buffer_db(self) -> Path:
-        return self.path / "buffer.sqlite"
-
-    @property
-    def weights(self) -> Path:
-        return self.path / "weights"
-
-    @property
-    def bench_jsonl(self) -> Path:
-        return self.path / "bench.jsonl"
-
-    @property
-    def finished_db(self) -> Path:
-        return self.path / "finished.sqlite"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def episodes_db(self) -> Path:
-        return self.path / "episodes.sqlite"
-
-    @property
-    def forks(self) -> Path:
-        return self.path / "forks"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def tokenizer(self) -> Path:
-        return self.path / "tokenizer"
-
-    @property
-    def summary_json(self) -> Path:
-        return self.path / "summary.json"
 
     def save_config(self, config: AjetConfig, file: Path | None = None) -> None:
         """Writes the resolved config as YAML, without secrets, to config.yaml or to `file`."""
         write_text_atomically(file or self.config_yaml, to_yaml(redacted_config(config)))
 
     def save_code(self, files: Iterable[Path]) -> list[Path]:
-        """Copies the *.py beside each file, and the file itself if it is one, to code/, and returns
+        """Copies the *.py of each file's folder, and the file if it is one, to code/, and returns
         the files that were not copied.
 
         Files that are too big, too many or unreadable are not copied: a copy must not stop a run.
@@ -238,19 +175,19 @@ class RunFolder:
 
 
 def require_place(folder: Path) -> None:
-    """Raises CheckpointError where the run folder cannot be made, before anything is read from
-    it."""
-    for each in (folder, *folder.parents):
+    """Raises CheckpointError if the run folder cannot be made."""
+    # The nearest ancestor that exists decides.
+    for ancestor in (folder, *folder.parents):
         try:
-            is_folder = stat.S_ISDIR(each.stat().st_mode)
+            is_folder = stat.S_ISDIR(ancestor.stat().st_mode)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
             problem = error.strerror
         else:
-            if is_folder and (each == folder or os.access(each, os.W_OK | os.X_OK)):
+            if is_folder and (ancestor == folder or os.access(ancestor, os.W_OK | os.X_OK)):
                 return
-            problem = f"{each} may not be written to" if is_folder else f"{each} is a file"
+            problem = f"{ancestor} may not be written to" if is_folder else f"{ancestor} is a file"
         raise CheckpointError(
             f"run folder {folder} cannot be made: {problem}; choose another place with --exp-dir",
             code=Code.RUN_FOLDER_UNUSABLE,
@@ -258,8 +195,8 @@ def require_place(folder: Path) -> None:
 
 
 def is_file(path: Path) -> bool:
-    """Returns whether a file of a run folder is there. Raises CheckpointError where a folder above
-    it may not be searched."""
+    """Tells whether a file of a run folder exists. Raises CheckpointError if a folder above it may
+    not be searched."""
     try:
         return path.is_file()
     except PermissionError as error:
@@ -269,9 +206,8 @@ def is_file(path: Path) -> bool:
 
 
 def read_bytes_of(path: Path) -> bytes:
-    """Returns the content of a file of a run folder, which somebody else may have made. What is no
-    regular file is taken for absent (FileNotFoundError): a pipe, or a link to /dev/zero, never
-    ends."""
+    """Returns the content of a file of a run folder. Raises FileNotFoundError for anything but a
+    regular file: somebody else may have made the folder, and a pipe or /dev/zero never ends."""
     if not is_file(path):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     return path.read_bytes()
@@ -281,14 +217,13 @@ def shown_path(path: Path) -> str:
     """Returns the path relative to the current folder if it lies below it, else the absolute
     path."""
     path, current_folder = Path(path).absolute(), Path.cwd()
-    return (
-        str(path.relative_to(current_folder)) if path.is_relative_to(current_folder) else str(path)
-    )
+    is_below = path.is_relative_to(current_folder)
+    return str(path.relative_to(current_folder) if is_below else path)
 
 
 def _acquire(lock: IO[str], path: Path) -> None:
     if not HAS_LOCKS:
-        logger.warning("{}: this system locks no files: start no second run in this folder", path)
+        logger.warning("{}: this system has no file locks: never start two runs in it", path)
     try:
         take(lock, wait=False)
     except BlockingIOError:
@@ -325,7 +260,7 @@ def _close_in_forked_children(lock: IO[str]) -> None:
 
 
 def _copy(source: Path, target: Path) -> bool:
-    """Copies the file and returns True, or returns False if it is too big or cannot be copied."""
+    """Copies the file; returns False if it is too big or cannot be copied."""
     try:
         if source.stat().st_size > MAX_CODE_FILE_BYTES:
             return False
@@ -337,8 +272,7 @@ def _copy(source: Path, target: Path) -> bool:
 
 
 def _code_targets(folders: list[Path], root: Path) -> list[tuple[Path, Path]]:
-    """Returns each source folder with its own target folder: two folders of one name must not
-    mix."""
+    """Returns a separate target for each source folder, also for two with the same name."""
     targets: dict[str, Path] = {}
     for folder in folders:
         name, number = folder.name or "root", 1

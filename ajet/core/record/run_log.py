@@ -1,9 +1,6 @@
-"""Writes the run's own log, logs/run.log: every line of any part of it, whatever the screen shows.
+"""Writes logs/run.log: every line that is logged, whatever the screen shows.
 
-Secrets are removed from messages, control characters are spelled out, and tracebacks, which show
-no values of variables.
-
-Not covered: numbers (metrics.py), episodes (episode_store.py), what the user's code prints.
+Secrets are removed, control characters are spelled out, and tracebacks show no values of variables.
 """
 
 from collections.abc import Iterator
@@ -22,7 +19,7 @@ FORMAT = "{time:YYYY-MM-DD HH:mm:ss} {level: <7} {message}"
 @contextmanager
 def run_log(path: Path) -> Iterator[None]:
     """Writes log lines to `path` as well, after those of earlier attempts of the run. A disk that
-    takes no more of them does not end the run: it is said when the log is closed."""
+    takes no more of them does not end the run: a warning follows when the log is closed."""
     problem: str | None = None
     with writing(path):
         file = path.open("ab", buffering=0)
@@ -41,4 +38,4 @@ def run_log(path: Path) -> Iterator[None]:
         finally:
             logger.remove(sink)
             if problem is not None:
-                logger.warning(f"{path} lacks lines of this attempt: {problem}; mend its disk")
+                logger.warning(f"{path} lacks lines of this attempt: {problem}; check its disk")

@@ -3,8 +3,7 @@
     recorder.step(step, rollout, update, metrics)     episodes.sqlite, metrics.jsonl, the display
     recorder.validation(step, groups)                 the same for held-out tasks
 
-What an earlier attempt of the run wrote beyond its last checkpoint is cut off first. Not covered:
-when any of this happens (core/run/training_run.py), and checkpoints (core/update/checkpoint.py).
+What an earlier attempt of the run wrote after its last checkpoint is cut off first.
 """
 
 from __future__ import annotations
@@ -80,7 +79,8 @@ class RunRecorder:
     ) -> None:
         self._config, self._folder = config, folder
         trainer = config.ajet.trainer_common
-        first_recorded = first_step if is_resumed else 0  # step 0 is that of the first validation
+        # A fresh run begins with the validation at step 0; a resumed one has it already.
+        first_recorded = first_step if is_resumed else 0
         self._store = EpisodeStore(folder.episodes_db)
         self._store.truncate_from(first_recorded)
         self._metrics = MetricsLogger(
@@ -94,21 +94,22 @@ class RunRecorder:
         self.progress = TrainingProgress(
             total_steps, console, title=config.experiment_name, first_step=first_step
         )
-        self._followers = [TraceFollower(kind, folder) for kind in dict.fromkeys(trainer.traces)]
+        self._followers = [
+            TraceFollower(trace_format, folder) for trace_format in dict.fromkeys(trainer.traces)
+        ]
         self._selections = selections(config)
         self._estimator = trainer.algorithm.adv_estimator
         self._history = MetricsHistory.read(folder.metrics_jsonl)
         self._checks = run_checks(trainer.sampler_gap.max_kl)
         self._warning_log = WarningLog(folder.warnings_jsonl, first_recorded)
-        for each in self._warning_log.warnings:
-            self.progress.warned(each.step, each.name)
+        for warning in self._warning_log.warnings:
+            self.progress.warned(warning.step, warning.name)
         self._last_reason: str | None = None  # why the last step without signal had none
 
     def save_inputs(
         self, tokenizer: PreTrainedTokenizerBase, origin: RunOrigin, user_files: Iterable[Path]
     ) -> None:
-        """Writes the config, the user's code and the tokenizer, so that the folder can be read
-        without anything else."""
+        """Writes config, user code and tokenizer, so that the folder can be read by itself."""
         self._folder.save_config(self._config)
         origin.write(self._folder.origin_json)
         for left_out in self._folder.save_code(list(user_files)):
@@ -122,11 +123,11 @@ class RunRecorder:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.progress.__exit__(kind, error, trace)
+        self.progress.__exit__(error_type, error, trace)
         self._metrics.close()
         self._warning_log.close()
         self._store.close()
@@ -140,6 +141,7 @@ class RunRecorder:
         groups, samples = rollout.groups, update.samples
         counts = TimelineCounts.from_groups(groups, samples)
         metrics = step_metrics(rollout, samples, counts, metrics, selections=self._selections)
+        # Episodes first: when a row of metrics exists, its episodes can be looked up.
         self._store.write(step, rollout.all, update.advantages, samples, update.tokens)
         self._metrics.log(step, metrics)
         self._history.add(step, metrics)
@@ -168,7 +170,7 @@ class RunRecorder:
         self._warn([reward_without_success(self._history)])
 
     def second_validation(self, step: int, decoding: str, groups: Sequence[Group]) -> None:
-        """Records the success on the held-out tasks after `step` steps, by a decoding that is not
+        """Records the success on the held-out tasks after `step` steps by another decoding than
         that of the run's validations. The episodes are not stored."""
         warn_of_failures(f"held-out tasks after step {step}, {decoding}", groups)
         success = evaluate(groups).success.value
@@ -184,27 +186,29 @@ class RunRecorder:
 
     @property
     def warnings(self) -> list[RunWarning]:
-        """Returns what was warned of in this run, earlier attempts included."""
+        """Returns the warnings of this run, earlier attempts included."""
         return self._warning_log.warnings
 
     @property
     def signal(self) -> dict[str, Any]:
-        """Returns the number of groups and of steps of the run so far, how many of them had signal
-        and how many had not, and why the last one had none."""
+        """Returns the numbers of groups and steps so far, those with and without signal, and the
+        last reason for a step without."""
         rows = [metrics for _, metrics in self._history.steps if "groups/with_advantage" in metrics]
-        said = next((each.text for each in self.warnings if each.name == NO_SIGNAL), None)
+        reason = next(
+            (warning.text for warning in self.warnings if warning.name == NO_SIGNAL), None
+        )
         return {
             "groups": int(sum(row["groups/total"] for row in rows)),
             "groups_with": int(sum(row["groups/with_advantage"] for row in rows)),
             "steps": len(rows),
             "steps_without": sum(not row["groups/with_advantage"] for row in rows),
-            "last_reason": self._last_reason or said,
+            "last_reason": self._last_reason or reason,
         }
 
     def _no_signal(
         self, step: int, groups: Sequence[Group], samples: Sequence[TrainingSample]
     ) -> RunWarning | None:
-        """Returns a warning of a step that has nothing to learn from, with the reason."""
+        """Returns a warning if a step has nothing to learn from, with the reason."""
         reason = why_no_signal(groups, samples, self._estimator)
         if reason is None:
             return None
@@ -218,7 +222,7 @@ class RunRecorder:
         return RunWarning(step, NO_SIGNAL, text, {"groups": float(len(groups))})
 
     def _warn(self, warnings: Iterable[RunWarning | None]) -> None:
-        """Logs each of these warnings, unless one of its name was logged in this run."""
+        """Logs those of these warnings whose names were not logged in this run yet."""
         for warning in warnings:
             if warning is not None and self._warning_log.add(warning):
                 logger.warning(warning.text)

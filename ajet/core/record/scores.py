@@ -1,9 +1,9 @@
-"""Keeps what checkpoints of a run make of a recorded episode's tokens (`ajet score` computes it).
+"""Stores the log-probabilities of an episode's tokens under checkpoints (see `ajet score`).
 
     scores/000012-train-0003-01.json    [{"step": 0, "turns": [[-1.2, -0.03], …]}, {"step": 20, …}]
 
-One list for each call, with the natural log-probability of each of its sampled tokens, given what
-the model saw. Step 0 is the model that the run began with. Scores of other steps stay.
+One list for each call, with the natural log-probability of each sampled token. Step 0 is the model
+that the run began with.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class EpisodeScores:
 
 
 def scores_file(folder: RunFolder, episode_id: str) -> Path:
-    """Returns the file of an episode; a damaged record may hold an id that is a path."""
+    # Quoted, because a damaged record may hold an id that is a path.
     return folder.scores / f"{quote(episode_id, safe='')}.json"
 
 
 def read_scores(folder: RunFolder, episode_id: str) -> list[EpisodeScores]:
-    """Returns the scores of an episode in the order of steps; none where it was not scored."""
+    """Returns the scores of an episode in the order of steps."""
     file = scores_file(folder, episode_id)
     if not is_file(file):
         return []
@@ -52,9 +52,9 @@ def read_scores(folder: RunFolder, episode_id: str) -> list[EpisodeScores]:
         ) from error
 
 
-def add_scores(folder: RunFolder, episode_id: str, found: Sequence[EpisodeScores]) -> Path:
-    """Writes scores beside those of other steps; returns the file."""
-    kept = {each.step: each for each in (*read_scores(folder, episode_id), *found)}
+def add_scores(folder: RunFolder, episode_id: str, new_scores: Sequence[EpisodeScores]) -> Path:
+    """Adds scores to those of other steps, and returns the file."""
+    kept = {scores.step: scores for scores in (*read_scores(folder, episode_id), *new_scores)}
     rows = [asdict(kept[step]) for step in sorted(kept)]
     file = scores_file(folder, episode_id)
     with writing(file):

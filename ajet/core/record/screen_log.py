@@ -9,7 +9,6 @@ from ajet.core.redaction import redact
 
 
 def begin_screen_log(verbose: bool) -> None:
-    """Replaces loguru's own format."""
     logger.remove()
     logger.add(
         _write,
@@ -20,6 +19,5 @@ def begin_screen_log(verbose: bool) -> None:
 
 
 def _write(line: str) -> None:
-    sys.stderr.write(
-        printable(redact(line))
-    )  # looked up for each line, because a live display redirects it
+    # `sys.stderr` is looked up for each line, because a live display redirects it.
+    sys.stderr.write(printable(redact(line)))

@@ -1,17 +1,13 @@
-"""Measures what each selection does to a step's batch: what it keeps and what it leaves out.
+"""Measures what each selection does to a step's batch.
 
     selection/redundancy/kept             24     episodes that it kept
-    selection/redundancy/left_out          8     episodes that this selection kept out
-    selection/redundancy/turns_kept      3.1     their calls of the model, on average
-    selection/redundancy/turns_left_out  5.2     the same in those that it kept out
+    selection/redundancy/left_out          8     episodes that it left out
+    selection/redundancy/turns_kept      3.1     mean number of calls in those that it kept
+    selection/redundancy/turns_left_out  5.2     the same in those that it left out
     selection/redundancy/turns_bias     -2.1     the difference: short episodes are preferred
 
-`tokens_…` are those sampled for training, `reward_…` is of those that have one: an episode that was
-stopped on its way has none, and its turns and tokens are those up to there. A selection that left
-no episode out has only its two counts. Selections come one after another, in the order of
-`LEAVE_OUT`: an episode that a later one left out was kept by those before it.
-
-The metrics state the bias of a step's own batch. Not covered: what it does to the policy over time.
+The same for `tokens_…`, sampled for training, and `reward_…` of episodes that have one. Selections
+act in the order of `LEAVE_OUT`: an episode that a later one left out was kept by those before.
 """
 
 from collections.abc import Sequence
@@ -22,7 +18,8 @@ from ajet.core.trajectory.trajectory import LEAVE_OUT, Group, SelectionName, Tra
 
 
 def selections(config: AjetConfig) -> list[SelectionName]:
-    """Returns the selections that the config enables: their metrics are logged in every step."""
+    """Returns the selections that the config enables. Their metrics are logged in every step, so
+    that curves have no gaps."""
     rollout, algorithm = config.ajet.rollout, config.ajet.trainer_common.algorithm
     enabled: dict[SelectionName, bool] = {
         SelectionName.REDUNDANCY: rollout.group_size_redundancy > 0,
@@ -39,9 +36,9 @@ def selection_metrics(
 ) -> dict[str, float]:
     """Returns the metrics of these selections, and of any other that left an episode out."""
     trajectories = [t for group in groups for t in group.trajectories]
-    shown = {*selections, *(t.left_out for t in trajectories)}
+    names = {*selections, *(t.left_out for t in trajectories)}
     metrics: dict[str, float] = {}
-    for name in (name for name in LEAVE_OUT if name in shown):
+    for name in (name for name in LEAVE_OUT if name in names):
         left_out = [t for t in trajectories if t.left_out is name]
         later = LEAVE_OUT[LEAVE_OUT.index(name) + 1 :]
         kept = [t for t in trajectories if t.is_valid or t.left_out in later]
@@ -51,6 +48,7 @@ def selection_metrics(
 
 
 def _compare(kept: Sequence[Trajectory], left_out: Sequence[Trajectory]) -> dict[str, float]:
+    # Means of nothing do not exist: a selection that left no episode out has only its two counts.
     metrics = {"kept": float(len(kept)), "left_out": float(len(left_out))}
     kept_means, left_out_means = _means(kept), _means(left_out)
     for name in (name for name in kept_means if name in left_out_means):

@@ -1,14 +1,12 @@
-"""Says whether a step had anything to learn from, and why not.
+"""Tells whether a step had anything to learn from, and why not.
 
     rewards 1 0 1 1 | 0 0 0 0      one of two groups has signal
     rewards 1 1 1 1 | 0 0 0 0      none: "the rewards are equal within each of the 2 groups (1 of
                                    them all 0, 1 of them all 1)"
 
-A group has signal if a trained token of it has an advantage, or was given, or has a teacher. A step
-of sampled episodes in which no reward differs from another has none either, whatever the estimator
-makes of it: a critic's advantages are then its own errors.
-
-Not covered: whether the signal is right (a judge that errs differs as well).
+A group has signal if one of its trained tokens has an advantage, was given, or has a teacher.
+Advantages do not count in a step whose rewards are all equal: those of a critic are then only its
+errors.
 """
 
 from __future__ import annotations
@@ -22,23 +20,22 @@ from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, SelectionName, Trajectory
 
 MIN_ADVANTAGE = 1e-6
-"""A smaller advantage is what rounding leaves of 0 where the mean is subtracted."""
+"""Smaller advantages are rounding errors of a subtracted mean."""
 MEANINGS = {
     0.0: ": too hard, or the right answer is not recognised",
     1.0: ": too easy, or any answer is taken",
 }
-MAX_KINDS = 3
-"""The number of different limits, statuses or rewards that a line lists."""
+MAX_KINDS = 3  # limits, statuses or rewards in a line
 
 
 def num_with_signal(groups: Sequence[Group], samples: Iterable[TrainingSample]) -> int:
-    """Returns the number of groups with a trained token that has an advantage, which none has where
-    no reward of the step differs from another, or with one that learns from something else."""
+    """Returns the number of groups that have signal."""
     has_contrast = _has_contrast(_members(groups))
     return len({s.group_id for s in samples if _learns(s, has_contrast)})
 
 
 def _learns(sample: TrainingSample, has_contrast: bool) -> bool:
+    # Given replies and teachers teach something in any case; advantages only if rewards differ.
     if sample.carries("cross_entropy") or sample.carries("kl_teacher"):
         return True
     return has_contrast and bool((abs(sample.advantages[sample.loss_mask]) > MIN_ADVANTAGE).any())
@@ -47,7 +44,7 @@ def _learns(sample: TrainingSample, has_contrast: bool) -> bool:
 def why_no_signal(
     groups: Sequence[Group], samples: Sequence[TrainingSample], estimator: str
 ) -> str | None:
-    """Returns the reason why a step of training has nothing to learn from; None where it has."""
+    """Returns the reason why a step of training has nothing to learn from, or None."""
     members = _members(groups)
     if not members or num_with_signal(groups, samples):
         return None
@@ -56,8 +53,8 @@ def why_no_signal(
 
 
 def _all_masked(members: Sequence[Trajectory]) -> str | None:
-    """Returns why every episode that has not failed is left out for its length; None where some are
-    left."""
+    """Returns why all episodes that did not fail are left out for their length; None if some are
+    trained."""
     ended = [t for t in members if not has_failed(t)]
     if not ended or any(t.left_out != "overlong" for t in ended):
         return None
@@ -68,8 +65,8 @@ def _all_masked(members: Sequence[Trajectory]) -> str | None:
 
 
 def equal_outcomes(members: Sequence[Trajectory]) -> str | None:
-    """Returns how all these episodes came out alike: all failed, all truncated, or all with the
-    same reward; None where they did not."""
+    """Returns in what all these episodes are equal: all failed, all were truncated, or all have the
+    same reward; None if they differ."""
     failed = [t for t in members if has_failed(t)]
     judged = [t for t in members if t.reward is not None and not has_failed(t)]
     if len(failed) == len(members):
@@ -78,6 +75,7 @@ def equal_outcomes(members: Sequence[Trajectory]) -> str | None:
     limits = Counter(t.cut_by for t in ended)
     rewards = {t.reward for t in judged}
     but = f"; the other {len(failed)} failed" if failed else ""
+    # Episodes that no limit cut are counted under None.
     if None not in limits:
         cut = f"all {limits.total()} episodes were truncated, by {_listed(limits)}"
         return f"{cut}; their {_rewards(judged)}{but}" if len(rewards) == 1 else None
@@ -96,12 +94,11 @@ def _members(groups: Sequence[Group]) -> list[Trajectory]:
 
 
 def _has_contrast(members: Sequence[Trajectory]) -> bool:
-    """Returns True if two rewards differ; a single episode is compared with nothing."""
+    """Tells whether two rewards differ; a single episode is compared with nothing."""
     return len(members) == 1 or len({_earned(t) for t in members if t.reward is not None}) > 1
 
 
 def _earned(t: Trajectory) -> tuple[float | None, ...]:
-    """Returns all rewards of an episode, those of single turns included."""
     return (*t.earned, *(turn.reward for turn in t.turns if turn.reward is not None))
 
 
@@ -115,11 +112,12 @@ def _all_failed(failed: Sequence[Trajectory]) -> str:
 
 
 def _what_it_says(judged: Sequence[Trajectory]) -> str:
-    """Returns what equal rewards may mean: a judge that gives the same to different answers, or
-    tasks that are too hard or too easy."""
+    """Returns what equal rewards may mean: the judge does not distinguish answers, or the tasks are
+    too hard or too easy."""
     answers = {str(t.turns[-1].reply.get("content")) for t in judged if t.turns}
     value = judged[0].reward
     meaning = MEANINGS.get(value or 0.0, "")
+    # Only a judge can be blamed: a workflow may have rewarded itself.
     if len(answers) < 2 or any("judge" not in t.reward_breakdown for t in judged):
         return meaning
     return f"; the judge gives the same to {len(answers)} different answers{meaning}"
@@ -133,9 +131,11 @@ def _equal_within_groups(groups: Sequence[Group], estimator: str) -> str:
             f"no group has two episodes with a reward to compare, and adv_estimator {estimator} "
             "needs them (ajet.rollout.num_repeat)"
         )
-    if any(len(each) > 1 for each in rewards):
+    if any(len(values_of_group) > 1 for values_of_group in rewards):
         return f"rewards differ, but adv_estimator {estimator} gives no trained token an advantage"
-    values = Counter(f"all {next(iter(each)):g}" for each in rewards if each)
+    values = Counter(
+        f"all {next(iter(values_of_group)):g}" for values_of_group in rewards if values_of_group
+    )
     return f"the rewards are equal within each of the {len(groups)} groups ({_listed(values)})"
 
 
@@ -144,6 +144,5 @@ def _rewards(judged: Sequence[Trajectory]) -> str:
 
 
 def _listed(counts: Counter[Any]) -> str:
-    """Returns the most frequent ones with their numbers."""
     listed = ", ".join(f"{number} {name}" for name, number in counts.most_common(MAX_KINDS))
     return listed + (", …" if len(counts) > MAX_KINDS else "")

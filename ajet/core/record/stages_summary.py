@@ -2,7 +2,7 @@
 
     {"stages": [{"name": "imitate", "kind": "supervised", "folder": "imitate", "steps": 40, …}, …]}
 
-Not covered: a stage's own summary (summary.py), which has more.
+The summary.json of a stage has more.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SHOWN = (
     "num_held_out",
     "cross_entropy",
 )
-"""Names what is taken from a stage's own summary."""
+"""Keys that are copied from the summary of a stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,11 @@ class StageResult:
     def as_json(self) -> dict[str, Any]:
         """Returns its entry in the summary of the stages."""
         content = self.summary.as_json()
-        own = {name: content[name] for name in SHOWN if name in content}
-        return {"name": self.name, "kind": self.kind, "folder": self.folder.name, **own}
+        figures = {name: content[name] for name in SHOWN if name in content}
+        return {"name": self.name, "kind": self.kind, "folder": self.folder.name, **figures}
 
 
 def write_stages(folder: Path, results: Sequence[StageResult]) -> None:
     """Writes the file completely or not at all."""
-    content = {"stages": [each.as_json() for each in results]}
+    content = {"stages": [result.as_json() for result in results]}
     write_text_atomically(folder / "summary.json", json.dumps(content, indent=2) + "\n")

@@ -1,17 +1,17 @@
-"""Computes one step's metrics: name -> float; the part before the "/" is its group on a page.
+"""Computes one step's metrics, by name.
 
     reward/mean, reward/std, reward/success      over judged episodes, also those that a selection
                                                  left out: selection/… has both means
-    reward/mean/NAME                             of an agent with rewards of its own, or of the
-                                                 episodes of one of several adapters
-    episodes/ok, episodes/timeout, …             how they ended, before a policy made the best of it
+    reward/mean/NAME                             of one agent, if agents are rewarded separately,
+                                                 or of one of several adapters
+    episodes/ok, episodes/timeout, …             how they ended, before a policy or a selection
     episodes/retried, episodes/retried_timeout…  failed attempts that another one replaced
     episodes/turns_mean                          calls of the model
     episodes/malformed                           with a reply that failed one of the run's checks
-    tokens/sampled, tokens/trained, tokens/…     what became of every sampled token
+    tokens/sampled, tokens/trained, tokens/…     every sampled token, by what was done with it
     turns/cut_by_length, turns/fresh_branches    replies without an end; calls that had to begin a
                                                  new branch though a recorded one matched
-    turns/sampling_not_taken                     calls that asked for a temperature of their own
+    turns/sampling_not_taken                     calls that asked for another temperature in vain
     turns/calls_in_other_form                    replies with calls that only another tool parser
                                                  reads (call_forms.py)
     turns/malformed_nonsense, …                  replies that failed the check
@@ -32,7 +32,7 @@
                                                  order of tasks by results: tasks by what their last
                                                  group showed, and those that had none
     correlation/…                                of the reward within groups (correlation.py)
-    selection/…                                  who is kept, and who is not (selection.py)
+    selection/…                                  episodes kept and left out (selection.py)
     rollout/…                                    speed, greedy episodes included
     baseline/…                                   greedy episodes, above in rollout/… alone (remax)
     advantage/…, kl_in_reward/…, critic/…, update/…   the learner's own figures; with several
@@ -51,7 +51,7 @@
     held_out_greedy/success, held_out_sampled/success   by the second decoding, of the validations
                                                  before the first step and after the last
 
-Not covered: metrics of single episodes (episodes.sqlite has those).
+The part before the "/" is the group under which a page shows a metric.
 """
 
 from collections import Counter, defaultdict
@@ -73,7 +73,6 @@ from ajet.core.trajectory.trajectory import (
     SelectionName,
     Trajectory,
 )
-from ajet.core.trajectory.turn import SUMMARY
 
 
 def step_metrics(
@@ -84,8 +83,8 @@ def step_metrics(
     *,
     selections: Sequence[SelectionName] = (),
 ) -> dict[str, float]:
-    """Returns everything that is logged of one training step. `counts` are those of its timelines,
-    `update_metrics` the learner's own figures, `selections` the ones that the config enables."""
+    """Returns all metrics of one training step. `update_metrics` are the learner's, `selections`
+    those that the config enables."""
     groups, rollout_s = rollout.groups, rollout.seconds
     trajectories = [t for g in groups for t in g.trajectories]
     all_trajectories = [t for g in rollout.all for t in g.trajectories]
@@ -113,30 +112,33 @@ def step_metrics(
 
 
 def held_out_metrics(report: Evaluation) -> dict[str, float]:
-    """Returns everything that is logged of one validation."""
+    """Returns all metrics of one validation."""
     return {
         "held_out/tasks": float(report.num_tasks),
         "held_out/success": report.success.value,
         "held_out/reward": report.mean_at_k.value,
         **{f"held_out/pass_at_{k}": estimate.value for k, estimate in report.pass_at_k.items()},
-        **{f"held_out/success/{tag}": each.value for tag, each in report.success_by_tag.items()},
+        **{
+            f"held_out/success/{tag}": success.value
+            for tag, success in report.success_by_tag.items()
+        },
     }
 
 
 def _reward_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Returns reward and success over judged episodes, and the means of the workflows' own
-    metrics. Given replies and episodes that nobody judged have no reward, and beside given ones a
-    row that a limit left out has none."""
+    """Returns reward and success over judged episodes, and the means of the metrics that workflows
+    log. Episodes with given replies have no reward."""
     sampled = [t for t in trajectories if not t.is_given]
     if len(sampled) < len(trajectories):
+        # In a step with given replies, an episode without turns is a row that was too long.
         sampled = [t for t in sampled if t.turns]
     valid = [t for t in sampled if t.is_valid or (t.left_out and t.reward is not None)]
     rewards = [t.reward for t in valid if t.reward is not None]
-    own: defaultdict[str, list[float]] = defaultdict(list)
+    by_name: defaultdict[str, list[float]] = defaultdict(list)
     for trajectory in valid:
         for name, value in (trajectory.output.log_metrics if trajectory.output else {}).items():
-            own[name].append(float(value))
-    metrics = {f"workflow/{name}": fmean(values) for name, values in own.items()}
+            by_name[name].append(float(value))
+    metrics = {f"workflow/{name}": fmean(values) for name, values in by_name.items()}
     if rewards:
         metrics["reward/mean"] = fmean(rewards)
         metrics["reward/std"] = pstdev(rewards)
@@ -145,11 +147,12 @@ def _reward_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _rewards_by_name(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Returns the mean reward of each agent with rewards of its own, and of each of several
-    adapters over the episodes that it sampled in."""
+    """Returns the mean reward by agent, where they are rewarded separately, or by adapter, over the
+    episodes in which it sampled."""
     earned: defaultdict[str, list[float]] = defaultdict(list)
     for trajectory in trajectories:
         adapters = {turn.adapter for turn in trajectory.turns if turn.adapter}
+        # Adapters that share an episode's reward each get it.
         shared = {} if trajectory.reward is None else dict.fromkeys(adapters, trajectory.reward)
         for name, reward in (trajectory.agent_rewards or shared).items():
             earned[name].append(reward)
@@ -183,18 +186,18 @@ def _baseline_metrics(baselines: Sequence[Group]) -> dict[str, float]:
 def _turn_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     turns = [turn for t in trajectories for turn in t.turns]
     cut = sum(turn.is_cut for turn in turns)
-    fresh = sum("reason" in turn.notes for turn in turns)
-    own = sum("sampling_not_taken" in turn.notes for turn in turns)
+    fresh = sum(turn.notes.reason is not None for turn in turns)
+    not_taken = sum(bool(turn.notes.sampling_not_taken) for turn in turns)
     return {
         "turns/cut_by_length": float(cut),
         "turns/fresh_branches": float(fresh),
-        "turns/sampling_not_taken": float(own),
+        "turns/sampling_not_taken": float(not_taken),
     }
 
 
 def _compaction_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    with_any = sum(any(SUMMARY in turn.notes for turn in t.turns) for t in trajectories)
-    summaries = [turn for t in trajectories for turn in t.turns if SUMMARY in turn.notes]
+    with_any = sum(any(turn.notes.is_summary for turn in t.turns) for t in trajectories)
+    summaries = [turn for t in trajectories for turn in t.turns if turn.notes.is_summary]
     if not summaries:
         return {}
     cut = sum(turn.is_cut for turn in summaries)
@@ -209,17 +212,18 @@ def _compaction_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _timeline_metrics(counts: TimelineCounts) -> dict[str, float]:
-    """Counts sampled tokens: each is trained, or is not for one of these reasons."""
-    left = dict(counts.not_trained)
+    """Counts sampled tokens: each is trained, or is not trained for one reason."""
+    not_trained = dict(counts.not_trained)
     always = (OTHER_AGENT, RETRIED, DROPPED)
-    names = (*always, *(name for name in LEAVE_OUT if name in left))
-    apart = {f"untrained_{name}": left.pop(name, 0) for name in names}
+    names = (*always, *(name for name in LEAVE_OUT if name in not_trained))
+    # What remains after these are tokens of failed episodes, by their status.
+    apart = {f"untrained_{name}": not_trained.pop(name, 0) for name in names}
     tokens = {
         "sampled": counts.sampled,
         "trained": counts.trained,
         "trained_without_advantage": counts.without_advantage,
         **apart,
-        "untrained_failed_episode": sum(left.values()),
+        "untrained_failed_episode": sum(not_trained.values()),
     }
     per_episode = counts.timelines / counts.episodes if counts.episodes else 0.0
     return {

@@ -1,8 +1,4 @@
-"""Finds what a person is warned of in a step: failed episodes, settings that miss their purpose.
-
-Not covered: that a warning is said once (run_recorder.py, warning_log.py), and failures that end
-the run (rollout/failure.py raises those).
-"""
+"""Warnings about one step: failed episodes, and settings that do not have the desired effect."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -22,7 +18,7 @@ UNUSED_MODEL = (
     "and do prompts fit into ajet.data.max_prompt_length and ajet.rollout.max_model_len?"
 )
 OWN_SAMPLING = (
-    "trained agents asked for a temperature, top_p or top_k of their own: the run's hold "
+    "trained agents asked for another temperature, top_p or top_k: the run's apply "
     "(ajet.rollout.temperature, top_p, top_k)"
 )
 
@@ -31,22 +27,21 @@ NO_STATE_KEY = (
     "workflow notes it with model_tuner.credit_turn(state_key=…), an environment in info"
 )
 NO_TURN_REWARD = (
-    "no trained turn of the step has a reward of its own, so the "
-    "last one gets all: a workflow notes it with model_tuner.credit_turn(reward=…)"
+    "no trained turn of the step has a separate reward, so the last one gets all: a workflow sets "
+    "it with model_tuner.credit_turn(reward=…)"
 )
 
 
-def warn_of_failures(where: str, groups: Sequence[Group]) -> None:
+def warn_of_failures(phase: str, groups: Sequence[Group]) -> None:
     """Logs one line with the number of failed episodes by status, and the first error; another for
     those that failed because of the machine's limits."""
     for line in (failures_line(groups), descriptors_line(groups)):
         if line is not None:
-            logger.warning(f"{where}: {line}")
+            logger.warning(f"{phase}: {line}")
 
 
 def metric_warnings(step: int, metrics: Mapping[str, float]) -> Iterator[RunWarning]:
-    """Yields a warning where the metrics show that a run is pointless, or not the one that was
-    asked for."""
+    """Yields a warning if the metrics show that a run is pointless, or not what the user wants."""
     if not metrics["tokens/sampled"]:
         yield RunWarning(step, "unused_model", UNUSED_MODEL)
     if metrics["turns/sampling_not_taken"]:
@@ -94,5 +89,5 @@ def timeline_lines(
 def _wrong_calls(groups: Sequence[Group]) -> Iterator[str]:
     for trajectory in (t for group in groups for t in group.trajectories):
         for index, turn in enumerate(trajectory.turns):
-            if reason := turn.notes.get("malformed", {}).get("wrong_toolcall"):
+            if reason := turn.notes.malformed.get("wrong_toolcall"):
                 yield f"{trajectory.episode_id}, turn {index}: {reason}"

@@ -6,10 +6,8 @@
      "timelines": {"calls": 38000, "timelines": 15400, "tokens": {…}, "drift": {…}, …}, …}
 
 `wall_seconds` counts from the start of training, over all attempts of a resumed run.
-`peak_rss_bytes` is the peak of this process plus the peaks of its children that are alive when it
-is read (sandbox workers): memory that they share is counted once for each, so it is an upper bound.
-
-Not covered: curves over steps (logs/metrics.jsonl, TensorBoard).
+`peak_rss_bytes` is an upper bound: the peak of this process plus those of its living children
+(sandbox workers), each with the memory that they share.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from ajet.core.record.run_folder import read_bytes_of
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """Holds the content of `summary.json`; `extra` is written beside the other fields, flat.
+    """Holds the content of `summary.json`; the keys of `extra` are written next to the fields.
 
     Success is the share of held-out tasks solved, None when it was not evaluated;
     `success_by_decoding` has it "greedy" and "sampled", "before" and "after". `timelines` is
@@ -67,8 +65,8 @@ class RunSummary:
         try:
             content = dict(json.loads(read_bytes_of(path)))
             names = {f.name for f in fields(cls)} - {"extra"}
-            known = {name: content.pop(name) for name in names if name in content}
-            return cls(**known, extra=content)
+            values = {name: content.pop(name) for name in names if name in content}
+            return cls(**values, extra=content)
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise CheckpointError(
                 f"{path} cannot be read: {error}", code=Code.RECORD_UNREADABLE
@@ -76,18 +74,18 @@ class RunSummary:
 
 
 def peak_rss_bytes() -> int:
-    """Returns the largest amount of memory that this process and its living children have used, in
-    bytes. It is this process's alone on macOS, and 0 on Windows, where nothing is measured."""
-    own = _peak_bytes(os.getpid())
-    if own is None:  # not Linux
+    """Returns the peak memory of this process and its living children in bytes; on macOS only that
+    of this process, and on Windows 0."""
+    own_peak = _peak_bytes(os.getpid())
+    if own_peak is None:  # not Linux
         try:
             import resource
         except ModuleNotFoundError:
             return 0
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    # getrusage would work for this process, but it keeps the parent's peak across exec
-    return own + sum(_peak_bytes(pid) or 0 for pid in _descendants(os.getpid()))
+    # Not getrusage, which keeps the peak of the parent across exec.
+    return own_peak + sum(_peak_bytes(pid) or 0 for pid in _descendants(os.getpid()))
 
 
 def _descendants(root: int) -> list[int]:
@@ -95,12 +93,12 @@ def _descendants(root: int) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (parent := _parent(entry)) is not None:
             children.setdefault(parent, []).append(int(entry.name))
-    found, queue = [], [root]
+    descendants, queue = [], [root]
     while queue:
         grandchildren = children.get(queue.pop(), [])
-        found += grandchildren
+        descendants += grandchildren
         queue += grandchildren
-    return found
+    return descendants
 
 
 def _parent(process: Path) -> int | None:

@@ -1,15 +1,12 @@
-"""Counts what became of a run's calls and sampled tokens; the counts add up over steps.
+"""Counts a run's calls, timelines and sampled tokens, with reasons; steps can be added up.
 
     turn 0   [q]·a        timeline 0   [q] a [t] b     calls 3, timelines 2 in 1 episode
     turn 1   [q a t]·b    timeline 1   [q'] c          split "edited history": 1
     turn 2   [q']·c                                    merge ratio 1.5
 
-A call is a turn that is trained, a timeline one row of the update. Every sampled token is trained
-or has a reason why it is not; every timeline of an episode after its first has a reason why it is
-not a part of another. A drift is a call that continued recorded ids where rendering its messages
-again would have given others. Drift does not change the training; it is only counted.
-
-Not covered: single episodes (episodes.sqlite has their turns, and each turn's notes).
+A call is a trained turn, a timeline one row of the update. Every sampled token is trained, or has a
+reason why not; every timeline of an episode after its first has a reason why it is separate. A
+drift is a call that continued recorded ids although a fresh render of its messages has others.
 """
 
 from __future__ import annotations
@@ -35,9 +32,9 @@ NOT_RECORDED = "its messages begin like no recorded call: edited history, or a n
 class TimelineCounts:
     """Holds the counts of one step or of several.
 
-    `row_tokens` are the tokens that the update would have if each call was a row of its own,
+    `row_tokens` are the tokens that the update would have with one row for each call,
     `timeline_tokens` those that it has. `without_advantage` are trained tokens of advantage 0.
-    `not_trained` counts tokens, `splits` timelines, `malformed` turns and `drift_at` calls by the
+    `not_trained` counts tokens, `splits` timelines, `malformed` turns, and `drift_at` calls by the
     first position that differs (as text, for JSON).
     """
 
@@ -60,11 +57,12 @@ class TimelineCounts:
         """Counts one step."""
         trajectories = [t for group in groups for t in group.trajectories]
         turns = [turn for t in trajectories for a in t.attempts for turn in a.turns]
-        drifts = [turn.notes.get("drift") for turn in turns if "drift_checked" in turn.notes]
+        drifts = [turn.notes.drift for turn in turns if turn.notes.drift_checked]
         return cls(
             episodes=len({sample.episode_id for sample in samples}),
             calls=sum(len(sample.spans) for sample in samples),
             timelines=len(samples),
+            # A row for one call would hold its prompt and its reply: everything up to `stop`.
             row_tokens=sum(span.stop for sample in samples for span in sample.spans),
             timeline_tokens=sum(map(len, samples)),
             sampled=sum(len(turn.completion.token_ids) for turn in turns),
@@ -72,15 +70,13 @@ class TimelineCounts:
             without_advantage=sum(_without_advantage(sample) for sample in samples),
             not_trained=_not_trained(trajectories),
             splits=_splits(trajectories, samples),
-            malformed=dict(
-                Counter(name for turn in turns for name in turn.notes.get("malformed", ()))
-            ),
+            malformed=dict(Counter(name for turn in turns for name in turn.notes.malformed)),
             drift_checked=len(drifts),
             drift_at=dict(Counter(str(at) for at in drifts if at is not None)),
         )
 
-    def __add__(self, other: TimelineCounts) -> TimelineCounts:
-        pairs = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
+    def __add__(self, addend: TimelineCounts) -> TimelineCounts:
+        pairs = {f.name: (getattr(self, f.name), getattr(addend, f.name)) for f in fields(self)}
         return TimelineCounts(**{name: _sum(*pair) for name, pair in pairs.items()})
 
     @property
@@ -90,21 +86,20 @@ class TimelineCounts:
 
     @property
     def token_ratio(self) -> float:
-        """Returns the number of tokens with a row for each call, divided by the number that the
-        update has."""
+        """Returns by what factor timelines save tokens: `row_tokens` over `timeline_tokens`."""
         return self.row_tokens / self.timeline_tokens if self.timeline_tokens else 0.0
 
     @property
     def drift(self) -> dict[str, float]:
-        """Returns the number of calls that were checked, and what was found."""
-        found: dict[str, float] = {"checked": self.drift_checked}
+        """Returns the number of checked calls, the share that drifted, and where."""
+        metrics: dict[str, float] = {"checked": self.drift_checked}
         positions = [int(at) for at, num in self.drift_at.items() for _ in range(num)]
         if self.drift_checked:
-            found["rate"] = len(positions) / self.drift_checked
+            metrics["rate"] = len(positions) / self.drift_checked
         if positions:
-            found["first_position_min"] = min(positions)
-            found["first_position_median"] = median(positions)
-        return found
+            metrics["first_position_min"] = min(positions)
+            metrics["first_position_median"] = median(positions)
+        return metrics
 
     def report(self) -> dict[str, Any]:
         """Returns the block `timelines` of summary.json."""
@@ -141,8 +136,8 @@ def _not_trained(trajectories: Sequence[Trajectory]) -> dict[str, int]:
             for turn in attempt.turns:
                 reason = _reason(trajectory, attempt, turn)
                 tokens[reason or ""] += len(turn.completion.token_ids)
-    del tokens[""]
-    return dict(+tokens)
+    del tokens[""]  # those that are trained
+    return dict(+tokens)  # without zeros: turns that sampled nothing
 
 
 def _reason(trajectory: Trajectory, attempt: Trajectory, turn: Turn) -> str | None:
@@ -160,10 +155,11 @@ def _reason(trajectory: Trajectory, attempt: Trajectory, turn: Turn) -> str | No
 def _splits(
     trajectories: Sequence[Trajectory], samples: Sequence[TrainingSample]
 ) -> dict[str, int]:
-    """Counts the timelines after the first of their episode by the reason why they began."""
+    """Counts the timelines after the first of their episode by the reason why they are separate."""
     turns = {t.episode_id: t.turns for t in trajectories}
     opened: dict[str, list[int]] = {}
     for sample in samples:
+        # The first turn of a timeline is the call that did not continue another timeline.
         opened.setdefault(sample.episode_id, []).append(sample.spans[0].turn_index)
     return dict(
         Counter(
@@ -175,14 +171,15 @@ def _splits(
 
 
 def _split_reason(turns: Sequence[Turn], at: int) -> str:
-    """Returns the reason why turn `at` does not continue the calls before it."""
+    """Returns the reason why turn `at` begins a timeline. The session's reason is exact; without
+    one, the prompts tell."""
     turn, earlier = turns[at], turns[:at]
-    if "reason" in turn.notes:
-        return turn.notes["reason"]
+    if turn.notes.reason is not None:
+        return turn.notes.reason
     prompt = turn.completion.prompt_ids
-    if any(other.completion.prompt_ids == prompt for other in earlier):
+    if any(call.completion.prompt_ids == prompt for call in earlier):
         return SAMPLED_AGAIN
-    if turn.notes.get("continues"):
+    if turn.notes.continues:
         return WENT_BACK
-    is_new = all(other.agent_name != turn.agent_name for other in earlier)
+    is_new = all(call.agent_name != turn.agent_name for call in earlier)
     return ANOTHER_AGENT if is_new else NOT_RECORDED

@@ -1,8 +1,6 @@
-"""Runs `ajet trace RUN --follow` beside a run: a process that reads the run folder and sends what
-it finds to a receiver of traces. The run waits for it at its end alone, and goes on without it if
-it fails.
+"""Runs `ajet trace RUN --follow` during a run: a process that sends its episodes to a receiver.
 
-Not covered: the spans themselves (ajet/traces).
+The run waits for it only at its end, and continues without it if it fails.
 """
 
 from __future__ import annotations
@@ -17,19 +15,20 @@ from ajet.core.process_guard import guarded
 from ajet.core.record.run_folder import RunFolder
 
 MODULES = {"otlp": "opentelemetry.exporter.otlp.proto.http", "mlflow": "mlflow"}
-"""What each receiver needs to be installed; the names are those of ajet's extras."""
+"""The module that each receiver needs; its name is also that of ajet's extra."""
 END_S = 60.0
-"""The seconds that a sender has at the end of the run for what it has not sent yet."""
+"""Seconds at the end of the run for the episodes that are not sent yet."""
 
 
 class TraceFollower:
-    """Sends the episodes of a run to a receiver of one kind, from its making to its `close`."""
+    """Sends the episodes of a run to one trace receiver until it is closed."""
 
-    def __init__(self, kind: str, folder: RunFolder) -> None:
-        self._kind = kind
-        self._log = folder.logs / f"traces_{kind}.log"
+    def __init__(self, trace_format: str, folder: RunFolder) -> None:
+        self._trace_format = trace_format
+        self._log = folder.logs / f"traces_{trace_format}.log"
         command = [sys.executable, "-m", "ajet.cli.launcher", "trace", str(folder.path)]
-        command += [f"--{kind}", "default", "--follow", "--until-eof"]
+        # It ends when its stdin does, so it cannot outlive a run that is killed.
+        command += [f"--{trace_format}", "default", "--follow", "--until-eof"]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 guarded(command),
@@ -45,7 +44,7 @@ class TraceFollower:
             self._warn()
 
     def close(self) -> None:
-        """Lets the process send what there is left, and waits for its end."""
+        """Lets the process send the rest, and waits for its end."""
         if self._is_over:
             return
         self._is_over = True
@@ -62,7 +61,7 @@ class TraceFollower:
     def _warn(self) -> None:
         self._is_over = True
         logger.warning(
-            f"traces are not sent to {self._kind} any more: {_last_line(self._log)} "
+            f"traces are not sent to {self._trace_format} any more: {_last_line(self._log)} "
             f"({self._log}); `ajet trace` sends what is recorded"
         )
 

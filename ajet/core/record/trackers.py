@@ -1,10 +1,7 @@
-"""Sends metrics to wandb, swanlab, mlflow and Prometheus, which are imported when the config names
-them.
+"""Sends metrics to wandb, swanlab, mlflow and Prometheus, imported if the config names them.
 
-A user who is logged in gets the run online. Without a login it stays in the run folder's logs/,
-with a warning: a training run must not wait for an answer. A resumed run continues the same one.
-
-Not covered: a server's own idea of steps that go back after a resume.
+Without a login the metrics stay in the run folder's logs/, with a warning, because a training run
+must not wait for a prompt. A resumed run continues the same one.
 """
 
 import importlib
@@ -13,9 +10,10 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from loguru import logger
 
@@ -24,20 +22,36 @@ from ajet.core.error_codes import Code
 from ajet.core.error_text import extra_advice
 from ajet.core.errors import ConfigError
 from ajet.core.record.run_folder import RunFolder
-from ajet.core.record.sink import RunInfo
 from ajet.core.redaction import redact
 
 _NOT_IN_A_NAME = re.compile(r"[^/\w.\- :]")
-"""MLflow refuses a metric with such a character in its name."""
+"""Characters that MLflow refuses in the name of a metric."""
 _NOT_IN_A_METRIC = re.compile(r"[^a-zA-Z0-9_]")
-"""What a name of Prometheus may not have."""
+"""Characters that a name of Prometheus may not have."""
 PACKAGES = {
     "swanlab": "swanlab",
     "wandb": "wandb",
     "mlflow": "mlflow",
     "prometheus": "prometheus_client",
 }
-"""Maps a logger to the module that it needs; the logger's name is that of ajet's extra."""
+"""The module that each logger needs; its name is also that of ajet's extra."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    folder: RunFolder
+    project: str
+    experiment: str
+    start_step: int
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Sink(Protocol):
+    """Receives the metrics of each step and writes them somewhere."""
+
+    def __init__(self, run: RunInfo) -> None: ...
+    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+    def close(self) -> None: ...
 
 
 class WandbSink:
@@ -49,6 +63,12 @@ class WandbSink:
 
     def _begin(self, wandb: Any, run: RunInfo) -> None:
         try:
+            mode = None  # WANDB_MODE decides
+            if "WANDB_MODE" not in os.environ:
+                mode = "online"
+                if not wandb.login(prompt=False, verify=False):
+                    _warn_offline("wandb", run.folder.logs / "wandb")
+                    mode = "offline"
             self._run = wandb.init(
                 project=run.project,
                 name=run.experiment,
@@ -56,16 +76,10 @@ class WandbSink:
                 resume="allow",
                 dir=str(run.folder.logs),
                 config=dict(run.config),
-                mode=None if "WANDB_MODE" in os.environ else self._mode(wandb, run.folder.logs),
+                mode=mode,
             )
         except wandb.errors.Error as error:
             raise _refused("wandb", error) from error
-
-    def _mode(self, wandb: Any, logs: Path) -> str:
-        if wandb.login(prompt=False, verify=False):
-            return "online"
-        _warn_offline("wandb", logs / "wandb")
-        return "offline"
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
@@ -75,8 +89,7 @@ class WandbSink:
 
 
 class SwanlabSink:
-    """Logs to SwanLab. It is told to collect neither the command line, which it reads from the
-    system, nor the address of the git repository: both may hold secrets."""
+    """Logs to SwanLab."""
 
     def __init__(self, run: RunInfo) -> None:
         with _command_line_without_secrets():
@@ -85,6 +98,8 @@ class SwanlabSink:
     def _begin(self, swanlab: Any, run: RunInfo) -> None:
         self._swanlab = swanlab
         folder = run.folder.logs / "swanlab"
+        # It would collect the command line and the address of the git repository, which may hold
+        # secrets.
         settings = swanlab.Settings(probe={"runtime": False, "git": False})
         mode = settings.mode
         if mode == "online" and settings.api_key is None:
@@ -112,7 +127,7 @@ class SwanlabSink:
 
 
 class MlflowSink:
-    """Logs to MLflow, at its own tracking address, or in logs/ when none is set."""
+    """Logs to MLflow at its tracking address, or to logs/ without one."""
 
     def __init__(self, run: RunInfo) -> None:
         with _command_line_without_secrets():
@@ -120,25 +135,26 @@ class MlflowSink:
 
     def _begin(self, mlflow: Any, run: RunInfo) -> None:
         self._mlflow = mlflow
-        known = run.folder.logs / "mlflow_run_id"
+        id_file = run.folder.logs / "mlflow_run_id"
         try:
             choose_mlflow_experiment(mlflow, run.folder, run.project)
-            run_id = known.read_text(encoding="utf-8") if known.exists() else None
+            run_id = id_file.read_text(encoding="utf-8") if id_file.exists() else None
             active_run = mlflow.start_run(run_id=run_id, run_name=run.experiment)
         except mlflow.MlflowException as error:
             raise _refused("mlflow", error) from error
-        known.write_text(active_run.info.run_id, encoding="utf-8")
+        # MLflow makes the id, so a resumed run has to remember it.
+        id_file.write_text(active_run.info.run_id, encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        named = {_NOT_IN_A_NAME.sub("_", name): value for name, value in metrics.items()}
-        self._mlflow.log_metrics(named, step=step)
+        by_name = {_NOT_IN_A_NAME.sub("_", name): value for name, value in metrics.items()}
+        self._mlflow.log_metrics(by_name, step=step)
 
     def close(self) -> None:
         self._mlflow.end_run()
 
 
 class PrometheusSink:
-    """Serves the newest step's metrics at ``/metrics`` while the run goes on, for Prometheus to
+    """Serves the newest step's metrics at ``/metrics`` during the run, for Prometheus to
     scrape: `reward/mean` is the gauge ``ajet_reward_mean``, with the run's name as a label. The
     address is localhost:9464, or that of OpenTelemetry's variables for it,
     `OTEL_EXPORTER_PROMETHEUS_HOST` and `OTEL_EXPORTER_PROMETHEUS_PORT`; 0 takes any free port."""
@@ -185,9 +201,8 @@ class PrometheusSink:
 def choose_mlflow_experiment(
     mlflow: Any, folder: RunFolder, project: str, uri: str | None = None
 ) -> str:
-    """Makes the project's experiment the current one of MLflow, and returns its id. The store is
-    that of `uri`, or of MLflow's own variable, or ``logs/mlflow.db``, whose files are then in the
-    run folder too."""
+    """Makes the project's experiment MLflow's current one, and returns its id. The store is `uri`,
+    or that of MLFLOW_TRACKING_URI, or ``logs/mlflow.db`` with its files in the run folder."""
     if uri is not None:
         mlflow.set_tracking_uri(uri)
     elif "MLFLOW_TRACKING_URI" not in os.environ:
@@ -200,14 +215,16 @@ def choose_mlflow_experiment(
 
 @contextmanager
 def _command_line_without_secrets() -> Iterator[None]:
-    """Hides the secrets of overrides from packages that store the command line beside the
-    config."""
-    given = list(sys.argv)
-    sys.argv[1:] = [shown_override(each) if "=" in each else redact(each) for each in given[1:]]
+    """Hides secrets in overrides from packages that store the command line."""
+    arguments = list(sys.argv)
+    sys.argv[1:] = [
+        shown_override(argument) if "=" in argument else redact(argument)
+        for argument in arguments[1:]
+    ]
     try:
         yield
     finally:
-        sys.argv[:] = given
+        sys.argv[:] = arguments
 
 
 def _import(package: str) -> ModuleType:

@@ -1,13 +1,9 @@
-"""Keeps what a run warned of: `logs/warnings.jsonl`, one row a warning, each name once a run.
+"""Stores the warnings of a run in `logs/warnings.jsonl`, each name once a run.
 
     {"step": 12, "name": "truncation", "text": "31 of 256 episodes were cut …",
      "values": {"share": 0.121}, "time": 1790000000.0}
 
-The run's end, its page and whoever reads the folder later find here what scrolled away on the
-screen. When a run resumes, the rows after its checkpoint are cut off as all records are: what was
-said before them is not said again, and what was said after them may be.
-
-Not covered: when a warning is due (run_checks.py, step_warnings.py), failures of single episodes.
+A resumed run cuts off the rows after its checkpoint, so those warnings may come again.
 """
 
 from __future__ import annotations
@@ -32,8 +28,7 @@ from ajet.core.redaction import redact
 
 @dataclass(frozen=True, slots=True)
 class RunWarning:
-    """Holds a warning of one step: a short name, the line that is shown, and the numbers behind
-    it."""
+    """Holds a warning of one step: its name, its text, and the numbers behind it."""
 
     step: int
     name: WarningName
@@ -43,7 +38,7 @@ class RunWarning:
 
 
 class WarningLog:
-    """Keeps the warnings of a run so far, in memory only where it has no path."""
+    """Holds the warnings of a run so far; without a path only in memory."""
 
     def __init__(self, path: Path | None = None, first_step: int = 0) -> None:
         """Opens the file and cuts off the rows from `first_step` on."""
@@ -51,14 +46,14 @@ class WarningLog:
         self._file: IO[str] | None = None
         if path is None:
             return
-        self.warnings = [each for each in read_warnings(path) if each.step < first_step]
+        self.warnings = [warning for warning in read_warnings(path) if warning.step < first_step]
         write_text_atomically(path, "".join(map(_line, self.warnings)))
         with writing(path):
             self._file = path.open("a", encoding="utf-8")
 
     def add(self, warning: RunWarning) -> bool:
         """Stores the warning, unless one of its name is there; returns whether it is new."""
-        if any(each.name == warning.name for each in self.warnings):
+        if any(earlier.name == warning.name for earlier in self.warnings):
             return False
         self.warnings.append(warning)
         if self._file is not None:
@@ -68,15 +63,15 @@ class WarningLog:
         return True
 
     def close(self) -> None:
-        """Closes the file; what was added is flushed already, unless the disk took none of it."""
+        """Closes the file. Warnings are flushed already, unless the disk is full."""
         if self._file is not None:
             with suppress(OSError):
                 self._file.close()
 
 
 def read_warnings(path: Path) -> list[RunWarning]:
-    """Returns the warnings of a run folder's file, in their order. A row that cannot be read, as a
-    kill may leave one, is left out and said."""
+    """Returns the warnings in a run folder's file. An unreadable row, which a kill may leave, is
+    left out with a warning."""
     rows = warning_rows(path)
     for number, row in enumerate(rows, 1):
         if row is None:
@@ -85,7 +80,7 @@ def read_warnings(path: Path) -> list[RunWarning]:
 
 
 def warning_rows(path: Path) -> list[RunWarning | None]:
-    """Returns the rows of a run folder's file, in their order; None for one that cannot be read."""
+    """Returns the rows of a run folder's file, with None for unreadable ones."""
     try:
         return [_warning(line) for line in read_bytes_of(path).splitlines()]
     except FileNotFoundError:
@@ -110,6 +105,6 @@ def _line(warning: RunWarning) -> str:
 
 
 def shown_text(text: str) -> str:
-    """Returns a text that any file and terminal takes: without keys, control characters and lone
-    surrogates, which an episode's error may have."""
+    """Returns the text without secrets, control characters and lone surrogates, which an episode's
+    error may contain."""
     return redact("".join(char if char.isprintable() else "\ufffd" for char in text))

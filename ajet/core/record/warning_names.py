@@ -1,8 +1,6 @@
 """Lists what a run warns of once, by name: when, and where to look.
 
-`ajet explain NAME` prints a row of this list, and docs/warnings.md has the same names with the
-reasons for their bounds. Not covered: when a warning is due (run_checks.py, step_warnings.py), and
-failures of single episodes, which have no name.
+`ajet explain NAME` prints a row of this list; docs/warnings.md has the reasons for the bounds.
 """
 
 from typing import Literal, NamedTuple
@@ -37,7 +35,7 @@ FOLLOWS = (
 WARNINGS: dict[str, WarningKind] = {
     "no_signal": WarningKind(
         "A step had no group with signal: no trained token had an advantage, so nothing was learnt "
-        "from it. It is said after the first such step.",
+        "from it. The warning follows the first such step.",
         "The line says why: all episodes failed, or were truncated, or earned the same. Look at "
         "them with `ajet debug` or `ajet view RUN`; with equal rewards, at the judge, and at tasks "
         "that are neither always solved nor never.",
@@ -82,8 +80,8 @@ WARNINGS: dict[str, WarningKind] = {
         "ajet.data.max_prompt_length and ajet.rollout.max_model_len.",
     ),
     "own_sampling": WarningKind(
-        "A trained agent asked for a temperature, top_p or top_k of its own. It got those of the "
-        "run, because the update assumes them.",
+        "A trained agent asked for another temperature, top_p or top_k than the run's. It got the "
+        "run's, because the update assumes them.",
         "Set ajet.rollout.temperature, top_p and top_k, and leave them out of the agent's code.",
     ),
     "call_form": WarningKind(
@@ -100,8 +98,8 @@ WARNINGS: dict[str, WarningKind] = {
         "into info.",
     ),
     "no_turn_reward": WarningKind(
-        "With adv_estimator step_reinforce no trained turn of a step had a reward of its own, so "
-        "the last turn got all of it.",
+        "With adv_estimator step_reinforce no trained turn of a step had a separate reward, so the "
+        "last turn got all of it.",
         "Note each turn's reward with model_tuner.credit_turn(reward=…).",
     ),
 }

@@ -1,4 +1,1 @@
-"""Runs episodes. In: tasks and workflows. Out: groups of judged trajectories, failures as values.
-
-This package ignores gradients.
-"""
+"""Runs the episodes of a step: order, deadlines, failures, stops, and groups of judged episodes."""

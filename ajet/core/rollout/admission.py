@@ -3,15 +3,10 @@
     waiting   e5 e6 e7 …          the next one starts when a slot comes free
     running   e1 e2 e3 e4         each holds a Slot from its start to the end of its workflow
 
-The slots are those of one runner: rollouts that run at the same time share them, and their episodes
-start in the order in which they were submitted.
-
-The endpoint knows which episodes are live (`enter`, `leave`). The next episode enters before the
-one that made room leaves, so there is no moment at which an endpoint that computes in waves could
-begin one without it: which requests are computed together does not depend on timing
-(docs/adr/0001-waves.md).
-
-Not covered: what an episode is (episode.py), and which of them stop early (group.py).
+Concurrent rollouts of one runner share its slots. The endpoint is told which episodes are live
+(`enter`, `leave`), and the next episode enters before the one that made room leaves. So an endpoint
+that computes in waves can never begin one without it, and which requests are computed together does
+not depend on timing (docs/adr/0001-waves.md).
 """
 
 from __future__ import annotations
@@ -30,8 +25,8 @@ RunEpisode = Callable[[WorkflowTask, "Slot"], Coroutine[Any, Any, Trajectory]]
 
 
 class Slot:
-    """Gives one episode the right to run. The slot is given back when the episode's workflow is
-    over; the episode may then still be judged."""
+    """The right of one episode to run. It is given back when the episode's workflow is over; the
+    episode may still be judged afterwards."""
 
     def __init__(
         self,
@@ -46,8 +41,7 @@ class Slot:
         self.is_free = False
 
     def set_workflow_end_callback(self, callback: Callable[[EpisodeStatus], None]) -> None:
-        """Sets the function that is called once, when the workflow is over and before the slot is
-        given back."""
+        """Sets a function to call when the workflow is over, before the slot is given back."""
         self._on_workflow_end = callback
 
     def renew(self, episode_id: str) -> None:
@@ -87,8 +81,7 @@ class Admission:
 
     @property
     def free_slots(self) -> int:
-        """Returns the number of slots without an episode, minus the number of episodes that
-        wait."""
+        """Returns the number of free slots, minus the number of waiting episodes."""
         return self._num_free - sum(episodes.num_waiting for episodes in self._waiting)
 
     @property
@@ -97,8 +90,7 @@ class Admission:
         return None if self.endpoint is None else self.endpoint.waves
 
     def admit(self, episodes: AdmittedEpisodes | None = None) -> None:
-        """Appends `episodes` to those that wait, and starts as many as there are free slots. All
-        episodes that start enter the endpoint before the first of them runs."""
+        """Appends `episodes` to the waiting ones, and starts as many as there are free slots."""
         if episodes is not None:
             self._waiting.append(episodes)
         starting: list[tuple[AdmittedEpisodes, int]] = []
@@ -108,6 +100,7 @@ class Admission:
             else:
                 starting.append((self._waiting[0], index))
         self._num_free -= len(starting)
+        # All of them enter the endpoint before the first one runs and could complete a wave.
         for admitted, index in starting:
             admitted.slots[index] = Slot(
                 admitted.plans[index].episode_id, self.endpoint, self._slot_freed
@@ -127,8 +120,7 @@ class Admission:
 
 
 class AdmittedEpisodes:
-    """Holds the episodes of one rollout. Each plan is run once, unless it is stopped or dropped
-    first."""
+    """The episodes of one rollout. Each plan runs once, unless it is stopped or dropped first."""
 
     def __init__(self, plans: Sequence[WorkflowTask], run: RunEpisode) -> None:
         self.plans = plans
@@ -147,8 +139,7 @@ class AdmittedEpisodes:
         return len(self._waiting)
 
     def next_waiting(self) -> int | None:
-        """Removes the next plan from those that wait and returns its index; None when there is
-        none."""
+        """Removes the first waiting plan and returns its index, or None."""
         index = next(iter(self._waiting), None)
         if index is not None:
             del self._waiting[index]
@@ -156,12 +147,12 @@ class AdmittedEpisodes:
 
     @property
     def is_dropping(self) -> bool:
-        """Returns True while a dropped episode has not left its slot yet."""
+        """Tells whether a dropped episode still has its slot."""
         return any(not self.slots[index].is_free for index in self._dropped & self.slots.keys())
 
     def drop(self, indices: Iterable[int]) -> None:
-        """Cancels these episodes, or does not start them. Episodes whose workflow is over are
-        judged nevertheless."""
+        """Cancels these episodes, or does not start them. Those whose workflow is over are still
+        judged."""
         for index in set(indices) - self._dropped:
             self._dropped.add(index)
             self._waiting.pop(index, None)
@@ -177,9 +168,9 @@ class AdmittedEpisodes:
         self._changed.set()
 
     async def results(self) -> list[Trajectory | None]:
-        """Returns, when no episode runs or waits, the trajectories in the order of the plans; None
-        stands for an episode that did not start. An exception that an episode raises ends the
-        others and is raised here."""
+        """Waits until no episode runs or waits, and returns the trajectories in the order of the
+        plans, with None for episodes that did not start. An exception of an episode ends the others
+        and is raised here."""
         try:
             while self._failure is None and (self.tasks or self._waiting):
                 self._changed.clear()
@@ -196,7 +187,7 @@ class AdmittedEpisodes:
         """Stores the result of an episode whose task is done, and gives its slot back."""
         del self.tasks[index]
         if task.cancelled():
-            pass  # it was cancelled before its first line
+            pass  # before its first line; later, the attempt returns an aborted trajectory
         elif (error := task.exception()) is not None:
             self._failure = self._failure or error
         else:

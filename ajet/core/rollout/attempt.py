@@ -1,26 +1,13 @@
 """Runs one attempt at an episode: the workflow, once, to its end.
 
-An attempt ends in one of these ways:
-
     returns a WorkflowOutput     -> ok (truncated, if a limit refused a call on the way)
     raises                       -> truncated, env_error or agent_error (failure.py)
     runs past its deadline       -> timeout; it is cancelled, and abandoned if it does not end
     is stopped by a person       -> stopped, between two calls of the model (stops.py); likewise
 
-The deadline counts the workflow's own seconds. Waiting for an endpoint that computes in waves does
-not count: there it waits for other episodes, and one that hangs would time out all of them. Nor
-does what a workflow spends in `ModelTuner.pause_deadline`.
-
-The workflow runs as a task of its own, so neither swallowing a cancellation (AgentScope's agents
-do) nor calling `sys.exit` reaches the rollout. A plain `def execute` runs in a thread, where it may
-block; a thread cannot be cancelled, so after its deadline it is abandoned.
-
-An `async def execute` that waits for the model or its environment without `await` would block the
-event loop of all episodes. It is found out at that call: the attempt ends there, and says that it
-must be made again in a thread of its own, as all later ones of its class.
-
-Not covered: other code that blocks the event loop (``time.sleep``) blocks all episodes and cannot
-be interrupted; who makes attempts, and judges them (episode.py).
+A plain `def execute` runs in a thread. An `async def execute` runs on the event loop of all
+episodes. If it waits for the model or its environment without `await`, the attempt ends there, and
+is made again in a thread, as all later ones of its class.
 """
 
 from __future__ import annotations
@@ -56,11 +43,11 @@ MIN_WAIT_S = 0.01
 STOPPED = "the run was stopped"
 OnError = Callable[[BaseException], None]
 _abandoned_tasks: set[asyncio.Task[Any]] = set()
-"""Holds workflows that ignore cancellation, so that they are not collected while they run."""
+"""Workflows that ignore cancellation; without a reference they could be collected as they run."""
 
 
 class TaskEnvironment(Protocol):
-    """Manages the environment of one episode; the end of the ``async with`` releases it."""
+    """The environment of one episode. The end of the ``async with`` releases it."""
 
     async def begin(self, workflow_task: WorkflowTask) -> WorkflowTask:
         """Makes the environment and returns the task with the environment's first messages."""
@@ -71,8 +58,7 @@ class TaskEnvironment(Protocol):
 
 
 class Attempt:
-    """Runs one workflow once, from its first line to its end or its deadline. `run` returns a
-    trajectory that is not judged yet."""
+    """Runs one workflow once, to its end or its deadline; its trajectory is not judged yet."""
 
     def __init__(
         self,
@@ -87,8 +73,7 @@ class Attempt:
         on_error: OnError,
         blocking: set[type[Workflow]],
     ) -> None:
-        """`blocking` holds the classes that have blocked the event loop: the attempt adds its
-        own."""
+        """`blocking` holds the classes that have blocked the event loop; attempts add to it."""
         self._workflow = workflow
         self._workflow_task = workflow_task
         self._recorder = recorder
@@ -117,15 +102,18 @@ class Attempt:
         if self._has_ended:
             return False
         self._stop = stop
-        self._recorder.stop_after(stop.num_calls, self._stopped_now)
+
+        def report_stopped() -> None:
+            if not self._stopped.done():
+                self._stopped.set_result(None)
+
+        self._recorder.stop_after(stop.num_calls, report_stopped)
         return True
 
-    def _stopped_now(self) -> None:
-        if not self._stopped.done():
-            self._stopped.set_result(None)
-
     async def run(self) -> Trajectory:
-        """Runs the workflow in a task of its own and waits for its end or its deadline."""
+        """Runs the workflow and waits for its end or its deadline."""
+        # In a separate task, neither swallowing a cancellation (AgentScope's agents do that) nor
+        # calling `sys.exit` reaches the rollout.
         self.activity.enter()
         task = asyncio.create_task(self._execute())
         self.activity.runs_in(task)
@@ -140,24 +128,28 @@ class Attempt:
             return self._end(self._stop.status, self._stop.reason)
         if not task.done():
             await self._cancel(task)
-            where = "ajet.rollout.episode_timeout_s"
-            return self._end(
-                EpisodeStatus.TIMEOUT, f"not finished within {timeout_s:g} s ({where})"
-            )
-        error = _error_of(task)
+            failure = f"not finished within {timeout_s:g} s (ajet.rollout.episode_timeout_s)"
+            return self._end(EpisodeStatus.TIMEOUT, failure)
+        error: BaseException | None
+        if task.cancelled():
+            error = RuntimeError("the workflow cancelled itself")
+        else:
+            error = task.exception()
         if isinstance(error, BlockingCall):
             self._note_blocking()
         if self._has_blocked:
             self.must_run_in_thread = True
             return self._end(EpisodeStatus.AGENT_ERROR, "it blocked the event loop")
-        return (
-            self._trajectory_of_result(task.result())
-            if error is None
-            else self._trajectory_of_error(error)
-        )
+        if error is not None:
+            return self._trajectory_of_error(error)
+        return self._trajectory_of_result(task.result())
 
     async def _wait(self, task: asyncio.Task[Any]) -> None:
-        """Returns when the workflow is over or stopped, or has used up its own time."""
+        """Returns when the workflow is over or stopped, or has used up its time.
+
+        Waiting for a wave does not count: the workflow waits for other episodes there, and one that
+        hangs would time out all of them. Nor does `ModelTuner.pause_deadline`.
+        """
         timeout_s = self._limits.episode_timeout_s
         ends = {task, self._stopped}
         if timeout_s is None:
@@ -168,6 +160,7 @@ class Attempt:
             used_s = time.perf_counter() - self._started_s - waited_s
             if used_s >= timeout_s:
                 return
+            # Meanwhile it may wait again, so after this many seconds the sum is made anew.
             left_s = max(timeout_s - used_s, MIN_WAIT_S)
             await asyncio.wait(ends, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
 
@@ -180,12 +173,11 @@ class Attempt:
             is_async = inspect.iscoroutinefunction(execute)
             self._in_thread = not is_async or type(self._workflow) in self._blocking
             if is_async and self._in_thread:
-                execute = partial(_run_with_own_loop, execute)
-            result: Any = (
-                await run_in_thread(execute, *arguments, is_workflow=True)
-                if self._in_thread
-                else execute(*arguments)
-            )
+                execute = partial(_run_on_new_loop, execute)
+            if self._in_thread:
+                result: Any = await run_in_thread(execute, *arguments, is_workflow=True)
+            else:
+                result = execute(*arguments)
             return await result if inspect.isawaitable(result) else result
         except SystemExit as error:
             raise RuntimeError(f"the workflow called sys.exit({error.code!r})") from error
@@ -195,18 +187,17 @@ class Attempt:
             raise RuntimeError("the workflow raised KeyboardInterrupt") from error
 
     def _note_blocking(self) -> None:
-        """Notes that the workflow blocks the event loop, unless it is in a thread: then another
-        one does."""
+        """Notes that the workflow blocks the event loop. In a thread it may wait as it likes."""
         if self._in_thread:
             return
         self._has_blocked = True
-        kind = type(self._workflow)
-        if kind not in self._blocking:
-            self._blocking.add(kind)
+        workflow_class = type(self._workflow)
+        if workflow_class not in self._blocking:
+            self._blocking.add(workflow_class)
             logger.warning(
-                "{}.execute is async and waits without await, which would hold up all other "
-                "episodes: each of its episodes runs in a thread of its own; `def execute` says so",
-                kind.__name__,
+                "{}.execute is async and waits without await, which would block all other "
+                "episodes: its episodes run in threads from now on; write `def execute` instead",
+                workflow_class.__name__,
             )
 
     def _trajectory_of_result(self, result: Any) -> Trajectory:
@@ -222,13 +213,16 @@ class Attempt:
 
     def _trajectory_of_error(self, error: BaseException) -> Trajectory:
         if self._recorder.truncation is not None:
-            return self._truncated(self._recorder.truncation, _output_so_far(self._recorder))
+            # A limit stopped the workflow before it returned: the judge gets its last reply.
+            turns = self._recorder.turns
+            answer = turns[-1].reply["content"] if turns else ""
+            output = WorkflowOutput(metadata={"final_answer": answer, "truncated": True})
+            return self._truncated(self._recorder.truncation, output)
         refusal = self._recorder.refused_request
         reason = f"the gateway answered {refusal}" if refusal is not None else None
         if reason is not None:
-            BaseException.add_note(
-                error, reason
-            )  # a client over plain HTTP may have fallen over the answer
+            # A client over plain HTTP may have raised something unrelated about that answer.
+            BaseException.add_note(error, reason)
         if self._debug:
             raise error
         self._on_error(error)
@@ -248,6 +242,7 @@ class Attempt:
     async def _cancel(self, task: asyncio.Task[Any]) -> None:
         self._recorder.close()
         task.cancel()
+        # A thread cannot be cancelled, and a task may ignore it: both are then abandoned.
         _abandoned_tasks.add(task)
         task.add_done_callback(_consume_exception)
         await asyncio.wait({task}, timeout=self._limits.cancel_grace_s)
@@ -267,8 +262,9 @@ class Attempt:
             "workflow_s": time.perf_counter() - self._started_s,
             "model_s": sum(turn.ended_s - turn.started_s for turn in turns),
         }
-        plan, own = self._workflow_task, self._tuner.own_task
-        plan = plan if own is None else replace(plan, task=own)
+        plan = self._workflow_task
+        if self._tuner.own_task is not None:  # ModelTuner.set_task
+            plan = replace(plan, task=self._tuner.own_task)
         return Trajectory(
             plan,
             turns,
@@ -280,20 +276,8 @@ class Attempt:
         )
 
 
-def _output_so_far(recorder: BaseRecorder) -> WorkflowOutput:
-    """Returns an output for a workflow that a limit stopped before it returned: its last reply, for
-    the judge."""
-    reply = recorder.turns[-1].reply["content"] if recorder.turns else ""
-    return WorkflowOutput(metadata={"final_answer": reply, "truncated": True})
-
-
-def _run_with_own_loop(execute: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> Any:
-    """Runs an async `execute` in this thread, on an event loop of its own."""
+def _run_on_new_loop(execute: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> Any:
     return asyncio.run(execute(*arguments))
-
-
-def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
-    return RuntimeError("the workflow cancelled itself") if task.cancelled() else task.exception()
 
 
 def _consume_exception(task: asyncio.Task[Any]) -> None:

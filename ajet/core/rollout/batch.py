@@ -3,21 +3,9 @@
     round 1   tasks 0..3   rewards 1011  1111  0010  0000      two groups without signal: left out
     round 2   tasks 4..5   rewards       0110        0001      a batch of 4 is full
 
-`dynamic_sampling` (DAPO, Yu et al. 2025, arXiv 2503.14476): a group whose valid members all earned
-the same is left out, and as many further tasks are taken as groups are missing, at most
-`max_rounds` times; then the batch stays smaller. `oversampling`: the first round takes more tasks
-than a step needs, and the groups whose rewards vary most are kept. `mask_truncated`: an episode
-that a limit cut, or whose last reply one cut, is left out of the update and of its group's
-baseline.
-
-Groups that are left out are rolled out, judged, recorded and counted, and not trained. Numbers of
-groups continue over the rounds, and groups stay in that order, so seeds, ids and the batch depend
-on no timing.
-
-`baselines` (ReMax): a greedy episode for each group that is kept, with the group's own seeds;
-where it failed, the group has no baseline.
-
-Not covered: how a group's own members are chosen (group.py, failure.py).
+Groups that are left out are judged, recorded and counted like the others, and not trained. Numbers
+of groups continue over the rounds, and groups stay in that order, so seeds, ids and the batch do
+not depend on timing.
 """
 
 from __future__ import annotations
@@ -41,24 +29,31 @@ from ajet.core.task.task import Task
 from ajet.core.trajectory.trajectory import Group, SelectionName, Trajectory
 
 COUNTED_BY_CURSORS = (SelectionName.OVERLONG, SelectionName.DYNAMIC_SAMPLING)
-"""The selections whose episodes still tell a curriculum how hard their task is."""
+"""Selections whose episodes still tell a curriculum how hard their task is."""
 OnRound = Callable[[str, int], None]
 """Called before each round with the name of its phase and the number of its episodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSettings:
-    """Says how the groups of a step are chosen: `train_batch_size` of them, and with `max_rounds`
-    above 0 only groups with signal."""
+    """Says how the `train_batch_size` groups of a step are chosen.
+
+    With `max_rounds` above 0 (dynamic sampling of DAPO, Yu et al. 2025, arXiv 2503.14476), groups
+    whose valid members all earned the same are left out, and replaced in at most so many rounds.
+    With `oversampling` above 1 the first round takes more tasks than a step needs, and the groups
+    whose rewards vary most are kept. `mask_truncated` leaves out episodes that a limit cut, or
+    whose last reply one cut; `refuse_truncated` is an error there. With `has_baselines` (ReMax)
+    each group gets a greedy episode with the group's seeds.
+    """
 
     train_batch_size: int
     num_repeat: int
     redundancy: int = 0
-    max_rounds: int = 0  # rounds of dynamic sampling; 0 turns it off
+    max_rounds: int = 0
     oversampling: float = 1.0
     mask_truncated: bool = False
     refuse_truncated: bool = False
-    has_baselines: bool = False  # ReMax's greedy episodes
+    has_baselines: bool = False
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
@@ -90,15 +85,14 @@ class BatchSettings:
 
     @property
     def num_episodes(self) -> int:
-        """Returns the number of episodes in the first round. Failure rates refer to it, because a
-        later round may be so small that a few failures are most of it."""
+        """Returns the number of episodes in the first round. Failure rates refer to it: in a small
+        later round a few failures would be most of it."""
         return self.first_round * self.group_size
 
 
 @dataclass(frozen=True, slots=True)
 class StepGroups:
-    """Holds all groups of a step, the ones that are left out included, and the groups of greedy
-    baselines."""
+    """Holds all groups of a step, those left out included, and the groups of greedy baselines."""
 
     groups: list[Group]
     baselines: list[Group]
@@ -111,8 +105,8 @@ class StepGroups:
 
 
 class BatchRollout:
-    """Rolls out the groups of one step after another. It takes tasks from the cursor, and tells it
-    how their groups ended; a checkpoint stores the cursor."""
+    """Rolls out the groups of one step after another. It takes tasks from the cursor, which a
+    checkpoint stores, and reports to it how their groups ended."""
 
     def __init__(
         self,
@@ -132,7 +126,7 @@ class BatchRollout:
         self._on_episode = on_episode
 
     async def rollout_step(self, step: int) -> StepGroups:
-        """Rolls out all groups of one step and returns them together."""
+        """Rolls out all groups of one step."""
         settings, started_s = self._settings, time.monotonic()
         groups: list[Group] = []
         for _ in range(max(settings.max_rounds, 1)):
@@ -150,9 +144,8 @@ class BatchRollout:
         return await self._with_baselines(step, groups, started_s)
 
     async def rollout_group(self, step: int, number: int, task: int) -> StepGroups:
-        """Rolls out one group, of the task at index `task` in the data. Steps that take groups as
-        they end use it; they decide themselves which groups to keep and how many rounds to make,
-        and tell the cursor how each one ended."""
+        """Rolls out one group, of the task at index `task` in the data, for steps that take groups
+        as they end: these decide which groups to keep, and report to the cursor, themselves."""
         started_s = time.monotonic()
         request = self._request(step, [self._tasks[task]], [number])
         groups = self._apply_selections(await self._runner.rollout(request, self._on_episode))
@@ -178,8 +171,8 @@ class BatchRollout:
         )
 
     def _apply_selections(self, groups: list[Group]) -> list[Group]:
-        """Returns the groups after `mask_truncated` and dynamic sampling have left members or
-        groups out."""
+        """Returns the groups after `mask_truncated` and dynamic sampling have left out members or
+        groups. The order matters: a group may lose its signal with its cut members."""
         if self._settings.refuse_truncated:
             _refuse_truncated(groups)
         if self._settings.mask_truncated:
@@ -187,8 +180,8 @@ class BatchRollout:
         return [without_signal(group) for group in groups] if self._settings.max_rounds else groups
 
     async def _with_baselines(self, step: int, groups: list[Group], started_s: float) -> StepGroups:
-        """Returns the groups, each with the reward of its greedy episode where the settings ask for
-        one."""
+        """Returns the groups with the rewards of their greedy episodes, if the settings ask for
+        them. A greedy episode that failed leaves its group without a baseline."""
         baselines: list[Group] = []
         if self._settings.has_baselines:
             trained_groups = [group for group in groups if group.valid]
@@ -211,8 +204,8 @@ class BatchRollout:
 
 
 def group_result(task: int, group: Group) -> GroupResult:
-    """Returns how a group of the task at this index ended: what a selection of the batch left out
-    of it counts too."""
+    """Returns how a group of the task at this index ended, for cursors that learn from results.
+    Members that a selection of the batch left out count too."""
     judged = [
         t
         for t in group.trajectories
@@ -223,8 +216,7 @@ def group_result(task: int, group: Group) -> GroupResult:
 
 
 def without_signal(group: Group) -> Group:
-    """Leaves the whole group out of the update unless two of its valid members earned different
-    rewards."""
+    """Leaves the whole group out unless two of its valid members earned different rewards."""
     if group.has_signal or not group.valid:
         return group
     reward = group.valid[0].reward
@@ -233,9 +225,8 @@ def without_signal(group: Group) -> Group:
 
 
 def without_truncated(group: Group) -> Group:
-    """Leaves out the members that a limit cut, or whose last reply one cut. A member with a
-    malformed reply, or one that counts with reward 0 because it failed, has the reward that the
-    config gives it, and stays."""
+    """Leaves out the members that a limit cut, or whose last reply one cut. Those with a malformed
+    reply stay: the config sets their reward."""
     members: list[Trajectory] = []
     for t in group.trajectories:
         reason = f"{t.cut_by} cut it (overlong.mask_truncated)"
@@ -259,18 +250,16 @@ def _is_cut(t: Trajectory) -> bool:
 
 
 def top_by_variance(groups: Sequence[Group], num: int) -> list[Group]:
-    """Keeps the `num` groups whose rewards vary most and leaves the others out; earlier groups win
-    ties."""
-    counted = [(_variance(g), g.group_id) for g in groups if g.valid]
-    ranked = sorted(counted, key=lambda pair: (-pair[0], pair[1]))
-    surplus = {group_id for _, group_id in ranked[num:]}
+    """Keeps the `num` groups whose rewards vary most and leaves the others out."""
+    counted: list[tuple[float, str]] = []
+    for group in groups:
+        if group.valid:
+            rewards = [t.reward for t in group.valid if t.reward is not None]
+            counted.append((-pvariance(rewards) if rewards else 0.0, group.group_id))
+    # Ids sort as the groups are ordered, so earlier groups win ties.
+    surplus = {group_id for _, group_id in sorted(counted)[num:]}
     reason = "the rewards of other groups vary more (ajet.rollout.enable_oversample)"
     return [
         g.leave_out(SelectionName.OVERSAMPLING, reason) if g.group_id in surplus else g
         for g in groups
     ]
-
-
-def _variance(group: Group) -> float:
-    rewards = [t.reward for t in group.valid if t.reward is not None]
-    return pvariance(rewards) if rewards else 0.0

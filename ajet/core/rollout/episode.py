@@ -4,10 +4,7 @@
                        |  ^
                     recorder -> endpoint
 
-An attempt is the workflow, once (attempt.py). One that blocks the event loop of all episodes is
-made again, with the same seeds, in a thread of its own.
-
-Not covered: which episodes run, and when (group.py, admission.py).
+attempt.py runs the workflow once; an episode may need several attempts.
 """
 
 from __future__ import annotations
@@ -45,7 +42,7 @@ from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.request import copy_of, seed_path_of_step
 from ajet.core.rollout.stops import Stop
 from ajet.core.task.task import Task
-from ajet.core.task.workflow_task import Mode, WorkflowOutput, WorkflowTask
+from ajet.core.task.workflow_task import Mode, WorkflowTask
 from ajet.core.trajectory.adapter_choice import AdapterChoice
 from ajet.core.trajectory.base_recorder import BaseRecorder, CallObserver
 from ajet.core.trajectory.chat_recorder import ChatRecorder
@@ -68,8 +65,7 @@ JudgeInGroup = Callable[[Trajectory], Awaitable[Trajectory]]
 
 
 class EpisodeExecutor(Protocol):
-    """Runs single episodes: in this process (`EpisodeRunner`), or in other processes
-    (ajet/cluster)."""
+    """Runs single episodes, in this process (`EpisodeRunner`) or in others (ajet/cluster)."""
 
     async def run(
         self,
@@ -77,9 +73,9 @@ class EpisodeExecutor(Protocol):
         slot: Slot,
         judge_in_group: JudgeInGroup | None = None,
     ) -> Trajectory:
-        """Runs the episode to its end and judges it. Whatever the user's code does becomes the
-        trajectory's status. `slot` is notified when the workflow is over. `judge_in_group` is
-        called instead of a judge that compares whole groups."""
+        """Runs the episode to its end and judges it; failures of user code become its status.
+        `slot` is notified when the workflow is over. `judge_in_group` is called if the judge
+        compares whole groups."""
         ...
 
     def calls(self) -> Mapping[str, CurrentCall]:
@@ -91,24 +87,22 @@ class EpisodeExecutor(Protocol):
         ...
 
     def set_stops(self, stops: Mapping[str, Stop]) -> None:
-        """Sets the stops of attempts that have not begun: those of an earlier attempt of the
-        run."""
+        """Sets the stops that an earlier attempt of the run decided; they apply again."""
         ...
 
 
 class EnvironmentHost(Protocol):
-    """Provides an environment for each episode of its kind of task (tools/env_service/host.py)."""
+    """Provides environments for the tasks that need one (tools/env_service/host.py)."""
 
     def episode(self, workflow_task: WorkflowTask) -> TaskEnvironment | None:
-        """Returns the environment of an episode that has not started; None for another kind of
-        task."""
+        """Returns the environment of an episode that has not started; None if it needs none."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeParts:
-    """Holds what differs between the modes: what makes an episode's workflow, who judges it (None:
-    its workflow rewards it), and how the model is sampled."""
+    """Holds what differs between the modes: the factory of workflows, the judge (None: workflows
+    reward themselves), and the sampling."""
 
     workflow: Callable[[Task], Workflow]
     judge: BaseJudge | None
@@ -127,7 +121,7 @@ class EpisodeRunner:
         endpoint: ModelEndpoint | ChatEndpoint,
         template: ChatTemplate | None = None,
         parser: ToolParser | None = None,
-        of_mode: Callable[[Mode], EpisodeParts],
+        parts_for: Callable[[Mode], EpisodeParts],
         limits: RolloutLimits,
         run_seed: int,
         gateway: Gateway | None = None,
@@ -138,25 +132,25 @@ class EpisodeRunner:
         observe: Callable[[WorkflowTask], CallObserver] | None = None,
         adapters: AdapterChoice | None = None,
     ) -> None:
-        """Stores the parts that every episode shares, and `of_mode`, which returns those of a
-        mode. `debug` lets exceptions of the workflow and
-        the judge through unchanged, and drops the deadline, because a person may be at a
-        breakpoint. `environments` gives each task of its kind an environment, until the episode is
-        judged. `on_error` is called with each exception that becomes a status. `observe` is called
-        as an episode begins, and returns what is told of its calls. `adapters` chooses each call's
-        adapter, where the run has several."""
+        """Stores what every episode shares, and `parts_for`, which returns what a mode has.
+
+        `debug` raises exceptions of the workflow and the judge unchanged, and drops the deadline,
+        because a person may be at a breakpoint. `on_error` is called with each exception that
+        becomes a status. `observe` is called as an episode begins, and returns an observer of its
+        calls. `adapters` chooses the adapter of each call, where the run has several.
+        """
         self.endpoint = None if isinstance(endpoint, ChatEndpoint) else endpoint
         self._chat_endpoint = endpoint if isinstance(endpoint, ChatEndpoint) else None
         self._template = template
         self._parser = parser
-        self.of_mode = functools.cache(of_mode)
+        self.parts_for = functools.cache(parts_for)
         self.limits = replace(limits, episode_timeout_s=None) if debug else limits
         self.run_seed = run_seed
         self._gateway = gateway
         self._config = config
         self.debug = debug
         self._environments = environments
-        self.on_error = on_error or _ignore
+        self.on_error = on_error or (lambda error: None)
         self._observe = observe
         self._adapters = adapters
         self._running: dict[str, Attempt] = {}
@@ -170,8 +164,8 @@ class EpisodeRunner:
         slot: Slot,
         judge_in_group: JudgeInGroup | None = None,
     ) -> Trajectory:
-        """Implements `EpisodeExecutor.run`. With the failure policy ``retry`` an episode that fails
-        is run again, with seeds of its own; the failed attempts are kept in the trajectory."""
+        """Implements `EpisodeExecutor.run`. With the failure policy ``retry`` a failed episode runs
+        again with other seeds; the failed attempts are kept in the trajectory."""
         if plan.mode == "train" and self._chat_endpoint is not None:
             raise ConfigError(
                 "a chat endpoint shows no token ids: evaluate it, it cannot train",
@@ -192,12 +186,13 @@ class EpisodeRunner:
                     activity = attempt.activity
                     trajectory = await attempt.run()
                     if attempt.must_run_in_thread:
+                        # Not a retry: the same seeds, and no failure is counted.
                         await resources.aclose()
                         continue
                 if trajectory.status not in RETRIED or len(failed) == retries:
                     break
                 failed.append(trajectory)
-                await resources.aclose()
+                await resources.aclose()  # the next attempt gets a new environment
                 first = failed[0].episode_id
                 plan = replace(plan, episode_id=f"{first}-r{len(failed)}")
                 slot.renew(plan.episode_id)
@@ -213,7 +208,7 @@ class EpisodeRunner:
         return {name: attempt.activity.now() for name, attempt in list(self._running.items())}
 
     def stop(self, episode_id: str, stop: Stop) -> bool:
-        """Implements `EpisodeExecutor.stop`. A verdict that is awaited is not stopped."""
+        """Implements `EpisodeExecutor.stop`. An episode that is being judged is not stopped."""
         attempt = self._running.get(episode_id)
         return attempt is not None and attempt.stop(stop)
 
@@ -222,25 +217,25 @@ class EpisodeRunner:
         self._stops = stops
 
     def _add_running(self, attempt: Attempt, resources: AsyncExitStack) -> None:
-        """Adds the attempt to those that run, until `resources` are closed after its verdict. One
-        that was stopped in an earlier attempt of the run is stopped again."""
+        """Registers the attempt until `resources` are closed after its verdict. It is stopped if it
+        was stopped in an earlier attempt of the run."""
         name = attempt.activity.episode_id
         self._running[name] = attempt
         resources.callback(self._running.pop, name, None)
         if (stop := self._stops.get(name)) is not None:
-            logger.info(f"{name}: {stop.reason}, in an earlier attempt of the run: so it is again")
+            logger.info(f"{name}: {stop.reason}, in an earlier attempt of the run, and so again")
             attempt.stop(stop)
 
     def _attempt(
         self, plan: WorkflowTask, number: int, resources: AsyncExitStack
     ) -> Attempt | Trajectory:
-        """Returns the attempt with this number, ready to run, or the trajectory of an episode whose
-        workflow cannot be made. `resources` releases its environment."""
+        """Returns an attempt that is ready to run, or the trajectory of an episode whose workflow
+        cannot be made. `resources` releases its environment."""
         try:
-            workflow = self.of_mode(plan.mode).workflow(plan.task)
+            workflow = self.parts_for(plan.mode).workflow(plan.task)
             recorder = self._recorder(plan, number, workflow)
         except AjetError:
-            raise  # no workflow for this task is the config's mistake, not the episode's
+            raise  # the config's mistake, for example an agent_name that is not registered
         except Exception as error:
             if self.debug:
                 raise
@@ -263,8 +258,8 @@ class EpisodeRunner:
         )
 
     async def _release(self, workflow: Workflow, plan: WorkflowTask) -> None:
-        """Calls the workflow's `after_verdict`. The episode has its verdict by then, so what is
-        raised there, and what takes longer than `RELEASE_S`, is logged."""
+        """Calls the workflow's `after_verdict`. The verdict stands, so an exception there, or more
+        than `RELEASE_S` seconds, is only logged."""
         try:
             async with asyncio.timeout(RELEASE_S):
                 await workflow.after_verdict()
@@ -275,9 +270,11 @@ class EpisodeRunner:
 
     def _recorder(self, plan: WorkflowTask, number: int, workflow: Workflow) -> BaseRecorder:
         path = (*seed_path_of_step(plan.mode, plan.step), plan.task_batch_index)
+        sampling_modes: dict[Decoding, Mode] = {"greedy": "baseline", "sampled": "train"}
+        mode = plan.mode if plan.decoding is None else sampling_modes[plan.decoding]
         episode: dict[str, Any] = {
             "limits": self.limits,
-            "sampling": self._sampling(plan),
+            "sampling": self.parts_for(mode).sampling,
             "episode_id": plan.episode_id,
             "seed_path": (self.run_seed, "rollout", *path, plan.rollout_index, number),
             "trainable_targets": workflow.trainable_targets,
@@ -297,47 +294,42 @@ class EpisodeRunner:
             **episode,
         )
 
-    def _sampling(self, plan: WorkflowTask) -> SamplingParams:
-        modes: dict[Decoding, Mode] = {"greedy": "baseline", "sampled": "train"}
-        return self.of_mode(plan.mode if plan.decoding is None else modes[plan.decoding]).sampling
-
     async def _judge_output(
         self, trajectory: Trajectory, judge_in_group: JudgeInGroup | None
     ) -> Trajectory:
-        """Returns the trajectory with its reward, or unchanged where there is no output to judge,
-        or nobody who gives a reward and none is needed."""
+        """Returns the trajectory with its reward. It stays unchanged without an output, and if
+        nobody gives a reward and none is needed."""
         plan, output = trajectory.workflow_task, trajectory.output
         if output is None:
             return trajectory
-        judge = self.of_mode(plan.mode).judge
-        nobody_gives_one = judge is None and output.reward is None
-        if nobody_gives_one and plan.mode != "eval" and not self.limits.needs_reward:
+        judge = self.parts_for(plan.mode).judge
+        has_no_reward = judge is None and output.reward is None
+        if has_no_reward and plan.mode != "eval" and not self.limits.needs_reward:
             return trajectory
         if trajectory.is_malformed:
             reward = self.limits.malformed.reward
             breakdown = {"malformed": reward}
             return replace(trajectory, reward=reward, is_success=False, reward_breakdown=breakdown)
-        if judge is None and trajectory.outcome is EpisodeStatus.TRUNCATED:
-            output = _zero_reward_if_none(output)
+        if has_no_reward and trajectory.outcome is EpisodeStatus.TRUNCATED:
+            # A workflow that rewards itself, but was cut before it could, has earned nothing.
+            output = copy.copy(output)
+            output.reward, output.is_success = 0.0, False
             trajectory = replace(trajectory, output=output)
         if output.reward is None and judge_in_group is not None:
             with in_call(GROUP_JUDGE):
                 return await judge_in_group(trajectory)
-        return await with_verdict(trajectory, self._verdict(judge, plan, output), self, self.limits)
 
-    async def _verdict(
-        self, judge: BaseJudge | None, plan: WorkflowTask, output: WorkflowOutput
-    ) -> Verdict:
-        # Without a judge the workflow's own reward is only checked.
-        call = nullcontext() if judge is None else in_call(f"judge {type(judge).__name__}")
-        with call:
-            async with self._judge_slots:
-                return await verdict(judge, plan, output, self.limits.episode_timeout_s)
+        async def ask_judge() -> Verdict:
+            # Without a judge the workflow's own reward is only checked.
+            with nullcontext() if judge is None else in_call(f"judge {type(judge).__name__}"):
+                async with self._judge_slots:
+                    return await verdict(judge, plan, output, self.limits.episode_timeout_s)
+
+        return await with_verdict(trajectory, ask_judge(), self, self.limits)
 
 
 class JudgeErrors(Protocol):
-    """Says what happens to a judge's exception: it is raised (`debug`), or reported and made a
-    status."""
+    """What to do with a judge's exception: raise it (`debug`), or report it and set a status."""
 
     @property
     def debug(self) -> bool: ...
@@ -351,9 +343,8 @@ async def with_verdict(
     errors: JudgeErrors,
     limits: RolloutLimits,
 ) -> Trajectory:
-    """Returns the trajectory with the verdict that `pending_verdict` gives, or with the status of
-    the judge's failure. A success that nobody has stated is a reward of at least
-    `limits.success_threshold`."""
+    """Returns the trajectory with its verdict, or with the status of the judge's failure. A verdict
+    without a success counts as one from the reward `limits.success_threshold` on."""
     assert trajectory.output is not None
     source = "judge" if trajectory.output.reward is None else "workflow"
     started_s = time.perf_counter()
@@ -384,19 +375,6 @@ async def with_verdict(
 
 
 def awaits_group_verdict(trajectory: Trajectory) -> bool:
-    """Returns True if a group judge has still to give the reward."""
+    """Tells whether the reward is still to come from a group judge."""
     output = trajectory.output
     return output is not None and output.reward is None and trajectory.reward is None
-
-
-def _zero_reward_if_none(output: WorkflowOutput) -> WorkflowOutput:
-    """Returns the output with reward 0 if it has none: a workflow that rewards itself, but was cut
-    before it could, has earned nothing."""
-    if output.reward is None:
-        output = copy.copy(output)
-        output.reward, output.is_success = 0.0, False
-    return output
-
-
-def _ignore(_error: BaseException) -> None:
-    """Does nothing: the trajectory's status tells enough."""

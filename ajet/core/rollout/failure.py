@@ -1,8 +1,7 @@
 """Turns an episode's failure into a status, and applies the failure policy to its group.
 
-mask        the episode stays in the record and out of the update; the group's baseline is that
-            of the others
-retry       it is run again with other seeds, at most `max_retries` times, then masked
+mask        the episode is recorded, but not trained; the group's baseline is that of the others
+retry       it runs again with other seeds, at most `max_retries` times, then it is masked
             (not after a judge's error: another answer would not repair the judge)
 drop_group  the whole group is left out
 zero        it counts with reward 0, as a truncated episode
@@ -58,8 +57,8 @@ def check_failure_rate(failed: Sequence[Trajectory], total: int, max_rate: float
 
 
 def descriptors_line(groups: Sequence[Group]) -> str | None:
-    """Returns one line that says how many episodes failed because no file descriptor was left, and
-    what to do; None when none did."""
+    """Returns how many episodes failed because no file descriptor was left, and what to do, in one
+    line; None if none did."""
     trajectories = [t for group in groups for t in group.trajectories]
     num_failed = sum(has_failed(t) and NONE_LEFT in (t.error or "") for t in trajectories)
     if not num_failed:
@@ -72,8 +71,8 @@ def descriptors_line(groups: Sequence[Group]) -> str | None:
 
 
 def failures_line(groups: Sequence[Group]) -> str | None:
-    """Returns one line that counts the failed episodes by status and quotes the first error; None
-    when none failed."""
+    """Counts the failed episodes by status and quotes the first error, in one line; None if none
+    failed."""
     trajectories = [t for group in groups for t in group.trajectories]
     failed = [t for t in trajectories if has_failed(t)]
     if not failed:
@@ -89,17 +88,17 @@ def _failure_counts(failed: Sequence[Trajectory], total: int) -> str:
 
 
 def apply_policy(group: Group, policy: FailurePolicy) -> Group:
-    """Returns the group as the update is to see it under this failure policy."""
+    """Returns the group with what the failure policy decides about its failed members."""
     failed = [t for t in group.trajectories if has_failed(t)]
     if not failed or policy in ("mask", "retry"):
         return group
     if policy == "drop_group":
         reason = f"group dropped: {failed[0].episode_id} ended as {failed[0].outcome}"
         return group.leave_out(SelectionName.DROP_GROUP, reason)
-    members = (_as_zero(t) if has_failed(t) else t for t in group.trajectories)
+    members: list[Trajectory] = []
+    for t in group.trajectories:
+        if has_failed(t):
+            counted = Selection(SelectionName.ZERO, f"{t.error} (counts as reward 0)")
+            t = replace(t, selection=counted, reward=0.0, is_success=False)
+        members.append(t)
     return replace(group, trajectories=tuple(members))
-
-
-def _as_zero(t: Trajectory) -> Trajectory:
-    counted = Selection(SelectionName.ZERO, f"{t.error} (counts as reward 0)")
-    return replace(t, selection=counted, reward=0.0, is_success=False)

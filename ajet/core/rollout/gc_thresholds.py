@@ -4,8 +4,7 @@
         …            # a young collection every 50,000 objects, not every 700
 
 Agent frameworks make many objects that live as long as their episode. With Python's thresholds each
-is visited again and again, together with the rest of a large process: a quarter of LangGraph's CPU
-time. Almost all are freed by their reference counts anyway.
+is visited again and again: a quarter of LangGraph's CPU time. Reference counts free almost all.
 """
 
 import gc
@@ -17,8 +16,7 @@ THRESHOLDS = (50_000, 20, 100)
 
 @contextmanager
 def infrequent_gc() -> Iterator[None]:
-    """Raises the collection thresholds within the block and restores them after it; a collector
-    that is off stays off."""
+    """Raises the collection thresholds within the block; a collector that is off stays off."""
     before = gc.get_threshold()
     if before[0] == 0:  # collection is off
         yield

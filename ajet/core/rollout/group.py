@@ -2,10 +2,8 @@
 
     request -> plans -> admission -> one episode each -> judged -> groups -> failure policy
 
-Groups and their members come back in the order of the tasks, whichever ended first. Only the run's
-own limits (`max_failure_rate`), a mistake in the config, or ``debug=True`` let an error out.
-
-A group with `redundancy` starts more members than it needs and ends with the first that are done:
+Groups and their members come back in the order of the tasks. A group with `redundancy` starts more
+members than it needs and ends with the first that are done:
 
     num_repeat 2, redundancy 2       wave 1   wave 2   wave 3
     member 0                         ──────── ──────── end          surplus: ended too late
@@ -13,14 +11,9 @@ A group with `redundancy` starts more members than it needs and ends with the fi
     member 2                         ──────── ──────── (stopped)    aborted
     member 3                         end                            kept
 
-Members are stopped before a wave, when every episode waits or has left. Which of them have ended by
-then does not depend on how long a tool or a judge took. Members that end in the same wave count by
-their index in the group. Where the endpoint has no waves, they are stopped at once. "Ended" means
-that the workflow is over, judged or not: a wave does not wait for a judge.
-
-A judge that compares groups is called once for each group, when its last member has ended.
-
-Not covered: one episode (episode.py); what the selection does to the batch (record/selection.py).
+Members are stopped before a wave, when every episode waits or has left: which of them have ended by
+then does not depend on how long a tool took. "Ended" means that the workflow is over, judged or
+not. Without waves they are stopped at once.
 """
 
 from __future__ import annotations
@@ -47,7 +40,7 @@ from ajet.core.rollout.episode import (
 )
 from ajet.core.rollout.failure import apply_policy, check_failure_rate, has_failed
 from ajet.core.rollout.gc_thresholds import infrequent_gc
-from ajet.core.rollout.limits import FailurePolicy, RolloutLimits
+from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.request import EpisodeJournal, OnEpisode, RolloutRequest
 from ajet.core.rollout.watch import RolloutWatch
 from ajet.core.shared_call import SharedCall
@@ -75,8 +68,8 @@ class GroupRunner:
         on_error: OnError | None = None,
         journal: EpisodeJournal | None = None,
     ) -> None:
-        """Stores the parts that all requests share. `judge` is called here if it compares groups;
-        other judges are the executor's. Episodes that `journal` holds are not run again."""
+        """Stores what all requests share. `judge` is called here if it compares groups; the
+        executor calls other judges. Episodes that `journal` holds are not run again."""
         self.executor = executor
         self.admission = admission
         self.limits = limits
@@ -95,7 +88,7 @@ class GroupRunner:
     def from_episode_runner(
         cls, runner: EpisodeRunner, judge: BaseJudge | None = None
     ) -> GroupRunner:
-        """Returns a runner whose episodes run in this process; `judge` is the run's."""
+        """Returns a runner whose episodes run in this process."""
         return cls(
             runner,
             Admission(runner.limits.max_env_worker, runner.endpoint),
@@ -107,8 +100,7 @@ class GroupRunner:
         )
 
     def with_journal(self, journal: EpisodeJournal) -> GroupRunner:
-        """Returns a runner that shares this one's executor and slots, and stores its episodes in
-        `journal`."""
+        """Returns a runner that shares executor and slots, and stores its episodes in `journal`."""
         runner = copy.copy(self)
         runner._journal, runner._running = journal, set()
         return runner
@@ -116,14 +108,14 @@ class GroupRunner:
     async def rollout(
         self, request: RolloutRequest, on_episode: OnEpisode | None = None
     ) -> list[Group]:
-        """Runs the episodes of the request and returns them as groups. `on_episode` is called as
-        each episode ends. The failure policy is applied to training groups only; an evaluation
-        shows what happened."""
+        """Runs the episodes of the request and returns them as groups; `on_episode` is called as
+        each one ends. The failure policy applies to training only: an evaluation shows what
+        happened. Raises `RunFailed` if too many episodes fail."""
         running = GroupsInProgress(self, request, on_episode, self._journal)
         episodes = AdmittedEpisodes(running.plans, running.run_member)
         self._running.add(episodes)
         try:
-            # A person at a breakpoint holds up nobody.
+            # With `debug` a person may be at a breakpoint: there is nobody to report as late.
             watching = nullcontext() if self.debug else self.watch
             with watching, infrequent_gc(), running.early_stop.active(episodes, self.admission):
                 self.admission.admit(episodes)
@@ -152,7 +144,7 @@ class GroupRunner:
 
 
 class GroupsInProgress:
-    """Holds the groups of one request while their episodes run."""
+    """The groups of one request while their episodes run."""
 
     def __init__(
         self,
@@ -175,10 +167,13 @@ class GroupsInProgress:
         self._failed: list[Trajectory] = []
 
     async def run_member(self, plan: WorkflowTask, slot: Slot) -> Trajectory:
-        """Runs one episode, judges it, reports it, and counts it if it failed."""
+        """Runs one episode and reports it. Raises `RunFailed` after too many failures."""
 
         def workflow_ended(status: EpisodeStatus) -> None:
-            if will_be_valid(status, self._runner.limits.failure_policy):
+            # Only a member that will be valid, unless its judge fails, completes its group.
+            counts_as_zero = self._runner.limits.failure_policy == "zero"
+            has_succeeded = status in (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)
+            if has_succeeded or (counts_as_zero and status is not EpisodeStatus.ABORTED):
                 self.early_stop.ended(plan)
 
         slot.set_workflow_end_callback(workflow_ended)
@@ -212,31 +207,28 @@ class GroupsInProgress:
             self._on_episode(trajectory)
 
     def groups(self, results: Sequence[Trajectory | None]) -> list[Group]:
-        """Returns the groups of these results, which are in the order of the plans; None stands for
-        an episode that never started."""
-        members = [
-            self.early_stop.mark_stopped(
-                Trajectory(plan, (), EpisodeStatus.ABORTED, failure=STOPPED)
-            )
-            if trajectory is None
-            else trajectory
-            for plan, trajectory in zip(self.plans, results, strict=True)
-        ]
-        size = self._request.group_size
-        groups = [
-            Group(group_id, tuple(members[index * size : (index + 1) * size]), task)
-            for index, (group_id, task) in enumerate(
-                zip(self._request.group_ids, self._request.tasks, strict=True)
-            )
-        ]
-        if self._request.mode != "train":
-            return groups
-        policy = self._runner.limits.failure_policy
-        return [self.early_stop.select(apply_policy(group, policy)) for group in groups]
+        """Returns the groups of these results, which are in the order of the plans, with None for
+        episodes that never started."""
+        members: list[Trajectory] = []
+        for plan, trajectory in zip(self.plans, results, strict=True):
+            if trajectory is None:
+                aborted = Trajectory(plan, (), EpisodeStatus.ABORTED, failure=STOPPED)
+                trajectory = self.early_stop.mark_stopped(aborted)
+            members.append(trajectory)
+        request, size = self._request, self._request.group_size
+        groups: list[Group] = []
+        for index, group_id in enumerate(request.group_ids):
+            start = index * size
+            group = Group(group_id, tuple(members[start : start + size]), request.tasks[index])
+            if request.mode == "train":
+                group = apply_policy(group, self._runner.limits.failure_policy)
+                group = self.early_stop.select(group)
+            groups.append(group)
+        return groups
 
 
 class EarlyStop:
-    """Stops the members of a group that has `num_needed` members already."""
+    """Stops the other members of a group once `num_needed` have ended."""
 
     def __init__(
         self,
@@ -245,14 +237,15 @@ class EarlyStop:
         *,
         on_stopped: Callable[[WorkflowTask], None],
     ) -> None:
-        """Stores the plans by group. `on_stopped` is called for members that are stopped or never
-        start."""
+        """`on_stopped` is called for members that are stopped or never start."""
         self._plans = plans
         self._num_needed = num_needed
         self._on_stopped = on_stopped
-        self._members: defaultdict[str, list[int]] = defaultdict(list)
+        self._members: defaultdict[str, list[int]] = defaultdict(list)  # indices of plans
         for index, plan in enumerate(plans):
             self._members[plan.group_id].append(index)
+        # By group: the order of each member's end. Members that end in one wave share a number, so
+        # that the order does not depend on timing; their index in the group decides between them.
         self._ended: defaultdict[str, dict[int, int]] = defaultdict(dict)
         self._to_stop: list[str] = []
         self._stopped: set[tuple[str, int]] = set()
@@ -262,7 +255,7 @@ class EarlyStop:
 
     @contextmanager
     def active(self, episodes: AdmittedEpisodes, admission: Admission) -> Iterator[None]:
-        """Stops members of complete groups within the block: before each wave, or at once where the
+        """Stops members of complete groups within the block: before each wave, or at once if the
         endpoint has no waves."""
         self._episodes = episodes
         waves = admission.waves
@@ -276,7 +269,7 @@ class EarlyStop:
                 waves.set_wave_check(None)
 
     def ended(self, plan: WorkflowTask) -> None:
-        """Reports that this member's workflow is over; its slot is not free yet."""
+        """Reports that a member's workflow is over; its slot is not free yet."""
         ended = self._ended[plan.group_id]
         ended[plan.rollout_index] = self._end_order
         if len(ended) == self._num_needed:
@@ -286,8 +279,7 @@ class EarlyStop:
             self._stop_surplus()
 
     def mark_stopped(self, trajectory: Trajectory) -> Trajectory:
-        """Returns the trajectory; if the member was stopped or not started, it is left out with the
-        reason."""
+        """Returns the trajectory, left out with the reason if the member was stopped here."""
         member = (trajectory.group_id, trajectory.workflow_task.rollout_index)
         if trajectory.outcome is not EpisodeStatus.ABORTED or member not in self._stopped:
             return trajectory
@@ -298,7 +290,7 @@ class EarlyStop:
         return first_members(group, self._ended[group.group_id], self._num_needed)
 
     def _before_wave(self) -> bool:
-        """Returns True if the wave may start: no member is being cancelled."""
+        """Returns True if the wave may start: no cancelled member still has its slot."""
         assert self._episodes is not None
         self._stop_surplus()
         if self._episodes.is_dropping:
@@ -307,7 +299,7 @@ class EarlyStop:
         return True
 
     def _stop_surplus(self) -> None:
-        """Stops all members of complete groups whose workflow is not over."""
+        """Stops the members of complete groups whose workflow is not over."""
         assert self._episodes is not None
         for group_id in self._to_stop:
             members, ended = self._members[group_id], self._ended[group_id]
@@ -320,9 +312,8 @@ class EarlyStop:
 
 
 def first_members(group: Group, ended: Mapping[int, int], num_needed: int) -> Group:
-    """Returns the group with its first `num_needed` valid members. `ended` maps each member's index
-    to the position of its end among the others'; members that ended in one wave share a
-    position."""
+    """Returns the group with its first `num_needed` valid members; the others are left out. `ended`
+    maps a member's index to the order of its end."""
     index_of = {t.episode_id: t.workflow_task.rollout_index for t in group.valid}
     order = sorted(index_of, key=lambda name: (ended[index_of[name]], index_of[name]))
     surplus = set(order[num_needed:])
@@ -334,10 +325,8 @@ def first_members(group: Group, ended: Mapping[int, int], num_needed: int) -> Gr
 
 
 class GroupJudging:
-    """Calls a group judge once for each group of `group_size` members, when all have ended.
-
-    Members that wait for the verdict hold no slot. At most `max_env_worker` calls run at once.
-    """
+    """Calls a group judge once for each group, when all of its members have ended. Members that
+    wait for the verdict hold no slot; at most `max_env_worker` calls run at once."""
 
     def __init__(
         self,
@@ -354,16 +343,11 @@ class GroupJudging:
 
     async def judge_member(self, trajectory: Trajectory) -> Trajectory:
         """Returns the trajectory with its verdict, once the group is complete."""
-        return await with_verdict(
-            trajectory,
-            self._verdict(trajectory),
-            self._errors,
-            self._limits,
-        )
+        verdict = self._verdict(trajectory)
+        return await with_verdict(trajectory, verdict, self._errors, self._limits)
 
     def leave_out(self, plan: WorkflowTask) -> None:
-        """Lets the other members no longer wait for this one. A second call for a member has no
-        effect."""
+        """Makes the other members no longer wait for this one. Further calls have no effect."""
         if self._judge is not None:
             self._groups[plan.group_id].mark_ended(plan.rollout_index)
 
@@ -374,7 +358,7 @@ class GroupJudging:
         group.members[task.rollout_index] = (task, output)
         group.mark_ended(task.rollout_index)
         await group.is_complete.wait()
-        if group.call is None:
+        if group.call is None:  # the first member to wake up calls the judge for all
             group.call = SharedCall(self._ask(group))
         return (await group.call.result())[task.rollout_index]
 
@@ -391,7 +375,7 @@ class GroupJudging:
 
 @dataclass
 class _JudgedGroup:
-    """Holds the members to be judged, by their index, and the one call that judges them."""
+    """The members to be judged, by their index, and the one call that judges them."""
 
     num_members: int
     ended: set[int] = field(default_factory=set)
@@ -406,18 +390,9 @@ class _JudgedGroup:
             self.is_complete.set()
 
 
-def will_be_valid(status: EpisodeStatus, policy: FailurePolicy) -> bool:
-    """Returns True if an episode whose workflow ended with this status will be valid, unless the
-    judge fails."""
-    if status is EpisodeStatus.ABORTED:
-        return False
-    return policy == "zero" or status in (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)
-
-
 def has_trained_agent(groups: Sequence[Group]) -> bool:
-    """Returns True if a call of the model was made for training. Raises ConfigError where agents
-    call the model and none of them is trained. Only the first step is checked: in later ones the
-    same may happen by chance."""
+    """Returns True if the model was called at all. Raises ConfigError if agents call it and none of
+    them is trained. Only the first step is checked: later it may happen by chance."""
     turns = [turn for group in groups for t in group.trajectories for turn in t.turns]
     if turns and not any(turn.trainable for turn in turns):
         names = sorted({turn.agent_name for turn in turns} | {turn.target_tag for turn in turns})

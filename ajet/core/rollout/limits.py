@@ -1,4 +1,4 @@
-"""Defines how many episodes run at once, how long each may take, and what a failure leads to."""
+"""The limits of a rollout: episodes at once, their time, and what a failure leads to."""
 
 from dataclasses import dataclass
 from typing import Literal, Self
@@ -16,17 +16,14 @@ DriftCheck = Literal["none", "first", "all"]
 class RolloutLimits(EpisodeLimits):
     """Holds the limits of one episode and those of the whole rollout.
 
-    `episode_timeout_s` counts from the start of the workflow, without the time in which the
-    in-process engine makes it wait (see attempt.py); `max_wave_wait_s` bounds how long a wave waits
-    for one of its calls (watch.py). A workflow that still runs `cancel_grace_s`
-    after it was cancelled is abandoned. `failure_policy` (see failure.py) says what happens to a
-    failed episode; `max_retries` belongs to ``retry``. The run fails when more than
-    `max_failure_rate` of a rollout's episodes failed. `check_drift` says in which members of a
-    group the prompts are compared with a fresh render. An episode succeeds from the reward
-    `success_threshold` on where neither its workflow nor its judge says whether it does. Its
-    `log_metrics` need the `reward_names` (gdpo). Unless it `needs_reward`, an episode of training
-    that neither its workflow nor a judge rewards stays without a reward, and is no failure. `hint`
-    is what a teacher is shown of each task of training (trajectory/hint.py).
+    `episode_timeout_s` counts from the start of the workflow, without waiting for waves
+    (attempt.py). `max_wave_wait_s` bounds how long a wave waits for one episode (watch.py). A
+    workflow that still runs `cancel_grace_s` after it was cancelled is abandoned. The run fails if
+    more than `max_failure_rate` of a rollout's episodes fail. `check_drift` says in which members
+    of a group prompts are compared with a fresh render. `success_threshold` is the reward from
+    which an episode succeeds, if neither workflow nor judge says so. `reward_names` must be in its
+    `log_metrics` (gdpo). Without `needs_reward` an episode of training that nobody rewards is not a
+    failure. `hint` is what a teacher is shown of each task of training (trajectory/hint.py).
     """
 
     max_env_worker: int = 64
@@ -48,7 +45,7 @@ class RolloutLimits(EpisodeLimits):
         ajet = config.ajet
         data, rollout, algorithm = ajet.data, ajet.rollout, ajet.trainer_common.algorithm
         sections = (data, rollout, rollout.multi_turn, ajet.context_tracker, ajet.task_judge)
-        own = {
+        computed = {
             "reward_names": tuple(
                 algorithm.reward_weights if algorithm.estimator.compares_named_rewards else ()
             ),
@@ -60,8 +57,8 @@ class RolloutLimits(EpisodeLimits):
                 reward=rollout.agent_madness_reward,
             ),
         }
-        return cls(**same_named(cls, *sections) | own)
+        return cls(**same_named(cls, *sections) | computed)
 
     def checks_drift(self, rollout_index: int) -> bool:
-        """Returns True if the prompts of this member of its group are compared."""
+        """Tells whether the prompts of this member of its group are compared."""
         return self.check_drift == "all" or (self.check_drift == "first" and rollout_index == 0)

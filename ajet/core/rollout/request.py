@@ -1,10 +1,10 @@
-"""Describes which episodes a rollout runs: their ids, order and seeds, all fixed before any starts.
+"""Which episodes a rollout runs: their ids, order and seeds, all fixed before any starts.
 
     RolloutRequest(tasks, step=12, mode="train", num_repeat=8).plans(run_seed)
 
     step 12, group 3, member 1 of training  ->  000012-train-0003-01
 
-Episode ids sort as the episodes are ordered. Not covered: running them (group.py).
+Episode ids sort as the episodes are ordered.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ OnEpisode = Callable[[Trajectory], None]
 
 
 class RolloutDisplay(Protocol):
-    """Shows a person what goes on in a rollout."""
+    """Shows a person what happens in a rollout."""
 
     def waiting(self, text: str) -> None:
         """Shows who is waited for, until it is called with an empty text."""
         ...
 
     def in_flight(self, calls: Mapping[str, CurrentCall]) -> None:
-        """Shows what each running episode does; nothing where none runs any more."""
+        """Shows what each running episode does."""
         ...
 
 
@@ -44,10 +44,9 @@ class RolloutRequest:
     """Asks for `num_repeat` episodes of each task, as part of one step of one mode.
 
     `redundancy` further episodes start in each group, which then ends with `num_repeat` of them
-    (group.py). `numbers` are the groups' indices in the step, where a step has several rollouts;
-    None counts from 0. `failure_rate_total` is the number of episodes that `max_failure_rate` is a
-    share of; None takes this rollout's own number. `decoding` replaces the sampling parameters of
-    the mode (`WorkflowTask.decoding`).
+    (group.py). `numbers` are the groups' indices in the step, if it has several rollouts; None
+    counts from 0. `failure_rate_total` is the number of episodes that `max_failure_rate` refers to;
+    None stands for those of this rollout. `decoding` replaces the sampling parameters of the mode.
     """
 
     tasks: Sequence[Task]
@@ -77,16 +76,13 @@ class RolloutRequest:
 
     @property
     def num_episodes(self) -> int:
-        """Returns the number of episodes that the failure rate is a share of."""
+        """Returns the number of episodes that the failure rate refers to."""
         return self.failure_rate_total or self.group_size * len(self.tasks)
 
     def plans(self, run_seed: int) -> list[WorkflowTask]:
-        """Returns all episodes, group by group. Members share the task: each attempt at an episode
-        gets its own copy.
-
-        The seeds of evaluation leave out the step, so that two checkpoints are measured under the
-        same conditions. A baseline has the seeds of the group that it is compared with.
-        """
+        """Returns all episodes, group by group. Members share the task object; each attempt at an
+        episode copies it."""
+        # A baseline has the seeds of the group that it is compared with.
         seed_path = seed_path_of_step("train" if self.mode == "baseline" else self.mode, self.step)
         return [
             WorkflowTask(
@@ -107,7 +103,7 @@ class RolloutRequest:
 
 
 def copy_of(task: Task) -> Task:
-    """Returns a deep copy. A task of a user's reader may hold any object."""
+    """Returns a deep copy. Raises DataError if a user's reader put something else than data in."""
     try:
         return copy.deepcopy(task)
     except (Exception, SystemExit) as error:
@@ -118,12 +114,12 @@ def copy_of(task: Task) -> Task:
 
 
 class EpisodeJournal(Protocol):
-    """Stores episodes that have ended while their group, or their step, is in no checkpoint yet: a
-    resumed run takes them from here and runs only the others again (core/buffer/journal.py)."""
+    """Stores ended episodes until their group or step is in a checkpoint: a resumed run takes them
+    from here and runs only the others again (core/buffer/journal.py)."""
 
     def take(self, group_id: str) -> Mapping[str, Trajectory]:
-        """Returns the episodes of this group that an earlier attempt of the run finished, by the
-        ids with which they were planned."""
+        """Returns the episodes of this group that an earlier attempt of the run finished, by their
+        planned ids (a retry has another)."""
         ...
 
     def put(self, trajectory: Trajectory) -> None:
@@ -132,8 +128,7 @@ class EpisodeJournal(Protocol):
 
 
 def group_id_of(step: int, rollout: str, number: int) -> str:
-    """Returns the id of the group with this index in a rollout of its step; `rollout` is the mode,
-    with the decoding behind it where that is set."""
+    """Returns the id of a group; `rollout` is the mode, and the decoding after it if it is set."""
     return f"{step:06d}-{rollout}-{number:04d}"
 
 
@@ -148,5 +143,6 @@ def step_of_group(group_id: str) -> int:
 
 
 def seed_path_of_step(mode: Mode, step: int) -> tuple[str, int]:
-    """Returns the first part of the path from which seeds are derived."""
+    """Returns the first part of the path that seeds are derived from. Evaluation leaves out the
+    step, so that two checkpoints are measured under the same conditions."""
     return (mode, 0) if mode == "eval" else (mode, step)

@@ -1,7 +1,4 @@
-"""Asks a run to end an episode, and waits for its answer; see stops.py for the files.
-
-Not covered: the run's side (stops.py, watch.py).
-"""
+"""The command's side of `ajet stop`: asks a run to end an episode, and waits for the answer."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from ajet.core.file_lock import is_held, take
 from ajet.core.rollout.stops import EPISODE_ID, TAKEN
 
 ANSWER_S = 10.0
-"""The run looks every second while episodes run."""
+"""The run looks every second as long as episodes run."""
 
 
 def ask_to_stop(
@@ -28,25 +25,25 @@ def ask_to_stop(
     wait_s: float = ANSWER_S,
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Asks for the end of an episode and returns what came of it. Raises `CheckpointError` where no
-    process runs the run, or the episode does not run."""
+    """Asks for the end of an episode and returns the result as a sentence. Raises `CheckpointError`
+    if no process of this machine runs the run, or the episode does not run."""
     run = folder.parent
     if not EPISODE_ID.fullmatch(episode_id):
         raise CheckpointError(
-            f"{episode_id!r} is no episode's id: they look like 000003-train-0004-02, and the "
-            "display names the one that is waited for",
+            f"{episode_id!r} is not an episode's id, as 000003-train-0004-02 is; the display names "
+            "the one that is waited for",
             code=Code.NOTHING_TO_STOP,
         )
     if not any(map(is_held, locks)):
         raise CheckpointError(
             f"no process on this machine runs {run}: nothing to stop", code=Code.NOTHING_TO_STOP
         )
-    request, taken = folder / episode_id, folder / (episode_id + TAKEN)
+    request, accepted = folder / episode_id, folder / (episode_id + TAKEN)
     with held_request(request):
         end_s = time.monotonic() + wait_s
-        while time.monotonic() < end_s and (request.exists() or taken.exists()):
+        while time.monotonic() < end_s and (request.exists() or accepted.exists()):
             sleep(0.1)
-    if taken.exists():
+    if accepted.exists():
         return f"{episode_id} is in a call of the model, or does not end yet: it ends after that"
     if request.exists():
         request.unlink(missing_ok=True)
@@ -60,8 +57,8 @@ def ask_to_stop(
 
 @contextmanager
 def held_request(request: Path) -> Iterator[None]:
-    """Makes the request, which counts while this process holds its lock. It gets its name with the
-    lock on it, so the run sees none without."""
+    """Makes the request, which counts as long as this process holds its lock. The file gets its
+    name after the lock, so the run sees none without."""
     new = request.with_name(f"{request.name}.{os.getpid()}")
     try:
         request.parent.mkdir(exist_ok=True)

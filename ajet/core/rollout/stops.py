@@ -1,18 +1,12 @@
-"""Episodes that a person, or a bound, ends while they run: the requests, and what came of them.
+"""Requests to end an episode while it runs, from a person or a limit, and their results.
 
     ajet stop RUN EPISODE  ── RUN/stops/EPISODE ──> the run takes it (EPISODE.taken), and removes it
                                                     when the episode has ended
     RUN/logs/stopped.jsonl    {"episode_id": …, "num_calls": 2, "status": "stopped", "reason": …}
 
-A stop takes effect between two calls of the model, after `num_calls` of them: so the other episodes
-see an episode that leaves there, whenever somebody asked. A run that resumes from before that ends
-the episode at the same call again, and so agrees with one that was not interrupted.
-
-Who asks holds a lock on the request while it waits for the answer: a request without it is of a
-command that was killed, and stops nothing. No clock is read, so none that jumps matters.
-
-Files, and no socket: they work on every disk that the run folder is on, need no port and no key,
-and only who may write into the run folder can stop anything. Not covered: who asks (cli/stop.py).
+A stop takes effect between two calls of the model, after `num_calls` of them. A resumed run ends
+the episode at the same call again, so it agrees with one that was not interrupted. Files need no
+port and no key: whoever may write into the run folder can stop its episodes.
 """
 
 from __future__ import annotations
@@ -39,8 +33,8 @@ BY_A_PERSON = "stopped by a person (ajet stop)"
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Ends an episode with this status and reason, after `num_calls` calls of the model; None means
-    as soon as no call is under way."""
+    """Ends an episode with this status and reason after `num_calls` calls of the model; None stands
+    for those that are under way or have ended."""
 
     status: EpisodeStatus
     reason: str
@@ -48,38 +42,45 @@ class Stop:
 
 
 class StopRequests:
-    """Reads the requests in one run folder and writes down which were met, for the run itself."""
+    """The run's side: reads the requests in `folder`, and records stopped episodes in `record`."""
 
     def __init__(self, folder: Path, record: Path) -> None:
-        """`folder` gets the requests. `record` has the episodes that were stopped."""
         self._folder, self._record = folder, record
-        self._clear()
+        # Requests to an earlier attempt of the run are void.
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if EPISODE_ID.fullmatch(path.name.partition(".")[0]):
+                path.unlink(missing_ok=True)
         self.decided = dict(_read(record))
 
     def pending(self) -> list[str]:
-        """Returns the ids of the episodes that somebody asks to stop, and waits for."""
+        """Returns the ids of the episodes that somebody asks to stop."""
         if not self._folder.is_dir():
             return []
-        names = sorted(each.name for each in self._folder.iterdir())
-        return [name for name in names if EPISODE_ID.fullmatch(name) and self._is_asked(name)]
+        # The command holds a lock on its request while it waits for the answer. One without a lock
+        # is of a command that was killed: its episode may not even have begun.
+        return sorted(
+            path.name
+            for path in self._folder.iterdir()
+            if EPISODE_ID.fullmatch(path.name) and is_held(path)
+        )
 
     def take(self, episode_id: str) -> None:
-        """Tells the asker that the episode runs, and will end."""
-        with suppress(FileNotFoundError):  # taken back by who asked, or nobody asked
+        """Confirms to the command that the episode runs, and will end."""
+        with suppress(FileNotFoundError):  # the command withdrew it, or it was no command
             (self._folder / episode_id).replace(self._folder / (episode_id + TAKEN))
 
-    def ended(self, attempt: Trajectory, asked: Stop) -> None:
-        """Records an attempt that was stopped, and tells the asker. One that ended by itself before
-        the stop took effect is not recorded."""
-        if attempt.status is asked.status and attempt.error == asked.reason:
+    def ended(self, attempt: Trajectory, stop: Stop) -> None:
+        """Records an attempt that was stopped, and answers the command. An attempt that ended by
+        itself before the stop took effect is not recorded."""
+        if attempt.status is stop.status and attempt.error == stop.reason:
             num_calls = len(attempt.turns)
-            self.decided[attempt.episode_id] = replace(asked, num_calls=num_calls)
+            self.decided[attempt.episode_id] = replace(stop, num_calls=num_calls)
             self._append(
                 {
                     "episode_id": attempt.episode_id,
                     "num_calls": num_calls,
-                    "status": str(asked.status),
-                    "reason": asked.reason,
+                    "status": str(stop.status),
+                    "reason": stop.reason,
                     "time": time.time(),
                 }
             )
@@ -94,21 +95,10 @@ class StopRequests:
                 f"{self._record} cannot be written: {error.strerror}", code=Code.RECORD_UNWRITABLE
             ) from error
 
-    def _is_asked(self, name: str) -> bool:
-        """Returns False for what a command left that was killed: the episode may not even have
-        begun."""
-        return is_held(self._folder / name)
-
-    def _clear(self) -> None:
-        """Removes what was asked of an earlier attempt of the run."""
-        for path in self._folder.iterdir() if self._folder.is_dir() else ():
-            if EPISODE_ID.fullmatch(path.name.partition(".")[0]):
-                path.unlink(missing_ok=True)
-
 
 def _read(record: Path) -> Iterator[tuple[str, Stop]]:
-    """Yields the stops of earlier attempts; a row that cannot be read, as a kill may leave one, is
-    left out and said."""
+    """Yields the stops of earlier attempts. An unreadable row, which a kill may leave, is left out
+    with a warning."""
     if not record.exists():
         return
     for number, line in enumerate(record.read_bytes().splitlines(), 1):

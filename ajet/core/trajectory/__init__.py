@@ -1,5 +1,4 @@
-"""Records episodes and turns them into samples.
+"""Records the calls of an episode as turns, and cuts them into timelines and training samples.
 
-In: the calls of an episode. Out: trajectories, timelines, and samples that the update reads. Every
-sampled token of a trainable agent is in exactly one loss mask. Ignored: what rewards mean.
+Every sampled token of a trainable agent ends up in exactly one loss mask.
 """

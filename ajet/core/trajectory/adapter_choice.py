@@ -1,9 +1,6 @@
-"""Says which of several adapters samples a call: one for each agent, each tag, or each user.
+"""Chooses the adapter that samples a call, by agent, by tag, or by a field of the task's metadata.
 
-    adapters: [pro, con]      adapter_by: agent_name          the agent's name is the adapter's
-                              adapter_by: metadata.user       task.metadata["user"] is, in all calls
-
-An agent that is not trained and has no adapter of its name samples with the base.
+An agent that is not trained and has no adapter of its name samples with the base model.
 """
 
 from __future__ import annotations
@@ -24,12 +21,12 @@ SECTION = "ajet.trainer_common.lora"
 
 @dataclass(frozen=True, slots=True)
 class AdapterChoice:
-    """Holds the adapters' names, and what names a call's. `of_task` is the name that a task has
-    given, where tasks do."""
+    """Holds the names of the adapters, and what selects one: `by` is ``agent_name``,
+    ``target_tag`` or ``metadata.KEY``. With the last, `task_adapter` is the task's value."""
 
     adapters: tuple[str, ...]
     by: str
-    of_task: str | None = None
+    task_adapter: str | None = None
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self | None:
@@ -38,8 +35,8 @@ class AdapterChoice:
         return cls(tuple(lora.adapters), lora.adapter_by) if lora.adapters else None
 
     def for_task(self, task: Task) -> AdapterChoice:
-        """Returns the choice for the calls of a task's episode. Raises `ConfigError` where the task
-        should name an adapter and names none."""
+        """Returns the choice for one task's episode. Raises `ConfigError` if the task's metadata
+        lacks the key or names an unknown adapter."""
         if not self.by.startswith(METADATA):
             return self
         key = self.by.removeprefix(METADATA)
@@ -50,19 +47,19 @@ class AdapterChoice:
                 code=Code.ADAPTER_UNKNOWN,
             )
         name = str(task.metadata[key])
-        return AdapterChoice(self.adapters, self.by, self._known(name, f"task {task.task_id}"))
+        return AdapterChoice(self.adapters, self.by, self._checked(name, f"task {task.task_id}"))
 
     def for_call(self, agent_name: str, target_tag: str, *, trainable: bool) -> str:
-        """Returns the adapter of an agent's call, or an empty name for the base. Raises
-        `ConfigError` for a trained agent without an adapter."""
-        if self.of_task is not None:
-            return self.of_task
+        """Returns the adapter of an agent's call; "" is the base model. Raises `ConfigError` for a
+        trained agent without an adapter."""
+        if self.task_adapter is not None:
+            return self.task_adapter
         name = target_tag if self.by == "target_tag" else agent_name
         if not trainable and name not in self.adapters:
             return ""
-        return self._known(name, f"agent {plain_text(agent_name, MAX_NAME_LENGTH)!r}")
+        return self._checked(name, f"agent {plain_text(agent_name, MAX_NAME_LENGTH)!r}")
 
-    def _known(self, name: str, whose: str) -> str:
+    def _checked(self, name: str, whose: str) -> str:
         if name not in self.adapters:
             raise ConfigError(
                 f"{SECTION}.adapters: {whose} is of adapter {plain_text(name, MAX_NAME_LENGTH)!r} "

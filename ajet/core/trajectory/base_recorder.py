@@ -1,11 +1,10 @@
-"""The base of all recorders: numbers an episode's calls, stores their turns, refuses further ones.
+"""The base of both recorders: numbers an episode's calls and stores their turns.
 
     BaseRecorder
     ├── EpisodeRecorder    token ids from a `ModelEndpoint`: training, evaluation (recorder.py)
     └── ChatRecorder       messages from a `ChatEndpoint`: evaluation only  (chat_recorder.py)
 
-The call that would pass a limit raises `EpisodeTruncated`, and so does every later call, until the
-workflow returns. Not covered: limits in tokens, which need token ids.
+The call that would exceed a limit raises `EpisodeTruncated`, and so does every later call.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from ajet.core.trajectory.limits import (
     EpisodeLimits,
     EpisodeTruncated,
 )
-from ajet.core.trajectory.malformed import CheckedReply, malformed, malformed_line
+from ajet.core.trajectory.malformed import CheckedReply, malformed
 from ajet.core.trajectory.plain_trajectory import MAX_NAME_LENGTH, plain_turn
 from ajet.core.trajectory.truncation import Limit, Truncation
 from ajet.core.trajectory.turn import Turn
@@ -43,10 +42,10 @@ if TYPE_CHECKING:
 class SamplingOverrides:
     """Holds sampling settings that an agent asks for in one call; None keeps the run's.
 
-    A trained agent gets no `temperature`, `top_p` or `top_k` of its own: the update assumes that
-    tokens were sampled from the policy at the run's settings, so others would bias every ratio. The
-    reply ends before the first of the texts in `stop`. `seed` is mixed into the call's own seed:
-    used as it is, it would make all members of a group sample the same.
+    A trained agent cannot change `temperature`, `top_p` or `top_k`: the update assumes that tokens
+    were sampled from the policy at the run's settings, so any others would bias every ratio. The
+    reply ends before the first of the texts in `stop`. `seed` is mixed into the seed of the call:
+    on its own it would make all members of a group sample the same tokens.
     """
 
     temperature: float | None = None
@@ -57,8 +56,8 @@ class SamplingOverrides:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        """Checks the values: an engine computes many requests at once, and one that it cannot
-        compute with would fail them all."""
+        """Checks the values: an engine computes many requests together, and an invalid value in one
+        of them would fail them all."""
         self.temperature = _number_to("temperature", self.temperature, MAX_TEMPERATURE)
         if self.temperature and self.temperature < MIN_TEMPERATURE:
             raise ValueError(
@@ -72,54 +71,46 @@ class SamplingOverrides:
         self.max_tokens = _integer_in("max_tokens", self.max_tokens, 1, MAX_COUNT)
 
     @property
-    def given(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
+        """Returns the settings that are not None, by name."""
         pairs = ((name, getattr(self, name)) for name in self.__slots__)
         return {name: value for name, value in pairs if value is not None}
 
     def split(self, trainable: bool) -> tuple[SamplingOverrides, dict[str, Any]]:
-        """Returns the settings that are accepted, and those that are refused because the agent
-        is trained.
-        """
+        """Returns the accepted settings, and those that are refused because the agent is
+        trained: all that change the distribution of a token."""
         if not trainable:
             return self, {}
-        refused = {
-            name: value for name, value in self.given.items() if name not in _ALLOWED_IN_TRAINING
-        }
-        return SamplingOverrides(
-            max_tokens=self.max_tokens, stop=self.stop, seed=self.seed
-        ), refused
+        accepted = SamplingOverrides(max_tokens=self.max_tokens, stop=self.stop, seed=self.seed)
+        refused = {n: value for n, value in self.settings.items() if n not in accepted.settings}
+        return accepted, refused
 
 
 MAX_STATE_KEY_LENGTH = 100_000
-MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-10, 1000.0
-"""Logits divided by a smaller number are not finite."""
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-10, 1000.0  # below, divided logits are not finite
 MAX_COUNT, MAX_SEED = 2**31 - 1, 2**64 - 1
 MAX_STOPS, MAX_STOP_LENGTH = 64, 1000
-_TIGHTENED = {"max_steps": Limit.MAX_STEPS, "max_model_len": Limit.MAX_MODEL_LEN}
-_ALLOWED_IN_TRAINING = ("max_tokens", "stop", "seed")
-"""The overrides that do not change the distribution of a token."""
 
 
 class CallObserver(Protocol):
-    """Is told of an episode's calls as they are made, on the recorder's event loop."""
+    """Follows the calls of an episode, on the recorder's event loop."""
 
     def called(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None
     ) -> None:
-        """Is called right before the endpoint is."""
+        """Reports a call, right before the endpoint gets it."""
         ...
 
     def answered(self, number: int, turn: Turn) -> None:
-        """Is called with the recorded turn and its number."""
+        """Reports the recorded turn and its number."""
         ...
 
 
 class BaseRecorder:
     """Gives an episode access to the model and records its turns.
 
-    `seed_path` is the episode's path in the tree of seeds. `loop` is the event loop that the
-    recorder was made on: all calls are made there (calls from other threads go through
-    workflow/bridge.py).
+    All calls are made on `loop`, the event loop that the recorder was made on (other threads go
+    through workflow/bridge.py). `seed_path` is the episode's path in the tree of seeds.
     """
 
     def __init__(
@@ -138,7 +129,7 @@ class BaseRecorder:
         self.truncation: Truncation | None = None
         self.endpoint_fault: str | None = None
         self.refused_request: str | None = None  # why the gateway refused the episode's last one
-        # Is called, perhaps by another thread, where the workflow waits for the model in a way that
+        # Called, perhaps by another thread, when the workflow waits for the model in a way that
         # blocks the event loop.
         self.on_blocking: Callable[[], None] = lambda: None
         self._limits = limits
@@ -149,8 +140,8 @@ class BaseRecorder:
         if isinstance(trainable_targets, str):
             trainable_targets = [trainable_targets]
         self._targets = None if trainable_targets is None else frozenset(trainable_targets)
-        self._turns: dict[int, Turn] = {}
-        self._num_calls = 0
+        self._turns: dict[int, Turn] = {}  # by number; calls that are under way have none yet
+        self._num_calls = 0  # calls that have begun
         self._closed = False
         self._stop_after: int | None = None
         self._on_stop: Callable[[], None] = lambda: None
@@ -170,8 +161,9 @@ class BaseRecorder:
         tool_choice: str | None = None,
         parallel_tool_calls: bool = True,
         overrides: SamplingOverrides | None = None,
+        is_summary: bool = False,
     ) -> Turn:
-        """Makes one call with chat messages."""
+        """Makes one call with chat messages; `is_summary` notes that it asks for a summary."""
         raise NotImplementedError
 
     async def give(
@@ -207,7 +199,7 @@ class BaseRecorder:
 
     @property
     def limits(self) -> EpisodeLimits:
-        """Returns the episode's limits as they are now."""
+        """Returns the episode's present limits; `tighten_limits` lowers them."""
         return self._limits
 
     @property
@@ -227,8 +219,8 @@ class BaseRecorder:
         target: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]] | None = None,
     ) -> None:
-        """Lets a conversation `target` that ends with the reply of `source` continue with the
-        reply's recorded ids."""
+        """Makes calls that continue `target`, another conversation that ends with the reply of
+        `source`, use the recorded ids of that reply."""
         raise NotImplementedError
 
     @property
@@ -243,11 +235,8 @@ class BaseRecorder:
 
     @property
     def wave_wait_s(self) -> float:
-        """Returns the seconds spent waiting for an endpoint that computes in waves.
-
-        They do not count as the episode's own: one episode that hangs must not use up the others'
-        time.
-        """
+        """Returns the seconds spent waiting for an endpoint that computes in waves. They do not
+        count towards the deadline: one episode that hangs must not use up the others' time."""
         current_s = self._clock() - self._busy_since_s if self._num_in_flight else 0.0
         return self._endpoint_s + current_s if self._computes_in_waves else 0.0
 
@@ -268,27 +257,28 @@ class BaseRecorder:
 
     @property
     def sampling(self) -> SamplingParams:
-        """Returns the run's sampling settings, which hold where an agent asks for nothing else."""
+        """Returns the run's sampling settings, which a call's overrides change."""
         return self._sampling
 
     @property
     def tokenizer(self) -> Any:
-        """Returns the model's tokenizer, or None where the endpoint does not show it."""
+        """Returns the model's tokenizer, or None if the endpoint takes only text."""
         return None
 
     def tighten_limits(
         self, max_steps: int | None = None, max_model_len: int | None = None
     ) -> None:
         """Lowers this episode's limits of calls and of tokens; never raises them."""
-        limits = drop_none(max_steps=max_steps, max_model_len=max_model_len)
-        lower = {n: value for n, value in limits.items() if value < getattr(self._limits, n)}
-        self._limits = replace(self._limits, **lower)
-        self._tightened |= {_TIGHTENED[name] for name in lower}
+        if max_steps is not None and max_steps < self._limits.max_steps:
+            self._limits = replace(self._limits, max_steps=max_steps)
+            self._tightened.add(Limit.MAX_STEPS)
+        if max_model_len is not None and max_model_len < self._limits.max_model_len:
+            self._limits = replace(self._limits, max_model_len=max_model_len)
+            self._tightened.add(Limit.MAX_MODEL_LEN)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Returns the recorder itself: frameworks copy their agents with the model, and all
-        copies record here.
-        """
+        """Returns the recorder itself: frameworks copy their agents together with the model, and
+        all copies must record here."""
         return self
 
     def is_trainable(self, agent_name: str, target_tag: str) -> bool:
@@ -305,7 +295,7 @@ class BaseRecorder:
             raise EpisodeClosed(f"episode {self.episode_id} is over")
 
     def check_calls_left(self, num_calls: int) -> None:
-        """Raises `EpisodeTruncated` unless so many calls are left."""
+        """Raises `EpisodeTruncated` unless `num_calls` calls are left; one call checks itself."""
         most = self._limits.max_steps
         if num_calls > 1 and self._num_calls + num_calls > most:
             raise self.truncate(
@@ -315,7 +305,7 @@ class BaseRecorder:
     def credit_turn(
         self, agent_name: str, target_tag: str, reward: float | None, state_key: str | None
     ) -> None:
-        """Notes the reward and the state key of this agent's last turn."""
+        """Sets the reward and the state key of this agent's last turn; None keeps a value."""
         names = plain_text(agent_name, MAX_NAME_LENGTH), plain_text(target_tag, MAX_NAME_LENGTH)
         of_agent = [
             index
@@ -330,13 +320,17 @@ class BaseRecorder:
                 f"give at most {MAX_STATE_KEY_LENGTH}, a hash for example"
             )
         key = None if state_key is None else without_surrogates(str.__str__(state_key))
-        given = drop_none(reward=reward, state_key=key)
         index = max(of_agent)
-        self._turns[index] = replace(self._turns[index], **given)
+        turn = self._turns[index]
+        self._turns[index] = replace(
+            turn,
+            reward=turn.reward if reward is None else reward,
+            state_key=turn.state_key if key is None else key,
+        )
 
     def stop_after(self, num_calls: int | None, on_stop: Callable[[], None]) -> None:
-        """Closes the episode once `num_calls` calls have ended and none is under way, and calls
-        `on_stop`; None means when those that are under way have ended."""
+        """Closes the episode once `num_calls` calls have ended and none is under way, then calls
+        `on_stop`. None stands for the calls that have ended or are under way now."""
         if num_calls is None:
             num_calls = len(self._turns) + self._num_in_flight
         self._stop_after, self._on_stop = num_calls, on_stop
@@ -355,7 +349,7 @@ class BaseRecorder:
     async def _start_call(self) -> int:
         """Returns the number of this call; numbers follow the order in which calls begin."""
         if self._closed or self.truncation is not None:
-            await asyncio.sleep(0)  # lets others run beside an agent that retries forever
+            await asyncio.sleep(0)  # an agent that retries forever must not block the loop
             self.check_open()
             raise EpisodeTruncated(str(self.truncation))
         index = self._num_calls
@@ -368,31 +362,30 @@ class BaseRecorder:
         return index
 
     def _seed(self, index: int, overrides: SamplingOverrides) -> int:
-        """Returns the seed of one call; an agent's own seed derives another one from the run's."""
-        own = () if overrides.seed is None else ("own", overrides.seed)
-        return seeding.derive(*self._seed_path, index, *own)
+        """Returns the seed of one call; an agent's seed is one more part of the path."""
+        suffix = () if overrides.seed is None else ("own", overrides.seed)
+        return seeding.derive(*self._seed_path, index, *suffix)
 
     def truncate(self, limit: Limit, detail: str) -> EpisodeTruncated:
-        """Ends the episode as truncated, and returns the error that its calls raise from then on.
-        The first limit is the one that is recorded."""
+        """Ends the episode as truncated by this limit, unless another one did so before, and
+        returns the error to raise."""
         if self.truncation is None:
-            # A limit that the workflow has lowered is its own: raising the key would not help.
+            # The workflow lowered this limit, so a larger value in the config would not help.
             limit = Limit.WORKFLOW if limit in self._tightened else limit
             self.truncation = Truncation(limit, detail)
         return EpisodeTruncated(detail)
 
     @contextmanager
     def _calling_endpoint(self) -> Iterator[None]:
-        """Surrounds a call of the endpoint: counts its seconds and turns its failure into the
-        episode's.
-        """
+        """Surrounds a call of the endpoint: measures it, and turns its failure into the
+        episode's."""
         if not self._num_in_flight:
             self._busy_since_s = self._clock()
         self._num_in_flight += 1
         try:
             with self.activity.calling_model():
                 yield
-            self.endpoint_fault = None  # the agent may have caught an earlier fault and gone on
+            self.endpoint_fault = None  # the agent may have caught an earlier one and retried
         except ContextOverflow as error:
             detail = str(error) or "the prompt fills the model's context"
             raise self.truncate(Limit.ENGINE, detail) from error
@@ -404,35 +397,38 @@ class BaseRecorder:
             if not self._num_in_flight:
                 self._endpoint_s += self._clock() - self._busy_since_s
 
-    def _tell_call(
+    def _report_call(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None
     ) -> None:
         if self._observer is not None:
             self._observer.called(messages, tools)
 
     def _record_turn(self, index: int, turn: Turn, reply: CheckedReply | None = None) -> Turn:
-        """Records the turn, as plain data, before it is checked, so that what was sampled stays
-        whatever the checks raise.
-        """
+        """Records the turn as plain data. It is stored before it is checked, so that sampled
+        tokens are kept even if a check raises."""
         turn = self._turns[index] = plain_turn(turn)
         if reply is not None and turn.trainable:
-            self._check(index, turn, reply)
+            turn = self._check(index, turn, reply)
         if self._observer is not None:
             self._observer.answered(index, turn)
         self._stop_if_due()
         return turn
 
-    def _check(self, index: int, turn: Turn, reply: CheckedReply) -> None:
-        """Notes which of the run's checks the reply fails, and why; the episode may be over
-        then.
-        """
+    def _check(self, index: int, turn: Turn, reply: CheckedReply) -> Turn:
+        """Notes which of the run's checks the reply fails; the policy may end the episode."""
         policy = self._limits.malformed
-        found = malformed(reply, policy.checks)
-        if found:
-            turn.notes["malformed"] = found
-        if found and policy.ends_episode:
-            # The episode earns the reward of a malformed reply, also if that filled its tokens.
-            self.truncation = Truncation(Limit.MALFORMED_REPLY, malformed_line(index, found))
+        failed = malformed(reply, policy.checks)
+        if not failed:
+            return turn
+        turn = self._turns[index] = replace(turn, notes=replace(turn.notes, malformed=failed))
+        if policy.ends_episode:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
+            # It replaces a limit of tokens that this reply reached: the malformed reply decides
+            # the episode's reward.
+            self.truncation = Truncation(
+                Limit.MALFORMED_REPLY, f"turn {index}'s reply is malformed ({reasons})"
+            )
+        return turn
 
     def _clock(self) -> float:
         """Returns the seconds since the recorder was made."""
@@ -440,38 +436,39 @@ class BaseRecorder:
 
 
 def _number_to(name: str, value: Any, high: float) -> float | None:
-    """Returns a sampling setting as a float, or None; raises ValueError if it is no number from 0
-    to `high`."""
+    """Returns a sampling setting as a float or None; raises ValueError unless it is a number from
+    0 to `high`."""
     if value is None:
         return None
     number = math.nan
     with suppress(TypeError, ValueError, OverflowError):
         number = math.nan if isinstance(value, str) else float(value)
     if not 0 <= number <= high:
-        raise ValueError(f"{name} is {plain_text(value, 40)}; give a number of 0 to {high:g}")
+        raise ValueError(f"{name} is {plain_text(value, 40)}; give a number from 0 to {high:g}")
     return number
 
 
 def _integer_in(name: str, value: Any, low: int, high: int) -> int | None:
-    """Returns a sampling setting as an int, or None; raises ValueError if it is no whole number
-    within the bounds."""
+    """Returns a sampling setting as an int or None; raises ValueError unless it is a whole number
+    within the bounds. 3.0 is one."""
     if value is None:
         return None
     number = low - 1
     with suppress(TypeError, ValueError, OverflowError):
         number = int(value) if value == int(value) else number
     if not low <= number <= high:
-        shown = plain_text(value, 40)
-        raise ValueError(f"{name} is {shown}; give a whole number of {low} to {high}")
+        raise ValueError(
+            f"{name} is {plain_text(value, 40)}; give a whole number from {low} to {high}"
+        )
     return number
 
 
 def _stop_texts(stop: Any) -> tuple[str, ...] | None:
-    """Returns the texts that end a reply; raises ValueError if they are no texts, too many or too
-    long."""
+    """Returns the texts that end a reply; raises ValueError for anything but short texts, or too
+    many."""
     texts = (stop,) if isinstance(stop, str) else tuple(islice(stop, MAX_STOPS + 1))
     if not all(isinstance(text, str) and len(text) <= MAX_STOP_LENGTH for text in texts):
-        raise ValueError(f"stop has an entry that is no text of at most {MAX_STOP_LENGTH} letters")
+        raise ValueError(f"an entry of stop is not a text of at most {MAX_STOP_LENGTH} characters")
     if len(texts) > MAX_STOPS:
         raise ValueError(f"stop has more than {MAX_STOPS} texts")
     return tuple(without_surrogates(str.__str__(text)) for text in texts if text) or None
@@ -483,8 +480,3 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
-
-
-def drop_none(**notes: Any) -> dict[str, Any]:
-    """Returns the notes whose value is not None."""
-    return {name: value for name, value in notes.items() if value is not None}

@@ -1,12 +1,7 @@
-"""Records an episode whose model answers chat messages without showing its tokens.
+"""Records an episode whose endpoint takes chat messages and does not show token ids.
 
-    agent --messages, tools--> chat() --the same--> chat endpoint --assistant message--> Turn
-
-A turn has its messages and reply; its completion is empty, and the token counts that the endpoint
-reports are in the turn's notes. Such turns cannot be trained. The limits of calls and of a reply's
-tokens apply; the endpoint limits prompts itself.
-
-Not covered: `model_tuner.generate`, which needs token ids.
+The completion of a turn is empty, and the token counts that the endpoint reports are in its notes.
+Such turns cannot be trained. Limits of prompts are the endpoint's own.
 """
 
 from __future__ import annotations
@@ -19,11 +14,11 @@ from typing import Any
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.inference.chat_template import ChatTemplate, normalised
-from ajet.core.inference.endpoint import ChatCompletion, ChatEndpoint, Completion, SamplingParams
+from ajet.core.inference.endpoint import ChatCompletion, ChatEndpoint, Completion
 from ajet.core.task.chat_messages import parsed_arguments
-from ajet.core.trajectory.base_recorder import BaseRecorder, SamplingOverrides, drop_none
+from ajet.core.trajectory.base_recorder import BaseRecorder, SamplingOverrides
 from ajet.core.trajectory.plain_trajectory import plain_chat, plain_messages
-from ajet.core.trajectory.turn import Turn
+from ajet.core.trajectory.turn import Turn, TurnNotes
 
 
 class ChatRecorder(BaseRecorder):
@@ -43,6 +38,7 @@ class ChatRecorder(BaseRecorder):
         tool_choice: str | None = None,
         parallel_tool_calls: bool = True,
         overrides: SamplingOverrides | None = None,
+        is_summary: bool = False,
     ) -> Turn:
         index = await self._start_call()
         sent = [_openai_form(message) for message in plain_chat(messages)]
@@ -50,9 +46,15 @@ class ChatRecorder(BaseRecorder):
         if tools and not self._limits.force_disable_toolcalls:
             offered = plain_messages(tools)
         started_s = self._clock()
-        sampling = self._sampling_of(index, overrides or SamplingOverrides())
-        choice = tool_choice if offered else None
-        self._tell_call(sent, offered)
+        overrides = overrides or SamplingOverrides()
+        most = self._limits.max_response_length_in_one_turn
+        changed = overrides.settings | {
+            "max_tokens": min(most, overrides.max_tokens or most),
+            "seed": self._seed(index, overrides),
+        }
+        sampling = replace(self._sampling, **changed)
+        choice = tool_choice if offered else None  # APIs refuse a choice without tools
+        self._report_call(sent, offered)
         with self._calling_endpoint():
             answer = await self._endpoint.chat(sent, offered, sampling, choice)
         self.check_open()
@@ -69,10 +71,11 @@ class ChatRecorder(BaseRecorder):
             trainable=False,
             started_s=started_s,
             ended_s=self._clock(),
-            notes=drop_none(
+            notes=TurnNotes(
                 prompt_tokens=answer.num_prompt_tokens,
                 sampled_tokens=answer.num_sampled_tokens,
-                malformed_calls=malformed or None,
+                malformed_calls=malformed,
+                is_summary=is_summary,
             ),
         )
         return self._record_turn(index, turn)
@@ -109,14 +112,6 @@ class ChatRecorder(BaseRecorder):
     def shows_tools(self) -> bool:
         return True
 
-    def _sampling_of(self, index: int, overrides: SamplingOverrides) -> SamplingParams:
-        limit = self._limits.max_response_length_in_one_turn
-        changed = overrides.given | {
-            "max_tokens": min(limit, overrides.max_tokens or limit),
-            "seed": self._seed(index, overrides),
-        }
-        return replace(self._sampling, **changed)
-
 
 def _openai_form(message: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the message as an API takes it: text as one string, arguments as JSON text."""
@@ -130,15 +125,14 @@ def _openai_form(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checked_reply(index: int, answer: ChatCompletion) -> tuple[dict[str, Any], list[str]]:
-    """Returns the reply for the agent, and its calls whose arguments are not a JSON object.
-
-    These calls become text in the reply.
-    """
+    """Returns the reply for the agent, and its malformed calls, whose arguments are not a JSON
+    object. They become text in the reply."""
     reply = {**answer.message, "role": "assistant", "content": answer.message.get("content") or ""}
     calls, malformed = [], []
     for order, call in enumerate(reply.pop("tool_calls", None) or ()):
         arguments = call["function"].get("arguments")
         if isinstance(parsed := parsed_arguments(arguments), dict):
+            # Arguments that the server wrote keep their spelling; others become JSON text.
             is_written = isinstance(arguments, str) and parsed
             call["function"]["arguments"] = arguments if is_written else json.dumps(parsed)
             calls.append({**call, "id": call.get("id") or f"call_{index:04d}_{order}"})

@@ -1,16 +1,14 @@
 """A hint that the teacher of a distillation is shown, and the policy is not.
 
     ajet.distillation.hint    "The answer is {answer}."
-    for a task                "The answer is 42."                  of the fields of its row
+    for a task                "The answer is 42."                  with the fields of its row
     its first user message    "What is 6 times 7?\\n\\nThe answer is 42."
 
     sample, of the policy     [prompt of turn 0        ][a0 a1][tool][b0]
     sample, of the teacher    [the same, with the hint ][a0 a1][tool][b0]    scores of the same ids
 
-The session makes both prompts when a conversation begins, and the turn keeps the second in its
-notes. What follows the first prompt of a conversation is the same ids in both, so nothing is
-decoded or looked for. Not covered: calls with token ids instead of messages, which have no second
-prompt.
+Both prompts are rendered when a conversation begins, and the turn's notes keep the second. All ids
+after the first prompt are the same in both, so nothing is decoded or searched for.
 """
 
 from __future__ import annotations
@@ -27,13 +25,13 @@ from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
 from ajet.core.task.task import Task
 from ajet.core.trajectory.sample import TrainingSample
-from ajet.core.trajectory.turn import HINTED, Turn
+from ajet.core.trajectory.turn import Turn
 
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
 def hint_for(hint: str, task: Task) -> str:
-    """Returns the hint with the fields of the task's row. Raises DataError if the row lacks one."""
+    """Fills the fields of the task's row into the hint. Raises DataError if the row lacks one."""
     fields = {"main_query": task.main_query} | task.metadata
     missing = [name for name in PLACEHOLDER.findall(hint) if fields.get(name) is None]
     if missing:
@@ -41,7 +39,7 @@ def hint_for(hint: str, task: Task) -> str:
             f"task {task.task_id}: its row has no {missing[0]!r}, named in ajet.distillation.hint",
             code=Code.ROW_FORM,
         )
-    return PLACEHOLDER.sub(lambda found: str(fields[found[1]]), hint)
+    return PLACEHOLDER.sub(lambda match: str(fields[match[1]]), hint)
 
 
 def with_hint(messages: Sequence[dict[str, Any]], hint: str) -> list[dict[str, Any]]:
@@ -61,21 +59,28 @@ def with_hint(messages: Sequence[dict[str, Any]], hint: str) -> list[dict[str, A
 
 
 class HintedSample:
-    """A sample as the teacher is shown it: `sample` has the prompt with the hint."""
+    """A sample as the teacher is shown it: the same tokens after a prompt with the hint."""
 
     def __init__(self, of: TrainingSample, turns: Sequence[Turn]) -> None:
-        """`turns` are those of its episode. Raises DataError if no prompt with the hint was made
-        for the sample."""
-        first = int(of.loss_mask.argmax())
-        roots = (turn for turn in turns if _begins_with(of, turn.completion.prompt_ids, first))
-        root = next(roots, None)
-        if root is None or HINTED not in root.notes:
+        """`turns` are those of the sample's episode. Raises DataError if its conversation has no
+        prompt with the hint: it began with token ids."""
+        # The first turn whose prompt begins the sample is the root of its conversation; later
+        # turns of the same timeline have longer prompts, which contain sampled tokens.
+        first_trained = int(of.loss_mask.argmax())
+        root = None
+        for turn in turns:
+            ids = turn.completion.prompt_ids
+            if 0 < len(ids) <= first_trained and np.array_equal(of.token_ids[: len(ids)], ids):
+                root = turn
+                break
+        if root is None or not root.notes.hinted_prompt:
             raise DataError(
                 f"episode {of.episode_id}: ajet.distillation.hint needs chat messages, and this "
                 "conversation began with token ids",
                 code=Code.ROW_FORM,
             )
-        prompt = np.array(root.notes[HINTED], np.int64)
+        prompt = np.array(root.notes.hinted_prompt, np.int64)
+        # Positions from `_start` on in the policy's sample are those from `_shift` on in this one.
         self._start, self._shift = len(root.completion.prompt_ids), len(prompt)
         rest = slice(self._start, None)
         empty = np.zeros(len(prompt), np.float32)
@@ -93,10 +98,6 @@ class HintedSample:
         )
 
     def scores(self, hinted: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Returns scores of the hinted sample's tokens at the positions of the policy's sample."""
+        """Moves scores of this sample's tokens to their positions in the policy's sample; the
+        prompt there scores 0."""
         return np.concatenate((np.zeros(self._start, np.float32), hinted[self._shift :]))
-
-
-def _begins_with(sample: TrainingSample, ids: Sequence[int], first_trained: int) -> bool:
-    fits = 0 < len(ids) <= first_trained
-    return fits and np.array_equal(sample.token_ids[: len(ids)], np.asarray(ids))

@@ -7,19 +7,15 @@ from ajet.core.trajectory.truncation import Limit, Truncation
 
 
 class EpisodeTruncated(Exception):
-    """Reports that a limit of tokens or turns is reached: the episode may not call the model
-    again.
-    """
+    """A limit of tokens or calls is reached: the episode may not call the model again."""
 
 
 class EpisodeClosed(Exception):
-    """Reports a call after the episode is over (deadline, or the run was stopped)."""
+    """The model was called after the episode ended (its deadline, or the run was stopped)."""
 
 
 class EndpointFault(Exception):
-    """Reports a failure of the endpoint, which neither agent nor task caused; `__cause__` is
-    the error.
-    """
+    """The endpoint failed, through no fault of agent or task; `__cause__` is its error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +23,8 @@ class EpisodeLimits:
     """Holds the limits of one episode.
 
     A timeline (a prompt and everything after it) holds at most `max_prompt_length +
-    max_response_length` tokens, including tool results, and never more than `max_model_len`.
-    `max_prompt_length` alone limits the episode's first prompt. `max_steps` counts calls. A reply
-    that fails a check of `malformed` may also end the episode.
+    max_response_length` tokens, tool results included, and never more than `max_model_len`. Only
+    the episode's first prompt is limited by `max_prompt_length` alone. `max_steps` counts calls.
     """
 
     max_prompt_length: int = 3000
@@ -46,14 +41,13 @@ class EpisodeLimits:
 
     @property
     def timeline_limit(self) -> Limit:
-        """Returns which of the limits of a timeline is the smallest."""
-        sum_of_lengths = self.max_prompt_length + self.max_response_length
-        is_model_len = self.max_model_len < sum_of_lengths
-        return Limit.MAX_MODEL_LEN if is_model_len else Limit.MAX_RESPONSE_LENGTH
+        """Returns the limit that `max_timeline` comes from."""
+        if self.max_model_len < self.max_prompt_length + self.max_response_length:
+            return Limit.MAX_MODEL_LEN
+        return Limit.MAX_RESPONSE_LENGTH
 
     def truncation_by(self, turn: int, prompt_length: int) -> Truncation | None:
-        """Returns the limit that leaves no token for a reply to such a prompt; None where there is
-        room."""
+        """Returns the limit that leaves no token for a reply to such a prompt, or None."""
         if turn == 0 and prompt_length > self.max_prompt_length:
             return Truncation(
                 Limit.MAX_PROMPT_LENGTH,
@@ -69,11 +63,11 @@ class EpisodeLimits:
         return None
 
     def reply_limit(self, prompt_length: int) -> Limit:
-        """Returns which limit ends a reply to such a prompt."""
+        """Returns the limit that a reply to a prompt of this length reaches first."""
         if self.max_timeline - prompt_length < self.max_response_length_in_one_turn:
             return self.timeline_limit
         return Limit.MAX_RESPONSE_LENGTH_IN_ONE_TURN
 
     def max_completion_tokens(self, prompt_length: int) -> int:
-        """Returns how many tokens the reply to such a prompt may have."""
+        """Returns how many tokens the reply to a prompt of this length may have."""
         return min(self.max_timeline - prompt_length, self.max_response_length_in_one_turn)

@@ -12,17 +12,13 @@
 of every script are text. It reports
 
     U+FFFD where bytes were no UTF-8, control characters besides white space, private use,
-    surrogates, noncharacters, and unassigned planes, if they are at least one character in 500;
+    surrogates, noncharacters, and unassigned planes, if they are more than one character in 500;
     those that the conversation contains, and half a character at a cut, are not counted
     a cycle of up to 256 characters, with a letter in it, that repeats over 2,000 characters
     any cycle that repeats over 300 characters at the end of a reply that was cut by its limit
 
 Tables, rulers, pixel art, long numbers and code pass: they repeat without letters, or not for long,
-or come to an end.
-
-Not covered: special tokens (decoding leaves them out), text that is merely wrong, repetition with a
-rising number ("1. the 2. the 3. the"). Code points of planes 0 to 3 that Python's Unicode does not
-know yet count as text.
+or come to an end. Repetition with a rising number ("1. the 2. the") is not found.
 """
 
 from __future__ import annotations
@@ -61,10 +57,8 @@ _FORMAT_1 = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class MalformedPolicy:
-    """Says how a run treats malformed replies of the agents that it trains.
-
-    In an episode that has one, `reward` replaces the reward of the judge or the workflow.
-    """
+    """Says how a run treats malformed replies of trained agents: `reward` replaces the reward of
+    an episode that has one."""
 
     checks: tuple[Check, ...] = ()
     ends_episode: bool = True
@@ -73,10 +67,8 @@ class MalformedPolicy:
 
 @dataclass(frozen=True, slots=True)
 class CheckedReply:
-    """Holds what the checks read.
-
-    Without `parsed` no tool call was read; `messages` and `tools` are what the model was given.
-    """
+    """Holds what the checks read. `parsed` is None for a call with token ids, whose reply is not
+    parsed; `messages` and `tools` are the prompt's."""
 
     text: str
     finish_reason: FinishReason = "stop"
@@ -91,14 +83,8 @@ class CheckedReply:
 
 def malformed(reply: CheckedReply, checks: Iterable[Check]) -> dict[str, str]:
     """Returns the checks that the reply fails, each with its reason in one line."""
-    found = ((name, CHECKS[name](reply)) for name in checks)
-    return {name: reason for name, reason in found if reason is not None}
-
-
-def malformed_line(turn_index: int, found: Mapping[str, str]) -> str:
-    """Returns one line with the checks that a reply fails, and why."""
-    reasons = "; ".join(f"{name}: {reason}" for name, reason in found.items())
-    return f"turn {turn_index}'s reply is malformed ({reasons})"
+    results = ((name, CHECKS[name](reply)) for name in checks)
+    return {name: reason for name, reason in results if reason is not None}
 
 
 def _nonsense(reply: CheckedReply) -> str | None:
@@ -106,49 +92,54 @@ def _nonsense(reply: CheckedReply) -> str | None:
 
 
 def _characters(reply: CheckedReply) -> str | None:
+    # The limit may have cut the reply inside a character of several tokens.
     text = reply.text.rstrip("\ufffd") if reply.is_cut else reply.text
-    found = Counter(_NON_TEXT.findall(text))
-    if found:
-        shown = _as_text([*reply.messages, *reply.tools])
-        found = Counter({char: n for char, n in found.items() if char not in shown})
-    if found.total() * CHARS_PER_NON_TEXT <= len(text):
+    counts = Counter(_NON_TEXT.findall(text))
+    if counts:
+        # A reply may quote what it was shown, a broken file for example.
+        conversation = _as_text([*reply.messages, *reply.tools])
+        counts = Counter({char: n for char, n in counts.items() if char not in conversation})
+    if counts.total() * CHARS_PER_NON_TEXT <= len(text):
         return None
-    return ", ".join(f"U+{ord(char):04X} {n}x" for char, n in found.most_common(3))
+    return ", ".join(f"U+{ord(char):04X} {n}x" for char, n in counts.most_common(3))
 
 
-def _as_text(shown: Any) -> str:
+def _as_text(value: Any) -> str:
     """Concatenates all strings of messages and tools, unescaped."""
-    if isinstance(shown, str):
-        return shown
-    inner = shown.values() if isinstance(shown, Mapping) else shown
-    return "".join(map(_as_text, inner)) if isinstance(shown, Mapping | list | tuple) else ""
+    if isinstance(value, str):
+        return value
+    inner = value.values() if isinstance(value, Mapping) else value
+    return "".join(map(_as_text, inner)) if isinstance(value, Mapping | list | tuple) else ""
 
 
 def _repetition(text: str, is_cut: bool) -> str | None:
-    """Describes the first cycle that repeats for too long; shorter cycles are tested first."""
+    """Describes the first cycle that repeats for too long, or returns None. Shorter cycles are
+    tested first, so "ababab" is a cycle of 2 and not of 4."""
     import numpy as np
 
     if len(text) < (MIN_REPEATED_AT_A_CUT if is_cut else MIN_REPEATED):
         return None
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     for period in range(1, min(LONGEST_CYCLE, len(codes) // 2) + 1):
+        # A stretch with this period is a run of positions that equal the one a period later.
         differs = codes[period:] != codes[:-period]
-        shortest = max(MIN_REPEATED, MIN_TIMES * period)
-        if is_cut:
-            at_the_cut = max(MIN_REPEATED_AT_A_CUT, MIN_TIMES_AT_A_CUT * period)
-            shortest = min(shortest, at_the_cut)
+        min_length = max(MIN_REPEATED, MIN_TIMES * period)
+        min_at_cut = max(MIN_REPEATED_AT_A_CUT, MIN_TIMES_AT_A_CUT * period)
+        shortest = min(min_length, min_at_cut) if is_cut else min_length
         if len(codes) - np.count_nonzero(differs) < shortest:
-            continue  # no stretch of this period can be long enough
+            continue  # no stretch can be long enough: the loop below is for the rare case
         breaks = np.flatnonzero(differs)
+        # A run of n equal positions between two breaks is a stretch of n + period characters.
         edges = np.concatenate(([-1], breaks, [len(codes) - period]))
-        lengths = np.diff(edges) - 1 + period  # of each stretch that repeats itself
+        lengths = np.diff(edges) - 1 + period
         longest = int(lengths.argmax())
         start, length, tail = int(edges[longest]) + 1, int(lengths[longest]), int(lengths[-1])
-        if length >= max(MIN_REPEATED, MIN_TIMES * period):
-            cycle = text[start : start + period]
-            if any(char.isalpha() for char in cycle):
-                return _repeats(cycle, length)
-        if is_cut and tail >= max(MIN_REPEATED_AT_A_CUT, MIN_TIMES_AT_A_CUT * period):
+        cycle = text[start : start + period]
+        # Without letters it is a table or a ruler, which comes to an end.
+        if length >= min_length and any(char.isalpha() for char in cycle):
+            return _repeats(cycle, length)
+        # At a cut it did not come to an end, so a shorter stretch is enough.
+        if is_cut and tail >= min_at_cut:
             return _repeats(text[-period:], tail)
     return None
 
@@ -198,8 +189,8 @@ def _non_ascii(reply: CheckedReply) -> str | None:
 
 
 def _short(text: str, quoted: bool = True) -> str:
-    shown = text if len(text) <= MAX_SHOWN_CHARS else f"{text[: MAX_SHOWN_CHARS - 1]}…"
-    return repr(shown) if quoted else " ".join(shown.split())
+    short = text if len(text) <= MAX_SHOWN_CHARS else f"{text[: MAX_SHOWN_CHARS - 1]}…"
+    return repr(short) if quoted else " ".join(short.split())
 
 
 CHECKS: dict[str, Callable[[CheckedReply], str | None]] = {

@@ -1,25 +1,21 @@
-"""Records one episode: every call of the model goes through the recorder and leaves a `Turn`.
+"""Records an episode whose endpoint takes and returns token ids.
 
     agent --messages, tools--> chat() --token ids--> endpoint --token ids, logprobs--> Turn
 
-The prompt's ids come from the token session, so what was sampled in earlier turns is sent back as
-it was sampled. This module enforces limits of tokens, base_recorder.py those of calls: the call
-that would pass one raises `EpisodeTruncated`, and so does every later call, until the workflow
-returns.
-
-Not covered: streaming from the endpoint (a reply comes whole), and the tokens of a call that its
-agent cancelled, which are dropped.
+The token session makes the prompt's ids, so earlier replies are sent back exactly as sampled.
+Limits of tokens are enforced here, limits of calls in base_recorder.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import operator
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ajet.core.error_codes import Code
+from ajet.core.errors import DataError
 from ajet.core.inference.endpoint import Completion, ModelEndpoint, SamplingParams
 from ajet.core.inference.session import Prompt, TokenSession
 from ajet.core.plain_value import num_characters, plain_text
@@ -28,19 +24,17 @@ from ajet.core.trajectory.base_recorder import (
     BaseRecorder,
     CallObserver,
     SamplingOverrides,
-    drop_none,
 )
-from ajet.core.trajectory.given_reply import given_reply_ids
 from ajet.core.trajectory.hint import with_hint
 from ajet.core.trajectory.limits import EpisodeClosed, EpisodeLimits
 from ajet.core.trajectory.malformed import CheckedReply
 from ajet.core.trajectory.plain_trajectory import plain_chat, plain_messages
 from ajet.core.trajectory.reply_reader import ReplyReader
 from ajet.core.trajectory.truncation import Limit
-from ajet.core.trajectory.turn import ADAPTER, CUT_BY_AGENT, GIVEN, HINTED, OTHER_FORM, Turn
+from ajet.core.trajectory.turn import Turn, TurnNotes
 
 if TYPE_CHECKING:
-    from ajet.core.inference.chat_template import ChatTemplate
+    from ajet.core.inference.chat_template import ChatTemplate, Message, Tools
     from ajet.core.inference.tool_parser import ToolParser
 
 
@@ -49,25 +43,22 @@ MAX_TOKEN_ID = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class _EndpointRequest:
-    """Holds what one call asks of the endpoint.
-
-    `max_completion_tokens` is how many tokens the limits leave for the reply; `notes` is what the
-    turn records of the sampling that the agent asked for.
-    """
+    """Holds one request to the endpoint. `max_completion_tokens` is what the limits leave for the
+    reply; `sampling.max_tokens` is lower where the agent asks for less."""
 
     index: int
     id: str
     prompt_ids: list[int]
     sampling: SamplingParams
     max_completion_tokens: int
-    notes: dict[str, Any]
+    notes: TurnNotes
 
 
 class EpisodeRecorder(BaseRecorder):
     """Records one episode whose endpoint takes and returns token ids.
 
-    `seed_path` is the episode's path in the tree of seeds. `hint` is what its teacher is shown.
-    `adapters` chooses each call's adapter, where a run has several.
+    `seed_path` is the episode's path in the tree of seeds, `hint` what its teacher is shown, and
+    `adapters` chooses the adapter of each call, where a run has several.
     """
 
     def __init__(
@@ -114,13 +105,14 @@ class EpisodeRecorder(BaseRecorder):
         tool_choice: str | None = None,
         parallel_tool_calls: bool = True,
         overrides: SamplingOverrides | None = None,
+        is_summary: bool = False,
     ) -> Turn:
-        """Makes one call with chat messages.
+        """Makes one call with chat messages; `is_summary` notes that it asks for a summary.
 
-        Without `parallel_tool_calls` the agent is shown only the first call. With `tool_choice`
-        "none" the schemas stay in the prompt, so that the conversation only grows, and calls are
-        returned as text. With "required" or a tool's name the prompt ends with the opening of a
-        call, which is context and not trained; the model writes the rest.
+        Without `parallel_tool_calls` the agent gets only the first call. With `tool_choice` "none"
+        the schemas stay in the prompt, so that the conversation only grows, and calls are returned
+        as text. With "required" or a tool's name the prompt ends with the opening of a call, which
+        is context and not trained; the model writes the rest.
         """
         index = await self._start_call()
         sent, offered = plain_chat(messages), self._offered(tools)
@@ -131,28 +123,28 @@ class EpisodeRecorder(BaseRecorder):
         trainable = self.is_trainable(agent_name, target_tag)
         adapter = self._adapter(agent_name, target_tag, trainable)
         request = self._request(index, list(prompt.ids), overrides, trainable, adapter)
-        self._tell_call(sent, offered)
-        with self._in_flight_request(request.id):
-            completion = await self._endpoint.generate(
-                request.prompt_ids, request.sampling, request.id
-            )
-        completion, notes = self._received(request, completion)
-        notes |= drop_none(
-            opening=prompt.opening or None,
-            calls_are_text=tool_choice == "none" or None,
-            one_call=not parallel_tool_calls or None,
+        self._report_call(sent, offered)
+        completion, notes = await self._generate(request)
+        notes = replace(  # these three say how the reply is to be read
+            notes,
+            opening=prompt.opening,
+            calls_are_text=tool_choice == "none",
+            one_call=not parallel_tool_calls,
         )
+        # With tool_choice "none" a call is not a mistake of the model, but text.
         takes_calls = bool(offered) and tool_choice != "none"
         decoded = self._reader.read(index, completion, offered, notes)
         self._session.record(sent, offered, decoded.message, completion)
-        notes |= drop_none(
+        notes = replace(
+            notes,
             continues=prompt.continues,
             reason=prompt.reason,
             drift=prompt.drift,
-            drift_checked=prompt.drift_checked or None,
-            **self._hinted(prompt, sent, offered),
-            malformed_calls=(takes_calls and list(decoded.parsed.malformed)) or None,
-            **{OTHER_FORM: (takes_calls and decoded.parsed.other_form) or None},
+            drift_checked=prompt.drift_checked,
+            hinted_prompt=self._hinted_prompt(prompt, sent, offered),
+            malformed_calls=list(decoded.parsed.malformed) if takes_calls else [],
+            other_form=decoded.parsed.other_form if takes_calls else None,
+            is_summary=is_summary,
         )
         turn = Turn(
             completion=completion,
@@ -166,10 +158,10 @@ class EpisodeRecorder(BaseRecorder):
             ended_s=self._clock(),
             notes=notes,
         )
-        finish, shown = completion.finish_reason, (offered or (), sent)
-        return self._record_turn(
-            index, turn, CheckedReply(decoded.text, finish, decoded.parsed, *shown)
+        checked = CheckedReply(
+            decoded.text, completion.finish_reason, decoded.parsed, offered or (), sent
         )
+        return self._record_turn(index, turn, checked)
 
     async def give(
         self,
@@ -183,12 +175,12 @@ class EpisodeRecorder(BaseRecorder):
         agent_name: str = "default",
         target_tag: str = "default",
     ) -> Turn:
-        """Records a turn whose reply is given: an assistant message, written as the model itself
-        would write it. `token_ids` are the reply's ids where they are known; with `vocabulary`,
-        they are so in a vocabulary with this hash alone.
+        """Records a turn whose reply, an assistant message, is given; the engine is not called.
 
-        The engine is not called. The prompt is that of a call with these messages, so the next turn
-        continues this one as if it had been sampled.
+        `token_ids` are the reply's ids, if the caller has them. They are used only if `vocabulary`,
+        the hash of theirs, is None or that of this model; elsewhere the chat template writes the
+        reply. The prompt is that of a call with these messages, so the next turn continues this one
+        as if it had been sampled.
         """
         index = await self._start_call()
         started_s = self._clock()
@@ -201,14 +193,14 @@ class EpisodeRecorder(BaseRecorder):
             ids = given_reply_ids(self._template, sent, offered, plain_reply)
         else:
             ids = tuple(_token_ids(token_ids))
-        room = self._max_completion_tokens(index, len(prompt.ids))
-        if len(ids) > room:
+        max_length = self._max_completion_tokens(index, len(prompt.ids))
+        if len(ids) > max_length:
             raise self.truncate(
                 self._limits.reply_limit(len(prompt.ids)),
-                f"turn {index}'s given reply has {len(ids)} tokens, of {room} left",
+                f"turn {index}'s given reply has {len(ids)} tokens, of {max_length} left",
             )
         completion = Completion(tuple(prompt.ids), ids, (0.0,) * len(ids), "stop", 0)
-        self._tell_call(sent, offered)
+        self._report_call(sent, offered)
         self._session.record(sent, offered, plain_reply, completion)
         turn = Turn(
             completion=completion,
@@ -220,11 +212,11 @@ class EpisodeRecorder(BaseRecorder):
             trainable=is_trained and self.is_trainable(agent_name, target_tag),
             started_s=started_s,
             ended_s=self._clock(),
-            notes={GIVEN: True}
-            | drop_none(
+            notes=TurnNotes(
+                is_given=True,
                 continues=prompt.continues,
                 reason=prompt.reason,
-                **self._hinted(prompt, sent, offered),
+                hinted_prompt=self._hinted_prompt(prompt, sent, offered),
             ),
         )
         return self._record_turn(index, turn)
@@ -243,13 +235,9 @@ class EpisodeRecorder(BaseRecorder):
         trainable = self.is_trainable(agent_name, target_tag)
         adapter = self._adapter(agent_name, target_tag, trainable)
         request = self._request(index, _token_ids(prompt_ids), overrides, trainable, adapter)
-        self._tell_call([], None)
-        with self._in_flight_request(request.id):
-            completion = await self._endpoint.generate(
-                request.prompt_ids, request.sampling, request.id
-            )
-        completion, notes = self._received(request, completion)
-        text = self._reader.plain_text(completion, notes.get("stopped_at"))
+        self._report_call([], None)
+        completion, notes = await self._generate(request)
+        text = self._reader.plain_text(completion, notes.stopped_at)
         reply = {"role": "assistant", "content": text}
         turn = Turn(
             completion=completion,
@@ -266,8 +254,8 @@ class EpisodeRecorder(BaseRecorder):
         return self._record_turn(index, turn, CheckedReply(text, completion.finish_reason))
 
     def restore(self, turns: Mapping[int, Turn]) -> None:
-        """Takes the turns that an earlier recorder of the same episode has recorded, by their
-        numbers, so that the next call continues their ids. This one must have recorded none."""
+        """Adds the turns of an earlier recorder of the same episode, by their numbers, so that the
+        next call continues their ids. This recorder must have none yet."""
         assert not self._turns, f"episode {self.episode_id} has turns already"
         for number, turn in sorted(turns.items()):
             self._turns[number] = turn
@@ -280,7 +268,7 @@ class EpisodeRecorder(BaseRecorder):
         sent, offered = plain_chat(messages), self._offered(tools)
         length = num_characters([sent, offered])
         if length > self._limits.max_timeline * self._template.max_token_length:
-            return length  # too many tokens, however they are cut: see _check_length
+            return length  # too many tokens in any tokenization: see _check_length
         return len(self._session.prompt_for(sent, offered).ids)
 
     def carry_reply(
@@ -296,27 +284,24 @@ class EpisodeRecorder(BaseRecorder):
         """Returns the schemas that the model is shown."""
         return plain_messages(tools) if tools and not self._limits.force_disable_toolcalls else None
 
-    def _hinted(
+    def _hinted_prompt(
         self,
         prompt: Prompt,
         messages: list[dict[str, Any]],
         tools: list[dict[str, Any]] | None,
-    ) -> dict[str, Any]:
-        """Returns the note with the prompt that a teacher is shown, where a conversation begins."""
+    ) -> list[int]:
+        """Returns the prompt that a teacher is shown where a conversation begins."""
         if self._hint is None or prompt.continues:
-            return {}
+            return []
         session = TokenSession(self._template)
-        return {
-            HINTED: session.prompt_for(with_hint(messages, self._hint), tools, prompt.opening).ids
-        }
+        return session.prompt_for(with_hint(messages, self._hint), tools, prompt.opening).ids
 
     def _check_length(self, index: int, num_characters: int) -> None:
-        """Raises `EpisodeTruncated` for a prompt that has too many tokens, however they are cut:
-        tokenizing megabytes would hold up all other episodes."""
+        """Raises `EpisodeTruncated` for a prompt that has too many tokens in any tokenization:
+        tokenizing megabytes would block all other episodes."""
         most = self._limits.max_timeline
-        if num_characters <= most:
-            return
-        if num_characters > most * self._template.max_token_length:
+        # The first comparison is for speed: `max_token_length` walks the vocabulary once.
+        if num_characters > most and num_characters > most * self._template.max_token_length:
             raise self.truncate(
                 self._limits.timeline_limit,
                 f"turn {index}'s prompt has {num_characters} characters; "
@@ -335,23 +320,17 @@ class EpisodeRecorder(BaseRecorder):
         trainable: bool,
         adapter: str,
     ) -> _EndpointRequest:
-        """Builds the request of call number `index`.
-
-        Raises `EpisodeTruncated` where the limits leave no tokens for a reply.
-        """
+        """Builds the request of call number `index`. Raises `EpisodeTruncated` if the limits leave
+        no tokens for a reply."""
         accepted, refused = (overrides or SamplingOverrides()).split(trainable)
         max_completion_tokens = self._max_completion_tokens(index, len(prompt_ids))
-        changed = accepted.given | {
+        changed = accepted.settings | {
             "max_tokens": min(max_completion_tokens, accepted.max_tokens or max_completion_tokens),
             "seed": self._seed(index, accepted),
             "stop_token_ids": self._sampling.stop_token_ids or self._template.stop_token_ids,
             "adapter": adapter,
         }
-        notes = drop_none(
-            sampling=accepted.given or None,
-            sampling_not_taken=refused or None,
-            **{ADAPTER: adapter or None},
-        )
+        notes = TurnNotes(sampling=accepted.settings, sampling_not_taken=refused, adapter=adapter)
         request_id = f"{self.episode_id}/{index:04d}"
         sampling = replace(self._sampling, **changed)
         return _EndpointRequest(
@@ -363,32 +342,30 @@ class EpisodeRecorder(BaseRecorder):
             return ""
         return self._adapters.for_call(agent_name, target_tag, trainable=trainable)
 
-    @contextmanager
-    def _in_flight_request(self, request_id: str) -> Iterator[None]:
-        """Surrounds a request, and aborts it when its caller is cancelled or the episode ends."""
-        self._in_flight.add(request_id)
+    async def _generate(self, request: _EndpointRequest) -> tuple[Completion, TurnNotes]:
+        """Returns the completion up to its stop string, and the notes on its sampling. The request
+        is aborted when its caller is cancelled; `close` aborts it when the episode ends."""
+        self._in_flight.add(request.id)
         try:
             with self._calling_endpoint():
-                yield
+                completion = await self._endpoint.generate(
+                    request.prompt_ids, request.sampling, request.id
+                )
         except asyncio.CancelledError:
-            self._endpoint.abort(request_id)
+            self._endpoint.abort(request.id)
             raise
         finally:
-            self._in_flight.discard(request_id)
-
-    def _received(
-        self, request: _EndpointRequest, completion: Completion
-    ) -> tuple[Completion, dict[str, Any]]:
-        """Returns the completion up to its stop string, and the turn's notes on the sampling."""
+            self._in_flight.discard(request.id)
         if self._closed or completion.finish_reason == "abort":
             raise EpisodeClosed(f"episode {self.episode_id} is over")
         completion, stopped_at = self._reader.truncate_at_stop(completion, request.sampling.stop)
-        notes = request.notes | drop_none(stopped_at=stopped_at)
+        notes = replace(request.notes, stopped_at=stopped_at)
         if completion.finish_reason != "length":
             return completion, notes
         if request.sampling.max_tokens < request.max_completion_tokens:
-            return completion, notes | {CUT_BY_AGENT: True}
-        # After a reply that the limit of one reply cut, the agent still has room for other calls.
+            return completion, replace(notes, cut_by_agent=True)
+        # A reply that only the limit of one reply cut leaves room for other calls, so the
+        # episode continues. One that filled the timeline ends it, and still counts with its reward.
         limit = self._limits.reply_limit(len(request.prompt_ids))
         if limit is not Limit.MAX_RESPONSE_LENGTH_IN_ONE_TURN:
             most = self._limits.max_timeline
@@ -396,7 +373,7 @@ class EpisodeRecorder(BaseRecorder):
         return completion, notes
 
     def _max_completion_tokens(self, index: int, prompt_length: int) -> int:
-        """Returns how many tokens the reply may have; ends the episode where it may have none."""
+        """Returns how many tokens the reply may have; ends the episode if there are none."""
         truncation = self._limits.truncation_by(index, prompt_length)
         if truncation is not None:
             raise self.truncate(truncation.limit, truncation.detail)
@@ -411,26 +388,62 @@ class EpisodeRecorder(BaseRecorder):
         return self._template.tokenizer
 
     def close(self) -> None:
-        """Closes the episode, and aborts calls that the workflow did not wait for."""
+        """Closes the episode, and aborts the calls that the workflow did not wait for."""
         super().close()
         for request_id in sorted(self._in_flight):
             self._endpoint.abort(request_id)
 
     def _forced_opening(self, offered: Sequence[dict[str, Any]], tool_choice: str | None) -> str:
+        """Returns how a call that `tool_choice` asks for begins; "" if it asks for none."""
         if not offered or tool_choice in (None, "auto", "none"):
             return ""
         names = [tool["function"]["name"] for tool in offered]
         if tool_choice in ("required", "any"):
             return self._parser.opening(names[0] if len(names) == 1 else None)
         if tool_choice not in names:
-            shown = plain_text(tool_choice, 100)
-            raise ValueError(f"tool_choice {shown!r} is none of {', '.join(map(str, names))}")
+            name = plain_text(tool_choice, 100)
+            raise ValueError(f"tool_choice {name!r} is none of {', '.join(map(str, names))}")
         return self._parser.opening(tool_choice)
 
 
 def _token_ids(prompt_ids: Sequence[int]) -> list[int]:
-    """Returns the ids as ints; raises ValueError for what cannot be an id."""
-    ids = [operator.index(each) for each in prompt_ids]
+    """Returns the ids as ints; raises ValueError for one out of range."""
+    ids = [operator.index(token_id) for token_id in prompt_ids]
     if ids and not 0 <= min(ids) <= max(ids) <= MAX_TOKEN_ID:
         raise ValueError(f"generate: token ids are 0 to {MAX_TOKEN_ID}")
     return ids
+
+
+def given_reply_ids(
+    template: ChatTemplate, messages: Sequence[Message], tools: Tools | None, reply: Message
+) -> tuple[int, ...]:
+    """Returns the ids of `reply` as the model itself would write it, with the end of its turn.
+
+    The text is what the chat template writes for the message at the end of the conversation, so
+    tool calls have the model's own format. It is tokenized apart from the prompt, as a sampled
+    reply is. Raises DataError if the template does not begin a reply in the history as its
+    generation prompt does (DeepSeek-R1, which drops the thinking), or does not end it.
+    """
+    prompt = template.render_marked(messages, tools)
+    whole = template.render_marked([*messages, reply], tools, add_generation_prompt=False)
+    if not whole.startswith(prompt):
+        raise DataError(
+            "the chat template does not write an assistant message as its generation prompt begins "
+            "one: give the reply's token_ids, or another ajet.model.chat_template",
+            code=Code.ROW_NOT_TRAINABLE,
+        )
+    # The reply ends with the last special token that ends a turn; a newline may follow it.
+    end = None
+    control = template.find_control(whole, len(prompt))
+    while control is not None:
+        position, token_id = control
+        if token_id in template.stop_token_ids:
+            end = position + len(template.token_text(token_id))
+        control = template.find_control(whole, position + 1)
+    if end is None:
+        raise DataError(
+            "the chat template writes no token that ends a reply after an assistant message: give "
+            "the reply's token_ids, or another ajet.model.chat_template",
+            code=Code.ROW_NOT_TRAINABLE,
+        )
+    return tuple(template.encode(whole[len(prompt) : end]))

@@ -1,9 +1,9 @@
-"""Reads replies: turns sampled ids into text, tool calls and the message that the agent gets.
+"""Turns sampled ids into text, tool calls and the message that the agent gets.
 
     completion --truncate_at_stop--> completion, stop string --read--> text, parsed calls, message
 
-The recorder reads a reply when it is sampled; `ajet audit` reads it again from the record. A turn's
-notes hold what the ids do not contain.
+The recorder reads a reply as it is sampled; `ajet audit` reads it again from the record, from the
+ids and the turn's notes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ajet.core.inference.chat_template import MARK, ChatTemplate, clean_text
 from ajet.core.inference.endpoint import Completion
 from ajet.core.inference.stop_strings import cut_at_stop
 from ajet.core.inference.tool_parser import ParsedReply, ToolCall, ToolParser
+from ajet.core.trajectory.turn import TurnNotes
 
 PROMPT_END_TOKENS = 32
 """The prompt's last tokens, which hold a tag that opens thinking even if it is spelled in bytes."""
@@ -25,11 +26,8 @@ PROMPT_END_TOKENS = 32
 
 @dataclass(frozen=True, slots=True)
 class DecodedReply:
-    """Holds a reply as text and message.
-
-    `text` is all that the model wrote, after the opening that it was given; `message` has OpenAI's
-    form.
-    """
+    """Holds a reply as text and as a message in OpenAI's form. `text` begins with the opening of a
+    forced call, if there is one."""
 
     text: str
     parsed: ParsedReply
@@ -46,65 +44,60 @@ class ReplyReader:
     def truncate_at_stop(
         self, completion: Completion, stops: Sequence[str]
     ) -> tuple[Completion, str | None]:
-        """Returns the completion up to its first stop string, and that string.
-
-        Special tokens count by their spelling, as in the engine.
-        """
-        found = cut_at_stop(completion, stops, self._template.text_of) if stops else None
-        return (completion, None) if found is None else found
+        """Returns the completion up to its first stop string, and that string or None. Special
+        tokens count by their spelling, as in the engine."""
+        cut = cut_at_stop(completion, stops, self._template.text_of) if stops else None
+        return (completion, None) if cut is None else cut
 
     def read(
         self,
         turn: int,
         completion: Completion,
         tools: Sequence[Mapping[str, Any]] | None,
-        notes: Mapping[str, Any],
+        notes: TurnNotes,
     ) -> DecodedReply:
-        """Reads the reply of turn number `turn`. Of its `notes` it reads the opening of a forced
-        call, the stop string that ended the reply (`stopped_at`), whether its calls stay text
-        (`calls_are_text`, for ``tool_choice: none``; without tools they do), and whether the first
-        call alone is shown (`one_call`)."""
-        marked = self._text(completion, notes.get("stopped_at"), self._parser.special_tokens)
-        opening = notes.get("opening", "")
-        marked = opening + marked
-        prompt_end = self._prompt_end(completion, opening)
+        """Reads the reply of turn number `turn` (for the ids of its calls), with the `opening`,
+        `stopped_at`, `calls_are_text` and `one_call` of its notes. Without tools, calls stay text
+        too."""
+        marked = self._text(completion, notes.stopped_at, self._parser.special_tokens)
+        marked = notes.opening + marked
+        # The opening is at the end of the prompt's ids and part of the text here. The parser needs
+        # the text before it: a template may open a block of thinking there.
+        prompt_end = None
+        if ids := completion.prompt_ids:
+            end = len(ids) - (len(self._template.encode(notes.opening)) if notes.opening else 0)
+            prompt_end = self._template.text_of(ids[max(0, end - PROMPT_END_TOKENS) : end])
         parsed = self._parser.parse(marked, tools, prompt_end).without_marks()
         text = clean_text(marked)
-        if parsed.tool_calls and (not tools or notes.get("calls_are_text")):
+        if parsed.tool_calls and (not tools or notes.calls_are_text):
             return DecodedReply(text, parsed, {"role": "assistant", "content": text})
-        message = assistant_message(parsed, turn, parallel=not notes.get("one_call"))
+        message = assistant_message(parsed, turn, parallel=not notes.one_call)
         return DecodedReply(text, parsed, message)
 
     def plain_text(self, completion: Completion, stopped_at: str | None = None) -> str:
         """Returns the reply's text without special tokens."""
         return self._text(completion, stopped_at, ())
 
-    def _prompt_end(self, completion: Completion, opening: str) -> str | None:
-        """Returns the end of the prompt before the opening, which is part of the reply here."""
-        ids = completion.prompt_ids
-        end = len(ids) - (len(self._template.encode(opening)) if opening else 0)
-        return self._template.text_of(ids[max(0, end - PROMPT_END_TOKENS) : end]) if ids else None
-
     def _text(self, completion: Completion, stopped_at: str | None, keep: Sequence[str]) -> str:
-        """Decodes the reply up to its stop string, also where marks are inside that.
-
-        The token that ended the reply and other special tokens are left out, except those in
-        `keep`.
-        """
+        """Decodes the reply up to its stop string, without special tokens except those in
+        `keep`. Plain text that spells one of them has marks in it."""
         ids = completion.token_ids
         if completion.finish_reason == "stop" and ids and ids[-1] in self._template.stop_token_ids:
             ids = ids if self._template.token_text(ids[-1]) in keep else ids[:-1]
         text = self._template.decode(ids, keep)
         if stopped_at is None:
             return text
+        # A stop string that spells a special token has marks in it, too.
         spelled = f"{MARK}*".join(map(re.escape, stopped_at))
         return re.split(spelled, text, maxsplit=1)[0]
 
 
 def assistant_message(parsed: ParsedReply, turn: int, *, parallel: bool = True) -> dict[str, Any]:
-    """Returns the reply in OpenAI's form; without `parallel` it has only the first tool call. A
-    call keeps the id that the model wrote, so that its result cites it; the others are
-    ``call_<turn>_<order>``, the same in a run that is resumed or replayed."""
+    """Returns the reply in OpenAI's form; without `parallel` it has only the first tool call.
+
+    A call keeps an id that the model wrote, because its result will cite it. The others are
+    ``call_<turn>_<order>``: a resumed or replayed run must get the same ids.
+    """
     message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
     if parsed.reasoning is not None:
         message["reasoning_content"] = parsed.reasoning

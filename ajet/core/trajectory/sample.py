@@ -1,4 +1,4 @@
-"""Training samples, which the update reads: token ids, and numbers for each of them."""
+"""Training samples: token ids, and numbers for each of them, as the update reads them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 Component = Literal["policy_gradient", "cross_entropy", "kl_reference", "kl_teacher"]
-"""A term of the loss that tokens carry (update/loss.py). A token with `cross_entropy` was given,
-not sampled: its `logprobs` mean nothing."""
+"""A term of the loss (update/loss.py). Tokens with `cross_entropy` were given, not sampled: their
+`logprobs` have no meaning."""
 SAMPLED: tuple[Component, ...] = ("policy_gradient", "kl_reference")
-"""What each trained token of a sample without streams carries, with weight 1."""
+"""The terms that all trained tokens of a sample without streams have, with weight 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class TrainingSample:
     Position t's logprob is that of token_ids[t] given all before it. The constructor checks
     the lengths.
 
-    `old_logprobs` are the trainer's own before the update (None: the sampler's are used), and
-    `weights` the importance weights between the two (None: all are 1). `streams` holds the weight
-    of each token in the components of the loss (None: 1 in `SAMPLED` for each trained token), and
+    `old_logprobs` are the trainer's before the update (None: the sampler's are used), and `weights`
+    the importance weights between the two (None: all are 1). `streams` holds the weight of each
+    token in the components of the loss (None: 1 in `SAMPLED` for each trained token), and
     `teacher_logprobs` are the teacher's. All have length T.
     """
 
@@ -85,7 +85,7 @@ class TrainingSample:
         return int(self.loss_mask.sum())
 
     def stream(self, component: Component) -> NDArray[np.float32]:
-        """Returns the weight of each token in a component of the loss; 0 where none is trained."""
+        """Returns the weight of each token in a component of the loss; 0 outside the loss mask."""
         if self.streams is None:
             return (self.loss_mask * (component in SAMPLED)).astype(np.float32)
         weights_T = self.streams.get(component)
@@ -94,18 +94,18 @@ class TrainingSample:
         return np.where(self.loss_mask, weights_T, np.float32(0))
 
     def carries(self, component: Component) -> bool:
-        """Tells whether a token has a weight in a component of the loss."""
+        """Tells whether any token has a weight in a component of the loss."""
         return bool(self.stream(component).any())
 
     @property
     def has_signal(self) -> bool:
-        """Tells whether it has something to learn from: an advantage, a given reply, a teacher."""
+        """Tells whether there is anything to learn: an advantage, a given reply, or a teacher."""
         advantages = self.advantages[self.stream("policy_gradient") != 0]
         return bool(advantages.any() or self.carries("cross_entropy") or self.carries("kl_teacher"))
 
     @property
     def sampled_mask(self) -> NDArray[np.bool_]:
-        """Returns which trained tokens were sampled; the others were given."""
+        """Returns the mask of the trained tokens that were sampled, not given."""
         if self.streams is None:
             return self.loss_mask
         return self.loss_mask & (self.stream("cross_entropy") == 0)
@@ -116,6 +116,6 @@ class TrainingSample:
 
     @property
     def old_or_sampled(self) -> NDArray[np.float32]:
-        """Returns the old log-probabilities: the trainer's where they are known, or the
+        """Returns the old log-probabilities: the trainer's if it computed them, else the
         sampler's."""
         return self.logprobs if self.old_logprobs is None else self.old_logprobs

@@ -1,11 +1,11 @@
-"""What an update computed for the tokens of each turn, for the record; it does not enter training.
+"""What an update computed for the tokens of each turn. It is recorded; training does not read it.
 
     tokens = TrainedTokens()
     tokens.row("000012-train-0003-01", 0, "ratios", 5)[2:4] = 1.1, 0.9     # 5 sampled tokens
     tokens.cut("000012-train-0003-01", 0, "high", [2])
 
-Each number is that of the step's first pass over the token, before the optimizer step that the
-token is part of. A number that was not computed is not finite.
+The numbers are those of the step's first pass over a token, before the optimizer step that the
+token is part of. NaN stands for a number that was not computed.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 NUMBERS = ("policy_logprobs", "entropies", "ratios", "reference_logprobs")
-"""The numbers of a token: its log-probability under the policy, the entropy of the policy there,
-the ratio that the loss used, and the log-probability under the reference."""
+"""Of each token: its log-probability under the policy, the entropy of the policy at its position,
+the ratio that the loss used, and its log-probability under the reference."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnNumbers:
-    """Holds the numbers of a turn's sampled tokens: float32 arrays by a name of `NUMBERS`, each
-    with one entry for each token. `cuts` maps the bounds of the loss that acted to the tokens,
-    counted from 0 within the turn, on which they did."""
+    """Holds the numbers of a turn's sampled tokens: an array over them for each name in `NUMBERS`.
+    `cuts` maps the bounds of the loss that acted to the tokens where they did, counted from 0
+    within the turn."""
 
     numbers: Mapping[str, NDArray[np.float32]]
     cuts: Mapping[str, Sequence[int]]
@@ -39,25 +39,25 @@ class TrainedTokens:
     cuts: dict[tuple[str, int], dict[str, list[int]]] = field(default_factory=dict)
 
     def row(self, episode_id: str, turn: int, name: str, length: int) -> NDArray[np.float32]:
-        """Returns the array of one number over a turn's tokens, to be written to; a new one has no
-        number in it."""
+        """Returns the array of one number over a turn's tokens, for the caller to write to. A new
+        one holds NaN."""
         rows = self.rows.setdefault((episode_id, turn), {})
         if name not in rows:
             rows[name] = np.full(length, np.nan, np.float32)
         return rows[name]
 
     def cut(self, episode_id: str, turn: int, name: str, tokens: Iterable[int]) -> None:
-        """Notes the tokens of a turn that a bound acted on."""
+        """Adds tokens of a turn that a bound acted on."""
         cuts = self.cuts.setdefault((episode_id, turn), {})
         cuts[name] = sorted({*cuts.get(name, ()), *tokens})
 
-    def merge(self, other: TrainedTokens) -> None:
-        """Adds the numbers of another part of the tokens."""
-        for (episode_id, turn), rows in other.rows.items():
-            for name, found in rows.items():
-                mine = self.row(episode_id, turn, name, len(found))
-                np.copyto(mine, found, where=np.isfinite(found))
-        for (episode_id, turn), cuts in other.cuts.items():
+    def merge(self, addition: TrainedTokens) -> None:
+        """Adds the numbers of another rank or adapter; NaN overwrites nothing."""
+        for (episode_id, turn), rows in addition.rows.items():
+            for name, numbers in rows.items():
+                mine = self.row(episode_id, turn, name, len(numbers))
+                np.copyto(mine, numbers, where=np.isfinite(numbers))
+        for (episode_id, turn), cuts in addition.cuts.items():
             for name, tokens in cuts.items():
                 self.cut(episode_id, turn, name, tokens)
 

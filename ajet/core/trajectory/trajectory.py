@@ -1,4 +1,4 @@
-"""The record of one finished episode, and the group of episodes of one task."""
+"""The record of one ended episode, and the group of the episodes of one task."""
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -7,11 +7,11 @@ from ajet.core.activity import TimedCall
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.truncation import Limit, Truncation
-from ajet.core.trajectory.turn import CUT_BY_AGENT, Turn
+from ajet.core.trajectory.turn import Turn
 
 
 class EpisodeStatus(StrEnum):
-    """Says how an episode ended; only `ok` and `truncated` are trained on."""
+    """How an episode ended; only `ok` and `truncated` are trained on."""
 
     OK = "ok"
     TRUNCATED = "truncated"  # a limit of tokens or turns cut it; its reward stands
@@ -24,7 +24,7 @@ class EpisodeStatus(StrEnum):
 
 
 class SelectionName(StrEnum):
-    """Names what decided about an episode after it had ended, in the order of the decisions."""
+    """What decided about an episode after it ended, in the order of the decisions."""
 
     ZERO = "zero"  # it failed, and counts with reward 0
     DROP_GROUP = "drop_group"  # another member failed
@@ -41,7 +41,7 @@ LEAVE_OUT = tuple(name for name in SelectionName if name is not SelectionName.ZE
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Holds what a failure policy or a selection made of an episode, and one line that says why."""
+    """Holds what a failure policy or a selection decided about an episode, and why in one line."""
 
     name: SelectionName
     reason: str
@@ -51,14 +51,13 @@ class Selection:
 class Trajectory:
     """Holds the turns of one episode in the order they were made, its outcome and its reward.
 
-    `outcome` is how the episode ended, `selection` what the failure policy or a selection made of
-    it afterwards, and `status` follows from both. `reward` is None until it is judged, and stays
-    None for a failed episode, and where a run that needs no rewards has nobody who gives one; so
-    does `is_success`. `failure` is one line, with the class and the source line that raised it,
-    and `truncation` is the limit that ended the episode. `timings` are seconds by phase.
-    `began_unix_s` is when its attempt began (0: it never did), and `calls` are what it called
-    besides the model: tools, environments, the judge.
-    `earlier_attempts` are the failed attempts before this one, with the failure policy ``retry``.
+    `outcome` is how the episode ended, `selection` what the failure policy or a selection decided
+    afterwards, and `status` follows from both. `reward` and `is_success` are None until the episode
+    is judged. They stay None if it failed, or if nobody rewards it in a run that needs no rewards.
+    `failure` is one line with the class and the source line that raised it. `timings` are seconds
+    by phase. `began_unix_s` is when the attempt began (0: never), and `calls` are its calls of
+    tools, environments and the judge. `earlier_attempts` are failed ones, with the failure policy
+    ``retry``.
     """
 
     workflow_task: WorkflowTask
@@ -77,34 +76,31 @@ class Trajectory:
     earlier_attempts: "tuple[Trajectory, ...]" = ()
 
     def leave_out(self, by: SelectionName, reason: str) -> "Trajectory":
-        """Returns the trajectory as left out: recorded and counted, with its reward, but not
-        trained.
-        """
+        """Returns the trajectory as left out: recorded and counted with its reward, not trained."""
         return replace(self, selection=Selection(by, reason))
 
     @property
     def left_out(self) -> SelectionName | None:
-        """Returns the selection that keeps it out of the update, if one does."""
+        """Returns the selection that keeps it out of the update, or None."""
         name = None if self.selection is None else self.selection.name
         return None if name is SelectionName.ZERO else name
 
     @property
     def status(self) -> EpisodeStatus:
-        """Returns the status that the update sees: `aborted` where a selection left the episode
-        out, `truncated` where it failed and counts with reward 0, and its outcome elsewhere."""
+        """Returns the outcome as the update sees it: `aborted` if a selection left the episode out,
+        `truncated` if it failed and counts with reward 0."""
         if self.selection is None:
             return self.outcome
         return EpisodeStatus.TRUNCATED if self.left_out is None else EpisodeStatus.ABORTED
 
     @property
     def ended_as(self) -> EpisodeStatus:
-        """Returns the outcome: the name that earlier versions had for it."""
+        """Returns the outcome, under the name that earlier versions had for it."""
         return self.outcome
 
     @property
     def error(self) -> str | None:
-        """Returns one line about what was decided about the episode, which limit cut it, or why it
-        failed; None where nothing of that happened."""
+        """Returns in one line why the episode was selected, cut or failed; None if it was not."""
         if self.selection is not None:
             return self.selection.reason
         return self.failure if self.truncation is None else self.truncation.detail
@@ -124,50 +120,51 @@ class Trajectory:
 
     @property
     def is_valid(self) -> bool:
-        """Tells whether it did not fail and was not left out: it counts in its group."""
+        """Tells whether it counts in its group: it did not fail and was not left out."""
         return self.status in (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)
 
     @property
     def cut_by(self) -> Limit | None:
-        """Returns the limit that ended the episode or cut its last trained reply; None where
-        neither happened, or where the episode failed or was stopped on its way."""
+        """Returns the limit that ended the episode or cut its last trained reply. None if neither
+        happened, and for an episode that failed or was stopped."""
         if self.outcome is EpisodeStatus.TRUNCATED:
             return Limit.UNKNOWN if self.truncation is None else self.truncation.limit
+        # An agent may end normally after a reply that was cut: its answer is incomplete.
         last = next((turn for turn in reversed(self.turns) if turn.trainable), None)
         if self.outcome is not EpisodeStatus.OK or last is None or not last.is_cut:
             return None
-        if CUT_BY_AGENT in last.notes:
+        if last.notes.cut_by_agent:
             return Limit.WORKFLOW
         return Limit.MAX_RESPONSE_LENGTH_IN_ONE_TURN
 
     @property
     def is_given(self) -> bool:
-        """Tells whether all its replies were given, so that a reward says nothing of the model."""
+        """Tells whether all its replies were given: a reward says nothing about the model then."""
         return bool(self.turns) and all(turn.is_given for turn in self.turns)
 
     @property
     def is_malformed(self) -> bool:
-        """Tells whether one of its replies failed one of the run's checks."""
-        return any("malformed" in turn.notes for turn in self.turns)
+        """Tells whether a reply failed one of the run's checks."""
+        return any(turn.notes.malformed for turn in self.turns)
 
     @property
     def agent_rewards(self) -> dict[str, float]:
-        """Returns the reward of each trained agent by its name; empty where all earned `reward`."""
+        """Returns the reward of each trained agent by name; empty if all earned `reward`."""
         return {} if self.output is None or self.is_malformed else self.output.agent_rewards
 
     @property
     def trained_agents(self) -> list[str]:
-        """Returns the names of the agents whose calls are trained, in the order of their first."""
+        """Returns the names of the trained agents, in the order of their first calls."""
         return list(dict.fromkeys(turn.agent_name for turn in self.turns if turn.trainable))
 
     @property
     def earned(self) -> tuple[float | None, ...]:
-        """Returns its reward and those of its agents, in the order of their names."""
+        """Returns the episode's reward and those of its agents, in the order of their names."""
         return (self.reward, *(value for _, value in sorted(self.agent_rewards.items())))
 
     @property
     def num_sampled(self) -> int:
-        """Returns the tokens sampled by trainable turns, which the loss masks must add up to."""
+        """Returns the number of tokens in trainable turns, which the loss masks must add up to."""
         return sum(len(t.completion.token_ids) for t in self.turns if t.trainable)
 
 
@@ -175,8 +172,8 @@ class Trajectory:
 class Group:
     """Holds the episodes of one task in one step, in the order of `rollout_index`.
 
-    `task` is as the reader gave it: a workflow may change its own copy. `baseline` is the reward of
-    a greedy episode, where the estimator compares with one.
+    `task` is the reader's; a workflow may change only a copy. `baseline` is the reward of a greedy
+    episode, if the estimator compares with one.
     """
 
     group_id: str

@@ -10,9 +10,7 @@ on it and is not trained on an earlier one:
 
 So each sampled token of a trainable turn is trained exactly once, in the context it was sampled in.
 Turns that sampled at the same positions of one path (retries, several samples of one prompt) get a
-timeline each, even when their ids are equal.
-
-Not covered: timelines that would train nothing (turns of agents that are not trained) are not made.
+timeline each, even if their ids are equal.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -48,38 +46,39 @@ class Timeline:
 
 
 def timelines(turns: Sequence[Turn]) -> list[Timeline]:
-    """Returns the episode's timelines; every sampled token of a trainable turn is in exactly
-    one mask.
-    """
+    """Returns the episode's timelines. Every sampled token of a trainable turn is in exactly one
+    loss mask; turns that are not trainable get no timeline."""
     return [_timeline(path, chain, turns) for path, chain in _chains(turns)]
 
 
 def num_timelines(turns: Sequence[Turn]) -> int:
-    """Returns the number of the episode's timelines without making them."""
+    """Returns the number of the episode's timelines without building their arrays."""
     return sum(1 for _ in _chains(turns))
 
 
 def _chains(turns: Sequence[Turn]) -> Iterator[tuple[Ids, list[int]]]:
     """Yields the path of each timeline with the turns that it trains."""
-    left = {
+    remaining = {
         index: (*turn.completion.prompt_ids, *turn.completion.token_ids)
         for index, turn in enumerate(turns)
         if turn.trainable and turn.completion.token_ids
     }
-    parents = _parents(left)
-    while left:  # a second round is only for turns that sampled the same positions as another
-        for leaf in _leaves(left, parents):
-            chain = _chain(leaf, left, parents, turns)
-            yield left[leaf], chain
+    parents = _parents(remaining)
+    # One round trains all turns, except those that sampled the same positions of a path as another
+    # turn, for example a retry with equal ids: they remain for the next round.
+    while remaining:
+        for leaf in _leaves(remaining, parents):
+            chain = _chain(leaf, remaining, parents, turns)
+            yield remaining[leaf], chain
             for index in chain:
-                del left[index]
+                del remaining[index]
 
 
 def _parents(paths: dict[int, Ids]) -> dict[int, int | None]:
     """Returns for each path the longest other path that it begins with.
 
-    In sorted order a path comes right after those it begins with, so one stack of open prefixes
-    finds them all.
+    In sorted order a path comes after those it begins with, with only other continuations of them
+    in between, so one stack of open prefixes finds them all.
     """
     parents: dict[int, int | None] = {}
     stack: list[int] = []
@@ -93,29 +92,29 @@ def _parents(paths: dict[int, Ids]) -> dict[int, int | None]:
     return parents
 
 
-def _leaves(left: Iterable[int], parents: dict[int, int | None]) -> list[int]:
+def _leaves(remaining: Iterable[int], parents: dict[int, int | None]) -> list[int]:
     """Returns the turns, in order, whose path no other remaining turn continues."""
-    left = sorted(left)
+    remaining = sorted(remaining)
     continued: set[int] = set()
-    for index in left:
+    for index in remaining:
         above = parents[index]
+        # Ancestors of one that is marked are marked already, so each is visited once.
         while above is not None and above not in continued:
             continued.add(above)
             above = parents[above]
-    return [index for index in left if index not in continued]
+    return [index for index in remaining if index not in continued]
 
 
 def _chain(
-    leaf: int, left: dict[int, Ids], parents: dict[int, int | None], turns: Sequence[Turn]
+    leaf: int, remaining: dict[int, Ids], parents: dict[int, int | None], turns: Sequence[Turn]
 ) -> list[int]:
-    """Returns the turns that the leaf's path trains: those not trained yet, with no position
-    sampled twice.
-    """
+    """Returns the turns that the leaf's path trains, in the order of the path: those not trained
+    yet, so that no position is sampled by two of them."""
     chain: list[int] = []
-    free_until = len(left[leaf])
+    free_until = len(remaining[leaf])  # positions from here on belong to turns of the chain
     index: int | None = leaf
     while index is not None:
-        if index in left and len(left[index]) <= free_until:
+        if index in remaining and len(remaining[index]) <= free_until:
             chain.append(index)
             free_until = len(turns[index].completion.prompt_ids)
         index = parents[index]

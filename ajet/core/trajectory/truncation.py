@@ -1,15 +1,11 @@
-"""What cut an episode short: which limit, and the numbers in one line.
-
-Text is made of a truncation (`str`), and never read back: what asks which limit it was reads
-`limit`.
-"""
+"""What cut an episode short: the limit, and one line with the numbers."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class Limit(StrEnum):
-    """Names a limit that can end an episode: its key in the config, where it has one."""
+    """A limit that can end an episode. The value is its key in the config, if it has one."""
 
     MAX_PROMPT_LENGTH = "ajet.data.max_prompt_length"
     MAX_RESPONSE_LENGTH = "ajet.data.max_response_length"
@@ -24,7 +20,7 @@ class Limit(StrEnum):
 
     @property
     def metric(self) -> str:
-        """Returns the end of the metric that counts the episodes it cut (`episodes/cut_…`)."""
+        """Returns the last part of the metric that counts its episodes (`episodes/cut_…`)."""
         return self.value.rpartition(".")[2].replace(" ", "_")
 
 

@@ -18,16 +18,10 @@
                 metrics={},
             )
 
-A loop is made for each episode with verl's arguments, as far as its constructor takes them; classes
-that derive from verl's own base work too. What is trained are the recorded calls: a mask that marks
-a token which the model did not sample is an error, and sampled tokens that an output leaves out are
-trained all the same, counted (`sampled_tokens_left_out`), and said once.
-
-A constructor's `tools` is verl's empty `ToolListWrap`: the tools of `tool_config_path` are those of
-`tool_agent`, and a run whose config names such a file refuses a loop that takes `tools`.
-
-Not covered: images; verl's tool parsers; `ct_*` methods of its base class but for the first; the
-durations in `metrics`, since a run has its own.
+A loop is made for each episode, with those of verl's arguments that its constructor takes; classes
+that derive from verl's own base work too. Training uses the recorded calls: a mask that marks a
+token which the model did not sample is an error, and sampled tokens that an output leaves out are
+trained anyway, with a warning and a count (`sampled_tokens_left_out`).
 """
 
 from __future__ import annotations
@@ -70,7 +64,7 @@ ARGUMENTS = (
     "tools",
 )
 FORMER_ARGUMENTS = ("config", "dataset_config")
-"""Names of older versions of verl, given to a constructor that has them."""
+"""Names in older versions of verl, passed to a constructor that has them."""
 LEFT_OUT = "sampled_tokens_left_out"
 
 _initialized: WeakSet[type] = WeakSet()
@@ -79,7 +73,7 @@ _warned: WeakSet[type] = WeakSet()
 
 @dataclass(slots=True)
 class AgentLoopMetrics:
-    """verl's durations of an episode. They are not kept."""
+    """verl's durations of an episode, which ajet does not read."""
 
     generate_sequences: float = 0.0
     tool_calls: float = 0.0
@@ -89,9 +83,8 @@ class AgentLoopMetrics:
 
 @dataclass(slots=True, kw_only=True)
 class AgentLoopOutput:
-    """The result of a loop's `run`. With `reward_score=None` the judge gives the reward. It finds
-    `extra_fields` in the output's metadata, and the last reply as `final_answer` if they have none.
-    """
+    """The result of a loop's `run`. With `reward_score=None` the judge gives the reward, and finds
+    `extra_fields` in the output's metadata; `final_answer` is the last reply by default."""
 
     prompt_ids: list[int]
     response_ids: list[int]
@@ -107,14 +100,14 @@ class AgentLoopOutput:
 
 @dataclass(frozen=True, slots=True)
 class ConfigWrap:
-    """Holds a config, as verl hands it to a constructor."""
+    """A config, as verl passes it to a constructor."""
 
     config: DictConfig
 
 
 @dataclass(frozen=True, slots=True)
 class ToolListWrap:
-    """Holds tools, as verl hands them to a constructor. It is empty: see `check_config`."""
+    """The tools, as verl passes them to a constructor; always empty, see `check_config`."""
 
     tools: list[Any] = field(default_factory=list)
 
@@ -147,7 +140,7 @@ class AgentLoopBase:
 
     @classmethod
     def init_class(cls, config: DictConfig, tokenizer: Any, **_others: Any) -> None:
-        """Prepares the class; ajet calls it once in a process, before the first object is made."""
+        """Prepares the class; called once in a process, before its first object is made."""
         cls._class_initialized = True
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
@@ -162,34 +155,34 @@ class AgentLoopBase:
         videos: Any = None,
         remove_system_prompt: bool = False,
     ) -> list[int]:
-        """Returns the ids of the messages with the generation prompt at their end. Messages that
-        follow others are rendered alone, without the system prompt that the template begins with.
-        """
+        """Returns the ids of the messages and the generation prompt. `remove_system_prompt` is for
+        messages that follow others: templates write a default system prompt before them."""
         if images or videos:
-            raise TypeError("apply_chat_template: images and videos are not covered")
+            raise TypeError("apply_chat_template: images and videos are not supported")
         ids = self._rendered(messages, tools=tools, add_generation_prompt=True)
         return ids[len(self._system_prompt()) :] if remove_system_prompt else ids
 
     async def ct_build_initial_tokens(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **_: Any
     ) -> list[int]:
-        """Does the same, under the name of verl 0.9."""
+        """The name of `apply_chat_template` in verl 0.9."""
         return await self.apply_chat_template(messages, tools)
 
     async def process_vision_info(self, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Returns an empty dict, since there are no images; raises TypeError where there are."""
-        blocks = [each for message in messages for each in _blocks(message.get("content"))]
-        if kinds := {str(each.get("type")) for each in blocks} - {"text"}:
-            raise TypeError(f"messages hold {', '.join(sorted(kinds))}: text alone is covered")
+        """Returns an empty dict. Raises TypeError for messages with images."""
+        blocks = [block for message in messages for block in _blocks(message.get("content"))]
+        if kinds := {str(block.get("type")) for block in blocks} - {"text"}:
+            raise TypeError(f"messages hold {', '.join(sorted(kinds))}: only text is supported")
         return {}
 
     process_multi_modal_info = process_vision_info
 
     def _system_prompt(self) -> list[int]:
-        """Returns what the template puts before the first message."""
+        """Returns the ids that the template writes before the first message."""
+        # With p ids before and m ids for each message, the two lengths are p + m and p + 2m.
         turn = {"role": "user", "content": ""}
-        one, two = self._rendered([turn]), self._rendered([turn, turn])
-        return one[: max(0, 2 * len(one) - len(two))]
+        once, twice = self._rendered([turn]), self._rendered([turn, turn])
+        return once[: max(0, 2 * len(once) - len(twice))]
 
     def _rendered(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
         options |= self.apply_chat_template_kwargs
@@ -211,7 +204,7 @@ class LoopWorkflow(Workflow):
         config = verl_config(model_tuner.config or AjetConfig())
         tokenizer = _with_plain_ids(model_tuner.tokenizer)
         _init_once(self.loop_class, config, tokenizer)
-        given = {
+        provided = {
             "config": config,
             "dataset_config": config.data,
             "trainer_config": ConfigWrap(config),
@@ -223,55 +216,61 @@ class LoopWorkflow(Workflow):
             "hf_model_type": None,
             "tools": ToolListWrap(),
         }
-        kind = self.loop_class
-        loop = kind(**_accepted(kind, given, FORMER_ARGUMENTS), **self.settings)
+        loop_class = self.loop_class
+        loop = loop_class(**_accepted(loop_class, provided, FORMER_ARGUMENTS), **self.settings)
         arguments = row_arguments(workflow_task) | {"sampling_params": _sampling(model_tuner)}
         result = await loop.run(**_accepted(loop.run, arguments, ("messages",)))
         return to_workflow_output(result, model_tuner, self.loop_class)
 
     @classmethod
     def check_config(cls, config: AjetConfig) -> None:
-        """Raises a ConfigError where the loop takes verl's `tools`, and the config has some."""
-        kind, path = cls.loop_class, config.ajet.rollout.multi_turn.tool_config_path
-        if path is not None and any("tools" in _parameters(each.__init__) for each in kind.__mro__):
+        """Raises a ConfigError if the loop takes verl's `tools` and the config has some: only
+        `tool_agent` gets those."""
+        loop_class, path = cls.loop_class, config.ajet.rollout.multi_turn.tool_config_path
+        if path is not None and any(
+            "tools" in _parameters(base.__init__) for base in loop_class.__mro__
+        ):
             raise ConfigError(
-                f"{line_of(kind)}: {kind.__name__} takes verl's tools, which ajet gives to "
-                f"tool_agent alone (ajet.rollout.multi_turn.tool_config_path is {path}): name "
-                "tool_agent in the rows, or make the tools in init_class and take none",
+                f"{line_of(loop_class)}: {loop_class.__name__} takes verl's tools, which ajet "
+                f"gives only to tool_agent (ajet.rollout.multi_turn.tool_config_path is {path}): "
+                "name tool_agent in the rows, or make the tools in init_class and take none",
                 code=Code.TOOL_CLASS,
             )
 
 
 def as_loop_workflow(
-    kind: type, agent_name: str, settings: Mapping[str, Any] | None = None
+    loop_class: type, agent_name: str, settings: Mapping[str, Any] | None = None
 ) -> type[LoopWorkflow]:
-    """Returns a workflow that runs a loop class, under the name and module of the class, which
-    errors and the run folder show."""
-    attributes = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    """Returns a workflow that runs a loop class. It has the class's name and module, for errors and
+    the run folder."""
+    attributes = {
+        name: getattr(loop_class, name) for name in ("__module__", "__qualname__", "__doc__")
+    }
     attributes |= {
-        "loop_class": kind,
+        "loop_class": loop_class,
         "name": agent_name,
         "settings": dict(settings or {}),
-        "trainable_targets": getattr(kind, "trainable_targets", None),
+        "trainable_targets": getattr(loop_class, "trainable_targets", None),
     }
-    return type(kind.__name__, (LoopWorkflow,), attributes)
+    return type(loop_class.__name__, (LoopWorkflow,), attributes)
 
 
-def is_agent_loop(kind: type) -> bool:
-    """Returns whether the class is an agent loop: by its base's name, or by what it takes."""
-    if any(each.__name__ == "AgentLoopBase" for each in kind.__mro__):
+def is_agent_loop(loop_class: type) -> bool:
+    """Tells whether the class is an agent loop: by a base's name (verl's own base too), or by the
+    arguments that it takes."""
+    if any(base.__name__ == "AgentLoopBase" for base in loop_class.__mro__):
         return True
-    run = getattr(kind, "run", None)
-    if run is None or "server_manager" not in _parameters(kind.__init__):
+    run = getattr(loop_class, "run", None)
+    if run is None or "server_manager" not in _parameters(loop_class.__init__):
         return False
     return "sampling_params" in _parameters(run)
 
 
-def check_agent_loop(workflow: type[LoopWorkflow], where: str) -> None:
+def check_agent_loop(workflow: type[LoopWorkflow], key: str) -> None:
     """Raises a ConfigError unless an episode can make the loop and run it."""
-    kind = workflow.loop_class
-    location = f"{where}: {line_of(kind)}: {kind.__name__}"
-    run = getattr(kind, "run", None)
+    loop_class = workflow.loop_class
+    location = f"{key}: {line_of(loop_class)}: {loop_class.__name__}"
+    run = getattr(loop_class, "run", None)
     if run is None or run is AgentLoopBase.run or getattr(run, "__isabstractmethod__", False):
         raise ConfigError(
             f"{location} does not define async run(self, sampling_params, **kwargs)",
@@ -281,30 +280,30 @@ def check_agent_loop(workflow: type[LoopWorkflow], where: str) -> None:
         raise ConfigError(
             f"{location}.run is not async: write async def run(self, …)", code=Code.OWN_SIGNATURE
         )
-    known = (*ARGUMENTS, *FORMER_ARGUMENTS, *workflow.settings)
-    for name in required_names(kind):
-        if name not in known:
+    provided = (*ARGUMENTS, *FORMER_ARGUMENTS, *workflow.settings)
+    for name in required_names(loop_class):
+        if name not in provided:
             raise ConfigError(
                 f"{location} is made with {', '.join(ARGUMENTS)}: give {name} of its __init__ a "
                 "default, or a value in the file of agent_loop_config_path",
                 code=Code.OWN_SIGNATURE,
             )
     for name in workflow.settings:
-        if name in ARGUMENTS or not accepted_arguments(kind, {name: None}):
+        if name in ARGUMENTS or not accepted_arguments(loop_class, {name: None}):
             raise ConfigError(
                 f"{location} takes no {name}, which agent_loop_config_path gives it",
                 code=Code.OWN_SIGNATURE,
             )
 
 
-def to_workflow_output(result: Any, model_tuner: ModelTuner, kind: type) -> WorkflowOutput:
-    """Converts an AgentLoopOutput, ajet's or verl's, whose tokens must be those of the recorded
-    calls."""
+def to_workflow_output(result: Any, model_tuner: ModelTuner, loop_class: type) -> WorkflowOutput:
+    """Converts an AgentLoopOutput, ajet's or verl's. Raises ValueError if it marks tokens that no
+    recorded call sampled."""
     names = ("prompt_ids", "response_ids", "response_mask")
     if not all(hasattr(result, name) for name in names):
         raise TypeError(f"run() returned a {type(result).__name__}: return an AgentLoopOutput")
     if getattr(result, "multi_modal_data", None):
-        raise TypeError("run() returned multi_modal_data: text alone is covered")
+        raise TypeError("run() returned multi_modal_data: only text is supported")
     prompt_ids, response_ids, mask = (list(getattr(result, name)) for name in names)
     if len(mask) != len(response_ids):
         raise ValueError(
@@ -312,11 +311,11 @@ def to_workflow_output(result: Any, model_tuner: ModelTuner, kind: type) -> Work
             "response_mask: give one for each"
         )
     left_out = _sampled_tokens_left_out(prompt_ids, response_ids, mask, model_tuner.completions)
-    if left_out and kind not in _warned:
-        _warned.add(kind)
+    if left_out and loop_class not in _warned:
+        _warned.add(loop_class)
         logger.warning(
-            f"{kind.__name__}.run() left {left_out} sampled tokens out of its response or masked "
-            f"them; they are trained all the same (metric {LEFT_OUT})"
+            f"{loop_class.__name__}.run() left {left_out} sampled tokens out of its response or "
+            f"masked them; they are trained anyway (metric {LEFT_OUT})"
         )
     answer = model_tuner.decode(_last_reply(response_ids, mask))
     extra_fields = dict(getattr(result, "extra_fields", None) or {})
@@ -329,7 +328,7 @@ def to_workflow_output(result: Any, model_tuner: ModelTuner, kind: type) -> Work
 
 
 def row_arguments(workflow_task: WorkflowTask) -> dict[str, Any]:
-    """Returns the row's fields as verl's data set gives them to `run`."""
+    """Returns the row's fields as verl's data set passes them to `run`."""
     row = {str(name): value for name, value in workflow_task.task.metadata.items()}
     row.pop("agent_name", None)
     extra = row.get("extra_info")
@@ -350,11 +349,13 @@ def _sampled_tokens_left_out(
     mask: Sequence[int],
     completions: Sequence[Completion],
 ) -> int:
-    """Returns how many of the sampled tokens are not among those that the output marks. Raises
-    ValueError if it marks one that was not sampled there."""
+    """Returns how many sampled tokens the output does not mark. Raises ValueError if it marks a
+    token that was not sampled there."""
     ids = prompt_ids + response_ids
     is_sampled = [False] * len(ids)
     for completion in completions:
+        # A call counts only where its whole prompt is the beginning of the output: elsewhere the
+        # same ids would have been sampled in another context.
         start = len(completion.prompt_ids)
         if ids[:start] != list(completion.prompt_ids):
             continue
@@ -370,32 +371,32 @@ def _sampled_tokens_left_out(
                 "model sampled no such token: mark only what server_manager.generate returned, "
                 "after the prompt_ids that it was given"
             )
-    return sum(len(each.token_ids) for each in completions) - len(marked)
+    return sum(len(completion.token_ids) for completion in completions) - len(marked)
 
 
 def _last_reply(response_ids: list[int], mask: Sequence[int]) -> list[int]:
-    """Returns the ids of the last stretch that the model sampled."""
+    """Returns the ids of the last stretch with mask 1."""
     end = max((at for at, value in enumerate(mask, 1) if value), default=0)
     start = max((at for at, value in enumerate(mask[:end], 1) if not value), default=0)
     return response_ids[start:end]
 
 
-def _init_once(kind: type, config: DictConfig, tokenizer: Any) -> None:
-    """Calls `init_class` for the first object of a class. The flag that verl's users ask is the
-    class's own: one that is set on a base says nothing of this class."""
-    init_class = getattr(kind, "init_class", None)
-    if init_class is None or kind in _initialized:
+def _init_once(loop_class: type, config: DictConfig, tokenizer: Any) -> None:
+    """Calls `init_class` before the first object of a class."""
+    init_class = getattr(loop_class, "init_class", None)
+    if init_class is None or loop_class in _initialized:
         return
-    if "_class_initialized" not in vars(kind):
-        kind._class_initialized = False  # pyright: ignore[reportAttributeAccessIssue]
-    given = {"config": config, "tokenizer": tokenizer, "processor": None}
-    init_class(**accepted_arguments(init_class, given))
-    _initialized.add(kind)
+    # verl's users read this flag. Inherited from a base, it would be the base's.
+    if "_class_initialized" not in vars(loop_class):
+        loop_class._class_initialized = False  # pyright: ignore[reportAttributeAccessIssue]
+    provided = {"config": config, "tokenizer": tokenizer, "processor": None}
+    init_class(**accepted_arguments(init_class, provided))
+    _initialized.add(loop_class)
 
 
 def _with_plain_ids(tokenizer: Any) -> Any:
-    """Returns a copy of the tokenizer whose `apply_chat_template` returns a list of ids, as it does
-    in the versions of transformers that verl takes."""
+    """Returns a copy of the tokenizer whose `apply_chat_template` returns a list of ids, as in the
+    versions of transformers that verl uses."""
     if tokenizer is None:
         return None
 
@@ -411,15 +412,15 @@ def _with_plain_ids(tokenizer: Any) -> Any:
 def _sampling(model_tuner: ModelTuner) -> dict[str, Any]:
     """Returns the run's sampling parameters as verl passes them."""
     sampling: dict[str, Any] = dict(model_tuner.sampling_params)
-    del sampling["max_tokens"]  # a call's own limit in verl, and the run's in any case
+    del sampling["max_tokens"]  # in verl a limit of single calls; the run's limits hold anyway
     return sampling | {"repetition_penalty": 1.0, "logprobs": True}
 
 
-def _accepted(function: Any, given: Mapping[str, Any], named_alone: Sequence[str]) -> Any:
-    """Returns the arguments that the function takes; those of `named_alone` only if it has a
-    parameter of that name."""
+def _accepted(function: Any, provided: Mapping[str, Any], named_alone: Sequence[str]) -> Any:
+    """Returns the arguments that the function takes; those in `named_alone` only if it has a
+    parameter with that name, not for its `**kwargs`."""
     names = _parameters(function)
-    offered = {k: v for k, v in given.items() if k not in named_alone or k in names}
+    offered = {k: v for k, v in provided.items() if k not in named_alone or k in names}
     return accepted_arguments(function, offered)
 
 
@@ -428,4 +429,6 @@ def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def _blocks(content: Any) -> list[Mapping[str, Any]]:
-    return [each for each in content if isinstance(each, Mapping)] if type(content) is list else []
+    if type(content) is not list:
+        return []
+    return [block for block in content if isinstance(block, Mapping)]

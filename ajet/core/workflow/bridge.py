@@ -1,13 +1,11 @@
 """Calls between an episode's event loop and other threads.
 
-    the loop:  await run_in_thread(workflow.execute, …)      plain code, in a thread of its own
+    the loop:  await run_in_thread(workflow.execute, …)      plain code, in a new thread
     a thread:  run_blocking(recorder, recorder.chat(…))      blocks until the loop has done it
     any loop:  await run_on_loop(loop, recorder.chat(…))     the same, for code on another loop
 
 All calls of the model are made on the loop that the episode's recorder was made on, so the
-recorder, the judge and the engine's waves need no locks of their own.
-
-Not covered: ending a thread. The calls of the model that it makes after its episode are refused.
+recorder, the judge and the engine's waves need no locks.
 """
 
 from __future__ import annotations
@@ -26,15 +24,16 @@ from ajet.core.trajectory.limits import EpisodeClosed
 Result = TypeVar("Result")
 
 POLL_S = 1.0
-"""The seconds between a waiting thread's checks that the loop still runs."""
+"""Seconds between a waiting thread's checks that the loop still runs."""
 
 
 async def run_in_thread(
     function: Callable[..., Result], *arguments: Any, is_workflow: bool = False
 ) -> Result:
-    """Runs `function` in a new thread, and returns or raises what it does. A pool could run out of
-    threads: an episode that waits for one would hold up all that wait for the model. The thread of
-    an episode's `is_workflow` is where its activity is looked for."""
+    """Runs `function` in a new thread, and returns or raises what it does. `is_workflow` registers
+    the thread as that of the episode's activity."""
+    # Not a pool, which could run out of threads: an episode that waits for a thread would hold up
+    # all others that wait for its wave.
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Result] = loop.create_future()
     context = contextvars.copy_context()
@@ -59,14 +58,14 @@ def run_blocking(recorder: BaseRecorder, call: Coroutine[Any, Any, Result]) -> R
         recorder.on_blocking()
         raise BlockingCall(
             "a blocking call of the model on its event loop's own thread would wait for itself: "
-            "use the asynchronous form, or write `def execute`, which runs in a thread of its own"
+            "use the asynchronous form, or write `def execute`, which runs in a separate thread"
         )
     future = asyncio.run_coroutine_threadsafe(call, loop)
     while True:
         try:
             return future.result(POLL_S)
         except TimeoutError:
-            if future.done():  # in this very moment, or with an error of its own
+            if future.done():  # just now, or the call itself raised a TimeoutError
                 return future.result()
             if not loop.is_running():
                 raise EpisodeClosed("the event loop of the episode has ended") from None
@@ -83,7 +82,7 @@ def run_on_loop(
 
 
 def _post(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: Any) -> None:
-    """Calls the function on the loop's thread, unless the loop is closed: then nobody waits."""
+    """Calls the function on the loop's thread; nobody waits if the loop is closed."""
     if not loop.is_closed():
         loop.call_soon_threadsafe(function, *args)
 
@@ -94,13 +93,10 @@ def _resolve(future: asyncio.Future[Result], result: Result) -> None:
 
 
 def _reject(future: asyncio.Future[Any], error: BaseException) -> None:
-    if not future.done():
-        future.set_exception(_plain_error(error))
-
-
-def _plain_error(error: BaseException) -> BaseException:
-    """Returns the error, or a RuntimeError for a StopIteration, which a future refuses, and for a
-    KeyboardInterrupt, which would end the event loop: a person's reaches the main thread alone."""
+    if future.done():
+        return
+    # A future refuses a StopIteration, and a KeyboardInterrupt would end the event loop. The latter
+    # is the workflow's: that of a person reaches only the main thread.
     if isinstance(error, StopIteration | KeyboardInterrupt):
-        return RuntimeError(type(error).__name__)
-    return error
+        error = RuntimeError(type(error).__name__)
+    future.set_exception(error)

@@ -1,4 +1,4 @@
-"""The reply of `ModelTuner.chat`: a plain message to whoever sends it back, with typed access."""
+"""The reply of `ModelTuner.chat`: a plain message with typed access."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ if TYPE_CHECKING:
 
 
 class ChatReply(dict[str, Any]):
-    """An assistant message in OpenAI's form. It is a dict, to be put into the next call's messages
-    as it is; its attributes are the same values with their types, and the tokens behind them.
-
-    `completion` has the token ids, which are no part of the message. What is trained are the
-    recorded tokens, whatever becomes of this object.
+    """An assistant message in OpenAI's form: a dict, to be put into the next call's messages. Its
+    properties are the same values with their types. `completion` has the token ids; changes of the
+    message do not change what is trained.
     """
 
     def __init__(self, message: Mapping[str, Any], completion: Completion | None = None) -> None:
@@ -26,17 +24,17 @@ class ChatReply(dict[str, Any]):
         def __getattr__(self, name: str) -> Any:
             raise AttributeError(
                 f"a ChatReply has no attribute {name!r}: it is a dict, reply[{name!r}], with the "
-                "attributes text, tool_calls and completion besides"
+                "attributes text, tool_calls and completion"
             )
 
     @property
     def text(self) -> str:
-        """Returns the content; "" where the reply has tool calls alone."""
+        """Returns the content; "" if the reply has only tool calls."""
         return self.get("content") or ""
 
     @property
     def tool_calls(self) -> list[dict[str, Any]]:
-        """Returns the tool calls in OpenAI's form; an empty list where there are none."""
+        """Returns the tool calls in OpenAI's form."""
         return self.get("tool_calls") or []
 
     @property

@@ -1,4 +1,4 @@
-"""Keeps a growing conversation within the context: the model writes a summary and goes on with it.
+"""Keeps a growing conversation within the context by a summary that the model writes.
 
     messages     system, task │ reply 1, user 2, reply 2 │ user 3            too long for a call
     summary      system, task, reply 1, user 2, reply 2, "summarise"  ->  S  recorded, trained
@@ -9,15 +9,10 @@
         shown = await compaction.shown(messages, tools)     # `messages` only grows
         messages.append(await model_tuner.chat(shown, tools))
 
-The call for a summary is a call of the episode: it counts in `max_steps`, and its tokens are
-trained with the episode's advantage. A prompt is too long when its reply and a summary after it
-would no longer fit, so that the call for the summary fits. After a reply with calls of tools, the
-request for it is their answer; the calls and their real answers are shown after the summary.
-Nothing is compacted where it could not help: on the last call, and where the task and the new
-messages alone are too long; the episode's limits then hold as without compaction.
-
-`Conversations` does it for agents whose framework keeps the messages and shows all of them at each
-call. Not covered: agents that come over HTTP, which compact by themselves.
+The call for a summary counts in `max_steps`, and its tokens are trained with the episode's
+advantage. Nothing is compacted where it could not help: on the last call, and if the task and the
+new messages alone are too long. `Conversations` is for frameworks that pass the whole conversation
+at each call.
 """
 
 from __future__ import annotations
@@ -27,18 +22,17 @@ from typing import Any
 
 from ajet.core.config.rollout import CompactionConfig
 from ajet.core.trajectory.base_recorder import BaseRecorder, SamplingOverrides
-from ajet.core.trajectory.turn import SUMMARY
 from ajet.core.workflow.bridge import run_on_loop
 
 Messages = list[dict[str, Any]]
 GO_ON_TEXT = "Go on."
-"""The user message between a summary and a reply that is kept: roles alternate."""
+"""The user message between a summary and a kept reply: roles must alternate."""
 TOOL_MARGIN = 64
-"""Tokens that a request for a summary may have more as the answers of calls."""
+"""Tokens that a request for a summary may have in addition if it consists of tool results."""
 
 
 class Compaction:
-    """Compacts one conversation of one agent, as `ajet.rollout.compaction` says."""
+    """Compacts one conversation of one agent, as `ajet.rollout.compaction` configures it."""
 
     def __init__(
         self, recorder: BaseRecorder, settings: CompactionConfig, agent_name: str, target_tag: str
@@ -59,10 +53,10 @@ class Compaction:
         *,
         max_tokens: int | None = None,
     ) -> Messages:
-        """Returns what the next call is shown of the conversation: all of it, or its first prompt,
-        the newest summary and the messages since. `messages` is the whole conversation, which only
-        grows; `max_tokens` limits the next reply. May call the model for a summary, and raises
-        `EpisodeTruncated` as any call does."""
+        """Returns the messages for the next call: all of them, or the first prompt, the newest
+        summary and the messages since. `messages` is the whole conversation, which only grows;
+        `max_tokens` limits the next reply. May call the model for a summary, so it may raise
+        `EpisodeTruncated`."""
         if not self._settings.enable:
             return list(messages)
         if not self._num_first:
@@ -74,25 +68,28 @@ class Compaction:
     async def _shown(
         self, messages: Messages, tools: Sequence[dict[str, Any]] | None, max_tokens: int | None
     ) -> Messages:
-        shown = self._with_summary(messages)
+        prompt = self._with_summary(messages)
+        # Compact while there is still room to ask for a summary, not when the call itself fails.
         longest = self._longest_prompt(tools, max_tokens)
-        if self._recorder.num_prompt_tokens(shown, tools) <= longest:
-            return shown
-        replies = [i for i, each in enumerate(messages) if _is(each, "assistant")]
+        if self._recorder.num_prompt_tokens(prompt, tools) <= longest:
+            return prompt
+        # A summary needs a reply since the last one, and a call after it.
+        replies = [i for i, message in enumerate(messages) if _is(message, "assistant")]
         if not replies or replies[-1] < self._num_summarised or self._recorder.num_calls_left < 2:
-            return shown
+            return prompt
         most = self._recorder.limits.max_timeline - self._settings.max_summary_tokens
+        # Compact only if the task and the messages after the summary leave room for the summary.
         for start in self._starts(messages, replies[-1]):
             rest = [*messages[: self._num_first], *messages[start:]]
             if self._recorder.num_prompt_tokens(rest, tools) < most:
-                return await self._compacted(messages, shown, replies[-1], start, tools)
-        return shown
+                return await self._compacted(messages, prompt, replies[-1], start, tools)
+        return prompt
 
     def _longest_prompt(
         self, tools: Sequence[dict[str, Any]] | None, max_tokens: int | None
     ) -> float:
-        """Returns how many tokens a prompt may have: with its reply, the request for a summary and
-        the summary after it, it still fits."""
+        """Returns how many tokens a prompt may have so that its reply, the request for a summary
+        and the summary still fit after it."""
         limits, settings = self._recorder.limits, self._settings
         if self._num_request is None:
             self._num_request = self._recorder.num_prompt_tokens([self._user_request])
@@ -109,8 +106,9 @@ class Compaction:
         return {"role": "user", "content": self._settings.prompt}
 
     def _request_after(self, reply: dict[str, Any]) -> Messages:
-        """Returns the messages that ask for a summary. They answer the reply's calls if it has any:
-        templates and servers refuse calls without answers."""
+        """Returns the messages that ask for a summary. They are the results of the reply's calls if
+        it has any, because templates and servers refuse calls without results; the real results
+        follow the summary."""
         calls = reply.get("tool_calls") or []
         answers = [
             {
@@ -130,11 +128,11 @@ class Compaction:
         return [*messages[: self._num_first], *self._summary, *messages[self._kept_from :]]
 
     def _starts(self, messages: Messages, last_reply: int) -> list[int]:
-        """Returns where the kept messages may begin: as many as the settings say, or those that
-        the model has not seen. A tool's answer is kept with its call."""
-        wanted = max(self._kept_from, len(messages) - self._settings.keep_last_messages)
+        """Returns two indices where the kept messages may begin: as many as the settings say, or
+        only those that the model has not seen. A tool's result stays with its call."""
+        preferred = max(self._kept_from, len(messages) - self._settings.keep_last_messages)
         starts: list[int] = []
-        for start in (min(wanted, last_reply + 1), last_reply + 1):
+        for start in (min(preferred, last_reply + 1), last_reply + 1):
             while self._kept_from < start < len(messages) and _is(messages[start], "tool"):
                 start -= 1
             starts.append(start)
@@ -143,43 +141,45 @@ class Compaction:
     async def _compacted(
         self,
         messages: Messages,
-        shown: Messages,
+        prompt: Messages,
         last_reply: int,
         start: int,
         tools: Sequence[dict[str, Any]] | None,
     ) -> Messages:
-        """Asks for the summary of what was said up to the last reply, and returns what the next
-        call is shown. The replies in it keep their recorded ids."""
-        said = shown[: len(shown) - (len(messages) - 1 - last_reply)]
-        asked = [*said, *self._request_after(said[-1])]
+        """Asks for a summary of everything up to the last reply, and returns the messages for the
+        next call. The replies among them keep their recorded ids."""
+        transcript = prompt[: len(prompt) - (len(messages) - 1 - last_reply)]
+        request = [*transcript, *self._request_after(transcript[-1])]
         turn = await self._recorder.chat(
-            asked,
+            request,
             tools,
             tool_choice="none",
             agent_name=self._agent_name,
             target_tag=self._target_tag,
             overrides=SamplingOverrides(max_tokens=self._settings.max_summary_tokens),
+            is_summary=True,
         )
-        turn.notes[SUMMARY] = True
+        # After the summary, an assistant's message, comes a reply or nothing: roles would repeat.
         is_reply = start == len(messages) or _is(messages[start], "assistant")
         go_on = [{"role": "user", "content": GO_ON_TEXT}] if is_reply else []
-        num_before = len(shown) - len(messages)  # what `shown` has more than `messages`
+        num_before = len(prompt) - len(messages)  # how many more `prompt` has than `messages`
         self._summary, self._kept_from = [dict(turn.reply), *go_on], start
         self._num_summarised = len(messages)
         compacted = self._with_summary(messages)
-        end = self._num_first + 1
-        self._recorder.carry_reply([*asked, turn.reply], compacted[:end], tools)
+        end = self._num_first + 1  # the first prompt and the summary
+        self._recorder.carry_reply([*request, turn.reply], compacted[:end], tools)
+        # The kept replies have another prefix now: the session must find their recorded ids there.
         for index in range(start, last_reply + 1):
             if _is(messages[index], "assistant"):
                 new = compacted[: len(compacted) - (len(messages) - 1 - index)]
-                self._recorder.carry_reply(shown[: index + num_before + 1], new, tools)
+                self._recorder.carry_reply(prompt[: index + num_before + 1], new, tools)
         return compacted
 
 
 class Conversations:
-    """Compacts the conversations of a chat model, whose framework shows the whole of one at each
-    call. A call belongs to the conversation whose messages it begins with; another one begins with
-    it if there is none, as where the framework has changed earlier messages itself."""
+    """Compacts the conversations of a framework that passes the whole of one at each call. A call
+    belongs to the longest known conversation that it begins with. If there is none, for example
+    because the framework changed earlier messages, it begins another one."""
 
     def __init__(self, recorder: BaseRecorder, settings: CompactionConfig) -> None:
         self._recorder, self._settings = recorder, settings
@@ -194,13 +194,17 @@ class Conversations:
         target_tag: str,
         max_tokens: int | None = None,
     ) -> Messages:
-        """Returns what the call of this agent is shown; see `Compaction.shown`."""
+        """Returns the messages for a call of this agent; see `Compaction.shown`."""
         messages = list(messages)
-        earlier = [each for each in self._known if messages[: len(each[0])] == each[0]]
-        found = max(earlier, key=lambda each: len(each[0]), default=None)
-        if found is not None:
-            self._known.remove(found)
-            compaction = found[1]
+        earlier = [
+            earlier_call
+            for earlier_call in self._known
+            if messages[: len(earlier_call[0])] == earlier_call[0]
+        ]
+        longest = max(earlier, key=lambda earlier_call: len(earlier_call[0]), default=None)
+        if longest is not None:
+            self._known.remove(longest)
+            compaction = longest[1]
         else:
             compaction = Compaction(self._recorder, self._settings, agent_name, target_tag)
         self._known.append((messages, compaction))

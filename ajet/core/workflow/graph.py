@@ -13,17 +13,13 @@
 
     row {"agent_name": "math_graph", "agent_cfg_path": "math.yaml", "prompt": …, …}
         cfg          the YAML, by attribute (rows without a path use the class's `agent_cfg_path`);
-                     its `max_total_token_length` and `max_ai_message_turn` limit the episode even
-                     if the graph ignores them
+                     its `max_total_token_length` and `max_ai_message_turn` limit the episode
         messages     the row's conversation
         kwargs       the row's other fields, and `ground_truth` of its `reward_model`
 
 A graph is made for each episode, as `Graph(agent_name, cfg, llm, tokenizer, processor, model_type)`
-with only those arguments that its constructor takes; `processor` is None and `model_type` is "llm",
-as ChatLearn's are for a model of text. A class without a constructor gets them as attributes, and
-`build_graph` is called for it. `to_workflow_output` lists what `run` may return.
-
-Not covered: images, ChatLearn's engine behind `llm` (`async_generate`): `llm` is the chat model.
+with those arguments that its constructor takes. A class without a constructor gets them as
+attributes, and `build_graph` is called.
 """
 
 from __future__ import annotations
@@ -57,18 +53,18 @@ def CustomChatModel(
     max_parallel_calls: int | None = 1,
     **_others: Any,
 ) -> LangChainModel:
-    """Returns `llm` under the agent name `model`. The name is ChatLearn's; as there, only the first
-    tool call of a reply is made unless `max_parallel_calls` is None."""
+    """Returns `llm` under the agent name `model`. As in ChatLearn, only the first tool call of a
+    reply is made unless `max_parallel_calls` is None."""
     changes = {"agent_name": model, "max_parallel_calls": max_parallel_calls}
     return llm.model_copy(update=changes)
 
 
 @dataclass(slots=True)
 class AgentGraphOutput:
-    """The result of a graph's `run`. Training uses the recorded tokens, not the ids given here.
+    """The result of a graph's `run`. Training uses the recorded tokens, not these ids.
 
-    With `reward_score=None` the judge gives the reward. It finds `extra_fields` in the output's
-    metadata, and `str_output` as `final_answer` if `extra_fields` has none.
+    With `reward_score=None` the judge gives the reward, and finds `extra_fields` in the output's
+    metadata; `final_answer` is `str_output` by default.
     """
 
     str_output: str
@@ -117,7 +113,7 @@ class BaseAgentGraph:
         index, last = _last_reply(messages["messages"])
         meta = {} if last is None else last.response_metadata
         ids, mask = meta.get("token_ids", []), meta.get("loss_mask", [])
-        start = mask.index(1) if 1 in mask else len(mask)
+        start = mask.index(1) if 1 in mask else len(mask)  # the end of the first prompt
         text = "" if last is None else str(last.text)
         return AgentGraphOutput(
             str_output=self.tokenizer.decode(ids[start:]) if self.tokenizer else text,
@@ -147,40 +143,49 @@ class GraphWorkflow(Workflow):
     def _make_graph(self, cfg: DictConfig, model_tuner: ModelTuner) -> Any:
         llm = model_tuner.as_langchain_model(agent_name=self.agent_name)
         values = (self.agent_name, cfg, llm, model_tuner.tokenizer, None, "llm")
-        given: dict[str, Any] = dict(zip(CONSTRUCTOR_ARGUMENTS, values, strict=True))
-        kind = self.graph_class
-        if kind.__init__ not in (object.__init__, BaseAgentGraph.__init__):
-            return kind(**accepted_arguments(kind, given))
-        graph = kind(**given) if issubclass(kind, BaseAgentGraph) else kind()
-        for name, value in (given | {"chatmodel": llm}).items():
+        arguments: dict[str, Any] = dict(zip(CONSTRUCTOR_ARGUMENTS, values, strict=True))
+        graph_class = self.graph_class
+        # A class with a constructor builds its graph there.
+        if graph_class.__init__ not in (object.__init__, BaseAgentGraph.__init__):
+            return graph_class(**accepted_arguments(graph_class, arguments))
+        is_derived = issubclass(graph_class, BaseAgentGraph)
+        graph = graph_class(**arguments) if is_derived else graph_class()
+        for name, value in (arguments | {"chatmodel": llm}).items():
             if not hasattr(graph, name):
                 setattr(graph, name, value)
-        _build_graph(graph)
+        # `build_graph` may set `self.graph`, or return it, compiled or not.
+        built = graph.build_graph() if hasattr(graph, "build_graph") else None
+        if built is not None and not hasattr(graph, "graph"):
+            graph.graph = built.compile() if hasattr(built, "compile") else built
         return graph
 
 
-def as_workflow(kind: type, agent_name: str) -> type[GraphWorkflow]:
-    """Returns a workflow that runs a graph class, under the name and module of the class, which
-    errors and the run folder show."""
-    copied = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+def as_workflow(graph_class: type, agent_name: str) -> type[GraphWorkflow]:
+    """Returns a workflow that runs a graph class. It has the class's name and module, for errors
+    and the run folder."""
+    copied = {
+        name: getattr(graph_class, name) for name in ("__module__", "__qualname__", "__doc__")
+    }
     attributes = {
-        "graph_class": kind,
+        "graph_class": graph_class,
         "agent_name": agent_name,
         "name": agent_name,
-        "trainable_targets": getattr(kind, "trainable_targets", None),
+        "trainable_targets": getattr(graph_class, "trainable_targets", None),
     }
-    return type(kind.__name__, (GraphWorkflow,), copied | attributes)
+    return type(graph_class.__name__, (GraphWorkflow,), copied | attributes)
 
 
-def is_graph(kind: type) -> bool:
-    return callable(getattr(kind, "run", None)) or callable(getattr(kind, "build_graph", None))
+def is_graph(graph_class: type) -> bool:
+    return callable(getattr(graph_class, "run", None)) or callable(
+        getattr(graph_class, "build_graph", None)
+    )
 
 
-def check_graph(kind: type, where: str) -> None:
+def check_graph(graph_class: type, key: str) -> None:
     """Raises a ConfigError unless an episode can make the graph and run it."""
-    require_package("langgraph", wanted_by=f"{where}: {kind.__name__}")
-    location = f"{where}: {line_of(kind)}: {kind.__name__}"
-    run = getattr(kind, "run", None)
+    require_package("langgraph", wanted_by=f"{key}: {graph_class.__name__}")
+    location = f"{key}: {line_of(graph_class)}: {graph_class.__name__}"
+    run = getattr(graph_class, "run", None)
     if run is None or run is BaseAgentGraph.run:
         raise ConfigError(
             f"{location} does not define async run(self, messages, **kwargs)",
@@ -191,7 +196,7 @@ def check_graph(kind: type, where: str) -> None:
             f"{location}.run is not async: write async def run(self, messages, …)",
             code=Code.OWN_SIGNATURE,
         )
-    for name in required_names(kind):
+    for name in required_names(graph_class):
         if name not in CONSTRUCTOR_ARGUMENTS:
             raise ConfigError(
                 f"{location} is made with {', '.join(CONSTRUCTOR_ARGUMENTS)}: "
@@ -201,8 +206,8 @@ def check_graph(kind: type, where: str) -> None:
 
 
 def to_workflow_output(result: Any) -> WorkflowOutput:
-    """Converts the result of a graph's `run`: an AgentGraphOutput, its state (the last reply is the
-    answer), the answer as text, or a WorkflowOutput."""
+    """Converts what a graph's `run` returns: an AgentGraphOutput, the graph's state (its last reply
+    is the answer), the answer as text, or a WorkflowOutput."""
     if isinstance(result, WorkflowOutput):
         return result
     if isinstance(result, AgentGraphOutput):
@@ -248,10 +253,3 @@ def _sampling(model_tuner: ModelTuner) -> dict[str, float | int]:
     """Returns the run's sampling parameters under ChatLearn's names."""
     sampling = model_tuner.sampling_params
     return sampling | {"max_new_tokens": sampling.pop("max_tokens")}
-
-
-def _build_graph(graph: Any) -> None:
-    """Calls `build_graph`, which may set `self.graph`, or return it, compiled or not."""
-    built = graph.build_graph() if hasattr(graph, "build_graph") else None
-    if built is not None and not hasattr(graph, "graph"):
-        graph.graph = built.compile() if hasattr(built, "compile") else built

@@ -2,11 +2,10 @@
 
     self.config.actor_rollout_ref.rollout.response_length        ajet.data.max_response_length
     self.config.actor_rollout_ref.rollout.multi_turn.format      ajet.rollout.tool_parser
-    self.config.my_section.size                                  a section of the user's own
+    self.config.my_section.size                                  a section of the user's config
 
-A key that is not here raises, as in verl, and names itself. As in verl the episodes of a process
-share one object, which is read-only here. Not covered: settings of verl's trainer and engines,
-which no agent needs.
+As in verl the episodes of a process share one object, and a key that it lacks raises. Settings of
+verl's trainer and engines are not in it.
 """
 
 from __future__ import annotations
@@ -19,27 +18,26 @@ if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
 
 CHARACTERS_OF_A_TOKEN = 4
-"""verl's limit of a tool's answer counts characters, ajet's counts tokens."""
+"""verl's limit of a tool's result counts characters, ajet's counts tokens."""
 TYPED = ("ajet", "verl", "trinity")
 
-_made: dict[str, tuple[AjetConfig, DictConfig]] = {}
-"""Holds, under the key "last", the config that was asked for last and what was made of it."""
+_last: list[tuple[AjetConfig, DictConfig]] = []
+"""The last config, and its settings for agents: every episode of a run asks for the same."""
 
 
 def verl_config(config: AjetConfig) -> DictConfig:
-    """Returns the settings that agents use, read-only. They are made once for a config: every
-    episode of a run asks for them."""
-    if "last" not in _made or _made["last"][0] is not config:
-        _made["last"] = (config, _make(config))
-    return _made["last"][1]
+    """Returns the settings that agents use, read-only."""
+    if not _last or _last[0][0] is not config:
+        _last[:] = [(config, _make(config))]
+    return _last[0][1]
 
 
 def _make(config: AjetConfig) -> DictConfig:
     from omegaconf import OmegaConf
 
-    own = {name: each for name, each in config.to_dict().items() if name not in TYPED}
+    untyped = {name: value for name, value in config.to_dict().items() if name not in TYPED}
     ajet = config.ajet
-    tree = own | {
+    tree = untyped | {
         "actor_rollout_ref": {
             "model": {"path": ajet.model.path},
             "rollout": _rollout(config),
@@ -57,10 +55,10 @@ def _make(config: AjetConfig) -> DictConfig:
             "experiment_name": ajet.experiment_name,
         },
     }
-    made = OmegaConf.create(tree)
-    OmegaConf.set_struct(made, True)
-    OmegaConf.set_readonly(made, True)
-    return made
+    merged = OmegaConf.create(tree)
+    OmegaConf.set_struct(merged, True)
+    OmegaConf.set_readonly(merged, True)
+    return merged
 
 
 def _rollout(config: AjetConfig) -> dict[str, Any]:

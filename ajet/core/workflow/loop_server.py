@@ -1,12 +1,12 @@
-"""verl's `server_manager`, which an agent loop asks for tokens, on the model of an episode.
+"""verl's `server_manager`, from which an agent loop gets tokens, over the model of an episode.
 
     output = await self.server_manager.generate(
         request_id=uuid4().hex, prompt_ids=prompt_ids, sampling_params=sampling_params
     )
     output.token_ids, output.log_probs     as verl has them; older loops take `output` for the ids
 
-Each call is recorded with its ids and log-probabilities, and that record is what is trained. The
-`request_id` only chooses a server in verl; here the episode does. Not covered: images and videos.
+The recorded ids and log-probabilities of each call are trained. `request_id`, which chooses a
+server in verl, has no effect.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class ServerManager:
         prompt_ids: Sequence[int] | Mapping[str, Any],
         sampling_params: Mapping[str, Any] | None = None,
         priority: int = 0,
-        **others: Any,
+        **unsupported: Any,
     ) -> TokenOutput:
-        """Samples the continuation of `prompt_ids`; all other arguments of verl's must be empty."""
-        if used := [name for name, value in others.items() if value]:
-            raise TypeError(f"server_manager.generate takes no {', '.join(used)}: text alone")
+        """Samples the continuation of `prompt_ids`. verl's other arguments must be empty."""
+        if used := [name for name, value in unsupported.items() if value]:
+            raise TypeError(f"server_manager.generate takes no {', '.join(used)}: only text")
         ids = prompt_ids["input_ids"] if isinstance(prompt_ids, Mapping) else prompt_ids
         run = SimpleNamespace(**self.model_tuner.sampling_params)
         sampling = own_sampling(sampling_params, run)

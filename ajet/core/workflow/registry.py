@@ -9,26 +9,31 @@
     agent_name: harness:codex  a command-line agent (harness/)
     no agent_name              the config's `ajet.rollout.user_workflow`, else `single_turn_agent`
 
-The user's modules are those of `ajet.rollout.agent_modules`; `agent_loop_config_path` names classes
-of verl's form (loop_listing.py). Not covered: the agents themselves.
+The user's modules are those of `ajet.rollout.agent_modules`. The YAML at `agent_loop_config_path`
+lists agent loops in verl's form:
+
+    - name: math_expression                          rows name it as their agent_name
+      _target_: package.module.MathAgentLoop         or file.py->Class
+      max_retries: 3                                 an argument of its constructor
 """
 
 from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.core.importing import arrow_form, line_of, load_module, load_object
+from ajet.core.importing import arrow_form, as_import_spec, line_of, load_module, load_object
 from ajet.core.plain_value import plain_text
 from ajet.core.workflow.agent_loop import as_loop_workflow, is_agent_loop
 from ajet.core.workflow.graph import as_workflow, is_graph
-from ajet.core.workflow.loop_listing import ListedLoop, listed_loops
 from ajet.core.workflow.workflow import Workflow
 
 if TYPE_CHECKING:
@@ -36,6 +41,9 @@ if TYPE_CHECKING:
     from ajet.core.task.task import Task
 
 MAX_NAME_SHOWN = 200
+LISTING_KEY = "ajet.rollout.agent.agent_loop_config_path"
+IGNORED = ("_recursive_", "_convert_")
+"""Keys of Hydra for the conversion of settings, which are plain values here."""
 DEFAULT_AGENT = "single_turn_agent"
 BUILT_IN_AGENTS = {
     DEFAULT_AGENT: "ajet.agents.single_turn->SingleTurnAgent",
@@ -68,34 +76,37 @@ def register(agent_name: str) -> Callable[[type[T]], type[T]]:
             code=Code.NAME_TAKEN,
         )
 
-    def decorate(kind: type[T]) -> type[T]:
-        _add(agent_name, workflow_for(kind, f"@register({agent_name!r})", agent_name))
-        return kind
+    def decorate(agent_class: type[T]) -> type[T]:
+        _add(agent_name, workflow_for(agent_class, f"@register({agent_name!r})", agent_name))
+        return agent_class
 
     return decorate
 
 
-def workflow_for(kind: type, where: str, agent_name: str | None = None) -> type[Workflow]:
-    """Returns the class itself if it is a workflow, else the workflow that runs it as a loop or a
-    graph (the registered one, unless `agent_name` names another)."""
-    if issubclass(kind, Workflow):
-        return kind
-    is_loop = is_agent_loop(kind)
-    if not is_loop and not is_graph(kind):
+def workflow_for(agent_class: type, key: str, agent_name: str | None = None) -> type[Workflow]:
+    """Returns the class if it is a workflow, else a workflow that runs it as a loop or a graph (the
+    registered one, unless `agent_name` names another)."""
+    if issubclass(agent_class, Workflow):
+        return agent_class
+    is_loop = is_agent_loop(agent_class)
+    if not is_loop and not is_graph(agent_class):
         raise ConfigError(
-            f"{where}: {line_of(kind)}: {kind.__name__} is not a Workflow; "
+            f"{key}: {line_of(agent_class)}: {agent_class.__name__} is not a Workflow; "
             "derive it from ajet.Workflow",
             code=Code.OWN_WRONG_KIND,
         )
+    # A class that is registered already keeps its wrapper, with its name and settings.
     for existing in _WORKFLOWS.values():
         wraps = getattr(existing, "loop_class" if is_loop else "graph_class", None)
-        if wraps is kind and agent_name is None:
+        if wraps is agent_class and agent_name is None:
             return existing
-    return (as_loop_workflow if is_loop else as_workflow)(kind, agent_name or kind.__name__)
+    return (as_loop_workflow if is_loop else as_workflow)(
+        agent_class, agent_name or agent_class.__name__
+    )
 
 
 def registered_workflow(agent_name: str) -> type[Workflow] | None:
-    """Returns the class registered under this name, or ajet's own of this name, or None."""
+    """Returns the class registered under this name, one of ajet's agents, or None."""
     if agent_name not in BUILT_IN_AGENTS:
         return _WORKFLOWS.get(agent_name)
     module, _, name = BUILT_IN_AGENTS[agent_name].partition("->")
@@ -103,14 +114,13 @@ def registered_workflow(agent_name: str) -> type[Workflow] | None:
 
 
 def import_agent_modules(config: AjetConfig) -> list[ModuleType]:
-    """Imports the modules that register the user's agents, and those of the listed agent loops;
-    returns them."""
-    where = "ajet.rollout.agent_modules"
+    """Imports and returns the modules that register user agents, and those of listed loops."""
+    key = "ajet.rollout.agent_modules"
     specs = config.ajet.rollout.agent_modules
-    modules = [load_module(spec, base_dirs=config.base_dirs, location=where) for spec in specs]
-    for listed in listed_loops(config):
+    modules = [load_module(spec, base_dirs=config.base_dirs, location=key) for spec in specs]
+    for listed in _listed_loops(config):
         _register_listed(listed)
-        modules.append(sys.modules[listed.kind.__module__])
+        modules.append(sys.modules[listed.loop_class.__module__])
     return modules
 
 
@@ -121,30 +131,30 @@ class WorkflowFactory:
         self.default = default
 
     @classmethod
-    def of_rows(cls) -> Self:
-        """Returns the factory of episodes whose replies are given by the rows of the data."""
-        found = registered_workflow("given_chat")
-        assert found is not None
-        return cls(found)
+    def for_rows(cls) -> Self:
+        """Returns the factory of episodes whose replies come from the rows of the data."""
+        workflow = registered_workflow("given_chat")
+        assert workflow is not None
+        return cls(workflow)
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
-        """Imports the user's workflow, so that errors in it are found before a model is loaded."""
+        """Imports the user's workflow; its errors are found before a model is loaded."""
         import_agent_modules(config)
-        where = "ajet.rollout.user_workflow"
+        key = "ajet.rollout.user_workflow"
         spec = config.ajet.rollout.user_workflow or DEFAULT_AGENT
-        if (found := registered_workflow(spec)) is not None:
-            return cls(found)
+        if (registered := registered_workflow(spec)) is not None:
+            return cls(registered)
         if "->" not in spec:
             if (form := arrow_form(spec)) is not None:
-                raise ConfigError(f"{where}: {spec!r}: write {form}", code=Code.OWN_SPEC_FORM)
+                raise ConfigError(f"{key}: {spec!r}: write {form}", code=Code.OWN_SPEC_FORM)
             raise ConfigError(
-                f"{where}: nothing is registered as {spec!r}; name a class as path/file.py->Class, "
+                f"{key}: nothing is registered as {spec!r}; name a class as path/file.py->Class, "
                 f"or an agent: {unknown_agent_hint(spec)}",
                 code=Code.AGENT_NOT_REGISTERED,
             )
-        kind = load_object(spec, base_dirs=config.base_dirs, base=object, location=where)
-        return cls(workflow_for(kind, f"{where}: {spec!r}"))
+        agent_class = load_object(spec, base_dirs=config.base_dirs, base=object, location=key)
+        return cls(workflow_for(agent_class, f"{key}: {spec!r}"))
 
     def __call__(self, task: Task) -> Workflow:
         return self.class_for(task)()
@@ -154,19 +164,18 @@ class WorkflowFactory:
         name = task.metadata.get("agent_name")
         if not name:
             return self.default
-        found = registered_workflow(str(name))
-        if found is None:
+        registered = registered_workflow(str(name))
+        if registered is None:
             raise ConfigError(
                 f"task {task.task_id}: no workflow is registered as agent_name "
                 f"{plain_text(name, MAX_NAME_SHOWN)!r}; "
                 f"{unknown_agent_hint(str(name))}",
                 code=Code.AGENT_NOT_REGISTERED,
             )
-        return found
+        return registered
 
     def classes_for(self, tasks: Iterable[Task]) -> list[type[Workflow]]:
-        """Returns the classes that these tasks run. A name that is not registered is a
-        ConfigError."""
+        """Returns the classes that these tasks run. Raises ConfigError for an unknown name."""
         return list(dict.fromkeys(map(self.class_for, tasks)))
 
 
@@ -178,21 +187,21 @@ def unknown_agent_hint(name: str) -> str:
     return f"{hint} (a file that registers more is named in ajet.rollout.agent_modules)"
 
 
-def _register_listed(listed: ListedLoop) -> None:
+def _register_listed(listed: _ListedLoop) -> None:
     if listed.name in BUILT_IN_AGENTS:
         raise ConfigError(
-            f"{listed.where}: {listed.name!r} is one of ajet's own agents", code=Code.NAME_TAKEN
+            f"{listed.location}: {listed.name!r} is one of ajet's own agents", code=Code.NAME_TAKEN
         )
-    if not is_agent_loop(listed.kind):
+    if not is_agent_loop(listed.loop_class):
         raise ConfigError(
-            f"{listed.where}: {line_of(listed.kind)}: {listed.kind.__name__} is no agent loop: "
-            "derive it from ajet.compat.verl.AgentLoopBase",
+            f"{listed.location}: {line_of(listed.loop_class)}: {listed.loop_class.__name__} "
+            "is not an agent loop: derive it from ajet.compat.verl.AgentLoopBase",
             code=Code.OWN_WRONG_KIND,
         )
     existing = _WORKFLOWS.get(listed.name)
-    known = (getattr(existing, "loop_class", None), getattr(existing, "settings", None))
-    if known != (listed.kind, listed.settings):
-        _add(listed.name, as_loop_workflow(listed.kind, listed.name, listed.settings))
+    registered = (getattr(existing, "loop_class", None), getattr(existing, "settings", None))
+    if registered != (listed.loop_class, listed.settings):
+        _add(listed.name, as_loop_workflow(listed.loop_class, listed.name, listed.settings))
 
 
 def _add(agent_name: str, workflow: type[Workflow]) -> None:
@@ -208,3 +217,67 @@ def _add(agent_name: str, workflow: type[Workflow]) -> None:
 
 def _qualified_name(workflow: type[Workflow]) -> str:
     return f"{workflow.__module__}.{workflow.__qualname__}"
+
+
+@dataclass(frozen=True, slots=True)
+class _ListedLoop:
+    """One entry of the file."""
+
+    name: str
+    loop_class: type
+    settings: Mapping[str, Any]
+    location: str
+
+
+def _listed_loops(config: AjetConfig) -> Iterator[_ListedLoop]:
+    """Yields the loops of the config's file, imported; nothing without a file."""
+    path = config.ajet.rollout.agent.agent_loop_config_path
+    if path is None:
+        return
+    candidates = [(folder / Path(path).expanduser()).resolve() for folder in config.base_dirs]
+    file = next((path for path in candidates if path.is_file()), None)
+    if file is None:
+        tried = ", ".join(map(str, dict.fromkeys(candidates)))
+        raise ConfigError(
+            f"{LISTING_KEY}: {path}: no such file; looked for {tried}", code=Code.TOOL_LISTING
+        )
+    for order, entry in enumerate(_entries(file)):
+        yield _listed(entry, f"{file.name}: [{order}]", (file.parent, *config.base_dirs))
+
+
+def _listed(entry: Any, location: str, base_dirs: tuple[Path, ...]) -> _ListedLoop:
+    fields = dict(entry) if isinstance(entry, Mapping) else {}
+    name, target = fields.pop("name", None), fields.pop("_target_", None)
+    if not (isinstance(name, str) and name and isinstance(target, str)):
+        raise ConfigError(
+            f"{location}: write an agent loop as name: … and _target_: module.Class",
+            code=Code.TOOL_LISTING,
+        )
+    settings = {key: value for key, value in fields.items() if key not in IGNORED}
+    if unknown := [key for key in settings if str(key).startswith("_")]:
+        raise ConfigError(
+            f"{location}: no key {unknown[0]!r} here: leave it out", code=Code.TOOL_LISTING
+        )
+    location = f"{location}._target_"
+    loop_class = load_object(
+        as_import_spec(target), base_dirs=base_dirs, base=object, location=location
+    )
+    return _ListedLoop(name, loop_class, settings, f"{location}: {target!r}")
+
+
+def _entries(file: Path) -> list[Any]:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    try:
+        entries = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
+    except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{file}: no valid YAML: {' '.join(str(error).split())}", code=Code.TOOL_LISTING
+        ) from error
+    if not isinstance(entries, list):
+        raise ConfigError(
+            f"{file}: a list of agent loops is expected: - name: …", code=Code.TOOL_LISTING
+        )
+    return entries

@@ -1,11 +1,11 @@
 """Reads the `sampling_params` that verl's loops and ChatLearn's graphs pass with a call.
 
     run: temperature 0.9, max_tokens 512
-    {"temperature": 0.9, "repetition_penalty": 1.0, "logprobs": True}     nothing of its own
+    {"temperature": 0.9, "repetition_penalty": 1.0, "logprobs": True}     nothing
     {"temperature": 0.9, "max_new_tokens": 64}                            max_tokens 64
     {"repetition_penalty": 1.1}                                           TypeError
 
-Not covered: what a trained agent may ask for (`SamplingOverrides`).
+A value that equals the run's changes nothing.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "min_p": (0, None),
     "n": (1, None),
 }
-"""Settings that ajet does not sample with, and the values at which they do nothing. The
-log-probabilities of sampled tokens are always recorded."""
+"""Settings that ajet does not support, and the values at which they have no effect."""
 
 
-def own_sampling(given: Mapping[str, Any] | None, run: Any) -> dict[str, Any]:
-    """Returns the settings that differ from the run's, under `SamplingOverrides`' names. `run` has
-    the run's values as attributes."""
-    passed = dict(given or {})
+def own_sampling(params: Mapping[str, Any] | None, run: Any) -> dict[str, Any]:
+    """Returns the settings that differ from the run's, under the names of `SamplingOverrides`.
+    `run` has the run's values as attributes. Raises TypeError for what ajet does not support."""
+    passed = dict(params or {})
     if "max_new_tokens" in passed:
         passed["max_tokens"] = passed.pop("max_new_tokens")
     unknown = [

@@ -9,7 +9,7 @@
     completion = await model_tuner.generate(prompt_ids, max_tokens=16)        # tokens, no template
     prompt_ids = model_tuner.prompt_ids(messages, tools)                      # and .encode, .decode
 
-Not covered: sampling, recording and limits (the recorder behind it).
+The recorder behind it samples, records, and enforces the limits.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ MAX_REASON_LENGTH = 1000
 
 
 class ModelTuner:
-    """The trained model of one episode, for one agent of it.
+    """The trained model of one episode, for one of its agents.
 
-    `agent_name` and `target_tag` are what `Workflow.trainable_targets` refers to; `config` is the
-    whole config tree, with the user's own sections.
+    `Workflow.trainable_targets` refers to `agent_name` and `target_tag`. `config` is the whole
+    config tree, with the user's sections.
     """
 
     stream = False
@@ -66,7 +66,7 @@ class ModelTuner:
         self.config = config
         self._recorder = recorder
         self._gateway = gateway
-        self._own_gateway: Gateway | None = None  # made here if none was given
+        self._own_gateway: Gateway | None = None  # made here without a run's gateway; closed here
         self._keys: list[str] = []
         self._grants: dict[tuple[str, str], Grant] = {}
         self._response_numbers = itertools.count()  # one count for all clients
@@ -131,7 +131,7 @@ class ModelTuner:
         return self._models[role]
 
     def get_context_tracker(self) -> ContextTracker:
-        """Returns what AgentJet's workflows ask whether they may go on."""
+        """Returns the object that AgentJet's workflows ask whether they may continue."""
         return ContextTracker(self._recorder)
 
     async def chat(
@@ -146,8 +146,8 @@ class ModelTuner:
     ) -> ChatReply:
         """Returns the model's reply as an assistant message in OpenAI's form.
 
-        Tool calls that could not be read are in `content` as they were written, and again in
-        `malformed_tool_calls`, a key that only such messages have.
+        Tool calls that could not be read are in `content` as written, and in the key
+        `malformed_tool_calls`, which only such messages have.
         """
         from ajet.core.trajectory.base_recorder import SamplingOverrides
 
@@ -160,8 +160,9 @@ class ModelTuner:
             overrides=SamplingOverrides(**sampling),
         )
         turn = await run_on_loop(self._recorder.loop, call)
-        reply = ChatReply(copy.deepcopy(turn.reply), turn.completion)  # the agent may edit its own
-        if malformed := turn.notes.get("malformed_calls"):
+        # The agent may edit its reply; the record must not change.
+        reply = ChatReply(copy.deepcopy(turn.reply), turn.completion)
+        if malformed := turn.notes.malformed_calls:
             reply["malformed_tool_calls"] = list(malformed)
         return reply
 
@@ -175,10 +176,9 @@ class ModelTuner:
         vocabulary: str | None = None,
         is_trained: bool = True,
     ) -> Completion:
-        """Records a reply that is given instead of sampled: an assistant message in OpenAI's form.
-        Its tokens are trained by their cross-entropy. `token_ids` are the reply's, where they are
-        known, in a vocabulary with the hash `vocabulary` if one is given; without `is_trained` the
-        reply is context alone."""
+        """Records a given reply, an assistant message in OpenAI's form, instead of sampling one.
+        Its tokens are trained by their cross-entropy, or are only context without `is_trained`.
+        `token_ids` are the reply's, if known, in the vocabulary with the hash `vocabulary`."""
         call = self._recorder.give(
             messages,
             reply,
@@ -193,8 +193,8 @@ class ModelTuner:
         return turn.completion
 
     def compaction(self) -> Compaction:
-        """Returns what keeps one conversation of this agent within the context, as
-        `ajet.rollout.compaction` says."""
+        """Returns an object that keeps one conversation of this agent within the context, as
+        `ajet.rollout.compaction` configures it."""
         from ajet.core.workflow.compaction import Compaction
 
         settings = self.config.ajet.rollout.compaction
@@ -215,18 +215,18 @@ class ModelTuner:
 
     def credit_turn(self, reward: float | None = None, state_key: str | None = None) -> None:
         """Sets the reward of this agent's last call, and the state of the environment in which it
-        was made, for estimators that credit single turns. None leaves a value as it is."""
+        was made, for estimators that credit single turns. None keeps a value."""
         if reward is not None and not abs(reward) <= LARGEST_REWARD:
             raise ValueError(f"credit_turn: the reward is {reward}; give a finite number")
         if not isinstance(state_key, str | None):
-            kind = type(state_key).__name__
-            raise TypeError(f"credit_turn: the state key is of type {kind}; give a text")
+            type_name = type(state_key).__name__
+            raise TypeError(f"credit_turn: the state key is of type {type_name}; give a text")
         reward = None if reward is None else float(reward)
         self._recorder.credit_turn(self.agent_name, self.target_tag, reward, state_key)
 
     def encode(self, text: str, *, special_tokens: bool = False) -> list[int]:
-        """Returns the token ids of a text. The spelling of a special token is plain text, as in a
-        message; with `special_tokens` it is the token."""
+        """Returns the token ids of a text. With `special_tokens` the spelling of a special token
+        becomes that token; without, it is plain text, as in a message."""
         template = self._recorder.template
         return template.encode(text if special_tokens else template.marked(text))
 
@@ -237,8 +237,8 @@ class ModelTuner:
     def prompt_ids(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None
     ) -> list[int]:
-        """Returns the token ids of a conversation as the chat template writes it, with the
-        generation prompt at its end."""
+        """Returns the token ids of a conversation as the chat template writes it, followed by the
+        generation prompt."""
         return self._recorder.template.prompt_ids(messages, tools)
 
     def as_langchain_model(
@@ -265,8 +265,7 @@ class ModelTuner:
         )
 
     def _conversations(self) -> Conversations | None:
-        """Returns what compacts the conversations of a framework's model, where the config asks for
-        it."""
+        """Returns what compacts a framework's conversations, if the config asks for it."""
         from ajet.core.workflow.compaction import Conversations
 
         settings = None if self.config is None else self.config.ajet.rollout.compaction
@@ -276,8 +275,8 @@ class ModelTuner:
 
     @property
     def shows_tools(self) -> bool:
-        """Tells whether the model sees tools that `chat` is given: whether its chat template writes
-        them. A model behind an API does."""
+        """Tells whether the model sees the tools passed to `chat`: whether its chat template writes
+        them. A model behind an API sees them."""
         return self._recorder.shows_tools
 
     @property
@@ -294,36 +293,35 @@ class ModelTuner:
 
     @property
     def completions(self) -> list[Completion]:
-        """Returns what the engine was given and sampled, in each call of the episode so far."""
+        """Returns prompt ids and sampled ids of each call of the episode so far."""
         return [turn.completion for turn in self._recorder.turns]
 
     @property
     def refused_request(self) -> str | None:
-        """The gateway's last answer if it refused the request, as "400, unknown field …"; None once
-        a later request was served."""
+        """The gateway's last answer if that was a refusal, as "400, unknown field …", else None."""
         return self._recorder.refused_request
 
     def tighten_limits(
         self, max_steps: int | None = None, max_model_len: int | None = None
     ) -> None:
-        """Lowers this episode's limits: calls of the model, and tokens of a prompt and its reply.
-        The call that exceeds one ends the episode as truncated."""
+        """Lowers this episode's limits of calls, and of tokens in a prompt and its reply. The call
+        that exceeds one ends the episode as truncated."""
         self._recorder.tighten_limits(max_steps, max_model_len)
 
     def truncate(self, reason: str, *, limit: Limit = Limit.WORKFLOW) -> None:
-        """Ends the episode as truncated, for a workflow with further limits: no further call is
-        answered, and what it returns is judged. `reason` is one line for people; metrics and
-        selections read `limit`."""
+        """Ends the episode as truncated, for a workflow that has limits too: further calls are
+        refused, and its output is judged. `reason` is one line for people; metrics and selections
+        read `limit`."""
         self._recorder.truncate(limit, plain_text(reason, MAX_REASON_LENGTH))
 
     def set_task(self, task: Task) -> None:
-        """Replaces the task of the episode, for a workflow that gets its task elsewhere: the judge
-        and the record have this one."""
+        """Replaces the task of the episode for the judge and the record, for a workflow that gets
+        its task from elsewhere."""
         self.own_task = task
 
     def pause_deadline(self) -> AbstractContextManager[None]:
         """Returns a context whose seconds do not count towards `ajet.rollout.episode_timeout_s`,
-        for waiting that is not the agent's own."""
+        for waiting that the agent is not responsible for."""
         return self._recorder.pausing_deadline()
 
     def as_raw_openai_sdk_client(
@@ -341,8 +339,8 @@ class ModelTuner:
 
         grant = self._grant(agent_name, target_tag)
         if isinstance(debug_model, str) and not self._is_trained(grant):
-            other = openai.other_sync_client if sync else openai.other_async_client
-            return other(debug_model)
+            make_client = openai.other_sync_client if sync else openai.other_async_client
+            return make_client(debug_model)
         if debug_model is not None and not self._is_trained(grant):
             return debug_model
         make = openai.sync_client if sync else openai.async_client
@@ -362,13 +360,14 @@ class ModelTuner:
         grant = self._grant(agent_name, target_tag)
         if debug_model is not None and not self._is_trained(grant):
             return Address(*debug_model)
+        # `close` has revoked the keys by then: a later one would never be revoked.
         self._recorder.check_open()
         address = self._open_gateway().open(grant)
         self._keys.append(address.api_key)
         return address
 
     def close(self) -> None:
-        """Revokes the keys of the episode, which is over."""
+        """Revokes the episode's keys."""
         for key in self._keys:
             self._open_gateway().keys.revoke(key)
         if self._own_gateway is not None:
@@ -378,6 +377,7 @@ class ModelTuner:
         from ajet.core.workflow.gateway.keys import Grant
 
         names = agent_name or self.agent_name, target_tag or self.target_tag
+        # One grant for each agent: it holds the conversations that a later request may refer to.
         if names not in self._grants:
             self._grants[names] = Grant(
                 self._recorder, *names, response_numbers=self._response_numbers
@@ -399,7 +399,7 @@ AjetTuner = ModelTuner
 
 
 class ContextTracker:
-    """Tells how much of its limits an episode has used up."""
+    """Tells an AgentJet workflow whether its episode has reached a limit."""
 
     def __init__(self, recorder: BaseRecorder) -> None:
         self._recorder = recorder

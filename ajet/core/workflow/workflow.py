@@ -4,7 +4,7 @@
         name: str = "solver"
         max_turns: int = Field(default=3)      # pydantic's: self.max_turns is 3
 
-A subclass may also derive from pydantic's BaseModel: then its fields are pydantic's affair.
+A subclass may also derive from pydantic's BaseModel, which then handles its fields.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Workflow:
-    """Subclass this and write `execute`. One object is made for each episode, so `self` is free.
+    """Subclass this and write `execute`. Each episode gets a new object, so `self` may hold state.
 
     `trainable_targets` limits training to these agent names or target tags (None: every agent).
     """
@@ -31,16 +31,16 @@ class Workflow:
     name: ClassVar[str] = "workflow"
     trainable_targets: ClassVar[list[str] | None] = None
     reads: ClassVar[tuple[str, ...] | None] = None
-    """The keys and sections below `ajet.` that `execute` reads, of those that are for some agents
-    alone (cli/findings.py); None where it may read any."""
+    """The keys and sections below `ajet.` that `execute` reads, of those that not every agent reads
+    (cli/findings.py); None if it may read any."""
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         """Runs the agent on `workflow_task.task`, with `model_tuner` as its model."""
         raise NotImplementedError(f"{type(self).__name__} does not define execute()")
 
     async def after_verdict(self) -> None:
-        """Is called once the episode is judged, or has failed: releases what the judge was to see.
-        What it raises is logged, and changes nothing of the episode."""
+        """Releases what the judge needed. Called once the episode is judged or has failed; an
+        exception is logged and does not change the episode."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -57,7 +57,7 @@ class Workflow:
 
 
 class _FieldDefault:
-    """Stands in a class for pydantic's `Field(…)`: each object has a default of its own."""
+    """Replaces pydantic's `Field(…)` in a class: each object gets a new copy of the default."""
 
     def __init__(self, field: FieldInfo, owner: type, name: str) -> None:
         if field.is_required():
@@ -70,5 +70,5 @@ class _FieldDefault:
     def __get__(self, instance: Any, owner: type) -> Any:
         value = copy.deepcopy(self._field.get_default(call_default_factory=True))
         if instance is not None:
-            vars(instance)[self._name] = value  # found first from now on
+            vars(instance)[self._name] = value  # which Python finds first from now on
         return value

@@ -2,6 +2,7 @@
 on it is another episode."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -18,7 +19,7 @@ from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.reader import make_reader
 from ajet.core.task.task import Task
 from ajet.core.trajectory.trajectory import Group
-from ajet.core.trajectory.turn import GIVEN
+from ajet.core.trajectory.turn import TurnNotes
 from tests.agents.agent_runs import call, config_in
 from tests.fakes import ScriptedEndpoint, chat_tokenizer
 
@@ -159,7 +160,8 @@ async def test_a_turn_that_the_episode_has_not_and_given_replies_are_refused(tmp
     record = (await recorded(tmp_path, config, player(("1",))))[0]
     with pytest.raises(DataError, match=r"--turn 4: episode 000002-train-0000-00 has turns 0 to 3"):
         ForkPoint.of(record, 4, config)
-    record.turns[1].notes[GIVEN] = True
+    first, *others = record.turns
+    record = replace(record, turns=(replace(first, notes=TurnNotes(is_given=True)), *others))
     with pytest.raises(DataError, match="its replies were given to it"):
         ForkPoint.of(record, 1, config)
 

@@ -14,7 +14,7 @@ from ajet.core.trajectory.trajectory import (
     Trajectory,
 )
 from ajet.core.trajectory.truncation import Limit, Truncation
-from ajet.core.trajectory.turn import Turn
+from ajet.core.trajectory.turn import Turn, TurnNotes
 
 
 def turn(prompt, sampled, version=0, **more):
@@ -44,6 +44,15 @@ json_values = st.recursive(
     max_leaves=4,
 )
 dicts = st.dictionaries(st.text(), json_values, max_size=2)
+notes = st.builds(
+    TurnNotes,
+    is_given=st.booleans(),
+    sampling=dicts,
+    opening=st.text(),
+    continues=st.none() | st.booleans(),
+    malformed=st.dictionaries(st.text(), st.text(), max_size=2),
+    hinted_prompt=st.lists(st.integers(0, 2**40), max_size=4),
+)
 ids = st.lists(st.integers(0, 2**40), max_size=4)
 
 
@@ -83,7 +92,7 @@ def turns(draw):
                 state_key=draw(st.none() | st.text()),
                 started_s=draw(st.floats(0, 9)),
                 ended_s=draw(st.floats(0, 9)),
-                notes=draw(dicts),
+                notes=draw(notes),
             )
         )
     return tuple(made)

@@ -108,7 +108,7 @@ def test_a_damaged_file_is_one_line_that_names_it_or_works(good, tmp_path, name)
 def test_a_file_that_cannot_be_opened_says_what_is_lost_without_it(tmp_path):
     (tmp_path / "buffer.sqlite").mkdir()
     assert said("buffer.sqlite", tmp_path) == (
-        f"{tmp_path}/buffer.sqlite cannot be used: unable to open database file; mend that, or "
+        f"{tmp_path}/buffer.sqlite cannot be used: unable to open database file; fix that, or "
         "move it away, and groups that were finished and not trained are lost"
     )
 

@@ -162,6 +162,6 @@ def test_a_fingerprint_is_of_the_sections_and_the_files(tmp_path):
 
 def test_a_journal_that_is_none_is_one_line(tmp_path):
     (tmp_path / "finished.sqlite").write_bytes(b"no database" * 100)
-    said = r"finished\.sqlite cannot be used: .*; mend that, or move it away"
+    said = r"finished\.sqlite cannot be used: .*; fix that, or move it away"
     with pytest.raises(CheckpointError, match=said):
         Journal(tmp_path / "finished.sqlite", "same")

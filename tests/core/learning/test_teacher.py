@@ -12,7 +12,7 @@ from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
 from ajet.core.learning.teacher import Teacher
 from ajet.core.trajectory.samples import to_samples
-from ajet.core.trajectory.turn import HINTED
+from ajet.core.trajectory.turn import TurnNotes
 from ajet.core.update.frozen_model import FrozenModel
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import UpdateSettings
@@ -118,7 +118,7 @@ def test_a_policy_teaches_itself_only_what_it_is_shown(load):
 def hinted_group(hinted_prompt):
     """An episode of two turns, whose first prompt is 10 ids, or `hinted_prompt` to its teacher."""
     first, second = two_turns(ids=range(10, 20))
-    first = replace(first, notes={HINTED: hinted_prompt})
+    first = replace(first, notes=TurnNotes(hinted_prompt=hinted_prompt))
     return group_of(episode(turns=(first, second)))
 
 

@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from ajet.core.record.correlation import correlation_metrics, is_well_formed
+from ajet.core.trajectory.turn import TurnNotes
 from tests.core.record.record_fixtures import episode, group_of
 
 
@@ -16,7 +17,7 @@ def replying(member, reward, length, *, group=0, finish_reason="stop", notes=Non
         logprobs=(-0.5,) * length,
         finish_reason=finish_reason,
     )
-    return replace(whole, turns=(replace(turn, completion=completion, notes=notes or {}),))
+    return replace(whole, turns=(replace(turn, completion=completion, notes=notes or TurnNotes()),))
 
 
 def test_length_is_compared_within_groups():
@@ -47,8 +48,8 @@ def test_groups_without_signal_say_nothing():
 def test_a_well_formed_reply_ends_by_itself_and_passes_all_checks():
     assert is_well_formed(replying(0, 1.0, 5).turns[0])
     assert not is_well_formed(replying(0, 1.0, 5, finish_reason="length").turns[0])
-    assert not is_well_formed(replying(0, 1.0, 5, notes={"malformed": {"x": "y"}}).turns[0])
-    assert not is_well_formed(replying(0, 1.0, 5, notes={"malformed_calls": ["{"]}).turns[0])
+    assert not is_well_formed(replying(0, 1.0, 5, notes=TurnNotes(malformed={"x": "y"})).turns[0])
+    assert not is_well_formed(replying(0, 1.0, 5, notes=TurnNotes(malformed_calls=["{"])).turns[0])
     members = [replying(0, 1.0, 5), replying(1, 0.0, 5, finish_reason="length")]
     metrics = correlation_metrics([group_of(*members)])
     assert metrics["correlation/reply_format"] == pytest.approx(1.0)

@@ -7,7 +7,7 @@ import numpy as np
 from ajet.core.rollout.batch import StepGroups
 from ajet.core.trajectory.samples import to_samples
 from ajet.core.trajectory.trajectory import EpisodeStatus, Selection, SelectionName
-from ajet.core.trajectory.turn import GIVEN, SUMMARY
+from ajet.core.trajectory.turn import TurnNotes
 from tests.core.record.record_fixtures import episode, group_of, metrics_of_step
 
 
@@ -88,7 +88,7 @@ def test_replies_without_an_end_and_branches_begun_afresh_are_counted():
     whole = episode()
     first, second = whole.turns
     cut = replace(first, completion=replace(first.completion, finish_reason="length"))
-    fresh = replace(second, notes={"reason": "the template drops the thinking"})
+    fresh = replace(second, notes=TurnNotes(reason="the template drops the thinking"))
     metrics = metrics_of(group_of(replace(whole, turns=(cut, fresh))))
     assert metrics["turns/cut_by_length"] == metrics["turns/fresh_branches"] == 1
 
@@ -96,8 +96,10 @@ def test_replies_without_an_end_and_branches_begun_afresh_are_counted():
 def test_summaries_of_compacted_conversations_are_counted():
     whole = episode()
     first, second = whole.turns
-    long = replace(first, notes={SUMMARY: True})
-    empty = replace(second, notes={SUMMARY: True}, reply={"role": "assistant", "content": " "})
+    long = replace(first, notes=TurnNotes(is_summary=True))
+    empty = replace(
+        second, notes=TurnNotes(is_summary=True), reply={"role": "assistant", "content": " "}
+    )
     empty = replace(empty, completion=replace(empty.completion, finish_reason="length"))
     compacted = replace(whole, turns=(long, empty))
     metrics = metrics_of(group_of(compacted, episode(member=1)))
@@ -112,8 +114,8 @@ def test_summaries_of_compacted_conversations_are_counted():
 def test_malformed_replies_and_drift_are_in_the_step():
     whole = episode()
     first, second = whole.turns
-    bad = replace(first, notes={"malformed": {"nonsense": "U+FFFD 2x", "non_ascii": "é"}})
-    other = replace(second, notes={"drift_checked": True, "drift": 11})
+    bad = replace(first, notes=TurnNotes(malformed={"nonsense": "U+FFFD 2x", "non_ascii": "é"}))
+    other = replace(second, notes=TurnNotes(drift_checked=True, drift=11))
     metrics = metrics_of(
         group_of(replace(whole, turns=(bad, other)), replace(episode(member=1), turns=(bad,)))
     )
@@ -149,7 +151,7 @@ def test_what_a_selection_left_out_is_in_the_mean_reward_all_the_same():
 
 
 def test_given_replies_have_no_reward_nor_has_a_row_that_was_left_out_beside_them():
-    given = tuple(replace(turn, notes={GIVEN: True}) for turn in episode().turns)
+    given = tuple(replace(turn, notes=TurnNotes(is_given=True)) for turn in episode().turns)
     too_long = group_of(episode(group=1, reward=0.0, turns=())).leave_out(
         SelectionName.OVERLONG, "a limit"
     )

@@ -16,6 +16,7 @@ from ajet.core.record.step_warnings import (
 )
 from ajet.core.record.timeline_counts import TimelineCounts
 from ajet.core.trajectory.trajectory import EpisodeStatus
+from ajet.core.trajectory.turn import TurnNotes
 from tests.core.record.record_fixtures import episode, group_of
 
 
@@ -42,7 +43,7 @@ def test_a_setting_that_misses_is_warned_of():
 def in_another_form(form):
     """An episode of two replies to an offer of tools; the first has a call in another form."""
     first, second = episode().turns
-    return replace(episode(), turns=(replace(first, notes={"other_form": form}), second))
+    return replace(episode(), turns=(replace(first, notes=TurnNotes(other_form=form)), second))
 
 
 def test_calls_in_another_form_are_warned_of_with_the_count_and_the_remedy():
@@ -72,7 +73,7 @@ def test_the_remedy_for_a_suite_has_the_benchmarks_own_prompt():
 
 def wrong_call(group):
     first, second = group.trajectories[0].turns
-    bad = replace(second, notes={"malformed": {"wrong_toolcall": "no tool 'x' was offered"}})
+    bad = replace(second, notes=TurnNotes(malformed={"wrong_toolcall": "no tool 'x' was offered"}))
     return replace(group, trajectories=(replace(group.trajectories[0], turns=(first, bad)),))
 
 

@@ -17,7 +17,7 @@ from ajet.core.record.timeline_counts import (
 from ajet.core.run.run_state import RunState
 from ajet.core.trajectory.samples import to_samples
 from ajet.core.trajectory.trajectory import EpisodeStatus, SelectionName
-from ajet.core.trajectory.turn import Turn
+from ajet.core.trajectory.turn import Turn, TurnNotes
 from ajet.core.update.checkpoint import checked_state
 from tests.core.record.record_fixtures import episode, group_of
 
@@ -28,7 +28,9 @@ def state_of(content):
 
 def turn(prompt, sampled, agent="default", trainable=True, **notes):
     completion = Completion(tuple(prompt), tuple(sampled), (-1.0,) * len(sampled), "stop", 0)
-    return Turn(completion, [], None, {}, agent_name=agent, trainable=trainable, notes=notes)
+    return Turn(
+        completion, [], None, {}, agent_name=agent, trainable=trainable, notes=TurnNotes(**notes)
+    )
 
 
 def counts_of(*groups, advantage=1.0):

@@ -66,8 +66,8 @@ async def test_a_malformed_reply_is_the_last_and_the_episode_gets_the_configured
     assert (t.reward, t.is_success, t.reward_breakdown) == (-0.5, False, {"malformed": -0.5})
     assert judge.asked == 0
     assert t.is_valid
-    assert [turn.notes.get("malformed") for turn in t.turns] == [
-        None,
+    assert [turn.notes.malformed for turn in t.turns] == [
+        {},
         {"wrong_toolcall": "add: 'a' is a required property"},
     ]
 
@@ -140,8 +140,8 @@ async def test_a_call_with_token_ids_is_checked_as_text(ends):
     policy = MalformedPolicy(("nonsense", "wrong_toolcall"), ends_episode=ends)
     t = await episode("\x01", "<tool_call>", workflow=Tokens, policy=policy)
     assert len(t.turns) == (1 if ends else 2)
-    assert t.turns[0].notes["malformed"] == {"nonsense": "U+0001 1x"}
-    assert "malformed" not in t.turns[-1].notes or ends  # token ids carry no calls
+    assert t.turns[0].notes.malformed == {"nonsense": "U+0001 1x"}
+    assert not t.turns[-1].notes.malformed or ends  # token ids carry no calls
     assert t.reward == -1.0
 
 

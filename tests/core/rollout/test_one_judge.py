@@ -75,7 +75,7 @@ def test_training_and_validation_share_the_judge(config, tmp_path):
     console = Console(file=io.StringIO())
     tasks, folder = assembly.read_tasks(config), RunFolder.open(tmp_path / "run")
     training = DebugTraining(config, tasks, folder, Interrupt(), console)
-    judge = training.validator.executor.of_mode("eval").judge
+    judge = training.validator.executor.parts_for("eval").judge
     training.fit()
     assert judge_kind(config).num_made == 1
     assert set(judge.modes) == {"train", "eval"}

@@ -91,7 +91,7 @@ async def test_an_async_workflow_that_blocks_the_event_loop_gets_a_thread(gatewa
         name = trajectory.episode_id
         assert trajectory.output.metadata == {"status": 200, "said": f"{name}/0000"}
         assert len(trajectory.turns) == 2
-    [line] = [line for line in said if "in a thread of its own" in line]
+    [line] = [line for line in said if "in threads from now on" in line]
     assert "Blocking.execute is async and waits without await" in line
 
 
@@ -107,7 +107,7 @@ async def test_a_blocking_client_in_an_async_workflow_gets_a_thread(gateway, sai
     for trajectory in trajectories:
         assert trajectory.status is EpisodeStatus.OK, trajectory.error
         assert trajectory.output.metadata == {"said": f"{trajectory.episode_id}/0000"}
-    assert len([line for line in said if "in a thread of its own" in line]) == 1
+    assert len([line for line in said if "in threads from now on" in line]) == 1
 
 
 class BlockingOnce(BlockingClient):

@@ -206,7 +206,7 @@ async def test_drift_is_looked_for_in_the_members_that_the_config_names(which, m
     [group] = await runner.rollout(
         RolloutRequest([Task("t", "q")], step=0, mode="train", num_repeat=3)
     )
-    found = [[turn.notes.get("drift") for turn in t.turns] for t in group.trajectories]
+    found = [[turn.notes.drift for turn in t.turns] for t in group.trajectories]
     first = len(group.trajectories[0].turns[0].completion.prompt_ids)
     assert found == [
         [None, first, first] if member in members else [None] * 3 for member in range(3)
@@ -226,4 +226,4 @@ async def test_a_validation_is_not_checked_for_drift():
     [group] = await runner.rollout(
         RolloutRequest([Task("t", "q")], step=0, mode="eval", num_repeat=1)
     )
-    assert "drift_checked" not in group.trajectories[0].turns[1].notes
+    assert not group.trajectories[0].turns[1].notes.drift_checked

@@ -257,7 +257,7 @@ async def test_a_call_without_arguments_that_comes_back_continues_the_conversati
         call["function"]["arguments"] = sent_back
         result = RESULT | {"tool_call_id": call["id"]}
         await tuner.chat([TIME, dict(first), result], [tool])
-        assert tuner._recorder.turns[1].notes["continues"]
+        assert tuner._recorder.turns[1].notes.continues
 
 
 SYSTEM_COLUMN = [

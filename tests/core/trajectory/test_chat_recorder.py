@@ -149,7 +149,7 @@ async def test_an_episode_is_evaluated_and_refused_in_training():
     runner = GroupRunner.from_episode_runner(
         EpisodeRunner(
             endpoint=ChatEndpointFake({"content": "a"}),
-            of_mode=lambda mode: EpisodeParts(lambda task: Says(), None, SamplingParams()),
+            parts_for=lambda mode: EpisodeParts(lambda task: Says(), None, SamplingParams()),
             limits=RolloutLimits(),
             run_seed=0,
         )

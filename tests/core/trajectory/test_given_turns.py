@@ -192,8 +192,8 @@ async def test_a_template_that_does_not_say_how_a_reply_is_written_is_one_line(f
 
 def test_a_turn_is_given_by_its_note_alone():
     from ajet.core.inference.endpoint import Completion
-    from ajet.core.trajectory.turn import Turn
+    from ajet.core.trajectory.turn import Turn, TurnNotes
 
     turn = Turn(Completion((1,), (2,), (0.0,), "stop", 0), [], None, {})
     assert not turn.is_given
-    assert replace(turn, notes={"given": True}).is_given
+    assert replace(turn, notes=TurnNotes(is_given=True)).is_given

@@ -13,7 +13,7 @@ from ajet.core.rollout.request import RolloutRequest
 from ajet.core.trajectory.hint import HintedSample, hint_for, with_hint
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.trajectory.samples import to_samples
-from ajet.core.trajectory.turn import HINTED, Turn
+from ajet.core.trajectory.turn import Turn, TurnNotes
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
 
 TOKENIZER = chat_tokenizer("qwen2_5")
@@ -68,13 +68,13 @@ async def test_each_conversation_of_an_episode_has_a_second_beginning_with_the_h
     assert [turn.completion for turn in episode.turns] == [t.completion for t in without.turns]
     chats = ([SYSTEM, user("6*7?\n\nIt is 42.")], None, [user("another chat\n\nIt is 42.")])
     expected = [None if chat is None else TEMPLATE.prompt_ids(chat) for chat in chats]
-    assert [turn.notes.get(HINTED) for turn in episode.turns] == expected
-    assert not any(HINTED in turn.notes for turn in without.turns)
+    assert [turn.notes.hinted_prompt for turn in episode.turns] == expected
+    assert not any(turn.notes.hinted_prompt for turn in without.turns)
 
 
 async def test_a_validation_is_played_without_hints():
     group = await group_of("eval", hint="It is {answer}.")
-    assert not any(HINTED in turn.notes for turn in group.trajectories[0].turns)
+    assert not any(turn.notes.hinted_prompt for turn in group.trajectories[0].turns)
 
 
 async def test_the_teachers_sample_has_the_replies_after_the_hint_at_the_same_ids():
@@ -85,7 +85,7 @@ async def test_the_teachers_sample_has_the_replies_after_the_hint_at_the_same_id
     for sample, root in ((first, 0), (second, 2)):
         hinted = HintedSample(sample, episode.turns).sample
         prompt = episode.turns[root].completion.prompt_ids
-        with_it = episode.turns[root].notes[HINTED]
+        with_it = episode.turns[root].notes.hinted_prompt
         assert hinted.token_ids.tolist() == [*with_it, *sample.token_ids[len(prompt) :]]
         assert hinted.token_ids[hinted.loss_mask].tolist() == (
             sample.token_ids[sample.loss_mask].tolist()
@@ -103,7 +103,7 @@ def by_hand():
         Turn(Completion((1, 2), (5, 6), (-1.0,) * 2, "stop", 0), [], None, reply),
         Turn(Completion((1, 2, 5, 6, 3), (7,), (-1.0,), "stop", 0), [], None, reply),
     ]
-    return sample, [replace(turns[0], notes={HINTED: [1, 8, 9, 2]}), turns[1]]
+    return sample, [replace(turns[0], notes=TurnNotes(hinted_prompt=[1, 8, 9, 2])), turns[1]]
 
 
 def test_ids_and_scores_by_hand():
@@ -117,4 +117,4 @@ def test_ids_and_scores_by_hand():
 def test_a_conversation_that_began_with_ids_is_one_line():
     sample, turns = by_hand()
     with pytest.raises(DataError, match=r"episode e: .* this conversation began with token ids"):
-        HintedSample(sample, [replace(turns[0], notes={}), turns[1]])
+        HintedSample(sample, [replace(turns[0], notes=TurnNotes()), turns[1]])

@@ -17,6 +17,7 @@ from ajet.core.trajectory.limits import (
     EpisodeTruncated,
 )
 from ajet.core.trajectory.recorder import EpisodeRecorder, SamplingOverrides
+from ajet.core.trajectory.turn import TurnNotes
 from ajet.tool_parsers import parser_for
 from tests.fakes import FAMILY_CALL, ScriptedEndpoint, chat_tokenizer
 
@@ -64,7 +65,7 @@ async def test_the_second_turn_sends_the_sampled_ids_of_the_first_back():
     assert list(endpoint.prompts) == ["e/0000", "e/0001"]
     assert endpoint.sampling["e/0001"].seed == seeding.derive(7, "rollout", 0, 1)
     assert endpoint.sampling["e/0000"].stop_token_ids == ChatTemplate(TOKENIZER).stop_token_ids
-    assert second.notes["continues"] is True
+    assert second.notes.continues is True
     assert episode.turns == (first, second)
 
 
@@ -95,9 +96,11 @@ async def test_what_is_no_list_of_messages_is_told_the_form_of_one(messages, pro
 )
 async def test_a_turn_says_which_parser_would_have_read_its_call(text, form):
     turn = await recorder(lambda *_: text).chat(HI, [ADD])
-    assert turn.other_form == form
-    assert (await recorder(lambda *_: text).chat(HI, [ADD], tool_choice="none")).other_form is None
-    assert (await recorder(lambda *_: text).chat(HI)).other_form is None
+    assert turn.notes.other_form == form
+    assert (
+        await recorder(lambda *_: text).chat(HI, [ADD], tool_choice="none")
+    ).notes.other_form is None
+    assert (await recorder(lambda *_: text).chat(HI)).notes.other_form is None
 
 
 @pytest.mark.parametrize(
@@ -126,7 +129,7 @@ async def test_a_result_cites_the_id_that_the_model_gave_its_call(family, text, 
     assert call["id"] == call_id
     result = {"role": "tool", "tool_call_id": call["id"], "content": "res"}
     second = await episode.chat([*HI, first.reply, result], [ADD])
-    assert second.notes["continues"] is True
+    assert second.notes.continues is True
     assert cited in tokenizer.decode(second.completion.prompt_ids)
 
 
@@ -195,7 +198,7 @@ async def test_an_agent_that_caught_a_fault_of_the_endpoint_and_went_on_is_not_e
 def test_a_reply_of_no_tokens_cannot_be_asked_for():
     with pytest.raises(ValueError, match="max_tokens is 0"):
         SamplingOverrides(max_tokens=0)
-    assert SamplingOverrides(max_tokens=1).given == {"max_tokens": 1}
+    assert SamplingOverrides(max_tokens=1).settings == {"max_tokens": 1}
 
 
 SUB = {"type": "function", "function": {"name": "sub", "parameters": {}}}
@@ -217,13 +220,13 @@ async def test_a_forced_call_is_opened_by_the_prompt_and_what_is_sampled_goes_on
     [call] = first.reply["tool_calls"]
     assert call["function"]["name"] == "add"
     assert json.loads(call["function"]["arguments"]) == {"a": 1}
-    assert TOKENIZER.decode(first.completion.prompt_ids).endswith(first.notes["opening"])
+    assert TOKENIZER.decode(first.completion.prompt_ids).endswith(first.notes.opening)
     assert TOKENIZER.decode(first.completion.token_ids[:-1]) == sampled
     result = {"role": "tool", "content": "1", "tool_call_id": call["id"]}
     second = await episode.chat([*HI, first.reply, result], tools)
     before = first.completion.prompt_ids + first.completion.token_ids
     assert second.completion.prompt_ids[: len(before)] == before
-    assert second.notes["continues"] is True
+    assert second.notes.continues is True
 
 
 FAMILIES = ("qwen2_5", "qwen3_6", "mistral_args", "llama3_2", "gptoss", "glm4moe", "kimi_k2")
@@ -422,7 +425,7 @@ async def test_token_level_calls_are_recorded_as_they_were_sent():
     turn = await episode.generate([72, 105], overrides=SamplingOverrides(max_tokens=9))
     assert turn.completion.prompt_ids == (72, 105)
     assert turn.reply == {"role": "assistant", "content": "ok"}
-    assert turn.notes == {"sampling": {"max_tokens": 9}}
+    assert turn.notes == TurnNotes(sampling={"max_tokens": 9})
     assert episode.turns == (turn,)
 
 
@@ -432,9 +435,7 @@ async def test_a_trained_agent_samples_at_the_runs_temperature_another_at_its_ow
     episode = recorder(endpoint=endpoint, targets=["solver"])
     turn = await episode.chat(HI, agent_name=agent, overrides=SamplingOverrides(temperature=0.1))
     assert endpoint.sampling["e/0000"].temperature == drawn_at
-    assert turn.notes.get("sampling_not_taken") == (
-        {"temperature": 0.1} if agent == "solver" else None
-    )
+    assert turn.notes.sampling_not_taken == ({"temperature": 0.1} if agent == "solver" else {})
 
 
 async def test_later_changes_of_the_agents_messages_do_not_reach_the_record():
@@ -458,11 +459,11 @@ async def test_a_reply_that_ended_at_a_stop_string_is_continued_from_its_tokens(
     assert first.reply["content"] == "Thought. "
     assert TOKENIZER.decode(first.completion.token_ids) == "Thought. Observation:"
     assert first.completion.finish_reason == "stop"
-    assert first.notes["stopped_at"] == "Observation:"
+    assert first.notes.stopped_at == "Observation:"
     second = await episode.chat([*HI, first.reply, {"role": "user", "content": "4"}])
     recorded = first.completion.prompt_ids + first.completion.token_ids
     assert second.completion.prompt_ids[: len(recorded)] == recorded
-    assert second.notes["continues"]
+    assert second.notes.continues
 
 
 async def test_the_agents_own_seed_makes_it_another_draw_of_the_runs():

@@ -177,7 +177,7 @@ async def test_a_loop_of_verl_needs_another_import_line_alone(config):
     assert first.prompt_ids == tuple(
         TOKENIZER.apply_chat_template(ROW["prompt"], add_generation_prompt=True, return_dict=False)
     )
-    assert "sampling_not_taken" not in t.turns[0].notes  # the run's own settings ask nothing
+    assert not t.turns[0].notes.sampling_not_taken  # the run's own settings ask nothing
     assert t.output.log_metrics["sampled_tokens_left_out"] == 0
     seen = module_of(made).SEEN
     assert (seen["index"], seen["size"], seen["reward_model"]) == (7, 3, ROW["reward_model"])
@@ -322,7 +322,7 @@ MISTAKES = [
     ([{"name": "a"}], r"agent.yaml: \[0\]: write an agent loop as name: … and _target_"),
     ([entry("a", "Patient", _partial_=True)], r"agent.yaml: \[0\]: no key '_partial_' here"),
     ([entry("tool_agent", "Patient")], "'tool_agent' is one of ajet's own agents"),
-    ([entry("a", "AgentLoopMetrics")], "AgentLoopMetrics is no agent loop: derive it from"),
+    ([entry("a", "AgentLoopMetrics")], "AgentLoopMetrics is not an agent loop: derive it from"),
     ({"name": "a"}, "a list of agent loops is expected"),
 ]
 
@@ -408,7 +408,7 @@ async def test_images_are_an_error(config):
     text = once().replace(
         "prompt_ids=prompt_ids, sampling", "image_data=[1], prompt_ids=prompt_ids, sampling"
     )
-    assert "server_manager.generate takes no image_data: text alone" in await fails(config, text)
+    assert "server_manager.generate takes no image_data: only text" in await fails(config, text)
 
 
 async def test_a_key_that_the_config_has_not_names_itself(config):
@@ -439,7 +439,7 @@ async def test_sampled_tokens_that_an_output_leaves_out_are_counted_and_said_onc
 
 async def test_a_call_may_have_a_limit_of_its_own(config):
     t = await run(config(once("'max_new_tokens': 2")), "five", row=ROW | {"agent_name": "once"})
-    assert t.turns[0].notes["sampling"] == {"max_tokens": 2}
+    assert t.turns[0].notes.sampling == {"max_tokens": 2}
 
 
 async def test_later_messages_are_rendered_without_what_the_template_begins_with(config):

@@ -277,7 +277,6 @@ async def test_a_memory_beyond_the_context_is_compacted(tmp_path):
     from types import SimpleNamespace
 
     from ajet.core.config.rollout import CompactionConfig
-    from ajet.core.trajectory.turn import SUMMARY
 
     class Asked(Workflow):
         async def execute(self, workflow_task, model_tuner):
@@ -294,6 +293,6 @@ async def test_a_memory_beyond_the_context_is_compacted(tmp_path):
     limits = {"max_prompt_length": 4000, "max_response_length_in_one_turn": 100}
     t = await run(Asked, ScriptedEndpoint(TOKENIZER, reply), config=config, **limits)
     assert t.status is EpisodeStatus.OK
-    summaries = [number for number, turn in enumerate(t.turns) if SUMMARY in turn.notes]
+    summaries = [number for number, turn in enumerate(t.turns) if turn.notes.is_summary]
     shown = [message["content"] for message in t.turns[summaries[0] + 1].messages]
     assert shown[2] == "Rooms were seen." and len(shown) == 4

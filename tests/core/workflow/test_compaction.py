@@ -13,7 +13,6 @@ from ajet.core.trajectory.chat_recorder import ChatRecorder
 from ajet.core.trajectory.limits import EpisodeLimits
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from ajet.core.trajectory.trie import timelines
-from ajet.core.trajectory.turn import HINTED, SUMMARY
 from ajet.core.workflow.compaction import Conversations
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
 
@@ -114,7 +113,7 @@ async def test_the_model_goes_on_with_its_first_prompt_its_summary_and_the_newes
 
 async def test_summaries_are_trained_once_on_the_branch_that_they_end(tmp_path):
     episode, _ = await run(config_in(tmp_path), ROOMS, says)
-    is_summary = [SUMMARY in turn.notes for turn in episode.turns]
+    is_summary = [turn.notes.is_summary for turn in episode.turns]
     assert is_summary == [False, False, False, True, False, False, True, False]
     assert all(turn.trainable for turn in episode.turns)
     paths = timelines(episode.turns)
@@ -147,17 +146,17 @@ async def test_the_summary_has_its_sampled_ids_in_the_new_branch(tmp_path):
     assert TOKENIZER.encode("theory", add_special_tokens=False) != list(b"theory")
     letters = [*b"theory", TOKENIZER.eos_token_id]
     assert letters in [ids[at : at + len(letters)] for at in range(len(ids))]
-    assert turn.notes["reason"] == "the conversation was compacted"
-    assert not turn.notes.get("continues")
+    assert turn.notes.reason == "the conversation was compacted"
+    assert not turn.notes.continues
 
 
 async def test_a_teacher_is_shown_its_hint_where_the_conversation_begins_and_after_each_summary(
     tmp_path,
 ):
     episode, _ = await run(config_in(tmp_path), ROOMS, says, hint="The code is 7, surely.")
-    is_hinted = [HINTED in turn.notes for turn in episode.turns]
+    is_hinted = [bool(turn.notes.hinted_prompt) for turn in episode.turns]
     assert is_hinted == [True, False, False, False, True, False, False, True]
-    text = TOKENIZER.decode(episode.turns[4].notes[HINTED])
+    text = TOKENIZER.decode(episode.turns[4].notes.hinted_prompt)
     assert "surely" in text and "The code is 7.<|im_end|>" in text
 
 
@@ -197,7 +196,7 @@ async def test_a_summary_is_cut_at_its_limit_and_the_episode_goes_on(tmp_path):
         return "word " * 100 if asked(prompt) else "on"
 
     episode, _ = await run(config_in(tmp_path), ROOMS, chatters)
-    summaries = [turn for turn in episode.turns if SUMMARY in turn.notes]
+    summaries = [turn for turn in episode.turns if turn.notes.is_summary]
     assert episode.status is EpisodeStatus.OK
     assert [len(turn.completion.token_ids) for turn in summaries] == [40, 40]
     assert summaries[0].completion.finish_reason == "length"
@@ -215,20 +214,20 @@ async def test_a_message_that_no_summary_makes_room_for_truncates_without_a_call
     rooms = [*ROOMS[:2], "y" * 600]
     episode, _ = await run(config_in(tmp_path), rooms, says)
     assert episode.status is EpisodeStatus.TRUNCATED
-    assert [SUMMARY in turn.notes for turn in episode.turns] == [False, False]
+    assert [turn.notes.is_summary for turn in episode.turns] == [False, False]
 
 
 async def test_the_last_call_is_never_spent_on_a_summary(tmp_path):
     episode, shown = await run(config_in(tmp_path), ROOMS[:4], says, max_steps=4)
     assert episode.status is EpisodeStatus.OK
-    assert [SUMMARY in turn.notes for turn in episode.turns] == [False] * 4
+    assert [turn.notes.is_summary for turn in episode.turns] == [False] * 4
     assert len(shown[3]) == 8
 
 
 async def summaries_of(workflow, folder):
     """Runs one episode of a workflow, and returns its turns that are summaries."""
     episode = await play(workflow, ScriptedEndpoint(TOKENIZER, says), config_in(folder))
-    return [turn for turn in episode.turns if SUMMARY in turn.notes]
+    return [turn for turn in episode.turns if turn.notes.is_summary]
 
 
 async def test_agents_of_one_episode_compact_each_their_own_conversation(tmp_path):

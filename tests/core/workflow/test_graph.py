@@ -148,7 +148,7 @@ async def test_a_graph_as_chatlearns_users_write_it_runs_and_is_recorded(setting
     seen = first.completion.prompt_ids + first.completion.token_ids
     assert second.completion.prompt_ids[: len(seen)] == seen
     assert {turn.agent_name for turn in t.turns} == {"math_eval"}
-    assert "sampling_not_taken" not in first.notes  # the run's own settings, passed on, ask nothing
+    assert not first.notes.sampling_not_taken  # the run's own settings, passed on, ask nothing
 
 
 class WithProcessor(MathEval):
@@ -449,9 +449,9 @@ def test_settings_are_found_beside_the_yaml_and_read_by_attribute(tmp_path):
     ("text", "says"),
     [
         ("- a\n", "holds no keys with values"),
-        ("a: [1", "no valid YAML"),
-        ("max_ai_message_turn: many", "max_ai_message_turn is 'many', no positive number"),
-        ("max_total_token_length: 0", "max_total_token_length is 0, no positive number"),
+        ("a: [1", "not valid YAML"),
+        ("max_ai_message_turn: many", "max_ai_message_turn is 'many', not a positive number"),
+        ("max_total_token_length: 0", "max_total_token_length is 0, not a positive number"),
     ],
 )
 def test_a_settings_file_that_is_wrong_is_one_line(tmp_path, text, says):

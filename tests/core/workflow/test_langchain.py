@@ -310,9 +310,9 @@ def test_what_cannot_be_honoured_is_refused_in_one_line():
     model = model_of(recorder_of())
     with pytest.raises(ValueError, match=r"json_mode.*is not built"):
         model.with_structured_output(Answer, method="json_mode")
-    with pytest.raises(ValueError, match="strict=True is not built"):
+    with pytest.raises(ValueError, match="strict=True is not supported"):
         model.with_structured_output(Answer, strict=True)
-    with pytest.raises(ValueError, match="strict=True is not built"):
+    with pytest.raises(ValueError, match="strict=True is not supported"):
         model.bind_tools([add], strict=True)
     with pytest.raises(TypeError, match="cannot be pickled"):
         pickle.dumps(model)
@@ -335,10 +335,10 @@ async def test_sampling_settings_of_a_call_are_taken_or_noted():
     run = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 3}
     await model.ainvoke("hi", sampling_params=run)  # as ChatLearn's graphs pass them on
     await model.bind(max_tokens=4).ainvoke("hi")
-    assert recorder.turns[0].notes["sampling"] == {"max_tokens": 2}
-    assert recorder.turns[0].notes["sampling_not_taken"] == {"temperature": 0.1}
-    assert recorder.turns[1].notes["sampling"] == {"max_tokens": 3}
-    assert "sampling_not_taken" not in recorder.turns[1].notes
+    assert recorder.turns[0].notes.sampling == {"max_tokens": 2}
+    assert recorder.turns[0].notes.sampling_not_taken == {"temperature": 0.1}
+    assert recorder.turns[1].notes.sampling == {"max_tokens": 3}
+    assert not recorder.turns[1].notes.sampling_not_taken
     assert len(recorder.turns[2].completion.token_ids) == 4
 
 
@@ -352,9 +352,9 @@ async def test_copies_bindings_and_configurations_record_in_the_same_place():
     await model.bind(max_tokens=4).ainvoke("3")
     limited = model.configurable_fields(max_tokens=ConfigurableField(id="max_tokens"))
     await limited.with_config(configurable={"max_tokens": 1}).ainvoke("4")
-    assert [turn.notes.get("sampling") for turn in recorder.turns] == [
-        None,
-        None,
+    assert [turn.notes.sampling for turn in recorder.turns] == [
+        {},
+        {},
         {"max_tokens": 4},
         {"max_tokens": 1},
     ]

@@ -44,7 +44,7 @@ async def test_chat_gives_a_message_that_the_agent_may_edit(recorder):
     [turn] = recorder.turns
     assert turn.reply["content"] == "hello"
     assert (turn.agent_name, turn.target_tag) == ("default", "red")
-    assert turn.notes["sampling"] == {"max_tokens": 7}
+    assert turn.notes.sampling == {"max_tokens": 7}
 
 
 async def test_a_reply_has_its_tokens_and_is_sent_back_like_the_dict_that_it_is(recorder):

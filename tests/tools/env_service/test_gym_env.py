@@ -174,7 +174,7 @@ async def test_agentjets_workflow_and_judge_play_without_await(url, app, warning
         assert (episode.reward, episode.is_success) == (1.5, True)
         assert episode.output.metadata["obs"].endswith("is right.")
         assert episode.output.metadata["turns"] == len(episode.turns) > 1
-    [line] = [line for line in warnings if "in a thread of its own" in line]
+    [line] = [line for line in warnings if "in threads from now on" in line]
     assert "waits without await" in line
     assert not app.state.service.instances
 

@@ -2,11 +2,10 @@
 
     messages (OpenAI's form) -> recorder.chat -> ChatResponse(thinking, text and tool-use blocks)
 
-With `stream=True` the response is an async generator of one chunk, since the endpoint gives whole
+With `stream=True` the response is an async generator of one chunk: the endpoint returns whole
 replies. `structured_model` works as in AgentScope's OpenAI model: the class becomes the only tool,
-and its validated arguments become the response's `metadata` (None if the model wrote no valid
-ones). Importing this module imports AgentScope, which takes seconds: only `tuner.py` imports it,
-when it is needed.
+and its validated arguments the response's `metadata` (None if they are not valid). Importing this
+module imports AgentScope, which takes seconds, so tuner.py does it late.
 """
 
 from __future__ import annotations
@@ -120,11 +119,11 @@ def _as_tool(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _structured(turn: Turn, model: type[BaseModel]) -> dict[str, Any] | None:
-    """Returns the first call's arguments if the class accepts them, or those of a call that was cut
-    off after its arguments."""
+    """Returns the first call's arguments if the class accepts them, also those of a call that was
+    cut off after them."""
     calls = turn.reply.get("tool_calls")
     text = calls[0]["function"]["arguments"] if calls else turn.reply["content"]
-    text = text.removeprefix(turn.notes.get("opening", "")).lstrip()
+    text = text.removeprefix(turn.notes.opening).lstrip()
     try:
         value, _ = json.JSONDecoder().raw_decode(text)
         return model.model_validate(value).model_dump()

@@ -8,12 +8,8 @@
 
 `response_metadata` has `token_ids` (prompt and reply) and `loss_mask` of the same length: 1 where
 the token was sampled and is trained, in earlier replies of the same timeline too. `invoke`,
-`stream` and `batch` work in every thread but the event loop's own, and run on that loop. A tool's
-`extras["openai_schema"]` is offered unchanged, in place of the schema that LangChain derives. A
-reply comes whole, so a stream is one chunk.
-
-Not covered: JSON mode, pickling, LangChain's cache (a cached reply is not sampled).
-Importing this module imports LangChain: only `tuner.py` imports it, when it is needed.
+`stream` (one chunk) and `batch` work in every thread except the event loop's. Importing this module
+imports LangChain, so tuner.py does it late.
 """
 
 from __future__ import annotations
@@ -58,8 +54,7 @@ NON_TEXT_BLOCKS = ("reasoning", "thinking", "tool_call", "tool_use", "invalid_to
 
 
 class LangChainModel(BaseChatModel):
-    """The LangChain chat model of one agent. Its copies and bindings share the episode's
-    recorder."""
+    """The LangChain chat model of one agent. Copies and bindings share the episode's recorder."""
 
     recorder: Any = Field(exclude=True, repr=False)
     conversations: Any = Field(default=None, exclude=True, repr=False)  # compacted, if not None
@@ -137,13 +132,13 @@ class LangChainModel(BaseChatModel):
     ) -> Runnable[LanguageModelInput, AIMessage]:
         """Returns the model with these tools. `tool_choice` is auto, none, any (or required), or a
         tool, by name or as OpenAI's dict. With `parallel_tool_calls=False` only the first of
-        several calls in one reply is made. A model that does not heed `tool_choice` is free to
-        answer, as verl's `ChatModel` is."""
+        several calls in one reply is made."""
         _refuse_strict(strict)
-        given = {"tool_choice": tool_choice, "parallel_tool_calls": parallel_tool_calls}
+        # verl's `ChatModel` ignores `tool_choice`: the model is free to answer.
+        options = {"tool_choice": tool_choice, "parallel_tool_calls": parallel_tool_calls}
         if not self.heeds_tool_choice:
-            del given["tool_choice"]
-        kwargs |= {name: value for name, value in given.items() if value is not None}
+            del options["tool_choice"]
+        kwargs |= {name: value for name, value in options.items() if value is not None}
         return self.bind(tools=[openai_schema(tool) for tool in tools], **kwargs)
 
     def with_structured_output(
@@ -155,8 +150,7 @@ class LangChainModel(BaseChatModel):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, Any]:
-        """Returns a runnable whose output has the schema's fields; it forces a call of a tool that
-        takes them."""
+        """Returns a runnable whose output has the schema's fields, by a forced tool call."""
         if method != "function_calling":
             raise ValueError(
                 f"with_structured_output(method={method!r}) is not built: sampling is not "
@@ -195,29 +189,33 @@ class LangChainModel(BaseChatModel):
         return self._message(turn, 1 if parallel_tool_calls is False else self.max_parallel_calls)
 
     def _overrides(
-        self, stop: list[str] | None, sampling_params: dict[str, Any] | None = None, **given: Any
+        self, stop: list[str] | None, sampling_params: dict[str, Any] | None = None, **settings: Any
     ) -> SamplingOverrides:
         """Returns the call's changes to the run's sampling. ChatLearn's graphs and verl's loops
-        pass them in `sampling_params`, where a value equal to the run's changes nothing."""
+        pass all settings in `sampling_params`, of which most are the run's."""
         passed = own_sampling(sampling_params, self.recorder.sampling)
         stop = stop or passed.pop("stop", None)
-        if "max_completion_tokens" in given:
-            given["max_tokens"] = given.pop("max_completion_tokens")
-        if unknown := given.keys() - SamplingOverrides.__dataclass_fields__.keys():
+        if "max_completion_tokens" in settings:
+            settings["max_tokens"] = settings.pop("max_completion_tokens")
+        if unknown := settings.keys() - SamplingOverrides.__dataclass_fields__.keys():
             names = ", ".join(sorted(unknown))
             raise TypeError(f"the model of as_langchain_model() takes no {names}")
-        own = {"temperature": self.temperature, "max_tokens": self.max_tokens}
-        return SamplingOverrides(**own | passed | given, stop=tuple(stop) if stop else None)
+        defaults = {"temperature": self.temperature, "max_tokens": self.max_tokens}
+        return SamplingOverrides(**defaults | passed | settings, stop=tuple(stop) if stop else None)
 
     def _message(self, turn: Turn, max_calls: int | None) -> AIMessage:
         reply, completion = turn.reply, turn.completion
+        # Calls beyond the first stay with the message, because the next prompt must have them.
         calls = list(reply.get("tool_calls", ()))
-        made = calls[:max_calls]
-        extra = {"reasoning_content": reply.get("reasoning_content"), NOT_MADE: calls[len(made) :]}
+        first_calls = calls[:max_calls]
+        extra = {
+            "reasoning_content": reply.get("reasoning_content"),
+            NOT_MADE: calls[len(first_calls) :],
+        }
         return AIMessage(
             content=reply["content"],
-            tool_calls=[_tool_call(call) for call in made],
-            invalid_tool_calls=[_invalid(text) for text in turn.notes.get("malformed_calls", ())],
+            tool_calls=[_tool_call(call) for call in first_calls],
+            invalid_tool_calls=[_invalid(text) for text in turn.notes.malformed_calls],
             additional_kwargs={name: value for name, value in extra.items() if value},
             usage_metadata={
                 "input_tokens": turn.num_prompt_tokens,
@@ -225,7 +223,7 @@ class LangChainModel(BaseChatModel):
                 "total_tokens": turn.num_prompt_tokens + turn.num_sampled_tokens,
             },
             response_metadata={
-                "finish_reason": "tool_calls" if made else completion.finish_reason,
+                "finish_reason": "tool_calls" if first_calls else completion.finish_reason,
                 "model_name": self.model_name,
                 "token_ids": [*completion.prompt_ids, *completion.token_ids],
                 "loss_mask": _loss_mask(turn, self.recorder.turns),
@@ -235,16 +233,14 @@ class LangChainModel(BaseChatModel):
 
 
 def openai_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
-    """Returns the conversation in OpenAI's form. A reply is restored as it was recorded, with its
-    thinking, the calls of it that were not made, and text that LangChain keeps as blocks."""
+    """Returns the conversation in OpenAI's form. A reply is restored as recorded, with its thinking
+    and the calls that were not made; otherwise its tokens would not be continued."""
     converted: list[dict[str, Any]] = []
     for message in messages:
         if isinstance(message, AIMessage):
             converted.append(_openai_reply(message))
         else:
-            converted += convert_to_openai_messages(
-                [message]
-            )  # one message may hold several results
+            converted += convert_to_openai_messages([message])  # may become several results
     return converted
 
 
@@ -268,16 +264,16 @@ def _block(item: str | dict[str, Any]) -> dict[str, Any]:
 
 
 def _thinking_text(block: dict[str, Any]) -> str:
-    kind = block.get("type")
-    return str(block.get(kind) or "") if kind in ("reasoning", "thinking") else ""
+    block_type = block.get("type")
+    return str(block.get(block_type) or "") if block_type in ("reasoning", "thinking") else ""
 
 
 def openai_schema(tool: Tool) -> dict[str, Any]:
-    """Returns the tool's schema in OpenAI's form, without a function's `**kwargs`, which the model
-    does not fill."""
-    own = (getattr(tool, "extras", None) or {}).get("openai_schema")
-    if own is not None:
-        return own
+    """Returns the tool's schema in OpenAI's form: its `extras["openai_schema"]` unchanged, or the
+    one that LangChain derives, without a function's `**kwargs`, which the model cannot fill."""
+    ready_schema = (getattr(tool, "extras", None) or {}).get("openai_schema")
+    if ready_schema is not None:
+        return ready_schema
     if isinstance(tool, dict) and tool.get("type") == "function" and "function" in tool:
         return tool
     schema = convert_to_openai_tool(tool)
@@ -292,7 +288,7 @@ def openai_schema(tool: Tool) -> dict[str, Any]:
 def _refuse_strict(strict: bool | None) -> None:
     if strict:
         raise ValueError(
-            "strict=True is not built: sampling is not constrained to a schema; leave it out"
+            "strict=True is not supported: sampling is not constrained to a schema; leave it out"
         )
 
 
@@ -301,8 +297,8 @@ def _tool_choice(tool_choice: str | dict[str, Any] | bool | None) -> str | None:
     if isinstance(tool_choice, bool):
         return "required" if tool_choice else None
     if isinstance(tool_choice, dict):
-        named = tool_choice.get("function") or tool_choice
-        return _tool_choice(str(named.get("name") or named.get("type")))
+        function = tool_choice.get("function") or tool_choice
+        return _tool_choice(str(function.get("name") or function.get("type")))
     return "required" if tool_choice == "any" else tool_choice
 
 
@@ -321,7 +317,8 @@ def _loss_mask(turn: Turn, turns: Sequence[Turn]) -> list[int]:
     """Returns the loss mask over the call's prompt and reply: 1 for tokens that are trained."""
     prompt = turn.completion.prompt_ids
     mask = [0] * len(prompt)
-    for earlier in turns if turn.notes.get("continues") else ():
+    # Replies of earlier calls that this prompt continues: same prefix and same sampled ids.
+    for earlier in turns if turn.notes.continues else ():
         seen, sampled = earlier.completion.prompt_ids, earlier.completion.token_ids
         start, end = len(seen), len(seen) + len(sampled)
         if end <= len(prompt) and prompt[start:end] == sampled and prompt[:start] == seen:

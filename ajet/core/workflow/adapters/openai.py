@@ -4,10 +4,9 @@
     client = model_tuner.as_raw_openai_sdk_client(sync=True) # OpenAI, in `def execute` (a thread)
     reply = await client.chat.completions.create(messages)   # `model=` may be left out
 
-The client's HTTP transport passes each request to the gateway's code: requests are served and
-refused as over HTTP (gateway/dialects), but there is no limit on the size of a body, and the
-client's timeout has no effect. Importing this module imports the `openai` package: only tuner.py
-imports it, when it is needed.
+The client's HTTP transport passes each request to the gateway's code, without a limit of a body's
+size, and the client's timeout has no effect. Importing this module imports the `openai` package, so
+tuner.py does it late.
 """
 
 from __future__ import annotations
@@ -69,8 +68,8 @@ def other_sync_client(model: str) -> OpenAI:
 
 
 class _AsyncClient(AsyncOpenAI):
-    """Takes calls without `model=`, and messages by position. With `other_model` no call goes to
-    another one."""
+    """Takes calls without `model=`, and messages by position. With `other_model` all calls go to
+    that model."""
 
     other_model: str | None = None
 
@@ -112,14 +111,14 @@ class _Completions(Completions):
 
 
 def _all_fields(client: Any, arguments: tuple[Any, ...], fields: dict[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a request whose first ones may be given by position."""
+    """Returns the fields of a request whose first ones may be positional."""
     if len(arguments) > len(POSITIONAL):
         raise TypeError(f"create() takes {', '.join(POSITIONAL)} by position, and no more")
-    given = dict(zip(POSITIONAL, arguments, strict=False))
-    if twice := [name for name in given if name in fields]:
+    by_name = dict(zip(POSITIONAL, arguments, strict=False))
+    if twice := [name for name in by_name if name in fields]:
         raise TypeError(f"create() got {twice[0]} by position and by name")
     model = client.other_model or fields.get("model") or MODEL
-    return {**given, **fields, "model": model}
+    return {**by_name, **fields, "model": model}
 
 
 class _Transport(httpx.AsyncBaseTransport, httpx.BaseTransport):

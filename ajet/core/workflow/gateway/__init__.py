@@ -1,5 +1,4 @@
-"""Turns HTTP requests of an agent in any language into calls of its episode's recorder, as turns.
+"""HTTP requests of an agent in any language become calls of its episode's recorder.
 
-How tokens are sampled and trained plays no part here. The package is not loaded until an agent
-needs an address or an OpenAI client.
+The package is not loaded until an agent needs an address or an OpenAI client.
 """

@@ -4,10 +4,8 @@
     gateway.respond(…)       one request, parsed, sampled on its episode's event loop, and answered
     gateway.close()          at the end of the run
 
-The server (server.py) runs in a thread with an event loop of its own, on loopback: it answers, with
-an error, even while a workflow blocks the loop that the model runs on.
-
-Not covered: TLS, other hosts (a gateway is for processes of this machine).
+The server (server.py) listens on loopback and has a separate event loop, so it can answer with an
+error when a workflow blocks the loop that the model runs on.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ HOST = "127.0.0.1"
 MODEL = "ajet"
 NO_HEADERS: Mapping[str, str] = {}
 STALL_S = 10.0
-"""The seconds that an episode's event loop may be blocked before its agent gets an error."""
+"""Seconds that an episode's event loop may be blocked before its agent gets an error."""
 
 
 class Address(NamedTuple):
@@ -63,8 +61,8 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GatewayResponse:
-    """Holds an HTTP response with one body, or with a stream of events. `more_headers` are sent
-    beside those that every response has."""
+    """Holds an HTTP response with one body, or with a stream of events. `more_headers` are added to
+    those of every response."""
 
     status: int
     body: bytes = b""
@@ -73,11 +71,10 @@ class GatewayResponse:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The HTTP headers. An error says that a retry is useless, which OpenAI's and Anthropic's
-        clients read."""
-        kind = "application/json" if self.events is None else "text/event-stream"
+        """The HTTP headers. Those of an error keep the providers' clients from retrying."""
+        content_type = "application/json" if self.events is None else "text/event-stream"
         no_retry = {"x-should-retry": "false"} if self.status >= 400 else {}
-        return {"content-type": kind, **no_retry, **self.more_headers}
+        return {"content-type": content_type, **no_retry, **self.more_headers}
 
 
 class Gateway:
@@ -133,21 +130,21 @@ class Gateway:
         except Exception as error:  # noqa: BLE001  # the edge of a server: one line, not a traceback
             logger.warning(f"the gateway failed at a request: {type(error).__name__}: {error}")
             fault = RequestError(
-                f"{type(error).__name__}: {error}", status=500, kind="server_error"
+                f"{type(error).__name__}: {error}", status=500, error_type="server_error"
             )
             return error_response(dialect, fault)
 
     def grant(self, key: str, headers: Mapping[str, str] = NO_HEADERS) -> Grant:
         """Returns the grant of a key. Raises `RequestError` (401) if it is forged, foreign or
-        revoked. The `headers` of the request say nothing here."""
-        found = self.keys.find(key)
-        if found is None:
+        revoked. Subclasses may use the `headers` of the request."""
+        grant = self.keys.find(key)
+        if grant is None:
             raise RequestError(
                 "unknown key: a key is good for one agent of one episode, until that ends",
                 status=401,
                 code="invalid_api_key",
             )
-        return found
+        return grant
 
     async def _sample(self, grant: Grant, request: ChatRequest) -> list[Turn]:
         try:
@@ -157,12 +154,9 @@ class Gateway:
         except EpisodeTruncated as error:
             raise RequestError(str(error), code="context_length_exceeded") from error
         except EndpointFault as fault:
-            raise RequestError(str(fault), status=502, kind="server_error") from fault
-        except (
-            AjetError,
-            ValueError,
-            RecursionError,
-        ) as error:  # no such tool, a template that cannot render
+            raise RequestError(str(fault), status=502, error_type="server_error") from fault
+        except (AjetError, ValueError, RecursionError) as error:
+            # The request's own fault: no such tool, or messages that the template cannot render.
             raise RequestError(str(error)) from error
 
     async def _run_on_episode_loop(
@@ -172,6 +166,7 @@ class Gateway:
         if loop is None or loop is running_loop():
             return await call
         task = asyncio.ensure_future(run_on_loop(loop, call))
+        # A call may take long. As long as the episode's loop responds, it is only slow.
         try:
             while not (await asyncio.wait({task}, timeout=self._stall_s / 2))[0]:
                 await self.check_loop_responds(loop, grant)
@@ -190,9 +185,9 @@ class Gateway:
             grant.recorder.on_blocking()
             raise RequestError(
                 "a workflow of this run blocks the event loop that the model runs on: write `def "
-                "execute`, which runs in a thread of its own, or use an asynchronous client",
+                "execute`, which runs in a separate thread, or use an asynchronous client",
                 status=503,
-                kind="server_error",
+                error_type="server_error",
                 code="event_loop_blocked",
             ) from None
 
@@ -204,12 +199,12 @@ def error_response(dialect: Dialect, error: RequestError) -> GatewayResponse:
 
 def dialect_at(path: str) -> Dialect | None:
     """Returns the dialect of a path such as ``/v1/chat/completions``, or None."""
-    return next((each for each in DIALECTS if path == f"/v1{each.path}"), None)
+    return next((dialect for dialect in DIALECTS if path == f"/v1{dialect.path}"), None)
 
 
 def models_response(path: str, models: Sequence[str] = (MODEL,)) -> GatewayResponse | None:
-    """Returns the response to ``GET /v1/models`` or ``GET /v1/models/{id}``; an id that is no
-    model's is the first one's."""
+    """Returns the response to ``GET /v1/models`` or ``GET /v1/models/{id}``; an unknown id gets the
+    first model."""
     fixed = {"object": "model", "created": 0, "owned_by": "ajet"}
     entries = {name: {"id": name, **fixed} for name in models}
     if path == "/v1/models":
@@ -221,7 +216,7 @@ def models_response(path: str, models: Sequence[str] = (MODEL,)) -> GatewayRespo
 
 
 def parse_json_object(body: bytes) -> Mapping[str, Any]:
-    """Returns the object that the body is; refuses any other body."""
+    """Parses a body that is a JSON object. Raises `RequestError` for any other."""
     try:
         value = json.loads(body)
     except (ValueError, RecursionError) as error:

@@ -4,8 +4,7 @@
     ring.find(key)              the grant; None for a forged, foreign or revoked key
     ring.revoke(key)            at the end of the episode
 
-The ring stores digests, which are compared in constant time: neither it nor a dump of it shows a
-key.
+The ring stores digests and compares them in constant time, so a dump of it shows no key.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.core.redaction import PREFIX
 
 LOOKUP_BYTES = 8
-"""The first bytes of a digest, by which it is looked up; the whole digest is compared."""
+"""The beginning of a digest, by which it is looked up; then the whole digest is compared."""
 
 if TYPE_CHECKING:
     from ajet.core.trajectory.base_recorder import BaseRecorder
@@ -29,11 +28,11 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Grant:
-    """The recorder and the agent that the calls made with a key belong to.
+    """The recorder and the agent that calls with a key belong to.
 
     `stored_conversations` holds the conversations of the Responses API by the id of their response.
-    `response_numbers` counts the responses, for their ids. With `shows_version` a reply says which
-    version of the policy sampled it, where its form has a field for that."""
+    `response_numbers` counts the responses, for their ids. With `shows_version` a reply has the
+    version of the policy that sampled it, if its form has a field for that."""
 
     recorder: BaseRecorder
     agent_name: str = "default"

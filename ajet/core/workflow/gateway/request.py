@@ -2,8 +2,8 @@
 
     a dialect's body --parse--> ChatRequest --sample--> turns --reply, events--> a dialect's body
 
-A field that cannot be honoured is refused with its name; only fields that concern the provider
-alone (`user`, `metadata`, …) are ignored.
+A field that ajet cannot honour is refused by its name; fields that concern only the provider
+(`user`, `metadata`, …) are ignored.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ MAX_CHOICES = 128
 
 
 class RequestError(Exception):
-    """Raised for a request that is refused or fails. `status` is the HTTP status; `kind`, `code`
-    and `param` are fields of OpenAI's error bodies."""
+    """A request is refused, or fails with an HTTP `status`. The rest are fields of OpenAI's error
+    bodies."""
 
     def __init__(
         self,
         message: str,
         *,
         status: int = 400,
-        kind: str = "invalid_request_error",
+        error_type: str = "invalid_request_error",
         code: str | None = None,
         param: str | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.kind, self.code, self.param = status, kind, code, param
+        self.status, self.error_type, self.code, self.param = status, error_type, code, param
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
     """One request to the model. `messages` and `tools` have OpenAI's form, `tool_choice` is "auto",
-    "none", "required" or a tool's name; `namespaces` has those of tools that have one. With
-    `has_instructions` the first message is for this request alone."""
+    "none", "required" or a tool's name. `namespaces` maps names of tools to their namespaces. With
+    `has_instructions` the first message is only for this request."""
 
     messages: list[dict[str, Any]]
     has_instructions: bool = False
@@ -60,8 +60,7 @@ class ChatRequest:
 
 
 async def sample(grant: Grant, request: ChatRequest) -> list[Turn]:
-    """Samples one turn for each choice and records it under the grant's agent. If one fails, the
-    others are cancelled."""
+    """Samples and records one turn for each choice. If one fails, the others are cancelled."""
     grant.recorder.check_calls_left(request.num_choices)
     calls = [
         grant.recorder.chat(
@@ -93,21 +92,21 @@ class Unserved(NamedTuple):
 
 
 class Fields:
-    """Reads a request's body field by field; `refuse_rest` refuses the fields that are left."""
+    """Reads a request's body field by field; `refuse_rest` refuses the remaining fields."""
 
     def __init__(self, body: Mapping[str, Any], ignored_fields: Iterable[str] = ()) -> None:
         self._left = {name: value for name, value in body.items() if value is not None}
         for name in ignored_fields:
             self._left.pop(name, None)
 
-    def take(self, name: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
+    def take(self, name: str, expected: type | tuple[type, ...], default: Any = None) -> Any:
         """Removes a field and returns its value, or `default` if it is absent or null."""
         if name not in self._left:
             return default
         value = self._left.pop(name)
-        is_unwanted_bool = isinstance(value, bool) and bool not in _as_tuple(kind)
-        if not isinstance(value, kind) or is_unwanted_bool:
-            names = " or ".join(each.__name__ for each in _as_tuple(kind))
+        is_unwanted_bool = isinstance(value, bool) and bool not in _as_tuple(expected)
+        if not isinstance(value, expected) or is_unwanted_bool:
+            names = " or ".join(t.__name__ for t in _as_tuple(expected))
             raise RequestError(f"{name} must be {names}, not {type(value).__name__}", param=name)
         return value
 
@@ -135,5 +134,5 @@ def overrides(**values: Any) -> SamplingOverrides:
         raise RequestError(str(error)) from error
 
 
-def _as_tuple(kind: type | tuple[type, ...]) -> tuple[type, ...]:
-    return kind if isinstance(kind, tuple) else (kind,)
+def _as_tuple(expected: type | tuple[type, ...]) -> tuple[type, ...]:
+    return expected if isinstance(expected, tuple) else (expected,)

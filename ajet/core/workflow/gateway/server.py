@@ -1,12 +1,10 @@
-"""The gateway's HTTP server: FastAPI on uvicorn, in a thread of its own.
+"""The gateway's HTTP server: FastAPI on uvicorn, in a separate thread.
 
     POST /v1/chat/completions, /v1/responses, /v1/messages      one for each dialect
     GET  /v1/models, /v1/models/{id}
 
 The key comes as ``Authorization: Bearer …`` or ``x-api-key: …``. If a client disconnects, its call
-is cancelled. Half-open connections and partial bodies are limited (core/http_server.py). Errors
-carry a header that keeps OpenAI's and Anthropic's clients from retrying. Importing this module
-imports FastAPI: only gateway.py imports it, when it is needed.
+is cancelled. Importing this module imports FastAPI, so gateway.py does it late.
 """
 
 from __future__ import annotations
@@ -34,17 +32,17 @@ from ajet.core.workflow.gateway.request import RequestError
 
 MAX_BODY_BYTES = 32 << 20
 LIMITS = ServerLimits(max_body_bytes=MAX_BODY_BYTES + (1 << 20))
-"""The limit of a body comes after the gateway's own, which answers in the client's form."""
+"""Larger than the gateway's limit of a body, whose error has the client's form."""
 CLOSE_S = 4.0
-"""The seconds that the server's thread has to end when it has let its requests go."""
+"""Seconds for the server's thread to end after its requests."""
 PORT_KEY = "ajet.interchange_server.interchange_server_port"
 
 
 class GatewayServer:
-    """The HTTP server in a thread of its own; it listens as soon as it is made."""
+    """The HTTP server in a separate thread; it listens from its construction on."""
 
     def __init__(self, app: FastAPI, host: str, port: int | None, port_key: str = PORT_KEY) -> None:
-        """`port_key` is the config's key of the port, for the error where it cannot be had."""
+        """`port_key` is the config key to name in the error if the port is taken."""
         self._socket = listening_socket(
             host, port or 0, "the model's gateway", f"set {port_key} to auto"
         )
@@ -67,7 +65,7 @@ class GatewayServer:
         self._thread.start()
 
     def close(self, finish_s: int) -> None:
-        """Takes no more requests, lets those under way end within `finish_s` seconds, and ends."""
+        """Takes no more requests, and ends after at most `finish_s` seconds for those under way."""
         self._server.config.timeout_graceful_shutdown = finish_s
         self._server.should_exit = True
         self._thread.join(finish_s + CLOSE_S)
@@ -117,7 +115,7 @@ def _models_endpoint(gateway: Gateway) -> Endpoint:
 async def response_unless_disconnected(
     request: Request, answering: asyncio.Future[GatewayResponse]
 ) -> Response:
-    """Returns the response. If the client disconnects before it is there, its call is cancelled."""
+    """Returns the response, and cancels the call if the client disconnects first."""
     gone = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
         await asyncio.wait({answering, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -133,7 +131,8 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 
 async def body_of(request: Request) -> bytes:
-    """Returns the whole body; it raises `RequestError` (413) as soon as the body is too large."""
+    """Returns the whole body. Raises `RequestError` (413) as soon as it is too large."""
+    # The header may lie, so the bytes are counted too.
     chunks, size = [], int(request.headers.get("content-length") or 0)
     if size <= MAX_BODY_BYTES:
         size = 0

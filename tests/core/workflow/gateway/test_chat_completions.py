@@ -72,7 +72,7 @@ async def test_a_call_and_its_result_go_on_with_the_recorded_ids(tuner_of):
     one, two = tuner._recorder.turns
     recorded = one.completion.prompt_ids + one.completion.token_ids
     assert two.completion.prompt_ids[: len(recorded)] == recorded
-    assert two.notes["continues"]
+    assert two.notes.continues
 
 
 async def test_a_stream_adds_up_to_the_answer(tuner_of):
@@ -127,9 +127,9 @@ async def test_log_probabilities_are_those_of_the_sampled_tokens(ask):
 
 async def test_temperature_is_the_runs_for_a_trained_agent_and_its_own_for_another(ask):
     _, [trained] = await ask(temperature=0.1, seed=5)
-    assert trained.notes["sampling_not_taken"] == {"temperature": 0.1}
+    assert trained.notes.sampling_not_taken == {"temperature": 0.1}
     _, [other] = await ask(temperature=0.1, recorder={"targets": ["somebody else"]})
-    assert other.notes["sampling"] == {"temperature": 0.1}
+    assert other.notes.sampling == {"temperature": 0.1}
 
 
 async def test_without_parallel_calls_the_agent_sees_one_and_may_send_it_back(tuner_of):
@@ -141,7 +141,7 @@ async def test_without_parallel_calls_the_agent_sees_one_and_may_send_it_back(tu
     sent_back = first.choices[0].message.model_dump(exclude_none=True)
     result = {"role": "tool", "tool_call_id": call.id, "content": "2"}
     await client.chat.completions.create(messages=[*HI, sent_back, result], **asked)
-    assert tuner._recorder.turns[1].notes["continues"]
+    assert tuner._recorder.turns[1].notes.continues
 
 
 async def test_a_required_tool_is_called(ask):
@@ -151,7 +151,7 @@ async def test_a_required_tool_is_called(ask):
         tool_choice={"type": "function", "function": {"name": "add"}},
     )
     assert answer.choices[0].message.tool_calls[0].function.arguments == '{"a": 7}'
-    assert turn.notes["opening"].endswith('"arguments":')
+    assert turn.notes.opening.endswith('"arguments":')
 
 
 async def test_the_developers_message_is_the_systems(ask):

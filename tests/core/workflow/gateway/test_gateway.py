@@ -158,7 +158,7 @@ async def test_answers_of_one_episode_have_ids_of_their_own(tuner_of):
     first, other = [await c.responses.create(model="m", input="hi") for c in clients]
     assert first.id != other.id
     await clients[1].responses.create(model="m", input="go on", previous_response_id=first.id)
-    assert tuner._recorder.turns[2].notes["continues"]
+    assert tuner._recorder.turns[2].notes.continues
 
 
 async def test_choices_that_pass_the_limit_are_not_begun(tuner_of):
@@ -242,7 +242,7 @@ async def test_a_thousand_interleaved_episodes_get_only_their_own_tokens(tuner_o
         _, second = each.turns
         told = TOKENIZER.decode(second.completion.prompt_ids + second.completion.token_ids)
         assert told.count("episode-") == told.count(name) == 3
-        assert second.notes["continues"]
+        assert second.notes.continues
 
 
 @pytest.mark.parametrize(

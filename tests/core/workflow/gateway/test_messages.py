@@ -55,7 +55,7 @@ async def test_a_tool_use_and_its_result_go_on_with_the_recorded_ids(tuner_of, c
     again = [*HI, back, {"role": "user", "content": [result]}]
     second = await client.messages.create(messages=again, **asked)
     assert second.content[0].text == "done"
-    assert tuner._recorder.turns[1].notes["continues"]
+    assert tuner._recorder.turns[1].notes.continues
 
 
 async def test_a_stream_adds_up_to_the_message(tuner_of, client_of):
@@ -80,7 +80,7 @@ async def test_any_tool_may_be_required(tuner_of, client_of):
     asked = {"model": "m", "max_tokens": 99, "messages": HI, "tools": [ADD]}
     answer = await client_of(tuner).messages.create(tool_choice={"type": "any"}, **asked)
     assert answer.content[0].type == "tool_use"
-    assert tuner._recorder.turns[0].notes["opening"]
+    assert tuner._recorder.turns[0].notes.opening
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ async def test_anthropics_tool_runner_goes_on_with_the_recorded_ids(tuner_of, cl
     )
     last = await runner.until_done()
     assert last.content[0].text == "It is 2."
-    assert tuner._recorder.turns[1].notes["continues"]
+    assert tuner._recorder.turns[1].notes.continues
 
 
 async def test_a_forged_key_is_refused_in_anthropics_words(tuner_of, anthropic):

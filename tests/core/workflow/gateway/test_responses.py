@@ -37,7 +37,7 @@ async def test_a_call_and_its_output_go_on_with_the_recorded_ids(tuner_of, store
         asked = {"input": [*HI, *back, output]}
     second = await client.responses.create(model="m", tools=[ADD], **asked)
     assert second.output_text == "done"
-    assert tuner._recorder.turns[1].notes["continues"]
+    assert tuner._recorder.turns[1].notes.continues
 
 
 async def test_instructions_are_for_one_request_alone(tuner_of):

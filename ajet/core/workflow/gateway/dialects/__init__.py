@@ -1,7 +1,4 @@
-"""The wire formats of model APIs, one file each: they convert to and from `ChatRequest` and turns.
-
-A dialect only translates: it knows no HTTP, no keys, no event loop.
-"""
+"""The wire formats of model APIs, one file each, to and from `ChatRequest` and turns."""
 
 from ajet.core.workflow.gateway.dialects.chat_completions import ChatCompletions
 from ajet.core.workflow.gateway.dialects.dialect import Dialect

@@ -1,11 +1,8 @@
 """OpenAI's Chat Completions: ``POST /v1/chat/completions``.
 
-Served: messages of text, tools, `tool_choice`, `parallel_tool_calls`, `n`, `stop`, `seed`,
-`max_tokens`, `logprobs` of what was sampled, `stream` with `stream_options`. Temperature, `top_p`
-and `top_k` hold for agents that are not trained; for the others the run's do, which is counted.
-
-Refused: images, and the fields in `UNSERVED`. A tool's `strict` is removed, since nothing enforces
-it.
+Temperature, `top_p` and `top_k` apply to agents that are not trained; the others get the run's, and
+are counted. Images and the fields in `UNSERVED` are refused. A tool's `strict` is removed, because
+nothing enforces it.
 """
 
 from __future__ import annotations
@@ -117,6 +114,7 @@ class ChatCompletions:
         for index, turn in enumerate(turns):
             for number, delta in enumerate(_deltas(turn)):
                 choice = {"index": index, "delta": delta, "finish_reason": None, "logprobs": None}
+                # All log-probabilities come with the first delta that has content.
                 if request.logprobs and number == 1:
                     choice["logprobs"] = _logprobs(turn, grant)
                 yield event({**head, "choices": [choice], **usage})
@@ -146,7 +144,7 @@ def read_messages(value: Any) -> list[dict[str, Any]]:
         messages = checked_messages(object_list(value, "messages"))
     except ValueError as error:
         raise RequestError(str(error), param="messages") from error
-    return [{key: each[key] for key in each if key != "annotations"} for each in messages]
+    return [{key: message[key] for key in message if key != "annotations"} for message in messages]
 
 
 def read_tool_choice(value: Any, tools: Sequence[Mapping[str, Any]]) -> str | None:
@@ -158,8 +156,8 @@ def read_tool_choice(value: Any, tools: Sequence[Mapping[str, Any]]) -> str | No
             raise RequestError(f"tools[{index}] has no function with a name", param="tools")
         names.append(function["name"])
     if isinstance(value, dict):
-        named = value.get("function") or value
-        value = named.get("name") if isinstance(named, dict) else named
+        choice = value.get("function") or value
+        value = choice.get("name") if isinstance(choice, dict) else choice
         if value not in names:
             raise RequestError(f"tool_choice: there is no tool {value!r}", param="tool_choice")
         return value
@@ -197,12 +195,13 @@ def _max_tokens(fields: Fields) -> int | None:
 
 
 def _common_fields(
-    request: ChatRequest, turns: Sequence[Turn], grant: Grant, kind: str
+    request: ChatRequest, turns: Sequence[Turn], grant: Grant, object_type: str
 ) -> dict[str, Any]:
+    # OpenAI's field for the backend's configuration has the policy's version.
     version = f"version-{turns[0].completion.policy_version}"
     return {
         "id": grant.response_id("chatcmpl-"),
-        "object": kind,
+        "object": object_type,
         "created": int(time.time()),
         "model": request.model,
         **({"system_fingerprint": version} if grant.shows_version else {}),

@@ -26,7 +26,7 @@ class Dialect(Protocol):
 
     def events(self, request: ChatRequest, turns: Sequence[Turn], grant: Grant) -> Iterator[str]:
         """Yields the response as server-sent events. A reply comes whole from the model, so each of
-        its parts (text, a call) is one event; events are not single tokens."""
+        its parts (text, a call) is one event."""
         ...
 
     def error_body(self, error: RequestError) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def openai_error(error: RequestError) -> dict[str, Any]:
     return {
         "error": {
             "message": str(error),
-            "type": error.kind,
+            "type": error.error_type,
             "param": error.param,
             "code": error.code,
         }

@@ -1,11 +1,7 @@
 """Anthropic's Messages API: ``POST /v1/messages``.
 
-Served: `system`, also among the messages, text, tool-use, tool-result and thinking blocks, tools of
-the client, `tool_choice` with `disable_parallel_tool_use`, `stop_sequences`, streaming. The
-signature of a thinking block is empty, and is not checked.
-
-Refused: images and documents, the provider's own tools, the fields in `UNSERVED`, a last message of
-the assistant's (the reply cannot be begun for the model).
+The signature of a thinking block is empty, and is not checked. Images, documents, the provider's
+tools, the fields in `UNSERVED`, and a last message of the assistant are refused.
 """
 
 from __future__ import annotations
@@ -66,7 +62,7 @@ class Messages:
         tools = [_tool(tool) for tool in object_list(fields.take("tools", list, []), "tools")]
         choice = fields.take("tool_choice", dict, {})
         system = _text(fields.take("system", (str, list), ""), "system")
-        given = object_list(fields.take("messages", list, []), "messages")
+        raw_messages = object_list(fields.take("messages", list, []), "messages")
         output_config = fields.take("output_config", dict, {})
         if output_config.keys() - IGNORED_OUTPUT_CONFIG:
             raise RequestError(
@@ -74,7 +70,7 @@ class Messages:
                 param="output_config",
                 code="unsupported_parameter",
             )
-        messages = [message for each in given for message in _messages(each)]
+        messages = [message for raw in raw_messages for message in _messages(raw)]
         if not messages or messages[-1]["role"] == "assistant":
             raise RequestError("messages must not end with the assistant's", param="messages")
         head = [{"role": "system", "content": system}] if system else []
@@ -127,12 +123,12 @@ class Messages:
         yield _event("message_stop")
 
     def error_body(self, error: RequestError) -> dict[str, Any]:
-        kind = _ERROR_TYPES.get(error.status, "api_error")
-        return {"type": "error", "error": {"type": kind, "message": str(error)}}
+        error_type = _ERROR_TYPES.get(error.status, "api_error")
+        return {"type": "error", "error": {"type": error_type, "message": str(error)}}
 
 
-def _event(kind: str, **data: Any) -> str:
-    return event({"type": kind, **data}, kind)
+def _event(event_type: str, **data: Any) -> str:
+    return event({"type": event_type, **data}, event_type)
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,12 +141,12 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tool_choice(choice: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> str | None:
-    kind = choice.get("type")
-    if kind == "tool":
+    choice_type = choice.get("type")
+    if choice_type == "tool":
         return read_tool_choice({"name": choice.get("name")}, tools)
-    if kind is not None and str(kind) not in _TOOL_CHOICES:
-        raise RequestError(f"tool_choice: unknown type {kind!r}", param="tool_choice")
-    return read_tool_choice(_TOOL_CHOICES.get(str(kind)), tools)
+    if choice_type is not None and str(choice_type) not in _TOOL_CHOICES:
+        raise RequestError(f"tool_choice: unknown type {choice_type!r}", param="tool_choice")
+    return read_tool_choice(_TOOL_CHOICES.get(str(choice_type)), tools)
 
 
 def _messages(message: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -165,6 +161,7 @@ def _messages(message: Mapping[str, Any]) -> list[dict[str, Any]]:
         return [{"role": role, "content": _text(blocks, "messages")}]
     if role == "assistant":
         return [_assistant(blocks)]
+    # Chat Completions has each result as a message, and they must follow the calls directly.
     results = [_result(block) for block in blocks if block.get("type") == "tool_result"]
     other_blocks = [block for block in blocks if block.get("type") != "tool_result"]
     return results + (
@@ -210,7 +207,7 @@ def _stop_reason(turn: Turn) -> tuple[str, str | None]:
         return "max_tokens", None
     if turn.reply.get("tool_calls"):
         return "tool_use", None
-    stop = turn.notes.get("stopped_at")
+    stop = turn.notes.stopped_at
     return ("stop_sequence", stop) if stop else ("end_turn", None)
 
 

@@ -1,11 +1,8 @@
 """OpenAI's Responses API: ``POST /v1/responses``.
 
-Served: `input` as text or items (messages, function calls and their outputs, reasoning),
-`instructions`, function tools, also in namespaces, `tool_choice`, `previous_response_id` of the
-same key (until the episode ends), streaming. The items of one reply are merged into one message
-again, so that the conversation goes on with the recorded tokens.
-
-Refused: built-in tools (web search, …), images, and the fields in `UNSERVED`.
+The items of one reply are merged into one message again, so that the conversation continues with
+the recorded tokens. `previous_response_id` works for the same key until the episode ends. Built-in
+tools (web search, …), images and the fields in `UNSERVED` are refused.
 """
 
 from __future__ import annotations
@@ -48,7 +45,7 @@ IGNORED_FIELDS = (
     "stream_options",
     "user",
 )
-# There is no summary: the reasoning itself is in the reply, where the template shows it.
+# No summary is written: the reasoning itself is in the reply, where the template shows it.
 _SUMMARIES = [{"summary": form} for form in ("auto", "concise", "detailed", "none")]
 _AT_ONCE = "the answer comes at once; leave it out"
 UNSERVED = {
@@ -86,10 +83,10 @@ class Responses:
         Fields({f"text.{name}": text[name] for name in text}).refuse_rest(UNSERVED)
         earlier_messages = _stored_conversation(fields.take("previous_response_id", str), grant)
         instructions = fields.take("instructions", str)
-        given_messages = _messages(fields.take("input", (str, list), []))
+        input_messages = _messages(fields.take("input", (str, list), []))
         instruction_messages = [{"role": "system", "content": instructions}] if instructions else []
         request = ChatRequest(
-            messages=read_messages([*instruction_messages, *earlier_messages, *given_messages]),
+            messages=read_messages([*instruction_messages, *earlier_messages, *input_messages]),
             has_instructions=bool(instruction_messages),
             tools=tools or None,
             namespaces=namespaces,
@@ -109,6 +106,7 @@ class Responses:
     def reply(self, request: ChatRequest, turns: Sequence[Turn], grant: Grant) -> dict[str, Any]:
         turn = turns[0]
         identifier = grant.response_id("resp_")
+        # Instructions are for one request only, so `previous_response_id` does not bring them back.
         grant.stored_conversations[identifier] = [
             *request.messages[request.has_instructions :],
             turn.reply,
@@ -147,27 +145,27 @@ class Responses:
         for index, item in enumerate(response["output"]):
             events += _item_events(index, item)
         events.append((f"response.{response['status']}", {"response": response}))
-        for number, (kind, data) in enumerate(events):
-            yield event({"type": kind, "sequence_number": number, **data}, kind)
+        for number, (event_type, data) in enumerate(events):
+            yield event({"type": event_type, "sequence_number": number, **data}, event_type)
 
     def error_body(self, error: RequestError) -> dict[str, Any]:
         return openai_error(error)
 
 
 def _tools(
-    given: Sequence[Mapping[str, Any]],
+    raw_tools: Sequence[Mapping[str, Any]],
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Returns the tools in Chat Completions' form, those of namespaces among them, and the
-    namespaces of these by the tools' names. A name may be there once."""
+    """Returns all tools in Chat Completions' form, and the namespaces of those in one by their
+    names, which must be unique."""
     tools: list[dict[str, Any]] = []
     namespaces: dict[str, str] = {}
-    for each in given:
-        if each.get("type") != "namespace":
-            tools.append(_tool(each))
+    for raw in raw_tools:
+        if raw.get("type") != "namespace":
+            tools.append(_tool(raw))
             continue
-        for inner in object_list(each.get("tools") or [], "tools"):
+        for inner in object_list(raw.get("tools") or [], "tools"):
             tools.append(_tool(inner))
-            namespaces[str(inner.get("name"))] = str(each.get("name"))
+            namespaces[str(inner.get("name"))] = str(raw.get("name"))
     names = [tool["function"].get("name") for tool in tools]
     for name in namespaces:
         if names.count(name) > 1:
@@ -197,18 +195,22 @@ def _stored_conversation(identifier: str | None, grant: Grant) -> list[dict[str,
     return grant.stored_conversations[identifier]
 
 
-def _messages(given: str | list[Any]) -> list[dict[str, Any]]:
+def _messages(content: str | list[Any]) -> list[dict[str, Any]]:
     """Returns messages in Chat Completions' form, with the items of one reply merged into one."""
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
+    if isinstance(content, str):
+        return [{"role": "user", "content": content}]
     messages: list[dict[str, Any]] = []
-    for item in object_list(given, "input"):
+    for item in object_list(content, "input"):
         message = _message(item)
         last = messages[-1] if messages else {}
-        if message["role"] == "assistant" == last.get("role"):
-            _merge_part(last, message)
-        else:
+        if not (message["role"] == "assistant" == last.get("role")):
             messages.append(message)
+            continue
+        for name in ("content", "reasoning_content"):
+            if message.get(name):
+                last[name] = (last.get(name) or "") + message[name]
+        if message.get("tool_calls"):
+            last["tool_calls"] = [*last.get("tool_calls", ()), *message["tool_calls"]]
     return messages
 
 
@@ -229,25 +231,16 @@ def _message(item: Mapping[str, Any]) -> dict[str, Any]:
             raise RequestError(f"input: items of type {kind!r} are not served", param="input")
 
 
-def _merge_part(message: dict[str, Any], part: Mapping[str, Any]) -> None:
-    """Adds another part of the same reply to the message."""
-    for name in ("content", "reasoning_content"):
-        if part.get(name):
-            message[name] = (message.get(name) or "") + part[name]
-    if part.get("tool_calls"):
-        message["tool_calls"] = [*message.get("tool_calls", ()), *part["tool_calls"]]
-
-
 def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
-    parts = object_list(content, "input")
-    for part in parts:
+    blocks = object_list(content, "input")
+    for part in blocks:
         if part.get("type") not in _TEXT_PARTS:
             raise RequestError(
                 f"input: {part.get('type')!r} is not served: text only", param="input"
             )
-    return "".join(str(part.get("text") or part.get("refusal") or "") for part in parts)
+    return "".join(str(part.get("text") or part.get("refusal") or "") for part in blocks)
 
 
 def _output_items(
@@ -276,23 +269,17 @@ def _item_events(index: int, item: Mapping[str, Any]) -> list[tuple[str, dict[st
     empty = {**item, "status": "in_progress"}
     if item["type"] == "function_call":
         empty["arguments"] = ""
-        events = _call_events(location, item)
+        arguments = {"arguments": item["arguments"], "name": item["name"]}
+        events = [
+            ("function_call_arguments.delta", {**location, "delta": item["arguments"]}),
+            ("function_call_arguments.done", {**location, **arguments}),
+        ]
     else:
         empty["content"] = []
         events = _text_events(location, item)
     started = ("output_item.added", {"output_index": index, "item": empty})
     done = ("output_item.done", {"output_index": index, "item": item})
-    return [(f"response.{kind}", data) for kind, data in (started, *events, done)]
-
-
-def _call_events(
-    location: dict[str, Any], item: Mapping[str, Any]
-) -> list[tuple[str, dict[str, Any]]]:
-    arguments = {"arguments": item["arguments"], "name": item["name"]}
-    return [
-        ("function_call_arguments.delta", {**location, "delta": item["arguments"]}),
-        ("function_call_arguments.done", {**location, **arguments}),
-    ]
+    return [(f"response.{event_type}", data) for event_type, data in (started, *events, done)]
 
 
 def _text_events(
