@@ -61,7 +61,7 @@ class Playthrough:
     def states(self) -> list[tuple[str | None, str]]:
         """The key and the observation of each state in which an action was taken."""
         before = [self.shown, *self.steps[:-1]] if self.steps else []
-        return [(each.state_key, each.observation) for each in before]
+        return [(state.state_key, state.observation) for state in before]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +79,16 @@ class AgentStatistics:
 
     @classmethod
     def of(cls, name: str, played: Sequence[Playthrough]) -> AgentStatistics:
-        rewards = [each.reward for each in played]
+        rewards = [playthrough.reward for playthrough in played]
         return cls(
             name,
             len(played),
-            fmean(each.is_success for each in played),
+            fmean(playthrough.is_success for playthrough in played),
             min(rewards),
             max(rewards),
             fmean(rewards),
             pstdev(rewards),
-            fmean(len(each.steps) for each in played),
+            fmean(len(playthrough.steps) for playthrough in played),
         )
 
 
@@ -236,9 +236,9 @@ def _difference(before: Playthrough, again: Playthrough) -> str | None:
     """Returns what differs at the first step where something does, or None."""
     if before.shown != again.shown:
         return "two instances begin differently"
-    for number, (one, other) in enumerate(zip(before.steps, again.steps, strict=False), 1):
+    for number, (first, second) in enumerate(zip(before.steps, again.steps, strict=False), 1):
         for name in ("observation", "reward", "terminated", "truncated", "state_key"):
-            if getattr(one, name) != getattr(other, name):
+            if getattr(first, name) != getattr(second, name):
                 return f"step {number} gives another {name}"
     return None if len(before.steps) == len(again.steps) else "one episode is longer"
 
@@ -303,8 +303,8 @@ def _are_ambiguous(states: Sequence[tuple[int, str | None, str]]) -> bool:
 
 def _check_actions(played: Sequence[Playthrough], of: str, report: EnvironmentReport) -> None:
     """Reports a fault if an action that the environment itself offered is invalid."""
-    for each in played:
-        for action, step in zip(each.actions, each.steps, strict=True):
+    for playthrough in played:
+        for action, step in zip(playthrough.actions, playthrough.steps, strict=True):
             if step.metrics.get("action_is_valid", 1.0) == 0.0:
                 report.faults.append(f"{of}() gave {action!r}, which step() calls invalid")
                 return

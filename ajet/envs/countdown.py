@@ -147,9 +147,9 @@ class Countdown(Environment):
 
     def _observation_text(self, message: str) -> str:
         task = f"Numbers: {' '.join(map(str, self.numbers))}. Target: {self.target}."
-        left = f"{self.num_left} tr{'ies' if self.num_left > 1 else 'y'} left."
+        tries = f"{self.num_left} tr{'ies' if self.num_left > 1 else 'y'} left."
         return " ".join(
-            part for part in (message, task, left if self.max_tries > 1 else "") if part
+            part for part in (message, task, tries if self.max_tries > 1 else "") if part
         )
 
     def _info(self, **metrics: bool) -> Info:
@@ -217,10 +217,10 @@ def _is_arithmetic(node: ast.AST) -> bool:
 
 def _expression_of(rng: random.Random, numbers: list[int], operators: list[str]) -> str:
     """Joins two random parts with the next operator until one is left."""
-    parts = [str(number) for number in numbers]
-    for index, each in enumerate(operators):
-        left = parts.pop(rng.randrange(len(parts)))
-        right = parts.pop(rng.randrange(len(parts)))
-        joined = f"{left}{each}{right}"
-        parts.append(joined if index == len(operators) - 1 else f"({joined})")
-    return parts[0]
+    terms = [str(number) for number in numbers]
+    for index, symbol in enumerate(operators):
+        first = terms.pop(rng.randrange(len(terms)))
+        right = terms.pop(rng.randrange(len(terms)))
+        joined = f"{first}{symbol}{right}"
+        terms.append(joined if index == len(operators) - 1 else f"({joined})")
+    return terms[0]

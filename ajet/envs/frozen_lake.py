@@ -182,18 +182,18 @@ def _check(size: int, p: float, view: View, shows_something: bool) -> None:
         )
 
 
-def _fixed_map(given: str | Sequence[str]) -> Rows:
+def _fixed_map(source: str | Sequence[str]) -> Rows:
     """Returns Gymnasium's map of that name, or the given rows after checking them."""
-    if isinstance(given, str):
+    if isinstance(source, str):
         from gymnasium.envs.toy_text.frozen_lake import MAPS
 
-        if given not in FIXED_MAPS:
+        if source not in FIXED_MAPS:
             raise ConfigError(
-                f"frozen_lake: map {given!r}: write 4x4, 8x8 or a list of rows",
+                f"frozen_lake: map {source!r}: write 4x4, 8x8 or a list of rows",
                 code=Code.ENVIRONMENT_SETTING,
             )
-        return tuple(MAPS[given])
-    rows = tuple(given)
+        return tuple(MAPS[source])
+    rows = tuple(source)
     if not rows or any(len(row) != len(rows[0]) for row in rows):
         raise ConfigError(
             "frozen_lake: map: the rows are not of one length", code=Code.ENVIRONMENT_SETTING
@@ -279,20 +279,20 @@ def _best_actions(transitions: Mapping[int, Mapping[int, Any]]) -> NDArray[np.in
 def _shown(rows: Rows, position: int, view: View, neighbours: bool, show_position: bool) -> str:
     """Returns the observation: the configured parts, one below the other."""
     symbols = SYMBOLS if view == "grid" else {letter: letter for letter in NAMES}
-    parts = [] if view == "none" else list(_with_player(rows, position, symbols))
+    lines = [] if view == "none" else list(_with_player(rows, position, symbols))
     row, column = divmod(position, len(rows[0]))
     if show_position:
         goal = next(tile for tile, letter in _tiles_of(rows) if letter == "G")
-        parts.append(f"You {row} {column} Goal {goal[0]} {goal[1]}")
+        lines.append(f"You {row} {column} Goal {goal[0]} {goal[1]}")
     if neighbours:
-        parts.append(_neighbours(rows, row, column))
-    return "\n".join(parts)
+        lines.append(_neighbours(rows, row, column))
+    return "\n".join(lines)
 
 
 def _neighbours(rows: Rows, row: int, column: int) -> str:
     letters = [_letter(rows, row + down, column + right) for down, right in MOVES]
-    named = ["wall" if letter is None else NAMES[letter] for letter in letters]
-    return " ".join(f"{action} {name}" for action, name in zip(ACTIONS, named, strict=True))
+    names = ["wall" if letter is None else NAMES[letter] for letter in letters]
+    return " ".join(f"{action} {name}" for action, name in zip(ACTIONS, names, strict=True))
 
 
 def _with_player(rows: Rows, position: int, symbols: Mapping[str, str]) -> Rows:

@@ -27,8 +27,8 @@ class PrivateRandom:
     """Holds the random state of one environment, for both global generators."""
 
     def __init__(self, seed: int) -> None:
-        own = np.random.RandomState(seed % 2**32)
-        self._state: tuple[Any, Any] = random.Random(seed).getstate(), own.get_state()
+        numpy_state = np.random.RandomState(seed % 2**32)
+        self._state: tuple[Any, Any] = random.Random(seed).getstate(), numpy_state.get_state()
 
     @contextmanager
     def active(self) -> Iterator[None]:

@@ -113,8 +113,8 @@ class GuessNumber(Environment):
     def _observation_text(self, message: str) -> str:
         is_first = self.num_left == self.max_guesses
         bounds = "Between {} and {}.".format(*self.bounds) if self.show_bounds or is_first else ""
-        left = f"{self.num_left} guess{'es' if self.num_left > 1 else ''} left."
-        return " ".join(part for part in (message, bounds, left) if part)
+        guesses = f"{self.num_left} guess{'es' if self.num_left > 1 else ''} left."
+        return " ".join(part for part in (message, bounds, guesses) if part)
 
     def _info(self, is_found: bool, *, is_valid: bool) -> Info:
         metrics = {"success": is_found, "action_is_valid": is_valid}

@@ -98,8 +98,8 @@ class GymnasiumEnvironment(Environment):
         _check_observations(self._env.observation_space, self.env_id)
         space = self._env.action_space
         if self.names is None:
-            known = (spaces.Discrete, spaces.Text, spaces.Box, spaces.MultiDiscrete)
-            if not isinstance(space, (*known, spaces.MultiBinary)):
+            writable = (spaces.Discrete, spaces.Text, spaces.Box, spaces.MultiDiscrete)
+            if not isinstance(space, (*writable, spaces.MultiBinary)):
                 raise ConfigError(
                     f"{self.env_id}: actions of {space} cannot be written as text",
                     code=Code.ENVIRONMENT_FAILS,
@@ -132,12 +132,12 @@ class GymnasiumEnvironment(Environment):
             return text if space.contains(text) else None
         if isinstance(space, spaces.Discrete):
             return self._number_of(text, space)
-        parts = text.replace(",", " ").split()
-        if len(parts) != int(np.prod(space.shape or ())):
+        words = text.replace(",", " ").split()
+        if len(words) != int(np.prod(space.shape or ())):
             return None
-        if not all(_NUMBER.fullmatch(part) for part in parts):
+        if not all(_NUMBER.fullmatch(part) for part in words):
             return None
-        action = np.array([float(part) for part in parts], dtype=np.float64).reshape(space.shape)
+        action = np.array([float(part) for part in words], dtype=np.float64).reshape(space.shape)
         if not isinstance(space, spaces.Box) and (action != np.floor(action)).any():
             return None
         action = action.astype(space.dtype)
@@ -156,7 +156,7 @@ def as_text(space: Any, value: Any) -> str:
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
-        lines = [(name, as_text(each, value[name])) for name, each in space.spaces.items()]
+        lines = [(name, as_text(field, value[name])) for name, field in space.spaces.items()]
         # A value of several lines begins below its name.
         return "\n".join(
             f"{name}:\n{text}" if "\n" in text else f"{name}: {text}" for name, text in lines
@@ -172,7 +172,7 @@ def _numbers(values: np.ndarray) -> str:
     if values.ndim == 0:
         number = values.item()
         return f"{number:.4g}" if isinstance(number, float) else str(int(number))
-    return ("\n" if values.ndim > 1 else " ").join(_numbers(each) for each in values)
+    return ("\n" if values.ndim > 1 else " ").join(_numbers(row) for row in values)
 
 
 def _check_observations(space: Any, env_id: str) -> None:
@@ -180,8 +180,8 @@ def _check_observations(space: Any, env_id: str) -> None:
 
     if isinstance(space, spaces.Dict | spaces.Tuple):
         inner = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
-        for each in inner:
-            _check_observations(each, env_id)
+        for part in inner:
+            _check_observations(part, env_id)
         return
     if space.dtype is not None and space.dtype.kind == "U":  # Text, and a package's own kind of it
         return

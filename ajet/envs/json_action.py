@@ -36,9 +36,9 @@ class ActionForm:
     def from_schema(cls, schema: Schema, text_field: str | None = None) -> ActionForm:
         """Returns the form of a schema. Raises KeyError if it has no field `text_field`."""
         fields = {
-            name: _resolved(each, schema)
-            for name, each in _mapping(schema.get("properties")).items()
-            if name != "metadata" and "const" not in _resolved(each, schema)
+            name: _resolved(field, schema)
+            for name, field in _mapping(schema.get("properties")).items()
+            if name != "metadata" and "const" not in _resolved(field, schema)
         }
         if text_field is not None and text_field not in fields:
             raise KeyError(text_field)
@@ -50,14 +50,14 @@ class ActionForm:
     def instruction(self) -> str:
         """Returns how an action is written."""
         if self.text_field is None:
-            parts = [self._described(name) for name in self.fields]
-            return "Write an action: a JSON object with these fields.\n" + "\n".join(parts)
+            lines = [self._described(name) for name in self.fields]
+            return "Write an action: a JSON object with these fields.\n" + "\n".join(lines)
         schema = self.fields[self.text_field]
         if values := _values(schema):
             return f"Write one action: {', '.join(map(str, values))}."
         about = _about(schema) or self.text_field.replace("_", " ")
-        kind = _type(schema)
-        return f"Write an action: {about}{'' if kind == 'string' else f' ({kind}, as JSON)'}."
+        type_name = _type(schema)
+        return f"Write an action: {about}{'' if type_name == 'string' else f' ({type_name}, as JSON)'}."
 
     def read(self, text: str) -> dict[str, Any] | None:
         """Returns the action, or None where the text is not of this form."""
@@ -78,10 +78,10 @@ class ActionForm:
     def _described(self, name: str) -> str:
         schema = self.fields[name]
         values = _values(schema)
-        kind = f"one of {json.dumps(values)}" if values else _type(schema)
+        type_name = f"one of {json.dumps(values)}" if values else _type(schema)
         optional = "" if name in self.required else ", optional"
         about = _about(schema)
-        return f"- {name} ({kind}{optional}){f': {about}' if about else ''}"
+        return f"- {name} ({type_name}{optional}){f': {about}' if about else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class ToolForm:
         lines = ['Write an action: {"name": a tool, "arguments": {…}}. The tools:']
         for name, form in self.arguments.items():
             lines.append(f"{name}: {self.about[name]}" if self.about[name] else name)
-            lines += [form._described(each) for each in form.fields]
+            lines += [form._described(field) for field in form.fields]
         return "\n".join(lines)
 
     def read(self, text: str) -> tuple[str, dict[str, Any]] | None:
@@ -114,7 +114,7 @@ class ToolForm:
         """Returns a random call as text."""
         name = rng.choice(sorted(self.arguments))
         fields = self.arguments[name].fields
-        arguments = {each: _sample(fields[each], rng) for each in fields}
+        arguments = {field: _sample(fields[field], rng) for field in fields}
         return json.dumps({"name": name, "arguments": arguments})
 
 
@@ -156,13 +156,13 @@ def _resolved(schema: Any, root: Schema) -> Schema:
     for options in (schema.get("anyOf"), schema.get("allOf")):
         if isinstance(options, list):
             chosen = next((o for o in map(_mapping, options) if o.get("type") != "null"), {})
-            own = {n: value for n, value in schema.items() if n not in ("anyOf", "allOf")}
-            schema = {**_resolved(chosen, {**root, "anyOf": None}), **own}
+            siblings = {n: value for n, value in schema.items() if n not in ("anyOf", "allOf")}
+            schema = {**_resolved(chosen, {**root, "anyOf": None}), **siblings}
     reference = schema.get("$ref")
     if isinstance(reference, str):
         name = reference.rpartition("/")[2]
-        found = _mapping(_mapping(root.get("$defs")).get(name))
-        schema = {**found, **{k: v for k, v in schema.items() if k != "$ref"}}
+        target = _mapping(_mapping(root.get("$defs")).get(name))
+        schema = {**target, **{k: v for k, v in schema.items() if k != "$ref"}}
     return schema
 
 
@@ -172,8 +172,8 @@ def _values(schema: Schema) -> Sequence[Any]:
 
 
 def _type(schema: Schema) -> str:
-    kind = schema.get("type")
-    return kind if isinstance(kind, str) else "string" if _values(schema) else "any value"
+    type_name = schema.get("type")
+    return type_name if isinstance(type_name, str) else "string" if _values(schema) else "any value"
 
 
 def _about(schema: Schema) -> str:
@@ -184,15 +184,15 @@ def _about(schema: Schema) -> str:
 def _sample(schema: Schema, rng: random.Random) -> Any:
     if values := _values(schema):
         return rng.choice(values)
-    kind = _type(schema)
-    if kind == "boolean":
+    type_name = _type(schema)
+    if type_name == "boolean":
         return rng.random() < 0.5
-    if kind in ("integer", "number"):
+    if type_name in ("integer", "number"):
         low = schema.get("minimum", 0)
         high = schema.get("maximum", low + 9)
-        return rng.randint(int(low), int(high)) if kind == "integer" else rng.uniform(low, high)
-    if kind == "array":
+        return rng.randint(int(low), int(high)) if type_name == "integer" else rng.uniform(low, high)
+    if type_name == "array":
         return [_sample(_mapping(schema.get("items")), rng) for _ in range(2)]
-    if kind == "object":
+    if type_name == "object":
         return {}
     return rng.choice(WORDS)

@@ -61,8 +61,8 @@ class OpenEnvEnvironment(Environment):
     def reset(
         self, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[str, Info]:
-        given = self._reset_options | ({} if seed is None else {"seed": seed})
-        self.observation = self._text(self._session.reset(given))
+        arguments = self._reset_options | ({} if seed is None else {"seed": seed})
+        self.observation = self._text(self._session.reset(arguments))
         return self.observation, {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
@@ -158,6 +158,6 @@ def _tool_answer(fields: Mapping[str, Any]) -> str:
         return f"Error: {value_text(error.get('message') if isinstance(error, dict) else error)}"
     result = fields.get("result")
     if isinstance(result, dict) and isinstance(result.get("content"), list):
-        parts = [part.get("text") for part in result["content"] if isinstance(part, dict)]
-        return "\n".join(part for part in parts if isinstance(part, str))
+        texts = [part.get("text") for part in result["content"] if isinstance(part, dict)]
+        return "\n".join(part for part in texts if isinstance(part, str))
     return value_text(result)

@@ -86,28 +86,28 @@ class ServedSession:
     def close(self) -> None:
         self._connection.close()
 
-    def _ask(self, kind: str, data: Data) -> Data:
+    def _ask(self, message_type: str, data: Data) -> Data:
         from websockets.exceptions import ConnectionClosed, WebSocketException
 
         try:
             with suppress(ConnectionClosed):  # a server without room says so, then closes
-                self._socket.send(json.dumps({"type": kind, "data": data}))
+                self._socket.send(json.dumps({"type": message_type, "data": data}))
             text = self._socket.recv(timeout=self._timeout_s)
         except TimeoutError:
             raise EnvironmentFault(
-                f"{self._url}: {kind} gave no answer within {self._timeout_s:g} s "
+                f"{self._url}: {message_type} gave no answer within {self._timeout_s:g} s "
                 "(env_config.timeout_s)"
             ) from None
         except (OSError, WebSocketException) as error:
-            raise EnvironmentFault(f"{self._url}: {kind}: {one_line(error)}") from error
-        answer = _json_object(text, f"{self._url}: {kind}")
+            raise EnvironmentFault(f"{self._url}: {message_type}: {one_line(error)}") from error
+        answer = _json_object(text, f"{self._url}: {message_type}")
         answer_data = answer.get("data")
         if not isinstance(answer_data, dict):
-            raise EnvironmentFault(f"{self._url}: {kind}: the answer has no data")
+            raise EnvironmentFault(f"{self._url}: {message_type}: the answer has no data")
         if answer.get("type") == "error":
-            if kind == "step" and answer_data.get("code") == "VALIDATION_ERROR":
+            if message_type == "step" and answer_data.get("code") == "VALIDATION_ERROR":
                 raise ActionRefused
-            raise EnvironmentFault(f"{self._url}: {kind}: {_error_text(answer_data)}")
+            raise EnvironmentFault(f"{self._url}: {message_type}: {_error_text(answer_data)}")
         return answer_data
 
 
@@ -116,20 +116,20 @@ class LocalSession:
 
     def __init__(self, spec: str, settings: Data) -> None:
         self._spec = spec
-        where = f"openenv:{spec}"
-        kind: Any = load_object(spec, base_dirs=[Path.cwd()], kind=object, where=where)
-        step = getattr(kind, "step", None)
+        location = f"openenv:{spec}"
+        environment_class: Any = load_object(spec, base_dirs=[Path.cwd()], kind=object, where=location)
+        step = getattr(environment_class, "step", None)
         try:
             action_class = typing.get_type_hints(step).get("action") if callable(step) else None
         except NameError:  # an annotation for type checkers alone
             action_class = None
         if not isinstance(action_class, type) or not hasattr(action_class, "model_json_schema"):
             raise ConfigError(
-                f"{where}: {kind.__name__} has no step whose action has a class: annotate it, as "
+                f"{location}: {environment_class.__name__} has no step whose action has a class: annotate it, as "
                 "step(self, action: MyAction)",
                 code=Code.NOT_AN_ENVIRONMENT,
             )
-        self._environment: Any = kind(**settings)
+        self._environment: Any = environment_class(**settings)
         self._action_class: Any = action_class
         reset = inspect.signature(self._environment.reset).parameters.values()
         self._takes_seed = any(p.name == "seed" or p.kind is p.VAR_KEYWORD for p in reset)
@@ -137,18 +137,18 @@ class LocalSession:
 
     def reset(self, options: Data) -> Data:
         # As the package's server does: a reset without a seed is not given one.
-        given = {k: v for k, v in options.items() if k != "seed" or self._takes_seed}
-        return self._as_data(self._environment.reset(**given), "reset")
+        arguments = {k: v for k, v in options.items() if k != "seed" or self._takes_seed}
+        return self._as_data(self._environment.reset(**arguments), "reset")
 
     def step(self, action: Data) -> Data:
         from pydantic import ValidationError
 
         serialization = import_module("openenv.core.env_server.serialization")
         try:
-            given = serialization.deserialize_action(dict(action), self._action_class)
+            action_object = serialization.deserialize_action(dict(action), self._action_class)
         except ValidationError as error:
             raise ActionRefused from error
-        return self._as_data(self._environment.step(given), "step")
+        return self._as_data(self._environment.step(action_object), "step")
 
     def close(self) -> None:
         self._environment.close()
@@ -169,8 +169,8 @@ def open_session(name: str, timeout_s: float, settings: Data) -> Session:
     """Returns a session with the server at a URL, or with a class as `package.module->Class`."""
     if "->" in name:
         return LocalSession(name, settings)
-    parts = urlsplit(name)
-    if parts.scheme not in ("http", "https") or not parts.netloc:
+    address = urlsplit(name)
+    if address.scheme not in ("http", "https") or not address.netloc:
         raise ConfigError(
             f"openenv:{name}: write openenv:http://HOST:PORT, or openenv:package.module->Class",
             code=Code.NO_SUCH_ENVIRONMENT,
@@ -205,13 +205,13 @@ def _action_schema(url: str, timeout_s: float) -> Mapping[str, Any]:
     return schema
 
 
-def _json_object(text: str | bytes, where: str) -> dict[str, Any]:
+def _json_object(text: str | bytes, location: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise EnvironmentFault(f"{where}: the answer is no JSON: {one_line(error)}") from error
+        raise EnvironmentFault(f"{location}: the answer is no JSON: {one_line(error)}") from error
     if not isinstance(value, dict):
-        raise EnvironmentFault(f"{where}: the answer is no JSON object")
+        raise EnvironmentFault(f"{location}: the answer is no JSON object")
     return value
 
 

@@ -38,10 +38,10 @@ class ReasoningGymEnvironment(Environment):
 
     def __init__(self, name: str, **settings: Any) -> None:
         require_package("reasoning_gym", wanted_by=f"reasoning_gym:{name}")
-        for taken in ("seed", "size"):
-            if taken in settings:
+        for name_ in ("seed", "size"):
+            if name_ in settings:
                 raise ConfigError(
-                    f"reasoning_gym:{name}: env_config.{taken}: the episode's seed",
+                    f"reasoning_gym:{name}: env_config.{name_}: the episode's seed",
                     code=Code.ENVIRONMENT_SETTING,
                 )
         self.name, self.settings = name, settings

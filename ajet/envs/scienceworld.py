@@ -82,11 +82,11 @@ class ScienceWorldEnvironment(Environment):
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         text = " ".join(action.split())[:MAX_ACTION]
-        said = str(self._world.step(text)) if text else UNKNOWN
-        is_known = said.strip() != UNKNOWN
+        message = str(self._world.step(text)) if text else UNKNOWN
+        is_known = message.strip() != UNKNOWN
         self._num_actions += is_known
         before, self._score = self._score, float(self._world.getScore())
-        self.observation = self._text(said.strip())
+        self.observation = self._text(message.strip())
         reward = self._score - before
         is_over = bool(self._world.getCompleted()) or self._score < 0
         metrics = {"success": self._score >= 1, "action_is_valid": is_known, "score": reward}
@@ -99,7 +99,7 @@ class ScienceWorldEnvironment(Environment):
     def sample_action(self, rng: Random) -> str:
         listed = sorted(self._world.getValidActionObjectCombinations())
         # The simulator lists some names and forms that it does not understand.
-        simple = [each for each in listed if each.startswith(SIMPLE) and " containing " not in each]
+        simple = [command for command in listed if command.startswith(SIMPLE) and " containing " not in command]
         return rng.choice(simple)
 
     def oracle_action(self) -> str | None:
@@ -108,8 +108,8 @@ class ScienceWorldEnvironment(Environment):
             world = new_world(f"scienceworld:{self._name}")
             self._load(world, with_gold_path=True)
             self._gold = list(world.getGoldActionSequence())
-        left = self._gold[self._num_actions :]
-        return left[0] if left else None
+        remaining = self._gold[self._num_actions :]
+        return remaining[0] if remaining else None
 
     def _load(self, world: Any, *, with_gold_path: bool) -> None:
         world.load(self._name, self._variation, self._simplifications, with_gold_path)
@@ -117,30 +117,30 @@ class ScienceWorldEnvironment(Environment):
 
     def _check_settings(self) -> None:
         """Raises ConfigError for a task, a simplification or variations that the package lacks."""
-        where = f"scienceworld:{self._name}"
+        location = f"scienceworld:{self._name}"
         tasks = sorted(self._world.getTaskNames())
         if self._name not in tasks:
             raise ConfigError(
-                f"{where}: no task of this name; there are {', '.join(tasks)}",
+                f"{location}: no task of this name; there are {', '.join(tasks)}",
                 code=Code.NO_SUCH_ENVIRONMENT,
             )
-        known = ("easy", *self._world.getPossibleSimplifications().split(", "))
-        for each in filter(None, self._simplifications.split(",")):
-            if each not in known:
+        simplifications = ("easy", *self._world.getPossibleSimplifications().split(", "))
+        for simplification in filter(None, self._simplifications.split(",")):
+            if simplification not in simplifications:
                 raise ConfigError(
-                    f"{where}: env_config.simplifications: there is no {each!r}; there are "
-                    f"{', '.join(known)}",
+                    f"{location}: env_config.simplifications: there is no {simplification!r}; there are "
+                    f"{', '.join(simplifications)}",
                     code=Code.ENVIRONMENT_SETTING,
                 )
         if self._validation not in ("dev", "test"):
             raise ConfigError(
-                f"{where}: env_config.validation_variations is {self._validation!r}; it must be "
+                f"{location}: env_config.validation_variations is {self._validation!r}; it must be "
                 "dev or test",
                 code=Code.ENVIRONMENT_SETTING,
             )
 
-    def _text(self, said: str) -> str:
-        return f"{said}\nScore: {self._score:.2f} of 1."
+    def _text(self, message: str) -> str:
+        return f"{message}\nScore: {self._score:.2f} of 1."
 
 
 @cache

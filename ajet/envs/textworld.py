@@ -96,8 +96,8 @@ class TextWorldEnvironment(Environment):
             self._game.seed(0)
             self._state = self._game.reset()
         state = self._state
-        shown = [state.objective, state.description] if state.objective else [state.feedback]
-        self.observation = self._text("\n\n".join(filter(None, shown)))
+        texts = [state.objective, state.description] if state.objective else [state.feedback]
+        self.observation = self._text("\n\n".join(filter(None, texts)))
         return self.observation, {"state_key": _key(state)}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
@@ -147,9 +147,9 @@ class TextWorldEnvironment(Environment):
 
     def _text(self, text: str) -> str:
         """Returns what the game says, without the prompt and the status line below it."""
-        said = text.partition("\n>")[0].strip()
+        message = text.partition("\n>")[0].strip()
         score = f"Score: {self._state.score or 0} of {self._state.max_score or 0}."
-        lines = [said, score]
+        lines = [message, score]
         if self._show_commands and self._commands:
             lines.append(f"Commands: {', '.join(sorted(self._commands))}.")
         return "\n".join(lines)
@@ -165,8 +165,8 @@ class _SettingsParser(argparse.ArgumentParser):
 def _checked_settings(name: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns all settings of a challenge. Raises ConfigError for what it does not take."""
     add_arguments = _challenge(name)[2]
-    where = f"textworld:{name}: env_config"
-    parser = _SettingsParser(prog=where, add_help=False, allow_abbrev=False, exit_on_error=False)
+    key_prefix = f"textworld:{name}: env_config"
+    parser = _SettingsParser(prog=key_prefix, add_help=False, allow_abbrev=False, exit_on_error=False)
     add_arguments(parser)
     words = []
     for key, value in settings.items():
@@ -175,19 +175,19 @@ def _checked_settings(name: str, settings: Mapping[str, Any]) -> Mapping[str, An
     try:
         return vars(parser.parse_args(words))
     except argparse.ArgumentError as error:
-        raise ConfigError(f"{where}: {error}", code=Code.ENVIRONMENT_SETTING) from error
+        raise ConfigError(f"{key_prefix}: {error}", code=Code.ENVIRONMENT_SETTING) from error
 
 
 def _challenge(name: str) -> Sequence[Any]:
     challenges = import_module("textworld.challenges").CHALLENGES
-    found = challenges.get(f"tw-{name.removeprefix('tw-')}")
-    if found is None:
-        names = ", ".join(sorted(each.removeprefix("tw-") for each in challenges))
+    challenge = challenges.get(f"tw-{name.removeprefix('tw-')}")
+    if challenge is None:
+        names = ", ".join(sorted(key.removeprefix("tw-") for key in challenges))
         raise ConfigError(
             f"textworld:{name}: no file, no folder and no challenge; the challenges are {names}",
             code=Code.NO_SUCH_ENVIRONMENT,
         )
-    return found
+    return challenge
 
 
 def _game_files(name: str) -> list[Path] | None:
@@ -230,8 +230,8 @@ def _folder() -> Path:
 @cache
 def _infos() -> Any:
     names = ("admissible_commands", "policy_commands", "objective", "description", "facts")
-    wanted = dict.fromkeys((*names, "score", "max_score", "won", "lost"), True)
-    return import_module("textworld").EnvInfos(**wanted)
+    fields = dict.fromkeys((*names, "score", "max_score", "won", "lost"), True)
+    return import_module("textworld").EnvInfos(**fields)
 
 
 def _is_printable(command: str) -> bool:

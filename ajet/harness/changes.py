@@ -18,16 +18,16 @@ CUT = "\n[cut]\n"
 def changes(before: Path, after: Path, max_characters: int) -> str:
     """Returns the differences, cut at `max_characters`."""
     names = sorted({*regular_files(before), *regular_files(after)})
-    parts: list[str] = []
+    diffs: list[str] = []
     size = 0
     for name in names[:MAX_FILES]:
         old, new = _content(before / name), _content(after / name)
         if old != new:
-            parts.append(_difference(name, old, new))
-            size += len(parts[-1])
+            diffs.append(_difference(name, old, new))
+            size += len(diffs[-1])
         if size > max_characters:
             break
-    text = "".join(parts)
+    text = "".join(diffs)
     return text if len(text) <= max_characters else text[:max_characters] + CUT
 
 

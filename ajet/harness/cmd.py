@@ -40,9 +40,9 @@ class Cmd(HarnessWorkflow):
         for part in harness.command:
             for name in _PLACEHOLDER.findall(part):
                 if name not in NAMES or (name == "shown" and not harness.shown_folders):
-                    known = ", ".join(NAMES if harness.shown_folders else NAMES[:-1])
+                    names = ", ".join(NAMES if harness.shown_folders else NAMES[:-1])
                     raise ConfigError(
-                        f"{WHERE}.command: there is no placeholder {{{name}}}; there are {known}",
+                        f"{WHERE}.command: there is no placeholder {{{name}}}; there are {names}",
                         code=Code.WRONG_VALUE,
                     )
 
@@ -50,7 +50,7 @@ class Cmd(HarnessWorkflow):
         values = dataclasses.asdict(setting)
         return Launch(
             [
-                _PLACEHOLDER.sub(lambda found: values[found[1]], part)
+                _PLACEHOLDER.sub(lambda match: values[match[1]], part)
                 for part in harness.command[1:]
             ],
             {

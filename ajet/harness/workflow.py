@@ -69,17 +69,17 @@ class HarnessWorkflow(Workflow):
     def executable(cls, harness: HarnessConfig) -> list[str]:
         """Returns the beginning of the command line: the program's path. Raises `ConfigError` where
         it is not on this machine."""
-        given = harness.program or cls.program
+        program = harness.program or cls.program
         if harness.sandbox in CONTAINERS:
-            return [given]
-        found = shutil.which(given)
-        if found is None:
+            return [program]
+        path = shutil.which(program)
+        if path is None:
             raise ConfigError(
-                f"{cls.name}: there is no program {given!r} on PATH: install it, or give its path "
+                f"{cls.name}: there is no program {program!r} on PATH: install it, or give its path "
                 f"in {WHERE}.program",
                 code=Code.PROGRAM_MISSING,
             )
-        return [str(Path(found).absolute())]
+        return [str(Path(path).absolute())]
 
     @classmethod
     def check_config(cls, config: AjetConfig) -> None:
@@ -158,10 +158,10 @@ class HarnessWorkflow(Workflow):
             return  # it was answered, and ended as it did with what the model said
         if outcome.exceeded is not None:
             raise HarnessFailed(f"{self.name} was ended: {outcome.exceeded}")
-        said = (outcome.errors.strip() or outcome.output.strip()).splitlines()
+        lines = (outcome.errors.strip() or outcome.output.strip()).splitlines()
         raise HarnessFailed(
             f"{self.name} ended with exit code {outcome.exit_code}: "
-            f"{said[-1] if said else 'it wrote nothing'}"
+            f"{lines[-1] if lines else 'it wrote nothing'}"
         )
 
 
@@ -178,10 +178,10 @@ def fill(folders: Folders, task: Task, config: AjetConfig) -> None:
 
 def install_folders(executable: Path) -> list[str]:
     """Returns the folders of a program, without those that hold one another."""
-    found: list[Path] = []
+    folders: list[Path] = []
     for path in (executable, executable.resolve()):
-        found += _of_file(path)
-    outer = [path for path in found if not any(other in path.parents for other in found)]
+        folders += _of_file(path)
+    outer = [path for path in folders if not any(folder in path.parents for folder in folders)]
     return [str(path) for path in dict.fromkeys(outer) if not path.is_relative_to("/usr")]
 
 

@@ -138,15 +138,15 @@ class Grader:
     def question(self, task: Task) -> str:
         """Returns the task's field that the section names, or that of its row."""
         name = self._section.query_field
-        found = getattr(task, name) if name in _FIELDS_OF_TASK else task.metadata.get(name)
-        if found is None:
+        value = getattr(task, name) if name in _FIELDS_OF_TASK else task.metadata.get(name)
+        if value is None:
             raise KeyError(f"task {task.task_id} has no {name!r} (its row has {[*task.metadata]})")
-        return str(found)
+        return str(value)
 
     def reference(self, task: Task) -> str | None:
         name = self._section.reference_field
-        found = None if name is None else task.metadata.get(name)
-        return None if found is None else str(found)
+        value = None if name is None else task.metadata.get(name)
+        return None if value is None else str(value)
 
     def answer(self, output: WorkflowOutput) -> str:
         """Returns the text that the workflow returned to be judged; for a truncated episode, its

@@ -45,18 +45,18 @@ class HiddenTestsJudge(BaseJudge):
     ) -> tuple[float, bool]:
         row = workflow_task.task.metadata
         hidden = file_texts(row, "hidden_files")
-        given = row.get("test_command") or self.config.ajet.task_judge.hidden_tests.command
-        commands = _commands([*map(str, given)], sorted(hidden), workflow_task.task_id)
-        left = workflow_output.metadata.get("folder")
-        if left is None:
+        command = row.get("test_command") or self.config.ajet.task_judge.hidden_tests.command
+        commands = _commands([*map(str, command)], sorted(hidden), workflow_task.task_id)
+        agent_folder = workflow_output.metadata.get("folder")
+        if agent_folder is None:
             return 0.0, False  # a limit ended the episode before its program had a folder
         base = Path(tempfile.mkdtemp(prefix=f"ajet-tests-{workflow_task.episode_id}-"))
         folders = Folders(base)
         folders.make()
         try:
-            await asyncio.to_thread(copy_folder, Path(left), folders.workspace)
-            where = f"task {workflow_task.task_id}: hidden_files"
-            await asyncio.to_thread(write_files, folders.workspace, hidden, where)
+            await asyncio.to_thread(copy_folder, Path(agent_folder), folders.workspace)
+            source = f"task {workflow_task.task_id}: hidden_files"
+            await asyncio.to_thread(write_files, folders.workspace, hidden, source)
             passed = [await self._passes(command, folders) for command in commands]
         finally:
             await asyncio.to_thread(remove_folder, base)

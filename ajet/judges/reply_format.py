@@ -65,21 +65,21 @@ class ScoresFormat:
     def instruction(self) -> str:
         scale = f"a number from {self.low:g} (worst) to {self.high:g} (best)"
         if self.count == 1:
-            what = f'{{"reason": "<one sentence>", "score": <{scale}>}}'
-            return f"Reply with this JSON object alone: {what}"
-        what = f'{{"reason": "<one sentence>", "scores": [<{self.count} numbers>]}}'
+            form = f'{{"reason": "<one sentence>", "score": <{scale}>}}'
+            return f"Reply with this JSON object alone: {form}"
+        form = f'{{"reason": "<one sentence>", "scores": [<{self.count} numbers>]}}'
         return (
-            f"Reply with this JSON object alone: {what}, with one score for each "
+            f"Reply with this JSON object alone: {form}, with one score for each "
             f"{self.item_name} in the order above, each {scale}."
         )
 
     def read(self, reply: str) -> Scores:
         text = _without_thinking(reply)
-        found = _objects(text, ("score", "scores"))
-        if found:
-            value = found[-1].get("scores", found[-1].get("score"))
+        objects = _objects(text, ("score", "scores"))
+        if objects:
+            value = objects[-1].get("scores", objects[-1].get("score"))
             values = value if isinstance(value, list) else [value]
-            reason = found[-1].get("reason")
+            reason = objects[-1].get("reason")
         else:
             values, reason = _plain_scores(text), ""
         if len(values) != self.count:
@@ -112,13 +112,13 @@ class CriteriaFormat:
 
     def read(self, reply: str) -> tuple[str, ...]:
         text = _without_thinking(reply)
-        found = _objects(text, ("criteria",))
-        texts: Any = found[-1]["criteria"] if found else _numbered(text)
+        objects = _objects(text, ("criteria",))
+        texts: Any = objects[-1]["criteria"] if objects else _numbered(text)
         if not isinstance(texts, list) or not all(isinstance(t, str) and t.strip() for t in texts):
             raise MalformedReply("its criteria are not a list of texts")
         if not self.at_least <= len(texts) <= self.at_most:
-            wanted = f"{self.at_least} to {self.at_most}"
-            raise MalformedReply(f"it has {len(texts)} criteria, not {wanted}")
+            limits = f"{self.at_least} to {self.at_most}"
+            raise MalformedReply(f"it has {len(texts)} criteria, not {limits}")
         return tuple(text.strip() for text in texts)
 
 
@@ -130,10 +130,10 @@ def _without_thinking(reply: str) -> str:
 def _objects(text: str, keys: tuple[str, ...]) -> list[dict[str, Any]]:
     """Returns the outermost JSON objects that have one of `keys`; raises `MalformedReply` if they
     differ in it."""
-    found = [each for each in _json_objects(text) if any(key in each for key in keys)]
-    if len({json.dumps([each.get(key) for key in keys]) for each in found}) > 1:
+    objects = [value for value in _json_objects(text) if any(key in value for key in keys)]
+    if len({json.dumps([value.get(key) for key in keys]) for value in objects}) > 1:
         raise MalformedReply("it has several JSON objects that contradict each other")
-    return found
+    return objects
 
 
 def _json_objects(text: str) -> Iterator[dict[str, Any]]:

@@ -96,8 +96,8 @@ class Rubrics:
             return self._shared or await self._calls.join("", self._create_shared)
         content = json.dumps([self._grader.question(task), self._grader.reference(task)])
         key = hashlib.sha256(content.encode()).hexdigest()[:32]
-        known = self._by_question.get(key)
-        return known or await self._calls.join(key, lambda: self._create_for_question(key, task))
+        criteria = self._by_question.get(key)
+        return criteria or await self._calls.join(key, lambda: self._create_for_question(key, task))
 
     async def _create_for_question(self, key: str, task: Task) -> Criteria:
         """Generates and stores the criteria of one question, unless another process has done so
@@ -131,8 +131,8 @@ class Rubrics:
         """Generates criteria from each example, joins them, and merges them into categories if the
         config asks for it."""
         examples = await asyncio.to_thread(self._examples)
-        found = await asyncio.gather(*map(self._generate_from_example, examples))
-        texts = list(dict.fromkeys(criterion.text for criteria in found for criterion in criteria))
+        rubrics = await asyncio.gather(*map(self._generate_from_example, examples))
+        texts = list(dict.fromkeys(criterion.text for criteria in rubrics for criterion in criteria))
         if self._section.enable_categorization:
             texts = await self._merged(texts)
         return tuple(Criterion(text=text) for text in texts)
@@ -176,8 +176,8 @@ class Rubrics:
         from ajet.core.task.jsonl import existing_file, read_jsonl
         from ajet.core.task.reader import tasks_from_rows
 
-        where = "ajet.task_judge.rubrics_auto_grader.dataset_file.training.file_path"
-        path = existing_file(file, self._config.base_dirs, where)
+        key = "ajet.task_judge.rubrics_auto_grader.dataset_file.training.file_path"
+        path = existing_file(file, self._config.base_dirs, key)
         field = self._config.ajet.task_reader.query_field
         return tasks_from_rows(
             read_jsonl(path), split="graded", source=str(path), query_field=field
@@ -210,14 +210,14 @@ def _grades(task: Task) -> str:
             f"{sorted(row)})",
             code=Code.ROW_FORM,
         )
-    if not all(isinstance(each, dict) and {"answer", "rank"} <= set(each) for each in candidates):
+    if not all(isinstance(candidate, dict) and {"answer", "rank"} <= set(candidate) for candidate in candidates):
         raise DataError(
             f"graded example {task.task_id}: a candidate has an answer and a rank",
             code=Code.ROW_FORM,
         )
     return "".join(
-        f"\nAn answer of rank {each['rank']}:\n{fenced('answer', str(each['answer']))}"
-        for each in candidates
+        f"\nAn answer of rank {candidate['rank']}:\n{fenced('answer', str(candidate['answer']))}"
+        for candidate in candidates
     )
 
 
@@ -244,10 +244,10 @@ class _RubricStore:
                 f"{self._grader} cannot be read: {error!r}; move it away",
                 code=Code.RECORD_UNREADABLE,
             ) from None
-        other = [k for k, v in self._creation_settings.items() if made_with.get(k) != v]
-        if other:
+        changed = [k for k, v in self._creation_settings.items() if made_with.get(k) != v]
+        if changed:
             raise ConfigError(
-                f"{self._grader} was made with another {' and '.join(other)}: move it away with "
+                f"{self._grader} was made with another {' and '.join(changed)}: move it away with "
                 f"{QUESTIONS_JSONL} to make new rubrics, or choose another experiment_name",
                 code=Code.RUBRICS_CHANGED,
             )
@@ -276,9 +276,9 @@ class _RubricStore:
             rows = [json.loads(line) for line in whole if line.strip()]
             return {row["key"]: _criteria(row["criteria"]) for row in rows}
         except (ValueError, KeyError, TypeError) as error:
-            what = " ".join(str(error).split())[:100]
+            problem = " ".join(str(error).split())[:100]
             raise CheckpointError(
-                f"{self._questions} cannot be read: {type(error).__name__}: {what}; move it away",
+                f"{self._questions} cannot be read: {type(error).__name__}: {problem}; move it away",
                 code=Code.RECORD_UNREADABLE,
             ) from error
 

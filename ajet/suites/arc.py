@@ -97,17 +97,17 @@ class GridJudge(BaseJudge):
     def compute_reward(
         self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
     ) -> tuple[float, bool]:
-        wanted = [pair["output"] for pair in workflow_task.task.metadata["test"]]
-        is_success = workflow_output.metadata["grids"] == wanted
+        solutions = [pair["output"] for pair in workflow_task.task.metadata["test"]]
+        is_success = workflow_output.metadata["grids"] == solutions
         return float(is_success), is_success
 
 
-def question_of(shown: list[dict[str, Grid]], asked: Grid) -> str:
+def question_of(pairs: list[dict[str, Grid]], test_input: Grid) -> str:
     """Returns the prompt: the instruction, the pairs, and the grid without its output."""
-    parts = [INSTRUCTION]
-    for pair in shown:
-        parts += [f"Input:\n{_text(pair['input'])}", f"Output:\n{_text(pair['output'])}"]
-    return "\n\n".join([*parts, f"Input:\n{_text(asked)}", "Output:"])
+    blocks = [INSTRUCTION]
+    for pair in pairs:
+        blocks += [f"Input:\n{_text(pair['input'])}", f"Output:\n{_text(pair['output'])}"]
+    return "\n\n".join([*blocks, f"Input:\n{_text(test_input)}", "Output:"])
 
 
 def _text(grid: Grid) -> str:

@@ -82,9 +82,9 @@ def _file(folder: Path, category: str) -> Path:
     """Returns the category's file of the newest version in the folder."""
     name = re.compile(rf"BFCL_v(\d+)_{category}\.json")  # multiple is not live_multiple
     versions = {
-        int(found[1]): file
+        int(match[1]): file
         for file in folder.glob("*.json")
-        if (found := name.fullmatch(file.name))
+        if (match := name.fullmatch(file.name))
     }
     if not versions:
         raise DataError(
@@ -126,9 +126,9 @@ def tool_name(name: str) -> str:
 
 def _schema(schema: dict[str, Any], types: dict[str, str]) -> dict[str, Any]:
     """Returns a schema with the types of JSON schema; a type that is unknown is a string."""
-    given = schema.get("type", "string")
-    converted = {**schema, "type": types.get(given, "string")}
-    if given == "float":
+    source_type = schema.get("type", "string")
+    converted = {**schema, "type": types.get(source_type, "string")}
+    if source_type == "float":
         converted["format"] = "float"
         if "description" in schema:
             converted["description"] = schema["description"] + FLOAT_HINT
@@ -149,15 +149,15 @@ class FunctionCallingAgent(Workflow):
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         row = workflow_task.task.metadata
-        asked = prompting(model_tuner)
+        form = prompting(model_tuner)
         messages = [dict(message) for message in row["question"]]
-        if asked == "tools":
+        if form == "tools":
             reply = await model_tuner.chat(messages, as_tools(row["function"]))
             calls = tool_calls(reply)
         else:
             reply = await model_tuner.chat(_with_system_prompt(messages, row["function"]))
             calls = decode_calls(reply["content"])
-        answer = {"final_answer": reply["content"], "function_calls": calls, "prompting": asked}
+        answer = {"final_answer": reply["content"], "function_calls": calls, "prompting": form}
         return WorkflowOutput(metadata=answer)
 
     @classmethod
@@ -169,7 +169,7 @@ class FunctionCallingAgent(Workflow):
 def tool_calls(reply: dict[str, Any]) -> list[dict[str, dict[str, Any]]]:
     """Returns the calls of an assistant message, as ``{name: arguments}`` each."""
     functions = [call["function"] for call in reply.get("tool_calls") or ()]
-    return [{each["name"]: json.loads(each["arguments"])} for each in functions]
+    return [{function["name"]: json.loads(function["arguments"])} for function in functions]
 
 
 def _with_system_prompt(
@@ -177,8 +177,8 @@ def _with_system_prompt(
 ) -> list[dict[str, Any]]:
     prompt = system_prompt(functions)
     if messages[0]["role"] == "system":
-        own = {"role": "system", "content": f"{prompt}\n\n{messages[0]['content']}"}
-        return [own, *messages[1:]]
+        message = {"role": "system", "content": f"{prompt}\n\n{messages[0]['content']}"}
+        return [message, *messages[1:]]
     return [{"role": "system", "content": prompt}, *messages]
 
 
@@ -195,12 +195,12 @@ class BfclJudge(BaseJudge):
         return float(problem is None), problem is None
 
 
-def _problem(row: dict[str, Any], calls: Any, asked: Any) -> str | None:
+def _problem(row: dict[str, Any], calls: Any, form: Any) -> str | None:
     if row["category"] in NO_CALL:
         return "irrelevance_error:decoder_success" if calls else None
     if calls is None:
         return "ast_decoder:decoder_failed"
-    return call_problem(row["category"], row["function"], calls, row["ground_truth"], asked)
+    return call_problem(row["category"], row["function"], calls, row["ground_truth"], form)
 
 
 def _suite(name: str, category: str, about: str) -> Suite:

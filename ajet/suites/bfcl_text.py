@@ -75,19 +75,19 @@ def decode_calls(text: str) -> list[dict[str, dict[str, Any]]] | None:
 def _call(node: ast.expr) -> dict[str, dict[str, Any]]:
     if not isinstance(node, ast.Call):
         raise ValueError("no call")
-    parts: list[str] = []
+    names: list[str] = []
     function = node.func
     while isinstance(function, ast.Attribute):
-        parts.append(function.attr)
+        names.append(function.attr)
         function = function.value
     if isinstance(function, ast.Name):
-        parts.append(function.id)
+        names.append(function.id)
     arguments: dict[str, Any] = {}
     for keyword in node.keywords:
         if keyword.arg is None:
             raise ValueError("**arguments are no literal")
         arguments[keyword.arg] = _value(keyword.value)
-    return {".".join(reversed(parts)): arguments}
+    return {".".join(reversed(names)): arguments}
 
 
 def _value(node: ast.expr) -> Any:
@@ -96,9 +96,9 @@ def _value(node: ast.expr) -> Any:
     if isinstance(node, ast.UnaryOp | ast.BinOp):
         return _number(node)
     if isinstance(node, ast.List):
-        return [_value(each) for each in node.elts]
+        return [_value(element) for element in node.elts]
     if isinstance(node, ast.Tuple):
-        return tuple(_value(each) for each in node.elts)
+        return tuple(_value(element) for element in node.elts)
     if isinstance(node, ast.Dict):
         return {_key(key): _value(value) for key, value in zip(node.keys, node.values, strict=True)}
     if isinstance(node, ast.Name):
@@ -127,10 +127,10 @@ def _number(node: ast.expr) -> int | float:
         operand = _number(node.operand)
         result = -operand if isinstance(node.op, ast.USub) else operand
     elif isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC:
-        left, right = _number(node.left), _number(node.right)
+        base, right = _number(node.left), _number(node.right)
         if isinstance(node.op, ast.Pow) and abs(right) > MAX_EXPONENT:
             raise ValueError("the exponent is too large")
-        result = ARITHMETIC[type(node.op)](left, right)
+        result = ARITHMETIC[type(node.op)](base, right)
     if isinstance(result, bool) or not isinstance(result, int | float):
         raise ValueError("no arithmetic of numbers")
     if abs(result) > MAX_NUMBER:

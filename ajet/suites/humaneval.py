@@ -79,15 +79,15 @@ class TestsJudge(BaseJudge):
         # A program that ends itself early exits with 0 too, and has not come to the last line.
         is_success = outcome.returncode == 0 and outcome.stdout.rstrip().endswith(passed)
         if not is_success:
-            said = outcome.stderr.strip().splitlines() or ["it ended before its tests did"]
-            answer["problem"] = said[-1]
+            lines = outcome.stderr.strip().splitlines() or ["it ended before its tests did"]
+            answer["problem"] = lines[-1]
         return float(is_success), is_success
 
 
 def check_program(row: dict[str, Any], reply: str, passed: str) -> str:
     """Returns the program that checks a reply, and prints `passed` last."""
-    parts = [row["prompt"] + completion(reply), row["test"], f"check({row['entry_point']})"]
-    return "\n".join([*parts, f"print({passed!r})", ""])
+    blocks = [row["prompt"] + completion(reply), row["test"], f"check({row['entry_point']})"]
+    return "\n".join([*blocks, f"print({passed!r})", ""])
 
 
 def completion(reply: str) -> str:

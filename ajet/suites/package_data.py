@@ -39,12 +39,12 @@ def read_json(file: Path) -> Any:
         raise DataError(f"{file}: not JSON: {error}", code=Code.SUITE_DATA) from error
 
 
-def field(row: dict[str, Any], name: str, kind: type | tuple[type, ...], where: object) -> Any:
+def field(row: dict[str, Any], name: str, expected_type: type | tuple[type, ...], source: object) -> Any:
     """Returns a field of a row. Raises DataError where it is missing or of another type."""
-    if not isinstance(row.get(name), kind):
-        given = f"is of type {type(row[name]).__name__}" if name in row else "is missing"
+    if not isinstance(row.get(name), expected_type):
+        problem = f"is of type {type(row[name]).__name__}" if name in row else "is missing"
         raise DataError(
-            f"{where}: row {row.get('id', row.get('task_id', '?'))}: {name} {given}",
+            f"{source}: row {row.get('id', row.get('task_id', '?'))}: {name} {problem}",
             code=Code.SUITE_DATA,
         )
     return row[name]

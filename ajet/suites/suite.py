@@ -81,7 +81,7 @@ class SuiteSection(Section):
 def prompting(model_tuner: ModelTuner) -> Prompting:
     """Returns how functions are offered to this model."""
     config = cast(Any, model_tuner.config)
-    asked = SuiteSection.from_config(config).prompting
-    if asked == "auto":
+    setting = SuiteSection.from_config(config).prompting
+    if setting == "auto":
         return "tools" if model_tuner.shows_tools else "text"
-    return asked
+    return setting

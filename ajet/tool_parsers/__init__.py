@@ -106,16 +106,16 @@ def parser_for(template: ChatTemplate, name: str = "auto") -> ToolParser:
         factory = PARSERS[family] if family else FallbackParser
         return _noticing(factory.from_template(template.text), family or "hermes")
     if name not in PARSERS:
-        known = ", ".join(["auto", *PARSERS])
+        names = ", ".join(["auto", *PARSERS])
         raise ConfigError(
-            f"no tool parser named {name!r}: choose one of {known}", code=Code.UNKNOWN_NAME
+            f"no tool parser named {name!r}: choose one of {names}", code=Code.UNKNOWN_NAME
         )
     return _noticing(PARSERS[name].from_template(template.text), name)
 
 
 def _noticing(parser: ToolParser, name: str) -> NoticingParser:
     # Plain JSON comes late: it may be inside the tags of another form.
-    others = [*(other for other in PARSERS if other not in ("json", "llama3")), "json", "llama3"]
+    families = [*(family for family in PARSERS if family not in ("json", "llama3")), "json", "llama3"]
     return NoticingParser(
-        parser, {other: PARSERS[other].from_template("") for other in others if other != name}
+        parser, {family: PARSERS[family].from_template("") for family in families if family != name}
     )

@@ -98,26 +98,26 @@ class _ValueReader:
         self._quote = quote
 
     def read_object(self, start: int, depth: int) -> tuple[dict[str, Any], int]:
-        found: dict[str, Any] = {}
+        entries: dict[str, Any] = {}
 
         def entry(position: int) -> int:
             key, position = self._read_key(position)
-            if key in found:
+            if key in entries:
                 raise _ParseError
-            found[key], position = self._read(position, depth + 1)
+            entries[key], position = self._read(position, depth + 1)
             return position
 
-        return found, self._read_entries(start, "{}", entry)
+        return entries, self._read_entries(start, "{}", entry)
 
     def _read_list(self, start: int, depth: int) -> tuple[list[Any], int]:
-        found: list[Any] = []
+        entries: list[Any] = []
 
         def entry(position: int) -> int:
             value, position = self._read(position, depth + 1)
-            found.append(value)
+            entries.append(value)
             return position
 
-        return found, self._read_entries(start, "[]", entry)
+        return entries, self._read_entries(start, "[]", entry)
 
     def _read_entries(self, start: int, brackets: str, entry: Callable[[int], int]) -> int:
         """Reads the entries between the brackets at `start`, each with `entry`, and returns the
@@ -151,10 +151,10 @@ class _ValueReader:
     def _read_scalar(self, position: int) -> tuple[Any, int]:
         if none := _NONE.match(self._text, position):
             return None, none.end()
-        found = read_json(self._text, position) if _SCALAR.match(self._text, position) else None
-        if not found:
+        value = read_json(self._text, position) if _SCALAR.match(self._text, position) else None
+        if not value:
             raise _ParseError
-        return found
+        return value
 
     def _read_string(self, start: int) -> tuple[str, int]:
         begin = start + len(self._quote)
@@ -170,7 +170,7 @@ class _ValueReader:
             if not self._text.startswith(":", end):
                 raise _ParseError
             return key, end + 1
-        found = _KEY.match(self._text, start)
-        if not found:
+        match = _KEY.match(self._text, start)
+        if not match:
             raise _ParseError
-        return found[1].rstrip(), found.end()
+        return match[1].rstrip(), match.end()

@@ -56,17 +56,17 @@ class GptOssParser:
     def parse(
         self, text: str, tools: Tools | None = None, prompt_end: str | None = None
     ) -> ParsedReply:
-        parts = _Parts()
+        reply = _Parts()
         position = 0
         while end := _ENDS.search(text, _search_start(text, position)):
-            _add_message(parts, text[position : end.start()], end.group())
+            _add_message(reply, text[position : end.start()], end.group())
             position = end.end()
-        _add_message(parts, text[position:], "")
+        _add_message(reply, text[position:], "")
         return ParsedReply(
-            content="\n".join(parts.content),
-            tool_calls=with_ids(parts.calls),
-            reasoning="\n".join(parts.reasoning) if parts.reasoning else None,
-            malformed=tuple(parts.malformed),
+            content="\n".join(reply.content),
+            tool_calls=with_ids(reply.calls),
+            reasoning="\n".join(reply.reasoning) if reply.reasoning else None,
+            malformed=tuple(reply.malformed),
         )
 
     def opening(self, name: str | None) -> str:
@@ -75,7 +75,7 @@ class GptOssParser:
         return header if name is None else f"{header}.{name} {_CONSTRAIN}json{_MESSAGE}"
 
 
-def _add_message(parts: _Parts, message: str, end: str) -> None:
+def _add_message(reply: _Parts, message: str, end: str) -> None:
     """Adds one message, which `end` closes, to the part that it belongs to."""
     written_header, has_body, body = message.partition(_MESSAGE)
     header = _HEADER.fullmatch(written_header) if has_body else None
@@ -83,16 +83,16 @@ def _add_message(parts: _Parts, message: str, end: str) -> None:
     name = header["channel"] if header and not recipient else ""
     call = _call(recipient, body) if recipient and end == _CALL else None
     if call:
-        parts.calls.append(call)
+        reply.calls.append(call)
     elif name in ("final", "commentary") and end != _CALL:
-        parts.content += [body] if body else []
+        reply.content += [body] if body else []
     elif name == "analysis" and end == _END:
-        parts.reasoning.append(body.strip("\n"))
+        reply.reasoning.append(body.strip("\n"))
     elif written := (message + end).removesuffix(_RETURN):
-        parts.content.append(written)
+        reply.content.append(written)
         cut = name == "analysis" and not end
         if not cut and any(token in written for token in GptOssParser.special_tokens):
-            parts.malformed.append(written)
+            reply.malformed.append(written)
 
 
 def _search_start(text: str, start: int) -> int:
@@ -101,14 +101,14 @@ def _search_start(text: str, start: int) -> int:
     body = text.find(_MESSAGE, start)
     header = _HEADER.fullmatch(text, start, body) if body >= 0 else None
     if header and (header["before"] or header["after"]):
-        found = read_arguments(text, body + len(_MESSAGE))
-        return found[1] if found else body
+        arguments = read_arguments(text, body + len(_MESSAGE))
+        return arguments[1] if arguments else body
     return start + len(_START) if text.startswith(_START, start) else start
 
 
 def _call(recipient: str, body: str) -> Call | None:
     space, _, name = recipient.partition(".")
-    found = read_arguments(body, 0)
-    if space != "functions" or not name or not found or skip_space(body, found[1]) < len(body):
+    arguments = read_arguments(body, 0)
+    if space != "functions" or not name or not arguments or skip_space(body, arguments[1]) < len(body):
         return None
-    return Call(name, found[0])
+    return Call(name, arguments[0])

@@ -32,9 +32,9 @@ class HermesParser(ThinkingParser):
     call_closing = _CLOSE
 
     def _read(self, text: str, body: int, tools: Tools | None) -> tuple[list[Call], int] | None:
-        found = read_json(text, body)
-        call = json_call(found[0]) if found else None
-        end = skip_space(text, found[1]) if found else body
+        value = read_json(text, body)
+        call = json_call(value[0]) if value else None
+        end = skip_space(text, value[1]) if value else body
         return ([call], end + len(_CLOSE)) if call and text.startswith(_CLOSE, end) else None
 
     def opening(self, name: str | None) -> str:

@@ -39,12 +39,12 @@ class KimiK2Parser(ThinkingParser):
 
     def _read(self, text: str, body: int, tools: Tools | None) -> tuple[list[Call], int] | None:
         call_id = _ID.match(text, body)
-        found = read_arguments(text, call_id.end()) if call_id else None
-        closing = _CLOSING.match(text, found[1]) if found else None
+        arguments = read_arguments(text, call_id.end()) if call_id else None
+        closing = _CLOSING.match(text, arguments[1]) if arguments else None
         name = _name(call_id[1]) if call_id else ""
-        if not call_id or not name or not found or not closing:
+        if not call_id or not name or not arguments or not closing:
             return None
-        return [Call(name, found[0], call_id[1])], closing.end()
+        return [Call(name, arguments[0], call_id[1])], closing.end()
 
     def opening(self, name: str | None) -> str:
         # It ends at a token boundary: tokenizers join the dot with the name after it.

@@ -55,9 +55,9 @@ class Llama3Parser(ThinkingParser):
             return
         tags = [*self.call_opening.finditer(text, position)]
         reads = ((tag.start(), self._read(text, tag.end(), tools)) for tag in tags)
-        start, found = next((each for each in reads if each[1]), (None, None))
-        if start is not None and found:
-            yield CallSpan(start, found[1], found[0])
+        start, match = next((match for match in reads if match[1]), (None, None))
+        if start is not None and match:
+            yield CallSpan(start, match[1], match[0])
         elif tags:
             yield CallSpan(tags[-1].start(), len(text), None)
         elif _LOOKS_LIKE_A_CALL.match(text, position):
@@ -75,11 +75,11 @@ def _read_whole(
 ) -> tuple[list[Call], int] | None:
     """Returns the call if the rest of the text is one (white space aside), else None. A name
     without arguments must be one that `may_be_bare`."""
-    found = read_json(text, start)
-    call = json_call(found[0], _ARGUMENTS) if found else None
-    if not found or not call or skip_space(text, found[1]) < len(text):
+    value = read_json(text, start)
+    call = json_call(value[0], _ARGUMENTS) if value else None
+    if not value or not call or skip_space(text, value[1]) < len(text):
         return None
-    keys = found[0].keys() - {"name", "type", "id"}
+    keys = value[0].keys() - {"name", "type", "id"}
     if len(keys) > 1 or keys - set(_ARGUMENTS) or (not keys and not may_be_bare(call.name)):
         return None
     return [call], len(text)

@@ -49,18 +49,18 @@ class MistralParser(ThinkingParser):
 
     @classmethod
     def from_template(cls, template: str) -> MistralParser:
-        known = [tags for tags in (MISTRAL_THINK, THINK) if tags.closing in template]
-        return cls(thinking=known[0] if known else None, names_first=_ARGS in template)
+        tags = [tags for tags in (MISTRAL_THINK, THINK) if tags.closing in template]
+        return cls(thinking=tags[0] if tags else None, names_first=_ARGS in template)
 
     def _read(self, text: str, body: int, tools: Tools | None) -> tuple[list[Call], int] | None:
         if text.startswith("[", skip_space(text, body)):
             return read_call_list(text, body)
         name = _NAME.match(text, body)
-        found = read_json(text, name.end()) if name else None
-        arguments = as_arguments(found[0]) if found else None
-        if not name or not found or arguments is None:
+        value = read_json(text, name.end()) if name else None
+        arguments = as_arguments(value[0]) if value else None
+        if not name or not value or arguments is None:
             return None
-        return [Call(name[1], arguments, name[2])], found[1]
+        return [Call(name[1], arguments, name[2])], value[1]
 
     def opening(self, name: str | None) -> str:
         if name is None:

@@ -28,9 +28,9 @@ class NemotronParser(ThinkingParser):
     call_closing = _CLOSE
 
     def _read(self, text: str, body: int, tools: Tools | None) -> tuple[list[Call], int] | None:
-        found = read_call_list(text, body)
-        end = skip_space(text, found[1]) if found else body
-        return (found[0], end + len(_CLOSE)) if found and text.startswith(_CLOSE, end) else None
+        calls = read_call_list(text, body)
+        end = skip_space(text, calls[1]) if calls else body
+        return (calls[0], end + len(_CLOSE)) if calls and text.startswith(_CLOSE, end) else None
 
     def opening(self, name: str | None) -> str:
         if name is None:

@@ -20,9 +20,9 @@ from ajet.tool_parsers.scanning import offered_functions
 class NoticingParser:
     """Reads as `parser` does, and tries `others`, by their names, where that finds no call."""
 
-    def __init__(self, parser: ToolParser, others: Mapping[str, ToolParser]) -> None:
+    def __init__(self, parser: ToolParser, other_parsers: Mapping[str, ToolParser]) -> None:
         self._parser = parser
-        self._others = others
+        self._others = other_parsers
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
@@ -39,8 +39,8 @@ class NoticingParser:
         names = offered_functions(tools).keys()
         if parsed.tool_calls or not any(name in parsed.content for name in names):
             return parsed
-        for label, other in self._others.items():
-            calls = other.parse(parsed.content, tools).tool_calls
+        for label, parser in self._others.items():
+            calls = parser.parse(parsed.content, tools).tool_calls
             if calls and all(call.name in names for call in calls):
                 return replace(parsed, other_form=label)
         return parsed

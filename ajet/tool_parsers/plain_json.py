@@ -56,11 +56,11 @@ class PlainJsonParser(ThinkingParser):
         names = offered_functions(tools).keys()
         while block := _BLOCK.search(text, position):
             body = block.end()
-            found, value = self._read(text, body, tools), read_json(text, body)
-            if found and (tools is None or all(call.name in names for call in found[0])):
-                position = found[1]
-                yield CallSpan(block.start(), position, found[0])
-            elif not found and (name := _NAME.match(text, body)) and name[1] in names:
+            calls, value = self._read(text, body, tools), read_json(text, body)
+            if calls and (tools is None or all(call.name in names for call in calls[0])):
+                position = calls[1]
+                yield CallSpan(block.start(), position, calls[0])
+            elif not calls and (name := _NAME.match(text, body)) and name[1] in names:
                 position = max(self._malformed_end(text, body + 1), body + 1)
                 yield CallSpan(block.start(), position, None)
             else:

@@ -92,8 +92,8 @@ class ThinkingParser(ABC):
         opening or the end of the text."""
         while match := self.call_opening.search(text, position):
             start, body = match.span()
-            found = self._read(text, body, tools)
-            calls, position = found or (None, self._malformed_end(text, body))
+            result = self._read(text, body, tools)
+            calls, position = result or (None, self._malformed_end(text, body))
             yield CallSpan(start, position, calls)
 
     def _malformed_end(self, text: str, body: int) -> int:
@@ -156,10 +156,10 @@ def with_ids(calls: Iterable[Call], id_form: re.Pattern[str] | None = None) -> t
     """Returns the calls with ids. One that the model wrote stays, if it has the family's form and
     no earlier call of the reply has it."""
     result: list[ToolCall] = []
-    taken: set[str] = set()
+    ids: set[str] = set()
     for number, (name, arguments, written) in enumerate(calls):
-        if written and written not in taken and id_form and id_form.fullmatch(written):
-            taken.add(written)
+        if written and written not in ids and id_form and id_form.fullmatch(written):
+            ids.add(written)
             result.append(ToolCall(written, name, arguments, has_sampled_id=True))
         else:
             result.append(ToolCall(f"call_{number}", name, arguments))
@@ -178,27 +178,27 @@ def read_json(text: str, start: int) -> tuple[Any, int] | None:
 
 def read_object(text: str, start: int) -> tuple[dict[str, Any], int] | None:
     """Reads like `read_json`, but only an object."""
-    found = read_json(text, start)
-    return found if found and isinstance(found[0], dict) else None
+    value = read_json(text, start)
+    return value if value and isinstance(value[0], dict) else None
 
 
 def read_arguments(text: str, start: int) -> tuple[dict[str, Any], int] | None:
     """Returns the arguments that are written at `start` as JSON, and their end. Where there is no
     JSON the call has none, and its closing must follow."""
-    found = read_json(text, start)
-    if not found:
+    value = read_json(text, start)
+    if not value:
         return {}, skip_space(text, start)
-    arguments = as_arguments(found[0])
-    return None if arguments is None else (arguments, found[1])
+    arguments = as_arguments(value[0])
+    return None if arguments is None else (arguments, value[1])
 
 
 def as_arguments(value: Any) -> dict[str, Any] | None:
     """Returns a call's arguments. Models write those of a tool without parameters as an empty
     object, null or an empty text, and some write objects as JSON text; anything else is None."""
     if isinstance(value, str) and value.strip():
-        found = read_json(value, 0)
-        is_whole = found is not None and skip_space(value, found[1]) == len(value)
-        value = found[0] if found and is_whole and not isinstance(found[0], str) else value
+        parsed = read_json(value, 0)
+        is_whole = parsed is not None and skip_space(value, parsed[1]) == len(value)
+        value = parsed[0] if parsed and is_whole and not isinstance(parsed[0], str) else value
     if value is None or (isinstance(value, str) and not value.strip()):
         return {}
     return value if isinstance(value, dict) else None
@@ -220,17 +220,17 @@ def json_call(value: Any, keys: Sequence[str] = ("arguments",)) -> Call | None:
 
 def read_call_list(text: str, start: int) -> tuple[list[Call], int] | None:
     """Returns the calls in the JSON list at `start` and its end, or None if an entry is no call."""
-    found = read_json(text, start)
-    if not found or not isinstance(found[0], list):
+    value = read_json(text, start)
+    if not value or not isinstance(value[0], list):
         return None
-    calls = [call for call in map(json_call, found[0]) if call]
-    return (calls, found[1]) if calls and len(calls) == len(found[0]) else None
+    calls = [call for call in map(json_call, value[0]) if call]
+    return (calls, value[1]) if calls and len(calls) == len(value[0]) else None
 
 
 def offered_functions(tools: Tools | None) -> dict[str, Mapping[str, Any]]:
     """Returns the functions of the tools by their names."""
     functions = [tool.get("function", tool) for tool in tools or ()]
-    return {str(each.get("name")): each for each in functions if isinstance(each, Mapping)}
+    return {str(function.get("name")): function for function in functions if isinstance(function, Mapping)}
 
 
 def skip_space(text: str, position: int) -> int:

@@ -53,12 +53,12 @@ def read_values(
     """Returns the arguments at `position` as text, and their end. Returns None if a value has no
     end or a key comes twice. A further parameter ends a value only if the call `may_have` it."""
     values: dict[str, Any] = {}
-    while found := tags.key.match(text, position):
-        end = _end_of_value(text, found.end(), tags, may_have)
-        name = found[1]
+    while key := tags.key.match(text, position):
+        end = _end_of_value(text, key.end(), tags, may_have)
+        name = key[1]
         if not end or name in values:
             return None
-        values[name] = text[found.end() : end[0]]
+        values[name] = text[key.end() : end[0]]
         position = end[1]
     return values, position
 
@@ -145,9 +145,9 @@ def _accepts(schema: Any, value: Any, root: Any, constants: bool, depth: int) ->
             return False
     if "$ref" in schema and not accepts(_referred(schema["$ref"], root)):
         return False
-    parts = {name: schema.get(name) for name in ("allOf", "anyOf", "oneOf")}
-    of = {name: list(map(accepts, each)) for name, each in parts.items() if isinstance(each, list)}
-    return all(of.pop("allOf", ())) and all(any(each) for each in of.values() if each)
+    combinators = {name: schema.get(name) for name in ("allOf", "anyOf", "oneOf")}
+    of = {name: list(map(accepts, schemas)) for name, schemas in combinators.items() if isinstance(schemas, list)}
+    return all(of.pop("allOf", ())) and all(any(results) for results in of.values() if results)
 
 
 def _type(value: Any) -> type:
@@ -173,11 +173,11 @@ def _referred(reference: Any, root: Any) -> Any:
     path = str(reference).removeprefix("#")
     if not str(reference).startswith("#") or (path and not path.startswith("/")):
         return None
-    found = root
+    target = root
     for step in path.split("/")[1:]:
         name = unquote(step).replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list) and name.isdigit() and int(name) < len(found):
-            found = found[int(name)]
+        if isinstance(target, list) and name.isdigit() and int(name) < len(target):
+            target = target[int(name)]
         else:
-            found = found.get(name) if isinstance(found, Mapping) else None
-    return found
+            target = target.get(name) if isinstance(target, Mapping) else None
+    return target

@@ -44,12 +44,12 @@ async def answer_python_call(arguments: str) -> str:
     with an error."""
     from ajet.tools.python_code import run_python
 
-    given = json.loads(arguments)
+    keyword_arguments = json.loads(arguments)
     try:
-        inspect.signature(run_python).bind(**given)
+        inspect.signature(run_python).bind(**keyword_arguments)
     except TypeError as error:
         return f"Error: {error}"
-    return await run_python(**given)
+    return await run_python(**keyword_arguments)
 
 
 def python_tool() -> BaseTool:

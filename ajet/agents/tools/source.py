@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class ToolEpisode:
-    """Describes the episode that tools are opened for. `tools_kwargs` is the row's
-    `extra_info.tools_kwargs`; cleanups that failed are named in `failed_ends`."""
+    """The episode that tools are opened for. `tools_kwargs` is the row's `extra_info.tools_kwargs`;
+    `failed_ends` collects the names of cleanups that failed."""
 
     episode_id: str
     tools_kwargs: Mapping[str, Any]

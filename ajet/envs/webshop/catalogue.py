@@ -49,7 +49,7 @@ class Catalogue:
     """Holds products by asin, a search index over them, and the goals of each split."""
 
     def __init__(self, products: Sequence[Product], goals: Sequence[Goal]) -> None:
-        self.products = {each.asin: each for each in products}
+        self.products = {product.asin: product for product in products}
         self.index = SearchIndex(products)
         self.goals = list(goals)
         random.Random(ORDER_SEED).shuffle(self.goals)
@@ -99,13 +99,13 @@ def _generated_catalogue(num_products: int | None) -> Catalogue:
 
 @cache
 def _read(products: str, attributes: str, goals: str | None, num_products: int | None) -> Catalogue:
-    known = _json(attributes, dict, "attributes")
+    details = _json(attributes, dict, "attributes")
     rows = _json(products, list, "products")
     try:
-        sold = list(islice(_products(rows, known), num_products))
+        sold = list(islice(_products(rows, details), num_products))
         human = None if goals is None else _json(goals, dict, "goals")
-        asked = _synthetic_goals(sold, known) if human is None else _human_goals(sold, human)
-        catalogue = Catalogue(sold, with_price_bounds(asked, sold))
+        generated = _synthetic_goals(sold, details) if human is None else _human_goals(sold, human)
+        catalogue = Catalogue(sold, with_price_bounds(generated, sold))
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"webshop: {products}: not in the form of items_shuffle.json and its companions "
@@ -124,7 +124,7 @@ def with_price_bounds(goals: Iterator[Goal], products: Sequence[Product]) -> lis
     """Returns each goal once, with a price bound: one of the next four multiples of ten above its
     product's price, but never the lowest of them. A product dearer than all multiples gets no
     bound."""
-    prices = {each.asin: each.price for each in products}
+    prices = {product.asin: product.price for product in products}
     bounded = {}
     for goal in goals:
         tens = [10.0 * i for i in range(1, 100) if 10.0 * i > prices[goal.asin]][:4]
@@ -139,7 +139,7 @@ def with_price_bounds(goals: Iterator[Goal], products: Sequence[Product]) -> lis
     return list(bounded.values())
 
 
-def _products(rows: list[dict[str, Any]], known: Mapping[str, Any]) -> Iterator[Product]:
+def _products(rows: list[dict[str, Any]], details: Mapping[str, Any]) -> Iterator[Product]:
     """Yields each product once; those whose asin is longer than ten characters are left out."""
     seen = set()
     for row in rows:
@@ -147,7 +147,7 @@ def _products(rows: list[dict[str, Any]], known: Mapping[str, Any]) -> Iterator[
         if asin == "nan" or len(asin) > 10 or asin in seen:
             continue
         seen.add(asin)
-        yield _product(row, tuple((known.get(asin) or {}).get("attributes") or ()))
+        yield _product(row, tuple((details.get(asin) or {}).get("attributes") or ()))
 
 
 def _product(row: Mapping[str, Any], attributes: tuple[str, ...]) -> Product:
@@ -164,21 +164,21 @@ def _product(row: Mapping[str, Any], attributes: tuple[str, ...]) -> Product:
         attributes=attributes,
         options=dict(_options(row.get("customization_options") or {})),
         description=row.get("full_description") or "",
-        features=tuple(str(each) for each in features),
+        features=tuple(str(feature) for feature in features),
     )
 
 
-def _options(given: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    for name, contents in given.items():
+def _options(customization: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for name, contents in customization.items():
         if contents is not None:
-            values = (each["value"].strip().replace("/", " | ").lower() for each in contents)
+            values = (value["value"].strip().replace("/", " | ").lower() for value in contents)
             yield name.lower(), tuple(values)
 
 
 def _price(asin: str, pricing: str | None) -> tuple[float, str]:
     """Returns the price and how the shop shows it: "$12.5", or "$10.0 to $20.0"."""
-    found = [re.sub(r"[^\d.]", "", part) for part in (pricing or "").split("$")[1:]]
-    prices = [float(part) for part in found if part.strip(".")]
+    numbers = [re.sub(r"[^\d.]", "", part) for part in (pricing or "").split("$")[1:]]
+    prices = [float(part) for part in numbers if part.strip(".")]
     if not prices:
         return DEFAULT_PRICE, f"${DEFAULT_PRICE}"
     if len(prices) == 1:
@@ -188,43 +188,43 @@ def _price(asin: str, pricing: str | None) -> tuple[float, str]:
 
 
 def _human_goals(sold: Sequence[Product], human: Mapping[str, Any]) -> Iterator[Goal]:
-    for each in sold:
-        for told in human.get(each.asin, ()):
+    for item in sold:
+        for told in human.get(item.asin, ()):
             attributes = tuple(told["instruction_attributes"])
             if attributes:
                 options = told["instruction_options"]
-                asked = options.values() if isinstance(options, dict) else options
+                values = options.values() if isinstance(options, dict) else options
                 yield Goal(
-                    each.asin, told["instruction"].strip("."), attributes, tuple(asked), NO_BOUND
+                    item.asin, told["instruction"].strip("."), attributes, tuple(values), NO_BOUND
                 )
 
 
-def _synthetic_goals(sold: Sequence[Product], known: Mapping[str, Any]) -> Iterator[Goal]:
+def _synthetic_goals(sold: Sequence[Product], details: Mapping[str, Any]) -> Iterator[Goal]:
     """Yields one goal for each combination of a product's options."""
-    for each in sold:
-        told = known.get(each.asin) or {}
+    for item in sold:
+        told = details.get(item.asin) or {}
         if not told.get("instruction"):
             continue
-        names = sorted(each.options)
-        for values in product(*(each.options[name] for name in names)):
+        names = sorted(item.options)
+        for values in product(*(item.options[name] for name in names)):
             chosen = ", and ".join(f"{n}: {v}" for n, v in zip(names, values, strict=True))
             instruction = told["instruction"] + (f" with {chosen}" if chosen else "")
             attributes = tuple(told["instruction_attributes"])
-            yield Goal(each.asin, instruction, attributes, values, NO_BOUND)
+            yield Goal(item.asin, instruction, attributes, values, NO_BOUND)
 
 
-def _json(path: str, kind: type, key: str) -> Any:
-    where = f"webshop: env_config.{key}: {path}"
+def _json(path: str, expected_type: type, key: str) -> Any:
+    location = f"webshop: env_config.{key}: {path}"
     try:
         with Path(path).expanduser().open(encoding="utf-8") as file:
             content = json.load(file)
     except OSError as error:
-        raise ConfigError(f"{where}: {error.strerror}", code=Code.ENVIRONMENT_SETTING) from error
+        raise ConfigError(f"{location}: {error.strerror}", code=Code.ENVIRONMENT_SETTING) from error
     except ValueError as error:
-        raise ConfigError(f"{where}: no JSON: {error}", code=Code.ENVIRONMENT_SETTING) from error
-    if not isinstance(content, kind):
+        raise ConfigError(f"{location}: no JSON: {error}", code=Code.ENVIRONMENT_SETTING) from error
+    if not isinstance(content, expected_type):
         raise ConfigError(
-            f"{where}: its JSON is no {'object' if kind is dict else 'list'}",
+            f"{location}: its JSON is no {'object' if expected_type is dict else 'list'}",
             code=Code.ENVIRONMENT_SETTING,
         )
     return content

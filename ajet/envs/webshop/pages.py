@@ -70,14 +70,14 @@ def page_elements(state: ShopState, instruction: str, visited: frozenset[str]) -
     top.append(PageElement(PREVIOUS, is_button=True))
     if state.sub_page is not None:
         product = state.product
-        shown = {"Description": [product.description], "Features": product.features}
-        return [*top, *map(PageElement, shown.get(state.sub_page, [NO_REVIEWS]))]
+        texts = {"Description": [product.description], "Features": product.features}
+        return [*top, *map(PageElement, texts.get(state.sub_page, [NO_REVIEWS]))]
     return [*top, *_item(state.product, state.options)]
 
 
 def clickable(page: Sequence[PageElement]) -> list[str]:
     """Returns the buttons as an action names them, in lower case. The search bar is no button."""
-    return [each.text.lower() for each in page if each.is_button and each.text != "Search"]
+    return [element.text.lower() for element in page if element.is_button and element.text != "Search"]
 
 
 def state_after_click(state: ShopState, name: str) -> ShopState:
@@ -89,9 +89,9 @@ def state_after_click(state: ShopState, name: str) -> ShopState:
     if name == PREVIOUS.lower():
         return _previous_state(state)
     if state.product is None:
-        product = next(each for each in state.shown if each.asin.lower() == name)
+        product = next(result for result in state.shown if result.asin.lower() == name)
         return replace(state, product=product)
-    sub_page = next((each for each in SUB_PAGES if each.lower() == name), None)
+    sub_page = next((sub_page_name for sub_page_name in SUB_PAGES if sub_page_name.lower() == name), None)
     if sub_page is not None:
         return replace(state, sub_page=sub_page)
     return replace(state, options={**state.options, _option(state, name): name})
@@ -105,11 +105,11 @@ def _option(state: ShopState, value: str) -> str:
 
 
 def as_text(page: Sequence[PageElement]) -> str:
-    return " [SEP] ".join(each.text for each in page)
+    return " [SEP] ".join(element.text for element in page)
 
 
 def as_rich_text(page: Sequence[PageElement]) -> str:
-    return "\n".join(_rich(each) for each in page)
+    return "\n".join(_rich(element) for element in page)
 
 
 def _rich(element: PageElement) -> str:

@@ -44,10 +44,10 @@ class Purchase:
     price_is_met: bool
 
 
-def purchase(bought: Product, options: Mapping[str, str], goal: Goal, asked: Product) -> Purchase:
+def purchase(bought: Product, options: Mapping[str, str], goal: Goal, goal_product: Product) -> Purchase:
     """Returns the result of buying `bought`. `asked` is the product that the goal was written for,
     `options` are the chosen values by name."""
-    type_score = type_reward(bought, asked)
+    type_score = type_reward(bought, goal_product)
     attributes = num_attributes_met(bought, goal.attributes)
     chosen = num_options_met(bought, options, goal.options)
     price_is_met = bought.price <= goal.price_upper
@@ -61,48 +61,48 @@ def purchase(bought: Product, options: Mapping[str, str], goal: Goal, asked: Pro
     )
 
 
-def type_reward(bought: Product, asked: Product) -> float:
-    score = title_score(bought.title, asked.title)
+def type_reward(bought: Product, goal_product: Product) -> float:
+    score = title_score(bought.title, goal_product.title)
     if score == 0:
         return 0.0
     if score < 0.1:
         return 0.1
-    is_filed_alike = bought.query == asked.query
-    is_near = len(bought.category_parts & asked.category_parts) >= MIN_SHARED_CATEGORIES
+    is_filed_alike = bought.query == goal_product.query
+    is_near = len(bought.category_parts & goal_product.category_parts) >= MIN_SHARED_CATEGORIES
     return 1.0 if is_filed_alike or is_near or score > 0.2 else 0.5
 
 
-def title_score(bought: str, asked: str) -> float:
+def title_score(bought: str, goal_title: str) -> float:
     """Returns the share of the requested title's words, counted with repetition, that the bought
     title has."""
-    words = title_words(asked)
+    words = title_words(goal_title)
     if not words:
         return NO_ASKED_WORDS_SCORE
     return len(set(words) & set(title_words(bought))) / len(words)
 
 
-def num_attributes_met(bought: Product, asked: tuple[str, ...]) -> int:
+def num_attributes_met(bought: Product, attributes: tuple[str, ...]) -> int:
     text = bought.text
     return sum(
-        any(token_set_ratio(own, each) > ALIKE for own in bought.attributes) or each in text
-        for each in asked
+        any(token_set_ratio(candidate, attribute) > ALIKE for candidate in bought.attributes) or attribute in text
+        for attribute in attributes
     )
 
 
-def num_options_met(bought: Product, options: Mapping[str, str], asked: tuple[str, ...]) -> int:
-    requested, text = [colour_of(each) for each in asked], bought.text
+def num_options_met(bought: Product, options: Mapping[str, str], goal_options: tuple[str, ...]) -> int:
+    requested, text = [colour_of(option) for option in goal_options], bought.text
     met = sum(
         _is_asked(name, colour_of(value), requested) or colour_of(value) in text
         for name, value in options.items()
     )
-    return min(met, len(asked))
+    return min(met, len(goal_options))
 
 
 def _is_asked(name: str, value: str, requested: list[str]) -> bool:
     if name.lower() in EXACT_OPTIONS:
         return value in requested
-    return any(token_set_ratio(each, value) > ALIKE for each in requested)
+    return any(token_set_ratio(option, value) > ALIKE for option in requested)
 
 
-def _share(met: int, asked: int) -> float:
-    return met / asked if asked else 1.0
+def _share(met: int, total: int) -> float:
+    return met / total if total else 1.0

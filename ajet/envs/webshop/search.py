@@ -33,11 +33,11 @@ class SearchIndex:
     def __init__(self, products: Sequence[Product]) -> None:
         self.products = products
         counts = [Counter(terms_of(_document(product))) for product in products]
-        lengths = np.array([sum(each.values()) for each in counts], dtype=np.float64)
+        lengths = np.array([sum(counter.values()) for counter in counts], dtype=np.float64)
         scale = K1 * (1 - B + B * lengths / max(1.0, lengths.mean())) if len(counts) else lengths
         pairs_by_term: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        for index, each in enumerate(counts):
-            for term, count in each.items():
+        for index, counter in enumerate(counts):
+            for term, count in counter.items():
                 pairs_by_term[term].append((index, count))
         self._postings = {
             term: self._posting(pairs, scale, len(counts)) for term, pairs in pairs_by_term.items()

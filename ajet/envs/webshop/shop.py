@@ -94,8 +94,8 @@ class WebShop(Environment):
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         if self._is_over:
             return "The purchase is made.", 0.0, True, False, self._info(is_valid=False)
-        found = _ACTION.fullmatch(action)
-        verb, name = (found[1].lower(), found[2].strip().lower()) if found else ("", "")
+        match = _ACTION.fullmatch(action)
+        verb, name = (match[1].lower(), match[2].strip().lower()) if match else ("", "")
         if verb == "search" and terms_of(name):
             results = self._catalogue.index.best(name, MAX_RESULTS)
             self._state = ShopState(query=name, results=tuple(results))
@@ -187,6 +187,6 @@ def _requested_value(values: tuple[str, ...], goal_options: tuple[str, ...]) -> 
     them."""
     exact = next((value for value in values if value in goal_options), None)
     similar = [
-        value for value in values for each in goal_options if token_set_ratio(value, each) > ALIKE
+        value for value in values for goal_option in goal_options if token_set_ratio(value, each) > ALIKE
     ]
     return exact if exact is not None else next(iter(similar), None)

@@ -53,18 +53,18 @@ class Observation:
         """The contents of the messages, one below the other."""
         return "\n".join(str(message.get("content") or "") for message in self.state)
 
-    def instance_id(self, given: str) -> str:
+    def instance_id(self, requested_id: str) -> str:
         """Returns the id that the service gave the instance, or the `given` one if it gave none.
         Raises EnvironmentFault for one that cannot be sent back."""
-        named = self.info.get("instance_id")
-        if not isinstance(named, str | int) or not named:
-            return given
-        if plain_text(named, MAX_ID_LENGTH) != str(named):
+        instance_id = self.info.get("instance_id")
+        if not isinstance(instance_id, str | int) or not instance_id:
+            return requested_id
+        if plain_text(instance_id, MAX_ID_LENGTH) != str(instance_id):
             raise EnvironmentFault(
                 f"create: data.info.instance_id has more than {MAX_ID_LENGTH} characters, or a "
-                f"lone surrogate: {_line(str(named))}"
+                f"lone surrogate: {_line(str(instance_id))}"
             )
-        return str(named)
+        return str(instance_id)
 
 
 class EnvServiceClient:
@@ -184,14 +184,14 @@ class EnvServiceClient:
         return reply
 
     def _observation(self, verb: str, reply: Mapping[str, Any]) -> Observation:
-        data, where = reply.get("data"), f"{self._url(verb)}: data"
+        data, location = reply.get("data"), f"{self._url(verb)}: data"
         if not isinstance(data, Mapping):
-            raise EnvironmentFault(f"{where} is no object with state, reward and is_terminated")
+            raise EnvironmentFault(f"{location} is no object with state, reward and is_terminated")
         return Observation(
-            state=_messages(data.get("state"), f"{where}.state"),
-            reward=_number(_field_or_default(data, "reward", 0.0), f"{where}.reward"),
-            is_terminated=_flag(data.get("is_terminated"), f"{where}.is_terminated"),
-            info=_object(_field_or_default(data, "info", {}), f"{where}.info"),
+            state=_messages(data.get("state"), f"{location}.state"),
+            reward=_number(_field_or_default(data, "reward", 0.0), f"{location}.reward"),
+            is_terminated=_flag(data.get("is_terminated"), f"{location}.is_terminated"),
+            info=_object(_field_or_default(data, "info", {}), f"{location}.info"),
         )
 
 
@@ -251,19 +251,19 @@ def _line(text: str) -> str:
     return printable(" ".join(text.split())[:SHOWN_CHARACTERS])
 
 
-def _messages(state: Any, where: str) -> list[dict[str, Any]]:
+def _messages(state: Any, location: str) -> list[dict[str, Any]]:
     """Returns the state as a list of chat messages. It may be a message, a list of them, or text,
     which becomes a user message."""
     if isinstance(state, str):
         return [{"role": "user", "content": state}]
     messages = [state] if isinstance(state, Mapping) else state
     if not isinstance(messages, list) or not all(isinstance(m, Mapping) for m in messages):
-        raise EnvironmentFault(f"{where} is neither a chat message nor a list of them")
+        raise EnvironmentFault(f"{location} is neither a chat message nor a list of them")
     if not messages:
-        raise EnvironmentFault(f"{where} is an empty list")
+        raise EnvironmentFault(f"{location} is an empty list")
     odd = next((m for m in messages if not _is_chat_message(m)), None)
     if odd is not None:
-        raise EnvironmentFault(f"{where} is no chat message: {_line(repr(dict(odd)))}")
+        raise EnvironmentFault(f"{location} is no chat message: {_line(repr(dict(odd)))}")
     return [dict(message) for message in messages]
 
 
@@ -278,22 +278,22 @@ def _field_or_default(data: Mapping[str, Any], name: str, otherwise: Any) -> Any
     return otherwise if value is None else value
 
 
-def _object(value: Any, where: str) -> dict[str, Any]:
+def _object(value: Any, location: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise EnvironmentFault(f"{where} is no object: {_line(repr(value))}")
+        raise EnvironmentFault(f"{location} is no object: {_line(repr(value))}")
     return dict(value)
 
 
-def _flag(value: Any, where: str) -> bool:
+def _flag(value: Any, location: str) -> bool:
     if value not in (True, False, None):
-        raise EnvironmentFault(f"{where} is neither true nor false: {_line(repr(value))}")
+        raise EnvironmentFault(f"{location} is neither true nor false: {_line(repr(value))}")
     return bool(value)
 
 
-def _number(value: Any, where: str) -> float:
+def _number(value: Any, location: str) -> float:
     try:
         if isinstance(value, bool | int | float) and math.isfinite(value):
             return float(value)
     except OverflowError:  # an integer too large for a float
-        raise EnvironmentFault(f"{where} is too large a number") from None
-    raise EnvironmentFault(f"{where} is no finite number: {_line(repr(value))}")
+        raise EnvironmentFault(f"{location} is too large a number") from None
+    raise EnvironmentFault(f"{location} is no finite number: {_line(repr(value))}")

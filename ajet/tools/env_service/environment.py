@@ -70,12 +70,12 @@ class ServedEnvironment(Environment):
         self._release()
         seed = secrets.randbelow(SEEDS) if seed is None else seed % SEEDS
         task_id = self._task(seed, self._splits[(options or {}).get("split", "train")])
-        named = f"{task_id}-{secrets.token_hex(8)}"
+        instance_id = f"{task_id}-{secrets.token_hex(8)}"
         params = {"seed": seed, "env_action_preference": self._action_preference}
         # Set before the call: the service may have received a /create that fails here.
-        self._instance_id = named
-        observation = self._wait(self._client.create(task_id, named, params))
-        self._instance_id = observation.instance_id(named)
+        self._instance_id = instance_id
+        observation = self._wait(self._client.create(task_id, instance_id, params))
+        self._instance_id = observation.instance_id(instance_id)
         self.observation = observation.text
         return self.observation, _kept_info(observation)
 
@@ -103,8 +103,8 @@ class ServedEnvironment(Environment):
 
     def _release(self) -> None:
         if self._instance_id:
-            named, self._instance_id = self._instance_id, ""
-            self._wait(self._client.release(named))
+            instance_id, self._instance_id = self._instance_id, ""
+            self._wait(self._client.release(instance_id))
 
     def _task(self, seed: int, split: str) -> str:
         cache_key = (self._client.base_url, self._client.env_type, split)

@@ -84,16 +84,16 @@ class Session:
             message = json.loads(text)
         except (ValueError, RecursionError):
             return _error("INVALID_JSON", "the message is no JSON")
-        kind = message.get("type") if isinstance(message, dict) else None
-        if kind == "close":
+        message_type = message.get("type") if isinstance(message, dict) else None
+        if message_type == "close":
             return None
-        if kind == "state":
+        if message_type == "state":
             return {"type": "state", "data": self._state.model_dump()}
-        if kind not in ("reset", "step"):
+        if message_type not in ("reset", "step"):
             return _error("UNKNOWN_TYPE", "the type is none of reset, step, state, close")
         try:
             data = message.get("data", {})
-            if kind == "reset":
+            if message_type == "reset":
                 return await self._reset(Reset.model_validate(data))
             return await self._step(TextAction.model_validate(data))
         except ValidationError as error:
@@ -105,13 +105,13 @@ class Session:
 
     async def _reset(self, request: Reset) -> Message:
         seed = random.SystemRandom().getrandbits(31) if request.seed is None else request.seed
-        shown = await self._environment.reset(seed, {"split": request.split})
+        reset_result = await self._environment.reset(seed, {"split": request.split})
         self._state = State(episode_id=request.episode_id or uuid4().hex)
         self._is_over = False
         instruction = self._environment.instruction
-        own = shown.instruction
-        metadata = {"instruction": instruction if own is None else own}
-        return _observed(shown.observation, None, False, metadata)
+        instruction_of_reset = reset_result.instruction
+        metadata = {"instruction": instruction if instruction_of_reset is None else instruction_of_reset}
+        return _observed(reset_result.observation, None, False, metadata)
 
     async def _step(self, request: TextAction) -> Message:
         if self._is_over:

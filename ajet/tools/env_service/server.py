@@ -97,12 +97,12 @@ class EnvironmentService:
         return instance is not None
 
     def _kind(self, request: Request) -> Maker:
-        kind = self._kinds.get(request.env_type or "")
-        if kind is None:
+        maker = self._kinds.get(request.env_type or "")
+        if maker is None:
             raise RequestRefused(
                 404, f"no env_type {request.env_type!r}; there are {sorted(self._kinds)}"
             )
-        return kind
+        return maker
 
     def _instance(self, request: Request) -> Instance:
         instance = self.instances.get(request.instance_id or "")
@@ -114,7 +114,7 @@ class EnvironmentService:
     def _drop_idle(self) -> None:
         oldest_s = time.monotonic() - IDLE_S
         with self._lock:
-            idle = [n for n, each in self.instances.items() if each.last_used_s < oldest_s]
+            idle = [n for n, instance in self.instances.items() if instance.last_used_s < oldest_s]
             dropped = [self.instances.pop(name) for name in idle]
         for instance in dropped:
             instance.close()

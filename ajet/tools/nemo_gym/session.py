@@ -155,18 +155,18 @@ class GymSession:
     async def verify(self, response: Mapping[str, Any]) -> Verdict:
         """Returns the server's judgement of the episode. Raises EnvironmentFault where it says that
         the episode could not be measured (`mask_sample`)."""
-        said = await self._object("verify", self._row | {"response": dict(response)})
-        if not _is_number(said.get("reward")):
+        answer = await self._object("verify", self._row | {"response": dict(response)})
+        if not _is_number(answer.get("reward")):
             raise EnvironmentFault("nemo_gym: verify: the answer has no finite reward")
-        if said.get("mask_sample") is True:
-            reason = " ".join(str(said.get("failure_reason") or said.get("failure_kind")).split())
+        if answer.get("mask_sample") is True:
+            reason = " ".join(str(answer.get("failure_reason") or answer.get("failure_kind")).split())
             raise EnvironmentFault(f"nemo_gym: verify: not measured: {reason[:300]}")
         metrics = {
             name: float(value)
-            for name, value in said.items()
+            for name, value in answer.items()
             if name not in (*self._row, "reward", "mask_sample") and _is_number(value)
         }
-        return Verdict(float(said["reward"]), metrics)
+        return Verdict(float(answer["reward"]), metrics)
 
     async def _step(self, path: str, body: Mapping[str, Any]) -> Step:
         try:
@@ -179,12 +179,12 @@ class GymSession:
         if answer.is_error:
             raise EnvironmentFault(_refusal(path, answer))
         try:
-            said = json.loads(answer.text)
+            value = json.loads(answer.text)
         except (ValueError, RecursionError) as error:
             raise EnvironmentFault(f"nemo_gym: {path}: no JSON: {one_line(error)}") from error
-        if not isinstance(said, dict):
+        if not isinstance(value, dict):
             raise EnvironmentFault(f"nemo_gym: {path}: the answer is no JSON object")
-        return said
+        return value
 
     async def _post(self, path: str, body: Mapping[str, Any]) -> httpx.Response:
         import httpx

@@ -61,9 +61,9 @@ def environment_of(section: VerifiersSection, split: str) -> Mapping[str, Any]:
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for name, value in over.items():
-        own = merged.get(name)
-        both = isinstance(own, Mapping) and isinstance(value, Mapping)
-        merged[name] = _merged(own, value) if both else value  # type: ignore[arg-type]
+        base_value = merged.get(name)
+        both = isinstance(base_value, Mapping) and isinstance(value, Mapping)
+        merged[name] = _merged(base_value, value) if both else value  # type: ignore[arg-type]
     return merged
 
 

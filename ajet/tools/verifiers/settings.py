@@ -73,22 +73,22 @@ class VerifiersSection(Section):
         return section
 
 
-def _check_classic(where: str, env: Mapping[str, Any]) -> None:
+def _check_classic(key: str, env: Mapping[str, Any]) -> None:
     """Raises ConfigError for what is not the id of an environment, its arguments and a split."""
     if not isinstance(env.get("id"), str):
         raise ConfigError(
-            f"{where} names no environment: write taskset: {{id: …}}, or id for a package with "
+            f"{key} names no environment: write taskset: {{id: …}}, or id for a package with "
             "load_environment",
             code=Code.NO_SUCH_ENVIRONMENT,
         )
     unknown = env.keys() - {"id", "args", "split"}
     if unknown or not isinstance(env.get("args", {}), dict):
         raise ConfigError(
-            f"{where}.{min(unknown, default='args')}: an environment without a taskset has id, "
+            f"{key}.{min(unknown, default='args')}: an environment without a taskset has id, "
             "args (a mapping) and split",
             code=Code.ENVIRONMENT_SETTING,
         )
     if env.get("split", "train") not in ("train", "eval"):
         raise ConfigError(
-            f"{where}.split is train or eval, not {env['split']!r}", code=Code.ENVIRONMENT_SETTING
+            f"{key}.split is train or eval, not {env['split']!r}", code=Code.ENVIRONMENT_SETTING
         )

@@ -91,18 +91,18 @@ class TasksetPlayer:
         loaders = import_module("verifiers.v1.utils.loaders")
         fields = import_module("verifiers.v1.configs.agent").agent_config_fields
         roles = fields(loaders.resolve_env_config(env))
-        given = dict(env)
+        resolved = dict(env)
         for role, config in roles.items():
-            own = dict(env.get(role) or {})
+            role_config = dict(env.get(role) or {})
             if "runtime" not in config.model_fields_set:
-                own.setdefault("runtime", {"type": "subprocess"})
+                role_config.setdefault("runtime", {"type": "subprocess"})
             if (
                 config.harness is None
                 and loaders.default_harness_id(env["taskset"]["id"]) == "bash"
             ):
-                own.setdefault("harness", {"id": "null"})
-            given[role] = own
-        self._environment = loaders.load_environment(loaders.resolve_env_config(given))
+                role_config.setdefault("harness", {"id": "null"})
+            resolved[role] = role_config
+        self._environment = loaders.load_environment(loaders.resolve_env_config(resolved))
 
     def serving(self) -> Any:
         return self._environment.serving()
@@ -118,9 +118,9 @@ class TasksetPlayer:
     ) -> dict[str, Any]:
         vf = import_module("verifiers.v1")
         environment = self._environment
-        kind = type(environment.taskset).task_type()
-        data = kind.data_type().model_validate(task)
-        (slot,) = environment.slots(kind(data, environment.config.taskset.task))
+        task_class = type(environment.taskset).task_type()
+        data = task_class.data_type().model_validate(task)
+        (slot,) = environment.slots(task_class(data, environment.config.taskset.task))
         client = vf.EvalClientConfig(base_url=base_url, api_key_var=key_name)
         sampling_config = vf.SamplingConfig.model_validate(sampling)
         context = vf.ModelContext(client=client, model="ajet", sampling=sampling_config)
@@ -172,7 +172,7 @@ def episode_result(episode: Any) -> dict[str, Any]:
     trained = [trace for trace in episode.traces if trace.agent.trainable]
     metrics: dict[str, float] = {}
     for trace in trained:
-        rewards = {name: each.value for name, each in trace.rewards.items() if each is not None}
+        rewards = {name: value.value for name, value in trace.rewards.items() if value is not None}
         metrics |= {name: float(v) for name, v in rewards.items()}
         metrics |= {name: float(v) for name, v in trace.metrics.items() if v is not None}
     errors = [*episode.errors, *(error for trace in trained for error in trace.errors)]
@@ -190,7 +190,7 @@ def last_text(messages: Any) -> str:
     """Returns the text of an episode's last reply, empty where it has none."""
     if isinstance(messages, str):  # a completion of plain text
         return messages
-    replies = [each for each in messages or () if each.get("role") == "assistant"]
+    replies = [message for message in messages or () if message.get("role") == "assistant"]
     content = replies[-1].get("content") if replies else None
     return content if isinstance(content, str) else ""
 
