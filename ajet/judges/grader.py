@@ -1,11 +1,8 @@
 """Asks a model for grades, and asks again if its reply is malformed.
 
-    prompt ──> model ──> reply ──> read ──> Grade(reward, is_success, scores, reason)
-                 ^                   │ Malformed: the reply and what is wrong with it are sent back
-                 └───────────────────┘ (max_corrections times; then a ChatError, never a score)
-
-Not covered: HTTP, cache and limits (core/inference/chat_client.py); when a judge is called
-(core/rollout).
+prompt ──> model ──> reply ──> read ──> Grade(reward, is_success, scores, reason)
+             ^                   │ MalformedReply: the reply and what is wrong are sent back
+             └───────────────────┘ (max_corrections times; then a ChatError, never a score)
 """
 
 from __future__ import annotations
@@ -28,8 +25,8 @@ from ajet.judges.reply_format import MalformedReply, ReplyFormat, Scores, Scores
 if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
 
-MAX_REPLY_CHARACTERS_SENT_BACK = 2_000  # characters of a malformed reply that are sent back
-_FIELDS_OF_TASK = ("main_query", "task_id", "env_type")
+MAX_REPLY_CHARACTERS_SENT_BACK = 2_000
+_TASK_FIELDS = ("main_query", "task_id", "env_type")
 
 Read = TypeVar("Read")
 
@@ -74,7 +71,7 @@ class Grader:
                 {"role": "user", "content": again},
             ]
         raise ChatError(
-            f"model {self.client.model} gave no reply that can be read, asked "
+            f"model {self.client.model} gave no readable reply, asked "
             f"{self._section.max_corrections + 1} times: {problem}",
             code=Code.GRADE_UNREADABLE,
         )
@@ -82,8 +79,7 @@ class Grader:
     async def grade(
         self, task: Task, output: WorkflowOutput, criteria: Sequence[Criterion] = ()
     ) -> Grade:
-        """Grades one answer by itself. Its reward is the weighted mean of its scores for the
-        criteria."""
+        """Grades one answer. Its reward is the weighted mean of its scores for the criteria."""
         texts = {"answer": fenced("answer", self.answer(output))}
         weights = [criterion.weight for criterion in criteria] or [1.0]
         scores = await self._scores(task, texts, criteria, len(weights), "criterion")
@@ -98,7 +94,8 @@ class Grader:
         criteria: Sequence[Criterion] = (),
     ) -> list[Grade]:
         """Grades the answers to one task by comparing them. They are shown in an order drawn from
-        the run's seed, so that no rollout index always comes first."""
+        the run's seed, so that no rollout index always comes first: judges prefer some
+        positions."""
         first = workflow_tasks[0]
         order = list(range(len(outputs)))
         random.Random(seeding.derive(self._seed, "judge", first.seed)).shuffle(order)
@@ -136,9 +133,9 @@ class Grader:
         return Grade(reward, reward >= threshold, scores, reason)
 
     def question(self, task: Task) -> str:
-        """Returns the task's field that the section names, or that of its row."""
+        """Returns the field of the task, or of its row, that the config names."""
         name = self._section.query_field
-        value = getattr(task, name) if name in _FIELDS_OF_TASK else task.metadata.get(name)
+        value = getattr(task, name) if name in _TASK_FIELDS else task.metadata.get(name)
         if value is None:
             raise KeyError(f"task {task.task_id} has no {name!r} (its row has {[*task.metadata]})")
         return str(value)
@@ -149,7 +146,7 @@ class Grader:
         return None if value is None else str(value)
 
     def answer(self, output: WorkflowOutput) -> str:
-        """Returns the text that the workflow returned to be judged; for a truncated episode, its
+        """Returns the text that the workflow returned for judging; for a truncated episode, its
         final answer."""
         name, metadata = self._section.answer_field, output.metadata
         if name in metadata:

@@ -4,8 +4,7 @@
     fenced("answer", "42")   ->   <answer-3f9a1c02>\n42\n</answer-3f9a1c02>
 
 An episode's text was written by a policy that is trained to get a high score. So the tag around it
-contains a hash of the text, which the text cannot contain itself, and placeholders in it are not
-filled. Not covered: a model that follows instructions within the tags all the same.
+contains a hash of the text, which the text cannot contain, and placeholders in it are not filled.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@
                             client: {base_url: "http://127.0.0.1:8000/v1"}
 
 The score is the reward, unscaled. The model's reason is stored as ``metadata["judge_reason"]``.
-Not covered: rubrics (rubrics_judge.py).
 """
 
 from __future__ import annotations
@@ -65,7 +64,8 @@ def _grader(config: AjetConfig, default: str) -> Grader:
     section = config.ajet.task_judge.llm
     if section.model_name is None:
         raise ConfigError(
-            "ajet.task_judge.llm.model_name is missing. The judging model.", code=Code.JUDGE_SETTING
+            "ajet.task_judge.llm.model_name is missing: name the judging model",
+            code=Code.JUDGE_SETTING,
         )
     template = checked_template(section.prompt, default, "ajet.task_judge.llm.prompt")
     return Grader(config, section, model=section.model_name, template=template)

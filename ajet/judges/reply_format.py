@@ -4,9 +4,9 @@
     ScoresFormat(3, 0, 10)    {"reason": "…", "scores": [7, 9, 2]}    or a line  Scores: 7, 9, 2
     CriteriaFormat(2, 2)      {"criteria": ["…", "…"]}                or lines   1. …   2. …
 
-JSON comes first: the whole reply, or an object within it; the line counts where there is none.
-Thinking before ``</think>`` is skipped. A wrong count, a score outside the scale, and two objects
-that contradict each other raise `MalformedReply`; nothing is guessed.
+The line counts only if the reply has no such JSON object. Thinking before ``</think>`` is skipped.
+A wrong count, a score outside the scale, and objects that contradict each other raise
+`MalformedReply`; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 READ_CHARACTERS = 10_000
-"""Only this many characters at the end of a reply are read, so that no reply blocks the event
-loop."""
+"""Only the end of a reply is read, so that no reply blocks the event loop."""
 
 _NUMBER = r"[-+]?\d+(?:\.\d+)?"
 _LINE = re.compile(
@@ -36,7 +35,7 @@ class MalformedReply(Exception):
 
 
 class ReplyFormat(Protocol, Generic[Read]):
-    """Says what the model is asked to write, and reads its reply."""
+    """What the model is asked to write, and how its reply is read."""
 
     @property
     def instruction(self) -> str: ...
@@ -89,7 +88,7 @@ class ScoresFormat:
 
     def _score(self, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise MalformedReply(f"{json.dumps(value)[:40]} is no number")
+            raise MalformedReply(f"{json.dumps(value)[:40]} is not a number")
         if not self.low <= value <= self.high:  # also true for nan
             raise MalformedReply(
                 f"{json.dumps(value)[:40]} is not from {self.low:g} to {self.high:g}"
@@ -106,8 +105,8 @@ class CriteriaFormat:
 
     @property
     def instruction(self) -> str:
-        exactly = self.at_least == self.at_most
-        number = f"{self.at_least}" if exactly else f"{self.at_least} to {self.at_most}"
+        is_exact = self.at_least == self.at_most
+        number = f"{self.at_least}" if is_exact else f"{self.at_least} to {self.at_most}"
         return f'Reply with this JSON object alone: {{"criteria": [<{number} texts>]}}'
 
     def read(self, reply: str) -> tuple[str, ...]:
@@ -117,8 +116,9 @@ class CriteriaFormat:
         if not isinstance(texts, list) or not all(isinstance(t, str) and t.strip() for t in texts):
             raise MalformedReply("its criteria are not a list of texts")
         if not self.at_least <= len(texts) <= self.at_most:
-            limits = f"{self.at_least} to {self.at_most}"
-            raise MalformedReply(f"it has {len(texts)} criteria, not {limits}")
+            raise MalformedReply(
+                f"it has {len(texts)} criteria, not {self.at_least} to {self.at_most}"
+            )
         return tuple(text.strip() for text in texts)
 
 
@@ -138,15 +138,15 @@ def _objects(text: str, keys: tuple[str, ...]) -> list[dict[str, Any]]:
 
 def _json_objects(text: str) -> Iterator[dict[str, Any]]:
     decoder = json.JSONDecoder()
-    at = text.find("{")
-    while at >= 0:
+    start = text.find("{")
+    while start >= 0:
         try:
-            value, end = decoder.raw_decode(text, at)
+            value, end = decoder.raw_decode(text, start)
         except (ValueError, RecursionError):
-            end = at + 1
+            end = start + 1
         else:
             yield value
-        at = text.find("{", end)
+        start = text.find("{", end)
 
 
 def _plain_scores(text: str) -> list[float]:

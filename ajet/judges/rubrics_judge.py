@@ -4,7 +4,7 @@
     listwise    one score an answer, all answers of a group seen together
 
 If one rubric holds for every question, each criterion's score is logged as
-``{grader_name}/criterion_1``, …. Not covered: generating the criteria (rubrics.py).
+``{grader_name}/criterion_1``, ….
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PROMPT_KEY = "ajet.task_judge.rubrics_auto_grader.custom_evaluation_prompt"
 
 
 class RubricsJudge(BaseJudge):
-    """Grades each answer by itself."""
+    """Grades each answer separately."""
 
     def __init__(self, config: AjetConfig) -> None:
         super().__init__(config)

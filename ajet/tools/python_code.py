@@ -7,8 +7,8 @@ Both show the model the same tool, and the answer has AgentScope's form:
 
     <returncode>0</returncode><stdout>3</stdout><stderr></stderr>
 
-The same program gives the same answer again, `random` and the order of sets included;
-sandbox/program.py says what is NOT covered by that (os.urandom, addresses, time, threads).
+The same program gives the same answer again, including `random` and the order of sets;
+sandbox/program.py lists the exceptions (os.urandom, addresses, time, threads).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ async def run_python(code: str, timeout: float = 300, **kwargs: Any) -> str:
     """
     seconds = _seconds(timeout)
     if seconds is None:
-        return _format_output(-1, "", f"timeout={timeout!r} is no positive number of seconds")
+        return _format_output(-1, "", f"timeout={timeout!r} is not a positive number of seconds")
     with in_call("tool execute_python_code"):
         outcome = await _pool().run(str(code), seconds)
     _report_once()
@@ -73,11 +73,11 @@ def _format_output(returncode: int, stdout: str, stderr: str) -> str:
 
 
 def _pool() -> SandboxPool:
-    """Returns this process's sandbox. It stands on Linux's system calls, and is imported there
-    alone."""
+    """Returns this process's sandbox, which needs Linux's system calls and is imported only
+    there."""
     if sys.platform != "linux":
         raise EnvironmentFault(
-            f"execute_python_code: programs run in a sandbox of Linux, and this is {sys.platform}: "
+            f"execute_python_code: the sandbox needs Linux, and this is {sys.platform}: "
             "run ajet in a Linux container, or give the agent another tool"
         )
     from ajet.sandbox.pool import default_pool
@@ -91,8 +91,7 @@ def sandbox_report() -> str:
 
 
 def _report_once() -> None:
-    """Logs the sandbox's report once. It runs after the first call, so that it does not start the
-    sandbox itself."""
+    """Logs the sandbox's report once, after the first call: the report would start a sandbox."""
     global _has_reported
     if _has_reported:
         return

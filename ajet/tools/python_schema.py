@@ -1,10 +1,8 @@
 """The schema of `run_python`, and how callers without AgentScope offer it to a model.
 
-    model.bind_tools([PYTHON_TOOL])        # the tool's schema, as AgentScope's Toolkit writes it
-    tool = python_tool()                   # a LangChain tool of that name and schema
-    text = await answer_python_call('{"code": "print(1 + 2)"}')      # a call of OpenAI's form
-
-Not covered: running it (python_code.py).
+model.bind_tools([PYTHON_TOOL])        # the tool's schema, as AgentScope's Toolkit writes it
+tool = python_tool()                   # a LangChain tool of that name and schema
+text = await answer_python_call('{"code": "print(1 + 2)"}')      # a call of OpenAI's form
 """
 
 from __future__ import annotations

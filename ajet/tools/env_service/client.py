@@ -1,4 +1,4 @@
-"""A client of AgentJet's environment protocol over HTTP: every call is a POST of one form.
+"""A client of AgentJet's environment protocol over HTTP: every call is a POST with the same fields.
 
     POST /create  {"env_type", "task_id", "instance_id", "messages", "params"}
               ->  {"success": true, "data": {"state", "reward", "is_terminated", "info"}}
@@ -9,12 +9,8 @@
     /evaluate, /get_info                     -> data: a score; what the environment says
     /release                                 -> success
 
-A call that did not reach the service, or that it refused (429, 503), is sent again up to three
-times with back-off. So is a call whose connection broke or that got another 5xx, except `/step`:
-its action may have been done, and doing it twice would change the episode. A call that still fails
-raises an `EnvironmentFault` of one line, as does an answer that is too large or, with all of it,
-takes longer than `timeout_s`. Not covered: authentication, observations that are no chat
-messages.
+A call that still fails after its retries (`_may_retry`), or whose answer is too large or too late,
+raises an `EnvironmentFault` of one line. There is no authentication.
 """
 
 from __future__ import annotations
@@ -41,7 +37,7 @@ SHOWN_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Holds what the environment shows: chat messages, the reward, and whether it is over."""
+    """What the environment shows: chat messages, the reward, and whether it is over."""
 
     state: list[dict[str, Any]]
     reward: float
@@ -54,8 +50,8 @@ class Observation:
         return "\n".join(str(message.get("content") or "") for message in self.state)
 
     def instance_id(self, requested_id: str) -> str:
-        """Returns the id that the service gave the instance, or the `given` one if it gave none.
-        Raises EnvironmentFault for one that cannot be sent back."""
+        """Returns the id that the service gave the instance, or `requested_id` if it gave none.
+        Raises EnvironmentFault for an id that cannot be sent back."""
         instance_id = self.info.get("instance_id")
         if not isinstance(instance_id, str | int) or not instance_id:
             return requested_id
@@ -68,8 +64,7 @@ class Observation:
 
 
 class EnvServiceClient:
-    """A connection to the service, for one event loop. It is closed with `close()`, or by `async
-    with`."""
+    """A connection to the service, for one event loop. Close it with `close()` or `async with`."""
 
     def __init__(
         self,
@@ -146,8 +141,8 @@ class EnvServiceClient:
         await self.close()
 
     async def _post(self, verb: str, **fields: Any) -> dict[str, Any]:
-        """Sends one request, with retries, and returns the reply's JSON. `fields` are the fields of
-        the body that are not empty."""
+        """Sends one request, with retries, and returns the reply's JSON. `fields` are the non-empty
+        fields of the body."""
         import httpx
 
         body = {
@@ -178,7 +173,7 @@ class EnvServiceClient:
         except (ValueError, RecursionError):
             reply = None
         if not isinstance(reply, dict):
-            raise EnvironmentFault(f"{self._url(verb)}: the answer is no JSON object")
+            raise EnvironmentFault(f"{self._url(verb)}: the answer is not a JSON object")
         if reply.get("success", True) not in (True, None):
             raise EnvironmentFault(f"{self._url(verb)}: {_detail(reply)}")
         return reply
@@ -186,7 +181,9 @@ class EnvServiceClient:
     def _observation(self, verb: str, reply: Mapping[str, Any]) -> Observation:
         data, location = reply.get("data"), f"{self._url(verb)}: data"
         if not isinstance(data, Mapping):
-            raise EnvironmentFault(f"{location} is no object with state, reward and is_terminated")
+            raise EnvironmentFault(
+                f"{location} is not an object with state, reward and is_terminated"
+            )
         return Observation(
             state=_messages(data.get("state"), f"{location}.state"),
             reward=_number(_field_or_default(data, "reward", 0.0), f"{location}.reward"),
@@ -197,23 +194,25 @@ class EnvServiceClient:
 
 @cache
 def _ssl_context() -> ssl.SSLContext:
-    """Returns one shared context, because reading the certificates takes longer than an episode's
-    calls."""
+    """Returns a shared context: reading the certificates takes longer than an episode's calls."""
     return ssl.create_default_context()
 
 
 def _may_retry(error: Exception, verb: str) -> bool:
-    """Returns whether a failed request may succeed when it is sent again, and cannot be carried out
-    twice."""
+    """Returns whether a failed request may be sent again. A `/step` may not once it has reached the
+    service: the action may have been done, and doing it twice would change the episode."""
     import httpx
 
     if isinstance(error, httpx.HTTPStatusError):
         status = error.response.status_code
+        # 429 and 503: refused before anything was done.
         return status in (429, 503) or (status >= 500 and verb != "step")
     if isinstance(error, httpx.DecodingError):
         return False
+    # It did not reach the service.
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout):
         return True
+    # The connection broke. After a timeout, waiting as long again is not worth it.
     return verb != "step" and not isinstance(error, httpx.TimeoutException)
 
 
@@ -225,8 +224,8 @@ def _error_line(error: Exception) -> str:
         answer = error.response
         if answer.has_redirect_location:
             return (
-                f"HTTP {answer.status_code}: it points to {_line(answer.headers['location'])}, "
-                "which is not followed; name the service's own address"
+                f"HTTP {answer.status_code}: it redirects to {_line(answer.headers['location'])}, "
+                "which is not followed; write the service's final address"
             )
         try:
             detail = _detail(answer.json())
@@ -261,26 +260,23 @@ def _messages(state: Any, location: str) -> list[dict[str, Any]]:
         raise EnvironmentFault(f"{location} is neither a chat message nor a list of them")
     if not messages:
         raise EnvironmentFault(f"{location} is an empty list")
-    odd = next((m for m in messages if not _is_chat_message(m)), None)
-    if odd is not None:
-        raise EnvironmentFault(f"{location} is no chat message: {_line(repr(dict(odd)))}")
+    for message in messages:
+        has_content = isinstance(message.get("content"), str | list | None)
+        if not isinstance(message.get("role"), str) or not has_content:
+            raise EnvironmentFault(
+                f"{location} is not a chat message: {_line(repr(dict(message)))}"
+            )
     return [dict(message) for message in messages]
 
 
-def _is_chat_message(message: Mapping[str, Any]) -> bool:
-    content = message.get("content")
-    return isinstance(message.get("role"), str) and isinstance(content, str | list | None)
-
-
-def _field_or_default(data: Mapping[str, Any], name: str, otherwise: Any) -> Any:
-    """Returns a field of the data, or `otherwise` if it is missing or null."""
+def _field_or_default(data: Mapping[str, Any], name: str, default: Any) -> Any:
     value = data.get(name)
-    return otherwise if value is None else value
+    return default if value is None else value  # null counts as missing
 
 
 def _object(value: Any, location: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise EnvironmentFault(f"{location} is no object: {_line(repr(value))}")
+        raise EnvironmentFault(f"{location} is not an object: {_line(repr(value))}")
     return dict(value)
 
 
@@ -296,4 +292,4 @@ def _number(value: Any, location: str) -> float:
             return float(value)
     except OverflowError:  # an integer too large for a float
         raise EnvironmentFault(f"{location} is too large a number") from None
-    raise EnvironmentFault(f"{location} is no finite number: {_line(repr(value))}")
+    raise EnvironmentFault(f"{location} is not a finite number: {_line(repr(value))}")

@@ -4,8 +4,8 @@
     step     -> [user: the next observation], with its `info`
     evaluate -> the score
 
-The score of an environment with a `success` metric is 1 for a success; otherwise it is the sum of
-its rewards, limited to 0.99. The score of an environment without that metric is the sum.
+With a `success` metric the score is 1 for a success, else the sum of the rewards, limited to 0.99.
+Without that metric it is the sum.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CLOSE_WAIT_S = 5.0
 
 
 class Instance:
-    """One live environment. Its calls come from threads; a lock keeps them one at a time, because a
+    """One live environment. Its calls come from threads; a lock runs them one at a time, because a
     client may resend a call that it gave up on."""
 
     def __init__(self, make: Maker, task_id: str) -> None:
@@ -43,8 +43,8 @@ class Instance:
         self._name = type(self._environment).__name__
 
     def reset(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Resets the environment. `params.seed` decides the instance, or the task's id if there is
-        no seed; the part of the id before its last "-" is the split."""
+        """Resets the environment. `params.seed`, or else the task's id, decides the instance; the
+        part of the id before its last "-" is the split."""
         seed = params.get("seed")
         seed = derive("env_service", self.task_id) if seed is None else int(seed)
         split = self.task_id.rpartition("-")[0]
@@ -84,7 +84,7 @@ class Instance:
         return {"task_id": self.task_id, "instruction": self._environment.instruction}
 
     def close(self) -> None:
-        """Closes the environment. It waits a few seconds for a running step, but not longer."""
+        """Closes the environment, after waiting up to CLOSE_WAIT_S for a running step."""
         is_free = self._lock.acquire(timeout=CLOSE_WAIT_S)
         try:
             self.is_over = True
@@ -95,21 +95,17 @@ class Instance:
 
 
 def _json_part(info: Info) -> Info:
-    """Returns the entries of `info` that JSON can represent; others, such as arrays, are for the
-    environment's own use."""
-    return {name: value for name, value in info.items() if _is_json(value)}
+    """Returns the entries of `info` that JSON can represent; arrays, for example, are dropped."""
+    entries: Info = {}
+    for name, value in info.items():
+        try:
+            json.dumps(value, allow_nan=False)
+            entries[name] = value
+        except (TypeError, ValueError, RecursionError):
+            pass
+    return entries
 
 
-def _is_json(value: Any) -> bool:
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
-        return False
-    return True
-
-
-def _observation(
-    first_observation: str, reward: float, is_over: bool, info: Info
-) -> dict[str, Any]:
-    state = [{"role": "user", "content": first_observation}]
+def _observation(text: str, reward: float, is_over: bool, info: Info) -> dict[str, Any]:
+    state = [{"role": "user", "content": text}]
     return {"state": state, "reward": reward, "is_terminated": is_over, "info": info}

@@ -2,12 +2,9 @@
 
     app = make_app({"guess_number": GuessNumber})      # FastAPI: uvicorn.run(app)
 
-Each instance is a new `Environment`, of the same class as in a run's own process. Its tasks are
-named train-0, train-1, … and validation-0, ….
-
-Instances that were not used for an hour are dropped when the next one is made, because a client
-that was killed does not release its own. Not covered: several processes (instances live in this
-one); authentication (it listens on the loopback interface).
+Each instance is a new `Environment`. Its tasks are named train-0, train-1, … and validation-0, ….
+A client that was killed does not release its instances, so those that were not used for an hour are
+dropped when the next one is made. Run it in one process, which holds the instances.
 """
 
 from __future__ import annotations
@@ -53,14 +50,14 @@ class RequestRefused(Exception):
 class EnvironmentService:
     """Holds the instances of all environments; every verb of the protocol is a method."""
 
-    def __init__(self, kinds: Mapping[str, Maker], num_tasks: Mapping[str, int]) -> None:
-        self._kinds = kinds
+    def __init__(self, makers: Mapping[str, Maker], num_tasks: Mapping[str, int]) -> None:
+        self._makers = makers
         self._num_tasks = num_tasks
         self._lock = threading.Lock()
         self.instances: dict[str, Instance] = {}
 
     def get_env_profile(self, request: Request) -> list[str]:
-        self._kind(request)
+        self._maker(request)
         split = str(request.params.get("split", "train"))
         return [f"{split}-{index}" for index in range(self._num_tasks.get(split, 0))]
 
@@ -70,18 +67,17 @@ class EnvironmentService:
             raise RequestRefused(503, f"{MAX_INSTANCES} instances are alive; release some")
         if not request.task_id or not request.instance_id:
             raise RequestRefused(400, "task_id and instance_id are needed")
-        instance = Instance(self._kind(request), request.task_id)
+        instance = Instance(self._maker(request), request.task_id)
         with self._lock:
             earlier = self.instances.pop(request.instance_id, None)
             self.instances[request.instance_id] = instance
         if earlier is not None:  # the client lost the answer and sends the request again
             earlier.close()
-        return _named(instance.reset(request.params), request)
+        return _with_instance_id(instance.reset(request.params), request)
 
     def step(self, request: Request) -> dict[str, Any]:
-        return _named(
-            self._instance(request).step(str(request.messages.get("content") or "")), request
-        )
+        action = str(request.messages.get("content") or "")
+        return _with_instance_id(self._instance(request).step(action), request)
 
     def evaluate(self, request: Request) -> float:
         return self._instance(request).score(is_sparse=bool(request.params.get("sparse")))
@@ -96,11 +92,11 @@ class EnvironmentService:
             instance.close()
         return instance is not None
 
-    def _kind(self, request: Request) -> Maker:
-        maker = self._kinds.get(request.env_type or "")
+    def _maker(self, request: Request) -> Maker:
+        maker = self._makers.get(request.env_type or "")
         if maker is None:
             raise RequestRefused(
-                404, f"no env_type {request.env_type!r}; there are {sorted(self._kinds)}"
+                404, f"no env_type {request.env_type!r}; there are {sorted(self._makers)}"
             )
         return maker
 
@@ -120,13 +116,13 @@ class EnvironmentService:
             instance.close()
 
 
-def make_app(kinds: Mapping[str, Maker], num_tasks: Mapping[str, int] = NUM_TASKS) -> FastAPI:
+def make_app(makers: Mapping[str, Maker], num_tasks: Mapping[str, int] = NUM_TASKS) -> FastAPI:
     """Returns the service as a FastAPI application; `app.state.service` holds the instances."""
     from fastapi import FastAPI
     from fastapi.responses import JSONResponse
 
     app = FastAPI(title="environments")
-    service = app.state.service = EnvironmentService(kinds, num_tasks)
+    service = app.state.service = EnvironmentService(makers, num_tasks)
 
     def answer(verb: str, request: Request) -> Any:
         try:
@@ -138,12 +134,11 @@ def make_app(kinds: Mapping[str, Maker], num_tasks: Mapping[str, int] = NUM_TASK
             return JSONResponse({"success": False, "detail": str(fault)}, status_code=500)
         return {"success": data is not False, "data": data}
 
-    for (
-        verb
-    ) in VERBS:  # FastAPI runs a plain function in a thread, so a slow environment blocks no other
+    # FastAPI runs a plain function in a thread, so a slow environment does not block the others.
+    for verb in VERBS:
         app.post(f"/{verb}")(partial(answer, verb))
     return app
 
 
-def _named(observation: dict[str, Any], request: Request) -> dict[str, Any]:
+def _with_instance_id(observation: dict[str, Any], request: Request) -> dict[str, Any]:
     return observation | {"info": observation["info"] | {"instance_id": request.instance_id}}

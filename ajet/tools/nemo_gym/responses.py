@@ -3,7 +3,7 @@
     responses_create_params {"input": […], "instructions": …, "tools": […]}  ->  messages, tools
     the episode's messages after those                                       ->  response.output
 
-Not covered: images, files, custom tools, reasoning items.
+Images, files, custom tools and reasoning items are refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ TEXT_PARTS = ("input_text", "output_text", "text")
 
 
 def first_messages(params: Mapping[str, Any]) -> list[Message]:
-    """Returns the chat messages of a request. Raises EnvironmentFault for items that are none."""
+    """Returns the chat messages of a request. Raises EnvironmentFault for items that are not
+    messages or calls of functions."""
     instructions, items = params.get("instructions"), params.get("input")
     messages = [{"role": "system", "content": instructions}] if instructions else []
     if isinstance(items, str):
@@ -33,7 +34,7 @@ def chat_tools(params: Mapping[str, Any]) -> list[dict[str, Any]]:
     tools = []
     for tool in params.get("tools") or ():
         if not (isinstance(tool, dict) and isinstance(tool.get("name"), str)):
-            raise EnvironmentFault("nemo_gym: responses_create_params.tools has one without a name")
+            raise EnvironmentFault("nemo_gym: responses_create_params.tools: a tool has no name")
         function = {
             "name": tool["name"],
             "description": tool.get("description") or "",
@@ -47,7 +48,7 @@ def as_response(
     episode_id: str, params: Mapping[str, Any], messages: Sequence[Message]
 ) -> dict[str, Any]:
     """Returns the episode as the response object that `/verify` takes. `messages` are those after
-    the request's own."""
+    the request's."""
     output: list[dict[str, Any]] = []
     for message in messages:
         number = len(output)

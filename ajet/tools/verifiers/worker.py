@@ -8,13 +8,8 @@
     what fails                                        -> {"number": 2, "fault": "one line"}
 
 It is started by path, and imports nothing of ajet; an environment is an installed package, or a
-folder of the current one. Standard input and output are lines of JSON; what
-an environment prints goes to standard error.
-
-The package has had two interfaces. TasksetPlayer plays environments of the one that verifiers 0.4
-has: a role whose config says nothing else runs on this machine (`runtime.type: subprocess`), and
-the harness `null`, a conversation with the task's tools, is the default in the place of `bash`.
-ClassicPlayer plays what a package's `load_environment` returns, which verifiers has up to 0.3.
+folder of the current one. Standard input and output are lines of JSON; what an environment prints
+goes to standard error.
 """
 
 import asyncio
@@ -85,7 +80,9 @@ class Server:
 
 
 class TasksetPlayer:
-    """Plays an environment of tasksets and roles (verifiers.v1, as of release 0.4)."""
+    """Plays an environment of tasksets and roles (verifiers.v1, as of release 0.4). Unless a role's
+    config says more, it runs on this machine (`runtime.type: subprocess`), with the harness `null`
+    (a conversation with the task's tools) instead of `bash`."""
 
     def __init__(self, env: dict[str, Any]) -> None:
         loaders = import_module("verifiers.v1.utils.loaders")
@@ -128,18 +125,18 @@ class TasksetPlayer:
 
 
 class ClassicPlayer:
-    """Plays the environment that `load_environment(**args)` of a module returns: a data set, a
-    rollout loop and a rubric. `split` is the data set: train, or eval, which an environment may
-    have beside it."""
+    """Plays the environment that `load_environment(**args)` of a module returns (verifiers up to
+    0.3): a data set, a rollout loop and a rubric. `split` is train or eval, which an environment
+    may lack."""
 
     def __init__(self, id: str, args: dict[str, Any] | None = None, split: str = "train") -> None:
         types = import_module("verifiers.types")
         self._client_config = types.ClientConfig
         self._environment = import_module("verifiers").load_environment(id, **(args or {}))
         if self._environment.requires_group_rollouts:
-            raise ValueError(f"{id} rewards whole groups, and an episode is rewarded alone here")
+            raise ValueError(f"{id} rewards whole groups, and ajet rewards each episode separately")
         if split == "eval" and self._environment.build_eval_dataset() is None:
-            raise ValueError(f"{id} has no data set of its own for evaluation")
+            raise ValueError(f"{id} has no separate data set for evaluation")
         self._rows = getattr(
             self._environment, "get_dataset" if split == "train" else "get_eval_dataset"
         )
@@ -168,7 +165,7 @@ class ClassicPlayer:
 
 
 def episode_result(episode: Any) -> dict[str, Any]:
-    """Returns what an episode came to. Its reward is the mean over its trained agents."""
+    """Returns the result of an episode. Its reward is the mean over its trained agents."""
     trained = [trace for trace in episode.traces if trace.agent.trainable]
     metrics: dict[str, float] = {}
     for trace in trained:
@@ -187,7 +184,7 @@ def episode_result(episode: Any) -> dict[str, Any]:
 
 
 def last_text(messages: Any) -> str:
-    """Returns the text of an episode's last reply, empty where it has none."""
+    """Returns the text of an episode's last reply, empty if it has none."""
     if isinstance(messages, str):  # a completion of plain text
         return messages
     replies = [message for message in messages or () if message.get("role") == "assistant"]
