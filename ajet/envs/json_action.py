@@ -6,8 +6,8 @@
     several fields                           a JSON object: {"row": 1, "column": 2}
     no fields, and tools                     {"name": "look", "arguments": {"at": "door"}}
 
-Fields that have one constant value, and the field `metadata`, are not shown. Not covered: whether a
-value is allowed, which the environment decides.
+Fields with one constant value, and the field `metadata`, are not shown. Whether a value is allowed
+is up to the environment.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ WORDS = ("hello", "look", "wait", "7", "yes", "north")
 
 @dataclass(frozen=True, slots=True)
 class ActionForm:
-    """The fields of an action: their schemas by name, and which of them are required. `text_field`
-    is the one whose value is the whole text; None if the text is a JSON object."""
+    """The fields of an action: their schemas by name, and which are required. `text_field` is the
+    one whose value is the whole text; None if the text is a JSON object."""
 
     fields: Mapping[str, Schema]
     required: Sequence[str]
@@ -35,11 +35,9 @@ class ActionForm:
     @classmethod
     def from_schema(cls, schema: Schema, text_field: str | None = None) -> ActionForm:
         """Returns the form of a schema. Raises KeyError if it has no field `text_field`."""
-        fields = {
-            name: _resolved(field, schema)
-            for name, field in _mapping(schema.get("properties")).items()
-            if name != "metadata" and "const" not in _resolved(field, schema)
-        }
+        properties = _mapping(schema.get("properties"))
+        fields = {name: _resolved(field, schema) for name, field in properties.items()}
+        fields = {n: f for n, f in fields.items() if n != "metadata" and "const" not in f}
         if text_field is not None and text_field not in fields:
             raise KeyError(text_field)
         if text_field is None and len(fields) == 1:
@@ -57,10 +55,11 @@ class ActionForm:
             return f"Write one action: {', '.join(map(str, values))}."
         about = _about(schema) or self.text_field.replace("_", " ")
         type_name = _type(schema)
-        return f"Write an action: {about}{'' if type_name == 'string' else f' ({type_name}, as JSON)'}."
+        form = "" if type_name == "string" else f" ({type_name}, as JSON)"
+        return f"Write an action: {about}{form}."
 
     def read(self, text: str) -> dict[str, Any] | None:
-        """Returns the action, or None where the text is not of this form."""
+        """Returns the action, or None if the text does not have this form."""
         if self.text_field is None:
             return read_object(text)
         if _type(self.fields[self.text_field]) == "string":
@@ -86,8 +85,7 @@ class ActionForm:
 
 @dataclass(frozen=True, slots=True)
 class ToolForm:
-    """The tools of an environment: the schema of the arguments of each by its name, and what each
-    does."""
+    """The tools of an environment by name: the schemas of their arguments, and what they do."""
 
     arguments: Mapping[str, ActionForm]
     about: Mapping[str, str]
@@ -101,7 +99,7 @@ class ToolForm:
         return "\n".join(lines)
 
     def read(self, text: str) -> tuple[str, dict[str, Any]] | None:
-        """Returns the tool and its arguments, or None for text that calls no tool of these."""
+        """Returns the tool and its arguments, or None for text that calls none of these tools."""
         call = read_object(text)
         if call is None or not isinstance(call.get("arguments", {}), dict):
             return None
@@ -119,7 +117,7 @@ class ToolForm:
 
 
 def value_text(value: Any) -> str:
-    """Returns text as it is, and any other value as JSON."""
+    """Returns text unchanged, and any other value as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -150,14 +148,14 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _resolved(schema: Any, root: Schema) -> Schema:
-    """Returns the schema that a reference into the same document, or an optional value, stands
-    for."""
+    """Follows a reference into the same document, and takes the first type of an optional
+    value."""
     schema = _mapping(schema)
     for options in (schema.get("anyOf"), schema.get("allOf")):
         if isinstance(options, list):
             chosen = next((o for o in map(_mapping, options) if o.get("type") != "null"), {})
             siblings = {n: value for n, value in schema.items() if n not in ("anyOf", "allOf")}
-            schema = {**_resolved(chosen, {**root, "anyOf": None}), **siblings}
+            schema = {**_resolved(chosen, root), **siblings}
     reference = schema.get("$ref")
     if isinstance(reference, str):
         name = reference.rpartition("/")[2]
@@ -173,7 +171,9 @@ def _values(schema: Schema) -> Sequence[Any]:
 
 def _type(schema: Schema) -> str:
     type_name = schema.get("type")
-    return type_name if isinstance(type_name, str) else "string" if _values(schema) else "any value"
+    if isinstance(type_name, str):
+        return type_name
+    return "string" if _values(schema) else "any value"
 
 
 def _about(schema: Schema) -> str:
@@ -190,7 +190,9 @@ def _sample(schema: Schema, rng: random.Random) -> Any:
     if type_name in ("integer", "number"):
         low = schema.get("minimum", 0)
         high = schema.get("maximum", low + 9)
-        return rng.randint(int(low), int(high)) if type_name == "integer" else rng.uniform(low, high)
+        return (
+            rng.randint(int(low), int(high)) if type_name == "integer" else rng.uniform(low, high)
+        )
     if type_name == "array":
         return [_sample(_mapping(schema.get("items")), rng) for _ in range(2)]
     if type_name == "object":

@@ -1,20 +1,17 @@
-"""Plays an environment of OpenEnv, of a server or of this process; actions are text by a rule.
+"""Plays an environment of OpenEnv, on a server or in this process; actions are text by a rule.
 
     env_type: openenv:http://127.0.0.1:8000             a server, as `uvicorn server.app:app`
     env_type: openenv:my_env.server->MyEnvironment      a class of this process
     env_config:
-      reset: {difficulty: easy}      what reset() takes besides seed
-      action_field: move             the field that the text is, where the action has several
-      observation_fields: [board]    the fields that are shown; all, if it is not given
+      reset: {difficulty: easy}      arguments of reset() besides seed
+      action_field: move             the field that the text is, if the action has several
+      observation_fields: [board]    the fields that are shown; default: all
       timeout_s: 60                  the time limit of one answer of a server
 
 How an action is written follows from its JSON schema (json_action.py). An environment of MCP tools
 is asked for them, and an action calls one. The observation's text is its fields, without done,
-reward and metadata. The metric success is taken from a bool `success` of the metadata.
-
-`reset(seed)` is sent always; whether it decides the instance is up to the environment:
-`ajet env-check` finds out. Not covered: splits (options of `reset` are the same in both), pictures,
-`state`, tools as tools of the chat template.
+reward and metadata. The metric success is taken from a bool `success` of the metadata. The seed is
+always sent; `ajet env-check` finds out whether it decides the instance. There are no splits.
 """
 
 from __future__ import annotations
@@ -33,8 +30,8 @@ TOOL_FIELDS = {"tool_name", "arguments"}
 
 
 class OpenEnvEnvironment(Environment):
-    """Plays one episode of an OpenEnv environment. Other settings are the arguments of a class of
-    this process."""
+    """Plays one episode of an OpenEnv environment. `settings` are the arguments of a class in this
+    process."""
 
     def __init__(
         self,

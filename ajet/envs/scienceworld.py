@@ -1,22 +1,17 @@
 """Plays tasks of ScienceWorld: experiments in a house of ten rooms, in tens of steps, with a score.
 
     env_type: scienceworld:find-living-thing     one of the package's 30 tasks
-    env_config: {simplifications: easy}          its own, joined by commas; none if not given
+    env_config: {simplifications: easy}          the package's, joined by commas; default: none
 
-    observation    the task and the room at first, then what the simulator says, and its score
+    observation    the task and the room at first, then the simulator's answer, and its score
     action         as "open door to kitchen"; the instruction has all forms
     reward         the change of the score: 1 for the whole task. A mistake that cannot be repaired
                    ends it with a score of -1
 
-The seed chooses one of the task's variations. Those of training, development and test are the
-package's own: `validation_variations` says which of the latter two validation plays.
-
-The simulator is a Java program, and takes seconds to start. One is started for each process that
-plays, with a world of its own for each environment; it ends with that process. One that has ended
-before is started again for the next episode.
-
-Not covered: keys of states, since much of a world's state is not shown; the step limit of the
-package, in whose place is `max_steps`.
+The seed chooses one of the task's variations, of training or of `validation_variations`. The
+simulator is a Java program that takes seconds to start: one runs in each process that plays, with a
+world for each environment, and is started again if it has ended. There are no state keys, because
+much of a world's state is not shown; `max_steps` replaces the package's limit of steps.
 """
 
 from __future__ import annotations
@@ -37,7 +32,7 @@ from ajet.core.importing import require_package
 MAX_ACTION = 200
 """The longest action in characters."""
 UNKNOWN = "No known action matches that input."
-"""What the simulator says to text that is no action; the world stays as it is."""
+"""The simulator's answer to text that is not an action; the world does not change."""
 SIMPLE = ("close ", "go ", "look ", "open ", "pick up ")
 """The forms of action that an agent without a model writes."""
 _starting = threading.Lock()
@@ -77,8 +72,8 @@ class ScienceWorldEnvironment(Environment):
         self._score = float(self._world.getScore())
         self.observation = self._text(f"{task}\n\n{self._world.freeActionLook().strip()}")
         forms = ", ".join(sorted(self._world.getPossibleActions()))
-        told = f"{self.instruction} Its form is one of: {forms}."
-        return self.observation, {"env_instruction": told}
+        instruction = f"{self.instruction} Its form is one of: {forms}."
+        return self.observation, {"env_instruction": instruction}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         text = " ".join(action.split())[:MAX_ACTION]
@@ -99,12 +94,16 @@ class ScienceWorldEnvironment(Environment):
     def sample_action(self, rng: Random) -> str:
         listed = sorted(self._world.getValidActionObjectCombinations())
         # The simulator lists some names and forms that it does not understand.
-        simple = [command for command in listed if command.startswith(SIMPLE) and " containing " not in command]
+        simple = [
+            command
+            for command in listed
+            if command.startswith(SIMPLE) and " containing " not in command
+        ]
         return rng.choice(simple)
 
     def oracle_action(self) -> str | None:
         if self._gold is None:
-            # Loading with it takes seconds, and leaves the world in another state.
+            # Loading with the gold path takes seconds and leaves the world in another state.
             world = new_world(f"scienceworld:{self._name}")
             self._load(world, with_gold_path=True)
             self._gold = list(world.getGoldActionSequence())
@@ -128,8 +127,8 @@ class ScienceWorldEnvironment(Environment):
         for simplification in filter(None, self._simplifications.split(",")):
             if simplification not in simplifications:
                 raise ConfigError(
-                    f"{location}: env_config.simplifications: there is no {simplification!r}; there are "
-                    f"{', '.join(simplifications)}",
+                    f"{location}: env_config.simplifications: there is no {simplification!r}; "
+                    f"there are {', '.join(simplifications)}",
                     code=Code.ENVIRONMENT_SETTING,
                 )
         if self._validation not in ("dev", "test"):
@@ -146,14 +145,14 @@ class ScienceWorldEnvironment(Environment):
 @cache
 def variations_of(name: str, split: str) -> Sequence[int]:
     """Returns the numbers of a task's variations that belong to train, dev or test. The simulator
-    knows those of a loaded task alone."""
+    lists only those of the loaded task."""
     world = new_world(f"scienceworld:{name}")
     world.load(name, 0, "", False)
     return tuple(getattr(world, f"getVariations{split.capitalize()}")())
 
 
 def new_world(wanted_by: str) -> Any:
-    """Returns a world in this process's simulator, which is started where none runs."""
+    """Returns a world in this process's simulator, which is started if none runs."""
     with _starting:
         if not _gateways or _gateways[-1].java_process.poll() is not None:
             _gateways[:] = [_start(wanted_by)]
@@ -165,11 +164,11 @@ _gateways: list[Any] = []
 
 
 def _start(wanted_by: str) -> Any:
-    """Starts the simulator, which ends when this process does, in whatever way: it reads a pipe
-    from it."""
+    """Starts the simulator. It reads a pipe from this process, so it ends however this process
+    does."""
     if shutil.which("java") is None:
         raise ConfigError(
-            f"{wanted_by}: the simulator is a Java program, and there is no java on PATH: install "
+            f"{wanted_by}: the simulator is a Java program, and PATH has no java: install "
             "a Java runtime (Debian: default-jre-headless)",
             code=Code.PROGRAM_MISSING,
         )

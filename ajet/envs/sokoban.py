@@ -9,13 +9,9 @@
 ROLL: 0 is a wall, then floor, target, box on a target, box, player, player on a target.
 
 A move costs 0.1; a box that comes onto a target gives 1 and takes 1 when it leaves; the last one
-gives 10 more and ends the game. `max_steps` moves end it, too. A room depends on the seed alone,
-can be solved in `max_steps` moves and begins with no box on a target. Training and validation never
-share walls and targets, so that no state of the one occurs in the other.
-
-Not covered: whether a room of your own can be solved (`oracle_action` is None if not); `split` with
-a room of your own, which is the same in both; a penalty for text that is no action (the agent's
-`format_penalty`).
+gives 10 more and ends the game, as do `max_steps` moves. A room depends on the seed alone, can be
+solved in `max_steps` moves and begins with no box on a target. Training and validation never share
+walls and targets, so they share no state either. A custom `room` is the same in both.
 """
 
 from __future__ import annotations
@@ -54,7 +50,7 @@ DRAWN = {
     "#": "a wall", "_": "the floor", "O": "a target", "√": "a box on a target", "X": "a box",
     "P": "you", "S": "you on a target",
 }  # fmt: skip
-"""What is drawn, in the order of ROLL's numbers, with its meaning."""
+"""The symbols and their meanings, in the order of ROLL's numbers."""
 RULES = (
     "You push a box by walking into it, and only if the tile behind it is free; you cannot pull. "
     "Answer with one action: Up, Down, Left or Right."
@@ -75,8 +71,8 @@ TILES = {
 
 class Sokoban(Environment):
     """The game Sokoban. `dim_room` is height and width with the outer walls; `search_depth` is the
-    number of pulls that a room is made with, so fewer make easier rooms; `room` is None, or the
-    rows of a room that every episode uses."""
+    number of pulls that make a room, so fewer make easier rooms; `room` is None, or the rows of a
+    room that every episode uses."""
 
     is_quick = True
     instruction = (
@@ -140,8 +136,8 @@ class Sokoban(Environment):
         return rng.choice(ACTIONS)
 
     def oracle_action(self) -> str | None:
-        """Returns the next move of a shortest solution. It returns None if there is no solution, or
-        if none is found within 20,000 states, as in large rooms with many boxes."""
+        """Returns the next move of a shortest solution, or None if none is found within
+        MAX_ORACLE_STATES states."""
         if not self._plan:
             current_room = Room(self.room.layout, frozenset(self._boxes), self._player)
             self._plan = solve(current_room, MAX_ORACLE_STATES) or ()
@@ -216,7 +212,7 @@ def _check(dim_room: Sequence[int], num_boxes: int, max_steps: int, search_depth
 
 
 def _symbols(grid_lookup: Mapping[int | str, str]) -> dict[str, str]:
-    """Returns what each of our symbols is drawn as."""
+    """Returns the symbol that each of ours is drawn as."""
     numbers = {str(number): symbol for number, symbol in enumerate(DRAWN)}
     changed = {numbers.get(str(key), ""): str(symbol) for key, symbol in grid_lookup.items()}
     drawn = {symbol: symbol for symbol in DRAWN} | changed

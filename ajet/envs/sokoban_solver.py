@@ -17,8 +17,8 @@ from ajet.envs.sokoban_rooms import Room, walking_distances
 
 State = tuple[frozenset[int], int]
 Origins = dict[State, tuple[State, str, int]]
-"""Maps a state to its predecessor: the state before, the push, and the player's tile when the push
-began."""
+"""Maps a state to its predecessor: the state before, the push, and the tile from which the player
+pushed."""
 
 
 def solve(room: Room, max_states: int) -> tuple[str, ...] | None:
@@ -42,8 +42,9 @@ def solve(room: Room, max_states: int) -> tuple[str, ...] | None:
             if cost < costs.get(following, cost + 1):
                 costs[following] = cost
                 origins[following] = (state, action, pushed_from)
-                left = sum(needed[box] for box in following[0])
-                heapq.heappush(queue, (cost + left, len(costs), following))
+                # The count orders equal estimates: comparing sets of boxes would mean nothing.
+                estimate = cost + sum(needed[box] for box in following[0])
+                heapq.heappush(queue, (estimate, len(costs), following))
     return None
 
 
@@ -77,8 +78,7 @@ def _pushes_needed(room: Room) -> dict[int, int]:
 
 
 def _actions(room: Room, state: State, origins: Origins) -> tuple[str, ...]:
-    """Returns the actions from the first move to the last push, which are traced back from the
-    end."""
+    """Returns the actions from the first move to the last push, traced back from the end."""
     backwards: list[str] = []
     while state in origins:
         state, action, behind = origins[state]

@@ -1,6 +1,6 @@
-"""Says in a bounded text how a folder differs from what it was, as a unified diff.
+"""Describes in a bounded text how a folder has changed, as a unified diff.
 
-Files that are not text, or too large to compare, are named alone. Links are not followed.
+Files that are not text, or too large to compare, are only named. Links are not followed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def changes(before: Path, after: Path, max_characters: int) -> str:
 
 
 def _content(path: Path) -> bytes | None:
-    """Returns a file's bytes, None where there is none. A large file is its size and its ends."""
+    """Returns a file's bytes, or None if there is none. For a large file it is the size and both
+    ends; the NUL after the size marks it as not text."""
     if path.is_symlink() or not path.is_file():
         return None
     size = path.stat().st_size
@@ -47,16 +48,14 @@ def _content(path: Path) -> bytes | None:
 def _difference(name: str, old: bytes | None, new: bytes | None) -> str:
     texts = _lines(old), _lines(new)
     if texts[0] is None or texts[1] is None:
-        how = "added" if old is None else "removed" if new is None else "changed"
-        return f"{name}: {how}, not text or too large to show\n"
+        change = "added" if old is None else "removed" if new is None else "changed"
+        return f"{name}: {change}, not text or too large to show\n"
     labels = (
-        ("/dev/null" if old is None else f"a/{name}"),
-        ("/dev/null" if new is None else f"b/{name}"),
+        "/dev/null" if old is None else f"a/{name}",
+        "/dev/null" if new is None else f"b/{name}",
     )
-    return "".join(
-        line if line.endswith("\n") else f"{line}\n"
-        for line in difflib.unified_diff(texts[0], texts[1], *labels)
-    )
+    lines = difflib.unified_diff(texts[0], texts[1], *labels)
+    return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
 
 
 def _lines(content: bytes | None) -> list[str] | None:

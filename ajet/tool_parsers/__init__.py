@@ -4,8 +4,6 @@ There is one file for each model family. Parsers see no token ids: a parser neve
 sampled, only what the agent gets.
 """
 
-from typing import Protocol
-
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.inference.chat_template import ChatTemplate
@@ -23,6 +21,7 @@ from ajet.tool_parsers.nemotron import NemotronParser
 from ajet.tool_parsers.other_forms import NoticingParser
 from ajet.tool_parsers.plain_json import PlainJsonParser
 from ajet.tool_parsers.qwen3_coder import Qwen3CoderParser
+from ajet.tool_parsers.scanning import ThinkingParser
 
 __all__ = [
     "PARSERS",
@@ -46,13 +45,7 @@ __all__ = [
 ]
 
 
-class ParserFactory(Protocol):
-    """A parser class, which makes a parser for a chat template with this source."""
-
-    def from_template(self, template: str) -> ToolParser: ...
-
-
-PARSERS: dict[str, ParserFactory] = {
+PARSERS: dict[str, type[ThinkingParser] | type[GptOssParser]] = {
     "hermes": HermesParser,
     "qwen3_coder": Qwen3CoderParser,
     "llama3": Llama3Parser,
@@ -78,10 +71,7 @@ _TEMPLATE_MARKERS = (
     ("<start_function_call>", "gemma"),
     ("<TOOLCALL>", "nemotron"),
     ("<function=", "qwen3_coder"),
-    (
-        "<tool_sep>",
-        None,
-    ),  # Hunyuan 3 writes GLM's form with this after the name; no parser reads it
+    ("<tool_sep>", None),  # Hunyuan 3: GLM's form with this after the name, which no parser reads
     ("<arg_key>", "glm"),
     ("<tool_call>", "hermes"),
     ('{"name": function name, "parameters"', "llama3"),
@@ -89,18 +79,15 @@ _TEMPLATE_MARKERS = (
 
 
 def detect_family(template: ChatTemplate) -> str | None:
-    """Returns the family whose calls the template writes. None means that it writes no calls, or
-    that no parser reads their form."""
+    """Returns the family whose calls the template writes; None if it writes none, or in a form that
+    no parser reads."""
     return next((family for marker, family in _TEMPLATE_MARKERS if marker in template.text), None)
 
 
 def parser_for(template: ChatTemplate, name: str = "auto") -> ToolParser:
-    """Returns the parser called `name`; "auto" takes that of the template's family.
-
-    Thinking is split off only if the template mentions it. Otherwise it is ordinary content, and
-    stays in the history as the model wrote it. Calls in the forms of other parsers are noticed, not
-    read (other_forms.py).
-    """
+    """Returns the parser called `name`; "auto" takes that of the template's family. Thinking is
+    split off only if the template mentions it; else it is ordinary content. Calls in the forms of
+    other parsers are noticed, not parsed (other_forms.py)."""
     if name == "auto":
         family = detect_family(template)
         factory = PARSERS[family] if family else FallbackParser
@@ -115,7 +102,11 @@ def parser_for(template: ChatTemplate, name: str = "auto") -> ToolParser:
 
 def _noticing(parser: ToolParser, name: str) -> NoticingParser:
     # Plain JSON comes late: it may be inside the tags of another form.
-    families = [*(family for family in PARSERS if family not in ("json", "llama3")), "json", "llama3"]
+    families = [
+        *(family for family in PARSERS if family not in ("json", "llama3")),
+        "json",
+        "llama3",
+    ]
     return NoticingParser(
         parser, {family: PARSERS[family].from_template("") for family in families if family != name}
     )

@@ -6,10 +6,8 @@
     ```<｜tool▁call▁end｜>
     <｜tool▁call▁begin｜>sub<｜tool▁sep｜>{"b": 3}<｜tool▁call▁end｜><｜tool▁calls▁end｜>
 
-gives two calls; both forms may stand in one reply. Each call counts for itself: those before a
-malformed one stay calls. The outer pair of tokens may be missing.
-
-Not covered: V3.2's calls in XML.
+gives two calls; both forms may occur in one reply. The calls before a malformed one stay calls. The
+outer pair of tokens may be missing. V3.2's calls in XML are not parsed.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ _CLOSING = re.compile(rf"\s*{_CALL_END}(?:\s*{_CALLS_END})?")
 
 
 class DeepSeekParser(ThinkingParser):
-    """Parses replies of DeepSeek's models. `fenced` is the older form of forced calls."""
+    """`fenced` is the older form of forced calls."""
 
     special_tokens = (_CALLS, _CALL, _SEP, _CALL_END, _CALLS_END)
     call_opening = re.compile(rf"{_CALLS}\s*(?:{_CALL})?|{_CALL}")

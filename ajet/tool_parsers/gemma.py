@@ -3,16 +3,13 @@
     <|tool_call>call:add{a:2,s:<|"|>two<|"|>,l:[1,null],o:{k:true}}<tool_call|>
     <start_function_call>call:add{a:2,s:<escape>two<escape>}<end_function_call>
 
-Keys stand without quotation marks, or between the string tokens too; numbers, `true`, `false` and
-`null` (`None` in Gemma 4's first templates) are written as in JSON, and a string holds anything but
-its token. A value in any other form makes the call malformed; a call without arguments may lack the
-braces. Gemma 4's thinking stands between
-`<|channel>thought` and `<channel|>`.
+Keys have no quotation marks, or stand between the string tokens too; numbers, `true`, `false` and
+`null` (`None` in Gemma 4's first templates) are written as in JSON, and a string may hold anything
+but its token. A value in any other form makes the call malformed; a call without arguments may lack
+the braces. Gemma 4's thinking stands between `<|channel>thought` and `<channel|>`. Gemma 3 and
+older have no form for calls.
 
 Source: the chat template of Gemma 4 and Google's documentation of both.
-
-Not covered: Gemma 3 and older, which have no form of their own; keys with a colon, comma, brace or
-bracket in them, unless between the tokens.
 """
 
 from __future__ import annotations
@@ -49,8 +46,6 @@ _NONE = re.compile(r"None\b")
 
 
 class GemmaParser(ThinkingParser):
-    """Parses replies of Gemma 4 and FunctionGemma."""
-
     thinking_tags = _THOUGHT
 
     def __init__(self, tokens: Tokens = GEMMA_4, splits_thinking: bool = True) -> None:
@@ -66,7 +61,7 @@ class GemmaParser(ThinkingParser):
         return cls(tokens, splits_thinking=_CHANNEL_END in template)
 
     def opening(self, name: str | None) -> str:
-        # Without the name it ends at a token boundary: the colon may be in one token with the name.
+        # Without a name it ends at a token boundary: the colon may be in one token with the name.
         begin = f"{self._tokens.opening}call"
         return begin if name is None else f"{begin}:{name}{{"
 
@@ -87,7 +82,7 @@ class GemmaParser(ThinkingParser):
 
 
 class _ParseError(ValueError):
-    """Raised where there is no value in the family's form."""
+    """The text at a position is not a value in the family's form."""
 
 
 class _ValueReader:

@@ -9,12 +9,12 @@
 recipient may also stand before the channel. A message is
 
     analysis, closed                       reasoning
-    final, or commentary to nobody         content (also where the reply was cut within it)
+    final, or commentary to nobody         content (also if the reply was cut within it)
     to functions.NAME, closed by <|call|>  a call, if it is one JSON object or nothing
-    anything else                          content as it was written; malformed, but for analysis
-                                           that was cut
+    anything else                          content, unchanged; malformed, except analysis that was
+                                           cut
 
-Not covered: the model's built-in tools (browser, python), which no schema offers: malformed.
+Calls of the model's built-in tools (browser, python), which no schema offers, are malformed.
 """
 
 from __future__ import annotations
@@ -45,8 +45,6 @@ class _Parts:
 
 
 class GptOssParser:
-    """Parses replies of gpt-oss."""
-
     special_tokens = (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, _END, _CALL, _RETURN)
 
     @classmethod
@@ -76,9 +74,9 @@ class GptOssParser:
 
 
 def _add_message(reply: _Parts, message: str, end: str) -> None:
-    """Adds one message, which `end` closes, to the part that it belongs to."""
-    written_header, has_body, body = message.partition(_MESSAGE)
-    header = _HEADER.fullmatch(written_header) if has_body else None
+    """Adds one message, which `end` closes, to the part of the reply that it belongs to."""
+    header_text, has_body, body = message.partition(_MESSAGE)
+    header = _HEADER.fullmatch(header_text) if has_body else None
     recipient = header and (header["before"] or header["after"])
     name = header["channel"] if header and not recipient else ""
     call = _call(recipient, body) if recipient and end == _CALL else None
@@ -88,16 +86,16 @@ def _add_message(reply: _Parts, message: str, end: str) -> None:
         reply.content += [body] if body else []
     elif name == "analysis" and end == _END:
         reply.reasoning.append(body.strip("\n"))
-    elif written := (message + end).removesuffix(_RETURN):
-        reply.content.append(written)
-        cut = name == "analysis" and not end
-        if not cut and any(token in written for token in GptOssParser.special_tokens):
-            reply.malformed.append(written)
+    elif text := (message + end).removesuffix(_RETURN):
+        reply.content.append(text)
+        is_cut = name == "analysis" and not end
+        if not is_cut and any(token in text for token in GptOssParser.special_tokens):
+            reply.malformed.append(text)
 
 
 def _search_start(text: str, start: int) -> int:
-    """Returns where the end of the message at `start` is searched: after the token that begins it,
-    and after a call's arguments, which may spell the tokens that end a message."""
+    """Returns where to search for the end of the message at `start`: after the token that begins
+    it, and after a call's arguments, which may spell the tokens that end a message."""
     body = text.find(_MESSAGE, start)
     header = _HEADER.fullmatch(text, start, body) if body >= 0 else None
     if header and (header["before"] or header["after"]):
@@ -107,8 +105,10 @@ def _search_start(text: str, start: int) -> int:
 
 
 def _call(recipient: str, body: str) -> Call | None:
-    space, _, name = recipient.partition(".")
+    namespace, _, name = recipient.partition(".")
     arguments = read_arguments(body, 0)
-    if space != "functions" or not name or not arguments or skip_space(body, arguments[1]) < len(body):
+    if namespace != "functions" or not name or not arguments:
+        return None
+    if skip_space(body, arguments[1]) < len(body):
         return None
     return Call(name, arguments[0])

@@ -1,10 +1,9 @@
-"""Notices calls in another form than the run's parser reads.
+"""Notices calls in another form than the one that the run's parser reads.
 
     hermes reads ```json {"name": "add", "arguments": {…}}```    ParsedReply.other_form == "json"
 
-The reply stays as the run's parser read it: content, without a call. Only calls of offered tools
-count, since an answer may hold JSON or quote tags. What becomes of the name is in
-core/record/call_forms.py.
+The reply does not change: it is content, without a call. Only calls of offered tools count, since
+an answer may hold JSON or quote tags. core/record/call_forms.py records the form.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from ajet.tool_parsers.scanning import offered_functions
 
 
 class NoticingParser:
-    """Reads as `parser` does, and tries `others`, by their names, where that finds no call."""
+    """Parses with `parser`, and tries `other_parsers`, by their names, if that finds no call."""
 
     def __init__(self, parser: ToolParser, other_parsers: Mapping[str, ToolParser]) -> None:
         self._parser = parser
-        self._others = other_parsers
+        self._other_parsers = other_parsers
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
@@ -34,12 +33,11 @@ class NoticingParser:
     def parse(
         self, text: str, tools: Tools | None = None, prompt_end: str | None = None
     ) -> ParsedReply:
-        """Implements `ToolParser.parse`."""
         parsed = self._parser.parse(text, tools, prompt_end)
         names = offered_functions(tools).keys()
         if parsed.tool_calls or not any(name in parsed.content for name in names):
             return parsed
-        for label, parser in self._others.items():
+        for label, parser in self._other_parsers.items():
             calls = parser.parse(parsed.content, tools).tool_calls
             if calls and all(call.name in names for call in calls):
                 return replace(parsed, other_form=label)

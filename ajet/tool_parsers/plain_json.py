@@ -1,4 +1,4 @@
-"""Parses calls that a model writes as plain JSON, in a fence or on lines of their own.
+"""Parses calls that a model writes as plain JSON, in a fence or on separate lines.
 
     Let me add them.
     ```json
@@ -8,8 +8,6 @@
 Qwen2.5-Coder does so whatever its chat template says. No template writes this form, so a config has
 to name the parser. A block is one or more objects with a `name` and `arguments` (or `parameters`),
 or a list of them. It counts as calls if all the tools are offered; any other JSON is content.
-
-Not covered: an object within a line of text.
 """
 
 from __future__ import annotations
@@ -39,8 +37,6 @@ _FENCE_END = re.compile(rf"\s*(?:{_FENCE}|\Z)")
 
 
 class PlainJsonParser(ThinkingParser):
-    """Parses calls in plain JSON."""
-
     special_tokens: tuple[str, ...] = ()
     call_opening = _BLOCK
 
@@ -51,7 +47,7 @@ class PlainJsonParser(ThinkingParser):
         return f'{begin} {json.dumps(name, ensure_ascii=False)}, "arguments":'
 
     def _find_calls(self, text: str, position: int, tools: Tools | None) -> Iterator[CallSpan]:
-        """Yields the blocks of calls. A block that names an offered tool and is no JSON is
+        """Yields the blocks of calls. A block that names an offered tool and is not JSON is
         malformed."""
         names = offered_functions(tools).keys()
         while block := _BLOCK.search(text, position):
@@ -71,11 +67,12 @@ class PlainJsonParser(ThinkingParser):
         calls: list[Call] = []
         end = body
         while value := read_json(text, end):
-            listed = value[0] if isinstance(value[0], list) else [value[0]]
-            read = [call for call in map(_call, listed) if call]
-            if not read or len(read) < len(listed):
+            items = value[0] if isinstance(value[0], list) else [value[0]]
+            block_calls = [call for call in map(_call, items) if call]
+            if not block_calls or len(block_calls) < len(items):
                 return None
-            calls += read
+            calls += block_calls
+            # A fence may hold several values; without one each is a block.
             end = skip_space(text, value[1])
             if not is_fenced or text[end : end + 1] not in ("{", "["):
                 end = value[1]
@@ -85,7 +82,8 @@ class PlainJsonParser(ThinkingParser):
 
 
 def _call(value: Any) -> Call | None:
-    """Returns the call of an object, which may have OpenAI's form, with the function inside."""
+    """Returns the call that an object makes; it may have OpenAI's form, with the function
+    inside."""
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = value["function"]
     has_arguments = isinstance(value, dict) and ("arguments" in value or "parameters" in value)

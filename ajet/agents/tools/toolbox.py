@@ -19,7 +19,7 @@ Classes and functions are looked for in the file's folder, then in the config's 
 from __future__ import annotations
 
 import difflib
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -33,7 +33,6 @@ from ajet.agents.tools.function import FunctionTool
 from ajet.agents.tools.listing import Entry, find_file, read_listing
 from ajet.agents.tools.mcp_session import McpAddress
 from ajet.agents.tools.mcp_tools import McpTools, Scope
-from ajet.agents.tools.recorded_answers import answers_of_episodes
 from ajet.agents.tools.source import OpenTool, ToolEpisode, ToolSource
 from ajet.agents.tools.tool import METHODS, BaseTool
 from ajet.core.activity import in_call
@@ -52,6 +51,10 @@ from ajet.core.inference.tool_schema import check_parameters, first_violation
 from ajet.core.task.workflow_task import WorkflowTask
 
 KEY = "ajet.rollout.multi_turn.tool_config_path"
+answers_of_episodes: dict[str, Mapping[str, str]] = {}
+"""Recorded answers by the ids of running episodes, then of calls. They replace calls while `ajet
+fork` runs an episode again (backbones/debug/forking.py); the ids of calls count the calls of the
+model, so they are the same when it gets the same replies."""
 
 
 class FunctionEntry(Section):
@@ -159,7 +162,8 @@ class EpisodeTools:
         return f"the arguments of {name} are wrong: {problem}" if problem else None
 
     def recorded_answer(self, name: str, call_id: str) -> str | None:
-        """Returns the recorded answer to this call; None if the tool is to be called."""
+        """Returns the recorded answer to this call; None if the tool is to be called. A tool that
+        gives a reward keeps state for its episode, so it is called anyway."""
         return None if self._tools[name].reward else self._recorded.get(call_id)
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
@@ -188,6 +192,17 @@ def load_toolbox(config: AjetConfig) -> Toolbox:
         return Toolbox([])
     file = find_file(path, config.base_dirs, KEY)
     return _load_cached(file, file.stat().st_mtime_ns, (file.parent, *config.base_dirs))
+
+
+def answers_in(messages: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Returns the tools' answers in a conversation by the ids of their calls."""
+    return {
+        str(message["tool_call_id"]): message["content"]
+        for message in messages
+        if message.get("role") == "tool"
+        and message.get("tool_call_id") is not None
+        and isinstance(message.get("content"), str)
+    }
 
 
 def extra_info(workflow_task: WorkflowTask) -> Mapping[str, Any]:

@@ -5,8 +5,8 @@
     title_words("Lamp with a Shade")                             [lamp, shade]
 
 The ratio is that of the package that the paper's code calls (thefuzz): words as sets, and twice the
-longest common subsequence over both lengths. Not covered: parts of speech. The paper's code takes a
-title's nouns from spaCy; here every word counts except function words and numbers.
+longest common subsequence over both lengths. The paper's code takes a title's nouns from spaCy; here
+every word counts except function words and numbers.
 """
 
 from __future__ import annotations
@@ -29,14 +29,13 @@ COLOURS = tuple(_COLOURS.split())
 
 
 def token_set_ratio(first: str, second: str) -> int:
-    """Returns how alike two texts are, from 0 to 100. It is 100 if all words of one are in the
+    """Returns how alike two texts are, from 0 to 100. It is 100 if all words of one text are in the
     other; order and repetition do not matter."""
     return _set_ratio(frozenset(_words(first)), frozenset(_words(second)))
 
 
 def colour_of(option: str) -> str:
-    """Returns the first colour in the list that the option names, or the option itself if it names
-    none."""
+    """Returns the first colour of COLOURS that the option names, or else the option."""
     option = option.lower()
     return next((colour for colour in COLOURS if colour in option), option)
 
@@ -67,9 +66,10 @@ def _ratio(first: str, second: str) -> int:
 
 def _common_length(first: str, second: str) -> int:
     """Returns the length of the longest common subsequence."""
+    # row[j] is the length for the letters of `first` so far and the first j letters of `second`.
     row = [0] * (len(second) + 1)
     for letter in first:
-        before = 0
+        before = 0  # row[column - 1] of the letter before, which this row overwrites
         for column, second_letter in enumerate(second, 1):
             above = row[column]
             row[column] = before + 1 if letter == second_letter else max(above, row[column - 1])

@@ -4,9 +4,8 @@
     index.best("red wool scarf", 50)        products, the best match first
 
 The weights are those of the paper's search engine (k1 0.9, b 0.4); equally good products are in the
-catalogue's order. Not covered: its stemmer (here only a plural's s is dropped); an index on disk:
-it is built in memory when the catalogue is read. 20,000 products with descriptions of
-80 words take 6 s and 170 MB to index on one core, and 2 ms a search.
+catalogue's order. Of its stemmer, only dropping a plural's s is implemented. 20,000 products with
+descriptions of 80 words take 6 s and 170 MB to index on one core, and 2 ms a search.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ _TERM = re.compile(r"[a-z0-9]+")
 
 
 class SearchIndex:
-    """An inverted index. For each term it holds the products that contain it, with their BM25
-    weights."""
+    """An inverted index: for each term the products that contain it, with their BM25 weights."""
 
     def __init__(self, products: Sequence[Product]) -> None:
         self.products = products
