@@ -6,8 +6,8 @@
     </tool_call>
 
 The line breaks may be missing. A value is all the text between its tags; its type is that of the
-tool's schema. `</arg_value>` may be missing (tagged_values.py). Hunyuan 3, which writes `<tool_sep>`
-after the name, is not parsed.
+tool's schema. `</arg_value>` may be missing (tagged_values.py). Hunyuan 3's variant, with
+`<tool_sep>` after the name, is not parsed.
 
 Source: the chat templates of GLM-4.5, GLM-4.6 (line breaks) and GLM-4.7 (none).
 """

@@ -113,7 +113,7 @@ class ParameterTypes:
         parsed = read_json(stripped, 0)
         if parsed and parsed[1] == len(stripped) and not isinstance(parsed[0], str):
             values.append(parsed[0])
-        # In the second round a value of the right type that is not one of the constants stays typed.
+        # Second round: a value of the right type that is not one of the constants stays typed.
         for constants in (True, False):
             for value in (*values, text):
                 if _accepts(schema, value, self._root, constants, MAX_REFERENCES):

@@ -5,8 +5,8 @@
     title_words("Lamp with a Shade")                             [lamp, shade]
 
 The ratio is that of the package that the paper's code calls (thefuzz): words as sets, and twice the
-longest common subsequence over both lengths. The paper's code takes a title's nouns from spaCy; here
-every word counts except function words and numbers.
+longest common subsequence over both lengths. The paper's code takes a title's nouns from spaCy;
+here every word counts except function words and numbers.
 """
 
 from __future__ import annotations
