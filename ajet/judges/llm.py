@@ -15,8 +15,7 @@ from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.judge.judge import BaseJudge, GroupJudge
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
-from ajet.judges.grader import Grade, Grader
-from ajet.judges.grading_prompt import LISTWISE, POINTWISE, checked_template
+from ajet.judges.grader import LISTWISE, POINTWISE, Grade, Grader, checked_template
 
 if TYPE_CHECKING:
     from ajet.core.config import AjetConfig

@@ -37,8 +37,7 @@ from ajet.core.file_lock import take
 from ajet.core.record.atomic_file import write_text_atomically
 from ajet.core.shared_call import SharedCalls
 from ajet.core.task.task import Task
-from ajet.judges.grader import Grader
-from ajet.judges.grading_prompt import fenced
+from ajet.judges.grader import Grader, fenced
 from ajet.judges.reply_format import CriteriaFormat
 
 if TYPE_CHECKING:

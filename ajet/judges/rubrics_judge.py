@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from ajet.core.judge.judge import BaseJudge, GroupJudge
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
-from ajet.judges.grader import Grader
-from ajet.judges.grading_prompt import LISTWISE, POINTWISE, checked_template
+from ajet.judges.grader import LISTWISE, POINTWISE, Grader, checked_template
 from ajet.judges.llm import verdict_with_reason
 from ajet.judges.rubrics import Rubrics
 

@@ -4,9 +4,14 @@ There is one file for each model family. Parsers see no token ids: a parser neve
 sampled, only what the agent gets.
 """
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.core.inference.chat_template import ChatTemplate
+from ajet.core.inference.chat_template import ChatTemplate, Tools
 from ajet.core.inference.tool_parser import ParsedReply, ToolCall, ToolParser
 from ajet.tool_parsers.deepseek import DeepSeekParser
 from ajet.tool_parsers.gemma import GemmaParser
@@ -18,10 +23,9 @@ from ajet.tool_parsers.llama3 import Llama3Parser
 from ajet.tool_parsers.minimax_m2 import MiniMaxM2Parser
 from ajet.tool_parsers.mistral import MistralParser
 from ajet.tool_parsers.nemotron import NemotronParser
-from ajet.tool_parsers.other_forms import NoticingParser
 from ajet.tool_parsers.plain_json import PlainJsonParser
 from ajet.tool_parsers.qwen3_coder import Qwen3CoderParser
-from ajet.tool_parsers.scanning import ThinkingParser
+from ajet.tool_parsers.scanning import ThinkingParser, offered_functions
 
 __all__ = [
     "PARSERS",
@@ -87,7 +91,7 @@ def detect_family(template: ChatTemplate) -> str | None:
 def parser_for(template: ChatTemplate, name: str = "auto") -> ToolParser:
     """Returns the parser called `name`; "auto" takes that of the template's family. Thinking is
     split off only if the template mentions it; else it is ordinary content. Calls in the forms of
-    other parsers are noticed, not parsed (other_forms.py)."""
+    other parsers are noticed, not parsed (`NoticingParser`)."""
     if name == "auto":
         family = detect_family(template)
         factory = PARSERS[family] if family else FallbackParser
@@ -98,6 +102,39 @@ def parser_for(template: ChatTemplate, name: str = "auto") -> ToolParser:
             f"no tool parser named {name!r}: choose one of {names}", code=Code.UNKNOWN_NAME
         )
     return _noticing(PARSERS[name].from_template(template.text), name)
+
+
+class NoticingParser:
+    """Parses with `parser`, and tries `other_parsers`, by their names, if that finds no call.
+
+        hermes reads ```json {"name": "add", "arguments": {…}}```    other_form == "json"
+
+    The reply does not change: it is content, without a call. Only calls of offered tools count,
+    since an answer may hold JSON or quote tags. core/record/call_forms.py records the form."""
+
+    def __init__(self, parser: ToolParser, other_parsers: Mapping[str, ToolParser]) -> None:
+        self._parser = parser
+        self._other_parsers = other_parsers
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        return self._parser.special_tokens
+
+    def opening(self, name: str | None) -> str:
+        return self._parser.opening(name)
+
+    def parse(
+        self, text: str, tools: Tools | None = None, prompt_end: str | None = None
+    ) -> ParsedReply:
+        parsed = self._parser.parse(text, tools, prompt_end)
+        names = offered_functions(tools).keys()
+        if parsed.tool_calls or not any(name in parsed.content for name in names):
+            return parsed
+        for label, parser in self._other_parsers.items():
+            calls = parser.parse(parsed.content, tools).tool_calls
+            if calls and all(call.name in names for call in calls):
+                return replace(parsed, other_form=label)
+        return parsed
 
 
 def _noticing(parser: ToolParser, name: str) -> NoticingParser:

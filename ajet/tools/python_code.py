@@ -3,7 +3,11 @@
     toolkit.register_tool_function(execute_python_code)          # AgentScope: gives a ToolResponse
     - {function: ajet.tools->run_python, name: execute_python_code}    # tool_agent: gives the text
 
-Both show the model the same tool, and the answer has AgentScope's form:
+    model.bind_tools([PYTHON_TOOL])                              # its schema, for any client
+    text = await answer_python_call('{"code": "print(1 + 2)"}')  # a call of OpenAI's form
+    tool = python_tool()                                         # a LangChain tool
+
+All show the model the same tool, and the answer has AgentScope's form:
 
     <returncode>0</returncode><stdout>3</stdout><stderr></stderr>
 
@@ -13,6 +17,8 @@ sandbox/program.py lists the exceptions (os.urandom, addresses, time, threads).
 
 from __future__ import annotations
 
+import inspect
+import json
 import math
 import sys
 from typing import TYPE_CHECKING, Any
@@ -21,8 +27,31 @@ from ajet.core.activity import in_call
 from ajet.core.errors import EnvironmentFault
 
 if TYPE_CHECKING:
+    from langchain_core.tools import BaseTool
+
     from ajet.sandbox.pool import SandboxPool
 
+PYTHON_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "execute_python_code",
+        "parameters": {
+            "properties": {
+                "code": {"description": "The Python program to run.", "type": "string"},
+                "timeout": {
+                    "default": 300,
+                    "description": "The seconds after which the program is stopped.",
+                    "type": "number",
+                },
+            },
+            "required": ["code"],
+            "type": "object",
+        },
+        "description": "Run a Python program and return its exit code, its standard output and "
+        "its\nstandard error. Print whatever you want to see; nothing else comes back.",
+    },
+}
+"""The tool's schema. The order of its keys is AgentScope's, and part of the prompt."""
 _has_reported = False
 
 
@@ -54,6 +83,34 @@ async def execute_python_code(code: str, timeout: float = 300, **kwargs: Any) ->
 
 
 execute_python_code.__doc__ = run_python.__doc__  # AgentScope shows it to the model
+
+
+async def answer_python_call(arguments: str) -> str:
+    """Returns the tool's answer to a call's arguments, which are JSON. Wrong arguments are answered
+    with an error."""
+    keyword_arguments = json.loads(arguments)
+    try:
+        inspect.signature(run_python).bind(**keyword_arguments)
+    except TypeError as error:
+        return f"Error: {error}"
+    return await run_python(**keyword_arguments)
+
+
+def python_tool() -> BaseTool:
+    """Returns the tool for LangChain's agents, shown to the model word for word as `PYTHON_TOOL`. A
+    call without code is answered with an error."""
+    from langchain_core.tools import StructuredTool
+    from pydantic import create_model
+
+    function = PYTHON_TOOL["function"]
+    arguments = create_model("execute_python_code", code=(Any, ...), timeout=(Any, 300))
+    return StructuredTool(
+        name=function["name"],
+        description=function["description"],
+        args_schema=arguments,
+        coroutine=run_python,
+        extras={"openai_schema": PYTHON_TOOL},
+    )
 
 
 def _seconds(timeout: Any) -> float | None:

@@ -16,7 +16,7 @@ import asyncio
 import inspect
 import json
 import re
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
@@ -46,6 +46,32 @@ class ToolResult:
     timed_out: bool = False
     reward: float | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolEpisode:
+    """The episode that tools are opened for. `tools_kwargs` is the row's `extra_info.tools_kwargs`;
+    `failed_ends` collects the names of cleanups that failed."""
+
+    episode_id: str
+    tools_kwargs: Mapping[str, Any]
+    timeout_s: float
+    failed_ends: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTool:
+    """One tool of one episode. `reward` is None for tools that never give a reward; `problem`
+    returns why arguments are refused, beyond what the schema says."""
+
+    schema: dict[str, Any]
+    call: Callable[[dict[str, Any]], Awaitable[Any]]
+    reward: Callable[[], Coroutine[Any, Any, float | None]] | None = None
+    problem: Callable[[dict[str, Any]], str | None] = lambda arguments: None
+
+    @property
+    def name(self) -> str:
+        return self.schema["function"]["name"]
 
 
 class ToolFault(Exception):

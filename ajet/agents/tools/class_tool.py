@@ -17,9 +17,15 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-from ajet.agents.tools.call import as_tool_result, invoke, run_cleanup, run_with_timeout
+from ajet.agents.tools.call import (
+    OpenTool,
+    ToolEpisode,
+    as_tool_result,
+    invoke,
+    run_cleanup,
+    run_with_timeout,
+)
 from ajet.agents.tools.schema import OpenAIFunctionToolSchema, plain_schema
-from ajet.agents.tools.source import OpenTool, ToolEpisode
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.importing import line_of, run_user_code

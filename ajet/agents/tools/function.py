@@ -26,8 +26,7 @@ from typing import Any, get_type_hints
 from docstring_parser import parse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from ajet.agents.tools.call import invoke
-from ajet.agents.tools.source import OpenTool, ToolEpisode
+from ajet.agents.tools.call import OpenTool, ToolEpisode, invoke
 from ajet.core.config.explain import message_of
 from ajet.core.importing import run_user_code
 

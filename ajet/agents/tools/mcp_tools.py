@@ -19,10 +19,9 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from ajet.agents.tools.call import ToolFault
+from ajet.agents.tools.call import OpenTool, ToolEpisode, ToolFault
 from ajet.agents.tools.function import tool_schema
 from ajet.agents.tools.mcp_session import McpAddress, McpConnectionLost, McpSession, open_session
-from ajet.agents.tools.source import OpenTool, ToolEpisode
 from ajet.core.bounded_loop import run_bounded
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, EnvironmentFault

@@ -27,13 +27,18 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from ajet.agents.tools.call import ToolResult, gather_or_cancel, run_tool_call
+from ajet.agents.tools.call import (
+    OpenTool,
+    ToolEpisode,
+    ToolResult,
+    gather_or_cancel,
+    run_tool_call,
+)
 from ajet.agents.tools.class_tool import ClassTool, refuse_agent_data
 from ajet.agents.tools.function import FunctionTool
 from ajet.agents.tools.listing import Entry, find_file, read_listing
 from ajet.agents.tools.mcp_session import McpAddress
 from ajet.agents.tools.mcp_tools import McpTools, Scope
-from ajet.agents.tools.source import OpenTool, ToolEpisode, ToolSource
 from ajet.agents.tools.tool import METHODS, BaseTool
 from ajet.core.activity import in_call
 from ajet.core.config import AjetConfig
@@ -55,6 +60,12 @@ answers_of_episodes: dict[str, Mapping[str, str]] = {}
 """Recorded answers by the ids of running episodes, then of calls. They replace calls while `ajet
 fork` runs an episode again (backbones/debug/forking.py); the ids of calls count the calls of the
 model, so they are the same when it gets the same replies."""
+
+
+ToolSource = FunctionTool | ClassTool | McpTools
+"""An entry of the tools' file. `check` returns the schemas of its tools, or raises `ConfigError` for
+what would fail in every episode; `open` yields the tools of one episode and releases what they hold
+at its end."""
 
 
 class FunctionEntry(Section):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Self
 
 from loguru import logger
@@ -30,24 +30,16 @@ _releasing: set[asyncio.Task[None]] = set()
 """Holds releases that outlive the episode's cancelled task, until they are done."""
 
 
+@dataclass
 class EnvServiceHost:
     """The service that a run's episodes use. Each runner has one host."""
 
-    def __init__(
-        self,
-        url: str,
-        env_type: str,
-        *,
-        action_preference: str = "code",
-        timeout_s: float = TIMEOUT_S,
-        backoff_s: float = BACKOFF_S,
-    ) -> None:
-        self.url = url
-        self.env_type = env_type
-        self.action_preference = action_preference
-        self.timeout_s = timeout_s
-        self.backoff_s = backoff_s
-        self.num_unreleased = 0
+    url: str
+    env_type: str
+    action_preference: str = "code"
+    timeout_s: float = TIMEOUT_S
+    backoff_s: float = BACKOFF_S
+    num_unreleased: int = 0
 
     def episode(self, workflow_task: WorkflowTask) -> EpisodeInstance | None:
         """Returns the environment instance of an episode, not created yet, or None if the task has
