@@ -46,27 +46,29 @@ BRACE_HINT = "write a literal brace twice"
 MISSING_ACTION_TEXT = "Your reply names no action: write it as {answer_form}."
 
 
+def _text_error(problem: str) -> ConfigError:
+    return ConfigError(problem, code=Code.ENVIRONMENT_TEXT)
+
+
 def checked_template(template: str, placeholders: Collection[str], key: str) -> str:
     """Returns the template; raises `ConfigError` for a placeholder that nothing fills, or whose
     format does not suit its value, such as ``{observation:d}``."""
     try:
         fields = [name for _, name, _, _ in Formatter().parse(template) if name is not None]
     except ValueError as error:
-        raise ConfigError(f"{key}: {error}; {BRACE_HINT}", code=Code.ENVIRONMENT_TEXT) from None
+        raise _text_error(f"{key}: {error}; {BRACE_HINT}") from None
     unknown = next((name for name in fields if name not in placeholders), None)
     if unknown is not None:
-        raise ConfigError(
+        raise _text_error(
             f"{key}: no placeholder {{{unknown}}}; there are "
-            f"{', '.join(f'{{{name}}}' for name in placeholders)} ({BRACE_HINT})",
-            code=Code.ENVIRONMENT_TEXT,
+            f"{', '.join(f'{{{name}}}' for name in placeholders)} ({BRACE_HINT})"
         )
     values = {name: 1 if name in NUMBER_PLACEHOLDERS else "text" for name in placeholders}
     try:
         template.format(**values)
     except (KeyError, IndexError, ValueError, AttributeError) as error:
-        raise ConfigError(
-            f"{key}: a placeholder's form is wrong: {type(error).__name__}: {error}",
-            code=Code.ENVIRONMENT_TEXT,
+        raise _text_error(
+            f"{key}: a placeholder's form is wrong: {type(error).__name__}: {error}"
         ) from None
     return template
 
@@ -94,14 +96,11 @@ def _compiled(pattern: str, key: str) -> re.Pattern[str]:
     try:
         compiled = re.compile(pattern, re.DOTALL)
     except (re.error, OverflowError, RecursionError) as error:
-        raise ConfigError(
-            f"{key}: {pattern!r} is not a regular expression: {error}", code=Code.ENVIRONMENT_TEXT
-        ) from None
+        raise _text_error(f"{key}: {pattern!r} is not a regular expression: {error}") from None
     if compiled.groups != 1:
-        raise ConfigError(
+        raise _text_error(
             f"{key}: {pattern!r} has {compiled.groups} groups: put the action, and nothing else, "
-            "in parentheses; write any other group as (?:…)",
-            code=Code.ENVIRONMENT_TEXT,
+            "in parentheses; write any other group as (?:…)"
         )
     return compiled
 

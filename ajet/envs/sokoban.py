@@ -198,17 +198,15 @@ class Sokoban(Environment):
         )
 
 
+def _setting_error(problem: str) -> ConfigError:
+    return ConfigError(f"sokoban: {problem}", code=Code.ENVIRONMENT_SETTING)
+
+
 def _check(dim_room: Sequence[int], num_boxes: int, max_steps: int, search_depth: int) -> None:
     if len(dim_room) != 2 or min(dim_room) < 3:
-        raise ConfigError(
-            f"sokoban: dim_room {list(dim_room)}: write height and width, each at least 3",
-            code=Code.ENVIRONMENT_SETTING,
-        )
+        raise _setting_error(f"dim_room {list(dim_room)}: write height and width, each at least 3")
     if min(num_boxes, max_steps, search_depth) < 1:
-        raise ConfigError(
-            "sokoban: num_boxes, max_steps and search_depth are at least 1",
-            code=Code.ENVIRONMENT_SETTING,
-        )
+        raise _setting_error("num_boxes, max_steps and search_depth are at least 1")
 
 
 def _symbols(grid_lookup: Mapping[int | str, str]) -> dict[str, str]:
@@ -217,10 +215,8 @@ def _symbols(grid_lookup: Mapping[int | str, str]) -> dict[str, str]:
     changed = {numbers.get(str(key), ""): str(symbol) for key, symbol in grid_lookup.items()}
     drawn = {symbol: symbol for symbol in DRAWN} | changed
     if "" in changed or len(set(drawn.values())) < len(drawn):
-        raise ConfigError(
-            f"sokoban: grid_lookup {dict(grid_lookup)}: give numbers from 0 to 6, each another "
-            "symbol",
-            code=Code.ENVIRONMENT_SETTING,
+        raise _setting_error(
+            f"grid_lookup {dict(grid_lookup)}: give numbers from 0 to 6, each another symbol"
         )
     return drawn
 
@@ -229,4 +225,4 @@ def _fixed_room(rows: Sequence[str]) -> Room:
     try:
         return read_room(rows)
     except ValueError as error:
-        raise ConfigError(f"sokoban: room: {error}", code=Code.ENVIRONMENT_SETTING) from None
+        raise _setting_error(f"room: {error}") from None

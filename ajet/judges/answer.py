@@ -139,7 +139,7 @@ def _reference(task: Task) -> tuple[str, Any]:
         raise UnusableReference(task, f"{null_columns[0]} is null")
     names = ", ".join(column for column, *_ in sources)
     has = ", ".join(sorted(row)) or "nothing"
-    raise UnusableReference(task, f"no reference answer: its row has {has}, not {names}")
+    raise UnusableReference(task, f"no reference answer: its row has {has}; looked for {names}")
 
 
 def final_part(text: str) -> str:

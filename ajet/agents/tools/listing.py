@@ -38,9 +38,11 @@ class Entry:
         try:
             return form.model_validate(self.values)
         except ValidationError as error:
-            raise ConfigError(
-                f"{self.location}: {_mistake(error, form)}", code=Code.TOOL_LISTING
-            ) from error
+            raise _listing_error(f"{self.location}: {_mistake(error, form)}") from error
+
+
+def _listing_error(problem: str) -> ConfigError:
+    return ConfigError(problem, code=Code.TOOL_LISTING)
 
 
 def find_file(path: str, base_dirs: Sequence[Path], key: str) -> Path:
@@ -49,9 +51,8 @@ def find_file(path: str, base_dirs: Sequence[Path], key: str) -> Path:
     for file in candidates:
         if file.is_file():
             return file.resolve()
-    raise ConfigError(
-        f"{key}: {path}: no such file; looked for {', '.join(map(str, candidates))}",
-        code=Code.TOOL_LISTING,
+    raise _listing_error(
+        f"{key}: {path}: no such file; looked for {', '.join(map(str, candidates))}"
     )
 
 
@@ -63,9 +64,7 @@ def read_listing(file: Path, section: str) -> list[Entry]:
     try:
         content = OmegaConf.to_container(OmegaConf.create(read_yaml(file)), resolve=True)
     except OmegaConfBaseException as error:  # an interpolation: ${oc.env:NAME}
-        raise ConfigError(
-            f"{file}: {str(error).splitlines()[0]}", code=Code.TOOL_LISTING
-        ) from error
+        raise _listing_error(f"{file}: {str(error).splitlines()[0]}") from error
     assert isinstance(content, dict)
     # Secrets in the file (an API key of an MCP server) must not appear in logs and records.
     free_form = FreeForm()
@@ -73,15 +72,11 @@ def read_listing(file: Path, section: str) -> list[Entry]:
     remember_secrets(free_form.secrets)
     items = content.pop(section, None)
     if content or not isinstance(items, list):
-        raise ConfigError(
-            f"{file}: the file has one key, {section}, with a list", code=Code.TOOL_LISTING
-        )
+        raise _listing_error(f"{file}: the file has one key, {section}, with a list")
     entries: list[Entry] = []
     for order, values in enumerate(items):
         if not isinstance(values, Mapping):
-            raise ConfigError(
-                f"{file}: {section}[{order}] is not a mapping", code=Code.TOOL_LISTING
-            )
+            raise _listing_error(f"{file}: {section}[{order}] is not a mapping")
         entries.append(Entry(dict(values), f"{file.name}: {section}[{order}]"))
     return entries
 
