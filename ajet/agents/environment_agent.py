@@ -85,6 +85,7 @@ class EnvironmentAgent(Workflow):
                     episode.ended_by = "token_limit"
                     break
                 transition = await episode.answer(reply["content"])
+                # By turn, because GiGPO and step_reinforce need a reward for each reply.
                 model_tuner.credit_turn(transition.reward, transition.state_key)
                 self.on_reply(reply)
             if frame_recorder is not None:

@@ -158,6 +158,7 @@ class EnvironmentCheck:
     def _check_determinism(self, played: Sequence[Playthrough], report: EnvironmentReport) -> None:
         """Reports a fault if the same actions under the same seed give a different episode."""
         for index, before in enumerate(played[:MAX_REPLAYED]):
+            # A policy that returns None ends the episode, so it stops where the script does.
             script = iter(before.actions)
             again = self._play(index, lambda _, script=script: next(script, None))
             if difference := _difference(before, again):

@@ -193,6 +193,7 @@ def _fixed_map(source: str | Sequence[str]) -> Rows:
 
 def _generated_map(size: int, p: float, seed: int, split: str | None) -> Rows:
     """Returns the first map drawn from the seed that can be crossed and belongs to the split."""
+    # Rejection sampling: within a split, maps keep their relative chances.
     rng = np.random.default_rng(derive(seed, "map"))
     for _ in range(MAX_DRAWS):
         letters = np.where(rng.random((size, size)) < p, "F", "H")

@@ -135,7 +135,7 @@ class GymnasiumEnvironment(Environment):
             return None
         action = np.array([float(word) for word in words], dtype=np.float64).reshape(space.shape)
         if not isinstance(space, spaces.Box) and (action != np.floor(action)).any():
-            return None
+            return None  # the cast below would cut 1.5 to 1
         action = action.astype(space.dtype)
         return action if space.contains(action) else None
 

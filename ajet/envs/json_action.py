@@ -154,6 +154,7 @@ def _resolved(schema: Any, root: Schema) -> Schema:
     for options in (schema.get("anyOf"), schema.get("allOf")):
         if isinstance(options, list):
             chosen = next((o for o in map(_mapping, options) if o.get("type") != "null"), {})
+            # What stands next to the options, such as a description, wins over the option's.
             siblings = {n: value for n, value in schema.items() if n not in ("anyOf", "allOf")}
             schema = {**_resolved(chosen, root), **siblings}
     reference = schema.get("$ref")

@@ -97,6 +97,7 @@ class OpenEnvEnvironment(Environment):
                 f"{action_field!r}; it has {', '.join(ActionForm.from_schema(schema).fields)}",
                 code=Code.ENVIRONMENT_SETTING,
             ) from None
+        # The package's MCP environments declare a generic action; their tools say more.
         if form.fields.keys() in (set(), TOOL_FIELDS):
             return self._tool_form()
         return form

@@ -78,6 +78,7 @@ class ReasoningGymEnvironment(Environment):
         return nullcontext() if self._random is None else self._random.active()
 
     def _draw(self, rng: random.Random, split: str | None) -> dict[str, Any]:
+        # Rejection sampling, from several data sets, since one may hold few questions of the split.
         for _ in range(MAX_DATASETS):
             self._dataset = self._new_dataset(rng.randrange(SEEDS))
             for _ in range(DRAWS_PER_DATASET):

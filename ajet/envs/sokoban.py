@@ -155,6 +155,7 @@ class Sokoban(Environment):
             boxes.remove(ahead)
             boxes.add(beyond)
         self._player = ahead
+        # A move along the oracle's plan keeps the rest of it; any other needs a new plan.
         self._plan = self._plan[1:] if self._plan[:1] == (name,) else ()
         self._show()
         return True

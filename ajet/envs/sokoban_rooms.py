@@ -150,6 +150,7 @@ def _pulled_states(
             return
         if last not in pulls or rng.random() >= KEEP_PULLING_PROBABILITY:
             last = rng.choice(pulls)
+        # The player steps back by `direction`, and the box follows onto the player's tile.
         number, direction = last
         boxes[number] += direction
         player = boxes[number] + direction

@@ -32,6 +32,8 @@ def solve(room: Room, max_states: int) -> tuple[str, ...] | None:
     queue = [(sum(needed[box] for box in room.boxes), 0, start)]
     while queue and len(done) < max_states:
         _, _, state = heapq.heappop(queue)
+        # A state is queued again whenever a shorter way to it is found. The first pop has the
+        # shortest, because the heuristic is consistent: a push lowers it by at most 1.
         if state in done:
             continue
         done.add(state)
@@ -68,8 +70,9 @@ def _pushes_needed(room: Room) -> dict[int, int]:
     Tiles from which no target can be reached are missing."""
     needed = dict.fromkeys(room.targets, 0)
     queue = sorted(needed)
-    for tile in queue:
+    for tile in queue:  # breadth-first, backwards from the targets; the queue grows meanwhile
         for offset in room.moves.values():
+            # A push to `tile` moves the box from `before`, with the player standing on `behind`.
             before, behind = tile - offset, tile - 2 * offset
             if before in room.floor and behind in room.floor and before not in needed:
                 needed[before] = needed[tile] + 1

@@ -89,7 +89,7 @@ class TextWorldEnvironment(Environment):
         self.close()
         with _one_at_a_time:
             self._game = textworld.start(str(path), _infos())
-            self._game.seed(0)
+            self._game.seed(0)  # random events within a game; the episode's seed chose the game
             self._state = self._game.reset()
         state = self._state
         texts = [state.objective, state.description] if state.objective else [state.feedback]

@@ -53,7 +53,7 @@ class MathProcess:
     def is_equal(self, reference: str, answer: str) -> bool:
         with self._lock:
             line = self._ask(json.dumps([reference, answer]))
-            if not line:
+            if not line:  # the timer has killed the child: the next question starts another
                 self._end()
         return line.strip() == "true"
 
@@ -137,6 +137,7 @@ def main(timeout_s: int) -> None:
     compare("0.5", r"\frac{1}{2}")  # imports sympy and fills its caches before the first timer
 
     for line in sys.stdin:
+        # SIGPROF has no handler, so it kills this process.
         signal.setitimer(signal.ITIMER_PROF, timeout_s)
         try:
             verdict = compare(*json.loads(line))

@@ -88,6 +88,7 @@ class Rubrics:
         for one generation."""
         if self.is_shared:
             return self._shared or await self._calls.join("", self._create_shared)
+        # By content rather than task id: rows with the same question share their criteria.
         content = json.dumps([self._grader.question(task), self._grader.reference(task)])
         key = hashlib.sha256(content.encode()).hexdigest()[:32]
         criteria = self._by_question.get(key)
@@ -100,6 +101,7 @@ class Rubrics:
             criteria = await self._generate_from_example(self._described(task))
         else:
             async with self._store.creation_lock(key):
+                # Read under the lock: the process that held it before may have stored them.
                 self._by_question |= self._store.read()[1]
                 criteria = self._by_question.get(key, ())
                 if not criteria:

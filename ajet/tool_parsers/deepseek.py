@@ -19,6 +19,7 @@ from ajet.tool_parsers.scanning import Call, ThinkingParser, read_arguments
 
 _CALLS, _CALL, _SEP = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
 _CALL_END, _CALLS_END = "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
+# The name excludes braces and `<`, so that it ends before arguments or another token.
 _FENCED = re.compile(rf"\s*function{_SEP}([^\n{{}}<]+)\n\s*```(?:json)?\s*")
 _BARE = re.compile(rf"\s*+([^\n{{}}<]+){_SEP}")
 _FENCE = re.compile(r"\s*```")

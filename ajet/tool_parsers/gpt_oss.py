@@ -30,6 +30,8 @@ _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _CONSTRAIN, _END, _CALL, _RETURN = "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"
 _ENDS = re.compile(r"<\|end\|>|<\|call\|>|<\|return\|>|(?=<\|start\|>)")
 _TYPE = r"(?:(?:<\|constrain\|>\s*)?(?:json|code|text))?"
+# The recipient stands before or after the channel. Possessive quantifiers (`*+`) keep a long run of
+# spaces in a malformed header from taking quadratic time.
 _HEADER = re.compile(
     r"(?:<\|start\|>assistant)?\s*+(?:to=(?P<before>[^\s<]+))?\s*+"
     rf"(?:<\|channel\|>\s*+(?P<channel>\w++)\s*+(?:to=(?P<after>[^\s<]+))?\s*+{_TYPE})?\s*+"
@@ -78,6 +80,7 @@ def _add_message(reply: _Parts, message: str, end: str) -> None:
     header_text, has_body, body = message.partition(_MESSAGE)
     header = _HEADER.fullmatch(header_text) if has_body else None
     recipient = header and (header["before"] or header["after"])
+    # A message to a recipient is a call or malformed, whatever its channel.
     name = header["channel"] if header and not recipient else ""
     call = _call(recipient, body) if recipient and end == _CALL else None
     if call:

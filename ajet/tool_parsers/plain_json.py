@@ -29,7 +29,8 @@ from ajet.tool_parsers.scanning import (
 )
 
 _FENCE = "```"
-_BEGIN = r'[{\[][{\[\s]{0,60}"(?:name|arguments|parameters|function|type|id)"'  # of a call's JSON
+# The beginning of a call's JSON. The bounded repetition keeps brackets alone from taking long.
+_BEGIN = r'[{\[][{\[\s]{0,60}"(?:name|arguments|parameters|function|type|id)"'
 _BLOCK = re.compile(rf"^[ \t]*(?:{_FENCE}\w*\s*)?(?={_BEGIN})", re.MULTILINE)
 _NAME = re.compile(r'[\[{\s]*"name"\s*:\s*"([^"\n]*)"')
 _LINE_END = re.compile(r"[ \t]*(?:\n|\Z)")
@@ -63,6 +64,7 @@ class PlainJsonParser(ThinkingParser):
                 position = value[1] if value else body + 1
 
     def _read(self, text: str, body: int, tools: Tools | None) -> tuple[list[Call], int] | None:
+        # The fence is on the line of the JSON or on the line before it.
         is_fenced = text.rfind(_FENCE, text.rfind("\n", 0, body - 1) + 1, body) >= 0
         calls: list[Call] = []
         end = body

@@ -59,6 +59,7 @@ class FunctionTool:
         return None
 
     async def call(self, arguments: dict[str, Any]) -> Any:
+        # Only the arguments that the model wrote: the function's defaults stay the function's.
         validated = self._arguments.model_validate(arguments)
         kwargs = {name: getattr(validated, name) for name in validated.model_fields_set}
         return await invoke(self._function, **kwargs)
@@ -75,7 +76,7 @@ def tool_schema(name: str, parameters: dict[str, Any], description: str | None) 
 
 def _schema(function: Callable[..., Any], name: str, arguments: type[BaseModel]) -> dict[str, Any]:
     parameters = _without_titles(arguments.model_json_schema())
-    parameters.pop("additionalProperties", None)
+    parameters.pop("additionalProperties", None)  # AgentScope's schemas do not have it
     docstring = parse(inspect.getdoc(function) or "")
     description = "\n".join(filter(None, [docstring.short_description, docstring.long_description]))
     return tool_schema(name, parameters, description)

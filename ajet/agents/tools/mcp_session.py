@@ -199,7 +199,7 @@ async def open_session(address: McpAddress) -> McpSession:
     try:
         await _in_background(session._start())
     except asyncio.CancelledError:
-        await session.close()
+        await session.close()  # the start goes no further, but its server may be running
         raise
     return session
 
@@ -284,7 +284,7 @@ def _last_line(stderr_file: IO[bytes]) -> str:
 _open_sessions: set[McpSession] = set()
 _starting = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
-_process_id = 0  # the process whose thread runs the loop; a forked child inherits no thread
+_process_id = 0  # of the process whose thread runs the loop
 
 
 async def _in_background(work: Coroutine[Any, Any, Result]) -> Result:
@@ -296,6 +296,7 @@ async def _in_background(work: Coroutine[Any, Any, Result]) -> Result:
 def _background() -> asyncio.AbstractEventLoop:
     global _loop, _process_id
     with _starting:
+        # A forked child inherits the variable `_loop` but not the thread that runs it.
         if _loop is None or _process_id != os.getpid():
             _loop, _process_id = asyncio.new_event_loop(), os.getpid()
             threading.Thread(target=_loop.run_forever, name="ajet-mcp", daemon=True).start()

@@ -63,9 +63,9 @@ model, so they are the same when it gets the same replies."""
 
 
 ToolSource = FunctionTool | ClassTool | McpTools
-"""An entry of the tools' file. `check` returns the schemas of its tools, or raises `ConfigError` for
-what would fail in every episode; `open` yields the tools of one episode and releases what they hold
-at its end."""
+"""An entry of the tools' file. `check` returns the schemas of its tools, or raises `ConfigError`
+for what would fail in every episode; `open` yields the tools of one episode and releases what they
+hold at its end."""
 
 
 class FunctionEntry(Section):

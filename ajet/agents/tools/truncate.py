@@ -61,6 +61,8 @@ def _longest(
 ) -> int:
     """Returns the largest number of characters, up to `length`, whose `piece` has at most `limit`
     tokens. The length is doubled until a piece is too long, then found by bisection."""
+    # Invariant: a piece of `fits` characters fits. A megabyte of text is never tokenized whole if
+    # the limit is small, because tokenizing takes time linear in the text or worse.
     fits, probed = 0, min(FIRST_PROBE_CHARACTERS * limit, length)
     while count_tokens(piece(probed)) <= limit:
         if probed == length:

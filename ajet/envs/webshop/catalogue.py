@@ -118,9 +118,11 @@ def with_price_bounds(goals: Iterator[Goal], products: Sequence[Product]) -> lis
     bounded = {}
     for goal in goals:
         tens = [10.0 * i for i in range(1, 100) if 10.0 * i > prices[goal.asin]][:4]
+        # "with" separates attributes from options, so that they cannot be confused.
         goal_key = (goal.asin, *goal.attributes, "with", *goal.options)
         rng = random.Random(derive("webshop", "bound", *goal_key))
         if len(tens) >= 2:
+            # The larger of two draws is never the lowest multiple.
             bound = max(rng.sample(tens, 2))
             instruction = f"{goal.instruction}, and price lower than {bound:.2f} dollars"
         else:

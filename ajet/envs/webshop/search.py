@@ -32,6 +32,8 @@ class SearchIndex:
         self.products = products
         counts = [Counter(terms_of(_document(product))) for product in products]
         lengths = np.array([sum(counter.values()) for counter in counts], dtype=np.float64)
+        # BM25 weighs a term in a product d by idf f / (f + k1 (1 - b + b |d| / mean |d|)), where f
+        # is its count in d. `scale` is the part that does not depend on the term.
         scale = K1 * (1 - B + B * lengths / max(1.0, lengths.mean())) if len(counts) else lengths
         pairs_by_term: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for index, counter in enumerate(counts):
@@ -48,6 +50,7 @@ class SearchIndex:
             if term in self._postings:
                 indices, weights = self._postings[term]
                 scores[indices] += weights
+        # A stable sort keeps equally good products in the catalogue's order.
         order = np.argsort(-scores, kind="stable")[:num]
         return [self.products[index] for index in order if scores[index] > 0]
 
@@ -57,8 +60,8 @@ class SearchIndex:
     ) -> tuple[np.ndarray, np.ndarray]:
         indices = np.array([index for index, _ in pairs], dtype=np.int32)
         count = np.array([count for _, count in pairs], dtype=np.float64)
-        rarity = math.log(1 + (num_products - len(pairs) + 0.5) / (len(pairs) + 0.5))
-        return indices, (rarity * count / (count + scale[indices])).astype(np.float32)
+        idf = math.log(1 + (num_products - len(pairs) + 0.5) / (len(pairs) + 0.5))
+        return indices, (idf * count / (count + scale[indices])).astype(np.float32)
 
 
 def terms_of(text: str) -> list[str]:

@@ -64,6 +64,8 @@ class ServedEnvironment(Environment):
     ) -> tuple[str, Info]:
         self._release()
         seed = secrets.randbelow(SEEDS) if seed is None else seed % SEEDS
+        # The same seed gives the same task, while the id is unique: a killed run may have left
+        # instances with the service.
         task_id = self._task(seed, self._splits[(options or {}).get("split", "train")])
         instance_id = f"{task_id}-{secrets.token_hex(8)}"
         params = {"seed": seed, "env_action_preference": self._action_preference}

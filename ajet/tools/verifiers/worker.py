@@ -69,7 +69,8 @@ class Server:
             self._send({"number": number, "fault": one_line(error)})
 
     async def _run(self, message: dict[str, Any]) -> dict[str, Any]:
-        key_name = f"AJET_EPISODE_KEY_{message['number']}"  # a client takes its key from there
+        # A client of the package reads its key from a variable that its config names.
+        key_name = f"AJET_EPISODE_KEY_{message['number']}"
         os.environ[key_name] = message["api_key"]
         try:
             return await self._player.run(
