@@ -122,7 +122,6 @@ class EnvironmentEpisode:
         self._last_reply = ""
 
     async def begin(self, workflow_task: WorkflowTask) -> None:
-        """Resets the environment and stores its first observation."""
         options = {"split": split_of(workflow_task)}
         with in_call(f"environment {self.settings.tag}, reset"):
             reset_result = await self.environment.reset(workflow_task.seed % LARGEST_SEED, options)
@@ -136,7 +135,6 @@ class EnvironmentEpisode:
         return [{"role": "system", "content": text}] if text.strip() else []
 
     def user(self, history: str = "") -> dict[str, Any]:
-        """Returns the user message of the current step."""
         num_done = len(self.transitions)
         text = self.settings.template.format(
             observation=self.observation,

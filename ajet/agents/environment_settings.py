@@ -33,8 +33,6 @@ SECTION = "ajet.environment"
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSettings:
-    """All settings of one tag in one split."""
-
     tag: str
     custom: CustomEnv
     manager: EnvManager
@@ -44,7 +42,6 @@ class EnvironmentSettings:
     template: str
 
     def open(self) -> EnvironmentContext:
-        """Opens an environment for one episode."""
         custom, limit = self.custom, self.manager.max_env_num_per_worker
         return open_environment(self.maker, custom.isolation, custom.step_timeout_s, limit)
 

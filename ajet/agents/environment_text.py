@@ -83,7 +83,6 @@ class ActionReader:
         self.missing_action_text = MISSING_ACTION_TEXT.format(answer_form=self.answer_form)
 
     def find_action(self, reply: str) -> str | None:
-        """Returns the action, or None if the reply names none."""
         if self._pattern is None:
             return reply.strip() or None
         # Empty matches do not count: ``(.*)`` has one at the end of every text.

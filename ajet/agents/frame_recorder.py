@@ -26,8 +26,6 @@ _warned: set[str] = set()
 
 
 class FrameRecorder:
-    """Collects the frames of one episode and writes them to a GIF and a PNG."""
-
     def __init__(self, gif: Path) -> None:
         self._gif = gif
         self._frames: list[Frame] = []

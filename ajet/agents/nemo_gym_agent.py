@@ -35,8 +35,6 @@ Message = dict[str, Any]
 
 
 class NemoGymAgent(Workflow):
-    """Plays one row of a NeMo Gym data set."""
-
     name = "nemo_gym_agent"
     reads = ("rollout.multi_turn.max_assistant_turns",)
 

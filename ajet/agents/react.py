@@ -40,7 +40,6 @@ class ReactAgent(Workflow):
     max_turns: ClassVar[int | None] = None
 
     def build_graph(self, model: BaseChatModel) -> Any:
-        """Returns a compiled graph over `messages`."""
         from langchain.agents import create_agent
         from langchain.agents.middleware import ToolErrorMiddleware
 

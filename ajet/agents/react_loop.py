@@ -72,7 +72,6 @@ class ReactAgentLoop(AgentLoopBase):
 
     @classmethod
     def build_graph(cls) -> Any:
-        """Returns the compiled graph over `messages`."""
         if not hasattr(cls, "tools"):
             raise ConfigError(
                 f"{line_of(cls)}: {cls.__name__} has no tools: set cls.tools in init_class before "

@@ -38,8 +38,6 @@ KEY = "ajet.rollout.multi_turn.interaction_config_path"
 
 
 class InteractionEntry(Section):
-    """One entry of the file: a simulated user."""
-
     class_name: str
     name: str | None = None
     config: dict[str, Any] = Field(default={})
@@ -65,7 +63,6 @@ class SimulatedUser:
         self.notes: list[dict[str, Any]] = []
 
     async def answer(self, messages: list[dict[str, Any]]) -> str | None:
-        """Returns the user's text, or None when the conversation is over."""
         response = await self._call_method("generate_response", messages, **self._kwargs)
         is_over, text, reward, metadata = _checked(response, type(self._interaction).__name__)
         if reward is not None:
@@ -75,7 +72,6 @@ class SimulatedUser:
         return None if is_over else text
 
     async def score(self) -> float | None:
-        """Returns the reward of the episode for the conversation, or None."""
         score = await self._call_method("calculate_score")
         return None if score is None else float(score)
 

@@ -33,7 +33,6 @@ class StepEnvAgent(EnvironmentAgent):
 
 
 def _history(episode: EnvironmentEpisode) -> str:
-    """Returns the last steps as text, each with its number."""
     first = max(0, len(episode.transitions) - episode.settings.custom.history_length)
     texts: list[str] = []
     for number, transition in enumerate(episode.transitions[first:], first + 1):

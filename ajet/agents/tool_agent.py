@@ -84,8 +84,6 @@ class ToolAgent(Workflow):
 
 
 class ToolLoop:
-    """Runs one conversation of the model with tools and a simulated user."""
-
     def __init__(
         self,
         model: ModelTuner,
@@ -173,7 +171,6 @@ class ToolLoop:
     async def _tool_messages(
         self, calls: Sequence[Call], num_unreadable: int
     ) -> list[dict[str, Any]]:
-        """Returns the answers to a reply's calls, in the order of the calls."""
         # Checked one after another before any call runs: which calls fit into `max_tool_calls`
         # must not depend on how long they take.
         problems = [self._problem(order, call) for order, call in enumerate(calls)]
@@ -209,7 +206,6 @@ class ToolLoop:
         return None
 
     async def _answer(self, call: Call, problem: str | None) -> str:
-        """Returns the text that the model gets as the answer to a call."""
         if problem is not None:
             return self._truncated(f"Error: {problem}")
         function = call["function"]
@@ -225,7 +221,6 @@ class ToolLoop:
         return self._truncated(result.text)
 
     def _truncated(self, text: str) -> str:
-        """Returns a tool's answer, truncated to its limit of tokens."""
         settings = self._settings
         limit, side = settings.max_tool_response_length, settings.tool_response_truncate_side
         truncated_text, num_cut = truncate(text, limit, side, self._model)

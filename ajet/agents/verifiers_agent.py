@@ -23,8 +23,6 @@ from ajet.tools.verifiers.settings import VerifiersSection
 
 
 class VerifiersAgent(Workflow):
-    """Plays one task of an environment of verifiers."""
-
     name = "verifiers_agent"
     reads = ()
 

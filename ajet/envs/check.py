@@ -64,8 +64,6 @@ class Playthrough:
 
 @dataclass(frozen=True, slots=True)
 class AgentStatistics:
-    """The results of one agent over its episodes."""
-
     name: str
     num_episodes: int
     success: float
@@ -106,8 +104,6 @@ class EnvironmentReport:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentCheck:
-    """Plays an environment with the three agents, and reports what they find."""
-
     maker: EnvironmentMaker
     num_seeds: int
     group_size: int
@@ -116,7 +112,6 @@ class EnvironmentCheck:
     split: str = "train"
 
     def run(self) -> EnvironmentReport:
-        """Runs all agents until the first call that fails, and returns the report."""
         report = EnvironmentReport(self.maker.env_type)
         try:
             groups = self._random_groups(report)
@@ -237,7 +232,6 @@ def _check_episodes(
     oracle: Sequence[Playthrough],
     report: EnvironmentReport,
 ) -> None:
-    """Reports what the episodes show together."""
     drawn = [played for group in groups for played in group]
     everything = [*drawn, *oracle]
     if not everything:

@@ -108,7 +108,6 @@ class Countdown(Environment):
         return text
 
     def oracle_action(self) -> str:
-        """Returns the expression that the instance was drawn as."""
         return self.solution
 
     def _draw(self, rng: random.Random, split: str | None) -> tuple[str, list[int], int]:

@@ -173,7 +173,6 @@ def _check(size: int, p: float, view: View, shows_something: bool) -> None:
 
 
 def _fixed_map(source: str | Sequence[str]) -> Rows:
-    """Returns Gymnasium's map of that name, or the rows after checking them."""
     if isinstance(source, str):
         from gymnasium.envs.toy_text.frozen_lake import MAPS
 
@@ -233,7 +232,6 @@ def _tiles_of(rows: Rows) -> list[tuple[tuple[int, int], str]]:
 
 
 def _letter(rows: Rows, row: int, column: int) -> str | None:
-    """Returns the letter of a tile, or None outside the map."""
     inside = 0 <= row < len(rows) and 0 <= column < len(rows[0])
     return rows[row][column] if inside else None
 
@@ -260,7 +258,6 @@ def _best_actions(transitions: Mapping[int, Mapping[int, Any]]) -> NDArray[np.in
 
 
 def _shown(rows: Rows, position: int, view: View, neighbours: bool, show_position: bool) -> str:
-    """Returns the observation: the configured parts, one below the other."""
     symbols = SYMBOLS if view == "grid" else {letter: letter for letter in NAMES}
     lines = [] if view == "none" else list(_with_player(rows, position, symbols))
     row, column = divmod(position, len(rows[0]))

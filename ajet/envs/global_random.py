@@ -23,8 +23,6 @@ lock = threading.Lock()
 
 
 class PrivateRandom:
-    """Holds the random state of one environment, for both global generators."""
-
     def __init__(self, seed: int) -> None:
         self._state: Any = random.Random(seed).getstate()
         self._numpy_state: Any = np.random.RandomState(seed % 2**32).get_state()

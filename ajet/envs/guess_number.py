@@ -45,7 +45,6 @@ class GuessNumber(Environment):
         self.observation = ""
 
     def optimal_success(self) -> float:
-        """Returns the share of numbers that the best policy finds."""
         return min(1.0, (2**self.max_guesses - 1) / (self.high - self.low + 1))
 
     def reset(
@@ -84,7 +83,6 @@ class GuessNumber(Environment):
         return str(rng.randint(*self.bounds))
 
     def oracle_action(self) -> str:
-        """Returns the middle of the numbers that are still possible."""
         return str(sum(self.bounds) // 2)
 
     def _answer(self, guess: int, is_found: bool) -> str:

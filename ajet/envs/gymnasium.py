@@ -148,7 +148,6 @@ class GymnasiumEnvironment(Environment):
 
 
 def as_text(space: Any, value: Any) -> str:
-    """Returns a value of a space as text."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
@@ -210,7 +209,6 @@ def _make_env(env_id: str, make: Mapping[str, Any]) -> Any:
 
 
 def _kept_info(info: Mapping[str, Any]) -> Info:
-    """Returns the entries of the environment's `info` that an episode keeps."""
     kept = {name: info[name] for name in PASSED if name in info}
     metrics = {"action_is_valid": True, **dict(kept.get("metrics") or {})}
     for name in ("success", "is_success"):

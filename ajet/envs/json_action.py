@@ -46,7 +46,6 @@ class ActionForm:
         return cls(fields, required if isinstance(required, list) else (), text_field)
 
     def instruction(self) -> str:
-        """Returns how an action is written."""
         if self.text_field is None:
             lines = [self._described(name) for name in self.fields]
             return "Write an action: a JSON object with these fields.\n" + "\n".join(lines)
@@ -68,7 +67,6 @@ class ActionForm:
         return None if value is None else {self.text_field: value}
 
     def sample(self, rng: random.Random) -> str:
-        """Returns a random action of this form as text."""
         if self.text_field is not None:
             value = _sample(self.fields[self.text_field], rng)
             return value if isinstance(value, str) else json.dumps(value)
@@ -91,7 +89,6 @@ class ToolForm:
     about: Mapping[str, str]
 
     def instruction(self) -> str:
-        """Returns how a tool is called, and all tools."""
         lines = ['Write an action: {"name": a tool, "arguments": {…}}. The tools:']
         for name, form in self.arguments.items():
             lines.append(f"{name}: {self.about[name]}" if self.about[name] else name)
@@ -109,7 +106,6 @@ class ToolForm:
         return name, call.get("arguments", {})
 
     def sample(self, rng: random.Random) -> str:
-        """Returns a random call as text."""
         name = rng.choice(sorted(self.arguments))
         fields = self.arguments[name].fields
         arguments = {field: _sample(fields[field], rng) for field in fields}
@@ -117,7 +113,6 @@ class ToolForm:
 
 
 def value_text(value: Any) -> str:
-    """Returns text unchanged, and any other value as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -131,7 +126,6 @@ def fields_text(fields: Mapping[str, Any]) -> str:
 
 
 def read_object(text: str) -> dict[str, Any] | None:
-    """Returns the JSON object that the text is, or None."""
     value = _read_json(text)
     return value if isinstance(value, dict) else None
 

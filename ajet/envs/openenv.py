@@ -150,7 +150,6 @@ class OpenEnvEnvironment(Environment):
 
 
 def _tool_answer(fields: Mapping[str, Any]) -> str:
-    """Returns the text of what a tool returned, or of its error."""
     error = fields.get("error")
     if error:
         return f"Error: {value_text(error.get('message') if isinstance(error, dict) else error)}"

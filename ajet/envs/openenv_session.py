@@ -140,7 +140,6 @@ class LocalSession:
         self._environment.close()
 
     def _as_data(self, observation: Any, call: str) -> Data:
-        """Returns an observation object in the form of the server's protocol."""
         missing = [n for n in ("reward", "done", "model_dump") if not hasattr(observation, n)]
         if missing:
             raise EnvironmentFault(

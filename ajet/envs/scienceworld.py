@@ -39,8 +39,6 @@ _starting = threading.Lock()
 
 
 class ScienceWorldEnvironment(Environment):
-    """Plays one variation of a task."""
-
     instruction = "Write one action."
 
     def __init__(

@@ -144,7 +144,6 @@ class Sokoban(Environment):
         return self._plan[0] if self._plan else None
 
     def _move(self, name: str) -> bool:
-        """Walks or pushes if that is possible, and returns whether it was."""
         room, boxes, offset = self.room, self._boxes, self.room.moves[name]
         ahead, beyond = self._player + offset, self._player + 2 * offset
         if ahead not in room.floor:
@@ -211,7 +210,6 @@ def _check(dim_room: Sequence[int], num_boxes: int, max_steps: int, search_depth
 
 
 def _symbols(grid_lookup: Mapping[int | str, str]) -> dict[str, str]:
-    """Returns the symbol that each of ours is drawn as."""
     numbers = {str(number): symbol for number, symbol in enumerate(DRAWN)}
     changed = {numbers.get(str(key), ""): str(symbol) for key, symbol in grid_lookup.items()}
     drawn = {symbol: symbol for symbol in DRAWN} | changed

@@ -57,7 +57,6 @@ class Room:
 
 
 def text_of(layout: str, boxes: Iterable[int], player: int) -> str:
-    """Returns the room's text."""
     symbols = list(layout)
     for box in boxes:
         symbols[box] = BOX_AT[layout[box]]

@@ -31,7 +31,6 @@ class Tile:
 
 
 def draw_grid(rows: Sequence[str], tiles: Mapping[str, Tile]) -> Picture:
-    """Returns the picture of equally long rows of letters."""
     strips = [np.concatenate([_draw_tile(tiles[letter]) for letter in row], 1) for row in rows]
     return np.concatenate(strips, 0)
 

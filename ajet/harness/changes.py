@@ -16,7 +16,6 @@ CUT = "\n[cut]\n"
 
 
 def changes(before: Path, after: Path, max_characters: int) -> str:
-    """Returns the differences, cut at `max_characters`."""
     names = sorted({*regular_files(before), *regular_files(after)})
     diffs: list[str] = []
     size = 0

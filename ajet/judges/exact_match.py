@@ -12,8 +12,6 @@ from ajet.judges.number_forms import decimal_or_text
 
 
 class ExactMatchJudge(ReferenceJudge):
-    """Gives 1 for the same text, else 0."""
-
     def compute_reward(
         self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
     ) -> tuple[float, bool]:

@@ -32,8 +32,6 @@ MAX_OUTPUT = 1000
 
 
 class HiddenTestsJudge(BaseJudge):
-    """Gives the share of the hidden tests that pass."""
-
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
         self._runtime = Runtime.from_config(config)

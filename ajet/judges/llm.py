@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 
 class LlmJudge(BaseJudge):
-    """Gives the model's score for one answer."""
-
     def __init__(self, config: AjetConfig) -> None:
         super().__init__(config)
         self._grader = _grader(config, POINTWISE)
@@ -36,8 +34,6 @@ class LlmJudge(BaseJudge):
 
 
 class LlmListwiseJudge(GroupJudge):
-    """Gives the model's scores for all answers to a task, which it sees together."""
-
     def __init__(self, config: AjetConfig) -> None:
         super().__init__(config)
         self._grader = _grader(config, LISTWISE)

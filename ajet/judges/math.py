@@ -35,8 +35,6 @@ _BARE_NUMBER = re.compile(r"[-+]?\$?\s*\d[\d,./]*(?:[eE][-+]?\d+)?\s*(?:\\?%\s*)
 
 
 class MathJudge(ReferenceJudge):
-    """Gives 1 for an equal answer, else 0."""
-
     def reference(self, task: Task) -> str:
         reference = reference_answer(task)
         if len(reference) > MAX_ANSWER_LENGTH and as_integer(reference) is None:

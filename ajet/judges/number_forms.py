@@ -94,7 +94,6 @@ def decimal_or_text(text: str) -> str:
 
 
 def plain_numbers(text: str) -> str:
-    """Returns the text with each number in it in one form."""
     text = ascii_digits(text)
     text = _PRINTED.sub(r"\1", text)
     text = _GROUPED.sub(lambda match: re.sub(r"\D", "", match[0]), text)

@@ -45,8 +45,6 @@ class ReplyFormat(Protocol, Generic[Read]):
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The scores in the requested order, and the model's reason for them."""
-
     values: tuple[float, ...]
     reason: str
 
@@ -98,8 +96,6 @@ class ScoresFormat:
 
 @dataclass(frozen=True, slots=True)
 class CriteriaFormat:
-    """Asks for `at_least` to `at_most` criteria, each a text."""
-
     at_least: int
     at_most: int
 
@@ -123,7 +119,6 @@ class CriteriaFormat:
 
 
 def _without_thinking(reply: str) -> str:
-    """Returns the end of the reply, without the thinking before ``</think>``."""
     return reply.rpartition("</think>")[2][-READ_CHARACTERS:].strip()
 
 

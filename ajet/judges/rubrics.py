@@ -61,8 +61,6 @@ Criteria = tuple[Criterion, ...]
 
 
 class Rubrics:
-    """The criteria for each task."""
-
     def __init__(self, config: AjetConfig, grader: Grader) -> None:
         self._config = config
         self._section: RubricsAutoGrader = config.ajet.task_judge.rubrics_auto_grader
@@ -160,7 +158,6 @@ class Rubrics:
         return LANGUAGES.get(self._section.language, self._section.language)
 
     def _examples(self) -> list[str]:
-        """Returns graded examples, or training tasks, as text."""
         from ajet.core.task.reader import make_reader
 
         file = self._section.dataset_file.training.file_path
@@ -197,7 +194,6 @@ class Rubrics:
 
 
 def _grades(task: Task) -> str:
-    """Returns a graded example's answers with their scores or ranks, as text."""
     row = task.metadata
     if "answer" in row and "score" in row:
         return f"\nAn answer with score {row['score']}:\n{fenced('answer', str(row['answer']))}"

@@ -25,8 +25,6 @@ PROMPT_KEY = "ajet.task_judge.rubrics_auto_grader.custom_evaluation_prompt"
 
 
 class RubricsJudge(BaseJudge):
-    """Grades each answer separately."""
-
     def __init__(self, config: AjetConfig) -> None:
         super().__init__(config)
         self._grader = _grader(config, POINTWISE)
@@ -45,8 +43,6 @@ class RubricsJudge(BaseJudge):
 
 
 class RubricsListwiseJudge(GroupJudge):
-    """Grades the answers to a task together."""
-
     def __init__(self, config: AjetConfig) -> None:
         super().__init__(config)
         self._grader = _grader(config, LISTWISE)

@@ -93,8 +93,6 @@ class GridAgent(Workflow):
 
 
 class GridJudge(BaseJudge):
-    """Gives 1 if every grid is exact, else 0."""
-
     def compute_reward(
         self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
     ) -> tuple[float, bool]:

@@ -117,7 +117,6 @@ def as_tools(functions: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def tool_name(name: str) -> str:
-    """Returns a function's name as its tool has it."""
     return name.replace(".", "_")
 
 

@@ -29,8 +29,6 @@ def read_tasks(folder: Path | None) -> list[Task]:
 
 
 class MathAgent(Workflow):
-    """Asks the model once, with the instruction below the question."""
-
     name = "gsm8k_agent"
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:

@@ -53,8 +53,6 @@ def read_tasks(folder: Path | None) -> list[Task]:
 
 
 class CompletionAgent(Workflow):
-    """Asks the model once for the whole function."""
-
     name = "humaneval_agent"
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:

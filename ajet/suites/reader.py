@@ -18,8 +18,6 @@ from ajet.suites.suite import SuiteSection
 
 
 class SuiteReader(BaseTaskReader):
-    """Returns the tasks of one suite."""
-
     def get_training_tasks(self) -> list[Task]:
         raise ConfigError(
             "suite: its tasks are for measuring; train on other data",

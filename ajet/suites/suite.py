@@ -54,8 +54,6 @@ class Suite:
 
 
 class SuiteSection(Section):
-    """The section `suite:`, next to `ajet:`."""
-
     name: str = Field(default="", description="The suite whose tasks SuiteReader reads.")
     data: str | None = Field(
         default=None, description="A folder with the suite's files; null is the package's."
@@ -73,7 +71,6 @@ class SuiteSection(Section):
 
 
 def prompting(model_tuner: ModelTuner) -> Prompting:
-    """Returns how functions are offered to this model."""
     config = cast(Any, model_tuner.config)
     setting = SuiteSection.from_config(config).prompting
     if setting == "auto":

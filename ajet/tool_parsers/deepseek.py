@@ -44,14 +44,14 @@ class DeepSeekParser(ThinkingParser):
     def _read(self, text: str, body: int, tools: Tools | None) -> tuple[list[Call], int] | None:
         fenced = _FENCED.match(text, body)
         head = fenced or _BARE.match(text, body)
-        found = read_arguments(text, head.end()) if head else None
-        if not head or not found or not head[1].strip():
+        arguments = read_arguments(text, head.end()) if head else None
+        if not head or not arguments or not head[1].strip():
             return None
-        fence = _FENCE.match(text, found[1]) if fenced else None
+        fence = _FENCE.match(text, arguments[1]) if fenced else None
         if fenced and not fence:
             return None
-        closing = _CLOSING.match(text, fence.end() if fence else found[1])
-        return ([Call(head[1].strip(), found[0])], closing.end()) if closing else None
+        closing = _CLOSING.match(text, fence.end() if fence else arguments[1])
+        return ([Call(head[1].strip(), arguments[0])], closing.end()) if closing else None
 
     def opening(self, name: str | None) -> str:
         if name is None:

@@ -175,12 +175,6 @@ def read_json(text: str, start: int) -> tuple[Any, int] | None:
     return (value, end) if _depth_fits(value) else None
 
 
-def read_object(text: str, start: int) -> tuple[dict[str, Any], int] | None:
-    """Reads like `read_json`, but only an object."""
-    value = read_json(text, start)
-    return value if value and isinstance(value[0], dict) else None
-
-
 def read_arguments(text: str, start: int) -> tuple[dict[str, Any], int] | None:
     """Returns the arguments at `start`, written as JSON, and their end. Without JSON there the call
     has no arguments, and its closing must follow."""

@@ -86,8 +86,6 @@ def _end_of_value(
 
 
 class ParameterTypes:
-    """Gives the arguments of a tool's calls the types of its schema."""
-
     def __init__(self, tools: Tools | None, name: str) -> None:
         parameters = offered_functions(tools).get(name, {}).get("parameters")
         self._root: Any = parameters

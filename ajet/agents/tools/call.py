@@ -165,7 +165,6 @@ def as_tool_result(value: Any) -> ToolResult:
 
 
 def as_text(value: Any) -> str:
-    """Returns a tool's answer as the text that the model gets."""
     if value is None:
         return ""
     if isinstance(value, str):

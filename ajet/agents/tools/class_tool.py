@@ -116,7 +116,6 @@ def refuse_agent_data(tool_class: type, location: str) -> None:
 def _accepted(
     function: Callable[..., Any], name: str, tool_kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the row's arguments for a method."""
     method_kwargs = dict(tool_kwargs.get(f"{name}_kwargs") or {})
     if name == "create":
         # verl passes them one by one or, in other versions, as one `create_kwargs`.

@@ -208,7 +208,6 @@ async def open_session(address: McpAddress) -> McpSession:
 async def _streams(
     address: McpAddress, stderr_file: IO[bytes]
 ) -> AsyncGenerator[tuple[Any, Any], None]:
-    """Yields the read stream and the write stream of a connection."""
     if address.command is not None:
         from mcp.client.stdio import get_default_environment
 
@@ -264,7 +263,6 @@ async def _all_tools(session: ClientSession) -> list[Tool]:
 
 
 def _fault_of(connection_task: asyncio.Task[None]) -> BaseException | None:
-    """Returns the error that ended the connection, if one did."""
     if not connection_task.done() or connection_task.cancelled():
         return None
     error = connection_task.exception()

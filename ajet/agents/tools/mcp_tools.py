@@ -36,8 +36,6 @@ MAX_LISTED_CHARACTERS = 300
 
 
 class McpTools:
-    """A tool source with the tools of one MCP server."""
-
     def __init__(
         self, address: McpAddress, names: Sequence[str] | None, scope: Scope, location: str
     ) -> None:

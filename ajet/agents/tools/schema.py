@@ -30,7 +30,6 @@ class OpenAIFunctionToolSchema(dict[str, Any]):
         return cls(values)
 
     def model_dump(self, *, exclude_none: bool = False, **_options: Any) -> dict[str, Any]:
-        """Returns the schema as plain dicts and lists."""
         return _plain(self, exclude_none)
 
 

@@ -69,15 +69,11 @@ hold at its end."""
 
 
 class FunctionEntry(Section):
-    """The entry `- function: file.py->name`."""
-
     function: str
     name: str | None = None
 
 
 class ClassEntry(Section):
-    """The entry `- class_name: file.py->Class`."""
-
     class_name: str
     config: dict[str, Any] = Field(default={})
     tool_schema: dict[str, Any] | None = None
@@ -95,8 +91,6 @@ class McpServer(Section):
 
 
 class McpEntry(Section):
-    """The entry `- mcp: {…}`."""
-
     mcp: McpServer
     tools: list[str] | None = None
     scope: Scope = "episode"
@@ -153,7 +147,6 @@ class EpisodeTools:
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
-        """The schemas that the model is shown."""
         return [tool.schema for tool in self._tools.values()]
 
     def problem(self, name: str, arguments: dict[str, Any]) -> str | None:

@@ -44,8 +44,6 @@ _lock = threading.Lock()
 
 
 class Catalogue:
-    """Products by asin, a search index over them, and the goals of each split."""
-
     def __init__(self, products: Sequence[Product], goals: Sequence[Goal]) -> None:
         self.products = {product.asin: product for product in products}
         self.index = SearchIndex(products)

@@ -46,7 +46,6 @@ class Observation:
 
     @property
     def text(self) -> str:
-        """The contents of the messages, one below the other."""
         return "\n".join(str(message.get("content") or "") for message in self.state)
 
     def instance_id(self, requested_id: str) -> str:
@@ -120,7 +119,6 @@ class EnvServiceClient:
         return self._observation("step", reply)
 
     async def evaluate(self, instance_id: str, params: Mapping[str, Any] | None = None) -> float:
-        """Returns the score of what was done so far."""
         reply = await self._post("evaluate", instance_id=instance_id, params=params)
         return _number(reply.get("data"), f"{self._url('evaluate')}: data")
 
@@ -217,7 +215,6 @@ def _may_retry(error: Exception, verb: str) -> bool:
 
 
 def _error_line(error: Exception) -> str:
-    """Returns one line that says what went wrong."""
     import httpx
 
     if isinstance(error, httpx.HTTPStatusError):

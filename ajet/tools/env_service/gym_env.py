@@ -58,7 +58,6 @@ class GymEnv:
         return self._call(work, "score = await gym_env.evaluate()")
 
     def get_info(self, params: Mapping[str, Any] | None = None) -> Any:
-        """Returns what the environment says about itself."""
         work = self._while_open(self._client.info, params)
         return self._call(work, "info = await gym_env.get_info()")
 

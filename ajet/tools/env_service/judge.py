@@ -20,8 +20,6 @@ WEIGHT = 0.5
 
 
 class EnvServiceJudge(BaseJudge):
-    """Asks the episode's environment to evaluate itself."""
-
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
         reader = config.ajet.task_reader.type if config is not None else "env_service"

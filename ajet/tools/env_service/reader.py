@@ -19,8 +19,6 @@ from ajet.tools.env_service.host import SECTION, environment_host
 
 
 class EnvServiceReader(BaseTaskReader):
-    """Reads the tasks of `training_split` and `validation_split` from the service."""
-
     def get_training_tasks(self) -> list[Task]:
         split = self.config.ajet.task_reader.env_service.training_split
         tasks = self._list(split)

@@ -129,8 +129,6 @@ def _observation(text: str, reward: float, is_over: bool, info: Info) -> dict[st
 
 
 class Request(BaseModel):
-    """The body of every call."""
-
     env_type: str | None = None
     task_id: str | None = None
     instance_id: str | None = None

@@ -30,7 +30,6 @@ def first_messages(params: Mapping[str, Any]) -> list[Message]:
 
 
 def chat_tools(params: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns the request's functions as tools of a chat request."""
     tools = []
     for tool in params.get("tools") or ():
         if not (isinstance(tool, dict) and isinstance(tool.get("name"), str)):

@@ -42,8 +42,6 @@ MAX_ANSWER_BYTES = 16 << 20
 
 
 class NemoGymSection(Section):
-    """The section `nemo_gym:`, next to `ajet:`."""
-
     url: str = Field(default="", description="The address of the resources server. Required.")
     agent: Literal["simple", "gymnasium"] = Field(
         default="simple",
@@ -80,8 +78,6 @@ class ToolOutput(BaseModel):
 
 
 class StepInfo(BaseModel):
-    """The entries of an answer's `info` that are read."""
-
     tool_outputs: list[ToolOutput] = []
     supports_explicit_close: bool = False
 
@@ -113,7 +109,6 @@ class GymSession:
     async def open(
         cls, section: NemoGymSection, row: Mapping[str, Any]
     ) -> AsyncIterator[GymSession]:
-        """Opens a session for the row, and closes it and its connections at the end."""
         from ajet.core.http_client import LimitedAsyncClient
 
         async with LimitedAsyncClient(
@@ -130,7 +125,6 @@ class GymSession:
                         logger.warning("{}", fault)
 
     async def seed(self) -> None:
-        """Begins a session of tools."""
         answer = await self._post("seed_session", self._row)
         if answer.is_error:
             raise EnvironmentFault(_refusal("seed_session", answer))
@@ -146,7 +140,6 @@ class GymSession:
         return await self._step("step", self._row | {"response": dict(response)})
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """Returns a tool's answer; errors are text too."""
         if tool in RESERVED:
             return f"Error: there is no tool {tool}"
         answer = await self._post(quote(tool, safe=""), arguments)

@@ -41,7 +41,6 @@ class VerifiersProcess:
 
     @classmethod
     async def start(cls, section: VerifiersSection, env: Mapping[str, Any]) -> Self:
-        """Starts the program, and loads the environment in it."""
         interpreter = Path(section.python)
         # Its folder comes first, so that programs next to it (uv) are found.
         path = os.pathsep.join([str(interpreter.absolute().parent), os.environ.get("PATH", "")])
@@ -97,7 +96,6 @@ class VerifiersProcess:
             self._calls.forget(number)
 
     async def close(self) -> None:
-        """Ends the program and all that it started."""
         self._reading.cancel()
         if self._process.returncode is None:
             self._process.terminate()

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 
 class VerifiersSection(Section):
-    """The section `verifiers:`, next to `ajet:`."""
-
     python: str = Field(
         default="python", description="The interpreter that has verifiers and the environment."
     )

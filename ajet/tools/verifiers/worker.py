@@ -32,7 +32,6 @@ class Server:
         self._running: dict[int, asyncio.Task[None]] = {}
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
-        """Answers messages until the input ends."""
         first = json.loads(await reader.readline())
         env = first["env"]
         try:
@@ -194,7 +193,6 @@ def last_text(messages: Any) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Returns an error's class and message in one line of bounded length."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:600]
 
 
