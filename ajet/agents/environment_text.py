@@ -33,15 +33,7 @@ STEP_PLACEHOLDERS = (
 )
 """`state` means the same as `observation`, and `response_length` the same as `max_response_length`.
 `history_length` is the number of steps in the history so far, at most the configured window."""
-NUMBER_PLACEHOLDERS = (
-    "turn_idx",
-    "step_count",
-    "actions_left",
-    "max_steps",
-    "history_length",
-    "response_length",
-    "max_response_length",
-)
+TEXT_PLACEHOLDERS = ("env_instruction", "answer_form", "observation", "state", "history")
 BRACE_HINT = "write a literal brace twice"
 MISSING_ACTION_TEXT = "Your reply names no action: write it as {answer_form}."
 
@@ -63,7 +55,7 @@ def checked_template(template: str, placeholders: Collection[str], key: str) -> 
             f"{key}: no placeholder {{{unknown}}}; there are "
             f"{', '.join(f'{{{name}}}' for name in placeholders)} ({BRACE_HINT})"
         )
-    values = {name: 1 if name in NUMBER_PLACEHOLDERS else "text" for name in placeholders}
+    values = {name: "text" if name in TEXT_PLACEHOLDERS else 1 for name in placeholders}
     try:
         template.format(**values)
     except (KeyError, IndexError, ValueError, AttributeError) as error:

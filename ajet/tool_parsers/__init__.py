@@ -12,7 +12,7 @@ from dataclasses import replace
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.inference.chat_template import ChatTemplate, Tools
-from ajet.core.inference.tool_parser import ParsedReply, ToolCall, ToolParser
+from ajet.core.inference.tool_parser import ParsedReply, ToolParser
 from ajet.tool_parsers.deepseek import DeepSeekParser
 from ajet.tool_parsers.gemma import GemmaParser
 from ajet.tool_parsers.glm import GlmParser
@@ -26,28 +26,6 @@ from ajet.tool_parsers.nemotron import NemotronParser
 from ajet.tool_parsers.plain_json import PlainJsonParser
 from ajet.tool_parsers.qwen3_coder import Qwen3CoderParser
 from ajet.tool_parsers.scanning import ThinkingParser, offered_functions
-
-__all__ = [
-    "PARSERS",
-    "DeepSeekParser",
-    "GemmaParser",
-    "GlmParser",
-    "GptOssParser",
-    "HermesParser",
-    "KimiK2Parser",
-    "Llama3Parser",
-    "MiniMaxM2Parser",
-    "MistralParser",
-    "NemotronParser",
-    "ParsedReply",
-    "PlainJsonParser",
-    "Qwen3CoderParser",
-    "ToolCall",
-    "ToolParser",
-    "detect_family",
-    "parser_for",
-]
-
 
 PARSERS: dict[str, type[ThinkingParser] | type[GptOssParser]] = {
     "hermes": HermesParser,

@@ -76,21 +76,20 @@ class McpTools:
 
     async def _shared_session(self) -> McpSession:
         """Returns the session that all episodes share; the first caller starts it."""
+
+        async def reconnect() -> McpSession:
+            dead, self._session = self._session, None
+            if dead is not None:
+                await dead.close()  # its process may still be running
+            self._session = await open_session(self._address)
+            return self._session
+
         if self._session is not None and self._session.is_alive:
             return self._session
         if self._shared is None or self._shared.done():
-            self._shared = asyncio.ensure_future(self._reconnect())
+            self._shared = asyncio.ensure_future(reconnect())
         # A cancelled episode must not cancel the start that others wait for.
         return await asyncio.shield(self._shared)
-
-    async def _reconnect(self) -> McpSession:
-        """Opens a new session. A dead one is closed first, because its process may still be
-        running."""
-        dead, self._session = self._session, None
-        if dead is not None:
-            await dead.close()
-        self._session = await open_session(self._address)
-        return self._session
 
     def _tools(self, session: McpSession) -> list[OpenTool]:
         """Returns the tools that the config asks for. A server may offer other tools in an episode

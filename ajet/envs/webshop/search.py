@@ -30,7 +30,11 @@ class SearchIndex:
 
     def __init__(self, products: Sequence[Product]) -> None:
         self.products = products
-        counts = [Counter(terms_of(_document(product))) for product in products]
+        counts: list[Counter[str]] = []
+        for product in products:
+            options = [f"{name}: {', '.join(values)}" for name, values in product.options.items()]
+            texts = [product.title, product.description, *product.features[:1], *options]
+            counts.append(Counter(terms_of(" ".join(texts))))
         lengths = np.array([sum(counter.values()) for counter in counts], dtype=np.float64)
         # BM25 weighs a term in a product d by idf f / (f + k1 (1 - b + b |d| / mean |d|)), where f
         # is its count in d. `scale` is the part that does not depend on the term.
@@ -67,11 +71,3 @@ class SearchIndex:
 def terms_of(text: str) -> list[str]:
     words = (word for word in _TERM.findall(text.lower()) if word not in FUNCTION_WORDS)
     return [word[:-1] if len(word) > 3 and word[-1] == "s" != word[-2] else word for word in words]
-
-
-def _document(product: Product) -> str:
-    options = ", and ".join(
-        f"{name}: {', '.join(values)}" for name, values in product.options.items()
-    )
-    first = product.features[0] if product.features else ""
-    return " ".join((product.title, product.description, first, options))

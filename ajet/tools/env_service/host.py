@@ -51,15 +51,6 @@ class EnvServiceHost:
             self.url, self.env_type, timeout_s=self.timeout_s, backoff_s=self.backoff_s
         )
 
-    def count_unreleased(self, instance_id: str, fault: EnvironmentFault) -> None:
-        self.num_unreleased += 1
-        if self.num_unreleased == 1:
-            logger.warning(
-                "instance {} stays with the service: {} (later ones are not logged)",
-                instance_id,
-                fault,
-            )
-
 
 def environment_host(config: AjetConfig) -> EnvServiceHost | None:
     """Returns the service of the config's episodes: with the reader `env_service`, and with a
@@ -122,8 +113,13 @@ class EpisodeInstance:
                 await client.release(self._instance_id)
         except (EnvironmentFault, TimeoutError) as error:
             if self._env is not None:
-                fault = EnvironmentFault(str(error) or "no answer in time")
-                self._host.count_unreleased(self._instance_id, fault)
+                self._host.num_unreleased += 1
+                if self._host.num_unreleased == 1:
+                    logger.warning(
+                        "instance {} stays with the service: {} (later ones are not logged)",
+                        self._instance_id,
+                        str(error) or "no answer in time",
+                    )
         finally:
             await client.close()
 

@@ -159,7 +159,12 @@ class EnvironmentService:
         return [f"{split}-{index}" for index in range(self._num_tasks.get(split, 0))]
 
     def create(self, request: Request) -> dict[str, Any]:
-        self._drop_idle()
+        oldest_s = time.monotonic() - IDLE_S
+        with self._lock:
+            idle = [n for n, item in self.instances.items() if item.last_used_s < oldest_s]
+            dropped = [self.instances.pop(name) for name in idle]
+        for instance in dropped:
+            instance.close()
         if len(self.instances) >= MAX_INSTANCES:
             raise RequestRefused(503, f"{MAX_INSTANCES} instances are alive; release some")
         if not request.task_id or not request.instance_id:
@@ -203,14 +208,6 @@ class EnvironmentService:
             raise RequestRefused(404, f"no instance {request.instance_id!r}")
         instance.last_used_s = time.monotonic()
         return instance
-
-    def _drop_idle(self) -> None:
-        oldest_s = time.monotonic() - IDLE_S
-        with self._lock:
-            idle = [n for n, instance in self.instances.items() if instance.last_used_s < oldest_s]
-            dropped = [self.instances.pop(name) for name in idle]
-        for instance in dropped:
-            instance.close()
 
 
 def make_app(makers: Mapping[str, Maker], num_tasks: Mapping[str, int] = NUM_TASKS) -> FastAPI:
