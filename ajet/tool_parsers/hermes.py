@@ -24,7 +24,6 @@ _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 
 class HermesParser(ThinkingParser):
-    special_tokens: tuple[str, ...] = ()
     call_opening = re.compile(_OPEN)
     call_closing = _CLOSE
 

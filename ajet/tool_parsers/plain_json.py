@@ -38,7 +38,6 @@ _FENCE_END = re.compile(rf"\s*(?:{_FENCE}|\Z)")
 
 
 class PlainJsonParser(ThinkingParser):
-    special_tokens: tuple[str, ...] = ()
     call_opening = _BLOCK
 
     def opening(self, name: str | None) -> str:

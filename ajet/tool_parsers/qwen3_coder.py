@@ -39,7 +39,6 @@ _PYTHON_LITERALS = {"True": True, "False": False, "None": None}  # Qwen3.5's tem
 
 
 class Qwen3CoderParser(ThinkingParser):
-    special_tokens: tuple[str, ...] = ()
     call_opening = re.compile(_OPEN)
     call_closing = _CLOSE
 

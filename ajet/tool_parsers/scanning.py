@@ -55,6 +55,7 @@ class ThinkingParser(ABC):
     that. It ends at the first closing tag outside a call, whose arguments may hold any text. Tags
     anywhere else are text."""
 
+    special_tokens: tuple[str, ...] = ()
     thinking_tags: Tags = THINK
     call_opening: re.Pattern[str]
     call_closing: str = ""
@@ -78,6 +79,10 @@ class ThinkingParser(ABC):
         tag = len(self.thinking_tags.closing)
         reasoning = text[thinking.start : thinking.stop - tag].strip("\n")
         return replace(parsed, reasoning=reasoning)
+
+    @abstractmethod
+    def opening(self, name: str | None) -> str:
+        """Implements `ToolParser.opening`."""
 
     @abstractmethod
     def _read(self, text: str, body: int, tools: Tools | None) -> tuple[list[Call], int] | None:

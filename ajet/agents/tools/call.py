@@ -175,9 +175,10 @@ def as_text(value: Any) -> str:
         return as_text(value["text"])
     # A `ToolResponse`, ajet's or verl's.
     if all(hasattr(value, attribute.name) for attribute in fields(ToolResponse)):
-        if value.image or value.video:
+        response: Any = value
+        if response.image or response.video:
             raise ToolFault("Error: the tool answered with an image or a video: answers are text")
-        return as_text(value.text)
+        return as_text(response.text)
     if isinstance(blocks := getattr(value, "content", None), list):  # AgentScope's ToolResponse
         return "".join(as_text(block.get("text")) for block in blocks)
     return json.dumps(value, ensure_ascii=False, default=_text_of_object)
