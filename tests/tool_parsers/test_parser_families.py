@@ -3,6 +3,7 @@
 import pytest
 
 from ajet.core.inference.chat_template import ChatTemplate
+from ajet.core.inference.tool_parser import ToolCall
 from ajet.tool_parsers import (
     DeepSeekParser,
     GemmaParser,
@@ -17,7 +18,6 @@ from ajet.tool_parsers import (
     ParsedReply,
     PlainJsonParser,
     Qwen3CoderParser,
-    ToolCall,
     detect_family,
     parser_for,
 )
