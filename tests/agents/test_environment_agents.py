@@ -208,7 +208,7 @@ async def test_a_prompt_beyond_the_limit_truncates_and_what_was_earned_stands(tm
         ),
         (
             {"env_type": "webshop", "env_config": {"num_products": 1}},
-            "Walk: webshop: 2 goals are too few for any to be of validation",
+            "Walk: webshop: 2 goals are too few to have one in split validation",
         ),
         ({"env_type": "webshop", "env_config": {"num_products": 0}}, "num_products is 0"),
         (

@@ -161,7 +161,7 @@ def test_a_forced_opening_is_the_beginning_of_a_call(family, name):
 @pytest.mark.parametrize("family", ["llama3", "lfm2_v2"])
 def test_a_call_cannot_be_forced_where_its_form_is_not_read(family):
     parser = parser_for(TEMPLATES[family])
-    with pytest.raises(ValueError, match="no call can be forced: leave tool_choice out, or name"):
+    with pytest.raises(ValueError, match="no call can be forced: omit tool_choice, or name"):
         parser.opening("add")
     assert parser.parse('<tool_call>{"name": "stop"}</tool_call>').tool_calls
 
