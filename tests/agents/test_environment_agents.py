@@ -204,7 +204,7 @@ async def test_a_prompt_beyond_the_limit_truncates_and_what_was_earned_stands(tm
         ({"env_config": {"length": 3, "x": 1}}, "has no setting 'x'; there are length"),
         (
             {"env_type": "frozen_lake", "env_config": {"p": 0.01}},
-            "Walk: frozen_lake: of",
+            "Walk: frozen_lake: none of",
         ),
         (
             {"env_type": "webshop", "env_config": {"num_products": 1}},
