@@ -87,7 +87,7 @@ class TextArenaEnvironment(Environment):
 
     def _shows_history(self) -> bool:
         """Returns whether the package's observation would repeat the whole game at every step, or
-        there is no observation wrapper."""
+        the game has no observation wrapper."""
         from textarena.core import ObservationWrapper, Wrapper
         from textarena.wrappers import LLMObservationWrapper
 

@@ -5,7 +5,7 @@
 
 With `{test}` the command runs once for each hidden file whose name begins with test_, and the
 reward is the share of them that exit with 0; without it once, for 1 or 0. All passed is a success.
-The sandbox is that of `ajet.harness`, without network (`none` is no sandbox).
+The sandbox is that of `ajet.harness`, without network (with `none`, no sandbox).
 
 The copy's other files are the agent's. A test that imports its code could be ended by it with exit
 code 0: a test that must not be fooled runs the code as a separate process and reads its output.

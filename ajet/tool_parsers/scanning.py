@@ -148,7 +148,7 @@ def extract_calls(
         calls += span.calls or ()
         position = span.end
     whole = "".join(content) + text[position:]
-    # A reply without calls stays as the model wrote it; space around calls is no content.
+    # A reply without calls stays as the model wrote it; space around calls is dropped.
     return ParsedReply(
         content=whole.strip() if calls else whole,
         tool_calls=with_ids(calls, id_form),

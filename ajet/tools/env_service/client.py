@@ -10,7 +10,7 @@
     /release                                 -> success
 
 A call that still fails after its retries (`_may_retry`), or whose answer is too large or too late,
-raises an `EnvironmentFault` of one line. There is no authentication.
+raises an `EnvironmentFault` of one line. Authentication is not supported.
 """
 
 from __future__ import annotations
