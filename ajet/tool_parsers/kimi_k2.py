@@ -37,7 +37,7 @@ class KimiK2Parser(ThinkingParser):
         closing = _CLOSING.match(text, arguments[1]) if arguments else None
         if not call_id or not arguments or not closing:
             return None
-        # `functions.add:0`, `functions.add` and `add:0` are all `add`; a number alone names no tool.
+        # `functions.add:0`, `functions.add` and `add:0` are all `add`; a number names no tool.
         name = call_id[1].removeprefix("functions.")
         before, _, number = name.rpartition(":")
         name = before if number.isdigit() else name
